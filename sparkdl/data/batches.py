@@ -1,0 +1,284 @@
+"""Rows -> shuffled windows of batches, gathered one window ahead of the training.
+
+A *window* is what one compiled call trains on: up to ``window`` full batches, stacked.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from sparkdl.data.columns import Array, Batch
+from sparkdl.data.rows import Rows
+from sparkdl.data.storage import IndexArray, Storage
+from sparkdl.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Window:
+    """Batches stacked for one compiled call.
+
+    Args:
+        x: Input name -> array of shape ``(num_batches, rows per batch, ...)``.
+        y: Output name -> array.
+        sample_weight: Output name -> array, or None.
+        num_batches: Batches in the window.
+        num_rows: Rows in the window.
+        first_batch: Number of the window's first batch in its epoch.
+
+    The arrays are new for each window, or, without shuffling, views of the partition's memory:
+    do not write into them.
+    """
+
+    x: dict[str, Array]
+    y: dict[str, Array]
+    sample_weight: dict[str, Array] | None
+    num_batches: int
+    num_rows: int
+    first_batch: int
+
+
+@dataclass(frozen=True)
+class EpochPlan:
+    """How an epoch falls into batches: every row once, a smaller last batch where need be.
+
+    Args:
+        num_rows: Rows in an epoch.
+        batch_size: Rows in a full batch.
+
+    >>> plan = EpochPlan(num_rows=10, batch_size=4)
+    >>> plan.steps_per_epoch, plan.full_batches, plan.tail_rows
+    (3, 2, 2)
+    >>> list(plan.windows(8))
+    [(0, 2), (2, 1)]
+    """
+
+    num_rows: int
+    batch_size: int
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1 or self.num_rows < 0:
+            raise ConfigError(
+                "cannot plan an epoch",
+                expected="batch_size >= 1 and num_rows >= 0",
+                received=f"batch_size={self.batch_size}, num_rows={self.num_rows}",
+            )
+
+    @property
+    def full_batches(self) -> int:
+        """Batches of exactly ``batch_size`` rows."""
+        return self.num_rows // self.batch_size
+
+    @property
+    def tail_rows(self) -> int:
+        """Rows in the smaller last batch, or 0."""
+        return self.num_rows % self.batch_size
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """All batches, the smaller last one included."""
+        return -(-self.num_rows // self.batch_size)
+
+    def windows(self, window: int, start_batch: int = 0) -> Iterator[tuple[int, int]]:
+        """``(first batch, number of batches)`` for each window from ``start_batch`` on.
+
+        The smaller last batch is a window of its own, since its shape differs.
+        """
+        if window < 1 or start_batch < 0:
+            raise ConfigError(
+                "cannot cut an epoch into windows",
+                expected="window >= 1 and start_batch >= 0",
+                received=f"window={window}, start_batch={start_batch}",
+            )
+        for first in range(start_batch, self.full_batches, window):
+            yield first, min(window, self.full_batches - first)
+        if self.tail_rows and start_batch <= self.full_batches:
+            yield self.full_batches, 1
+
+
+class Batches:
+    """Batches of some rows, in a new random order each epoch.
+
+    The order depends on ``(seed, rank, epoch)`` alone, so a retried task continues an epoch at
+    any batch. Rows in memory get a uniform permutation. Spilled rows are shuffled in two stages:
+    the file's blocks are permuted and grouped, as many as fit the memory budget, and the rows
+    of each group are permuted, so that every page is read once.
+
+    Iterators of one object may run at the same time; each has its own thread.
+
+    Args:
+        rows: The rows.
+        batch_size: Rows in a full batch.
+        shuffle: Whether to permute; otherwise the rows come in their order, without a copy.
+        seed: Seed of the run.
+        rank: Number of the worker; workers get different orders.
+        prefetch: Windows to gather ahead in a background thread; 0 gathers without a thread.
+    """
+
+    def __init__(
+        self,
+        rows: Rows,
+        batch_size: int,
+        *,
+        shuffle: bool = True,
+        seed: int = 0,
+        rank: int = 0,
+        prefetch: int = 1,
+    ) -> None:
+        self.rows, self.shuffle, self.seed, self.rank = rows, shuffle, seed, rank
+        self.prefetch = prefetch
+        self.plan = EpochPlan(len(rows), batch_size)
+
+    @property
+    def batch_size(self) -> int:
+        """Rows in a full batch."""
+        return self.plan.batch_size
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Batches in an epoch, the smaller last one included."""
+        return self.plan.steps_per_epoch
+
+    def epoch(self, epoch: int, start_batch: int = 0) -> Iterator[Batch]:
+        """The batches of an epoch one by one, from ``start_batch`` on."""
+        for window in self.windows(epoch, 1, start_batch):
+            weights = window.sample_weight
+            yield Batch(
+                _first(window.x),
+                _first(window.y),
+                None if weights is None else _first(weights),
+                window.num_rows,
+            )
+
+    def windows(self, epoch: int, window: int, start_batch: int = 0) -> Iterator[Window]:
+        """The windows of an epoch, gathered ahead in a background thread.
+
+        The thread ends with the iterator: at the end of the epoch, on ``close()``, on an
+        exception, or when the iterator is dropped. What a gather raises is raised here.
+
+        Args:
+            epoch: Number of the epoch; each has its own order.
+            window: Most batches in a window.
+            start_batch: Batches at the start of the epoch to skip.
+        """
+        jobs = self.plan.windows(window, start_batch)
+        order = self._order(epoch)
+        if self.prefetch < 1:
+            for first, count in jobs:
+                yield self._gather(order, first, count)
+            return
+        pending: deque[Future[Window]] = deque()
+        pool = ThreadPoolExecutor(1, thread_name_prefix="sparkdl-batches")
+        try:
+            for first, count in jobs:
+                pending.append(pool.submit(self._gather, order, first, count))
+                if len(pending) > self.prefetch:
+                    yield pending.popleft().result()
+            while pending:
+                yield pending.popleft().result()
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+    def _order(self, epoch: int) -> _Order | None:
+        if not self.shuffle:
+            return None
+        key = (self.rank, epoch)
+        storage = self.rows.storage
+        if storage.block_rows is None:
+            return _FullOrder(len(self.rows), self.seed, key)
+        return _BlockOrder(storage, storage.block_rows, self.seed, key)
+
+    def _gather(self, order: _Order | None, first: int, count: int) -> Window:
+        start = first * self.batch_size
+        stop = min(start + count * self.batch_size, len(self.rows))
+        if order is None:
+            batch = self.rows.slice(start, stop)
+        else:
+            batch = self.rows.take(order.indices(start, stop))
+        weights = batch.sample_weight
+        return Window(
+            _stack(batch.x, count),
+            _stack(batch.y, count),
+            None if weights is None else _stack(weights, count),
+            count,
+            batch.num_rows,
+            first,
+        )
+
+
+def _first(arrays: dict[str, Array]) -> dict[str, Array]:
+    return {name: array[0] for name, array in arrays.items()}
+
+
+def _stack(arrays: dict[str, Array], count: int) -> dict[str, Array]:
+    return {
+        name: array.reshape(count, len(array) // count, *array.shape[1:])
+        for name, array in arrays.items()
+    }
+
+
+class _Order(Protocol):
+    def indices(self, start: int, stop: int) -> IndexArray:
+        """Row numbers at the positions from ``start`` to ``stop`` of the epoch."""
+
+
+def _generator(seed: int, key: tuple[int, ...]) -> np.random.Generator:
+    sequence = np.random.SeedSequence(seed % 2**64, spawn_key=key)
+    return np.random.Generator(np.random.Philox(sequence))
+
+
+class _FullOrder:
+    """A uniform permutation of all rows, drawn when first asked for."""
+
+    def __init__(self, num_rows: int, seed: int, key: tuple[int, ...]) -> None:
+        self._num_rows, self._seed, self._key = num_rows, seed, key
+        self._order: IndexArray | None = None
+
+    def indices(self, start: int, stop: int) -> IndexArray:
+        if self._order is None:
+            self._order = _generator(self._seed, self._key).permutation(self._num_rows)
+        return self._order[start:stop]
+
+
+class _BlockOrder:
+    """Blocks permuted and grouped, then rows permuted within each group of blocks."""
+
+    def __init__(self, storage: Storage, block_rows: int, seed: int, key: tuple[int, ...]) -> None:
+        self._storage, self._block_rows, self._seed, self._key = storage, block_rows, seed, key
+        num_blocks = -(-storage.num_rows // block_rows)
+        blocks = _generator(seed, key).permutation(num_blocks)
+        self._groups = [
+            blocks[i : i + storage.group_blocks] for i in range(0, num_blocks, storage.group_blocks)
+        ]
+        self._sizes = np.full(num_blocks, block_rows, np.int64)
+        if num_blocks:
+            self._sizes[-1] = storage.num_rows - (num_blocks - 1) * block_rows
+        counts = [int(self._sizes[group].sum()) for group in self._groups]
+        self._ends = np.cumsum(counts, dtype=np.int64)
+        self._current: tuple[int, IndexArray] = (-1, np.empty(0, np.int64))
+
+    def indices(self, start: int, stop: int) -> IndexArray:
+        parts = []
+        while start < stop:
+            group = int(np.searchsorted(self._ends, start, side="right"))
+            begin = 0 if group == 0 else int(self._ends[group - 1])
+            end = min(stop, int(self._ends[group]))
+            parts.append(self._rows(group)[start - begin : end - begin])
+            start = end
+        return np.concatenate(parts) if parts else np.empty(0, np.int64)
+
+    def _rows(self, group: int) -> IndexArray:
+        if self._current[0] != group:
+            blocks = self._groups[group]
+            self._storage.will_need(np.sort(blocks))
+            rows = np.concatenate(
+                [np.arange(self._sizes[b], dtype=np.int64) + b * self._block_rows for b in blocks]
+            )
+            _generator(self._seed, (*self._key, 1 + group)).shuffle(rows)
+            self._current = group, rows
+        return self._current[1]

@@ -1,0 +1,223 @@
+"""Which DataFrame columns become which model inputs, labels and sample weights.
+
+The specs are made and validated on the driver, pickled, and read by ``decode`` on the executors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from sparkdl.errors import ConfigError, UnknownNameError
+
+Array = npt.NDArray[Any]
+Shape = tuple[int | None, ...]
+Kind = Literal["array", "scalars", "binary", "image", "decoded"]
+
+KINDS: tuple[str, ...] = get_args(Kind)
+
+
+@dataclass(frozen=True)
+class ColumnSpec:
+    """One model input, label or sample weight: where it comes from and what it must look like.
+
+    Args:
+        columns: DataFrame column names: one, or several for kind ``'scalars'``.
+        shape: Per-row shape that the model gets. ``None`` is a free dimension: any size, but the
+            same for all rows of a partition.
+        dtype: NumPy dtype that the model gets.
+        kind: How a value becomes an array. ``'array'``: (nested) lists of numbers, or an ML
+            vector's struct. ``'scalars'``: one or several numeric columns, stacked along the last
+            axis. ``'binary'``: raw little-endian bytes. ``'image'``: Spark's image struct, given
+            as RGB(A) or grey ``(height, width, channels)``. ``'decoded'``: ``decoder`` makes the
+            array.
+        decoder: For kind ``'decoded'``: a picklable function from one value (``bytes``, or a
+            ``dict`` for a struct) to one array of ``shape``.
+        one_hot: ``C`` turns integer labels in ``[0, C)`` into one-hot vectors; the last dimension
+            of ``shape`` is then ``C``. Stored as integers, widened batch by batch.
+        classes: ``C`` demands integer labels in ``[0, C)`` and leaves them integers.
+        source_dtype: For kind ``'binary'``: the dtype of the raw bytes if it is not ``dtype``.
+
+    Raises:
+        ConfigError: The arguments contradict each other.
+
+    >>> ColumnSpec(('pixels',), (28, 28, 1)).label
+    "'pixels'"
+    """
+
+    columns: tuple[str, ...]
+    shape: Shape
+    dtype: str = "float32"
+    kind: Kind = "array"
+    decoder: Callable[[Any], Any] | None = None
+    one_hot: int | None = None
+    classes: int | None = None
+    source_dtype: str | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.columns, str):
+            object.__setattr__(self, "columns", (self.columns,))
+        for name in ("columns", "shape"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        if self.kind not in KINDS:
+            raise UnknownNameError("kind of column", self.kind, KINDS)
+        if not self.columns or (len(self.columns) > 1 and self.kind != "scalars"):
+            self._refuse(
+                "one column, or several of kind 'scalars'",
+                f"{len(self.columns)} columns of kind {self.kind!r}",
+            )
+        for dtype in (self.dtype, self.source_dtype):
+            _check_dtype(dtype, self)
+        if (self.decoder is not None) != (self.kind == "decoded"):
+            self._refuse(
+                "a decoder exactly when the kind is 'decoded'",
+                f"kind {self.kind!r}, decoder {self.decoder!r}",
+            )
+        if self.source_dtype is not None and self.kind != "binary":
+            self._refuse("source_dtype only with kind 'binary'", f"kind {self.kind!r}")
+        if self.one_hot is not None and (
+            self.one_hot < 1 or not self.shape or self.shape[-1] != self.one_hot
+        ):
+            self._refuse(
+                "a shape whose last dimension is the number of classes",
+                f"shape {self.shape}, one_hot={self.one_hot}",
+            )
+        if self.classes is not None and (self.classes < 1 or self.one_hot is not None):
+            self._refuse(
+                "classes >= 1, and not together with one_hot",
+                f"classes={self.classes}, one_hot={self.one_hot}",
+            )
+
+    def _refuse(self, expected: str, received: str) -> None:
+        raise ConfigError(f"wrong spec for column {self.label}", expected=expected,
+                          received=received)  # fmt: skip
+
+    @property
+    def label(self) -> str:
+        """The column names as an error message shows them."""
+        return ", ".join(repr(name) for name in self.columns)
+
+    @property
+    def value_shape(self) -> Shape:
+        """Per-row shape as stored: ``shape`` before the one-hot dimension."""
+        return self.shape if self.one_hot is None else self.shape[:-1]
+
+    @property
+    def value_dtype(self) -> np.dtype[Any]:
+        """Widest dtype as stored; a narrower source dtype stays as it is until the batch."""
+        return np.dtype(self.dtype) if self.one_hot is None else np.dtype(np.int32)
+
+    @property
+    def num_classes(self) -> int | None:
+        """Number of classes that the labels must lie in, or None if the values are no labels."""
+        return self.classes if self.one_hot is None else self.one_hot
+
+    def finish(self, stored: Array) -> Array:
+        """Turns stored rows into what the model gets; the same object where nothing changes."""
+        if self.one_hot is None:
+            return stored.astype(self.dtype, copy=False)
+        flat = np.zeros(stored.size * self.one_hot, self.dtype)
+        flat[np.arange(stored.size) * self.one_hot + stored.ravel()] = 1
+        return flat.reshape(*stored.shape, self.one_hot)
+
+
+def _check_dtype(dtype: str | None, spec: ColumnSpec) -> None:
+    try:
+        known = dtype is None or np.dtype(dtype).kind in "biufc"
+    except TypeError:
+        known = False
+    if not known:
+        raise ConfigError(
+            f"wrong spec for column {spec.label}",
+            expected="a numeric NumPy dtype",
+            received=f"dtype {dtype!r}",
+            hint="strings and categories become numbers before training (StringIndexer)",
+        )
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows as the model gets them, by the names of its inputs and outputs.
+
+    Args:
+        x: Input name -> array of shape ``(num_rows, ...)``.
+        y: Output name -> array.
+        sample_weight: Output name -> array, or None.
+        num_rows: Rows in every array.
+    """
+
+    x: dict[str, Array]
+    y: dict[str, Array]
+    sample_weight: dict[str, Array] | None
+    num_rows: int
+
+
+@dataclass(frozen=True)
+class DataSpec:
+    """All columns of a fit: inputs, labels, sample weights and the role of a row.
+
+    Args:
+        features: Model input name -> its columns.
+        labels: Model output name -> its columns; empty to predict.
+        sample_weight: Output name -> its columns, or one spec that serves all outputs.
+        role_column: An integer column that is 0 in rows to train on and 1 in rows to validate on.
+
+    Equal specs (an autoencoder's input and label, one weight for all outputs) are read, stored
+    and gathered once.
+    """
+
+    features: Mapping[str, ColumnSpec]
+    labels: Mapping[str, ColumnSpec] = field(default_factory=dict)
+    sample_weight: Mapping[str, ColumnSpec] | ColumnSpec | None = None
+    role_column: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.features:
+            raise ConfigError(
+                "no features", expected="a column for every model input", received="none"
+            )
+        strange = [name for name in self.weights if name not in self.labels]
+        if strange or (self.sample_weight is not None and not self.labels):
+            raise ConfigError(
+                "sample weights that belong to no label",
+                expected=f"names among the labels {sorted(self.labels)}",
+                received=f"{strange or 'sample weights without labels'}",
+            )
+
+    @property
+    def weights(self) -> dict[str, ColumnSpec]:
+        """Output name -> the spec of its sample weight."""
+        if self.sample_weight is None:
+            return {}
+        if isinstance(self.sample_weight, ColumnSpec):
+            return dict.fromkeys(self.labels, self.sample_weight)
+        return dict(self.sample_weight)
+
+    @property
+    def entries(self) -> tuple[ColumnSpec, ...]:
+        """Every distinct spec once, in a fixed order; storage has one array for each."""
+        every = (*self.features.values(), *self.labels.values(), *self.weights.values())
+        return tuple(dict.fromkeys(every))
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Every DataFrame column that is read, once: what to select before sending the data."""
+        names = [name for entry in self.entries for name in entry.columns]
+        if self.role_column is not None:
+            names.append(self.role_column)
+        return tuple(dict.fromkeys(names))
+
+    def assemble(self, arrays: Sequence[Array], num_rows: int) -> Batch:
+        """One finished array per entry -> a Batch by input and output name."""
+        found = dict(zip(self.entries, arrays, strict=True))
+        weights = {name: found[entry] for name, entry in self.weights.items()}
+        return Batch(
+            {name: found[entry] for name, entry in self.features.items()},
+            {name: found[entry] for name, entry in self.labels.items()},
+            weights or None,
+            num_rows,
+        )

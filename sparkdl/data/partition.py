@@ -1,0 +1,165 @@
+"""A partition's record batches, read once into columns: in memory, or spilled beyond a budget."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from sparkdl.data.columns import Array, DataSpec
+from sparkdl.data.decode import decode_stored, empty_rows, read_column
+from sparkdl.data.rows import Rows
+from sparkdl.data.storage import GrowingArray, IndexArray, MemoryStorage, SpillWriter, Storage
+from sparkdl.errors import DataError
+
+DEFAULT_BUDGET_BYTES = 1 << 30
+
+
+class Partition:
+    """The rows of one partition, split by their role.
+
+    Args:
+        train: Rows to train on.
+        validation: Rows to validate on; none without a role column.
+    """
+
+    def __init__(self, train: Rows, validation: Rows) -> None:
+        self.train, self.validation = train, validation
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of both roles."""
+        return self.train.num_rows + self.validation.num_rows
+
+    def check_finite(self) -> None:
+        """Raises DataError if any row holds NaN or infinity; names the column and the row."""
+        self.train.check_finite()
+        self.validation.check_finite()
+
+    def close(self) -> None:
+        """Lets go of memory and files; may be called twice."""
+        self.train.close()
+        self.validation.close()
+
+    def __enter__(self) -> Partition:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def read_partition(
+    batches: Iterable[pa.RecordBatch],
+    spec: DataSpec,
+    memory_budget_bytes: int = DEFAULT_BUDGET_BYTES,
+    spill_dir: str | None = None,
+) -> Partition:
+    """Reads record batches once into columns.
+
+    Up to the budget the columns grow in memory (peak: the data and one record batch). Beyond it
+    they go to an unnamed, memory-mapped Arrow file, and later reads keep to the budget.
+
+    Args:
+        batches: Arrow record batches, e.g. the argument of ``mapInArrow``'s function.
+        spec: The columns to keep.
+        memory_budget_bytes: Bytes of decoded columns that may stay in memory.
+        spill_dir: Directory for the file; the system's temporary directory by default.
+
+    Raises:
+        DataError: The data do not fit ``spec``, see ``decode``.
+        ResourceError: The disk is full.
+    """
+    collectors = [_Collector(spec), _Collector(spec)]
+    first_row = 0
+    try:
+        for batch in batches:
+            if batch.num_rows:
+                _add(collectors, batch, spec, first_row)
+            first_row += batch.num_rows
+            while (
+                sum(c.memory_bytes for c in collectors) > memory_budget_bytes
+                and (largest := max(collectors, key=lambda c: c.memory_bytes)).memory_bytes
+            ):
+                largest.spill(spill_dir, memory_budget_bytes)
+        train, validation = (collector.finish() for collector in collectors)
+    except BaseException:
+        for collector in collectors:
+            collector.close()
+        raise
+    return Partition(Rows(spec, train), Rows(spec, validation, "validation"))
+
+
+def _add(
+    collectors: Sequence[_Collector], batch: pa.RecordBatch, spec: DataSpec, first_row: int
+) -> None:
+    columns = decode_stored(batch, spec, first_row)
+    if spec.role_column is None:
+        collectors[0].append(columns, None, first_row)
+        return
+    roles = read_column(batch, spec.role_column, first_row)
+    picked = [np.flatnonzero(roles == role) for role in (0, 1)]
+    if sum(map(len, picked)) != len(roles):
+        row = int(np.argmax((roles != 0) & (roles != 1)))
+        raise DataError(
+            f"column {spec.role_column!r}, row {first_row + row} of the partition: unknown role",
+            expected="0 for training or 1 for validation",
+            received=str(roles[row]),
+        )
+    for collector, indices in zip(collectors, picked, strict=True):
+        if len(indices):
+            collector.append(columns, None if len(indices) == len(roles) else indices, first_row)
+
+
+class _Collector:
+    """Columns of one role while they are read: growing in memory, then on disk."""
+
+    def __init__(self, spec: DataSpec) -> None:
+        self._entries = spec.entries
+        self._columns: list[GrowingArray] | None = None
+        self._writer: SpillWriter | None = None
+        self._num_rows = 0
+
+    @property
+    def memory_bytes(self) -> int:
+        if self._columns is None or self._writer is not None:
+            return 0
+        return sum(column.row_bytes for column in self._columns) * self._num_rows
+
+    def append(self, arrays: Sequence[Array], indices: IndexArray | None, first_row: int) -> None:
+        if self._columns is None:
+            self._columns = [GrowingArray(a.shape[1:], a.dtype) for a in arrays]
+        for entry, column, array in zip(self._entries, self._columns, arrays, strict=True):
+            if array.shape[1:] != column.shape or array.dtype != column.dtype:
+                raise DataError(
+                    f"column {entry.label}: rows of unequal shape, from row {first_row} of the "
+                    "partition on",
+                    expected=f"shape {column.shape} of {column.dtype}, as the rows before",
+                    received=f"shape {array.shape[1:]} of {array.dtype}",
+                    hint="pad or resize to one shape",
+                )
+        if self._writer is not None:
+            self._writer.append([a if indices is None else a[indices] for a in arrays])
+        else:
+            for column, array in zip(self._columns, arrays, strict=True):
+                column.append(array, indices)
+        self._num_rows += len(arrays[0]) if indices is None else len(indices)
+
+    def spill(self, directory: str | None, budget_bytes: int) -> None:
+        """Moves the columns from memory to a file; later rows go there directly."""
+        columns = self._columns or []
+        self._writer = SpillWriter(
+            [c.shape for c in columns], [c.dtype for c in columns], directory, budget_bytes
+        )
+        self._writer.append([column.finish() for column in columns])
+
+    def finish(self) -> Storage:
+        if self._writer is not None:
+            return self._writer.finish()
+        if self._columns is None:
+            return MemoryStorage([empty_rows(entry) for entry in self._entries], 0)
+        return MemoryStorage([column.finish() for column in self._columns], self._num_rows)
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()

@@ -1,0 +1,107 @@
+"""Rows by number: what batches are gathered from, in memory or spilled alike."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from sparkdl.data.columns import Batch, ColumnSpec, DataSpec
+from sparkdl.data.storage import IndexArray, Storage
+from sparkdl.errors import DataError
+
+_SCAN_BYTES = 1 << 22
+
+
+class Rows:
+    """A fixed number of rows with random access.
+
+    Reading is thread-safe. Arrays from ``slice`` may alias the storage: treat them as read-only.
+    Arrays from ``take`` are new.
+
+    Args:
+        spec: The columns.
+        storage: One column per ``spec.entries``, in that order.
+        name: What the rows are, for error messages: ``'training'`` or ``'validation'``.
+    """
+
+    def __init__(self, spec: DataSpec, storage: Storage, name: str = "training") -> None:
+        self.spec, self.name = spec, name
+        self._entries = spec.entries
+        self._storage: Storage | None = storage
+        self.num_rows = storage.num_rows
+
+    def __len__(self) -> int:
+        return self.num_rows
+
+    @property
+    def storage(self) -> Storage:
+        """The storage.
+
+        Raises:
+            DataError: The rows are closed.
+        """
+        if self._storage is None:
+            raise DataError(
+                f"the {self.name} rows are closed",
+                expected="rows that are still open",
+                received="a read after close()",
+                hint="finish the epoch before the partition is closed",
+            )
+        return self._storage
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether the rows lie in memory rather than in a mapped file."""
+        return self.storage.block_rows is None
+
+    def take(self, indices: npt.ArrayLike) -> Batch:
+        """The rows at ``indices``, in that order, as new arrays."""
+        index: IndexArray = np.asarray(indices, np.int64)
+        if index.size and (index.min() < 0 or index.max() >= self.num_rows):
+            raise DataError(
+                f"row numbers outside of the {self.name} rows",
+                expected=f"numbers in [0, {self.num_rows})",
+                received=f"numbers in [{index.min()}, {index.max()}]",
+            )
+        storage = self.storage
+        arrays = [e.finish(storage.gather(i, index)) for i, e in enumerate(self._entries)]
+        return self.spec.assemble(arrays, len(index))
+
+    def slice(self, start: int, stop: int) -> Batch:
+        """The rows from ``start`` to ``stop`` in their order, without a copy where possible."""
+        start, stop, _ = slice(start, stop).indices(self.num_rows)
+        stop = max(start, stop)
+        storage = self.storage
+        arrays = [e.finish(storage.slice(i, start, stop)) for i, e in enumerate(self._entries)]
+        return self.spec.assemble(arrays, stop - start)
+
+    def check_finite(self) -> None:
+        """Raises DataError with the column and the first row that holds NaN or infinity."""
+        storage = self.storage
+        for i, entry in enumerate(self._entries):
+            probe = storage.slice(i, 0, min(1, self.num_rows))
+            if probe.dtype.kind not in "fc":
+                continue
+            step = max(1, _SCAN_BYTES // max(probe.nbytes, 1))
+            for start in range(0, self.num_rows, step):
+                part = storage.slice(i, start, min(start + step, self.num_rows))
+                finite = np.isfinite(part)
+                if not finite.all():
+                    raise self._not_finite(entry, finite, part, start)
+
+    def _not_finite(
+        self, entry: ColumnSpec, finite: npt.NDArray[np.bool_], part: npt.NDArray[np.float64],
+        start: int,
+    ) -> DataError:  # fmt: skip
+        where = np.unravel_index(int(np.argmin(finite)), finite.shape)
+        return DataError(
+            f"column {entry.label}, {self.name} row {start + int(where[0])} of the partition: "
+            "a value that is not finite",
+            expected="finite numbers",
+            received=f"{part[where]} at position {tuple(int(w) for w in where[1:])} of the row",
+            hint="clean the column, e.g. df.filter(~isnan(...)); a double may overflow as float32",
+        )
+
+    def close(self) -> None:
+        """Lets go of the memory and of the spilled file; arrays handed out stay valid."""
+        self._storage = None

@@ -1,0 +1,341 @@
+"""Where a partition's columns lie: in memory, or in a memory-mapped Arrow file without a name."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import mmap
+import tempfile
+from collections.abc import Sequence
+from typing import IO, Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from sparkdl.data.columns import Array
+from sparkdl.errors import ResourceError
+
+IndexArray = npt.NDArray[np.int64]
+
+_BLOCK_BYTES = 1 << 20
+_FIRST_BYTES = 1 << 20
+
+
+class Storage(Protocol):
+    """Columns of equal length; column ``i`` belongs to ``DataSpec.entries[i]``.
+
+    Reading is thread-safe.
+    """
+
+    num_rows: int
+    block_rows: int | None
+    """Rows that lie together on disk, or None in memory."""
+    group_blocks: int
+    """Blocks that may be in memory at one time."""
+
+    def gather(self, column: int, indices: IndexArray) -> Array:
+        """A new array of the rows at ``indices``."""
+
+    def slice(self, column: int, start: int, stop: int) -> Array:
+        """The rows from ``start`` to ``stop``, without a copy where they lie together."""
+
+    def will_need(self, blocks: Sequence[int] | IndexArray) -> None:
+        """Asks the operating system to read these blocks ahead."""
+
+
+class MemoryStorage:
+    """Columns as contiguous arrays in memory."""
+
+    block_rows: int | None = None
+    group_blocks = 1
+
+    def __init__(self, columns: Sequence[Array], num_rows: int) -> None:
+        self.columns = [np.ascontiguousarray(column) for column in columns]
+        self.num_rows = num_rows
+
+    def gather(self, column: int, indices: IndexArray) -> Array:
+        return np.take(self.columns[column], indices, axis=0)
+
+    def slice(self, column: int, start: int, stop: int) -> Array:
+        return self.columns[column][start:stop]
+
+    def will_need(self, blocks: Sequence[int] | IndexArray) -> None:
+        """Memory needs no reading ahead."""
+
+
+class GrowingArray:
+    """Rows appended chunk by chunk, into memory that grows without a second copy.
+
+    Private anonymous memory grows by moving its pages (``mremap``), so the peak is the final size
+    and not twice that, as with a list of chunks and ``np.concatenate``.
+
+    Args:
+        shape: Shape of one row.
+        dtype: NumPy dtype.
+    """
+
+    def __init__(self, shape: Sequence[int], dtype: npt.DTypeLike) -> None:
+        self.shape, self.dtype = tuple(shape), np.dtype(dtype)
+        self.row_bytes = self.dtype.itemsize * math.prod(self.shape)
+        self.num_rows = 0
+        self._memory: mmap.mmap | None = None
+
+    def append(self, rows: Array, indices: IndexArray | None = None) -> None:
+        """Copies ``rows`` (or ``rows[indices]``) behind the rows that are already there."""
+        count = len(rows) if indices is None else len(indices)
+        start, self.num_rows = self.num_rows, self.num_rows + count
+        if not count or not self.row_bytes:
+            return
+        self._reserve(self.num_rows * self.row_bytes)
+        room = self._view(start, self.num_rows)
+        if indices is None:
+            room[...] = rows
+        else:
+            np.take(rows, indices, axis=0, out=room, mode="clip")
+
+    def finish(self) -> Array:
+        """The rows as one array, which owns the memory; this object is empty afterwards."""
+        if self._memory is None:
+            return np.empty((self.num_rows, *self.shape), self.dtype)
+        self._resize(self.num_rows * self.row_bytes)
+        rows = self._view(0, self.num_rows)
+        self._memory = None
+        return rows
+
+    def _view(self, start: int, stop: int) -> Array:
+        flat = np.frombuffer(
+            self._memory or b"",
+            self.dtype,
+            (stop - start) * math.prod(self.shape),
+            start * self.row_bytes,
+        )
+        return flat.reshape(stop - start, *self.shape)
+
+    def _reserve(self, size: int) -> None:
+        if self._memory is None:
+            self._memory = _anonymous(max(size, _FIRST_BYTES))
+        elif size > len(self._memory):
+            self._resize(max(size, len(self._memory) * 3 // 2))
+
+    def _resize(self, size: int) -> None:
+        old = self._memory
+        if old is None or size == len(old):
+            return
+        try:
+            old.resize(size)
+        except (SystemError, ValueError):  # no mremap on this platform
+            self._memory = _anonymous(size)
+            count = min(size, len(old))
+            self._memory[:count] = old[:count]
+
+
+def _anonymous(size: int) -> mmap.mmap:
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory
+
+
+class SpilledStorage:
+    """Columns in blocks of ``block_rows`` rows inside a memory-mapped Arrow IPC file.
+
+    Every record batch of the file has the same number of rows and fixed-width columns, hence the
+    same size, so a column is one strided array over the whole file: ``[block, row, ...]``.
+    """
+
+    def __init__(
+        self,
+        mapped: mmap.mmap,
+        columns: Sequence[Array],
+        num_rows: int,
+        block_rows: int,
+        group_blocks: int,
+        spans: Sequence[tuple[int, int]],
+    ) -> None:
+        self.num_rows = num_rows
+        self.block_rows: int | None = block_rows
+        self.group_blocks = group_blocks
+        self._mapped, self._columns, self._spans = mapped, list(columns), list(spans)
+        self._rows = block_rows
+
+    def gather(self, column: int, indices: IndexArray) -> Array:
+        block, row = np.divmod(indices, self._rows)
+        found: Array = self._columns[column][block, row]
+        return found
+
+    def slice(self, column: int, start: int, stop: int) -> Array:
+        blocks = self._columns[column]
+        first, last = start // self._rows, max(stop - 1, start) // self._rows
+        if first == last and first < len(blocks):
+            return blocks[first, start - first * self._rows : stop - first * self._rows]
+        out = np.empty((stop - start, *blocks.shape[2:]), blocks.dtype)
+        for b in range(first, last + 1 if stop > start else first):
+            lo, hi = max(start, b * self._rows), min(stop, (b + 1) * self._rows)
+            out[lo - start : hi - start] = blocks[b, lo - b * self._rows : hi - b * self._rows]
+        return out
+
+    def will_need(self, blocks: Sequence[int] | IndexArray) -> None:
+        if hasattr(mmap, "MADV_WILLNEED"):
+            for block in blocks:
+                with contextlib.suppress(OSError, ValueError):
+                    self._mapped.madvise(mmap.MADV_WILLNEED, *self._spans[int(block)])
+
+
+class SpillWriter:
+    """Writes rows to an Arrow IPC file without a name, then maps it.
+
+    The file never has a name (``O_TMPFILE``, or unlinked at once), so that nothing is left
+    however the process ends.
+
+    Args:
+        shapes: Shape of one row, per column.
+        dtypes: NumPy dtype, per column.
+        directory: Where the file lies; the system's temporary directory by default.
+        budget_bytes: Bytes that may be in memory while the rows are read back.
+    """
+
+    def __init__(
+        self,
+        shapes: Sequence[Sequence[int]],
+        dtypes: Sequence[npt.DTypeLike],
+        directory: str | None,
+        budget_bytes: int,
+    ) -> None:
+        self._shapes = [tuple(shape) for shape in shapes]
+        self._dtypes = [np.dtype(dtype) for dtype in dtypes]
+        self._widths = [
+            d.itemsize * math.prod(s) for s, d in zip(self._shapes, self._dtypes, strict=True)
+        ]
+        row_bytes = max(sum(self._widths), 1)
+        self.block_rows = max(1, min(_BLOCK_BYTES, budget_bytes // 16) // row_bytes)
+        self.group_blocks = max(1, budget_bytes // 2 // (self.block_rows * row_bytes))
+        self.num_rows = 0
+        self._staged = [
+            np.zeros((self.block_rows, *s), d)
+            for s, d in zip(self._shapes, self._dtypes, strict=True)
+        ]
+        self._fill = 0
+        self._directory = directory or tempfile.gettempdir()
+        self._schema = pa.schema([(str(i), pa.binary(w)) for i, w in enumerate(self._widths)])
+        with self._disk():
+            self._file: IO[bytes] = tempfile.TemporaryFile(dir=self._directory)  # noqa: SIM115
+            self._sink = pa.PythonFile(self._file, mode="w")
+            self._writer = pa.ipc.new_file(self._sink, self._schema)
+
+    @contextlib.contextmanager
+    def _disk(self) -> Any:
+        try:
+            yield
+        except OSError as error:
+            self.close()
+            raise ResourceError(
+                f"cannot spill a partition to disk in {self._directory!r}",
+                expected="a directory with room for the partition",
+                received=f"{error} after {self.num_rows} rows of {sum(self._widths)} bytes",
+                hint="raise the memory budget, use more partitions, or spill to a larger disk",
+            ) from error
+
+    def append(self, columns: Sequence[Array]) -> None:
+        """Adds rows, one array per column.
+
+        Raises:
+            ResourceError: The disk is full or cannot be written.
+        """
+        count, done = len(columns[0]), 0
+        while done < count:
+            if self._fill == 0 and count - done >= self.block_rows:
+                self._write([c[done : done + self.block_rows] for c in columns])
+                done += self.block_rows
+                continue
+            take = min(self.block_rows - self._fill, count - done)
+            for staged, column in zip(self._staged, columns, strict=True):
+                staged[self._fill : self._fill + take] = column[done : done + take]
+            self._fill += take
+            done += take
+            if self._fill == self.block_rows:
+                self._write(self._staged)
+                self._fill = 0
+        self.num_rows += count
+
+    def _write(self, block: Sequence[Array]) -> None:
+        arrays = [
+            pa.FixedSizeBinaryArray.from_buffers(
+                field.type,
+                self.block_rows,
+                [None, pa.py_buffer(np.ascontiguousarray(rows).reshape(-1).view(np.uint8))],
+            )
+            for field, rows in zip(self._schema, block, strict=True)
+        ]
+        with self._disk():
+            self._writer.write_batch(pa.record_batch(arrays, schema=self._schema))
+
+    def finish(self) -> SpilledStorage:
+        """Maps the file; from here on the rows are read-only.
+
+        Raises:
+            ResourceError: The disk is full or the file cannot be mapped.
+        """
+        if self._fill:
+            self._write(self._staged)  # the last block is padded: all blocks have one size
+        with self._disk():
+            self._writer.close()
+            self._file.flush()
+            mapped = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
+        self.close()
+        reader = pa.ipc.open_file(pa.BufferReader(pa.py_buffer(mapped)))
+        base = pa.py_buffer(mapped).address
+        batches = [reader.get_batch(i) for i in range(reader.num_record_batches)]
+        starts = np.array(
+            [[c.buffers()[1].address - base for c in batch.columns] for batch in batches], np.int64
+        ).reshape(len(batches), len(self._widths))
+        strides = np.diff(starts, axis=0)
+        stride = int(strides[0, 0]) if strides.size else 0
+        if (strides != stride).any():
+            raise ResourceError(
+                "the spilled file has blocks of unequal size",
+                expected=f"one block every {stride} bytes",
+                received=f"distances {np.unique(strides).tolist()}",
+                hint="this is a defect of sparkdl or of this pyarrow version: please report it",
+            )
+        columns = [
+            np.ndarray(
+                (len(batches), self.block_rows, *shape),
+                dtype,
+                mapped,
+                int(starts[0, i]),
+                (stride or self.block_rows * width, *_strides((self.block_rows, *shape), dtype)),
+            )
+            for i, (shape, dtype, width) in enumerate(
+                zip(self._shapes, self._dtypes, self._widths, strict=True)
+            )
+        ]
+        return SpilledStorage(
+            mapped,
+            columns,
+            self.num_rows,
+            self.block_rows,
+            self.group_blocks,
+            [self._span(row, len(mapped)) for row in starts],
+        )
+
+    def _span(self, starts: Array, size: int) -> tuple[int, int]:
+        """A block's page-aligned start and its length in bytes, as madvise wants them."""
+        first = int(starts[0]) // mmap.PAGESIZE * mmap.PAGESIZE
+        last = int(starts[-1]) + self._widths[-1] * self.block_rows
+        return first, min(last, size) - first
+
+    def close(self) -> None:
+        """Closes the file; the mapping, if there is one, stays."""
+        for stream in (getattr(self, "_sink", None), getattr(self, "_file", None)):
+            if stream is not None:
+                with contextlib.suppress(OSError):
+                    stream.close()
+
+
+def _strides(shape: Sequence[int], dtype: np.dtype[Any]) -> tuple[int, ...]:
+    steps = [dtype.itemsize]
+    for d in reversed(shape[1:]):
+        steps.insert(0, steps[0] * d)
+    return tuple(steps)

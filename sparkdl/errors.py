@@ -1,0 +1,134 @@
+"""Every error that sparkdl raises, as one tree.
+
+::
+
+    SparkDLError
+    ├── ConfigError (ValueError)          a wrong argument, found before anything starts
+    │   └── UnknownNameError              a name that is not in the list of known ones
+    ├── DataError (ValueError)            the data do not fit the model or the call
+    ├── ModelError (ValueError)           the model cannot be trained or sent as it is
+    ├── ResourceError (RuntimeError)      too few slots, no GPU, a port in use
+    ├── ProtocolError (RuntimeError)      a frame that the peer should not have sent
+    │   └── AuthenticationError (PermissionError)   a wrong or missing token
+    ├── TransportError (ConnectionError)  the other side is gone or cannot be reached
+    │   └── WaitTimeoutError (TimeoutError)  a wait that passed its limit; names who was missing
+    └── WorkerError (RuntimeError)        a worker raised; carries its rank and traceback
+
+Each message has four beats: what failed and where; what was expected; what was received; a hint.
+Every error survives pickling, so that an executor can raise it and the driver can show it.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import Any
+
+
+class SparkDLError(Exception):
+    """Base of all errors of this library; catching it catches them all.
+
+    Args:
+        what: What failed, and where.
+        expected: What would have been right.
+        received: What was found instead.
+        hint: What to do about it.
+    """
+
+    def __init__(
+        self, what: str, *, expected: str = "", received: str = "", hint: str = ""
+    ) -> None:
+        self.what, self.expected, self.received, self.hint = what, expected, received, hint
+        super().__init__(what)
+
+    def __str__(self) -> str:
+        lines = [self.what]
+        for label, text in (
+            ("expected", self.expected),
+            ("received", self.received),
+            ("hint", self.hint),
+        ):
+            if text:
+                lines.append(f"  {label}: {text}")
+        return "\n".join(lines)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        state = {k: v for k, v in self.__dict__.items()}
+        return _rebuild, (type(self), self.what, state)
+
+
+def _rebuild(cls: type[SparkDLError], what: str, state: dict[str, Any]) -> SparkDLError:
+    error = cls.__new__(cls)
+    Exception.__init__(error, what)
+    error.__dict__.update(state)
+    return error
+
+
+class ConfigError(SparkDLError, ValueError):
+    """A wrong argument, found before any Spark job starts."""
+
+
+class UnknownNameError(ConfigError):
+    """A name that is not in the list of known ones.
+
+    Args:
+        kind: What the name stands for, e.g. ``'mode'``.
+        name: The name received.
+        known: The names that would have been right.
+    """
+
+    def __init__(self, kind: str, name: object, known: Iterable[str]) -> None:
+        names = [str(k) for k in known]
+        close = difflib.get_close_matches(str(name), names, n=1)
+        super().__init__(
+            f"unknown {kind} {name!r}",
+            expected="one of " + ", ".join(repr(k) for k in names) if names else "no such names",
+            received=repr(name),
+            hint=f"did you mean {close[0]!r}?" if close else "",
+        )
+
+
+class DataError(SparkDLError, ValueError):
+    """The data do not fit the model or the call."""
+
+
+class ModelError(SparkDLError, ValueError):
+    """The model cannot be trained or sent as it is."""
+
+
+class ResourceError(SparkDLError, RuntimeError):
+    """Too few slots, no GPU, a port in use, a path that cannot be written."""
+
+
+class ProtocolError(SparkDLError, RuntimeError):
+    """A frame that the peer should not have sent: malformed, too large, out of order."""
+
+
+class AuthenticationError(ProtocolError, PermissionError):
+    """A wrong or missing token."""
+
+
+class TransportError(SparkDLError, ConnectionError):
+    """The other side is gone or cannot be reached."""
+
+
+class WaitTimeoutError(TransportError, TimeoutError):
+    """A wait that passed its limit; the message names who was missing."""
+
+
+class WorkerError(SparkDLError, RuntimeError):
+    """A worker raised; the message ends with that worker's own traceback.
+
+    Args:
+        rank: The worker's rank.
+        error: The exception as one line, e.g. ``"ValueError: bad row"``.
+        traceback: The worker's formatted traceback.
+    """
+
+    def __init__(self, rank: int, error: str, traceback: str = "", hint: str = "") -> None:
+        super().__init__(f"worker {rank} failed: {error}", hint=hint)
+        self.rank, self.error, self.traceback = rank, error, traceback
+
+    def __str__(self) -> str:
+        text = super().__str__()
+        return f"{text}\n\nTraceback on worker {self.rank}:\n{self.traceback}" if self.traceback else text

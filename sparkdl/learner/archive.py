@@ -1,0 +1,265 @@
+"""A Keras model as bytes, with everything needed to go on training it elsewhere.
+
+The bytes are Keras' own ``.keras`` archive (architecture, weights, compile settings, optimizer
+state, assets such as vocabularies) plus the custom classes and functions it names, pickled by
+value, so that a layer defined in a notebook cell needs no installation on the executors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import inspect
+import io
+import json
+import os
+import tempfile
+import types
+import uuid
+import weakref
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from sparkdl.errors import ModelError
+
+
+@dataclass(frozen=True)
+class ModelArchive:
+    """A model on its way from the driver to the workers.
+
+    Args:
+        content: The ``.keras`` archive.
+        objects: cloudpickle of the custom objects by registered name.
+        backend: The Keras backend it was made with: ``tensorflow``, ``jax`` or ``torch``.
+        key: Names the architecture and compile settings (not the weights), so that a reused
+            worker process can keep a model whose steps are compiled already.
+    """
+
+    content: bytes
+    objects: bytes
+    backend: str
+    key: str
+
+
+def encode_model(model: Any, custom_objects: dict[str, Any] | None = None) -> ModelArchive:
+    """Packs a compiled model.
+
+    Args:
+        model: A built ``keras.Model``.
+        custom_objects: Name → class or function, beside those found in the model itself.
+
+    Raises:
+        ModelError: Keras cannot serialize the model (e.g. a layer without ``get_config``).
+    """
+    import cloudpickle
+    import keras
+
+    if model.optimizer is not None and not model.optimizer.built:
+        model.optimizer.build(model.trainable_variables)
+    objects = {**_find_custom_objects(model), **(custom_objects or {})}
+    try:
+        content = _save_bytes(model)
+        pickled: bytes = _pickle_by_value(cloudpickle, objects)
+    except Exception as error:
+        raise ModelError(
+            f"model {model.name!r} cannot be sent to the workers",
+            expected="a model that keras can save and load (get_config on custom layers)",
+            received=f"{type(error).__name__}: {error}",
+            hint="model.save('x.keras') and keras.models.load_model('x.keras') must both work",
+        ) from error
+    digest = hashlib.sha256()
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        for name in sorted(archive.namelist()):
+            if name == "config.json" or name.startswith("assets/"):
+                digest.update(_without_learning_rate(name, archive.read(name)))
+    for name, thing in sorted(objects.items()):
+        digest.update(f"{name}={_identity(thing)}".encode())
+    return ModelArchive(content, pickled, keras.backend.backend(), digest.hexdigest())
+
+
+def decode_model(archive: ModelArchive) -> Any:
+    """Rebuilds the model: architecture, weights, compile settings and optimizer state."""
+    import cloudpickle
+
+    objects = cloudpickle.loads(archive.objects)
+    with _file_with(archive.content) as path:
+        return load_model_file(path, objects)
+
+
+def load_model_file(path: str, custom_objects: dict[str, Any] | None = None) -> Any:
+    """``keras.models.load_model`` that also takes subclassed models with a bare constructor.
+
+    Keras passes ``name``, ``trainable`` and ``dtype`` to the constructor of a custom class; one
+    that does not take them (``def __init__(self)``) trains in Keras but cannot be loaded by it.
+    Here such arguments are left out, unless the class has its own ``from_config``.
+    """
+    import keras
+
+    objects = custom_objects or {}
+    with _lenient_constructors(objects):
+        return keras.models.load_model(path, custom_objects=objects, safe_mode=False)
+
+
+@contextlib.contextmanager
+def _lenient_constructors(objects: dict[str, Any]) -> Iterator[None]:
+    import keras
+
+    def from_config(cls: Any, config: dict[str, Any]) -> Any:
+        accepted = inspect.signature(cls.__init__).parameters
+        return cls(**{k: _revive(v) for k, v in config.items() if k in accepted})
+
+    def _revive(value: Any) -> Any:
+        if isinstance(value, dict) and "class_name" in value and "config" in value:
+            return keras.saving.deserialize_keras_object(value, custom_objects=objects)
+        return value
+
+    patched: list[Any] = []
+    for cls in {id(c): c for c in objects.values()}.values():
+        if not (isinstance(cls, type) and issubclass(cls, keras.Layer)):
+            continue
+        parameters = inspect.signature(cls.__init__).parameters.values()
+        if any(p.kind is p.VAR_KEYWORD for p in parameters) or "from_config" in vars(cls):
+            continue
+        cls.from_config = classmethod(from_config)  # type: ignore[attr-defined]
+        patched.append(cls)
+    try:
+        yield
+    finally:
+        for cls in patched:
+            del cls.from_config
+
+
+def restore_state(model: Any, archive: ModelArchive) -> None:
+    """Loads the archive's weights and optimizer state into an equal model (same ``key``)."""
+    with _file_with(archive.content) as path:
+        model.load_weights(path)
+
+
+_identities: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+
+
+def _identity(thing: Any) -> str:
+    """A name for one custom object; a class defined anew in a notebook cell gets a new one."""
+    try:
+        return _identities.setdefault(thing, uuid.uuid4().hex)
+    except TypeError:
+        return uuid.uuid4().hex
+
+
+def _save_bytes(model: Any) -> bytes:
+    with tempfile.TemporaryDirectory(prefix="sparkdl-") as folder:
+        path = os.path.join(folder, "model.keras")
+        model.save(path)
+        with open(path, "rb") as file:
+            return file.read()
+
+
+class _file_with:
+    """A temporary ``.keras`` file with the given content (Keras reads only paths)."""
+
+    def __init__(self, content: bytes) -> None:
+        self._content = content
+
+    def __enter__(self) -> str:
+        self._folder = tempfile.TemporaryDirectory(prefix="sparkdl-")
+        path = os.path.join(self._folder.name, "model.keras")
+        with open(path, "wb") as file:
+            file.write(self._content)
+        return path
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._folder.cleanup()
+
+
+def _without_learning_rate(name: str, content: bytes) -> bytes:
+    """The learning rate is state (callbacks change it), so it must not change the key."""
+    if name != "config.json":
+        return content
+    config = json.loads(content)
+    try:
+        settings = config["compile_config"]["optimizer"]["config"]
+        if isinstance(settings.get("learning_rate"), float):
+            settings.pop("learning_rate")
+    except (KeyError, TypeError, AttributeError):
+        pass
+    return json.dumps(config, sort_keys=True).encode()
+
+
+def _find_custom_objects(model: Any) -> dict[str, Any]:
+    """Classes and functions in the model that do not come with Keras, by their saved name."""
+    import keras
+
+    found: dict[str, Any] = {}
+
+    def add(thing: Any) -> None:
+        target = thing if callable(thing) and hasattr(thing, "__qualname__") else type(thing)
+        module = getattr(target, "__module__", "") or ""
+        if module.split(".")[0] in ("keras", "builtins", "tensorflow", "numpy"):
+            return
+        name = keras.saving.get_registered_name(target)
+        found[name] = target
+        found.setdefault(target.__name__, target)
+
+    def walk(thing: Any, depth: int = 0) -> None:
+        if thing is None or isinstance(thing, (str, int, float, bool)) or depth > 6:
+            return
+        if isinstance(thing, dict):
+            for value in thing.values():
+                walk(value, depth + 1)
+        elif isinstance(thing, (list, tuple)):
+            for value in thing:
+                walk(value, depth + 1)
+        elif callable(thing) or hasattr(thing, "get_config"):
+            add(thing)
+            if type(thing).__name__ == "LossScaleOptimizer":
+                walk(thing.inner_optimizer, depth + 1)
+            if hasattr(thing, "_learning_rate"):
+                walk(thing._learning_rate, depth + 1)
+
+    for layer in model._flatten_layers(include_self=True, recursive=True):
+        add(layer)
+        for value in list(vars(layer).values()):
+            if isinstance(value, types.FunctionType) and "." not in value.__qualname__:
+                add(value)
+            elif isinstance(value, (keras.Initializer, keras.Regularizer)):
+                add(value)
+    walk(model.optimizer)
+    compiled = getattr(model, "_compile_config", None)
+    if compiled is not None:
+        config = compiled.config
+        for part in ("loss", "metrics", "weighted_metrics"):
+            walk(config.get(part))
+    return found
+
+
+def _pickle_by_value(cloudpickle: Any, objects: dict[str, Any]) -> bytes:
+    """Pickles the objects; modules that are plain files next to the user's script by value.
+
+    cloudpickle pickles ``__main__`` by value and importable modules by reference. A module that
+    the executors cannot import would fail there, so modules outside site-packages go by value.
+    """
+    import sys
+    import sysconfig
+
+    installed = tuple(
+        os.path.realpath(p) for k, p in sysconfig.get_paths().items() if k in ("purelib", "platlib")
+    ) + (os.path.realpath(sysconfig.get_paths()["stdlib"]),)
+    registered = []
+    try:
+        for thing in objects.values():
+            module = sys.modules.get(getattr(thing, "__module__", "") or "")
+            file = getattr(module, "__file__", None)
+            if module is None or module.__name__ == "__main__" or not file:
+                continue
+            if module.__name__.split(".")[0] == "sparkdl":
+                continue
+            if not os.path.realpath(file).startswith(installed):
+                cloudpickle.register_pickle_by_value(module)
+                registered.append(module)
+        data: bytes = cloudpickle.dumps(objects)
+        return data
+    finally:
+        for module in registered:
+            cloudpickle.unregister_pickle_by_value(module)

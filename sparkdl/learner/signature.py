@@ -1,0 +1,125 @@
+"""What a model takes and gives: names, shapes and dtypes of its inputs and outputs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from sparkdl.errors import ModelError
+
+LabelKind = Literal["sparse", "dense"]
+Shape = tuple[int | None, ...]
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """One input or output: per-row ``shape`` (None where free; None as a whole if unknown)."""
+
+    name: str
+    shape: Shape | None
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Signature:
+    """A model's inputs and outputs.
+
+    Args:
+        inputs: By name, in the model's order. One unnamed input is called ``'features'``.
+        outputs: By name.
+        label_kinds: Output name -> ``'sparse'`` where the loss wants integer class labels.
+        named_inputs: Whether the input names are the model's own (functional), so that a wrong
+            name can be refused.
+    """
+
+    inputs: dict[str, TensorSpec]
+    outputs: dict[str, TensorSpec]
+    label_kinds: dict[str, LabelKind]
+    named_inputs: bool
+
+
+def model_signature(model: Any) -> Signature:
+    """Reads the signature of a built ``keras.Model`` (functional, Sequential or subclassed)."""
+    functional = getattr(model, "_inputs_struct", None) is not None or hasattr(model, "_functional")
+    if functional and getattr(model, "inputs", None):
+        struct = getattr(model, "_inputs_struct", None)
+        inputs = _specs(model.inputs, _keys(struct, model.inputs))
+        outputs = _specs(
+            model.outputs, _keys(getattr(model, "_outputs_struct", None), model.outputs,
+                                 getattr(model, "output_names", None)),
+        )
+    else:
+        inputs, outputs = _subclassed(model)
+    kinds = _label_kinds(model, list(outputs))
+    return Signature(inputs, outputs, kinds, bool(functional) and len(inputs) > 1)
+
+
+def _keys(struct: Any, tensors: Any, names: Any = None) -> list[str]:
+    if isinstance(struct, dict):
+        return sorted(struct)
+    if names and len(names) == len(tensors):
+        return [str(n) for n in names]
+    return [str(t.name) for t in tensors]
+
+
+def _specs(tensors: Any, names: list[str]) -> dict[str, TensorSpec]:
+    return {
+        name: TensorSpec(name, tuple(t.shape[1:]), str(t.dtype))
+        for name, t in zip(names, tensors, strict=True)
+    }
+
+
+def _subclassed(model: Any) -> tuple[dict[str, TensorSpec], dict[str, TensorSpec]]:
+    import keras
+
+    shapes = getattr(model, "_build_shapes_dict", None) or {}
+    flat: dict[str, Any] = {}
+    values = list(shapes.values())
+    if len(values) == 1 and isinstance(values[0], dict):
+        flat = dict(values[0])
+    elif len(values) == 1 and values[0] and isinstance(values[0][0], (list, tuple)):
+        flat = {f"input_{i}": shape for i, shape in enumerate(values[0])}
+    elif len(values) == 1:
+        flat = {"features": values[0]}
+    dtype = keras.config.floatx()
+    inputs = {
+        name: TensorSpec(name, tuple(shape[1:]), dtype) for name, shape in flat.items()
+    } or {"features": TensorSpec("features", None, dtype)}
+    outputs: dict[str, TensorSpec] = {}
+    try:
+        tensors = {n: keras.KerasTensor((None, *s.shape), s.dtype) for n, s in inputs.items()
+                   if s.shape is not None}  # fmt: skip
+        given = next(iter(tensors.values())) if list(inputs) == ["features"] else tensors
+        spec = keras.src.backend.compute_output_spec(model, given) if tensors else None
+    except Exception:
+        spec = None
+    if isinstance(spec, dict):
+        outputs = _specs([spec[k] for k in spec], list(spec))
+    elif isinstance(spec, (list, tuple)):
+        outputs = _specs(spec, [f"output_{i}" for i in range(len(spec))])
+    elif spec is not None:
+        outputs = _specs([spec], ["output"])
+    return inputs, outputs or {"output": TensorSpec("output", None, dtype)}
+
+
+def _label_kinds(model: Any, outputs: list[str]) -> dict[str, LabelKind]:
+    loss = getattr(model, "loss", None)
+    if isinstance(loss, dict):
+        by_name = {name: loss.get(name) for name in outputs}
+    elif isinstance(loss, (list, tuple)):
+        if len(loss) != len(outputs):
+            raise ModelError(
+                f"model {model.name!r} has losses and outputs that do not match",
+                expected=f"{len(outputs)} losses, for {outputs}",
+                received=f"{len(loss)}",
+            )
+        by_name = dict(zip(outputs, loss, strict=True))
+    else:
+        by_name = dict.fromkeys(outputs, loss)
+    return {name: _kind(item) for name, item in by_name.items()}
+
+
+def _kind(loss: Any) -> LabelKind:
+    name = loss if isinstance(loss, str) else getattr(loss, "__name__", getattr(loss, "name", ""))
+    plain = str(name or "").lower().replace("_", "")
+    return "sparse" if "sparsecategorical" in plain else "dense"

@@ -1,0 +1,178 @@
+"""What an update rule is: a pure function on flat float32 buffers, in two halves.
+
+The *server half* (``init``, ``update``) says how a commit changes the center. The *worker half*
+(``exchange``) says what a worker sends and what it takes back. A rule of your own subclasses
+:class:`Rule` and overrides what differs; nothing else in the library needs to know.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Protocol
+
+import numpy as np
+
+from sparkdl.weights import FloatArray
+
+State = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Commit:
+    """What the server knows of one commit when the rule is applied.
+
+    Args:
+        worker: Rank of the sender.
+        num_workers: Workers of the run.
+        clock: Commits applied before this one.
+        pulled_clock: The clock that the worker's last pull returned.
+        batches: Batches trained since that pull (the window, or less at the end of an epoch).
+        rows: Rows in those batches.
+        learning_rate: The worker's learning rate now (0.0 when it has none).
+    """
+
+    worker: int
+    num_workers: int
+    clock: int
+    pulled_clock: int
+    batches: int
+    rows: int
+    learning_rate: float = 0.0
+
+    @property
+    def staleness(self) -> int:
+        """Commits that others made between this worker's pull and this commit."""
+        return self.clock - self.pulled_clock
+
+
+class Peer(Protocol):
+    """The server as a rule's worker half sees it: one buffer, three verbs.
+
+    ``buffer`` has the layout's size. A push sends what it holds; a pull replaces what it holds by
+    the center. Its content is undefined after a push without a pull.
+    """
+
+    @property
+    def buffer(self) -> FloatArray: ...
+
+    def push(self) -> None: ...
+
+    def pull(self) -> None: ...
+
+    def push_pull(self) -> None: ...
+
+
+class Rule:
+    """Base of all rules; as it stands it is DOWNPOUR without a name.
+
+    Class attributes:
+        name: The word a user writes, e.g. ``rule='dynsgd'``.
+        payload: ``'delta'`` (change of the weights over a window) or ``'gradient'`` (each step).
+        blocking: The server waits for all workers, and ``update`` gets the row-weighted mean.
+        lock_free: The server applies ``update`` without a lock (Hogwild!).
+        default_window: Batches between two exchanges if the user says ``frequency='auto'``;
+            0 is one whole epoch.
+        independent: The workers never share weights (ensemble): each rank's model is a result of
+            its own and must come back from that rank, not from the server.
+
+    What the reply to a push holds: the center, except for a rule that is ``blocking`` with payload
+    ``'gradient'``, whose reply is the mean gradient, to be applied by each worker's own optimizer.
+
+    A rule is frozen once made: options are constructor arguments, checked there. What changes
+    while training lives in the ``state`` that ``init`` returns.
+    """
+
+    name: ClassVar[str] = ""
+    payload: Literal["delta", "gradient"] = "delta"
+    blocking: ClassVar[bool] = False
+    lock_free: ClassVar[bool] = False
+    default_window: ClassVar[int] = 8
+    independent: ClassVar[bool] = False
+
+    def bind(self, num_workers: int) -> Rule:
+        """The rule to use in a run of ``num_workers``: checked against it, and told of it.
+
+        Called once on the driver before anything starts, and again if the number changes.
+
+        Raises:
+            ConfigError: The rule cannot work with that many workers.
+        """
+        return self
+
+    def local_optimizer(self) -> dict[str, Any] | None:
+        """Keras optimizer config that the workers must train with; None leaves the user's own."""
+        return None
+
+    def init(self, center: FloatArray) -> State:
+        """Returns what the rule keeps on the server beside the center (buffers, moments).
+
+        A flat dict: names to float32 arrays, ints or floats, so that a checkpoint can hold it.
+        """
+        return {}
+
+    def pulled(self, center: FloatArray, state: State, worker: int) -> None:
+        """Tells the rule that ``worker`` now holds ``center``.
+
+        Called under the lock for a pull that is not the second half of a ``push_pull`` (there,
+        ``update`` itself stands for it): a first pull, a late or retried worker. May change
+        ``state`` only.
+        """
+
+    def update(
+        self, center: FloatArray, delta: FloatArray, state: State, commit: Commit, out: FloatArray
+    ) -> None:
+        """Writes the new center into ``out``, which may be ``center`` itself.
+
+        Acts on the trained segment only. Must not change ``delta``, nor ``center`` unless it is
+        ``out``; may change ``state``.
+        """
+        np.add(center, delta, out=out)
+
+    def may_continue(self, clock: int, slowest_clock: int) -> bool:
+        """Whether a worker with ``clock`` commits may go on while the slowest has fewer."""
+        return True
+
+    def exchange(self, local: FloatArray, base: FloatArray, peer: Peer) -> None:
+        """One exchange on the worker: sends through ``peer`` and brings ``local`` up to date.
+
+        Args:
+            local: The worker's weights; changed in place to what it trains on next.
+            base: The center at the last exchange; changed in place for the next one.
+            peer: Sends and receives.
+        """
+        np.subtract(local, base, out=peer.buffer)
+        peer.push_pull()
+        local[...] = peer.buffer
+        base[...] = peer.buffer
+
+    def exchange_gradient(
+        self, local: FloatArray, base: FloatArray, gradient: FloatArray, peer: Peer
+    ) -> None:
+        """One exchange of a worker whose rule has payload ``'gradient'``.
+
+        Sends ``gradient`` for the trained segment and the change ``local - base`` of what lies
+        behind it (running statistics). Afterwards ``gradient`` holds the mean gradient if the rule
+        is blocking, and else ``local`` and ``base`` hold the new center.
+
+        Args:
+            local: The worker's weights, float32 of the layout's size.
+            base: The center at the last exchange, alike.
+            gradient: Mean gradient over the batches since the last exchange, float32 of the
+                trained segment's size; changed in place if the rule is blocking.
+            peer: Sends and receives.
+        """
+        trained = gradient.shape[0]
+        peer.buffer[:trained] = gradient
+        np.subtract(local[trained:], base[trained:], out=peer.buffer[trained:])
+        peer.push_pull()
+        if self.blocking:
+            gradient[...] = peer.buffer[:trained]
+        else:
+            local[:trained] = peer.buffer[:trained]
+            base[:trained] = peer.buffer[:trained]
+        local[trained:] = peer.buffer[trained:]
+        base[trained:] = peer.buffer[trained:]
+
+    def config(self) -> dict[str, Any]:
+        """The constructor arguments, JSON-able, so that a rule can be named across processes."""
+        return dict(vars(self))

@@ -1,0 +1,97 @@
+"""DOWNPOUR: every worker's change is added to the center, without waiting for anyone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from sparkdl.ps.rules.base import Commit, Rule, State
+from sparkdl.ps.rules.blocks import blocks, scratch
+from sparkdl.ps.rules.options import (
+    learning_rate_of,
+    require_not_negative,
+    require_payload,
+    require_positive,
+)
+from sparkdl.weights import FloatArray
+
+
+@dataclass(frozen=True)
+class Downpour(Rule):
+    """Adds each worker's whole change: ``center += delta``.
+
+    The deltas of p workers add up: with many workers, a lower learning rate or a rule that scales
+    (``adag``, ``dynsgd``) is the safer choice.
+
+    Reference: Dean et al., 2012, "Large Scale Distributed Deep Networks" (NIPS), section 4.1.
+    """
+
+    name: ClassVar[str] = "downpour"
+    default_window: ClassVar[int] = 5
+
+
+@dataclass(frozen=True)
+class DownpourAdagrad(Rule):
+    """DOWNPOUR whose server has one Adagrad learning rate per coordinate.
+
+    ::
+
+        a      += g²
+        center -= gamma · g / (√a + epsilon)
+
+    ``g`` is the gradient of the worker's window. With payload ``'delta'`` (the worker trains with
+    plain SGD in between) it is recovered as ``g = -delta / learning_rate``, the *sum* over the
+    window; with payload ``'gradient'`` it is the mean gradient that the worker sends. As a constant
+    factor of ``g`` cancels in ``g / √Σg²``, both give the same steps when windows are equally long.
+
+    Args:
+        gamma: Step size per coordinate.
+        epsilon: Keeps the division finite where all gradients so far were 0.
+        payload: What the worker sends.
+
+    Reference: Dean et al., 2012, "Large Scale Distributed Deep Networks" (NIPS); Duchi, Hazan and
+    Singer, 2011, "Adaptive Subgradient Methods" (JMLR 12).
+    """
+
+    gamma: float = 0.01
+    epsilon: float = 1e-7
+    payload: Literal["delta", "gradient"] = "delta"
+
+    name: ClassVar[str] = "downpour_adagrad"
+    default_window: ClassVar[int] = 5
+
+    def __post_init__(self) -> None:
+        require_positive(self.name, "gamma", self.gamma)
+        require_not_negative(self.name, "epsilon", self.epsilon)
+        require_payload(self.name, self.payload)
+
+    def init(self, center: FloatArray) -> State:
+        """One sum of squared gradients per coordinate, from 0."""
+        return {"sum_of_squares": np.zeros_like(center)}
+
+    def update(
+        self, center: FloatArray, delta: FloatArray, state: State, commit: Commit, out: FloatArray
+    ) -> None:
+        """One Adagrad step; raises ConfigError for deltas without a learning rate."""
+        squares: FloatArray = state["sum_of_squares"]
+        gradient_per_delta = np.float32(
+            1.0 if self.payload == "gradient" else -1.0 / learning_rate_of(self.name, commit)
+        )
+        gamma, epsilon = np.float32(-self.gamma), np.float32(self.epsilon)
+        first, second = scratch(center.size), scratch(center.size)
+        for part in blocks(center.size):
+            n = part.stop - part.start
+            gradient, root, total = first[:n], second[:n], squares[part]
+            np.multiply(delta[part], gradient_per_delta, out=gradient)
+            np.multiply(gradient, gradient, out=root)
+            np.add(total, root, out=total)
+            np.sqrt(total, out=root)
+            np.add(root, epsilon, out=root)
+            np.multiply(gradient, gamma, out=gradient)
+            # epsilon = 0 is allowed: a coordinate without any gradient so far must stay put.
+            np.divide(gradient, root, out=gradient, where=root > 0) if not self.epsilon else (
+                np.divide(gradient, root, out=gradient)
+            )
+            np.add(center[part], gradient, out=out[part])

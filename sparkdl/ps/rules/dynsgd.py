@@ -1,0 +1,110 @@
+"""Rules that give a stale commit less weight: DynSGD, staleness-aware, and Experimental."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from sparkdl.ps.rules.backup import Backups
+from sparkdl.ps.rules.base import Commit, Rule, State
+from sparkdl.ps.rules.blocks import add_scaled, blocks, scratch
+from sparkdl.ps.rules.options import learning_rate_of, require_positive
+from sparkdl.weights import FloatArray
+
+
+@dataclass(frozen=True)
+class DynSGD(Rule):
+    """Divides each change by its staleness plus one: ``center += delta / (tau + 1)``.
+
+    ``tau`` is the number of commits that others made since this worker's pull. One intervening
+    commit halves the change; a worker alone is plain SGD.
+
+    Reference: Jiang, Cui, Zhang and Yu, 2017, "Heterogeneity-aware Distributed Parameter Servers"
+    (SIGMOD).
+    """
+
+    name: ClassVar[str] = "dynsgd"
+    default_window: ClassVar[int] = 5
+
+    def update(
+        self, center: FloatArray, delta: FloatArray, state: State, commit: Commit, out: FloatArray
+    ) -> None:
+        """``out = center + delta / (staleness + 1)``."""
+        add_scaled(center, delta, 1.0 / (max(commit.staleness, 0) + 1), out)
+
+
+@dataclass(frozen=True)
+class StalenessAware(Rule):
+    """Divides the learning rate by the staleness: ``center += delta / max(tau, 1)``.
+
+    Reference: Zhang, Gupta, Lian and Liu, 2015, "Staleness-aware Async-SGD for Distributed Deep
+    Learning", arXiv:1511.05950.
+    """
+
+    name: ClassVar[str] = "staleness_aware"
+    default_window: ClassVar[int] = 5
+
+    def update(
+        self, center: FloatArray, delta: FloatArray, state: State, commit: Commit, out: FloatArray
+    ) -> None:
+        """``out = center + delta / max(staleness, 1)``."""
+        add_scaled(center, delta, 1.0 / max(commit.staleness, 1), out)
+
+
+@dataclass(frozen=True)
+class Experimental(Rule):
+    """dist-keras' Experimental: a coordinate that moved away since the pull counts less.
+
+    ::
+
+        center += (delta / window) / (1 + (center - stale)² / learning_rate)
+
+    ``stale`` is the center at the worker's last pull, kept on the server, one copy per worker
+    (memory: workers + 1 times the model).
+
+    Args:
+        learning_rate: The constant in the equation; None takes the worker's current one.
+
+    Reference: Hermans, 2016-2017, dist-keras (``ExperimentalParameterServer``), CERN IT-DB.
+    """
+
+    learning_rate: float | None = 0.1
+
+    name: ClassVar[str] = "experimental"
+    default_window: ClassVar[int] = 5
+
+    def __post_init__(self) -> None:
+        if self.learning_rate is not None:
+            require_positive(self.name, "learning_rate", self.learning_rate)
+
+    def init(self, center: FloatArray) -> State:
+        """The initial center; a backup per worker joins it as the workers come."""
+        return Backups.init(center)
+
+    def pulled(self, center: FloatArray, state: State, worker: int) -> None:
+        """Keeps what ``worker`` pulled."""
+        Backups.save(state, worker, center)
+
+    def update(
+        self, center: FloatArray, delta: FloatArray, state: State, commit: Commit, out: FloatArray
+    ) -> None:
+        """One damped step; the worker's backup becomes the new center."""
+        rate = self.learning_rate or learning_rate_of(self.name, commit)
+        stale = Backups.of(state, commit.worker)
+        inverse_rate = np.float32(1.0 / rate)
+        inverse_window = np.float32(1.0 / max(commit.batches, 1))
+        one = np.float32(1.0)
+        first, second = scratch(center.size), scratch(center.size)
+        for part in blocks(center.size):
+            n = part.stop - part.start
+            damping, step = first[:n], second[:n]
+            np.subtract(center[part], stale[part], out=damping)
+            np.multiply(damping, damping, out=damping)
+            np.multiply(damping, inverse_rate, out=damping)
+            np.add(damping, one, out=damping)
+            np.multiply(delta[part], inverse_window, out=step)
+            np.divide(step, damping, out=step)
+            np.add(center[part], step, out=out[part])
+            stale[part] = out[part]

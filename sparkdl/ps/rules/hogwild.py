@@ -1,0 +1,47 @@
+"""Hogwild!: all workers write into the center at once, coordinate by coordinate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from sparkdl.ps.rules.base import Commit, Rule, State
+from sparkdl.ps.rules.blocks import BLOCK, blocks
+from sparkdl.weights import FloatArray
+
+
+@dataclass(frozen=True)
+class Hogwild(Rule):
+    """Lock-free ``center_j += delta_j`` for every coordinate ``j`` with ``delta_j != 0``.
+
+    Writers never overwrite each other's whole update: what two of them do to different coordinates
+    is kept exactly, since a coordinate with a zero change is not written at all, and only two
+    writes to the same coordinate within nanoseconds can lose one of them. To make even that rare,
+    each worker starts its walk over the center at another place.
+
+    Thread-safe: ``update`` may run in many threads (or, on shared memory, processes) on one center.
+
+    Reference: Niu, Recht, Ré and Wright, 2011, "Hogwild!: A Lock-Free Approach to Parallelizing
+    Stochastic Gradient Descent", arXiv:1106.5730.
+    """
+
+    name: ClassVar[str] = "hogwild"
+    lock_free: ClassVar[bool] = True
+
+    def update(
+        self, center: FloatArray, delta: FloatArray, state: State, commit: Commit, out: FloatArray
+    ) -> None:
+        """Adds in place; ``out`` should be ``center`` (into another buffer it copies first)."""
+        if out is not center:
+            np.copyto(out, center)
+        count = -(-center.size // BLOCK)
+        first = commit.worker * count // max(commit.num_workers, 1)
+        for part in blocks(center.size, first):
+            target, change = out[part], delta[part]
+            moved = np.count_nonzero(change)
+            if moved == change.size:
+                np.add(target, change, out=target)
+            elif moved:
+                np.add(target, change, out=target, where=change != 0)

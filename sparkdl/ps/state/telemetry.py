@@ -1,0 +1,71 @@
+"""Metrics of all workers, kept so that no attempt counts twice and no dead attempt is forgotten."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sparkdl.errors import ProtocolError
+
+_VECTORS = ("metrics", "val_metrics")
+_COUNTS = ("rows", "val_rows")
+
+
+class Telemetry:
+    """Latest metric states per ``(epoch, rank, attempt)``, summed when somebody asks.
+
+    A metric state is a vector of sums and counts (float64), as Keras metrics hold it, so the
+    elementwise sum over ranks is the state of the whole epoch.
+    """
+
+    def __init__(self) -> None:
+        self._entries: dict[int, dict[tuple[int, int], dict[str, Any]]] = {}
+        self._ended: dict[int, set[int]] = {}
+
+    def record(self, rank: int, attempt: int, meta: dict[str, Any]) -> None:
+        """Replaces what this attempt said of ``meta['epoch']``; metas without one are ignored.
+
+        Raises:
+            ProtocolError: A metric state is no list of numbers.
+        """
+        if "epoch" not in meta:
+            return
+        try:
+            epoch = int(meta["epoch"])
+            news: dict[str, Any] = {
+                key: [float(v) for v in meta[key]]
+                for key in _VECTORS
+                if meta.get(key) is not None
+            }
+            news.update({key: int(meta[key]) for key in _COUNTS if meta.get(key) is not None})
+        except (TypeError, ValueError) as error:
+            raise ProtocolError(
+                f"the telemetry of rank {rank} is malformed",
+                expected="an int epoch and lists of numbers",
+                received=str(error),
+            ) from error
+        self._entries.setdefault(epoch, {}).setdefault((rank, attempt), {}).update(news)
+        if meta.get("ended"):
+            self._ended.setdefault(epoch, set()).add(rank)
+
+    def summary(self, since: int = 0) -> dict[str, dict[str, Any]]:
+        """Epoch (as text, for JSON) to ``{rows, val_rows, metrics, val_metrics, ended}``."""
+        result: dict[str, dict[str, Any]] = {}
+        for epoch in sorted(e for e in self._entries if e >= since):
+            entries = self._entries[epoch]
+            summed: dict[str, Any] = {
+                key: sum(entry.get(key, 0) for entry in entries.values()) for key in _COUNTS
+            }
+            for key in _VECTORS:
+                summed[key] = _sum([e[key] for e in entries.values() if key in e])
+            summed["ended"] = sorted(self._ended.get(epoch, ()))
+            result[str(epoch)] = summed
+        return result
+
+
+def _sum(vectors: list[list[float]]) -> list[float]:
+    total: list[float] = []
+    for vector in vectors:
+        total += [0.0] * (len(vector) - len(total))
+        for i, value in enumerate(vector):
+            total[i] += value
+    return total

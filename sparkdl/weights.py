@@ -1,0 +1,124 @@
+"""A model's variables as one flat float32 buffer, and the layout that says what is where.
+
+A buffer has two segments::
+
+    [ trained: variables the optimizer moves | averaged: running statistics (BatchNorm) ]
+
+Update rules act on the trained segment; the averaged segment is always averaged, never summed.
+Integer variables, seeds and counters have no place in the buffer: they do not travel.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sparkdl.errors import ConfigError
+
+FloatArray = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One variable's place in the flat buffer (``offset`` and ``size`` in elements)."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    offset: int
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Names, shapes and offsets of all variables in a flat buffer.
+
+    Args:
+        slots: In buffer order, the trained ones first.
+        trained_size: Elements in the trained segment.
+        size: Elements in all.
+    """
+
+    slots: tuple[Slot, ...]
+    trained_size: int
+    size: int
+
+    @classmethod
+    def of(
+        cls,
+        trained: Iterable[tuple[str, Sequence[int], str]],
+        averaged: Iterable[tuple[str, Sequence[int], str]] = (),
+    ) -> Layout:
+        """Lays out ``(name, shape, dtype)`` triples one after the other.
+
+        >>> layout = Layout.of([('w', (2, 3), 'float32')], [('mean', (3,), 'float32')])
+        >>> layout.size, layout.trained_size
+        (9, 6)
+        """
+        slots: list[Slot] = []
+        offset = 0
+        trained_size = 0
+        for group in (trained, averaged):
+            for name, shape, dtype in group:
+                slot = Slot(name, tuple(int(d) for d in shape), dtype, offset)
+                slots.append(slot)
+                offset += slot.size
+            if group is trained:
+                trained_size = offset
+        return cls(tuple(slots), trained_size, offset)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of one float32 buffer with this layout."""
+        return 4 * self.size
+
+    def views(self, flat: FloatArray) -> list[FloatArray]:
+        """The variables as views into ``flat``, in slot order, without a copy.
+
+        Raises:
+            ConfigError: ``flat`` has another size or dtype than the layout.
+        """
+        self.check(flat)
+        return [flat[s.offset : s.offset + s.size].reshape(s.shape) for s in self.slots]
+
+    def flatten(self, arrays: Sequence[npt.ArrayLike], out: FloatArray | None = None) -> FloatArray:
+        """Copies one array per slot into a flat float32 buffer (``out``, or a new one)."""
+        flat = np.empty(self.size, np.float32) if out is None else out
+        if len(arrays) != len(self.slots):
+            raise ConfigError(
+                "cannot flatten the weights",
+                expected=f"{len(self.slots)} arrays",
+                received=f"{len(arrays)}",
+            )
+        for slot, view, array in zip(self.slots, self.views(flat), arrays, strict=True):
+            source = np.asarray(array)
+            if source.shape != slot.shape:
+                raise ConfigError(
+                    f"cannot flatten variable {slot.name!r}",
+                    expected=f"shape {slot.shape}",
+                    received=f"shape {source.shape}",
+                )
+            view[...] = source
+        return flat
+
+    def shards(self, count: int) -> list[slice]:
+        """``count`` nearly equal slices that cover the buffer, for sharded servers and rings."""
+        edges = [self.size * i // count for i in range(count + 1)]
+        return [slice(a, b) for a, b in zip(edges, edges[1:], strict=False)]
+
+    def check(self, flat: npt.NDArray[Any]) -> None:
+        """Raises ConfigError unless ``flat`` is a float32 vector of this layout's size."""
+        if flat.ndim != 1 or flat.shape[0] != self.size or flat.dtype != np.float32:
+            raise ConfigError(
+                "the flat buffer does not fit the layout",
+                expected=f"float32 of shape ({self.size},)",
+                received=f"{flat.dtype} of shape {flat.shape}",
+            )
