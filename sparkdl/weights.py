@@ -80,6 +80,12 @@ class Layout:
         """Bytes of one float32 buffer with this layout."""
         return 4 * self.size
 
+    def matches(self, other: Layout) -> bool:
+        """Whether a buffer of one fits the other: equal shapes and segments, whatever the names."""
+        return self.trained_size == other.trained_size and (
+            [s.shape for s in self.slots] == [s.shape for s in other.slots]
+        )
+
     def views(self, flat: FloatArray) -> list[FloatArray]:
         """The variables as views into ``flat``, in slot order, without a copy.
 

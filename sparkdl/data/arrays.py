@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from sparkdl.data.columns import Array, ColumnSpec, DataSpec
-from sparkdl.data.decode import conform
+from sparkdl.data.conform import conform
 from sparkdl.data.rows import Rows
 from sparkdl.data.storage import MemoryStorage
 from sparkdl.errors import DataError

@@ -140,6 +140,11 @@ class Batches:
         return self.plan.batch_size
 
     @property
+    def full_batches(self) -> int:
+        """Batches of ``batch_size`` rows in an epoch."""
+        return self.plan.full_batches
+
+    @property
     def steps_per_epoch(self) -> int:
         """Batches in an epoch, the smaller last one included."""
         return self.plan.steps_per_epoch
@@ -275,7 +280,9 @@ class _BlockOrder:
     def _rows(self, group: int) -> IndexArray:
         if self._current[0] != group:
             blocks = self._groups[group]
-            self._storage.will_need(np.sort(blocks))
+            # A window may reach back into the group before; the one behind is read ahead.
+            near = self._groups[max(group - 1, 0) : group + 2]
+            self._storage.focus(np.concatenate(near))
             rows = np.concatenate(
                 [np.arange(self._sizes[b], dtype=np.int64) + b * self._block_rows for b in blocks]
             )

@@ -63,6 +63,8 @@ class ColumnSpec:
             object.__setattr__(self, "columns", (self.columns,))
         for name in ("columns", "shape"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
+        if any(d is not None and d < 1 for d in self.shape):
+            self._refuse("dimensions of at least 1, or None", f"shape {self.shape}")
         if self.kind not in KINDS:
             raise UnknownNameError("kind of column", self.kind, KINDS)
         if not self.columns or (len(self.columns) > 1 and self.kind != "scalars"):
@@ -93,8 +95,9 @@ class ColumnSpec:
             )
 
     def _refuse(self, expected: str, received: str) -> None:
-        raise ConfigError(f"wrong spec for column {self.label}", expected=expected,
-                          received=received)  # fmt: skip
+        raise ConfigError(
+            f"wrong spec for column {self.label}", expected=expected, received=received
+        )
 
     @property
     def label(self) -> str:

@@ -58,9 +58,10 @@ def decode_images(array: Any, spec: ColumnSpec, first_row: int = 0) -> Array:
     rows = len(array)
     if rows == 0:
         return np.empty((0, *(d or 0 for d in spec.value_shape)), np.uint8)
-    expected = np.select([modes == m for m in _CHANNELS_OF_MODE], [*_CHANNELS_OF_MODE.values()], -1)
-    if (expected != channels).any():
-        row = int(np.argmax(expected != channels))
+    expected = np.select([modes == m for m in _CHANNELS_OF_MODE], [*_CHANNELS_OF_MODE.values()], 0)
+    unknown = (expected != channels) | (expected == 0)
+    if unknown.any():
+        row = int(np.argmax(unknown))
         raise error(
             "an image of unknown pixel format",
             row,

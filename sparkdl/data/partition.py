@@ -8,7 +8,8 @@ import numpy as np
 import pyarrow as pa
 
 from sparkdl.data.columns import Array, DataSpec
-from sparkdl.data.decode import decode_stored, empty_rows, read_column
+from sparkdl.data.conform import empty_rows
+from sparkdl.data.decode import decode_stored, read_column
 from sparkdl.data.rows import Rows
 from sparkdl.data.storage import GrowingArray, IndexArray, MemoryStorage, SpillWriter, Storage
 from sparkdl.errors import DataError

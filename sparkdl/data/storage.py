@@ -32,7 +32,7 @@ class Storage(Protocol):
     block_rows: int | None
     """Rows that lie together on disk, or None in memory."""
     group_blocks: int
-    """Blocks that may be in memory at one time."""
+    """Blocks that are read together; three such groups may be in memory at one time."""
 
     def gather(self, column: int, indices: IndexArray) -> Array:
         """A new array of the rows at ``indices``."""
@@ -40,8 +40,8 @@ class Storage(Protocol):
     def slice(self, column: int, start: int, stop: int) -> Array:
         """The rows from ``start`` to ``stop``, without a copy where they lie together."""
 
-    def will_need(self, blocks: Sequence[int] | IndexArray) -> None:
-        """Asks the operating system to read these blocks ahead."""
+    def focus(self, blocks: IndexArray) -> None:
+        """Says which blocks are read next: they are read ahead, and those of before let go."""
 
 
 class MemoryStorage:
@@ -60,7 +60,7 @@ class MemoryStorage:
     def slice(self, column: int, start: int, stop: int) -> Array:
         return self.columns[column][start:stop]
 
-    def will_need(self, blocks: Sequence[int] | IndexArray) -> None:
+    def focus(self, blocks: IndexArray) -> None:
         """Memory needs no reading ahead."""
 
 
@@ -159,6 +159,8 @@ class SpilledStorage:
         self.group_blocks = group_blocks
         self._mapped, self._columns, self._spans = mapped, list(columns), list(spans)
         self._rows = block_rows
+        self._focused: frozenset[int] = frozenset()
+        self._sliced_group = -1
 
     def gather(self, column: int, indices: IndexArray) -> Array:
         block, row = np.divmod(indices, self._rows)
@@ -168,6 +170,9 @@ class SpilledStorage:
     def slice(self, column: int, start: int, stop: int) -> Array:
         blocks = self._columns[column]
         first, last = start // self._rows, max(stop - 1, start) // self._rows
+        if first // self.group_blocks != self._sliced_group:
+            self._sliced_group = group = first // self.group_blocks
+            self.focus(np.arange(group * self.group_blocks, (group + 1) * self.group_blocks))
         if first == last and first < len(blocks):
             return blocks[first, start - first * self._rows : stop - first * self._rows]
         out = np.empty((stop - start, *blocks.shape[2:]), blocks.dtype)
@@ -176,11 +181,20 @@ class SpilledStorage:
             out[lo - start : hi - start] = blocks[b, lo - b * self._rows : hi - b * self._rows]
         return out
 
-    def will_need(self, blocks: Sequence[int] | IndexArray) -> None:
-        if hasattr(mmap, "MADV_WILLNEED"):
-            for block in blocks:
+    def focus(self, blocks: IndexArray) -> None:
+        wanted = frozenset(int(b) for b in blocks if b < len(self._spans))
+        left, self._focused = self._focused - wanted, wanted
+        # Pages let go stay in the system's cache, but no longer count as this process's memory,
+        # which YARN and Kubernetes limit.
+        self._advise(left, "MADV_DONTNEED")
+        self._advise(wanted, "MADV_WILLNEED")
+
+    def _advise(self, blocks: frozenset[int], advice: str) -> None:
+        option = getattr(mmap, advice, None)
+        if option is not None:
+            for block in sorted(blocks):
                 with contextlib.suppress(OSError, ValueError):
-                    self._mapped.madvise(mmap.MADV_WILLNEED, *self._spans[int(block)])
+                    self._mapped.madvise(option, *self._spans[block])
 
 
 class SpillWriter:
@@ -210,7 +224,7 @@ class SpillWriter:
         ]
         row_bytes = max(sum(self._widths), 1)
         self.block_rows = max(1, min(_BLOCK_BYTES, budget_bytes // 16) // row_bytes)
-        self.group_blocks = max(1, budget_bytes // 2 // (self.block_rows * row_bytes))
+        self.group_blocks = max(1, budget_bytes // 3 // (self.block_rows * row_bytes))
         self.num_rows = 0
         self._staged = [
             np.zeros((self.block_rows, *s), d)

@@ -76,6 +76,14 @@ class Learner(Protocol):
     def set_learning_rate(self, value: float) -> None:
         """Sets the learning rate; refused if it is a schedule."""
 
+    @property
+    def has_schedule(self) -> bool:
+        """Whether the learning rate follows a schedule."""
+
+    @property
+    def step(self) -> int:
+        """Steps that the optimizer has taken."""
+
     def set_step(self, step: int) -> None:
         """Tells a learning-rate schedule how many steps all workers have taken together."""
 
@@ -84,3 +92,9 @@ class Learner(Protocol):
 
     def load_optimizer_state(self, state: bytes) -> None:
         """The counterpart of :meth:`optimizer_state`."""
+
+    def sync_model(self) -> None:
+        """Writes the training state back to the Keras model, where the backend keeps it apart."""
+
+    def reload(self) -> None:
+        """Takes over the Keras model's variables after they were changed from outside."""

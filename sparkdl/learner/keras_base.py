@@ -116,18 +116,45 @@ class KerasLearner:
             )
         _innermost(self.model.optimizer).learning_rate = value
 
+    @property
+    def step(self) -> int:
+        return int(keras.ops.convert_to_numpy(_innermost(self.model.optimizer).iterations))
+
     def set_step(self, step: int) -> None:
         if self.has_schedule:
             _innermost(self.model.optimizer).iterations.assign(step)
 
     def optimizer_state(self) -> bytes:
         buffer = io.BytesIO()
-        arrays = [np.asarray(v.numpy()) for v in self.model.optimizer.variables]
-        np.savez(buffer, *arrays)
+        np.savez(buffer, *(_plain(array) for array in self._optimizer_arrays()))
         return buffer.getvalue()
+
+    def _optimizer_arrays(self) -> list[npt.NDArray[Any]]:
+        return [np.asarray(v.numpy()) for v in self.model.optimizer.variables]
 
     def load_optimizer_state(self, state: bytes) -> None:
         load_optimizer_state(self.model, state)
+
+    def read_weights(self, out: FloatArray) -> None:
+        raise NotImplementedError
+
+    def dump_state(self) -> bytes:
+        """Weights and optimizer state, for a worker that joins in the middle of a run."""
+        weights = np.empty(self._layout.size, np.float32)
+        self.read_weights(weights)
+        return weights.tobytes() + self.optimizer_state()
+
+    def load_state(self, state: bytes) -> None:
+        """The counterpart of :meth:`dump_state`."""
+        split = self._layout.size_bytes
+        self.write_weights(np.frombuffer(state[:split], np.float32).copy())
+        self.load_optimizer_state(state[split:])
+
+    def sync_model(self) -> None:
+        """Nothing to do where the model itself is trained."""
+
+    def reload(self) -> None:
+        """Nothing to do where the model itself is trained."""
 
     # -- prediction ----------------------------------------------------------------------------
 
@@ -164,6 +191,45 @@ def require_compiled(model: Any) -> None:
             received="an unbuilt one",
             hint="start it with keras.Input(shape), or call model.build(input_shape)",
         )
+
+
+def require_one_batch(window: WindowLike) -> None:
+    """Raises ModelError unless ``window`` is a single batch, as a gradient is of one."""
+    if window.num_batches != 1:
+        raise ModelError(
+            "a gradient is of one batch",
+            expected="a window of 1 batch",
+            received=f"{window.num_batches}",
+        )
+
+
+def match_gradients(
+    model: Any, captured: Iterable[tuple[Any, Any]], trained: Iterable[Any]
+) -> list[Any]:
+    """The gradient of each variable of ``trained``, None where it has none.
+
+    Args:
+        model: The model, for the message.
+        captured: ``(gradient, variable)`` pairs that ``train_step`` gave to the optimizer.
+        trained: The variables, in the layout's order.
+
+    Raises:
+        ModelError: ``train_step`` did not step the model's optimizer exactly once.
+    """
+    found: dict[int, Any] = {}
+    steps = 0
+    for gradient, variable in captured:
+        steps = max(steps, 2 if id(variable) in found else 1)
+        found[id(variable)] = gradient
+    if steps != 1:
+        raise ModelError(
+            f"the train_step of model {model.name!r} has no gradient to exchange",
+            expected="one step of model.optimizer per batch",
+            received="none" if steps == 0 else "several",
+            hint="a custom train_step like this trains in the modes that exchange weights: "
+            "mode='asynchronous', or a frequency above one batch",
+        )
+    return [found.get(id(variable)) for variable in trained]
 
 
 def averaged_variables(model: Any) -> list[Any]:
@@ -206,7 +272,12 @@ def write_model(model: Any, layout: Layout, flat: FloatArray) -> None:
 
 def flatten_metrics(model: Any) -> npt.NDArray[np.float64]:
     """All metric variables of a model as one float64 vector."""
-    parts = [np.asarray(v.numpy(), np.float64).ravel() for v in model.metrics_variables]
+    return flatten_arrays(v.numpy() for v in model.metrics_variables)
+
+
+def flatten_arrays(arrays: Iterable[npt.ArrayLike]) -> npt.NDArray[np.float64]:
+    """Arrays one after the other as one float64 vector."""
+    parts = [np.asarray(array, np.float64).ravel() for array in arrays]
     return np.concatenate(parts) if parts else np.zeros(0)
 
 
@@ -252,6 +323,11 @@ def load_optimizer_state(model: Any, state: bytes) -> None:
         )
     for variable, value in zip(optimizer.variables, values, strict=True):
         variable.assign(value)
+
+
+def _plain(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """``array`` in a dtype that a ``.npz`` file keeps (bfloat16 and the like become float32)."""
+    return array.astype(np.float32) if array.dtype.kind == "V" else array
 
 
 def arrange(arrays: Arrays, struct: Any, names: list[str]) -> Any:

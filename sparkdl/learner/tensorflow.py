@@ -15,9 +15,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from sparkdl.errors import ModelError
 from sparkdl.learner.base import WindowLike
-from sparkdl.learner.keras_base import KerasLearner
+from sparkdl.learner.keras_base import KerasLearner, match_gradients, require_one_batch
 from sparkdl.weights import FloatArray
 
 
@@ -49,6 +48,9 @@ class TensorFlowLearner(KerasLearner):
     def write_weights(self, flat: FloatArray) -> None:
         self._layout.check(flat)
         self._assign(tf.convert_to_tensor(flat))
+        self._flat = None
+
+    def reload(self) -> None:
         self._flat = None
 
     def _trace_concat(self) -> tf.Tensor:
@@ -101,12 +103,7 @@ class TensorFlowLearner(KerasLearner):
         return lambda x, y, w, n: compiled(x, y, w, tf.constant(n))
 
     def gradients(self, window: WindowLike, out: FloatArray) -> None:
-        if window.num_batches != 1:
-            raise ModelError(
-                "a gradient is of one batch",
-                expected="a window of 1 batch",
-                received=f"{window.num_batches}",
-            )
+        require_one_batch(window)
         self.build_metrics(window)
         batch = _map(lambda t: t[0], self._tensors(window))
         np.copyto(out, self._gradients(*batch).numpy())
@@ -115,11 +112,10 @@ class TensorFlowLearner(KerasLearner):
     def _trace_gradients(self, x: Any, y: Any, sample_weight: Any) -> tf.Tensor:
         with _captured_gradients(self.model.optimizer) as captured:
             self.model.train_step((x, y, sample_weight))
-        by_variable = {id(v): g for g, v in captured if g is not None}
-        self._has_gradient = [id(v) in by_variable for v in self.trained]
+        gradients = match_gradients(self.model, captured, self.trained)
+        self._has_gradient = [g is not None for g in gradients]
         parts = []
-        for variable in self.trained:
-            gradient = by_variable.get(id(variable))
+        for variable, gradient in zip(self.trained, gradients, strict=True):
             if gradient is None:
                 gradient = tf.zeros(variable.shape)
             dense = tf.convert_to_tensor(gradient)  # IndexedSlices (embeddings) become dense

@@ -16,8 +16,9 @@ import enum
 import json
 import math
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -85,6 +86,16 @@ WEIGHT_REQUESTS = frozenset({Kind.PUSH, Kind.PUSH_PULL, Kind.SNAPSHOT})
 COMMITS = frozenset({Kind.PUSH, Kind.PUSH_PULL})
 
 
+class PiecewiseBody(Protocol):
+    """A body that is read piece by piece while its source may change."""
+
+    nbytes: int
+
+    def read(self, consume: Callable[[memoryview], int]) -> bool: ...
+
+    def copy_into(self, target: ByteArray) -> None: ...
+
+
 @dataclass(slots=True)
 class Message:
     """One frame, decoded; also the one shape of requests and replies.
@@ -103,6 +114,7 @@ class Message:
         learning_rate: The worker's now; in replies the driver's wish; NaN for none.
         meta: Small JSON object.
         body: Bytes that follow, as a view of some buffer; None for none.
+        reading: Stands for ``body`` in replies with the center.
     """
 
     kind: Kind
@@ -118,6 +130,13 @@ class Message:
     learning_rate: float = math.nan
     meta: dict[str, Any] = field(default_factory=dict)
     body: ByteArray | None = None
+    reading: PiecewiseBody | None = None
+
+    @property
+    def body_bytes(self) -> int:
+        """Size of the body, whichever form it has."""
+        body = self.body if self.reading is None else self.reading
+        return 0 if body is None else body.nbytes
 
 
 @dataclass(frozen=True)
@@ -192,7 +211,7 @@ def encode(message: Message, *, max_meta_bytes: int = MAX_META_BYTES) -> bytes:
             message.batch,
             message.learning_rate,
             len(meta),
-            0 if message.body is None else message.body.nbytes,
+            message.body_bytes,
         )
     except struct.error as error:
         raise ProtocolError(

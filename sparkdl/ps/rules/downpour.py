@@ -11,7 +11,6 @@ from sparkdl.ps.rules.base import Commit, Rule, State
 from sparkdl.ps.rules.blocks import blocks, scratch
 from sparkdl.ps.rules.options import (
     learning_rate_of,
-    require_not_negative,
     require_payload,
     require_positive,
 )
@@ -64,7 +63,7 @@ class DownpourAdagrad(Rule):
 
     def __post_init__(self) -> None:
         require_positive(self.name, "gamma", self.gamma)
-        require_not_negative(self.name, "epsilon", self.epsilon)
+        require_positive(self.name, "epsilon", self.epsilon)
         require_payload(self.name, self.payload)
 
     def init(self, center: FloatArray) -> State:
@@ -90,8 +89,5 @@ class DownpourAdagrad(Rule):
             np.sqrt(total, out=root)
             np.add(root, epsilon, out=root)
             np.multiply(gradient, gamma, out=gradient)
-            # epsilon = 0 is allowed: a coordinate without any gradient so far must stay put.
-            np.divide(gradient, root, out=gradient, where=root > 0) if not self.epsilon else (
-                np.divide(gradient, root, out=gradient)
-            )
+            np.divide(gradient, root, out=gradient)
             np.add(center[part], gradient, out=out[part])

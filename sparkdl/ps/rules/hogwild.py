@@ -40,8 +40,8 @@ class Hogwild(Rule):
         first = commit.worker * count // max(commit.num_workers, 1)
         for part in blocks(center.size, first):
             target, change = out[part], delta[part]
-            moved = np.count_nonzero(change)
-            if moved == change.size:
+            moved = change != 0
+            if moved.all():
                 np.add(target, change, out=target)
-            elif moved:
-                np.add(target, change, out=target, where=change != 0)
+            elif moved.any():
+                np.add(target, change, out=target, where=moved)

@@ -9,11 +9,19 @@ from typing import Any
 from sparkdl.errors import ConfigError, UnknownNameError
 from sparkdl.ps.rules.adag import Adag
 from sparkdl.ps.rules.adapted import AdaptedRule
+from sparkdl.ps.rules.averaging import Averaging, Ensemble, Single
 from sparkdl.ps.rules.base import Rule
 from sparkdl.ps.rules.bsp import BSP
+from sparkdl.ps.rules.compensated import DCASGD, GapAware
+from sparkdl.ps.rules.diloco import AsyncDiLoCo, DiLoCo
 from sparkdl.ps.rules.downpour import Downpour, DownpourAdagrad
 from sparkdl.ps.rules.dynsgd import DynSGD, Experimental, StalenessAware
+from sparkdl.ps.rules.elastic import AEASGD, EAMSGD
+from sparkdl.ps.rules.geo import GeoSGD
 from sparkdl.ps.rules.hogwild import Hogwild
+from sparkdl.ps.rules.keras_config import from_keras_config
+from sparkdl.ps.rules.optimizer import SGD, Adagrad, Adam, AdamW, RMSprop
+from sparkdl.ps.rules.ssp import SSP
 
 _RULES: dict[str, type[Rule]] = {
     rule.name: rule
@@ -24,8 +32,24 @@ _RULES: dict[str, type[Rule]] = {
         DynSGD,
         StalenessAware,
         Experimental,
+        AEASGD,
+        EAMSGD,
+        SSP,
         BSP,
+        DCASGD,
+        GapAware,
         Hogwild,
+        GeoSGD,
+        DiLoCo,
+        AsyncDiLoCo,
+        Averaging,
+        Ensemble,
+        Single,
+        SGD,
+        Adagrad,
+        RMSprop,
+        Adam,
+        AdamW,
     )
 }
 
@@ -40,7 +64,9 @@ def make_rule(rule: Any, **options: Any) -> Rule:
 
     Args:
         rule: A name (``'dynsgd'``), a :class:`Rule` (kept as it is), a class of rules, or any
-            class or object with an ``update`` method like ``Rule.update`` (``init`` is optional).
+            class or object with an ``update`` method like ``Rule.update`` (``init`` is optional),
+            a dict ``{'name': ..., **options}``, or a Keras optimizer as ``{'class_name': ...,
+            'config': {...}}`` (it then runs on the server).
         **options: Constructor arguments, for a name or a class.
 
     Returns:
@@ -59,6 +85,8 @@ def make_rule(rule: Any, **options: Any) -> Rule:
         if name not in _RULES:
             raise UnknownNameError("rule", rule, rule_names())
         return _as_rule(_construct(_RULES[name], name, options))
+    if isinstance(rule, Mapping):
+        return _from_mapping(rule, options)
     if inspect.isclass(rule):
         return _as_rule(_construct(rule, rule.__name__, options))
     if options:
@@ -69,6 +97,20 @@ def make_rule(rule: Any, **options: Any) -> Rule:
             hint="pass the options to the rule's constructor",
         )
     return _as_rule(rule)
+
+
+def _from_mapping(rule: Mapping[str, Any], options: Mapping[str, Any]) -> Rule:
+    if "class_name" in rule and not options:
+        return from_keras_config(rule)
+    if isinstance(rule.get("name"), str):
+        rest = {key: value for key, value in rule.items() if key != "name"}
+        return make_rule(rule["name"], **{**rest, **options})
+    raise ConfigError(
+        "cannot make a rule of a dict",
+        expected="{'name': ..., **options}, or {'class_name': ..., 'config': {...}} on its own",
+        received=f"keys {sorted(map(str, rule))}, options {sorted(options)}",
+        hint="known names: " + ", ".join(rule_names()),
+    )
 
 
 def _as_rule(rule: Any) -> Rule:

@@ -73,6 +73,7 @@ class Worker:
     batch: int = 0
     rows: int = 0
     batches: int = 0
+    commits: int = 0
     clock: int = 0
     pulled_clock: int = 0
     staleness_sum: int = 0
@@ -105,6 +106,7 @@ class Worker:
     def advance(self, message: Message) -> None:
         """Takes note of a commit that is applied."""
         self.applied = message.sequence
+        self.commits += 1
         self.clock += 1
         self.epoch, self.batch = message.epoch, message.batch
         self.rows += message.rows
@@ -121,9 +123,11 @@ class Worker:
             "rows": self.rows,
             "finished": self.finished,
             "clock": self.clock,
+            "commits": self.commits,
+            "batches_per_epoch": self.batches_per_epoch,
             "host": self.info.get("host"),
             "pid": self.info.get("pid"),
-            "staleness_mean": self.staleness_sum / self.clock if self.clock else 0.0,
+            "staleness_mean": self.staleness_sum / max(self.commits, 1),
             "staleness_max": self.staleness_max,
         }
 

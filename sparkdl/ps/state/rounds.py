@@ -72,7 +72,7 @@ class StateTransfer:
         Raises:
             ProtocolError: Too large, or a chunk out of order.
         """
-        offset, total = _integer(message, "offset"), _integer(message, "total")
+        offset, total = integer_of(message, "offset"), integer_of(message, "total")
         chunk = np.empty(0, np.uint8) if message.body is None else message.body
         if not 0 < total <= self._max_bytes:
             raise ProtocolError(
@@ -115,7 +115,8 @@ class StateTransfer:
             self._blob = None
 
 
-def _integer(message: Message, key: str) -> int:
+def integer_of(message: Message, key: str) -> int:
+    """The int ``key`` of a message's meta; refuses a message without it."""
     value: Any = message.meta.get(key)
     if not isinstance(value, int) or isinstance(value, bool):
         raise ProtocolError(

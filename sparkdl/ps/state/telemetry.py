@@ -5,9 +5,38 @@ from __future__ import annotations
 from typing import Any
 
 from sparkdl.errors import ProtocolError
+from sparkdl.ps.messages import Message
 
 _VECTORS = ("metrics", "val_metrics")
 _COUNTS = ("rows", "val_rows")
+
+
+News = tuple[int, dict[str, Any], bool]
+"""Epoch, what is new of it, and whether its sender has ended it."""
+
+
+def parse_telemetry(message: Message) -> News | None:
+    """What a commit's or a report's meta says of an epoch; None if it says nothing.
+
+    Raises:
+        ProtocolError: A metric state is no list of numbers.
+    """
+    meta = message.meta
+    if "epoch" not in meta:
+        return None
+    try:
+        epoch = int(meta["epoch"])
+        values: dict[str, Any] = {
+            key: [float(v) for v in meta[key]] for key in _VECTORS if meta.get(key) is not None
+        }
+        values.update({key: int(meta[key]) for key in _COUNTS if meta.get(key) is not None})
+    except (TypeError, ValueError) as error:
+        raise ProtocolError(
+            f"the telemetry of rank {message.rank} is malformed",
+            expected="an int epoch and lists of numbers",
+            received=str(error),
+        ) from error
+    return epoch, values, bool(meta.get("ended"))
 
 
 class Telemetry:
@@ -21,30 +50,13 @@ class Telemetry:
         self._entries: dict[int, dict[tuple[int, int], dict[str, Any]]] = {}
         self._ended: dict[int, set[int]] = {}
 
-    def record(self, rank: int, attempt: int, meta: dict[str, Any]) -> None:
-        """Replaces what this attempt said of ``meta['epoch']``; metas without one are ignored.
-
-        Raises:
-            ProtocolError: A metric state is no list of numbers.
-        """
-        if "epoch" not in meta:
+    def record(self, rank: int, attempt: int, news: News | None) -> None:
+        """Replaces what this attempt said of that epoch; None changes nothing."""
+        if news is None:
             return
-        try:
-            epoch = int(meta["epoch"])
-            news: dict[str, Any] = {
-                key: [float(v) for v in meta[key]]
-                for key in _VECTORS
-                if meta.get(key) is not None
-            }
-            news.update({key: int(meta[key]) for key in _COUNTS if meta.get(key) is not None})
-        except (TypeError, ValueError) as error:
-            raise ProtocolError(
-                f"the telemetry of rank {rank} is malformed",
-                expected="an int epoch and lists of numbers",
-                received=str(error),
-            ) from error
-        self._entries.setdefault(epoch, {}).setdefault((rank, attempt), {}).update(news)
-        if meta.get("ended"):
+        epoch, values, ended = news
+        self._entries.setdefault(epoch, {}).setdefault((rank, attempt), {}).update(values)
+        if ended:
             self._ended.setdefault(epoch, set()).add(rank)
 
     def summary(self, since: int = 0) -> dict[str, dict[str, Any]]:

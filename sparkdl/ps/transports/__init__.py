@@ -1,0 +1,1 @@
+"""Ways for frames to travel: http (Flask), socket, shm, inproc. All thin, one contract suite."""

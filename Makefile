@@ -1,0 +1,57 @@
+# make demo | make test | make lint | make test-all | make bench     (everything else is set up by these)
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+export SPARK_LOCAL_IP ?= 127.0.0.1
+export PYTHONUNBUFFERED = 1
+export TF_CPP_MIN_LOG_LEVEL ?= 2
+
+.PHONY: demo test test-all lint bench bench-peers install java clean
+
+demo: install ## Trains a network on two Spark workers and shows the result
+	$(BIN)/python examples/demo.py
+
+test: lint ## Lint, types, and all tests of normal weight
+	$(BIN)/python -m pytest tests -q -m "not slow" --durations=10
+
+test-all: lint ## The heavier checks too
+	$(BIN)/python -m pytest tests -q --durations=20
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/codespell
+
+bench: install ## Every benchmark; prints the tables of docs/benchmarks.md
+	$(BIN)/python benchmarks/run.py
+
+bench-peers: install ## Against Elephas, in a virtual environment of its own
+	$(BIN)/python benchmarks/peers.py
+
+install: java $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "sparkdl needs Python 3.11 or newer; this is $$($(PYTHON) --version)."; \
+	    echo "Install it (Debian: apt-get install python3 python3-venv) or: make PYTHON=python3.12 ..."; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || \
+	  { echo "python3 -m venv failed. Debian: apt-get install python3-venv"; exit 1; }
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	@touch $(STAMP)
+
+java:
+	@java -version >/dev/null 2>&1 || \
+	  { echo "Spark needs Java 17 or newer, and 'java' was not found."; \
+	    echo "Install it (Debian: apt-get install openjdk-17-jre-headless; macOS: brew install openjdk@17)"; \
+	    echo "and make sure that 'java -version' works, or set JAVA_HOME and PATH."; exit 1; }
+	@version=$$(java -version 2>&1 | sed -n 's/.*version "\([0-9]*\).*/\1/p' | head -1); \
+	  test "$${version:-0}" -ge 17 || \
+	  { echo "Spark 4 needs Java 17 or newer; 'java' is version $$version."; exit 1; }
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

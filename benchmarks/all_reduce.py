@@ -1,0 +1,194 @@
+"""All-reduce between processes of this machine: built-in (shared memory, TCP) and Horovod.
+
+Every contender's ranks are started once; then, size by size, the contenders take turns, several
+rounds each, and the table shows medians of the slowest rank's time. Two limits stand beside them:
+copying that many bytes (all ranks at once), and sending as many bytes each way over a plain TCP
+connection (two ranks), which is what an all-reduce of two ranks must move.
+
+    python benchmarks/all_reduce.py [--large] [--ranks 2 3 4] [--rounds 5] [--quick]
+
+Arrays are float32, reduced by sum in place.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import multiprocessing.connection
+import os
+import secrets
+import socket
+import statistics
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+SIZES = (4, 1_000, 16_000, 100_000, 1_000_000, 10_000_000, 100_000_000)
+
+
+def be_rank(pipe: multiprocessing.connection.Connection, name: str, rank: int, host: str) -> None:
+    """One rank of a contender: connects, then times operations until it is told to stop."""
+    from sparkdl.collective.communicator import Member, make_communicator
+
+    options = {"host_id": host, "advertised_host": "127.0.0.1"} if name == "builtin" else {}
+    connector = make_communicator(name, rank=rank, **options)
+    pipe.send(connector.prepare().to_json())
+    texts, token = pipe.recv()
+    with connector.connect([Member.from_json(t) for t in texts], token) as communicator:
+        while (order := pipe.recv()) is not None:
+            size_bytes, repeats = order
+            array = np.zeros(max(1, size_bytes // 4), np.float32)
+            communicator.all_reduce(array, out=array)
+            communicator.barrier()
+            start = time.perf_counter()
+            for _ in range(repeats):
+                communicator.all_reduce(array, out=array)
+            pipe.send((time.perf_counter() - start) / repeats)
+
+
+def be_copier(pipe: multiprocessing.connection.Connection) -> None:
+    """Copies memory, for the limit."""
+    while (order := pipe.recv()) is not None:
+        size_bytes, repeats = order
+        source, target = np.ones(size_bytes, np.uint8), np.ones(size_bytes, np.uint8)
+        start = time.perf_counter()
+        for _ in range(repeats):
+            np.copyto(target, source)
+        pipe.send((time.perf_counter() - start) / repeats)
+
+
+def be_socket(pipe: multiprocessing.connection.Connection, first: bool) -> None:
+    """Sends and receives at once over one plain connection, for the limit."""
+    if first:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            pipe.send(server.getsockname()[1])
+            connection = server.accept()[0]
+    else:
+        connection = socket.create_connection(("127.0.0.1", pipe.recv()))
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    with connection:
+        while (order := pipe.recv()) is not None:
+            size_bytes, repeats = order
+            outgoing, incoming = bytes(size_bytes), memoryview(bytearray(size_bytes))
+            start = time.perf_counter()
+            for _ in range(repeats):
+                sender = None
+                if size_bytes > 65536:
+                    sender = threading.Thread(target=connection.sendall, args=(outgoing,))
+                    sender.start()
+                else:
+                    connection.sendall(outgoing)
+                got = 0
+                while got < size_bytes:
+                    got += connection.recv_into(incoming[got:])
+                if sender is not None:
+                    sender.join()
+            pipe.send((time.perf_counter() - start) / repeats)
+
+
+class Contender:
+    """Processes that time the same thing together."""
+
+    def __init__(self, name: str, targets: list[tuple[Callable[..., None], tuple[Any, ...]]]):
+        self.name = name
+        self.times: dict[int, list[float]] = {}
+        context = multiprocessing.get_context("spawn")
+        self.pipes, self.processes = [], []
+        for target, arguments in targets:
+            here, there = context.Pipe()
+            process = context.Process(target=target, args=(there, *arguments), daemon=True)
+            process.start()
+            there.close()
+            self.pipes.append(here)
+            self.processes.append(process)
+
+    def measure(self, size_bytes: int, repeats: int) -> None:
+        for pipe in self.pipes:
+            pipe.send((size_bytes, repeats))
+        worst = max(pipe.recv() for pipe in self.pipes)
+        self.times.setdefault(size_bytes, []).append(worst)
+
+    def close(self) -> None:
+        for pipe in self.pipes:
+            pipe.send(None)
+        for process in self.processes:
+            process.join(10)
+            if process.is_alive():
+                process.kill()
+
+    def cell(self, size_bytes: int) -> str:
+        if size_bytes not in self.times:
+            return "–"
+        seconds = statistics.median(self.times[size_bytes])
+        return f"{seconds * 1e6:.0f} µs" if seconds < 1e-3 else f"{seconds * 1e3:.2f} ms"
+
+
+def communicators(label: str, name: str, hosts: list[str]) -> Contender:
+    """A contender whose ranks are connected; ``hosts`` are their host ids."""
+    made = Contender(label, [(be_rank, (name, r, h)) for r, h in enumerate(hosts)])
+    texts = [pipe.recv() for pipe in made.pipes]
+    token = secrets.token_bytes(32)
+    for pipe in made.pipes:
+        pipe.send((texts, token))
+    return made
+
+
+def has_horovod() -> bool:
+    """Whether Horovod can be measured here."""
+    try:
+        from sparkdl.collective.horovod import available
+    except ImportError:
+        return False
+    return not available()
+
+
+def contenders(ranks: int) -> list[Contender]:
+    """All that are compared at this number of ranks."""
+    made = [communicators("built-in, shared memory", "builtin", ["a"] * ranks)]
+    tcp = [str(r) for r in range(ranks)]
+    made.append(communicators("built-in, TCP ring", "builtin", tcp))
+    if ranks == 4:
+        made.append(communicators("built-in, 2 x 2 hosts", "builtin", ["a", "a", "b", "b"]))
+    if has_horovod():
+        made.append(communicators("Horovod (gloo)", "horovod", ["a"] * ranks))
+    made.append(Contender("limit: memory copy", [(be_copier, ())] * ranks))
+    if ranks == 2:
+        made.append(
+            Contender("limit: plain TCP, each way", [(be_socket, (i == 0,)) for i in (0, 1)])
+        )
+        made[-1].pipes[1].send(made[-1].pipes[0].recv())
+    return made
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--large", action="store_true", help="also 400 MB")
+    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 3, 4])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--sizes", type=int, nargs="+", default=list(SIZES))
+    arguments = parser.parse_args()
+    sizes = [*arguments.sizes, *([400_000_000] if arguments.large else [])]
+    print(f"All-reduce, float32 sum in place; {os.cpu_count()} cores, medians\n")
+    for ranks in arguments.ranks:
+        made = contenders(ranks)
+        try:
+            for size_bytes in sizes:
+                repeats = max(2, min(300, 20_000_000 // size_bytes))
+                for _ in range(arguments.rounds):
+                    for contender in made:
+                        contender.measure(size_bytes, repeats)
+        finally:
+            for contender in made:
+                contender.close()
+        print(f"| {ranks} ranks | " + " | ".join(c.name for c in made) + " |")
+        print("|---" * (len(made) + 1) + "|")
+        for size_bytes in sizes:
+            print(f"| {size_bytes:,} B | " + " | ".join(c.cell(size_bytes) for c in made) + " |")
+        print(flush=True)
+
+
+if __name__ == "__main__":
+    main()

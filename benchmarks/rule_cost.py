@@ -1,0 +1,106 @@
+"""What one server update and one encoding cost, against one ``np.add`` over the same memory.
+
+Run: ``python benchmarks/rule_cost.py [--megabytes 100] [--repeats 7]``. Rules are timed alternately
+with ``np.add(center, delta, out=center)``, so that a busy machine slows both; medians are printed
+as Markdown tables. "per byte" divides by the memory that the rule moves: np.add reads two vectors
+and writes one; every vector that a rule keeps and changes adds a read and a write. Goals: at most
+2.5 times ``np.add``; fp16, int8 and onebit at least 1 GB/s, topk at least 0.3 GB/s of float32 input
+per core.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from sparkdl.ps.codecs import codec_names, make_codec
+from sparkdl.ps.rules import Commit, Rule, make_rule, rule_names
+
+COMMIT = Commit(
+    worker=0, num_workers=1, clock=9, pulled_clock=6, batches=5, rows=320, learning_rate=0.1
+)
+
+
+def seconds(call: Callable[[], None]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def variants() -> list[tuple[str, Rule]]:
+    """All rules, and those whose options change the cost."""
+    rules = [(name, make_rule(name)) for name in rule_names()]
+    rules += [
+        ("bsp (delta)", make_rule("bsp", payload="delta")),
+        ("dc_asgd (adaptive)", make_rule("dc_asgd", adaptive=True)),
+        ("sgd (momentum)", make_rule("sgd", momentum=0.9)),
+        ("sgd (Nesterov)", make_rule("sgd", momentum=0.9, nesterov=True)),
+    ]
+    return rules
+
+
+def print_rules(size: int, repeats: int) -> None:
+    rng = np.random.default_rng(0)
+    center = rng.standard_normal(size, np.float32)
+    delta = rng.standard_normal(size, np.float32) * np.float32(1e-3)
+    print("| rule | ms | × np.add | per byte |\n|---|---|---|---|")
+    for name, rule in variants():
+        state = rule.init(center)
+
+        def update(rule: Rule = rule, state: dict[str, object] = state) -> None:
+            rule.update(center, delta, state, COMMIT, center)
+
+        def add() -> None:
+            np.add(center, delta, out=center)
+
+        update()
+        times = [(seconds(add), seconds(update)) for _ in range(repeats)]
+        plain = statistics.median(t for t, _ in times)
+        own = statistics.median(t for _, t in times)
+        # The initial center of the rules with backups is read only before a worker's first commit.
+        kept = sum(isinstance(v, np.ndarray) for k, v in state.items() if k != "initial")
+        per_byte = own / plain * 3 / (3 + 2 * kept)
+        print(f"| {name} | {own * 1e3:.1f} | {own / plain:.2f} | {per_byte:.2f} |")
+    print(f"\nnp.add: {plain * 1e3:.1f} ms for {4 * size / 1e6:.0f} MB\n")
+
+
+def print_codecs(size: int, repeats: int) -> None:
+    values = np.random.default_rng(0).standard_normal(size, np.float32)
+    out = np.empty_like(values)
+    print("| codec | bytes / float32 | encode GB/s | decode GB/s | compressor GB/s |")
+    print("|---|---|---|---|---|")
+    for name in codec_names():
+        codec = make_codec(name)
+        compressor = codec.compressor(size, seed=0)
+        payload = codec.encode(values)
+        codec.decode(payload, out)
+        compressor.encode(values)
+        calls = (
+            lambda: codec.encode(values),  # noqa: B023
+            lambda: codec.decode(payload, out),  # noqa: B023
+            lambda: compressor.encode(values),  # noqa: B023
+        )
+        rates = [
+            4 * size / 1e9 / statistics.median(seconds(call) for _ in range(repeats))  # type: ignore[arg-type]
+            for call in calls
+        ]
+        share = payload.size / (4 * size)
+        print(f"| {name} | {share:.4f} | " + " | ".join(f"{rate:.2f}" for rate in rates) + " |")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--megabytes", type=int, default=100)
+    parser.add_argument("--repeats", type=int, default=7)
+    options = parser.parse_args()
+    size = options.megabytes * 1_000_000 // 4
+    print_rules(size, options.repeats)
+    print_codecs(size, options.repeats)
+
+
+if __name__ == "__main__":
+    main()

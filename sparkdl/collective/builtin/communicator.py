@@ -1,0 +1,557 @@
+"""The built-in communicator: who is on which host, and which path an operation takes.
+
+Every operation begins with an *exchange*: each rank's 128-byte description of what it is about to
+do, and its data too if they are few. So all know all weights, ranks that disagree get an error
+instead of a hang, a missing rank has a name, and small operations are done. Large arrays follow:
+
+* all ranks on one host: shared memory;
+* one rank per host: the ring;
+* both: reduce inside each host, ring between the hosts, gather inside each host. The first ranks
+  of each host, as many as the smallest host has, each take a segment around a ring of their own,
+  so each byte crosses between hosts once per direction.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+import socket
+import struct
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from sparkdl.collective.arithmetic import (
+    Array,
+    put_scaled,
+    reduce_in_order,
+    reduction_factors,
+    reduction_ufunc,
+)
+from sparkdl.collective.base import (
+    MAX_DIMENSIONS,
+    OPS,
+    Member,
+    OrderedCommunicator,
+    shard_edges,
+)
+from sparkdl.collective.builtin.rendezvous import LOCAL, RING, Address, Link, Listener
+from sparkdl.collective.builtin.ring import Ring
+from sparkdl.collective.builtin.shared import SharedMemory
+from sparkdl.collective.builtin.waiting import Watch
+from sparkdl.errors import ProtocolError
+
+KINDS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "barrier", "group")
+
+_SAME = struct.Struct("<BBBB12sQq8q")  # what all ranks must agree on, byte for byte
+_WEIGHT = struct.Struct("<d")
+_HEADER_BYTES = _SAME.size + _WEIGHT.size
+_SMALL_BYTES = 16 << 10
+_CAPACITY = 128 << 10
+_ZEROS = (0,) * MAX_DIMENSIONS
+_LENGTH = struct.Struct("<I")
+
+
+@dataclasses.dataclass(frozen=True)
+class Places:
+    """Which ranks share a host, and which rings join the hosts.
+
+    Args:
+        hosts: The ranks of each host; hosts in the order of their first rank.
+        rank: This rank.
+    """
+
+    hosts: tuple[tuple[int, ...], ...]
+    rank: int
+
+    @classmethod
+    def of(cls, host_ids: Sequence[str], rank: int) -> Places:
+        """Sorts ranks by host.
+
+        >>> Places.of(['a', 'b', 'a', 'b'], 2).hosts
+        ((0, 2), (1, 3))
+        """
+        grouped: dict[str, list[int]] = {}
+        for other, host_id in enumerate(host_ids):
+            grouped.setdefault(host_id, []).append(other)
+        return cls(tuple(tuple(ranks) for ranks in grouped.values()), rank)
+
+    @property
+    def host(self) -> int:
+        """The index of this rank's host."""
+        return next(h for h, ranks in enumerate(self.hosts) if self.rank in ranks)
+
+    @property
+    def local(self) -> tuple[int, ...]:
+        """The ranks of this rank's host."""
+        return self.hosts[self.host]
+
+    @property
+    def local_rank(self) -> int:
+        """This rank's index on its host."""
+        return self.local.index(self.rank)
+
+    @property
+    def lanes(self) -> int:
+        """How many rings join the hosts: one for each rank of the smallest host."""
+        return min(len(ranks) for ranks in self.hosts) if len(self.hosts) > 1 else 0
+
+    @property
+    def one_each(self) -> bool:
+        """Whether every host has one rank only."""
+        return all(len(ranks) == 1 for ranks in self.hosts)
+
+    @property
+    def ring(self) -> tuple[int, ...]:
+        """The ranks of this rank's ring; empty if it has none."""
+        if self.local_rank >= self.lanes:
+            return ()
+        return tuple(ranks[self.local_rank] for ranks in self.hosts)
+
+    @property
+    def order(self) -> list[int]:
+        """All ranks, host by host."""
+        return [r for ranks in self.hosts for r in ranks]
+
+    def edges(self, size: int) -> list[int]:
+        """Edges of the segments that this host's ranks reduce: one for each ring."""
+        count = self.lanes or len(self.local)
+        edges = shard_edges(size, count)
+        return edges + [size] * (len(self.local) - count)
+
+
+class BuiltinCommunicator(OrderedCommunicator):
+    """One rank of a connected world; made by :class:`BuiltinConnector` or :meth:`group`.
+
+    Args:
+        rank: This rank.
+        members: All ranks' members.
+        world: What the members' ranks are called in handshakes (differs in groups).
+        listener: This process's sockets; shared with groups.
+        token: The run's secret.
+        label: Names this communicator among those of the listener.
+        timeout_s: Limit for one operation.
+        connect_timeout_s: Limit for connecting.
+    """
+
+    name = "builtin"
+
+    def __init__(
+        self,
+        rank: int,
+        members: Sequence[Member],
+        world: Sequence[int],
+        listener: Listener,
+        token: bytes,
+        label: str,
+        *,
+        timeout_s: float,
+        connect_timeout_s: float,
+        owns_listener: bool = True,
+    ) -> None:
+        places = Places.of([m.host_id for m in members], rank)
+        super().__init__(
+            rank,
+            len(members),
+            local_rank=places.local_rank,
+            local_size=len(places.local),
+            timeout_s=timeout_s,
+        )
+        self._members, self._world = list(members), list(world)
+        self._listener, self._token, self._label = listener, token, label
+        self._owns_listener = owns_listener
+        self._connect_timeout_s = connect_timeout_s
+        self._places = places
+        self._watch = Watch(rank, timeout_s)
+        self._made: dict[tuple[int, ...], int] = {}
+        self._shared: SharedMemory | None = None
+        self._ring: Ring | None = None
+        # one record of each rank must fit, host by host, into one record of the leaders
+        self._capacity = max(_CAPACITY, 512 * len(members))
+        each = self._capacity // len(members) - _LENGTH.size - _HEADER_BYTES
+        self._small_bytes = min(_SMALL_BYTES, each)
+        self._connect()
+
+    # -- connecting --------------------------------------------------------------------------
+
+    def _connect(self) -> None:
+        dial, expect = self._plan()
+        group = hashlib.sha256(self._label.encode()).digest()[:16]
+        dialed, accepted = self._listener.establish(
+            self._world[self._rank],
+            self._token,
+            group,
+            dial,
+            expect,
+            self._connect_timeout_s,
+        )
+        made = {**dialed, **accepted}
+        try:
+            self._join(dialed, accepted)
+        except BaseException:
+            for connection in made.values():
+                connection.close()
+            raise
+
+    def _plan(self) -> tuple[dict[Link, Address], list[Link]]:
+        """Each pair on a host is dialed by its higher rank; each ring by the rank before."""
+        dial: dict[Link, Address] = {}
+        expect: list[Link] = []
+        for other in self._places.local:
+            link = Link(LOCAL, self._world[other])
+            if other < self._rank:
+                dial[link] = "\0" + self._members[other].local
+            elif other > self._rank:
+                expect.append(link)
+        ring = self._places.ring
+        if ring:
+            at = ring.index(self._rank)
+            after, before = ring[(at + 1) % len(ring)], ring[at - 1]
+            member = self._members[after]
+            dial[Link(RING, self._world[after])] = (member.host, member.port)
+            expect.append(Link(RING, self._world[before]))
+        return dial, expect
+
+    def _join(
+        self, dialed: Mapping[Link, socket.socket], accepted: Mapping[Link, socket.socket]
+    ) -> None:
+        local, ring = self._places.local, self._places.ring
+        if len(local) > 1:
+            links = {}
+            for index, other in enumerate(local):
+                link = Link(LOCAL, self._world[other])
+                if other != self._rank:
+                    links[index] = dialed[link] if link in dialed else accepted[link]
+            self._shared = SharedMemory(
+                self._places.local_rank, local, links, self._capacity + 4096, self._watch
+            )
+        if ring:
+            at = ring.index(self._rank)
+            self._ring = Ring(
+                at,
+                ring,
+                dialed[Link(RING, self._world[ring[(at + 1) % len(ring)]])],
+                accepted[Link(RING, self._world[ring[at - 1]])],
+                self._capacity,
+                self._watch,
+            )
+
+    # -- operations --------------------------------------------------------------------------
+
+    def _all_reduce(self, source: Array, target: Array, op: str, weight: float) -> None:
+        small = source.nbytes <= self._small_bytes
+        records = self._agree("all_reduce", source, op, weight, inline=small)
+        factors = self._factors(op, records)
+        if factors is None:
+            target.fill(0)
+        elif small:
+            self._reduce_small(records, target, op, factors)
+        else:
+            self._reduce_large(source, target, op, factors[self._rank])
+
+    def _reduce_small(
+        self, records: list[bytes], target: Array, op: str, factors: list[float]
+    ) -> None:
+        parts = [_payload(text, target.dtype, target.size) for text in records]
+        reduce_in_order(parts, factors, reduction_ufunc(op), target)
+
+    def _reduce_large(self, source: Array, target: Array, op: str, factor: float) -> None:
+        ufunc = reduction_ufunc(op)
+        shared, ring = self._shared, self._ring
+        if shared is None and ring is None:
+            put_scaled(source, factor, target)
+            return
+        if shared is None and ring is not None:
+            ring.all_reduce(source, target, shard_edges(source.size, ring.count), factor, ufunc)
+            return
+        assert shared is not None
+        edges = self._places.edges(source.size)
+        if self._places.lanes == 0:
+            shared.all_reduce(source, target, edges, factor, ufunc)
+            return
+        shared.all_reduce(source, target, edges, factor, ufunc, gather=False)
+        if ring is not None:
+            mine = target[edges[shared.index] : edges[shared.index + 1]]
+            ring.all_reduce(mine, mine, shard_edges(mine.size, ring.count), 1.0, ufunc)
+        shared.all_gather(target, edges)
+
+    def _reduce_scatter(self, source: Array, target: Array, op: str, weight: float) -> None:
+        small = source.nbytes <= self._small_bytes
+        records = self._agree("reduce_scatter", source, op, weight, inline=small)
+        factors = self._factors(op, records)
+        edges = shard_edges(source.size, self._size)
+        own = slice(edges[self._rank], edges[self._rank + 1])
+        if factors is None:
+            target.fill(0)
+            return
+        whole = np.empty_like(source)
+        if small:
+            self._reduce_small(records, whole, op, factors)
+        elif self._shared is not None and self._places.lanes == 0:
+            factor, ufunc = factors[self._rank], reduction_ufunc(op)
+            self._shared.all_reduce(source, whole, edges, factor, ufunc, gather=False)
+        elif self._places.one_each and self._ring is not None:
+            factor, ufunc = factors[self._rank], reduction_ufunc(op)
+            self._ring.all_reduce(source, whole, edges, factor, ufunc, gather=False)
+        else:  # shards follow ranks, rings follow hosts: reduced whole, then cut
+            self._reduce_large(source, whole, op, factors[self._rank])
+        np.copyto(target, whole[own])
+
+    def _all_gather(self, source: Array) -> list[Array]:
+        small = source.nbytes <= self._small_bytes
+        texts = self._agree("all_gather", source, inline=small)
+        records = [_Record.of(text) for text in texts]
+        flat = source.reshape(-1)
+        if all(r.inline for r in records):
+            return [r.array() for r in records]
+        order = self._places.order
+        starts = np.cumsum([0] + [records[r].size_bytes for r in order]).tolist()
+        work = np.empty(starts[-1], np.uint8)
+        place = {r: slice(starts[i], starts[i + 1]) for i, r in enumerate(order)}
+        if flat.size:
+            np.copyto(work[place[self._rank]], flat.view(np.uint8))
+        self._gather_bytes(work, starts)
+        return [records[r].shaped(work[place[r]]) for r in range(self._size)]
+
+    def _gather_bytes(self, work: Array, starts: list[int]) -> None:
+        """``work`` is laid out host by host; ``starts`` are the edges of the ranks' parts."""
+        counts = np.cumsum([0] + [len(ranks) for ranks in self._places.hosts]).tolist()
+        hosts = [starts[c] for c in counts]
+        h = self._places.host
+        mine = work[hosts[h] : hosts[h + 1]]
+        if self._shared is not None:
+            inner = [s - hosts[h] for s in starts[counts[h] : counts[h + 1] + 1]]
+            self._shared.all_gather(mine, inner)
+        if self._places.lanes == 0:
+            return
+        if self._ring is not None and self._local_rank == 0:
+            self._ring.all_gather(work, hosts)
+        if self._shared is not None:
+            self._shared.broadcast(work, 0)
+
+    def _broadcast(self, target: Array, root: int) -> None:
+        small = target.nbytes <= self._small_bytes
+        mine = self._rank == root
+        records = self._agree("broadcast", target, root=root, inline=small, empty=not mine)
+        if small:
+            if not mine:
+                np.copyto(target, _payload(records[root], target.dtype, target.size))
+            return
+        places, shared, ring = self._places, self._shared, self._ring
+        origin = next(h for h, ranks in enumerate(places.hosts) if root in ranks)
+        if shared is not None and places.host == origin:
+            shared.broadcast(target, places.local.index(root))
+        if places.lanes == 0:
+            return
+        edges = places.edges(target.size)
+        if ring is not None:
+            mine_edges = slice(edges[self._local_rank], edges[self._local_rank + 1])
+            ring.broadcast(target[mine_edges], origin)
+        if shared is not None and places.host != origin:
+            shared.all_gather(target, edges)
+
+    def _barrier(self) -> None:
+        self._agree("barrier", np.empty(0, np.uint8))
+
+    def _group(self, ranks: list[int]) -> OrderedCommunicator:
+        key = tuple(ranks)
+        self._made[key] = self._made.get(key, 0) + 1
+        return BuiltinCommunicator(
+            ranks.index(self._rank),
+            [self._members[r] for r in ranks],
+            [self._world[r] for r in ranks],
+            self._listener,
+            self._token,
+            f"{self._label}/{','.join(map(str, ranks))}#{self._made[key]}",
+            timeout_s=self._timeout_s,
+            connect_timeout_s=self._connect_timeout_s,
+            owns_listener=False,
+        )
+
+    # -- the exchange ------------------------------------------------------------------------
+
+    def _agree(
+        self,
+        kind: str,
+        array: Array,
+        op: str = "sum",
+        weight: float = 1.0,
+        root: int = 0,
+        *,
+        inline: bool = True,
+        empty: bool = False,
+    ) -> list[bytes]:
+        """Tells all ranks what this one does, and checks that all do the same."""
+        self._watch.start()
+        shape = array.shape if kind == "all_gather" else (array.size,)
+        same = _SAME.pack(
+            KINDS.index(kind),
+            OPS.index(op),
+            inline,
+            len(shape),
+            array.dtype.name.encode(),
+            array.nbytes,
+            root,
+            *shape,
+            *_ZEROS[len(shape) :],
+        )
+        payload = array.tobytes() if inline and not empty else b""
+        records = self._exchange(same + _WEIGHT.pack(weight) + payload)
+        if kind == "all_gather":  # shapes may differ: only the kind must not
+            same = same[:1]
+        for rank, text in enumerate(records):
+            if not text.startswith(same):
+                mine = _Record.of(records[self._rank])
+                raise ProtocolError(
+                    f"the ranks disagree about the operation on rank {self._rank}",
+                    expected=f"on all ranks {mine.words()}",
+                    received=f"on rank {rank} {_Record.of(text).words()}",
+                    hint="all ranks must call the same operations in the same order",
+                )
+        return records
+
+    def _exchange(self, record: bytes) -> list[bytes]:
+        shared, ring = self._shared, self._ring
+        if self._places.one_each and ring is not None:
+            return ring.exchange(record)
+        inside = [record] if shared is None else shared.exchange(record)
+        if self._places.lanes == 0:
+            return inside
+        everything = b""
+        if ring is not None and self._local_rank == 0:
+            everything = b"".join(ring.exchange(_pack(inside)))
+        if shared is not None:
+            everything = shared.exchange(everything)[0]
+        records = _unpack(everything)
+        if len(records) != self._size:
+            raise ProtocolError(
+                "the leader's record is not whole",
+                expected=f"{self._size} records",
+                received=f"{len(records)}",
+            )
+        sorted_records = [b""] * self._size
+        for rank, text in zip(self._places.order, records, strict=True):
+            sorted_records[rank] = text
+        return sorted_records
+
+    def _factors(self, op: str, records: list[bytes]) -> list[float] | None:
+        """The ranks' factors; None if nobody contributes."""
+        weights = [_WEIGHT.unpack_from(text, _SAME.size)[0] for text in records]
+        factors = reduction_factors(op, weights)
+        return factors if any(factors) else None
+
+    # -- ends --------------------------------------------------------------------------------
+
+    def _missing(self) -> list[int]:
+        return self._watch.missing
+
+    def _abort(self) -> None:
+        self._watch.abort()
+        for path in (self._shared, self._ring):
+            if path is not None:
+                path.hang_up()
+
+    def _release(self) -> None:
+        for path in (self._shared, self._ring):
+            if path is not None:
+                path.close()
+        if self._owns_listener:
+            self._listener.close()
+
+
+@dataclasses.dataclass(frozen=True)
+class _Record:
+    """One rank's description of an operation, and its data if they are few."""
+
+    kind: str
+    op: str
+    inline: bool
+    dtype: str
+    size_bytes: int
+    root: int
+    shape: tuple[int, ...]
+    payload: bytes
+
+    @classmethod
+    def of(cls, text: bytes) -> _Record:
+        try:
+            kind, op, inline, ndim, name, size_bytes, root, *shape = _SAME.unpack_from(text)
+            dtype = name.rstrip(b"\0").decode("ascii")
+            record = cls(
+                KINDS[kind],
+                OPS[op],
+                bool(inline),
+                dtype,
+                size_bytes,
+                root,
+                tuple(shape[:ndim]),
+                text[_HEADER_BYTES:],
+            )
+            whole = math.prod(record.shape) * np.dtype(dtype_of(dtype)).itemsize == size_bytes
+        except (struct.error, ValueError, IndexError, TypeError) as error:
+            raise ProtocolError(
+                "cannot read a rank's record",
+                expected="a record of this version of sparkdl",
+                received=repr(text[:64]),
+            ) from error
+        if not whole or (record.payload and len(record.payload) != size_bytes):
+            raise ProtocolError(
+                "a rank's record contradicts itself",
+                expected=f"{size_bytes} bytes of {dtype} in shape {record.shape}",
+                received=f"{len(record.payload)} bytes",
+            )
+        return record
+
+    def words(self) -> str:
+        """The operation in words."""
+        return f"{self.kind}(op={self.op}, {self.dtype}, shape {self.shape}, root={self.root})"
+
+    def array(self) -> Array:
+        """The data that came with the record."""
+        return self.shaped(np.frombuffer(self.payload, np.uint8).copy())
+
+    def shaped(self, data: npt.NDArray[np.uint8]) -> Array:
+        """``data`` as the array described."""
+        if data.ctypes.data % 8:
+            data = data.copy()  # a neighbour of odd length moved it off its boundary
+        result: Array = data.view(dtype_of(self.dtype)).reshape(self.shape)
+        return result
+
+
+def dtype_of(name: str) -> np.dtype[np.generic]:
+    """The dtype of this name; ``bfloat16`` is known once its package is imported."""
+    if name == "bfloat16":
+        import ml_dtypes
+
+        half: np.dtype[np.generic] = np.dtype(ml_dtypes.bfloat16)
+        return half
+    return np.dtype(name)
+
+
+def _payload(text: bytes, dtype: np.dtype[np.generic], size: int) -> Array:
+    """The data in a record, of which the header has been checked."""
+    if len(text) != _HEADER_BYTES + size * dtype.itemsize:
+        raise ProtocolError(
+            "a rank's record is not whole",
+            expected=f"{size} elements of {dtype}",
+            received=f"{len(text) - _HEADER_BYTES} bytes",
+        )
+    return np.frombuffer(text, np.uint8, offset=_HEADER_BYTES).view(dtype)
+
+
+def _pack(records: Sequence[bytes]) -> bytes:
+    return b"".join(_LENGTH.pack(len(r)) + r for r in records)
+
+
+def _unpack(text: bytes) -> list[bytes]:
+    records, at = [], 0
+    while at < len(text):
+        if at + _LENGTH.size > len(text):
+            raise ProtocolError("a record ends too early", received=f"{len(text)} bytes")
+        (length,) = _LENGTH.unpack_from(text, at)
+        at += _LENGTH.size
+        records.append(text[at : at + length])
+        at += length
+    return records

@@ -1,0 +1,292 @@
+"""Collectives of ranks on different hosts: a ring of TCP connections, used as one stream.
+
+Each rank sends to the next and receives from the one before. An all-reduce of ``n`` elements is
+``p - 1`` steps that reduce and ``p - 1`` that gather, each carrying one of ``p`` segments; what a
+rank sends in step ``s + 1`` is what it received (and reduced) in step ``s``. So the steps need no
+meeting points: bytes are sent as soon as their counterpart has come in, in both directions at
+once, and ``2 n (p - 1)/p`` elements cross each wire, which is the least possible (Patarasuk and
+Yuan, 2009).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import select
+import socket
+import struct
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from sparkdl.collective.arithmetic import Array, join_scaled, put_scaled
+from sparkdl.collective.builtin.rendezvous import peer_gone, set_tcp_options
+from sparkdl.collective.builtin.waiting import SLICE_MS, SPIN_S, Watch, spin_until
+from sparkdl.errors import ProtocolError
+
+_LENGTH = struct.Struct("<I")
+_CHUNK_BYTES = 256 << 10
+
+
+@dataclasses.dataclass
+class _Step:
+    """One segment to receive: where to, and what to do with a complete piece of it."""
+
+    target: Array
+    join: Callable[[int, int, Array], None] | None = None
+
+
+class Ring:
+    """One rank of a ring.
+
+    Args:
+        index: This rank's place in the ring.
+        ranks: The ranks in ring order, as the communicator numbers them.
+        to_next: The connection to the next rank, non-blocking.
+        from_previous: The connection from the previous rank, non-blocking.
+        capacity: Largest record in bytes.
+        watch: Deadline and messages of the operation under way.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        ranks: Sequence[int],
+        to_next: socket.socket,
+        from_previous: socket.socket,
+        capacity: int,
+        watch: Watch,
+    ) -> None:
+        self.index, self.ranks, self.count = index, list(ranks), len(ranks)
+        self.capacity = capacity
+        self._next, self._previous = to_next, from_previous
+        self._watch = watch
+        self._scratch = bytearray(_CHUNK_BYTES)
+        for connection in (to_next, from_previous):
+            set_tcp_options(connection)
+
+    def hang_up(self) -> None:
+        """Ends the connections, so that the others' waits for this rank end."""
+        for connection in (self._next, self._previous):
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Closes the connections."""
+        self._next.close()
+        self._previous.close()
+
+    # -- records -----------------------------------------------------------------------------
+
+    def exchange(self, record: bytes) -> list[bytes]:
+        """Every rank's record in ring order; each travels once around."""
+        records: list[bytes] = [b""] * self.count
+        records[self.index] = record
+        outgoing = memoryview(_LENGTH.pack(len(record)) + record)
+        incoming = bytearray()
+        for step in range(1, self.count):
+            origin = (self.index - step) % self.count
+            length = -1
+            while length < 0 or len(incoming) < _LENGTH.size + length:
+                if outgoing:
+                    outgoing = outgoing[self._send(outgoing) :]
+                want = _LENGTH.size if length < 0 else _LENGTH.size + length
+                if len(incoming) < want:
+                    got = self._receive_some(want - len(incoming))
+                    incoming += got
+                    if not got:
+                        # whoever is heard of has arrived: the first not heard of is missing
+                        self._pause([self.ranks[origin]], True, bool(outgoing))
+                if length < 0 and len(incoming) >= _LENGTH.size:
+                    length = self._read_length(incoming)
+            records[origin] = bytes(incoming[_LENGTH.size :])
+            if step < self.count - 1:
+                outgoing = memoryview(bytes(outgoing) + bytes(incoming))
+            incoming.clear()
+        while outgoing:
+            sent = self._send(outgoing)
+            outgoing = outgoing[sent:]
+            if not sent:
+                self._pause([self.ranks[(self.index + 1) % self.count]], False, True)
+        return records
+
+    def _read_length(self, incoming: bytearray) -> int:
+        (length,) = _LENGTH.unpack_from(incoming)
+        if length > self.capacity:
+            raise ProtocolError(
+                f"rank {self._previous_rank} sent a record that is too large",
+                expected=f"at most {self.capacity} bytes",
+                received=f"{length} bytes",
+            )
+        return int(length)
+
+    # -- large arrays ------------------------------------------------------------------------
+
+    def all_reduce(
+        self,
+        source: Array,
+        target: Array,
+        edges: Sequence[int],
+        factor: float,
+        ufunc: np.ufunc,
+        *,
+        gather: bool = True,
+    ) -> None:
+        """Reduces ``source`` into ``target``; rank ``i`` reduces ``[edges[i], edges[i + 1])``.
+
+        Args:
+            source: Flat, of equal size on all ranks.
+            target: Flat; may be ``source``. All of it is written to.
+            edges: ``count + 1`` rising edges of the segments.
+            factor: What this rank's contribution is multiplied by.
+            ufunc: How contributions are joined.
+            gather: False: afterwards only this rank's own segment of ``target`` is right.
+        """
+
+        def segment(array: Array, i: int) -> Array:
+            i %= self.count
+            return array[edges[i] : edges[i + 1]]
+
+        first = segment(source, self.index - 1)
+        if factor != 1.0:
+            scaled = segment(target, self.index - 1)
+            put_scaled(first, factor, scaled)
+            first = scaled
+        sends, steps = [first], []
+        for s in range(self.count - 1):
+            i = self.index - 2 - s
+            steps.append(
+                _Step(
+                    segment(target, i),
+                    _joiner(segment(source, i), segment(target, i), factor, ufunc),
+                )
+            )
+            sends.append(segment(target, i))
+        if gather:
+            for s in range(self.count - 1):
+                i = self.index - 1 - s
+                steps.append(_Step(segment(target, i)))
+                sends.append(segment(target, i))
+        self._stream(sends[: len(steps)], steps)
+
+    def all_gather(self, target: Array, edges: Sequence[int]) -> None:
+        """Makes ``target`` whole on all ranks; rank ``i`` has ``[edges[i], edges[i + 1])``."""
+
+        def segment(i: int) -> Array:
+            i %= self.count
+            return target[edges[i] : edges[i + 1]]
+
+        sends = [segment(self.index - s) for s in range(self.count - 1)]
+        steps = [_Step(segment(self.index - 1 - s)) for s in range(self.count - 1)]
+        self._stream(sends, steps)
+
+    def broadcast(self, target: Array, root: int) -> None:
+        """Passes the root's ``target`` along the ring; ``root`` is a place in the ring."""
+        place = (self.index - root) % self.count
+        if place == 0:
+            self._stream([target], [])
+        elif place == self.count - 1:
+            self._stream([], [_Step(target)])
+        else:
+            self._stream([target[:0], target], [_Step(target)])
+
+    def _stream(self, sends: Sequence[Array], steps: Sequence[_Step]) -> None:
+        """Sends segment ``s + 1`` as step ``s`` comes in; segment 0 is there from the start."""
+        outgoing = [_as_bytes(a) for a in sends]
+        incoming = [_as_bytes(s.target) for s in steps]
+        came = [0] * len(steps)  # bytes of each step that are in place
+        filled = 0  # bytes in the scratch piece
+        scratch = memoryview(self._scratch)
+        s = r = sent = 0
+        while True:
+            moved = False
+            while s < len(outgoing) and sent == len(outgoing[s]):
+                s, sent = s + 1, 0
+            if s < len(outgoing):
+                limit = len(outgoing[0]) if s == 0 else came[s - 1]
+                if sent < limit:
+                    count = self._send(outgoing[s][sent : min(limit, sent + _CHUNK_BYTES)])
+                    sent += count
+                    moved = count > 0
+            while r < len(incoming) and came[r] == len(incoming[r]):
+                r += 1
+            if r < len(incoming):
+                end = min(len(incoming[r]), came[r] + _CHUNK_BYTES)
+                join = steps[r].join
+                if join is None:
+                    count = self._receive_into(incoming[r][came[r] : end])
+                    came[r] += count
+                else:
+                    count = self._receive_into(scratch[filled : end - came[r]])
+                    filled += count
+                    if filled == end - came[r]:
+                        item = steps[r].target.dtype.itemsize
+                        piece = np.frombuffer(scratch[:filled], np.uint8)
+                        join(came[r] // item, end // item, piece)
+                        came[r], filled = end, 0
+                moved = moved or count > 0
+            elif s == len(outgoing):
+                return
+            if not moved:
+                can_send = s < len(outgoing) and sent < (
+                    len(outgoing[0]) if s == 0 else came[s - 1]
+                )
+                self._pause([self._previous_rank], r < len(incoming), can_send)
+
+    # -- sockets -----------------------------------------------------------------------------
+
+    @property
+    def _previous_rank(self) -> int:
+        return self.ranks[(self.index - 1) % self.count]
+
+    @property
+    def _next_rank(self) -> int:
+        return self.ranks[(self.index + 1) % self.count]
+
+    def _send(self, data: memoryview) -> int:
+        try:
+            return self._next.send(data)
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            raise peer_gone(self.ranks[self.index], self._next_rank, error) from error
+
+    def _receive_into(self, view: memoryview) -> int:
+        try:
+            count = self._previous.recv_into(view)
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            raise peer_gone(self.ranks[self.index], self._previous_rank, error) from error
+        if not count:
+            raise peer_gone(self.ranks[self.index], self._previous_rank)
+        return count
+
+    def _receive_some(self, size: int) -> bytes:
+        part = memoryview(self._scratch)[:size]
+        return bytes(part[: self._receive_into(part)])
+
+    def _pause(self, missing: list[int], receiving: bool, sending: bool) -> None:
+        """Waits until a socket is ready: briefly awake, then asleep."""
+        poll = select.poll()
+        if receiving:
+            poll.register(self._previous, select.POLLIN)
+        if sending:
+            poll.register(self._next, select.POLLOUT)
+        if spin_until(lambda: bool(poll.poll(0)), SPIN_S):
+            return
+        while not poll.poll(SLICE_MS):
+            self._watch.look(missing)
+
+
+def _joiner(
+    source: Array, target: Array, factor: float, ufunc: np.ufunc
+) -> Callable[[int, int, Array], None]:
+    def join(a: int, b: int, piece: Array) -> None:
+        join_scaled(piece.view(target.dtype), source[a:b], factor, ufunc, target[a:b])
+
+    return join
+
+
+def _as_bytes(array: Array) -> memoryview:
+    return array.view(np.uint8).data if array.size else memoryview(b"")

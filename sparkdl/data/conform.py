@@ -1,0 +1,188 @@
+"""Decoded values -> the shape and dtype of their spec, or an error that names column and row."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sparkdl.data.columns import Array, ColumnSpec, Shape
+from sparkdl.errors import DataError
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a value stands, for error messages.
+
+    Args:
+        label: The column's name in quotes, or several.
+        spec: The spec that is being read.
+        first_row: Number of the batch's first row in its partition.
+    """
+
+    label: str
+    spec: ColumnSpec
+    first_row: int
+
+    def error(
+        self, problem: str, *, expected: str, received: str, row: int | None = None, hint: str = ""
+    ) -> DataError:
+        """An error about these columns and, if given, the ``row`` of the batch."""
+        where = "" if row is None else f", row {self.first_row + row} of the partition"
+        return DataError(
+            f"column {self.label}{where}: {problem}",
+            expected=expected,
+            received=received,
+            hint=hint,
+        )
+
+    def check_nulls(self, array: Any, width: int = 1) -> None:
+        """Refuses nulls in an Arrow array that has ``width`` values per row."""
+        if array.null_count:
+            first = int(np.argmax(pc.is_null(array).to_numpy(zero_copy_only=False)))
+            raise self.error(
+                "nulls cannot be trained on",
+                row=first // max(width, 1),
+                expected="no nulls",
+                received=f"{array.null_count} nulls in this batch of rows",
+                hint="df.dropna() removes such rows, df.fillna() or an Imputer fills them",
+            )
+
+
+def is_numeric(kind: Any) -> bool:
+    """Whether an Arrow type holds single numbers."""
+    return bool(
+        pa.types.is_integer(kind)
+        or pa.types.is_floating(kind)
+        or pa.types.is_boolean(kind)
+        or pa.types.is_decimal(kind)
+    )
+
+
+def numbers_of(array: Any, place: Place, width: int = 1) -> Array:
+    """A primitive Arrow array without nulls as a flat NumPy array of its own dtype."""
+    place.check_nulls(array, width)
+    if pa.types.is_decimal(array.type):
+        array = array.cast(pa.float64())
+    if pa.types.is_boolean(array.type):
+        flags: Array = array.to_numpy(zero_copy_only=False)
+        return flags
+    if pa.types.is_integer(array.type) or pa.types.is_floating(array.type):
+        numbers: Array = array.to_numpy(zero_copy_only=True)
+        return numbers
+    raise place.error(
+        "values that are not numbers",
+        expected=f"numbers for shape {place.spec.shape} and dtype {place.spec.dtype}",
+        received=f"Arrow type {array.type}",
+        hint="StringIndexer or a hash makes numbers of strings; images need a decoder",
+    )
+
+
+def conform(values: Array, spec: ColumnSpec, first_row: int = 0) -> Array:
+    """Gives decoded rows the shape of ``spec`` and its dtype in compact form; checks labels."""
+    place = Place(spec.label, spec, first_row)
+    return compact(check_labels(_fit(values, place), spec, place), spec, place)
+
+
+def empty_rows(spec: ColumnSpec) -> Array:
+    """No rows, in the shape and dtype of the spec; free dimensions are 0."""
+    return np.empty((0, *(d or 0 for d in spec.value_shape)), spec.value_dtype)
+
+
+def matches(shape: Sequence[int], wanted: Shape) -> bool:
+    """Whether a shape is the one wanted, in which None stands for any size."""
+    return len(shape) == len(wanted) and all(
+        w is None or d == w for d, w in zip(shape, wanted, strict=True)
+    )
+
+
+def shape_error(shape: Sequence[int], place: Place, row: int | None, problem: str) -> DataError:
+    """The error for rows of a wrong shape."""
+    return place.error(
+        problem,
+        row=row,
+        expected=f"shape {place.spec.value_shape} per row",
+        received=f"shape {tuple(shape)}",
+        hint="the shape comes from the model's input or output; reshape the column or the model",
+    )
+
+
+def _fit(values: Array, place: Place) -> Array:
+    """Gives ``(num_rows, ...)`` the per-row shape of the spec if the sizes agree."""
+    rows, dims, wanted = len(values), values.shape[1:], place.spec.value_shape
+    if rows == 0:
+        return empty_rows(place.spec).astype(values.dtype)
+    size = math.prod(dims)
+    if size == 0:
+        raise shape_error(dims, place, None, "rows without any values")
+    if matches(dims, wanted):
+        return values
+    known = math.prod(d for d in wanted if d is not None)
+    free = sum(d is None for d in wanted)
+    if free == 0 and size == known:
+        return values.reshape(rows, *(d or 0 for d in wanted))
+    if free == 1 and len(dims) == 1 and known and size % known == 0:
+        return values.reshape(rows, *(size // known if d is None else d for d in wanted))
+    raise shape_error(dims, place, None, "values of a wrong shape")
+
+
+def compact(values: Array, spec: ColumnSpec, place: Place) -> Array:
+    """Casts to the dtype wanted, unless the values are narrower and widen without loss."""
+    target = spec.value_dtype
+    native = values.dtype.newbyteorder("=")
+    values = values.astype(native, copy=False)
+    narrower = native.itemsize < target.itemsize and np.can_cast(native, target, "safe")
+    return values if narrower else cast(values, target, place)
+
+
+def cast(values: Array, target: np.dtype[Any], place: Place, row: int | None = None) -> Array:
+    """Casts, and refuses what an integer dtype cannot hold instead of cutting it off."""
+    source = values.dtype
+    bad, expected = None, ""
+    if source.kind == "c" and target.kind != "c":
+        bad, expected = values.imag != 0, "real numbers"
+        values = values.real if not bad.any() else values
+    elif target.kind == "b" and source.kind != "b":
+        bad, expected = (values != 0) & (values != 1), "0 or 1"
+    elif target.kind in "iu" and not np.can_cast(source, target, "safe"):
+        limits = np.iinfo(target)
+        bad = (values < limits.min) | (values > limits.max)
+        if source.kind == "f":
+            # float(max) may round up to a number that no longer fits.
+            bad |= (values >= float(limits.max) + 1) | (values != np.floor(values))
+        expected = f"whole numbers in [{limits.min}, {limits.max}]"
+    if bad is not None and bad.any():
+        index = np.unravel_index(int(np.argmax(bad)), bad.shape)
+        raise place.error(
+            f"a value that {target} cannot hold",
+            row=int(index[0]) if row is None and index else row,
+            expected=expected,
+            received=str(values[index]),
+        )
+    with np.errstate(over="ignore"):
+        return values.astype(target, copy=False)
+
+
+def check_labels(values: Array, spec: ColumnSpec, place: Place) -> Array:
+    """Returns ``values`` if they are no labels, or whole numbers in ``[0, num_classes)``."""
+    classes = spec.num_classes
+    if classes is None or values.size == 0:
+        return values
+    low, high = values.min(), values.max()
+    whole = values.dtype.kind != "f" or bool((values == np.floor(values)).all())
+    if low >= 0 and high < classes and whole:
+        return values
+    bad = (values < 0) | (values >= classes) | (values != np.floor(values))
+    index = np.unravel_index(int(np.argmax(bad)), bad.shape)
+    raise place.error(
+        "a label out of range",
+        row=int(index[0]),
+        expected=f"integers from 0 to {classes - 1}: the model has {classes} classes",
+        received=str(values[index]),
+        hint="labels start at 0; the model's last layer needs one unit per class",
+    )

@@ -1,0 +1,52 @@
+"""What the workers of a run report, put together: the numbers behind History and progress bar."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+
+@dataclass(frozen=True)
+class EpochProgress:
+    """One epoch over all workers.
+
+    Args:
+        ended: Workers that have finished it.
+        batches: Batches trained in it so far.
+        rows: Rows trained in it so far.
+        metrics: Sum of the workers' metric states; Keras metrics hold sums and counts, so the
+            value of the sum is the row-weighted value over all workers.
+        val_metrics: The same of the validation rows; empty before they are evaluated.
+    """
+
+    ended: int
+    batches: int
+    rows: int
+    metrics: npt.NDArray[np.float64]
+    val_metrics: npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class RunProgress:
+    """A run over all workers.
+
+    Args:
+        epochs: By number.
+        batches_per_epoch: Steps of all workers in one epoch.
+        rows: Rows that all workers hold.
+        joined: Workers that have joined.
+        finished: Workers that are done.
+        failure: ``{'rank', 'error', 'traceback'}`` of the first worker that raised, or None.
+        staleness: Mean commits between a pull and the commit that followed it.
+    """
+
+    epochs: dict[int, EpochProgress] = field(default_factory=dict)
+    batches_per_epoch: int = 0
+    rows: int = 0
+    joined: int = 0
+    finished: int = 0
+    failure: dict[str, Any] | None = None
+    staleness: float = 0.0

@@ -1,0 +1,175 @@
+"""A Keras model trained with PyTorch, batch by batch.
+
+PyTorch has no loop inside a graph, so a window is a Python loop over the model's own
+``train_step``. The batches of a window are views of one tensor, on a CPU of the NumPy memory
+itself; to a GPU each window is one transfer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from sparkdl.learner.base import WindowLike
+from sparkdl.learner.keras_base import KerasLearner, match_gradients, require_one_batch
+from sparkdl.weights import FloatArray
+
+# PyTorch has no (or hardly any) operations on these; Keras takes the wider type, too.
+_WIDER = {"uint16": np.int32, "uint32": np.int64, "uint64": np.int64}
+
+
+class TorchLearner(KerasLearner):
+    """See :class:`sparkdl.learner.base.Learner`.
+
+    ``torch.compile`` is used where Keras would: only for a model compiled with
+    ``jit_compile=True``.
+    """
+
+    def __init__(self, model: Any) -> None:
+        super().__init__(model)
+        self._device = model.variables[0].value.device
+        self._has_gradient: list[bool] = [True] * len(self.trained)
+        self._train_step = self._compile(model.train_step)
+        self._test_step = self._compile(model.test_step)
+        self._predict_step = self._compile(model.predict_step)
+
+    def _compile(self, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        if not self.model._should_torch_compile():
+            return step
+        compiled: Callable[[Any], Any] = torch.compile(step)
+        return compiled
+
+    # -- weights -------------------------------------------------------------------------------
+
+    def read_weights(self, out: FloatArray) -> None:
+        self._layout.check(out)
+        with torch.no_grad():
+            self._concat([v.value for v in (*self.trained, *self.averaged)], out)
+
+    def write_weights(self, flat: FloatArray) -> None:
+        with torch.no_grad():
+            self._assign((*self.trained, *self.averaged), self._split(flat))
+
+    def _concat(self, values: list[torch.Tensor], out: FloatArray) -> None:
+        parts = [value.reshape(-1).to(torch.float32) for value in values]
+        if self._device.type == "cpu" and out.flags.c_contiguous:
+            torch.cat(parts, out=torch.from_numpy(out))
+        else:
+            np.copyto(out, torch.cat(parts).cpu().numpy())
+
+    def _split(self, flat: FloatArray) -> list[torch.Tensor]:
+        """The parts of a flat buffer as views, on the model's device."""
+        self._layout.check(flat)
+        slots = self._layout.slots
+        parts = self._tensor(flat).split([slot.size for slot in slots])
+        return [part.view(slot.shape) for part, slot in zip(parts, slots, strict=True)]
+
+    def _assign(self, variables: Any, parts: list[torch.Tensor]) -> None:
+        for variable, part in zip(variables, parts, strict=True):
+            variable.value.copy_(part)
+
+    # -- training ------------------------------------------------------------------------------
+
+    def train(self, window: WindowLike) -> None:
+        self.build_metrics(window)
+        self._set_training(True)
+        data = self._tensors(window)
+        for index in range(window.num_batches):
+            self._train_step(_batch(data, index))
+
+    def _evaluate_window(self, window: WindowLike) -> None:
+        self._set_training(False)
+        data = self._tensors(window)
+        with torch.no_grad():
+            for index in range(window.num_batches):
+                self._test_step(_batch(data, index))
+
+    def _set_training(self, mode: bool) -> None:
+        """The flag of ``torch.nn.Module``, for plain PyTorch layers inside a Keras model."""
+        if self.model.training is not mode:
+            torch.nn.Module.train(self.model, mode)
+
+    def _tensors(self, window: WindowLike) -> Any:
+        return _map(self._tensor, self.data(window.x, window.y, window.sample_weight))
+
+    def _tensor(self, array: npt.NDArray[Any]) -> torch.Tensor:
+        """``array`` on the model's device; on a CPU the same memory, which no step writes to."""
+        wider = _WIDER.get(array.dtype.name)
+        array = np.ascontiguousarray(array, wider).reshape(array.shape)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+            return torch.from_numpy(array).to(self._device, non_blocking=True)
+
+    def gradients(self, window: WindowLike, out: FloatArray) -> None:
+        require_one_batch(window)
+        self._layout.check(out)
+        self.build_metrics(window)
+        self._set_training(True)
+        batch = _batch(self._tensors(window), 0)
+        with _captured_gradients(self.model.optimizer) as captured:
+            self.model.train_step(batch)
+        gradients = match_gradients(self.model, captured, self.trained)
+        self._has_gradient = [g is not None for g in gradients]
+        with torch.no_grad():
+            parts = [
+                torch.zeros_like(v.value) if g is None else g
+                for g, v in zip(gradients, self.trained, strict=True)
+            ]
+            self._concat([*parts, *(v.value for v in self.averaged)], out)
+
+    def apply_gradients(self, flat: FloatArray) -> None:
+        parts = self._split(flat)
+        pairs = [
+            (part.to(variable.value.dtype), variable)
+            for part, variable, has in zip(
+                parts[: len(self.trained)], self.trained, self._has_gradient, strict=True
+            )
+            if has
+        ]
+        with torch.no_grad():
+            self.model.optimizer.apply([g for g, _ in pairs], [v for _, v in pairs])
+            self._assign(self.averaged, parts[len(self.trained) :])
+
+    # -- prediction ----------------------------------------------------------------------------
+
+    def _predict(self, x: Any) -> Any:
+        self._set_training(False)
+        with torch.no_grad():
+            return self._predict_step((_map(self._tensor, x),))
+
+
+def _map(function: Callable[[Any], Any], structure: Any) -> Any:
+    """``function`` on every array of nested dicts, lists and tuples; None stays None."""
+    if structure is None:
+        return None
+    if isinstance(structure, dict):
+        return {name: _map(function, item) for name, item in structure.items()}
+    if isinstance(structure, (list, tuple)):
+        return type(structure)(_map(function, item) for item in structure)
+    return function(structure)
+
+
+def _batch(data: Any, index: int) -> Any:
+    return _map(lambda tensor: tensor[index], data)
+
+
+@contextlib.contextmanager
+def _captured_gradients(optimizer: Any) -> Iterator[list[tuple[Any, Any]]]:
+    """Makes ``optimizer.apply`` collect ``(gradient, variable)`` pairs instead of stepping."""
+    captured: list[tuple[Any, Any]] = []
+
+    def capture(grads: Any, trainable_variables: Any = None) -> None:
+        variables = trainable_variables or optimizer._trainable_variables
+        captured.extend(zip(grads, variables, strict=True))
+
+    object.__setattr__(optimizer, "apply", capture)
+    try:
+        yield captured
+    finally:
+        object.__delattr__(optimizer, "apply")

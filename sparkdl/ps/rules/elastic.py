@@ -1,0 +1,150 @@
+"""Elastic averaging: a spring between every worker and the center (AEASGD, EAMSGD)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import numpy as np
+
+from sparkdl.errors import ConfigError
+from sparkdl.ps.rules.base import Peer, Rule
+from sparkdl.ps.rules.options import require, require_fraction, require_positive
+from sparkdl.weights import FloatArray
+
+
+@dataclass(frozen=True)
+class AEASGD(Rule):
+    """Asynchronous elastic averaging SGD: worker and center pull each other closer.
+
+    Every window a worker pulls the center, and the same elastic force moves both::
+
+        E      = alpha · (local - center)
+        local  -= E
+        center += E
+
+    so that ``local + center`` is left as it was. The workers explore on their own, the center is
+    their slow average. Stable only while ``alpha · workers <= 1``. The force needs the center as it
+    is now, so one exchange is a pull and a push (two trips), not a ``push_pull``.
+
+    Args:
+        alpha: The elastic coefficient in (0, 1]. None gives ``0.9 / workers``, at most 0.5: the
+            paper's setting ``beta = 0.9``.
+        rho: With ``learning_rate``, the paper's other parametrization ``alpha = rho ·
+            learning_rate`` (dist-keras: rho 5, learning rate 0.1).
+        learning_rate: See ``rho``.
+
+    Reference: Zhang, Choromanska and LeCun, 2015, "Deep learning with Elastic Averaging SGD",
+    arXiv:1412.6651, algorithm 1.
+    """
+
+    alpha: float | None = None
+    rho: float | None = None
+    learning_rate: float | None = None
+
+    name: ClassVar[str] = "aeasgd"
+    default_window: ClassVar[int] = 32
+
+    def __post_init__(self) -> None:
+        for option in ("alpha", "rho", "learning_rate"):
+            if getattr(self, option) is not None:
+                require_positive(self.name, option, getattr(self, option))
+        require(
+            (self.rho is None) == (self.learning_rate is None),
+            self.name,
+            "rho",
+            "rho and learning_rate together, or neither",
+            (self.rho, self.learning_rate),
+        )
+        require(
+            self.alpha is None or self.rho is None,
+            self.name,
+            "alpha",
+            "either alpha, or rho and learning_rate",
+            (self.alpha, self.rho, self.learning_rate),
+        )
+        alpha = self._alpha()
+        require(
+            alpha is None or alpha <= 1,
+            self.name,
+            "alpha",
+            "alpha (or rho · learning_rate) at most 1",
+            alpha,
+        )
+
+    def _alpha(self) -> float | None:
+        if self.rho is not None and self.learning_rate is not None:
+            return self.rho * self.learning_rate
+        return self.alpha
+
+    def bind(self, num_workers: int) -> AEASGD:
+        """Settles ``alpha``; refuses ``alpha · num_workers > 1``, which would diverge."""
+        alpha = self._alpha()
+        if alpha is None:
+            alpha = min(0.5, 0.9 / num_workers)
+        require(
+            alpha * num_workers <= 1 + 1e-9,
+            self.name,
+            "alpha",
+            f"alpha · workers <= 1, so at most {1 / num_workers:.4g} with {num_workers} workers",
+            alpha,
+            "leave alpha out to have it chosen",
+        )
+        return replace(self, alpha=alpha, rho=None, learning_rate=None)
+
+    def exchange(self, local: FloatArray, base: FloatArray, peer: Peer) -> None:
+        """Pulls the center, moves ``local`` towards it, and pushes the opposite move."""
+        alpha = self._alpha()
+        if alpha is None:
+            raise unbound(self.name)
+        peer.pull()
+        base[...] = peer.buffer
+        np.subtract(local, base, out=peer.buffer)
+        np.multiply(peer.buffer, np.float32(alpha), out=peer.buffer)
+        np.subtract(local, peer.buffer, out=local)
+        peer.push()
+
+
+@dataclass(frozen=True)
+class EAMSGD(AEASGD):
+    """AEASGD whose workers train with Nesterov momentum.
+
+    ::
+
+        v = momentum · v - learning_rate · ∇f(x + momentum · v)
+        x += v
+
+    That is Keras' ``SGD(momentum, nesterov=True)``, whose variable is the look-ahead point ``y = x
+    + momentum · v``: there the gradient is taken (``local_optimizer`` asks the worker for it). The
+    elastic force acts on ``y``, which is where the worker's weights are.
+
+    Args:
+        alpha, rho, learning_rate: As for :class:`AEASGD`.
+        momentum: The paper's delta, in [0, 1).
+
+    Reference: Zhang, Choromanska and LeCun, 2015, arXiv:1412.6651, algorithm 2. (dist-keras takes
+    the gradient at ``x`` and applies two learning rates.)
+    """
+
+    momentum: float = 0.9
+
+    name: ClassVar[str] = "eamsgd"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_fraction(self.name, "momentum", self.momentum)
+
+    def local_optimizer(self) -> dict[str, Any]:
+        """SGD with this Nesterov momentum; the learning rate stays the user's."""
+        config = {"momentum": self.momentum, "nesterov": True}
+        return {"class_name": "SGD", "config": config}
+
+
+def unbound(rule: str) -> ConfigError:
+    """The error of a rule that must know the number of workers and was not told."""
+    return ConfigError(
+        f"rule {rule!r}: the number of workers is not known",
+        expected="a rule returned by Rule.bind(num_workers)",
+        received="the rule as it was made",
+        hint="call rule = rule.bind(num_workers) before training",
+    )

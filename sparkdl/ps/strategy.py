@@ -1,0 +1,178 @@
+"""The picklable recipe of a run with a server, and the worker's side that is made from it."""
+
+from __future__ import annotations
+
+import contextlib
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from sparkdl.errors import TransportError, WorkerError
+from sparkdl.ps.client import Client, Progress, connect
+from sparkdl.ps.rules.base import Rule
+from sparkdl.ps.synchronizer import GradientSynchronizer, WindowSynchronizer
+from sparkdl.ps.transports.address import Address
+from sparkdl.weights import Layout
+from sparkdl.worker import Report, Start
+
+MetricState = npt.NDArray[np.float64]
+
+
+class Member(Protocol):
+    """Which worker this is."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def attempt(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class ServerStrategy:
+    """How updates travel through a parameter server; made on the driver, sent to the workers.
+
+    Args:
+        address: Of the server.
+        token: The run's secret.
+        layout: Of the flat buffer.
+        rule: Its worker half runs here.
+        overlap: Exchange one window while the next is trained.
+    """
+
+    address: Address
+    token: str
+    layout: Layout
+    rule: Rule
+    overlap: bool = False
+
+    @contextlib.contextmanager
+    def open(self, identity: Member, layout: Layout) -> Iterator[ServerSynchronizer]:
+        """Connects; an exception inside is told to the server, so that no other worker waits.
+
+        Raises:
+            TransportError: The server cannot be reached, or holds another model.
+        """
+        if not layout.matches(self.layout):
+            raise TransportError(
+                "the worker's model and the server's differ",
+                expected=f"{self.layout.size} values in {len(self.layout.slots)} variables",
+                received=f"{layout.size} values in {len(layout.slots)} variables",
+                hint="does the model build other layers on the executors?",
+            )
+        client = connect(
+            self.address, self.token, rank=identity.rank, attempt=identity.attempt, layout=layout
+        )
+        try:
+            yield ServerSynchronizer(self.rule, client, layout, self.overlap)
+        except BaseException as error:
+            if not isinstance(error, (TransportError, WorkerError)):
+                described = "".join(traceback.format_exception_only(error)).strip()
+                with contextlib.suppress(Exception):
+                    client.fail(described, "".join(traceback.format_exception(error)))
+            raise
+        finally:
+            client.close()
+
+
+class ServerSynchronizer:
+    """A worker's side of the server; see :class:`sparkdl.worker.Synchronizer`."""
+
+    def __init__(self, rule: Rule, client: Client, layout: Layout, overlap: bool) -> None:
+        self._rule, self._client = rule, client
+        self._gradients: GradientSynchronizer | None = None
+        self._windows: WindowSynchronizer | None = None
+        if rule.payload == "gradient":
+            self._gradients = GradientSynchronizer(client, layout)
+        else:
+            self._windows = WindowSynchronizer(rule, client, layout, overlap=overlap)
+        self._epoch = -1
+        self._epoch_rows = 0
+
+    def start(self, learner: Any, rows: int, batches: int, windows: int) -> Start:
+        """Says HELLO and takes the weights to start from.
+
+        Workers of a blocking rule count windows (rounds), which all of them take together.
+        """
+        blocking = self._rule.blocking
+        welcome = self._client.hello(rows=rows, batches_per_epoch=windows if blocking else batches)
+        if not welcome.done:
+            (self._gradients or self._windows).start(learner)  # type: ignore[union-attr]
+        return Start(
+            epoch=welcome.epoch,
+            position=welcome.batch,
+            windows_per_epoch=welcome.steps_per_epoch if blocking else None,
+            done=welcome.done,
+        )
+
+    def train(self, learner: Any, window: Any | None, report: Report) -> None:
+        """Trains a window and exchanges it; None takes part with nothing."""
+        if report.epoch != self._epoch:
+            self._epoch, self._epoch_rows = report.epoch, 0
+        self._epoch_rows += report.rows
+        meta: dict[str, Any] | None = None
+        if report.metrics is not None:
+            meta = {
+                "epoch": report.epoch,
+                "metrics": report.metrics.tolist(),
+                "rows": self._epoch_rows - report.rows,
+            }
+        progress = Progress(
+            epoch=report.epoch,
+            batch=report.windows_done if self._rule.blocking else report.batches_done,
+            batches=report.batches,
+            rows=report.rows,
+            learning_rate=report.learning_rate,
+            meta=meta,
+        )
+        if self._gradients is not None:
+            self._gradients.step(learner, window, progress)
+        elif self._windows is not None:
+            if window is not None:
+                learner.train(window)
+            self._windows.after_window(learner, progress)
+
+    def end_epoch(
+        self,
+        learner: Any,
+        epoch: int,
+        metrics: MetricState,
+        validation: MetricState | None,
+        wait: bool,
+    ) -> None:
+        """Reports the epoch's metrics; the lowest rank stores the weights where workers own them."""
+        if self._windows is not None:
+            self._windows.drain(learner)
+        if self._gradients is not None:
+            self._gradients.snapshot(learner, epoch + 1)
+        meta: dict[str, Any] = {
+            "epoch": epoch,
+            "ended": True,
+            "metrics": metrics.tolist(),
+            "rows": self._epoch_rows if epoch == self._epoch else 0,
+        }
+        if validation is not None:
+            meta["val_metrics"] = validation.tolist()
+        self._client.report(meta, wait=wait)
+
+    def finish(self, learner: Any) -> None:
+        """Says that this worker is done."""
+        if self._windows is not None:
+            self._windows.drain(learner)
+        self._client.finish()
+
+    @property
+    def stopped(self) -> bool:
+        return self._client.stopped
+
+    @property
+    def learning_rate(self) -> float | None:
+        return self._client.learning_rate
+
+    @property
+    def transport(self) -> str:
+        """Name of the transport in use."""
+        return self._client.transport

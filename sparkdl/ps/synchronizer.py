@@ -1,0 +1,250 @@
+"""How a worker keeps in step with a parameter server: by windows, or by gradients.
+
+NumPy and protocols only: the learner and the client come by argument, so the same code runs
+against a server process, shared memory, or a scripted client in a test.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, Protocol
+
+import numpy as np
+
+from sparkdl.errors import ConfigError
+from sparkdl.ps.rules.base import Rule
+from sparkdl.weights import FloatArray, Layout
+
+
+class Commits(Protocol):
+    """The part of :class:`sparkdl.ps.client.Client` that synchronizers use."""
+
+    upload_requested: bool
+    lead: bool
+    round_rows: int
+
+    @property
+    def buffer(self) -> FloatArray: ...
+
+    @property
+    def welcome(self) -> Any: ...
+
+    def pull(self) -> FloatArray: ...
+
+    def push(self, progress: Any) -> None: ...
+
+    def push_pull(self, progress: Any) -> FloatArray: ...
+
+    def snapshot(self, epoch: int, batch: int = 0) -> None: ...
+
+    def put_state(self, state: bytes, epoch: int, batch: int) -> None: ...
+
+    def get_state(self) -> bytes: ...
+
+
+class Position(Protocol):
+    """What synchronizers read of a :class:`sparkdl.ps.client.Progress`."""
+
+    @property
+    def epoch(self) -> int: ...
+
+    @property
+    def batch(self) -> int: ...
+
+    @property
+    def rows(self) -> int: ...
+
+
+class WeightsLearner(Protocol):
+    """A learner whose weights can be read and replaced as one flat buffer."""
+
+    def read_weights(self, out: FloatArray) -> None: ...
+
+    def write_weights(self, flat: FloatArray) -> None: ...
+
+
+class GradientLearner(WeightsLearner, Protocol):
+    """A learner that takes a step in two halves.
+
+    ``gradients`` writes the batch's mean gradient into the trained segment of ``out`` and its
+    running statistics, after the batch, into the averaged segment. ``apply_gradients`` does the
+    optimizer step with the trained segment and takes the statistics from the averaged one.
+    ``dump_state`` and ``load_state`` hold weights *and* optimizer state.
+    """
+
+    def gradients(self, batch: Any, out: FloatArray) -> None: ...
+
+    def apply_gradients(self, flat: FloatArray) -> None: ...
+
+    def dump_state(self) -> bytes: ...
+
+    def load_state(self, state: bytes) -> None: ...
+
+
+class _Peer:
+    """A client as a rule's worker half sees it, with the commit's progress filled in."""
+
+    def __init__(self, client: Commits, progress: Any) -> None:
+        self._client = client
+        self._progress = progress
+
+    @property
+    def buffer(self) -> FloatArray:
+        return self._client.buffer
+
+    def push(self) -> None:
+        self._client.push(self._progress)
+
+    def pull(self) -> None:
+        self._client.pull()
+
+    def push_pull(self) -> None:
+        self._client.push_pull(self._progress)
+
+
+class WindowSynchronizer:
+    """Exchanges weights with the server after each window, by the rule's worker half.
+
+    With ``overlap`` the exchange of one window runs in a thread while the next is trained; then
+    ``local = center + (local_now - local_at_push)``: the worker's own progress since the push is
+    kept on top of the center. Only for rules whose exchange is the base class's.
+
+    Args:
+        rule: Its ``exchange`` is called.
+        client: Connected; has said HELLO.
+        layout: Of the flat buffer.
+        overlap: Whether to exchange while training.
+
+    Raises:
+        ConfigError: ``overlap`` with a rule that has an exchange of its own, or blocks.
+    """
+
+    def __init__(
+        self, rule: Rule, client: Commits, layout: Layout, *, overlap: bool = False
+    ) -> None:
+        if overlap and (type(rule).exchange is not Rule.exchange or rule.blocking):
+            raise ConfigError(
+                f"rule {rule.name!r} cannot overlap its exchange with training",
+                expected="a non-blocking rule with the plain delta exchange",
+                received="overlap=True",
+                hint="overlap=False",
+            )
+        self._rule = rule
+        self._client = client
+        self._overlap = overlap
+        self._local = np.zeros(layout.size, np.float32)
+        self._base = np.zeros(layout.size, np.float32)
+        self._pushed = np.zeros(layout.size if overlap else 0, np.float32)
+        self._flight: threading.Thread | None = None
+        self._error: BaseException | None = None
+
+    def start(self, learner: WeightsLearner) -> None:
+        """Takes the center as the weights to start from."""
+        center = self._client.pull()
+        self._local[...] = center
+        self._base[...] = center
+        learner.write_weights(self._local)
+
+    def after_window(self, learner: WeightsLearner, progress: Any) -> None:
+        """One exchange: what was trained since the last one goes out, the center comes in.
+
+        Args:
+            learner: Its weights are read, and replaced.
+            progress: A :class:`sparkdl.ps.client.Progress`.
+        """
+        if not self._overlap:
+            learner.read_weights(self._local)
+            self._rule.exchange(self._local, self._base, _Peer(self._client, progress))
+            learner.write_weights(self._local)
+            return
+        self._land(learner)  # the exchange of the window before
+        learner.read_weights(self._pushed)
+        np.subtract(self._pushed, self._base, out=self._client.buffer)
+        self._flight = threading.Thread(
+            target=self._fly, args=(progress,), name="sparkdl-ps-exchange", daemon=True
+        )
+        self._flight.start()
+
+    def drain(self, learner: WeightsLearner) -> None:
+        """Ends an exchange that is under way; to be called at an epoch's end, and at the end."""
+        self._land(learner)
+
+    def _fly(self, progress: Any) -> None:
+        try:
+            self._client.push_pull(progress)
+        except BaseException as error:  # raised again in the training thread
+            self._error = error
+
+    def _land(self, learner: WeightsLearner) -> None:
+        if self._flight is None:
+            return
+        self._flight.join()
+        self._flight = None
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+        learner.read_weights(self._local)
+        self._local -= self._pushed
+        self._base[...] = self._client.buffer
+        self._local += self._base
+        learner.write_weights(self._local)
+
+
+class GradientSynchronizer:
+    """Each step: gradients out, the row-weighted mean of all ranks in, one optimizer step.
+
+    The weights live on the workers and stay equal on all. A joiner gets weights and optimizer
+    state from a live rank; if none is left, it starts from the last snapshot.
+
+    Args:
+        client: Connected; has said HELLO.
+        layout: Of the flat buffer.
+    """
+
+    def __init__(self, client: Commits, layout: Layout) -> None:
+        self._client = client
+        self._layout = layout
+
+    def start(self, learner: GradientLearner) -> None:
+        """Brings ``learner`` to where the others are: the server's weights, or a live rank's."""
+        if self._client.welcome.source == "state":
+            learner.load_state(self._client.get_state())
+        else:
+            learner.write_weights(self._client.pull())
+
+    def step(self, learner: GradientLearner, batch: Any, progress: Position) -> int:
+        """One step of all ranks together.
+
+        Args:
+            learner: Gives gradients, takes their mean.
+            batch: What ``learner.gradients`` takes; None when this rank has no more rows in this
+                epoch, so that it contributes nothing (``progress.rows`` must then be 0).
+            progress: A :class:`sparkdl.ps.client.Progress`; ``rows`` is the weight.
+
+        Returns:
+            Rows of all ranks in this step.
+        """
+        if (batch is None) != (progress.rows == 0):
+            raise ConfigError(
+                "a step without rows is one without a batch",
+                expected="batch=None exactly if progress.rows == 0",
+                received=f"rows={progress.rows}",
+            )
+        if batch is not None:
+            learner.gradients(batch, self._client.buffer)
+        mean = self._client.push_pull(progress)
+        rows = self._client.round_rows
+        if rows:
+            learner.apply_gradients(mean)
+        if self._client.upload_requested:
+            self._client.put_state(learner.dump_state(), progress.epoch, progress.batch)
+        return rows
+
+    def snapshot(self, learner: WeightsLearner, epoch: int, batch: int = 0) -> None:
+        """Stores the weights on the server, if this rank is the lowest live one.
+
+        To be called by all ranks at an epoch's end (``epoch`` being the next one) and at the end.
+        """
+        if self._client.lead:
+            learner.read_weights(self._client.buffer)
+            self._client.snapshot(epoch, batch)

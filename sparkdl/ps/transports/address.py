@@ -1,0 +1,39 @@
+"""Where a server can be reached."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass
+from typing import Literal
+
+Mode = Literal["auto", "http", "socket", "shm"]
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a server can be reached; travels to the workers together with the token.
+
+    Args:
+        http: ``http://host:port`` of the Flask app: always there, for /health and /metrics.
+        host: Host of the framed socket.
+        port: Its port; 0 for none.
+        uds: Path of the Unix socket; empty for none.
+        boot_id: Of the server's host, so that workers know whether they share it.
+        mode: The ``parameter_server_mode`` it was started with.
+    """
+
+    http: str
+    host: str = ""
+    port: int = 0
+    uds: str = ""
+    boot_id: str = ""
+    mode: Mode = "auto"
+
+
+def boot_id() -> str:
+    """Identity of this host's running kernel; the hostname where there is none."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return file.read().strip()
+    except OSError:
+        return socket.gethostname()

@@ -1,0 +1,57 @@
+"""A checkpoint after each epoch, on any file system; the newest whole one is resumed from."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from sparkdl.errors import ConfigError
+from sparkdl.spark import persistence
+
+_INDEX = "checkpoint.json"
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """Writes ``epoch-00003.keras`` and an index that names the newest; keeps the last two.
+
+    Args:
+        folder: A path or URI.
+    """
+
+    folder: str
+
+    @classmethod
+    def at(cls, folder: str | None) -> Checkpoints | None:
+        """Checkpoints in ``folder``, which must be writable; None for None."""
+        if folder is None:
+            return None
+        persistence.check_writable(f"{folder}/{_INDEX}")
+        return cls(str(folder).rstrip("/"))
+
+    def save(self, model: Any, epoch: int) -> None:
+        """Writes the model after ``epoch`` epochs; the index is changed last."""
+        name = f"epoch-{epoch:05d}.keras"
+        persistence.write_bytes(f"{self.folder}/{name}", persistence.model_bytes(model))
+        index = json.dumps({"epoch": epoch, "file": name})
+        persistence.write_bytes(f"{self.folder}/{_INDEX}", index.encode())
+        persistence.delete(f"{self.folder}/epoch-{epoch - 2:05d}.keras")
+
+    def restore(self, model: Any) -> int | None:
+        """Loads the newest checkpoint into ``model``; returns its epoch, None if there is none."""
+        path = f"{self.folder}/{_INDEX}"
+        if not persistence.exists(path):
+            return None
+        index = json.loads(persistence.read_bytes(path))
+        content = persistence.read_bytes(f"{self.folder}/{index['file']}")
+        with persistence.local_copy(content) as local:
+            try:
+                model.load_weights(local)
+            except ValueError as error:
+                raise ConfigError(
+                    f"the checkpoint in {self.folder!r} is of another model",
+                    expected="the model that wrote it",
+                    received=str(error).splitlines()[0],
+                ) from error
+        return int(index["epoch"])

@@ -1,0 +1,184 @@
+"""What the user sees while a fit runs: progress bar, callbacks, History; on the driver."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from sparkdl.history import EpochProgress, RunProgress
+from sparkdl.learner import keras_base
+
+
+class FitMonitor:
+    """Turns the workers' progress into Keras' events, in the driver's thread.
+
+    Callbacks see one event per epoch with the metrics of all workers together, and batch events
+    whenever news arrive (several times a second, not once per batch).
+
+    Args:
+        model: The driver's model; callbacks may change its learning rate or stop it.
+        callbacks: The user's, or None.
+        epochs: Epoch to stop at.
+        first_epoch: Epoch to begin with.
+        verbose: 0 silent, 1 progress bar, 2 a line per epoch.
+        num_workers: Workers whose end of an epoch is waited for.
+        pull_weights: Brings the workers' present weights into ``model``.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        callbacks: Any,
+        *,
+        epochs: int,
+        first_epoch: int,
+        verbose: int,
+        num_workers: int,
+        pull_weights: Callable[[], None],
+    ) -> None:
+        import keras
+
+        self._model, self._verbose, self._num_workers = model, verbose, num_workers
+        self._epochs, self._epoch = epochs, first_epoch
+        self._pull_weights = pull_weights
+        self.has_callbacks = bool(callbacks)
+        self.callbacks = keras.callbacks.CallbackList(
+            callbacks, add_history=True, add_progbar=False, model=model,
+            verbose=verbose, epochs=epochs, steps=None,
+        )  # fmt: skip
+        self._bar: _Bar | None = None
+        self._begun = False
+        self._batch = 0
+        self._learning_rate: float | None = None
+        self._has_schedule = False
+
+    # -- events --------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Tells the callbacks that training begins, and that its first epoch does."""
+        self._model.stop_training = False
+        self._learning_rate = self._read_rate()
+        self.callbacks.on_train_begin()
+        self._begin_epoch()
+
+    def _begin_epoch(self) -> None:
+        if self._epoch >= self._epochs or self._begun:
+            return
+        self._begun, self._batch = True, 0
+        self.callbacks.on_epoch_begin(self._epoch)
+        if self._verbose:
+            self._bar = _Bar(self._epoch, self._epochs, self._verbose)
+
+    def update(self, progress: RunProgress) -> list[dict[str, Any]]:
+        """Takes in what the workers say now; returns commands for them (``stop`` and so on)."""
+        commands: list[dict[str, Any]] = self._rate_commands()
+        while self._epoch < self._epochs:
+            epoch = progress.epochs.get(self._epoch)
+            if epoch is None:
+                break
+            if epoch.ended < self._num_workers:
+                self._show(epoch, progress)
+                break
+            commands += self._end_epoch(epoch, progress)
+            if self._model.stop_training:
+                break
+        return commands
+
+    def _show(self, epoch: EpochProgress, progress: RunProgress) -> None:
+        if epoch.batches <= self._batch or not epoch.metrics.size:
+            return
+        self._batch = epoch.batches
+        logs = self._logs(epoch.metrics)
+        if self.has_callbacks:
+            self.callbacks.on_train_batch_begin(self._batch - 1)
+            self.callbacks.on_train_batch_end(self._batch - 1, logs)
+        if self._bar is not None:
+            self._bar.show(epoch.batches, progress.batches_per_epoch, logs, epoch.rows)
+
+    def _end_epoch(self, epoch: EpochProgress, progress: RunProgress) -> list[dict[str, Any]]:
+        logs = self._logs(epoch.metrics)
+        if epoch.val_metrics.size:
+            logs |= {f"val_{k}": v for k, v in self._logs(epoch.val_metrics).items()}
+        if self.has_callbacks:
+            self._pull_weights()
+        number = self._epoch
+        if self._bar is not None:
+            self._bar.end(progress.batches_per_epoch, logs, epoch.rows)
+        self.callbacks.on_epoch_end(number, logs)
+        self._epoch += 1
+        self._begun = False
+        if self._model.stop_training:
+            return [{"stop": True}]
+        self._begin_epoch()
+        return [*self._rate_commands(), {"release": number}]
+
+    def end(self) -> Any:
+        """Tells the callbacks that training ended; returns the History."""
+        self.callbacks.on_train_end()
+        return self._model.history
+
+    @property
+    def epochs_done(self) -> int:
+        """Epochs that ended, counted from 0."""
+        return self._epoch
+
+    # -- learning rate -------------------------------------------------------------------------
+
+    def _read_rate(self) -> float | None:
+        import keras
+
+        optimizer = self._model.optimizer
+        while hasattr(optimizer, "inner_optimizer"):
+            optimizer = optimizer.inner_optimizer
+        rate = getattr(optimizer, "_learning_rate", None)
+        self._has_schedule = isinstance(rate, keras.optimizers.schedules.LearningRateSchedule)
+        if self._has_schedule or rate is None:
+            return None
+        return float(keras.ops.convert_to_numpy(optimizer.learning_rate))
+
+    def _rate_commands(self) -> list[dict[str, Any]]:
+        """A command if a callback has changed the learning rate."""
+        rate = self._read_rate()
+        if rate is None or rate == self._learning_rate:
+            return []
+        self._learning_rate = rate
+        return [{"learning_rate": rate}]
+
+    def _logs(self, state: Any) -> dict[str, Any]:
+        return keras_base.metric_results(self._model, np.asarray(state, np.float64))
+
+
+class _Bar:
+    """Keras' progress bar, with the rows per second of all workers."""
+
+    def __init__(self, epoch: int, epochs: int, verbose: int) -> None:
+        import keras
+
+        self._verbose, self._started = verbose, time.monotonic()
+        self._bar: Any = None
+        self._make = lambda target: keras.utils.Progbar(
+            target, verbose=verbose, unit_name="step", stateful_metrics=None
+        )
+        print(f"Epoch {epoch + 1}/{epochs}", flush=True)
+
+    def show(self, batches: int, target: int, logs: dict[str, Any], rows: int) -> None:
+        self._update(min(batches, max(target - 1, 0)), target, logs, rows, finalize=False)
+
+    def end(self, target: int, logs: dict[str, Any], rows: int) -> None:
+        self._update(target, target, logs, rows, finalize=True)
+
+    def _update(
+        self, batches: int, target: int, logs: dict[str, Any], rows: int, finalize: bool
+    ) -> None:
+        if self._bar is None:
+            self._bar = self._make(target or None)
+            self._bar.stateful_metrics = {*logs, "rows/s"}
+        self._bar.stateful_metrics |= set(logs)
+        seconds = max(time.monotonic() - self._started, 1e-9)
+        values = [(k, v) for k, v in logs.items() if isinstance(v, float) and math.isfinite(v)]
+        values.append(("rows/s", rows / seconds))
+        self._bar.update(batches, values, finalize=finalize)

@@ -1,0 +1,185 @@
+"""One run with a parameter server: the process beside the driver, and the workers' recipe."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sparkdl.config import EPOCH_WINDOW
+from sparkdl.errors import ConfigError
+from sparkdl.history import EpochProgress, RunProgress
+from sparkdl.ps.client import DriverClient
+from sparkdl.ps.rules import Rule, make_rule
+from sparkdl.ps.server import ServerConfig, ServerProcess
+from sparkdl.ps.state import Settings
+from sparkdl.ps.strategy import ServerStrategy
+from sparkdl.ps.transports.base import ports_of
+from sparkdl.spark.cluster import driver_address
+from sparkdl.weights import FloatArray, Layout
+
+DEFAULT_RULES = {"asynchronous": "downpour", "hogwild": "hogwild", "synchronous": "bsp"}
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """What the user says of the server; validated when built."""
+
+    transport: str = "auto"
+    port: Any = 0
+    bind: str | None = None
+    advertised: str | None = None
+    start_timeout_s: float = 300.0
+    worker_timeout_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        ports_of(self.port)
+        for name in ("start_timeout_s", "worker_timeout_s"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+                raise ConfigError(
+                    f"{name} is wrong", expected="seconds > 0", received=repr(value)
+                )
+
+
+def choose_rule(mode: str, frequency: str | int, rule: Any) -> tuple[Rule, int]:
+    """The rule and the window (batches per exchange) for what the user asked.
+
+    Raises:
+        ConfigError: The rule does not work in that mode.
+        UnknownNameError: No such rule.
+    """
+    chosen: Rule
+    if rule is None and mode == "synchronous":
+        payload = "gradient" if frequency in ("auto", "batch", 1) else "delta"
+        chosen = make_rule("bsp", payload=payload)
+    else:
+        chosen = make_rule(DEFAULT_RULES[mode] if rule is None else rule)
+    if chosen.blocking != (mode == "synchronous"):
+        waits = "waits for all workers" if chosen.blocking else "does not wait for the others"
+        raise ConfigError(
+            f"rule {chosen.name!r} does not go with mode {mode!r}",
+            expected="a rule that waits for all" if mode == "synchronous" else "one that does not",
+            received=f"{chosen.name!r}, which {waits}",
+            hint=f"mode={'synchronous' if chosen.blocking else 'asynchronous'!r}",
+        )
+    if mode == "hogwild" and not chosen.lock_free:
+        raise ConfigError(
+            f"rule {chosen.name!r} needs the server's lock",
+            expected="rule='hogwild' in mode 'hogwild'",
+            received=repr(chosen.name),
+            hint="mode='asynchronous' takes every rule that does not wait",
+        )
+    if chosen.payload == "gradient":
+        if not chosen.blocking:
+            raise ConfigError(
+                f"rule {chosen.name!r} needs gradients from workers that do not wait",
+                expected="a rule on weight changes, or mode='synchronous'",
+                received=f"payload 'gradient' in mode {mode!r}",
+            )
+        if frequency not in ("auto", "batch", 1):
+            raise ConfigError(
+                "gradients are averaged at every batch",
+                expected="frequency='batch'",
+                received=f"frequency={frequency!r}",
+                hint="rule='bsp' with payload='delta' averages weights instead",
+            )
+        return chosen, 1
+    if frequency == "auto":
+        return chosen, chosen.default_window
+    if frequency == "epoch":
+        return chosen, EPOCH_WINDOW
+    return chosen, 1 if frequency == "batch" else int(frequency)
+
+
+class ServerRun:
+    """The driver's part in a run with a server; see :class:`sparkdl.spark.training.Run`."""
+
+    def __init__(self, server: ServerProcess, driver: DriverClient, strategy: ServerStrategy) -> None:
+        self._server, self._driver, self.strategy = server, driver, strategy
+
+    @classmethod
+    @contextlib.contextmanager
+    def start(
+        cls,
+        options: ServerOptions,
+        rule: Rule,
+        layout: Layout,
+        center: FloatArray,
+        num_workers: int,
+        spark: Any,
+    ) -> Iterator[ServerRun]:
+        """Starts the server's process, and ends it with everything it holds."""
+        bind, advertised = driver_address(spark)
+        config = ServerConfig(
+            layout,
+            rule,
+            num_workers,
+            mode=options.transport,  # type: ignore[arg-type]
+            port=options.port,
+            bind_address=options.bind or bind,
+            advertised_address=options.advertised or (options.bind or advertised),
+            settings=Settings(
+                num_workers,
+                lease_s=options.worker_timeout_s,
+                start_timeout_s=options.start_timeout_s,
+            ),
+        )
+        with ServerProcess(config, center) as server:
+            driver = DriverClient(server.address, server.token, layout)
+            try:
+                strategy = ServerStrategy(server.address, server.token, layout, rule)
+                yield cls(server, driver, strategy)
+            finally:
+                driver.close()
+
+    def progress(self) -> RunProgress:
+        """What the workers report; raises TransportError if the server is gone."""
+        self._server.check()
+        return parse_status(self._driver.status())
+
+    def command(self, command: dict[str, Any]) -> None:
+        """Passes a command on to the workers."""
+        self._driver.control(**command)
+
+    def pull(self) -> FloatArray:
+        """The present center (a copy)."""
+        self._server.check()
+        return np.array(self._driver.pull())
+
+
+def parse_status(status: dict[str, Any]) -> RunProgress:
+    """The server's STATUS as :class:`RunProgress`."""
+    ranks = status.get("workers", {})
+    workers = list(ranks.values())
+    per_epoch = [int(w.get("batches_per_epoch") or 0) for w in workers]
+    epochs = {}
+    for text, entry in status.get("epochs", {}).items():
+        number = int(text)
+        batches = 0
+        for worker, total in zip(workers, per_epoch, strict=True):
+            if worker["epoch"] == number:
+                batches += int(worker["batch"])
+            elif worker["epoch"] > number:
+                batches += total
+        epochs[number] = EpochProgress(
+            ended=len(entry.get("ended", ())),
+            batches=batches,
+            rows=int(entry.get("rows", 0)),
+            metrics=np.asarray(entry.get("metrics") or (), np.float64),
+            val_metrics=np.asarray(entry.get("val_metrics") or (), np.float64),
+        )
+    commits = sum(int(w.get("clock") or 0) for w in workers)
+    stale = sum(float(w.get("staleness_mean") or 0) * int(w.get("clock") or 0) for w in workers)
+    return RunProgress(
+        epochs=epochs,
+        batches_per_epoch=sum(per_epoch),
+        rows=sum(int(w.get("rows") or 0) for w in workers),
+        joined=len(workers),
+        finished=sum(bool(w.get("finished")) for w in workers),
+        failure=status.get("failure"),
+        staleness=stale / commits if commits else 0.0,
+    )

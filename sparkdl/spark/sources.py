@@ -1,0 +1,291 @@
+"""Every form of data that fit, evaluate and predict take, as one: a DataFrame and its spec."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from sparkdl.data import ColumnSpec, DataSpec, to_arrow_table
+from sparkdl.errors import ConfigError, DataError
+from sparkdl.learner.signature import Signature, TensorSpec
+from sparkdl.spark.cluster import is_connect, session_of
+from sparkdl.spark.schema import make_spec, selection
+
+ROLE = "__sparkdl_role"
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Which columns mean what, as the user said it in ``fit`` or ``evaluate``."""
+
+    features: Any = "features"
+    label: Any = "label"
+    sample_weight: Any = None
+    decoder: Any = None
+
+
+@dataclass(frozen=True)
+class Source:
+    """Selected columns of the user's data, ready for ``mapInArrow``, and how to read them."""
+
+    frame: Any
+    spec: DataSpec
+
+    @property
+    def spark(self) -> Any:
+        return self.frame.sparkSession
+
+
+def is_frame(data: Any) -> bool:
+    """Whether ``data`` is a Spark DataFrame, classic or Connect."""
+    return type(data).__module__.startswith("pyspark.") and hasattr(data, "mapInArrow")
+
+
+def is_rdd(data: Any) -> bool:
+    """Whether ``data`` is an RDD."""
+    return type(data).__module__.startswith("pyspark.") and hasattr(data, "mapPartitions") and (
+        not hasattr(data, "mapInArrow")
+    )
+
+
+def open_source(
+    data: Any, signature: Signature, columns: Columns, *, with_labels: bool = True
+) -> Source:
+    """Checks ``data`` against the model and selects what is needed.
+
+    Args:
+        data: A DataFrame; an RDD of ``(x, y)`` pairs or ``LabeledPoint``; or NumPy arrays
+            ``(x, y)`` or ``(x, y, sample_weight)``.
+        signature: The model's.
+        columns: Which columns mean what (DataFrames only).
+        with_labels: Whether labels are needed.
+
+    Raises:
+        DataError: The data do not fit the model.
+        ConfigError: Not a form of data that is known.
+    """
+    if is_frame(data):
+        label = columns.label if with_labels else None
+        spec = make_spec(
+            data.schema, signature, columns.features, label,
+            columns.sample_weight if with_labels else None, columns.decoder,
+        )  # fmt: skip
+        return Source(data.select(*selection(data.schema, spec)), spec)
+    if is_rdd(data):
+        return _from_rdd(data, signature)
+    if isinstance(data, (tuple, list)) and with_labels and len(data) in (2, 3):
+        return _from_numpy(data, signature)
+    raise ConfigError(
+        "this kind of data is not known",
+        expected="a DataFrame, an RDD of (x, y) or LabeledPoint, or a tuple of NumPy arrays (x, y)",
+        received=f"{type(data).__module__}.{type(data).__qualname__}",
+    )
+
+
+def add_validation(source: Source, validation: Source | None, split: float, seed: int) -> Source:
+    """Marks the rows to validate on, which then travel with the training rows in one stage."""
+    from pyspark.sql import functions as F
+
+    if validation is not None:
+        if validation.frame.schema.names != source.frame.schema.names:
+            raise DataError(
+                "validation_data has other columns than the training data",
+                expected=str(source.frame.schema.names),
+                received=str(validation.frame.schema.names),
+            )
+        frame = source.frame.withColumn(ROLE, F.lit(0).cast("byte")).unionByName(
+            validation.frame.withColumn(ROLE, F.lit(1).cast("byte"))
+        )
+    elif split > 0:
+        role = F.when(F.rand(seed) < F.lit(split), 1).otherwise(0).cast("byte")
+        frame = source.frame.withColumn(ROLE, role)
+    else:
+        return source
+    return Source(frame, replace(source.spec, role_column=ROLE))
+
+
+def spread(frame: Any, num_workers: int) -> Any:
+    """The frame in ``num_workers`` partitions; as it is where a cached frame has as many.
+
+    Looking at the partitions of a frame that is not cached could run Spark jobs.
+    """
+    if not is_connect(frame.sparkSession):
+        level = frame.storageLevel
+        if (level.useMemory or level.useDisk) and frame.rdd.getNumPartitions() == num_workers:
+            return frame
+    return frame.repartition(num_workers)
+
+
+# -- NumPy --------------------------------------------------------------------------------------
+
+
+def _from_numpy(data: Any, signature: Signature) -> Source:
+    x, y = data[0], data[1]
+    weight = data[2] if len(data) == 3 else None
+    spec = wanted_spec(x, y, weight, signature)
+    table, spec = to_arrow_table(x, y, weight, spec)
+    return Source(session_of().createDataFrame(table), spec)
+
+
+def wanted_spec(x: Any, y: Any, weight: Any, signature: Signature) -> DataSpec:
+    """The spec that NumPy arrays must fit, found as if they were DataFrame columns."""
+    from pyspark.sql import types as T
+
+    fields: list[Any] = []
+
+    def columns(arrays: Any, prefix: str) -> Any:
+        if isinstance(arrays, Mapping):
+            return {name: columns(array, f"{prefix} {name}") for name, array in arrays.items()}
+        array = np.asarray(arrays)
+        if array.ndim == 0 or array.dtype.kind not in "biuf":
+            raise DataError(
+                f"{prefix} is no array of numbers",
+                expected="one row per entry of the first axis",
+                received=f"{array.dtype} of shape {array.shape}",
+            )
+        kind: Any = T.FloatType()
+        for _ in range(array.ndim - 1):
+            kind = T.ArrayType(kind)
+        fields.append(T.StructField(prefix, kind))
+        return prefix
+
+    features = columns(x, "features")
+    label = columns(y, "label")
+    weights = None if weight is None else columns(weight, "sample_weight")
+    spec = make_spec(T.StructType(fields), signature, features, label, weights)
+    # One number per row where the model wants an axis of one: both are what a column gives.
+    return spec
+
+
+# -- RDD ----------------------------------------------------------------------------------------
+
+
+def _from_rdd(rdd: Any, signature: Signature) -> Source:
+    spark = session_of()
+    features = rdd_features(signature)
+    labels: dict[str, ColumnSpec] = {}
+    for name, spec in signature.outputs.items():
+        if signature.label_kinds.get(name) == "sparse":
+            shape = spec.shape or (None,)
+            labels[name] = ColumnSpec(
+                (f"label_{name}",), tuple(d or 1 for d in shape[:-1]), "int32", "binary",
+                classes=shape[-1],
+            )  # fmt: skip
+        else:
+            labels[name] = _fixed(spec, "output")
+    data_spec = DataSpec(features, labels)
+    rows = rdd.mapPartitions(_PairEncoder(features, labels))
+    schema = ", ".join(f"`{name}` binary" for name in data_spec.columns)
+    return Source(spark.createDataFrame(rows, schema), data_spec)
+
+
+def rdd_features(signature: Signature) -> dict[str, ColumnSpec]:
+    """How an RDD's inputs become arrays: by the model's own, fixed shapes."""
+    return {name: _fixed(spec, "input") for name, spec in signature.inputs.items()}
+
+
+def stack_inputs(rows: list[Any], specs: dict[str, ColumnSpec], first_row: int) -> dict[str, Any]:
+    """A list of inputs ``x`` (or pairs, or LabeledPoints) as one array per model input."""
+    raw: dict[str, list[bytes]] = {name: [] for name in specs}
+    for number, row in enumerate(rows, first_row):
+        x = row.features if hasattr(row, "features") and hasattr(row, "label") else row
+        if isinstance(x, tuple) and len(x) == 2 and len(specs) != 2:
+            x = x[0]
+        for name, content in zip(specs, _encode(x, specs, number, "x"), strict=True):
+            raw[name].append(content)
+    return {
+        name: np.frombuffer(b"".join(raw[name]), np.dtype(s.dtype)).reshape(len(rows), *s.shape)
+        for name, s in specs.items()
+    }
+
+
+def _fixed(spec: TensorSpec, what: str) -> ColumnSpec:
+    if spec.shape is None or any(d is None for d in spec.shape):
+        raise DataError(
+            f"an RDD needs a model whose {what} shapes are fixed",
+            expected=f"a fixed shape for {what} {spec.name!r}",
+            received=f"shape {spec.shape}",
+            hint="build the model with keras.Input(shape), or use a DataFrame",
+        )
+    prefix = "x" if what == "input" else "label"
+    dtype = spec.dtype if what == "input" else "float32"
+    return ColumnSpec((f"{prefix}_{spec.name}",), spec.shape, dtype, "binary")
+
+
+class _PairEncoder:
+    """Rows ``(x, y)`` or ``LabeledPoint`` -> tuples of little-endian bytes (on the executor)."""
+
+    def __init__(self, features: dict[str, ColumnSpec], labels: dict[str, ColumnSpec]) -> None:
+        self.features, self.labels = features, labels
+
+    def __call__(self, rows: Iterable[Any]) -> Iterator[tuple[bytes, ...]]:
+        for number, row in enumerate(rows):
+            if hasattr(row, "features") and hasattr(row, "label"):
+                x, y = row.features, row.label
+            elif isinstance(row, (tuple, list)) and len(row) == 2:
+                x, y = row
+            else:
+                raise DataError(
+                    f"row {number} of a partition is no example",
+                    expected="a pair (x, y) or a LabeledPoint",
+                    received=f"{type(row).__qualname__}",
+                )
+            yield (
+                *_encode(x, self.features, number, "x"),
+                *_encode(y, self.labels, number, "y"),
+            )
+
+
+def _encode(
+    value: Any, specs: dict[str, ColumnSpec], number: int, side: str
+) -> Iterator[bytes]:
+    parts = value if isinstance(value, Mapping) else None
+    if parts is None:
+        listed = isinstance(value, (list, tuple)) and len(specs) > 1
+        parts = dict(zip(specs, value if listed else [value], strict=False))
+    if set(parts) != set(specs):
+        raise DataError(
+            f"{side} of row {number} does not fit the model",
+            expected=f"{len(specs)} parts, for {list(specs)}",
+            received=f"{len(parts)}",
+        )
+    for name, spec in specs.items():
+        yield encode_value(parts[name], spec, number)
+
+
+def encode_value(value: Any, spec: ColumnSpec, number: int) -> bytes:
+    """One value as the bytes of the array that the model wants."""
+    array = np.asarray(value.toArray() if hasattr(value, "toArray") else value)
+    shape = tuple(int(d or 1) for d in spec.shape)
+    size = int(np.prod(shape, dtype=int))
+    if array.dtype.kind not in "biuf":
+        raise DataError(
+            f"row {number}: {spec.label} is no array of numbers", received=str(array.dtype)
+        )
+    if array.size == 1 and size > 1 and spec.label.startswith("'label_"):
+        return _one_hot(array, size, spec, number)
+    if array.size != size:
+        raise DataError(
+            f"row {number}: {spec.label} does not fit the model",
+            expected=f"shape {shape}",
+            received=f"shape {array.shape}",
+        )
+    return array.astype(np.dtype(spec.dtype).newbyteorder("<")).tobytes()
+
+
+def _one_hot(array: Any, size: int, spec: ColumnSpec, number: int) -> bytes:
+    label = float(array.reshape(-1)[0])
+    if label != int(label) or not 0 <= label < size:
+        raise DataError(
+            f"row {number}: a label is out of range",
+            expected=f"a class in [0, {size})",
+            received=str(label),
+        )
+    row = np.zeros(size, np.dtype(spec.dtype).newbyteorder("<"))
+    row[int(label)] = 1
+    return row.tobytes()
+
+

@@ -1,0 +1,177 @@
+"""What runs on the executors: one task trains one partition to the end of the fit."""
+
+from __future__ import annotations
+
+import json
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from sparkdl.config import LoopSettings
+from sparkdl.data import Batches, DataSpec, read_partition
+from sparkdl.errors import SparkDLError
+from sparkdl.learner.archive import ModelArchive
+from sparkdl.spark.resources import UseGpu, needs_child, placement_of, start_framework
+
+RESULT_SCHEMA = "rank long, kind string, text string, content binary"
+CHUNK_BYTES = 2 << 20
+"""Results come back in rows of at most this size (Connect bounds an Arrow batch at 4 MiB)."""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Which worker a task is: its rank, and which try at it."""
+
+    rank: int
+    attempt: int
+    num_workers: int
+
+
+class Strategy(Protocol):
+    """The picklable recipe of how updates travel, made on the driver."""
+
+    def open(self, identity: Identity, layout: Any) -> Any:
+        """The live synchronizer of a worker, as a context manager."""
+
+
+@dataclass(frozen=True)
+class TrainTask:
+    """Everything that a training task needs; broadcast once."""
+
+    archive: ModelArchive
+    spec: DataSpec
+    settings: LoopSettings
+    strategy: Strategy
+    num_workers: int
+    use_gpu: UseGpu = "auto"
+    validate: bool = False
+
+
+@dataclass(frozen=True)
+class Result:
+    """One row of what a task returns."""
+
+    rank: int
+    kind: str
+    text: str = ""
+    content: bytes = b""
+
+
+def stage_function(payload: Any) -> Any:
+    """The function for ``mapInArrow``; ``payload`` is a broadcast, or the task itself."""
+
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from sparkdl.spark.task import run_task
+
+        yield from run_task(batches, payload.value if hasattr(payload, "value") else payload)
+
+    return run
+
+
+def run_task(batches: Iterator[pa.RecordBatch], pickled: bytes) -> Iterator[pa.RecordBatch]:
+    """Trains a partition; an exception becomes a result row, so that Spark does not retry it.
+
+    Spark retries what only another try can mend: a lost executor, a killed process.
+    """
+    import cloudpickle
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    task: TrainTask = cloudpickle.loads(pickled)
+    identity = Identity(context.partitionId(), context.attemptNumber(), task.num_workers)
+    try:
+        placement = placement_of(context, task.archive.backend, task.use_gpu)
+        if needs_child(placement):
+            from sparkdl.spark.child import train_in_child
+
+            results = train_in_child(batches, pickled, identity, placement)
+        else:
+            start_framework(placement)
+            results = train_partition(batches, task, identity)
+    except BaseException as error:
+        results = [failure_result(identity.rank, error)]
+        if not isinstance(error, Exception):
+            raise
+    for result in results:
+        yield to_batch([result])
+
+
+def train_partition(
+    batches: Iterator[pa.RecordBatch], task: TrainTask, identity: Identity
+) -> list[Result]:
+    """Reads the partition, joins the run, trains; the framework is up in this process."""
+    from sparkdl.learner.cache import cached_learner, forget_learner
+    from sparkdl.worker import train
+
+    settings = task.settings
+    learner = cached_learner(task.archive)
+    try:
+        with task.strategy.open(identity, learner.layout) as synchronizer:
+            partition = read_partition(
+                batches, task.spec, settings.memory_budget_bytes, settings.spill_dir
+            )
+            with partition:
+                if settings.check_data:
+                    partition.check_finite()
+                source = Batches(
+                    partition.train, settings.batch_size, shuffle=settings.shuffle,
+                    seed=settings.seed, rank=identity.rank,
+                )  # fmt: skip
+                held_out = None
+                if task.validate:
+                    held_out = Batches(partition.validation, settings.batch_size, shuffle=False)
+                train(
+                    learner, synchronizer, source, settings, validation=held_out,
+                    num_rows=len(partition.train), num_workers=identity.num_workers,
+                )  # fmt: skip
+    except BaseException:
+        forget_learner(task.archive)
+        raise
+    summary = json.dumps({"rows": len(partition.train), "transport": synchronizer.transport})
+    results = [Result(identity.rank, "done", summary)]
+    if identity.rank == 0:
+        learner.sync_model()
+        state = learner.optimizer_state()
+        results += [
+            Result(0, "optimizer", "", state[i : i + CHUNK_BYTES])
+            for i in range(0, len(state), CHUNK_BYTES)
+        ]
+    return results
+
+
+def failure_result(rank: int, error: BaseException) -> Result:
+    """An exception as a result row: a JSON object, so that no code travels back."""
+    return Result(rank, "failed", json.dumps(describe_error(error)))
+
+
+def describe_error(error: BaseException) -> dict[str, Any]:
+    """An exception as JSON: its class, its message beats and its traceback."""
+    described: dict[str, Any] = {
+        "type": type(error).__name__,
+        "error": "".join(traceback.format_exception_only(error)).strip(),
+        "traceback": "".join(traceback.format_exception(error)),
+    }
+    if isinstance(error, SparkDLError):
+        described["beats"] = {
+            "what": error.what,
+            "expected": error.expected,
+            "received": error.received,
+            "hint": error.hint,
+        }
+    return described
+
+
+def to_batch(results: list[Result]) -> pa.RecordBatch:
+    """Result rows as one Arrow batch of ``RESULT_SCHEMA``."""
+    return pa.RecordBatch.from_arrays(
+        [
+            pa.array([r.rank for r in results], pa.int64()),
+            pa.array([r.kind for r in results], pa.string()),
+            pa.array([r.text for r in results], pa.string()),
+            pa.array([r.content for r in results], pa.binary()),
+        ],
+        names=["rank", "kind", "text", "content"],
+    )

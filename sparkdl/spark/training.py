@@ -1,0 +1,193 @@
+"""The driver's side of one fit: one broadcast, one stage, one collect, watched while it runs."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Callable
+from typing import Any, NoReturn, Protocol
+
+from sparkdl import errors
+from sparkdl.errors import DataError, SparkDLError, TransportError, WorkerError
+from sparkdl.history import RunProgress
+from sparkdl.learner import keras_base
+from sparkdl.spark.cluster import Stage, is_connect
+from sparkdl.spark.monitor import FitMonitor
+from sparkdl.spark.sources import Source, spread
+from sparkdl.spark.task import RESULT_SCHEMA, TrainTask, stage_function
+
+POLL_S = 0.1
+END_TIMEOUT_S = 60.0
+
+
+class Run(Protocol):
+    """How the driver takes part in a run: a parameter server, or a communicator's rank 0."""
+
+    def progress(self) -> RunProgress:
+        """What the workers report now.
+
+        Raises:
+            TransportError: The server is gone.
+        """
+
+    def command(self, command: dict[str, Any]) -> None:
+        """Tells the workers: ``stop``, ``learning_rate`` or ``release`` (an epoch)."""
+
+    def pull(self) -> Any:
+        """The workers' present weights as one flat buffer."""
+
+
+def train_stage(
+    source: Source,
+    model: Any,
+    run: Run,
+    task: TrainTask,
+    monitor: FitMonitor,
+    *,
+    repartition: bool = True,
+    on_epoch: Callable[[int], None] | None = None,
+) -> None:
+    """Runs the training stage to its end and leaves the trained weights in ``model``.
+
+    Args:
+        source: The training (and validation) rows.
+        model: The driver's model.
+        run: The server or communicator.
+        task: What the executors get.
+        monitor: Progress bar, callbacks and History.
+        repartition: Spread the rows over the workers; False takes the partitions as they are.
+        on_epoch: Called with the number of epochs done whenever one has ended (checkpoints).
+
+    Raises:
+        WorkerError: A worker raised; with its traceback.
+        DataError: A worker found that the data do not fit.
+        TransportError: The server died.
+    """
+    import cloudpickle
+
+    spark = source.spark
+    pickled = cloudpickle.dumps(task)
+    broadcast = None if is_connect(spark) else spark.sparkContext.broadcast(pickled)
+    frame = spread(source.frame, task.num_workers) if repartition else source.frame
+    function = stage_function(pickled if broadcast is None else broadcast)
+    stage = Stage(
+        spark,
+        lambda: frame.mapInArrow(function, RESULT_SCHEMA).collect(),
+        f"sparkdl: fit {model.name}",
+    )
+    try:
+        stopped = _watch(stage, run, monitor, on_epoch)
+        rows = _results(stage)
+        _raise_failures(rows, run)
+        _last_news(run, monitor, on_epoch)
+        if not stopped:
+            keras_base.write_model(model, task_layout(model), run.pull())
+        state = b"".join(bytes(r.content) for r in rows if r.kind == "optimizer")
+        if state:
+            keras_base.load_optimizer_state(model, state)
+        if sum(json.loads(r.text)["rows"] for r in rows if r.kind == "done") == 0:
+            raise DataError(
+                "there are no rows to train on",
+                expected="at least one row",
+                received="0 rows in all partitions",
+            )
+    finally:
+        with contextlib.suppress(Exception):
+            if stage.running:
+                run.command({"stop": True})
+        stage.cancel()
+        if broadcast is not None:
+            with contextlib.suppress(Exception):
+                broadcast.destroy()
+
+
+def task_layout(model: Any) -> Any:
+    """The layout of the driver's model."""
+    return keras_base.model_layout(model)
+
+
+def _watch(
+    stage: Stage, run: Run, monitor: FitMonitor, on_epoch: Callable[[int], None] | None
+) -> bool:
+    """Follows the stage until it ends; True if a callback stopped it."""
+    stopped = False
+    epochs_done = monitor.epochs_done
+    failed_at: float | None = None
+    wait_s = 0.02
+    while not stage.wait(wait_s):
+        wait_s = min(POLL_S, wait_s * 1.5)
+        progress = run.progress()
+        if progress.failure is not None:
+            # The others are told by the server; give the stage a moment to end by itself.
+            failed_at = failed_at or time.monotonic()
+            if time.monotonic() - failed_at > 10:
+                raise _worker_error(progress.failure)
+            continue
+        if stopped:
+            continue
+        for command in monitor.update(progress):
+            run.command(command)
+            stopped = stopped or "stop" in command
+        if monitor.epochs_done > epochs_done:
+            epochs_done = monitor.epochs_done
+            if on_epoch is not None:
+                on_epoch(epochs_done)
+    return stopped
+
+
+def _last_news(run: Run, monitor: FitMonitor, on_epoch: Callable[[int], None] | None) -> None:
+    """Epochs that ended between the last look and the end of the stage."""
+    before = monitor.epochs_done
+    for command in monitor.update(run.progress()):
+        if "learning_rate" in command:
+            run.command(command)
+    if monitor.epochs_done > before and on_epoch is not None:
+        on_epoch(monitor.epochs_done)
+
+
+def _results(stage: Stage) -> list[Any]:
+    if stage.error is not None:
+        if isinstance(stage.error, SparkDLError):
+            raise stage.error
+        raise WorkerError(
+            -1,
+            f"Spark gave the training stage up: {_first_line(stage.error)}",
+            str(stage.error),
+            hint="a lost executor that cannot be replaced, or sparkdl not installed on executors",
+        ) from stage.error
+    return list(stage.result)
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line for line in str(error).strip().splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__
+
+
+def _raise_failures(rows: list[Any], run: Run) -> None:
+    """Raises the root cause: the worker that failed first, not those it took with it."""
+    failed = {r.rank: json.loads(r.text) for r in rows if r.kind == "failed"}
+    if not failed:
+        return
+    first = None
+    with contextlib.suppress(TransportError):
+        first = run.progress().failure
+    rank = first["rank"] if first is not None and first.get("rank") in failed else min(failed)
+    raise_failure(rank, failed[rank])
+
+
+def raise_failure(rank: int, described: dict[str, Any]) -> NoReturn:
+    """Raises what a task described: one of our errors as itself, any other as WorkerError."""
+    beats = described.get("beats")
+    cls = getattr(errors, described.get("type", ""), None)
+    if beats is not None and cls is not None and not issubclass(cls, WorkerError):
+        what = f"{beats['what']} (worker {rank})"
+        raise cls(what, **{k: beats[k] for k in ("expected", "received", "hint")})
+    raise _worker_error({**described, "rank": rank})
+
+
+def _worker_error(failure: dict[str, Any]) -> WorkerError:
+    return WorkerError(
+        int(failure.get("rank", -1)), str(failure.get("error", "")),
+        str(failure.get("traceback", "")),
+    )  # fmt: skip

@@ -1,0 +1,235 @@
+"""THE LOOP: what every worker runs, whatever the model, the transport and the rule.
+
+The loop knows three things by their protocols only: a *learner* (the model), *batches* (the
+partition) and a *synchronizer* (how updates travel). It runs without Spark and without a network.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import chain, islice, repeat
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from sparkdl.config import EPOCH_WINDOW, LoopSettings
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where a worker begins: beyond zero if an earlier attempt of its task was cut off.
+
+    Args:
+        epoch: Epoch to begin with.
+        position: How far that epoch is committed already: windows where all workers take them
+            together, batches otherwise.
+        windows_per_epoch: Windows that all workers take together (synchronous training), or None
+            where each worker takes as many as it has.
+        done: All work of this rank is committed already.
+    """
+
+    epoch: int = 0
+    position: int = 0
+    windows_per_epoch: int | None = None
+    done: bool = False
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a worker says of its work with an exchange.
+
+    Args:
+        epoch: The epoch it is in.
+        batches_done: Batches trained in this epoch, this exchange included.
+        windows_done: Windows trained in this epoch, this one included.
+        batches: Batches in this exchange.
+        rows: Rows in this exchange.
+        learning_rate: The optimizer's rate now.
+        metrics: The metric state of this epoch so far, now and then (None in between).
+    """
+
+    epoch: int
+    batches_done: int
+    windows_done: int
+    batches: int
+    rows: int
+    learning_rate: float
+    metrics: npt.NDArray[np.float64] | None = None
+
+
+class Synchronizer(Protocol):
+    """How the updates of a worker travel."""
+
+    def start(self, learner: Any, rows: int, batches: int, windows: int) -> Start:
+        """Joins the run, with what this worker has per epoch; sets the learner's weights."""
+
+    def train(self, learner: Any, window: Any | None, report: Report) -> None:
+        """Trains one window and exchanges; None takes part in a step without a batch."""
+
+    def end_epoch(
+        self,
+        learner: Any,
+        epoch: int,
+        metrics: npt.NDArray[np.float64],
+        validation: npt.NDArray[np.float64] | None,
+        wait: bool,
+    ) -> None:
+        """Reports an epoch's metrics; with ``wait``, returns when the driver says so."""
+
+    def finish(self, learner: Any) -> None:
+        """Says that this worker is done; hands over what the run keeps (optimizer state)."""
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the driver has asked all workers to stop."""
+
+    @property
+    def learning_rate(self) -> float | None:
+        """A learning rate that the driver has set since the start, or None."""
+
+
+class BatchSource(Protocol):
+    """What the loop asks of the data: see :class:`sparkdl.data.batches.Batches`."""
+
+    @property
+    def full_batches(self) -> int: ...
+    @property
+    def steps_per_epoch(self) -> int: ...
+    def windows(self, epoch: int, window: int, start_batch: int = 0) -> Iterator[Any]: ...
+
+
+def train(
+    learner: Any,
+    synchronizer: Synchronizer,
+    batches: BatchSource,
+    settings: LoopSettings,
+    *,
+    validation: BatchSource | None = None,
+    num_rows: int = 0,
+    num_workers: int = 1,
+) -> None:
+    """Trains ``learner`` on ``batches`` until the settings' epochs are done or the driver stops.
+
+    Every row is trained once per epoch, the last partial batch included.
+
+    Args:
+        learner: See :class:`sparkdl.learner.base.Learner`.
+        synchronizer: How updates travel.
+        batches: This worker's rows.
+        settings: Epochs, window and so on.
+        validation: Rows to evaluate at the end of each epoch.
+        num_rows: Rows in ``batches``.
+        num_workers: Workers of the run (for learning-rate schedules).
+    """
+    loop = _Loop(learner, synchronizer, batches, settings, validation, num_workers)
+    start = synchronizer.start(learner, num_rows, batches.steps_per_epoch, loop.windows_per_epoch)
+    if not start.done:
+        loop.run(start)
+    synchronizer.finish(learner)
+
+
+class _Loop:
+    def __init__(
+        self,
+        learner: Any,
+        synchronizer: Synchronizer,
+        batches: BatchSource,
+        settings: LoopSettings,
+        validation: BatchSource | None,
+        num_workers: int,
+    ) -> None:
+        self.learner, self.synchronizer, self.batches = learner, synchronizer, batches
+        self.settings, self.validation, self.num_workers = settings, validation, num_workers
+        self.window = settings.window
+        if self.window == EPOCH_WINDOW:
+            self.window = max(1, batches.steps_per_epoch)
+        self.steps = 0
+        self.rate: float | None = None
+        self.next_report = 0.0
+
+    @property
+    def windows_per_epoch(self) -> int:
+        """Windows in one epoch of this worker; the smaller last batch is one of its own."""
+        full, tail = self.batches.full_batches, self.batches.steps_per_epoch
+        return -(-full // self.window) + (tail - full)
+
+    def run(self, start: Start) -> None:
+        self.first_step = self.learner.step
+        self.learning_rate = self.learner.learning_rate
+        position = start.position
+        for epoch in range(max(start.epoch, self.settings.first_epoch), self.settings.epochs):
+            if self.synchronizer.stopped:
+                return
+            self.learner.reset_metrics()
+            if not self._train_epoch(epoch, position, start.windows_per_epoch):
+                return
+            position = 0
+            held_out = None
+            if self.validation is not None:
+                held_out = self.learner.evaluate(self.validation.windows(0, 8))
+            self.synchronizer.end_epoch(
+                self.learner,
+                epoch,
+                self.learner.metric_state(),
+                held_out,
+                self.settings.wait_for_driver,
+            )
+            self._follow_driver()
+
+    def _train_epoch(self, epoch: int, position: int, together: int | None) -> bool:
+        """Trains one epoch from ``position`` on; False if the driver stopped it."""
+        batches_done = position if together is None else position * self.window
+        windows_done = position
+        batches_done = min(batches_done, self.batches.steps_per_epoch)
+        with closing(self._windows(epoch, batches_done)) as windows:
+            for window in _padded(windows, together, position):
+                batches = 0 if window is None else window.num_batches
+                batches_done += batches
+                windows_done += 1
+                report = Report(
+                    epoch=epoch,
+                    batches_done=batches_done,
+                    windows_done=windows_done,
+                    batches=batches,
+                    rows=0 if window is None else window.num_rows,
+                    learning_rate=self.learning_rate,
+                    metrics=self._live_metrics(),
+                )
+                self.synchronizer.train(self.learner, window, report)
+                self.steps += batches
+                if self.settings.follow_schedule and self.learner.has_schedule:
+                    self.learner.set_step(self.first_step + self.steps * self.num_workers)
+                    self.learning_rate = self.learner.learning_rate
+                self._follow_driver()
+                if self.synchronizer.stopped:
+                    return False
+        return True
+
+    def _windows(self, epoch: int, first_batch: int) -> Generator[Any]:
+        yield from self.batches.windows(epoch, self.window, first_batch)
+
+    def _live_metrics(self) -> npt.NDArray[np.float64] | None:
+        now = time.monotonic()
+        if now < self.next_report:
+            return None
+        self.next_report = now + self.settings.report_interval_s
+        state: npt.NDArray[np.float64] = self.learner.metric_state()
+        return state
+
+    def _follow_driver(self) -> None:
+        rate = self.synchronizer.learning_rate
+        if rate is not None and rate != self.rate:
+            self.learner.set_learning_rate(rate)
+            self.rate = self.learning_rate = rate
+
+
+def _padded(windows: Iterator[Any], together: int | None, position: int) -> Iterator[Any | None]:
+    """``windows``, and then None for every window that other workers still have."""
+    if together is None:
+        yield from windows
+    else:
+        yield from islice(chain(windows, repeat(None)), max(0, together - position))

@@ -1,0 +1,70 @@
+"""One real cluster for all Spark tests: two executor processes on this machine."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[Any]:
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    from pyspark.sql import SparkSession
+
+    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    session = (
+        SparkSession.builder.master("local-cluster[2,2,2048]")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.executorEnv.PYTHONPATH", f"{root}:{root}/tests")
+        .config("spark.executorEnv.TF_CPP_MIN_LOG_LEVEL", "3")
+        .config("spark.task.reaper.enabled", "true")
+        .getOrCreate()
+    )
+    session.sparkContext.setLogLevel("OFF")
+    yield session
+    session.stop()
+
+
+@pytest.fixture(scope="session")
+def digits() -> tuple[np.ndarray, np.ndarray]:
+    from sklearn.datasets import load_digits
+
+    data = load_digits()
+    return (data.data / 16.0).astype("float32"), data.target.astype("int64")
+
+
+@pytest.fixture(scope="session")
+def digits_df(spark: Any, digits: Any) -> Any:
+    x, y = digits
+    rows = [(x[i].tolist(), int(y[i]), i) for i in range(len(x))]
+    df = spark.createDataFrame(rows, "features array<float>, label int, id int")
+    df = df.repartition(2).cache()
+    df.count()
+    return df
+
+
+def make_mlp(inputs: int = 64, classes: int = 10, optimizer: Any = "adam", **options: Any) -> Any:
+    import keras
+
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential(
+        [
+            keras.Input((inputs,)),
+            keras.layers.Dense(64, activation="relu"),
+            keras.layers.Dense(classes, activation="softmax"),
+        ]
+    )
+    model.compile(
+        optimizer, options.pop("loss", "sparse_categorical_crossentropy"),
+        metrics=options.pop("metrics", ["accuracy"]),
+    )  # fmt: skip
+    return model
