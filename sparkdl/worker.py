@@ -10,13 +10,16 @@ import time
 from collections.abc import Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from itertools import chain, islice, repeat
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from sparkdl.config import EPOCH_WINDOW, LoopSettings
+
+
+MAX_PIECE = 16
+"""Batches in one compiled call at most: more would gain nothing and take memory for the rows."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,10 @@ class Synchronizer(Protocol):
         """Joins the run, with what this worker has per epoch; sets the learner's weights."""
 
     def train(self, learner: Any, window: Any | None, report: Report) -> None:
-        """Trains one window and exchanges; None takes part in a step without a batch."""
+        """Trains some batches and exchanges; None takes part in a step without a batch."""
+
+    def train_on(self, learner: Any, window: Any, report: Report) -> None:
+        """Trains some batches of a longer window; the exchange comes with the last of them."""
 
     def end_epoch(
         self,
@@ -111,7 +117,7 @@ def train(
     validation: BatchSource | None = None,
     num_rows: int = 0,
     num_workers: int = 1,
-) -> None:
+) -> float:
     """Trains ``learner`` on ``batches`` until the settings' epochs are done or the driver stops.
 
     Every row is trained once per epoch, the last partial batch included.
@@ -124,15 +130,23 @@ def train(
         validation: Rows to evaluate at the end of each epoch.
         num_rows: Rows in ``batches``.
         num_workers: Workers of the run (for learning-rate schedules).
+
+    Returns:
+        Seconds from the first step to the last, waits for others included.
     """
     loop = _Loop(learner, synchronizer, batches, settings, validation, num_workers)
     start = synchronizer.start(learner, num_rows, batches.steps_per_epoch, loop.windows_per_epoch)
+    began = time.perf_counter()
     if not start.done:
         loop.run(start)
+    seconds = time.perf_counter() - began
     synchronizer.finish(learner)
+    return seconds
 
 
 class _Loop:
+    """One run of the loop. A long window is trained in pieces, a compiled call each."""
+
     def __init__(
         self,
         learner: Any,
@@ -144,18 +158,24 @@ class _Loop:
     ) -> None:
         self.learner, self.synchronizer, self.batches = learner, synchronizer, batches
         self.settings, self.validation, self.num_workers = settings, validation, num_workers
-        self.window = settings.window
-        if self.window == EPOCH_WINDOW:
-            self.window = max(1, batches.steps_per_epoch)
+        window = settings.window
+        if window == EPOCH_WINDOW:
+            window = max(1, batches.steps_per_epoch)
+        self.pieces = -(-window // MAX_PIECE)
+        self.piece = -(-window // self.pieces)
         self.steps = 0
         self.rate: float | None = None
         self.next_report = 0.0
+        self.first_report = True
 
     @property
     def windows_per_epoch(self) -> int:
-        """Windows in one epoch of this worker; the smaller last batch is one of its own."""
-        full, tail = self.batches.full_batches, self.batches.steps_per_epoch
-        return -(-full // self.window) + (tail - full)
+        """Exchanges in one epoch of this worker; the smaller last batch is a piece of its own."""
+        full, total = self.batches.full_batches, self.batches.steps_per_epoch
+        pieces = -(-full // self.piece) + (total - full)
+        if self.settings.window == EPOCH_WINDOW:
+            return min(1, pieces)
+        return -(-pieces // self.pieces)
 
     def run(self, start: Start) -> None:
         self.first_step = self.learner.step
@@ -182,39 +202,65 @@ class _Loop:
 
     def _train_epoch(self, epoch: int, position: int, together: int | None) -> bool:
         """Trains one epoch from ``position`` on; False if the driver stopped it."""
-        batches_done = position if together is None else position * self.window
+        total = self.batches.steps_per_epoch
         windows_done = position
-        batches_done = min(batches_done, self.batches.steps_per_epoch)
-        with closing(self._windows(epoch, batches_done)) as windows:
-            for window in _padded(windows, together, position):
-                batches = 0 if window is None else window.num_batches
-                batches_done += batches
-                windows_done += 1
-                report = Report(
-                    epoch=epoch,
-                    batches_done=batches_done,
-                    windows_done=windows_done,
-                    batches=batches,
-                    rows=0 if window is None else window.num_rows,
-                    learning_rate=self.learning_rate,
-                    metrics=self._live_metrics(),
-                )
-                self.synchronizer.train(self.learner, window, report)
-                self.steps += batches
-                if self.settings.follow_schedule and self.learner.has_schedule:
-                    self.learner.set_step(self.first_step + self.steps * self.num_workers)
-                    self.learning_rate = self.learner.learning_rate
+        batches_done = position if together is None else position * self.pieces * self.piece
+        batches_done = min(batches_done, total)
+        pieces = batches = rows = 0
+        whole_epoch = self.settings.window == EPOCH_WINDOW
+        with closing(self._pieces(epoch, batches_done)) as windows:
+            for window in windows:
+                pieces += 1
+                batches += window.num_batches
+                rows += window.num_rows
+                batches_done += window.num_batches
+                self.steps += window.num_batches
+                exchange = batches_done == total or (pieces == self.pieces and not whole_epoch)
+                windows_done += exchange
+                report = self._report(epoch, batches_done, windows_done, batches, rows)
+                if exchange:
+                    self.synchronizer.train(self.learner, window, report)
+                    pieces = batches = rows = 0
+                else:
+                    self.synchronizer.train_on(self.learner, window, report)
+                self._follow_schedule()
                 self._follow_driver()
                 if self.synchronizer.stopped:
                     return False
+        while together is not None and windows_done < together:
+            windows_done += 1
+            report = self._report(epoch, batches_done, windows_done, 0, 0)
+            self.synchronizer.train(self.learner, None, report)
+            self._follow_driver()
+            if self.synchronizer.stopped:
+                return False
         return True
 
-    def _windows(self, epoch: int, first_batch: int) -> Generator[Any]:
-        yield from self.batches.windows(epoch, self.window, first_batch)
+    def _pieces(self, epoch: int, first_batch: int) -> Generator[Any]:
+        yield from self.batches.windows(epoch, self.piece, first_batch)
+
+    def _report(
+        self, epoch: int, batches_done: int, windows_done: int, batches: int, rows: int
+    ) -> Report:
+        return Report(
+            epoch=epoch,
+            batches_done=batches_done,
+            windows_done=windows_done,
+            batches=batches,
+            rows=rows,
+            learning_rate=self.learning_rate,
+            metrics=self._live_metrics(),
+        )
+
+    def _follow_schedule(self) -> None:
+        if self.settings.follow_schedule and self.learner.has_schedule:
+            self.learner.set_step(self.first_step + self.steps * self.num_workers)
+            self.learning_rate = self.learner.learning_rate
 
     def _live_metrics(self) -> npt.NDArray[np.float64] | None:
         now = time.monotonic()
-        if now < self.next_report:
+        if now < self.next_report or self.first_report:  # metrics exist after the first step
+            self.first_report = False
             return None
         self.next_report = now + self.settings.report_interval_s
         state: npt.NDArray[np.float64] = self.learner.metric_state()
@@ -225,11 +271,3 @@ class _Loop:
         if rate is not None and rate != self.rate:
             self.learner.set_learning_rate(rate)
             self.rate = self.learning_rate = rate
-
-
-def _padded(windows: Iterator[Any], together: int | None, position: int) -> Iterator[Any | None]:
-    """``windows``, and then None for every window that other workers still have."""
-    if together is None:
-        yield from windows
-    else:
-        yield from islice(chain(windows, repeat(None)), max(0, together - position))

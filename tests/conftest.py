@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import glob
 import os
+import shutil
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -16,6 +19,9 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 
 _OURS = ("sparkdl",)
+_TEMP = tempfile.mkdtemp(prefix="pytest-")  # of this run alone, so that others do not show
+os.environ["TMPDIR"] = tempfile.tempdir = _TEMP
+atexit.register(shutil.rmtree, _TEMP, ignore_errors=True)
 
 
 def _threads() -> set[str]:
@@ -34,7 +40,7 @@ def _children() -> set[int]:
 
 
 def _files() -> set[str]:
-    return {*glob.glob("/dev/shm/sparkdl*"), *glob.glob("/tmp/sparkdl-*")}
+    return {*glob.glob("/dev/shm/sparkdl*"), *glob.glob(f"{_TEMP}/sparkdl-*")}
 
 
 @pytest.fixture(autouse=True)

@@ -47,10 +47,10 @@ class JaxLearner(KerasLearner):
         places = {id(v): i for i, v in enumerate(model.non_trainable_variables)}
         self._averaged_at = [places[id(v)] for v in self.averaged]
         self._has_gradient: list[bool] = [True] * len(self.trained)
-        self._capacity: dict[Any, int] = {}
+        self._predicted_rows: dict[Any, int] = {}
         self._state: _State = ([], [], [], [])
-        self._train_window = self._window_call(self._train_step)
-        self._test_window = self._window_call(self._test_step)
+        self._train_window = _WindowCall(self._train_step, self._compiles)
+        self._test_window = _WindowCall(self._test_step, self._compiles)
         self._gradients = self._compile(self._trace_gradients, donate=(2, 3))
         self._apply = self._compile(self._trace_apply, donate=(0, 1))
         self._call = self._compile(self._trace_predict)
@@ -137,8 +137,8 @@ class JaxLearner(KerasLearner):
     def train(self, window: WindowLike) -> None:
         self.build_metrics(window)
         jax.block_until_ready(self._state)  # one window in flight, so that inputs cannot pile up
-        data, count = self._stack("train", window)
-        self._state = self._train_window(self._state, None, data, count)
+        data = self.data(window.x, window.y, window.sample_weight)
+        self._state = self._train_window(self._state, None, data, window.num_batches)
 
     def _train_step(self, state: Any, fixed: None, batch: Any) -> Any:
         return self.model.train_step(state, batch)[1]
@@ -146,44 +146,8 @@ class JaxLearner(KerasLearner):
     def _test_step(self, state: Any, trainable: Any, batch: Any) -> Any:
         return self.model.test_step((trainable, *state), batch)[1][1:]
 
-    def _window_call(self, step: Callable[[Any, Any, Any], Any]) -> Callable[..., Any]:
-        """A call ``(state, fixed, stacked batches, number of batches) -> state`` around a step."""
-
-        def compiled(state: Any, fixed: Any, data: Any, count: Any) -> Any:
-            def body(index: Any, state: Any) -> Any:
-                batch = jax.tree.map(
-                    lambda a: lax.dynamic_index_in_dim(a, index, keepdims=False), data
-                )
-                return _as_before(step(state, fixed, batch), state)
-
-            if jax.tree.leaves(data)[0].shape[0] == 1:  # no loop to set up
-                return body(0, state)
-            return lax.fori_loop(0, count, body, state)
-
-        def eager(state: Any, fixed: Any, data: Any, count: Any) -> Any:
-            for index in range(int(count)):
-                batch = jax.tree.map(lambda a, i=index: jnp.asarray(a[i]), data)
-                state = _as_before(step(state, fixed, batch), state)
-            return state
-
-        return jax.jit(compiled, donate_argnums=0) if self._compiles else eager
-
     def _compile(self, function: Callable[..., Any], donate: tuple[int, ...] = ()) -> Any:
         return jax.jit(function, donate_argnums=donate) if self._compiles else function
-
-    def _stack(self, use: str, window: WindowLike) -> tuple[Any, np.int32]:
-        """The window's arrays, padded to the most batches seen in a window of such batches."""
-        data = self.data(window.x, window.y, window.sample_weight)
-        count = window.num_batches
-        key = (use, jax.tree.structure(data), tuple(a.shape[1:] for a in jax.tree.leaves(data)))
-        capacity = self._capacity.get(key, 0)
-        if count > capacity:
-            # Growing at least twofold keeps compilations few where windows grow step by step.
-            capacity = count if capacity == 0 else max(count, 2 * capacity)
-            self._capacity[key] = capacity
-        if self._compiles and count < capacity:
-            data = jax.tree.map(lambda a: _padded(a, capacity), data)
-        return data, np.int32(count)
 
     def gradients(self, window: WindowLike, out: FloatArray) -> None:
         require_one_batch(window)
@@ -247,9 +211,9 @@ class JaxLearner(KerasLearner):
                 self.reset_metrics()
             trainable, non_trainable, _, metrics = self._state
             jax.block_until_ready(metrics)
-            data, count = self._stack("test", window)
+            data = self.data(window.x, window.y, window.sample_weight)
             non_trainable, metrics = self._test_window(
-                (non_trainable, metrics), trainable, data, count
+                (non_trainable, metrics), trainable, data, window.num_batches
             )
             self._set(non_trainable=non_trainable, metrics=metrics)
         if saved is None:
@@ -305,11 +269,11 @@ class JaxLearner(KerasLearner):
         if not self._compiles or not x:
             return super().predict(x)
         rows = len(next(iter(x.values())))
-        key = ("predict", tuple((name, a.shape[1:]) for name, a in sorted(x.items())))
-        capacity = self._capacity[key] = max(rows, self._capacity.get(key, 0))
-        if rows == capacity:
+        key = tuple((name, a.shape[1:]) for name, a in sorted(x.items()))
+        usual = self._predicted_rows[key] = max(rows, self._predicted_rows.get(key, 0))
+        if rows == usual:
             return super().predict(x)
-        outputs = super().predict({name: _padded(a, capacity) for name, a in x.items()})
+        outputs = super().predict({name: _padded(a, usual) for name, a in x.items()})
         return {name: a[:rows] for name, a in outputs.items()}
 
     def _predict(self, x: Any) -> Any:
@@ -320,6 +284,70 @@ class JaxLearner(KerasLearner):
 
     def _trace_predict(self, trainable: Any, non_trainable: Any, x: Any) -> Any:
         return self.model.predict_step((trainable, non_trainable), (x,))
+
+
+class _WindowCall:
+    """``(state, fixed, stacked batches, number of batches) -> state`` around one step.
+
+    Args:
+        step: ``(state, fixed, batch) -> state``.
+        compiles: Whether to compile it; otherwise it runs operation by operation.
+    """
+
+    def __init__(self, step: Callable[[Any, Any, Any], Any], compiles: bool) -> None:
+        self._step = step
+        self._compiles = compiles
+        self._loop = jax.jit(self._trace_loop, donate_argnums=0)
+        self._single = jax.jit(self._trace_single, donate_argnums=0)
+        self._loops: bool | None = None
+        self._capacity: dict[Any, int] = {}
+
+    @property
+    def compilations(self) -> int:
+        """Programs compiled so far."""
+        return int(self._loop._cache_size() + self._single._cache_size())
+
+    def __call__(self, state: Any, fixed: Any, data: Any, num_batches: int) -> Any:
+        if self._compiles and self._loops is not False:
+            stacked, count = self._stack(data, num_batches), np.int32(num_batches)
+            if self._loops is None:
+                self._loops = self._worth_looping(state, fixed, stacked, count)
+            if self._loops:
+                return self._loop(state, fixed, stacked, count)
+        run = self._single if self._compiles else self._trace_single
+        for index in range(num_batches):
+            state = run(state, fixed, jax.tree.map(lambda a, i=index: a[i], data))
+        return state
+
+    def _worth_looping(self, *args: Any) -> bool:
+        """Not where XLA on a CPU has convolutions: inside a loop they are 10 times slower."""
+        if jax.default_backend() != "cpu":
+            return True
+        return "conv_general_dilated" not in str(self._loop.trace(*args).jaxpr)
+
+    def _stack(self, data: Any, num_batches: int) -> Any:
+        """``data``, padded to the most batches seen in a window of such batches."""
+        leaves, structure = jax.tree.flatten(data)
+        key = (structure, *(a.shape[1:] for a in leaves))
+        capacity = self._capacity.get(key, 0)
+        if num_batches > capacity:
+            # Growing at least twofold keeps compilations few where windows grow step by step.
+            capacity = self._capacity[key] = max(num_batches, 2 * capacity)
+        if num_batches == capacity:
+            return data
+        return jax.tree.map(lambda a: _padded(a, capacity), data)
+
+    def _trace_loop(self, state: Any, fixed: Any, data: Any, count: Any) -> Any:
+        def body(index: Any, state: Any) -> Any:
+            batch = jax.tree.map(lambda a: lax.dynamic_index_in_dim(a, index, keepdims=False), data)
+            return self._trace_single(state, fixed, batch)
+
+        if jax.tree.leaves(data)[0].shape[0] == 1:
+            return body(0, state)
+        return lax.fori_loop(0, count, body, state)
+
+    def _trace_single(self, state: Any, fixed: Any, batch: Any) -> Any:
+        return _as_before(self._step(state, fixed, batch), state)
 
 
 def _copy(value: Any) -> Any:

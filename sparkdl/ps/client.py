@@ -207,7 +207,7 @@ class _Link:
         if self.channel is None:
             channel = self._opener(self._raw, self.like)
             if channel.raw is not None and channel.raw is not self._raw:
-                if self._raw is not None:
+                if self._raw is not None and self._raw.size == channel.raw.size:
                     np.copyto(channel.raw, self._raw)  # what was to be sent goes on
                 self._raw = channel.raw
             self.channel = channel
@@ -309,6 +309,7 @@ class Client:
         """
         self._start_heartbeat(self._timeouts.heartbeat_s or 1.0)
         meta = {
+            "weights_bytes": self._limits.weights_bytes,
             "rows": rows,
             "batches_per_epoch": batches_per_epoch,
             "host": socket.gethostname(),

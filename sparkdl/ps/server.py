@@ -436,10 +436,10 @@ def main() -> None:
     while not ended.wait(0.5):
         if os.getppid() != parent:
             break
-    closer = threading.Thread(target=server.close, daemon=True)
-    closer.start()
-    closer.join(2)
-    os._exit(0)  # connection threads may be inside a long copy; nothing is left to save
+    server.dispatcher.shutdown()  # whoever waits for a reply is told by a closed connection
+    if setup["directory"]:  # the driver removes it too, but it may be gone
+        shutil.rmtree(setup["directory"], ignore_errors=True)
+    os._exit(0)  # the kernel closes the rest at once; there is nothing to save
 
 
 def _say(output: TextIO, answer: dict[str, Any]) -> None:

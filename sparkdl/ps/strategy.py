@@ -110,23 +110,13 @@ class ServerSynchronizer:
 
     def train(self, learner: Any, window: Any | None, report: Report) -> None:
         """Trains a window and exchanges it; None takes part with nothing."""
-        if report.epoch != self._epoch:
-            self._epoch, self._epoch_rows = report.epoch, 0
-        self._epoch_rows += report.rows
-        meta: dict[str, Any] | None = None
-        if report.metrics is not None:
-            meta = {
-                "epoch": report.epoch,
-                "metrics": report.metrics.tolist(),
-                "rows": self._epoch_rows - report.rows,
-            }
         progress = Progress(
             epoch=report.epoch,
             batch=report.windows_done if self._rule.blocking else report.batches_done,
             batches=report.batches,
             rows=report.rows,
             learning_rate=report.learning_rate,
-            meta=meta,
+            meta=self._telemetry(report),
         )
         if self._gradients is not None:
             self._gradients.step(learner, window, progress)
@@ -134,6 +124,25 @@ class ServerSynchronizer:
             if window is not None:
                 learner.train(window)
             self._windows.after_window(learner, progress)
+        self._epoch_rows += report.rows
+
+    def train_on(self, learner: Any, window: Any, report: Report) -> None:
+        """Trains batches whose exchange comes later; tells the driver of them now and then."""
+        learner.train(window)
+        meta = self._telemetry(report)
+        if meta is not None:
+            self._client.report(meta)
+
+    def _telemetry(self, report: Report) -> dict[str, Any] | None:
+        if report.epoch != self._epoch:
+            self._epoch, self._epoch_rows = report.epoch, 0
+        if report.metrics is None:
+            return None
+        return {
+            "epoch": report.epoch,
+            "metrics": report.metrics.tolist(),
+            "rows": self._epoch_rows,
+        }
 
     def end_epoch(
         self,

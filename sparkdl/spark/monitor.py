@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -51,6 +52,7 @@ class FitMonitor:
             verbose=verbose, epochs=epochs, steps=None,
         )  # fmt: skip
         self._bar: _Bar | None = None
+        self._speed = _Speed()
         self._begun = False
         self._batch = 0
         self._learning_rate: float | None = None
@@ -76,6 +78,7 @@ class FitMonitor:
     def update(self, progress: RunProgress) -> list[dict[str, Any]]:
         """Takes in what the workers say now; returns commands for them (``stop`` and so on)."""
         commands: list[dict[str, Any]] = self._rate_commands()
+        self._speed.update(progress.rows)
         while self._epoch < self._epochs:
             epoch = progress.epochs.get(self._epoch)
             if epoch is None:
@@ -97,7 +100,7 @@ class FitMonitor:
             self.callbacks.on_train_batch_begin(self._batch - 1)
             self.callbacks.on_train_batch_end(self._batch - 1, logs)
         if self._bar is not None:
-            self._bar.show(epoch.batches, progress.batches_per_epoch, logs, epoch.rows)
+            self._bar.show(epoch.batches, progress.batches_per_epoch, logs, self._speed.rate)
 
     def _end_epoch(self, epoch: EpochProgress, progress: RunProgress) -> list[dict[str, Any]]:
         logs = self._logs(epoch.metrics)
@@ -107,7 +110,7 @@ class FitMonitor:
             self._pull_weights()
         number = self._epoch
         if self._bar is not None:
-            self._bar.end(progress.batches_per_epoch, logs, epoch.rows)
+            self._bar.end(progress.batches_per_epoch, logs, self._speed.rate)
         self.callbacks.on_epoch_end(number, logs)
         self._epoch += 1
         self._begun = False
@@ -152,33 +155,50 @@ class FitMonitor:
         return keras_base.metric_results(self._model, np.asarray(state, np.float64))
 
 
+class _Speed:
+    """Rows per second of all workers together, over the last seconds."""
+
+    def __init__(self, window_s: float = 3.0) -> None:
+        self._window_s = window_s
+        self._seen: deque[tuple[float, int]] = deque()
+
+    def update(self, rows: int) -> None:
+        now = time.monotonic()
+        if not self._seen or rows != self._seen[-1][1]:
+            self._seen.append((now, rows))
+            while len(self._seen) > 2 and now - self._seen[0][0] > self._window_s:
+                self._seen.popleft()
+
+    @property
+    def rate(self) -> float:
+        if len(self._seen) < 2:
+            return 0.0
+        (start, before), (end, after) = self._seen[0], self._seen[-1]
+        return (after - before) / max(end - start, 1e-9)
+
+
 class _Bar:
     """Keras' progress bar, with the rows per second of all workers."""
 
     def __init__(self, epoch: int, epochs: int, verbose: int) -> None:
-        import keras
-
-        self._verbose, self._started = verbose, time.monotonic()
+        self._verbose = verbose
         self._bar: Any = None
-        self._make = lambda target: keras.utils.Progbar(
-            target, verbose=verbose, unit_name="step", stateful_metrics=None
-        )
         print(f"Epoch {epoch + 1}/{epochs}", flush=True)
 
-    def show(self, batches: int, target: int, logs: dict[str, Any], rows: int) -> None:
-        self._update(min(batches, max(target - 1, 0)), target, logs, rows, finalize=False)
+    def show(self, batches: int, target: int, logs: dict[str, Any], rate: float) -> None:
+        self._update(min(batches, max(target - 1, 0)), target, logs, rate, finalize=False)
 
-    def end(self, target: int, logs: dict[str, Any], rows: int) -> None:
-        self._update(target, target, logs, rows, finalize=True)
+    def end(self, target: int, logs: dict[str, Any], rate: float) -> None:
+        self._update(target, target, logs, rate, finalize=True)
 
     def _update(
-        self, batches: int, target: int, logs: dict[str, Any], rows: int, finalize: bool
+        self, batches: int, target: int, logs: dict[str, Any], rate: float, finalize: bool
     ) -> None:
+        import keras
+
         if self._bar is None:
-            self._bar = self._make(target or None)
-            self._bar.stateful_metrics = {*logs, "rows/s"}
-        self._bar.stateful_metrics |= set(logs)
-        seconds = max(time.monotonic() - self._started, 1e-9)
+            self._bar = keras.utils.Progbar(target or None, verbose=self._verbose)
+        self._bar.stateful_metrics |= {*logs, "rows/s"}
         values = [(k, v) for k, v in logs.items() if isinstance(v, float) and math.isfinite(v)]
-        values.append(("rows/s", rows / seconds))
+        values.append(("rows/s", round(rate)))
         self._bar.update(batches, values, finalize=finalize)

@@ -150,6 +150,8 @@ class SparkModel:
         )
         self._history: Any = None
         self._epochs_trained = 0
+        self.training_seconds = 0.0
+        """Seconds of the last fit from the first step to the last, on the slowest worker."""
 
     # -- what it holds -------------------------------------------------------------------------
 
@@ -302,7 +304,7 @@ class SparkModel:
                     checkpoints.save(model, epoch)
 
             monitor.begin()
-            train_stage(
+            self.training_seconds = train_stage(
                 source, model, run, task, monitor, repartition=self.repartition,
                 on_epoch=save_checkpoint,
             )  # fmt: skip

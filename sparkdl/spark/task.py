@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -110,9 +111,11 @@ def train_partition(
     learner = cached_learner(task.archive)
     try:
         with task.strategy.open(identity, learner.layout) as synchronizer:
+            began = time.perf_counter()
             partition = read_partition(
                 batches, task.spec, settings.memory_budget_bytes, settings.spill_dir
             )
+            read_s = time.perf_counter() - began
             with partition:
                 if settings.check_data:
                     partition.check_finite()
@@ -123,14 +126,21 @@ def train_partition(
                 held_out = None
                 if task.validate:
                     held_out = Batches(partition.validation, settings.batch_size, shuffle=False)
-                train(
+                seconds = train(
                     learner, synchronizer, source, settings, validation=held_out,
                     num_rows=len(partition.train), num_workers=identity.num_workers,
                 )  # fmt: skip
     except BaseException:
         forget_learner(task.archive)
         raise
-    summary = json.dumps({"rows": len(partition.train), "transport": synchronizer.transport})
+    summary = json.dumps(
+        {
+            "rows": len(partition.train),
+            "transport": synchronizer.transport,
+            "seconds": seconds,
+            "read_s": read_s,
+        }
+    )
     results = [Result(identity.rank, "done", summary)]
     if identity.rank == 0:
         learner.sync_model()

@@ -47,7 +47,7 @@ def train_stage(
     *,
     repartition: bool = True,
     on_epoch: Callable[[int], None] | None = None,
-) -> None:
+) -> float:
     """Runs the training stage to its end and leaves the trained weights in ``model``.
 
     Args:
@@ -58,6 +58,9 @@ def train_stage(
         monitor: Progress bar, callbacks and History.
         repartition: Spread the rows over the workers; False takes the partitions as they are.
         on_epoch: Called with the number of epochs done whenever one has ended (checkpoints).
+
+    Returns:
+        Seconds that the slowest worker took from its first step to its last.
 
     Raises:
         WorkerError: A worker raised; with its traceback.
@@ -86,12 +89,14 @@ def train_stage(
         state = b"".join(bytes(r.content) for r in rows if r.kind == "optimizer")
         if state:
             keras_base.load_optimizer_state(model, state)
-        if sum(json.loads(r.text)["rows"] for r in rows if r.kind == "done") == 0:
+        done = [json.loads(r.text) for r in rows if r.kind == "done"]
+        if sum(d["rows"] for d in done) == 0:
             raise DataError(
                 "there are no rows to train on",
                 expected="at least one row",
                 received="0 rows in all partitions",
             )
+        return max(float(d["seconds"]) for d in done)
     finally:
         with contextlib.suppress(Exception):
             if stage.running:

@@ -247,3 +247,15 @@ def test_blocks_cover_everything_once(size: int, first: int) -> None:
     for part in blocks(size, first):
         seen[part] += 1
     assert (seen == 1).all()
+
+
+def test_an_adapted_rule_overrides_just_what_its_object_has() -> None:
+    class Waiting(Halving):
+        def may_continue(self, clock: int, slowest_clock: int) -> bool:
+            return clock == slowest_clock
+
+    plain, waiting = make_rule(Halving), make_rule(Waiting)
+    assert type(plain).may_continue is Rule.may_continue
+    assert type(plain).exchange is Rule.exchange
+    assert type(waiting).may_continue is not Rule.may_continue
+    assert not waiting.may_continue(2, 1)

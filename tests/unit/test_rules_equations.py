@@ -164,22 +164,6 @@ def test_elastic_alpha() -> None:
         make_rule("aeasgd", rho=5.0)
 
 
-def test_eamsgd_takes_the_gradient_at_the_look_ahead_point() -> None:
-    keras = pytest.importorskip("keras")
-    config = make_rule("eamsgd", momentum=0.8).local_optimizer()
-    assert config is not None
-    config["config"]["learning_rate"] = 0.05
-    optimizer = keras.optimizers.deserialize(config)
-    curvature, x, v = 3.0, 2.0, 0.0  # f(x) = curvature/2 · x²
-    variable = keras.Variable(2.0)
-    optimizer.build([variable])
-    for _ in range(6):
-        optimizer.apply([curvature * variable.value], [variable])
-        v = 0.8 * v - 0.05 * curvature * (x + 0.8 * v)
-        x = x + v
-        assert float(variable.value) == pytest.approx(x + 0.8 * v, abs=1e-6)
-
-
 def test_ssp_bounds_the_gap() -> None:
     rule = make_rule("ssp", staleness=3)
     assert [rule.may_continue(clock, 2) for clock in (2, 4, 5, 6)] == [True, True, True, False]
@@ -248,25 +232,6 @@ def test_bsp_gradients_equal_one_process_on_the_global_batch() -> None:
         many = many - np.float32(0.05) * reply
         one = one - np.float32(0.05) * gradient(one, slice(0, 12))
     np.testing.assert_allclose(many, one, atol=1e-6)
-
-
-def test_blocking_gradient_exchange_returns_the_mean_gradient() -> None:
-    rule = make_rule("bsp")
-    peer = FakePeer(rule, np.zeros(6, np.float32))
-    local, base = np.arange(6, dtype=np.float32), np.zeros(6, np.float32)
-    gradient = np.full(4, 2.0, np.float32)
-    rule.exchange_gradient(local, base, gradient, peer)
-    np.testing.assert_array_equal(gradient, [2, 2, 2, 2])
-    np.testing.assert_array_equal(local[:4], [0, 1, 2, 3])
-
-
-def test_gradient_exchange_of_a_server_optimizer_returns_the_center() -> None:
-    rule = make_rule("sgd", learning_rate=0.5)
-    peer = FakePeer(rule, np.ones(6, np.float32))
-    local, base = np.ones(6, np.float32), np.ones(6, np.float32)
-    rule.exchange_gradient(local, base, np.full(6, 2.0, np.float32), peer)
-    np.testing.assert_array_equal(local, np.zeros(6))
-    np.testing.assert_array_equal(base, np.zeros(6))
 
 
 @pytest.mark.parametrize("payload", ["delta", "gradient"])

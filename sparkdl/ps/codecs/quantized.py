@@ -45,15 +45,20 @@ class _Grid:
     def count(self, size: int) -> int:
         return -(-size // self.block)
 
+    @property
+    def width(self) -> int:
+        """Bytes of one block's codes."""
+        return self.block * self.bits // 8
+
     def wire_size(self, size: int) -> int:
-        return self.count(size) * (4 + self.block * self.bits // 8)
+        return self.count(size) * (4 + self.width)
 
     def encode(self, array: FloatArray, rng: Generator | None) -> ByteArray:
         check_vector(array)
         count = self.count(array.size)
         payload = np.empty(self.wire_size(array.size), np.uint8)
         scales = payload[: 4 * count].view("<f4")
-        codes = payload[4 * count :].reshape(count, -1)
+        codes = payload[4 * count :].reshape(count, self.width)
         rows = max(CHUNK // self.block, 1)
         shape = (min(rows, count), self.block)
         work, dither = np.empty(shape, np.float32), None
@@ -131,7 +136,7 @@ class _Grid:
         scales = np.ascontiguousarray(data[: 4 * count]).view("<f4")
         if (scales < 0).any() or np.isinf(scales).any():
             raise malformed(self.name, "scales that are not negative", "a negative or infinite one")
-        codes = data[4 * count :].reshape(count, -1)
+        codes = data[4 * count :].reshape(count, self.width)
         rows = max(CHUNK // self.block, 1)
         whole = out.size // self.block
         for start in range(0, whole, rows):
@@ -147,7 +152,6 @@ class _Grid:
         self, codes: ByteArray, scales: npt.NDArray[np.float32], target: FloatArray
     ) -> None:
         highest = 2 * self.levels
-        width = self.block * self.bits // 8
         mask = np.uint8((1 << self.bits) - 1)
         for i in range(8 // self.bits):
             if self.bits == 8:
@@ -157,7 +161,7 @@ class _Grid:
                 np.bitwise_and(level, mask, out=level)
             if highest < mask and level.max(initial=0) > highest:
                 raise malformed(self.name, f"codes up to {highest}", f"{level.max()}")
-            target[:, i * width : (i + 1) * width] = level
+            target[:, i * self.width : (i + 1) * self.width] = level
         np.subtract(target, np.float32(self.levels), out=target)
         np.multiply(target, scales[:, None], out=target)
 

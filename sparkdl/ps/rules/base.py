@@ -77,6 +77,8 @@ class Rule:
 
     What the reply to a push holds: the center, except for a rule that is ``blocking`` with payload
     ``'gradient'``, whose reply is the mean gradient, to be applied by each worker's own optimizer.
+    ``exchange`` is for payload ``'delta'``; with ``'gradient'`` a worker pushes the mean gradient
+    of its window, and a rule that does not block then has it train on from the center it gets.
 
     A rule is frozen once made: options are constructor arguments, checked there. What changes
     while training lives in the ``state`` that ``init`` returns.
@@ -144,34 +146,6 @@ class Rule:
         peer.push_pull()
         local[...] = peer.buffer
         base[...] = peer.buffer
-
-    def exchange_gradient(
-        self, local: FloatArray, base: FloatArray, gradient: FloatArray, peer: Peer
-    ) -> None:
-        """One exchange of a worker whose rule has payload ``'gradient'``.
-
-        Sends ``gradient`` for the trained segment and the change ``local - base`` of what lies
-        behind it (running statistics). Afterwards ``gradient`` holds the mean gradient if the rule
-        is blocking, and else ``local`` and ``base`` hold the new center.
-
-        Args:
-            local: The worker's weights, float32 of the layout's size.
-            base: The center at the last exchange, alike.
-            gradient: Mean gradient over the batches since the last exchange, float32 of the
-                trained segment's size; changed in place if the rule is blocking.
-            peer: Sends and receives.
-        """
-        trained = gradient.shape[0]
-        peer.buffer[:trained] = gradient
-        np.subtract(local[trained:], base[trained:], out=peer.buffer[trained:])
-        peer.push_pull()
-        if self.blocking:
-            gradient[...] = peer.buffer[:trained]
-        else:
-            local[:trained] = peer.buffer[:trained]
-            base[:trained] = peer.buffer[:trained]
-        local[trained:] = peer.buffer[trained:]
-        base[trained:] = peer.buffer[trained:]
 
     def config(self) -> dict[str, Any]:
         """The constructor arguments, JSON-able, so that a rule can be named across processes."""

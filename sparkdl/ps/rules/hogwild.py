@@ -34,7 +34,8 @@ class Hogwild(Rule):
         self, center: FloatArray, delta: FloatArray, state: State, commit: Commit, out: FloatArray
     ) -> None:
         """Adds in place; ``out`` should be ``center`` (into another buffer it copies first)."""
-        if out is not center:
+        # Two views of one buffer are one buffer: copying it onto itself would undo other writers.
+        if not np.may_share_memory(out, center):
             np.copyto(out, center)
         count = -(-center.size // BLOCK)
         first = commit.worker * count // max(commit.num_workers, 1)

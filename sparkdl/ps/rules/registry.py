@@ -8,7 +8,7 @@ from typing import Any
 
 from sparkdl.errors import ConfigError, UnknownNameError
 from sparkdl.ps.rules.adag import Adag
-from sparkdl.ps.rules.adapted import AdaptedRule
+from sparkdl.ps.rules.adapted import adapt
 from sparkdl.ps.rules.averaging import Averaging, Ensemble, Single
 from sparkdl.ps.rules.base import Rule
 from sparkdl.ps.rules.bsp import BSP
@@ -117,7 +117,7 @@ def _as_rule(rule: Any) -> Rule:
     if isinstance(rule, Rule):
         return rule
     if callable(getattr(rule, "update", None)):
-        return AdaptedRule(rule)
+        return adapt(rule)
     raise ConfigError(
         "cannot make a rule",
         expected="a name, a Rule, or an object with update(center, delta, state, commit, out)",

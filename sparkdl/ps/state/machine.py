@@ -65,6 +65,7 @@ class ServerState:
         self._now = 0.0
         self._telemetry = Telemetry()
         self._round = Round()
+        self._round_rows = 0
         self._transfer = StateTransfer(
             settings.max_state_bytes
             if settings.max_state_bytes is not None
@@ -319,6 +320,14 @@ class ServerState:
                 expected=f"0 .. {self.settings.num_workers - 1}",
                 received=str(message.rank),
             )
+        size = message.meta.get("weights_bytes", self.limits.weights_bytes)
+        if size != self.limits.weights_bytes:
+            raise ProtocolError(
+                f"rank {message.rank}'s model does not fit the server's layout",
+                expected=f"{self.limits.weights_bytes} bytes of weights",
+                received=f"{size} bytes",
+                hint="does the model build other layers on the executors?",
+            )
         batches = message.meta.get("batches_per_epoch", 0)
         if not isinstance(batches, int) or batches < 0:
             raise ProtocolError("a malformed HELLO", received=f"batches_per_epoch={batches!r}")
@@ -426,11 +435,13 @@ class ServerState:
         telemetry = parse_telemetry(message)
         if message.sequence <= worker.applied and not self._gated:
             reply = (
-                self._result(message, 0)
+                self._result(message, self._round_rows)
                 if self._rule.blocking
                 else self._weights(connection, message)
             )
             reply.flags |= Flag.DUPLICATE
+            if self._transfer.uploader == worker.rank:
+                reply.flags |= Flag.UPLOAD  # it may have been told in the reply that was lost
             self._answer(connection, reply, worker)
             return None
         if self._rule.blocking:
@@ -513,7 +524,7 @@ class ServerState:
         if not members or any(w.rank not in payloads for w in members):
             return
         finished, self._round = self._round, Round()
-        rows = finished.rows
+        rows = self._round_rows = finished.rows
         self._preserve()
         self._center.apply_round(finished, self.clock, self._workers)
         self.clock += 1
@@ -656,7 +667,9 @@ class ServerState:
         worker = self._workers.get(message.rank)
         if worker is not None and worker.attempt == message.attempt:
             worker.last_seen = self._now
-        self._answer(connection, Message(Kind.OK))
+        reply = Message(Kind.OK)
+        self._stamp(reply, worker)
+        self._outbox.append((connection, reply))  # over http the connection may wait meanwhile
 
     def _take_failure(self, connection: int, message: Message) -> None:
         worker = self._workers.get(message.rank)

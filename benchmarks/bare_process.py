@@ -1,0 +1,42 @@
+"""One bare process: sparkdl's own compiled step and feeding, no Spark and no exchange.
+
+Started by training.py, as many as there are workers; waits for a line on stdin before it trains,
+so that all run at the same time. Prints rows per second.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import tensorflow as tf
+
+tf.config.threading.set_intra_op_parallelism_threads(1)
+tf.config.threading.set_inter_op_parallelism_threads(1)
+
+import workload  # noqa: E402
+
+from sparkdl.data import Batches, rows_from_numpy  # noqa: E402
+from sparkdl.learner import make_learner  # noqa: E402
+
+
+def main() -> None:
+    rank, workers, window = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    x, y = workload.make_data()
+    rows = rows_from_numpy(x[rank::workers].copy(), y[rank::workers].copy())
+    learner = make_learner(workload.make_model())
+    batches = Batches(rows, workload.BATCH, rank=rank)
+    for w in batches.windows(0, window):
+        learner.train(w)
+    print("ready", flush=True)
+    while sys.stdin.readline():
+        started = time.perf_counter()
+        for epoch in range(workload.EPOCHS):
+            learner.reset_metrics()
+            for w in batches.windows(epoch, window):
+                learner.train(w)
+        seconds = time.perf_counter() - started
+        print(len(rows) * workload.EPOCHS / seconds, flush=True)
+
+
+main()

@@ -1,0 +1,404 @@
+"""One suite for all transports: http, socket and shm against a real server process, and inproc."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from sparkdl.errors import (
+    AuthenticationError,
+    ProtocolError,
+    SparkDLError,
+    TransportError,
+    WaitTimeoutError,
+    WorkerError,
+)
+from sparkdl.ps.client import Client, DriverClient, Progress, Timeouts, connect
+from sparkdl.ps.messages import Kind, Limits, Message
+from sparkdl.ps.rules import BSP, Downpour, Rule
+from sparkdl.ps.server import Server, ServerConfig, ServerProcess
+from sparkdl.ps.state import Settings
+from sparkdl.weights import Layout
+
+LAYOUT = Layout.of([("w", (300, 100), "float32")], [("m", (10,), "float32")])
+QUICK = Timeouts(connect_s=5.0, reconnect_s=1.0, heartbeat_s=0.3)
+STEP = Progress(epoch=0, batch=1, batches=1, rows=1)
+
+
+class Running:
+    """A server of one transport, and clients of it."""
+
+    def __init__(self, transport: str, config: ServerConfig) -> None:
+        self.transport, self.config = transport, config
+        self.process: ServerProcess | None = None
+        self.server: Server | None = None
+        center = np.zeros(LAYOUT.size, np.float32)
+        if transport == "inproc":
+            self.server = Server(config, center, inproc_only=True).start()
+        else:
+            self.process = ServerProcess(config, center)
+
+    def opener(self, token: str) -> Any:
+        assert self.server is not None
+        server = self.server
+        return lambda raw, like: server.channel(token, buffer=raw is not None)
+
+    def client(
+        self, rank: int = 0, attempt: int = 0, *, token: str = "", layout: Layout = LAYOUT
+    ) -> Client:
+        token = token or self.config.token
+        if self.process is not None:
+            return connect(
+                self.process.address, token, self.transport,
+                rank=rank, attempt=attempt, layout=layout, timeouts=QUICK,
+            )  # fmt: skip
+        return Client(
+            self.opener(token), Limits.of(layout), rank=rank, attempt=attempt, timeouts=QUICK
+        )
+
+    def driver(self) -> DriverClient:
+        if self.process is not None:
+            return DriverClient(
+                self.process.address, self.config.token, LAYOUT, mode=self.transport
+            )
+        return DriverClient(None, self.config.token, LAYOUT, opener=self.opener(self.config.token))
+
+    def stop(self) -> None:
+        if self.process is not None:
+            self.process.stop()
+        if self.server is not None:
+            self.server.close()
+
+
+@pytest.fixture(params=["http", "socket", "shm", "inproc"])
+def transport(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(params=["http", "socket", "shm"])
+def remote(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@contextlib.contextmanager
+def running(
+    transport: str, rule: Rule | None = None, workers: int = 2, **limits: Any
+) -> Iterator[Running]:
+    settings = Settings(workers, **{"lease_s": 5.0, "grace_s": 0.3, **limits})
+    mode: Any = "socket" if transport == "inproc" else transport
+    server = Running(
+        transport, ServerConfig(LAYOUT, rule or Downpour(), workers, mode=mode, settings=settings)
+    )
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+def in_thread(action: Any) -> tuple[threading.Thread, list[Any]]:
+    """Runs ``action``; its result or its exception is appended to the list."""
+    out: list[Any] = []
+
+    def body() -> None:
+        try:
+            out.append(action())
+        except Exception as error:
+            out.append(error)
+
+    thread = threading.Thread(target=body, daemon=True)
+    thread.start()
+    return thread, out
+
+
+def test_push_and_pull_round_trip(transport: str) -> None:
+    with running(transport) as server, server.client() as client:
+        assert client.transport == transport
+        client.hello(rows=5, batches_per_epoch=2)
+        values = np.arange(LAYOUT.size, dtype=np.float32)
+        client.buffer[...] = values
+        client.push(STEP)
+        client.buffer[...] = -1
+        expected = values.copy()
+        expected[LAYOUT.trained_size :] /= 2
+        np.testing.assert_array_equal(client.pull(), expected)
+        client.buffer[...] = 1
+        client.push_pull(replace(STEP, meta={"epoch": 0, "metrics": [1.5], "rows": 2}))
+        np.testing.assert_array_equal(client.buffer[:3], expected[:3] + 1)
+        assert client.clock == 2
+        with server.driver() as driver:
+            status = driver.status()
+            assert status["workers"]["0"]["batches_per_epoch"] == 2
+            assert status["epochs"]["0"]["metrics"] == [1.5]
+            assert status["bytes_in"] > 2 * LAYOUT.size_bytes
+            np.testing.assert_array_equal(driver.pull(), client.buffer)
+            driver.control(stop=True, learning_rate=0.25)
+        client.report({"epoch": 0})
+        assert client.stopped
+        assert client.learning_rate == 0.25
+        client.finish()
+
+
+def test_a_wrong_token_is_refused(transport: str) -> None:
+    with running(transport) as server:
+        for token in ("wrong", "é" * 9 if transport != "http" else "x" * 9):
+            with pytest.raises(AuthenticationError), server.client(token=token) as client:
+                client.hello()
+        with server.client() as client:  # the right one still works
+            client.hello()
+
+
+def test_a_body_of_another_size_is_refused(transport: str) -> None:
+    other = Layout.of([("w", (7,), "float32")])
+    with (
+        running(transport) as server,
+        pytest.raises(ProtocolError, match="does not fit"),
+        server.client(layout=other) as client,
+    ):
+        client.hello()
+
+
+def test_frames_out_of_order_are_refused(transport: str) -> None:
+    with running(transport) as server, server.client() as client:
+        with pytest.raises(ProtocolError, match="before HELLO"):
+            client.pull()
+        client.hello()
+        with pytest.raises(ProtocolError, match="blocking rules on gradients"):
+            client.snapshot(1)
+        with pytest.raises(ProtocolError, match="too large"):
+            client.report({"x": "y" * (5 << 20)})
+        client.pull()  # the connection still works
+
+
+def test_concurrent_commits_add_up_exactly(transport: str) -> None:
+    def work(client: Client) -> None:
+        for _ in range(50):
+            client.buffer[...] = 1
+            client.push_pull(STEP)
+
+    with running(transport, workers=3) as server:
+        clients = [server.client(rank) for rank in range(3)]
+        for client in clients:
+            client.hello()
+        threads = [in_thread(lambda c=client: work(c)) for client in clients]
+        for thread, out in threads:
+            thread.join(30)
+            assert out == [None]
+        with server.driver() as driver:
+            np.testing.assert_array_equal(driver.pull()[: LAYOUT.trained_size], 150.0)
+        for client in clients:
+            client.close()
+
+
+@pytest.mark.parametrize("when", ["before the request", "after the commit"])
+def test_a_commit_sent_again_counts_once(transport: str, when: str) -> None:
+    with running(transport) as server, server.client() as client:
+        client.hello()
+        client.buffer[...] = 1
+        channel = client._link.channel
+        assert channel is not None
+        if when == "before the request":
+            channel.abort()
+        else:
+            original = channel.request
+
+            def lossy(message: Message, timeout_s: float | None) -> Message:
+                reply = original(message, timeout_s)
+                if message.kind is Kind.PUSH_PULL:
+                    channel.abort()
+                    raise ConnectionResetError("the reply was lost")
+                return reply
+
+            channel.request = lossy  # type: ignore[method-assign]
+        client.push_pull(STEP)
+        np.testing.assert_array_equal(client.buffer[:3], 1.0)
+        assert client._link.channel is not channel
+        client.buffer[...] = 1
+        client.push_pull(STEP)
+        np.testing.assert_array_equal(client.buffer[:3], 2.0)
+
+
+def test_rounds_give_the_mean_gradient_to_all(transport: str) -> None:
+    with running(transport, BSP()) as server:
+        clients = [server.client(rank) for rank in (0, 1)]
+        greetings = [in_thread(lambda c=c: c.hello(batches_per_epoch=c.rank + 1)) for c in clients]
+        for thread, out in greetings:
+            thread.join(10)
+            assert out[0].steps_per_epoch == 2
+        for _ in range(3):
+            for client in clients:
+                client.buffer[...] = client.rank
+            rounds = [
+                in_thread(lambda c=c: c.push_pull(replace(STEP, rows=1 + 2 * c.rank)))
+                for c in clients
+            ]
+            for (thread, _), client in zip(rounds, clients, strict=True):
+                thread.join(10)
+                np.testing.assert_array_equal(client.buffer, np.float32(0.75))
+                assert client.round_rows == 4
+        for client in clients:
+            client.close()
+
+
+def test_a_failure_reaches_a_rank_that_waits(transport: str) -> None:
+    with running(transport, BSP()) as server:
+        clients = [server.client(rank) for rank in (0, 1)]
+        for thread, _ in [in_thread(c.hello) for c in clients]:
+            thread.join(10)
+        thread, out = in_thread(lambda: clients[0].push_pull(STEP))
+        time.sleep(0.2)
+        clients[1].fail("ValueError: bad row", "the traceback")
+        thread.join(5)
+        assert isinstance(out[0], WorkerError)
+        assert out[0].rank == 1
+        assert "the traceback" in str(out[0])
+        assert clients[0].aborted
+        for client in clients:
+            client.close()
+
+
+def test_a_wait_that_passes_its_limit_names_the_missing(transport: str) -> None:
+    with (
+        running(transport, BSP(), start_timeout_s=0.5) as server,
+        server.client(1) as client,
+        pytest.raises(WaitTimeoutError, match="missing: 0"),
+    ):
+        client.hello()
+
+
+def test_an_epochs_end_waits_for_the_driver(transport: str) -> None:
+    with running(transport) as server, server.client() as client, server.driver() as driver:
+        client.hello()
+        thread, out = in_thread(lambda: client.report({"epoch": 0, "ended": True}, wait=True))
+        deadline = time.monotonic() + 5
+        while "0" not in driver.status()["epochs"] and time.monotonic() < deadline:
+            time.sleep(0.02)
+        time.sleep(0.7)  # heartbeats go on meanwhile
+        assert not out
+        driver.control(release=0)
+        thread.join(5)
+        assert out == [None]
+
+
+def test_a_joiners_state_travels_in_chunks(transport: str) -> None:
+    with running(transport, BSP()) as server:
+        clients = [server.client(rank) for rank in (0, 1)]
+        for thread, _ in [in_thread(c.hello) for c in clients]:
+            thread.join(10)
+        clients[1].close()
+        joiner = server.client(1, attempt=1)
+        greeting, welcome = in_thread(joiner.hello)
+        time.sleep(0.3)
+        state = os.urandom(3 * LAYOUT.size_bytes + 17)
+        clients[0].push_pull(replace(STEP, batch=5))
+        assert clients[0].upload_requested
+        clients[0].put_state(state, 0, 5)
+        greeting.join(10)
+        assert (welcome[0].source, welcome[0].batch) == ("state", 5)
+        assert joiner.get_state() == state
+        for client in (clients[0], joiner):
+            client.close()
+
+
+def test_a_killed_server_is_noticed_within_seconds(remote: str) -> None:
+    with running(remote, BSP()) as server:
+        clients = [server.client(rank) for rank in (0, 1)]
+        for thread, _ in [in_thread(c.hello) for c in clients]:
+            thread.join(10)
+        waiting, out = in_thread(lambda: clients[0].push_pull(STEP))
+        time.sleep(0.2)
+        assert server.process is not None
+        os.kill(server.process.pid, signal.SIGKILL)
+        start = time.monotonic()
+        with pytest.raises(TransportError, match="lost the parameter server"):
+            clients[1].push_pull(STEP)
+        waiting.join(10)
+        assert isinstance(out[0], TransportError)
+        assert time.monotonic() - start < 5
+        with pytest.raises(TransportError):
+            server.process.check()
+        for client in clients:
+            client.close()
+
+
+WORKER = """
+import pickle, sys
+address, token, mode, layout = pickle.load(sys.stdin.buffer)
+from sparkdl.ps.client import connect, Progress, Timeouts
+client = connect(address, token, mode, rank=1, layout=layout, timeouts=Timeouts(heartbeat_s=0.2))
+client.hello()
+print("joined", flush=True)
+import time
+time.sleep(60)
+"""
+
+
+def test_a_round_completes_without_a_killed_worker(remote: str) -> None:
+    import pickle
+
+    with running(remote, BSP(), lease_s=1.5) as server, server.client(0) as client:
+        assert server.process is not None
+        worker = subprocess.Popen(
+            [sys.executable, "-c", WORKER], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        assert worker.stdin is not None
+        assert worker.stdout is not None
+        worker.stdin.write(
+            pickle.dumps((server.process.address, server.config.token, remote, LAYOUT))
+        )
+        worker.stdin.close()
+        client.hello()
+        assert worker.stdout.readline() == b"joined\n"
+        thread, out = in_thread(lambda: client.push_pull(STEP))
+        time.sleep(0.3)
+        assert not out
+        worker.kill()
+        worker.wait()
+        worker.stdout.close()
+        thread.join(8)
+        assert len(out) == 1
+        assert not isinstance(out[0], SparkDLError)
+
+
+def test_nothing_is_left_behind(remote: str) -> None:
+    with running(remote) as server:
+        assert server.process is not None
+        pid, address = server.process.pid, server.process.address
+        with server.client() as client:
+            client.hello()
+            client.pull()
+    assert not psutil.pid_exists(pid)
+    if address.uds:
+        assert not os.path.exists(os.path.dirname(address.uds))
+    assert not [name for name in os.listdir("/dev/shm") if "sparkdl" in name]
+
+
+def test_auto_takes_the_fastest_that_works() -> None:
+    with running("auto") as server:
+        assert server.process is not None
+        address = server.process.address
+        ways = {
+            "shm": address,
+            "socket": replace(address, boot_id="another host"),
+            "http": replace(address, boot_id="another host", port=1),
+        }
+        for expected, way in ways.items():
+            token = server.config.token
+            with connect(way, token, rank=0, layout=LAYOUT, timeouts=QUICK) as client:
+                client.hello()
+                client.pull()
+                assert client.transport == expected
+        nowhere = replace(address, boot_id="x", port=1, http="http://127.0.0.1:1")
+        with pytest.raises(TransportError, match=r"socket: .*http: "):
+            connect(nowhere, "t", rank=0, layout=LAYOUT, timeouts=QUICK)

@@ -1,0 +1,100 @@
+"""Workers as threads of this process, over a real server state: the loop without Spark."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from sparkdl.config import LoopSettings
+from sparkdl.data import Batches, rows_from_numpy
+from sparkdl.learner import make_learner
+from sparkdl.learner.keras_base import model_layout, read_model
+from sparkdl.ps.client import Client
+from sparkdl.ps.messages import Limits
+from sparkdl.ps.server import Server, ServerConfig
+from sparkdl.ps.strategy import ServerSynchronizer
+from sparkdl.worker import train
+
+
+def run_workers(
+    make_model: Any,
+    parts: list[tuple[np.ndarray, np.ndarray]],
+    rule: Any,
+    *,
+    epochs: int = 1,
+    batch_size: int = 8,
+    window: int = 1,
+    shuffle: bool = False,
+    validation: tuple[np.ndarray, np.ndarray] | None = None,
+) -> SimpleNamespace:
+    """Trains one model per part and returns the final weights, learners and the last status."""
+    models = [make_model() for _ in parts]
+    layout = model_layout(models[0])
+    center = read_model(models[0], layout)
+    config = ServerConfig(layout, rule, len(parts))
+    settings = LoopSettings(epochs=epochs, batch_size=batch_size, window=window, shuffle=shuffle)
+    errors: list[BaseException] = []
+    learners = [make_learner(model) for model in models]
+
+    with Server(config, center.copy(), inproc_only=True) as server:
+
+        def opener(raw: Any, like: Any) -> Any:
+            return server.channel(config.token, buffer=raw is not None)
+
+        def work(rank: int) -> None:
+            x, y = parts[rank]
+            rows = rows_from_numpy(x, y)
+            held_out = None
+            if validation is not None:
+                held_out = Batches(rows_from_numpy(*validation), batch_size, shuffle=False)
+            client = Client(opener, Limits.of(layout), rank=rank, attempt=0)
+            try:
+                train(
+                    learners[rank], ServerSynchronizer(rule, client, layout, False),
+                    Batches(rows, batch_size, shuffle=shuffle, rank=rank), settings,
+                    validation=held_out, num_rows=len(rows), num_workers=len(parts),
+                )  # fmt: skip
+            except BaseException as error:
+                errors.append(error)
+            finally:
+                client.close()
+
+        threads = [threading.Thread(target=work, args=(r,)) for r in range(len(parts))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(120)
+        assert not any(t.is_alive() for t in threads), "a worker hangs"
+        if errors:
+            raise errors[0]
+        weights = []
+        for learner in learners:
+            flat = np.empty(layout.size, np.float32)
+            learner.read_weights(flat)
+            weights.append(flat)
+    return SimpleNamespace(
+        weights=weights, learners=learners, models=models, layout=layout, state=server.state
+    )
+
+
+def split(x: np.ndarray, y: np.ndarray, sizes: list[int]) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Consecutive parts of the given sizes."""
+    edges = np.cumsum([0, *sizes])
+    return [(x[a:b], y[a:b]) for a, b in zip(edges, edges[1:], strict=False)]
+
+
+def global_batches(
+    parts: list[tuple[np.ndarray, np.ndarray]], batch_size: int
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """The batches that one process would train: step t has every worker's t-th batch."""
+    steps = max(-(-len(x) // batch_size) for x, _ in parts)
+    result = []
+    for t in range(steps):
+        cut = slice(t * batch_size, (t + 1) * batch_size)
+        result.append(
+            (np.concatenate([x[cut] for x, _ in parts]), np.concatenate([y[cut] for _, y in parts]))
+        )
+    return result

@@ -1,0 +1,116 @@
+"""Synchronous training of N workers is one process on the global batch, to the last digits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from harness import global_batches, run_workers, split
+
+from sparkdl.ps.rules import BSP
+
+SIZES = {
+    "2 even": [200, 200],
+    "3 even": [136, 136, 136],
+    "2 uneven": [203, 137],
+    "3 uneven, one empty": [161, 0, 55],
+    "2, one smaller than a batch": [200, 3],
+}
+
+
+def _data(rows: int) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(rows, 12)).astype("float32")
+    return x, (x[:, 0] + x[:, 1] * x[:, 2] > 0).astype("int32") + (x[:, 3] > 1)
+
+
+def _maker(optimizer: Any) -> Any:
+    def make() -> Any:
+        keras.utils.set_random_seed(3)
+        model = keras.Sequential(
+            [
+                keras.Input((12,)),
+                keras.layers.Dense(16, activation="relu"),
+                keras.layers.Dense(3, activation="softmax"),
+            ]
+        )
+        model.compile(optimizer(), "sparse_categorical_crossentropy", metrics=["accuracy"])
+        return model
+
+    return make
+
+
+OPTIMIZERS = {
+    "SGD with momentum": lambda: keras.optimizers.SGD(0.05, momentum=0.9),
+    "Adam": lambda: keras.optimizers.Adam(0.01),
+}
+
+
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES.keys())
+@pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS.keys())
+def test_weights_equal_one_process_on_the_global_batch(optimizer: Any, sizes: list[int]) -> None:
+    batch_size, epochs = 8, 2
+    x, y = _data(sum(sizes))
+    parts = split(x, y, sizes)
+    result = run_workers(
+        _maker(optimizer), parts, BSP(payload="gradient"), epochs=epochs, batch_size=batch_size
+    )
+
+    model = _maker(optimizer)()
+    steps = 0
+    for _ in range(epochs):
+        for bx, by in global_batches(parts, batch_size):
+            model.train_on_batch(bx, by)
+            steps += 1
+    assert steps >= 34
+    expected = np.concatenate([np.asarray(v).ravel() for v in model.trainable_variables])
+    for weights in result.weights:
+        np.testing.assert_allclose(weights, expected, atol=1e-5, rtol=0)
+
+
+def test_batchnorm_statistics_are_averaged_by_rows() -> None:
+    x, y = _data(48)
+    x[:32] += 3.0  # the first worker's rows have another mean
+
+    def make() -> Any:
+        keras.utils.set_random_seed(3)
+        model = keras.Sequential(
+            [
+                keras.Input((12,)),
+                keras.layers.BatchNormalization(momentum=0.0),
+                keras.layers.Dense(3, activation="softmax"),
+            ]
+        )
+        model.compile(keras.optimizers.SGD(0.0), "sparse_categorical_crossentropy")
+        return model
+
+    parts = split(x, y, [32, 16])
+    result = run_workers(make, parts, BSP(payload="gradient"), batch_size=32)
+    # momentum 0: each worker's moving mean is its batch's; together the mean over all 48 rows.
+    moving_mean = result.layout.views(result.weights[0])[-2]
+    np.testing.assert_allclose(moving_mean, x.mean(0), atol=1e-5)
+
+
+def test_local_sgd_of_one_worker_is_plain_training() -> None:
+    x, y = _data(83)
+    make = _maker(OPTIMIZERS["Adam"])
+    result = run_workers(make, [(x, y)], BSP(payload="delta"), epochs=2, batch_size=8, window=4)
+    model = make()
+    for _ in range(2):
+        for start in range(0, len(x), 8):
+            model.train_on_batch(x[start : start + 8], y[start : start + 8])
+    expected = np.concatenate([np.asarray(v).ravel() for v in model.trainable_variables])
+    np.testing.assert_allclose(result.weights[0], expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("window", [1, 3, 0, 40])
+def test_workers_of_unequal_length_take_the_same_rounds(window: int) -> None:
+    x, y = _data(150)
+    parts = split(x, y, [101, 49])
+    make = _maker(OPTIMIZERS["SGD with momentum"])
+    result = run_workers(
+        make, parts, BSP(payload="delta"), epochs=2, batch_size=8, window=window
+    )
+    np.testing.assert_array_equal(result.weights[0], result.weights[1])

@@ -1,0 +1,67 @@
+"""Factors and steps of a reduction, and who talks to whom."""
+
+from __future__ import annotations
+
+import doctest
+
+import numpy as np
+import pytest
+
+from sparkdl.collective import arithmetic, base, communicator
+from sparkdl.collective.builtin import communicator as builtin
+from sparkdl.collective.builtin import shared
+from sparkdl.collective.builtin.communicator import Places
+
+
+def test_examples_in_docstrings():
+    for module in (arithmetic, base, communicator, builtin, shared):
+        failed, tried = doctest.testmod(module)
+        assert tried
+        assert not failed
+
+
+@pytest.mark.parametrize("factor", [0.0, 1.0, 0.3])
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_join_scaled_in_place_and_apart(factor, dtype):
+    random = np.random.default_rng(0)
+    partial, source = (random.normal(size=100).astype(dtype) for _ in range(2))
+    want = partial.astype("f8") + factor * source.astype("f8")
+    apart = np.empty_like(source)
+    arithmetic.join_scaled(partial, source, factor, np.add, apart)
+    arithmetic.join_scaled(partial, source, factor, np.add, source)
+    np.testing.assert_allclose(apart, want, atol=5e-3 if dtype == "float16" else 1e-6)
+    assert apart.tobytes() == source.tobytes()
+
+
+def test_a_factor_of_zero_does_not_read_the_source():
+    bad = np.full(4, np.nan, np.float32)
+    out = np.empty(4, np.float32)
+    arithmetic.reduce_in_order([bad, np.ones(4, np.float32)], [0.0, 0.5], np.add, out)
+    assert (out == 0.5).all()
+
+
+def test_bfloat16_is_reduced_like_the_others():
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    parts = [np.full(3, v, ml_dtypes.bfloat16) for v in (1.0, 2.0)]
+    with communicator.SoloCommunicator() as solo:
+        assert solo.all_reduce(parts[0], "mean").dtype == ml_dtypes.bfloat16
+    out = np.empty_like(parts[0])
+    arithmetic.reduce_in_order(parts, [0.25, 0.75], np.add, out)
+    assert (out.astype(float) == 1.75).all()
+
+
+def test_places_of_uneven_hosts():
+    places = [Places.of(list("aabab"), r) for r in range(5)]
+    assert places[0].hosts == ((0, 1, 3), (2, 4))
+    assert [p.local_rank for p in places] == [0, 1, 0, 2, 1]
+    assert [p.ring for p in places] == [(0, 2), (1, 4), (0, 2), (), (1, 4)]
+    assert places[3].edges(10) == [0, 5, 10, 10]
+    assert places[4].edges(10) == [0, 5, 10]
+    assert places[0].order == [0, 1, 3, 2, 4]
+
+
+def test_places_of_one_host_and_of_single_ranks():
+    together = Places.of(["a"] * 3, 1)
+    assert (together.lanes, together.ring, together.edges(9)) == (0, (), [0, 3, 6, 9])
+    apart = Places.of(["a", "b", "c"], 1)
+    assert (apart.lanes, apart.ring, apart.one_each) == (1, (0, 1, 2), True)
