@@ -61,7 +61,7 @@ def encode_model(model: Any, custom_objects: dict[str, Any] | None = None) -> Mo
     objects = {**_find_custom_objects(model), **(custom_objects or {})}
     try:
         content = _save_bytes(model)
-        pickled: bytes = _pickle_by_value(cloudpickle, objects)
+        pickled: bytes = pickle_by_value(objects)
     except Exception as error:
         raise ModelError(
             f"model {model.name!r} cannot be sent to the workers",
@@ -107,7 +107,7 @@ def _lenient_constructors(objects: dict[str, Any]) -> Iterator[None]:
     import keras
 
     def from_config(cls: Any, config: dict[str, Any]) -> Any:
-        accepted = inspect.signature(cls.__init__).parameters
+        accepted = inspect.signature(cls).parameters
         return cls(**{k: _revive(v) for k, v in config.items() if k in accepted})
 
     def _revive(value: Any) -> Any:
@@ -119,7 +119,7 @@ def _lenient_constructors(objects: dict[str, Any]) -> Iterator[None]:
     for cls in {id(c): c for c in objects.values()}.values():
         if not (isinstance(cls, type) and issubclass(cls, keras.Layer)):
             continue
-        parameters = inspect.signature(cls.__init__).parameters.values()
+        parameters = inspect.signature(cls).parameters.values()
         if any(p.kind is p.VAR_KEYWORD for p in parameters) or "from_config" in vars(cls):
             continue
         cls.from_config = classmethod(from_config)  # type: ignore[attr-defined]
@@ -180,8 +180,11 @@ def _without_learning_rate(name: str, content: bytes) -> bytes:
     config = json.loads(content)
     try:
         settings = config["compile_config"]["optimizer"]["config"]
-        if isinstance(settings.get("learning_rate"), float):
-            settings.pop("learning_rate")
+        while settings is not None:
+            settings.pop("name", None)  # numbered anew for each optimizer made
+            if isinstance(settings.get("learning_rate"), float):
+                settings.pop("learning_rate")
+            settings = (settings.get("inner_optimizer") or {}).get("config")
     except (KeyError, TypeError, AttributeError):
         pass
     return json.dumps(config, sort_keys=True).encode()
@@ -221,9 +224,8 @@ def _find_custom_objects(model: Any) -> dict[str, Any]:
     for layer in model._flatten_layers(include_self=True, recursive=True):
         add(layer)
         for value in list(vars(layer).values()):
-            if isinstance(value, types.FunctionType) and "." not in value.__qualname__:
-                add(value)
-            elif isinstance(value, (keras.Initializer, keras.Regularizer)):
+            named = isinstance(value, types.FunctionType) and "." not in value.__qualname__
+            if named or isinstance(value, (keras.Initializer, keras.Regularizer)):
                 add(value)
     walk(model.optimizer)
     compiled = getattr(model, "_compile_config", None)
@@ -234,7 +236,7 @@ def _find_custom_objects(model: Any) -> dict[str, Any]:
     return found
 
 
-def _pickle_by_value(cloudpickle: Any, objects: dict[str, Any]) -> bytes:
+def pickle_by_value(objects: dict[str, Any]) -> bytes:
     """Pickles the objects; modules that are plain files next to the user's script by value.
 
     cloudpickle pickles ``__main__`` by value and importable modules by reference. A module that
@@ -243,17 +245,19 @@ def _pickle_by_value(cloudpickle: Any, objects: dict[str, Any]) -> bytes:
     import sys
     import sysconfig
 
-    installed = tuple(
-        os.path.realpath(p) for k, p in sysconfig.get_paths().items() if k in ("purelib", "platlib")
-    ) + (os.path.realpath(sysconfig.get_paths()["stdlib"]),)
-    registered = []
+    import cloudpickle
+
+    paths = sysconfig.get_paths()
+    installed = tuple(os.path.realpath(paths[k]) for k in ("purelib", "platlib", "stdlib"))
+    already = cloudpickle.list_registry_pickle_by_value()
+    registered: list[types.ModuleType] = []
     try:
-        for thing in objects.values():
-            module = sys.modules.get(getattr(thing, "__module__", "") or "")
+        for name in {getattr(thing, "__module__", "") or "" for thing in objects.values()}:
+            module = sys.modules.get(name)
             file = getattr(module, "__file__", None)
-            if module is None or module.__name__ == "__main__" or not file:
+            if module is None or name == "__main__" or not file:
                 continue
-            if module.__name__.split(".")[0] == "sparkdl":
+            if name.split(".")[0] == "sparkdl" or name in already:
                 continue
             if not os.path.realpath(file).startswith(installed):
                 cloudpickle.register_pickle_by_value(module)

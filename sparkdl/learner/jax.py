@@ -62,12 +62,13 @@ class JaxLearner(KerasLearner):
 
     def reload(self) -> None:
         model = self.model
-        self._state = (
-            _copies(model.trainable_variables),
-            _copies(model.non_trainable_variables),
-            _copies(model.optimizer.variables),
-            _copies(model.metrics_variables),
+        groups = (
+            model.trainable_variables,
+            model.non_trainable_variables,
+            model.optimizer.variables,
+            model.metrics_variables,
         )
+        self._state = _copy(tuple([v.value for v in variables] for variables in groups))
 
     def sync_model(self) -> None:
         model = self.model
@@ -77,9 +78,10 @@ class JaxLearner(KerasLearner):
             model.optimizer.variables,
             model.metrics_variables,
         )
-        for variables, values in zip(groups, self._state, strict=True):
+        # Copies, since the next window donates the state, which ends its arrays.
+        for variables, values in zip(groups, _copy(self._state), strict=True):
             for variable, value in zip(variables, values, strict=True):
-                variable.assign(_copy(value))  # the next window donates, so ends, the state's own
+                variable.assign(value)
 
     def build_metrics(self, window: WindowLike) -> None:
         if not self._metrics_ready:
@@ -350,13 +352,17 @@ class _WindowCall:
         return _as_before(self._step(state, fixed, batch), state)
 
 
-def _copy(value: Any) -> Any:
-    """An array of its own: donating it ends no other array, and no NumPy memory shows through."""
-    return jnp.array(value, copy=True)
+def _copy(tree: Any) -> Any:
+    """Arrays of their own: donating them ends no others, and no NumPy memory shows through."""
+    return _copy_call(tree)
+
+
+_copy_call = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))  # one call for all arrays
 
 
 def _copies(variables: Iterable[Any]) -> list[Any]:
-    return [_copy(v.value) for v in variables]
+    copies: list[Any] = _copy([v.value for v in variables])
+    return copies
 
 
 def _padded(array: npt.NDArray[Any], rows: int) -> npt.NDArray[Any]:

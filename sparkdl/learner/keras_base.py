@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from sparkdl.errors import ConfigError, ModelError
 from sparkdl.learner.base import Arrays, WindowLike
+from sparkdl.learner.signature import list_names, takes_list
 from sparkdl.weights import FloatArray, Layout
 
 
@@ -43,7 +44,7 @@ class KerasLearner:
 
     def inputs(self, x: Arrays) -> Any:
         """The dict of input arrays in the structure that the model's ``call`` takes."""
-        return arrange(x, getattr(self.model, "_inputs_struct", None), _names(self.model, "input"))
+        return arrange_inputs(self.model, x)
 
     def targets(self, y: Arrays) -> Any:
         """The dict of label arrays in the structure of the model's outputs."""
@@ -302,7 +303,7 @@ def metric_results(model: Any, state: npt.NDArray[np.float64]) -> dict[str, floa
 
 def build_metrics(model: Any, x: Arrays, y: Arrays, sample_weight: Arrays | None) -> None:
     """Creates a model's metric variables from one example batch (values do not matter)."""
-    inputs = arrange(x, getattr(model, "_inputs_struct", None), _names(model, "input"))
+    inputs = arrange_inputs(model, x)
     struct, names = getattr(model, "_outputs_struct", None), _names(model, "output")
     weights = None if sample_weight is None else arrange(sample_weight, struct, names)
     model._symbolic_build(data_batch=(inputs, arrange(y, struct, names), weights))
@@ -337,6 +338,14 @@ def arrange(arrays: Arrays, struct: Any, names: list[str]) -> Any:
     if isinstance(struct, (list, tuple)) and set(names) == set(arrays):
         return [arrays[name] for name in names]
     return dict(arrays)
+
+
+def arrange_inputs(model: Any, x: Arrays) -> Any:
+    """Puts named input arrays into the structure that a model's ``call`` takes."""
+    struct = getattr(model, "_inputs_struct", None)
+    if struct is None and takes_list(model):
+        return [x[name] for name in list_names(len(x))]
+    return arrange(x, struct, _names(model, "input"))
 
 
 def name_outputs(model: Any, outputs: Any) -> Arrays:

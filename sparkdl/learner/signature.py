@@ -7,7 +7,8 @@ from typing import Any, Literal
 
 from sparkdl.errors import ModelError
 
-LabelKind = Literal["sparse", "dense"]
+LabelKind = Literal["sparse", "dense", "own"]
+"""What a loss wants: class numbers; the shape of the output; or only it itself knows."""
 Shape = tuple[int | None, ...]
 
 
@@ -27,7 +28,8 @@ class Signature:
     Args:
         inputs: By name, in the model's order. One unnamed input is called ``'features'``.
         outputs: By name.
-        label_kinds: Output name -> ``'sparse'`` where the loss wants integer class labels.
+        label_kinds: Output name -> ``'sparse'`` where the loss wants integer class labels,
+            ``'dense'`` where it wants the output's shape, ``'own'`` for a loss of the user's.
         named_inputs: Whether the input names are the model's own (functional), so that a wrong
             name can be refused.
     """
@@ -77,8 +79,8 @@ def _subclassed(model: Any) -> tuple[dict[str, TensorSpec], dict[str, TensorSpec
     values = list(shapes.values())
     if len(values) == 1 and isinstance(values[0], dict):
         flat = dict(values[0])
-    elif len(values) == 1 and values[0] and isinstance(values[0][0], (list, tuple)):
-        flat = {f"input_{i}": shape for i, shape in enumerate(values[0])}
+    elif takes_list(model):
+        flat = dict(zip(list_names(len(values[0])), values[0], strict=True))
     elif len(values) == 1:
         flat = {"features": values[0]}
     dtype = keras.config.floatx()
@@ -89,7 +91,11 @@ def _subclassed(model: Any) -> tuple[dict[str, TensorSpec], dict[str, TensorSpec
     try:
         tensors = {n: keras.KerasTensor((None, *s.shape), s.dtype) for n, s in inputs.items()
                    if s.shape is not None}  # fmt: skip
-        given = next(iter(tensors.values())) if list(inputs) == ["features"] else tensors
+        given: Any = tensors
+        if list(inputs) == ["features"]:
+            given = tensors["features"]
+        elif takes_list(model):
+            given = list(tensors.values())
         spec = keras.src.backend.compute_output_spec(model, given) if tensors else None
     except Exception:
         spec = None
@@ -100,6 +106,22 @@ def _subclassed(model: Any) -> tuple[dict[str, TensorSpec], dict[str, TensorSpec
     elif spec is not None:
         outputs = _specs([spec], ["output"])
     return inputs, outputs or {"output": TensorSpec("output", None, dtype)}
+
+
+def list_names(count: int) -> list[str]:
+    """What a list of nameless inputs is called."""
+    return [f"input_{i}" for i in range(count)]
+
+
+def takes_list(model: Any) -> bool:
+    """Whether a subclassed model was built on a list of inputs, which have no names then."""
+    values = list((getattr(model, "_build_shapes_dict", None) or {}).values())
+    return (
+        len(values) == 1
+        and isinstance(values[0], (list, tuple))
+        and bool(values[0])
+        and isinstance(values[0][0], (list, tuple))
+    )
 
 
 def _label_kinds(model: Any, outputs: list[str]) -> dict[str, LabelKind]:
@@ -120,6 +142,20 @@ def _label_kinds(model: Any, outputs: list[str]) -> dict[str, LabelKind]:
 
 
 def _kind(loss: Any) -> LabelKind:
-    name = loss if isinstance(loss, str) else getattr(loss, "__name__", getattr(loss, "name", ""))
-    plain = str(name or "").lower().replace("_", "")
+    import keras
+
+    if isinstance(loss, str):
+        try:
+            loss = keras.losses.get(loss)
+        except ValueError:
+            return "own"
+    if loss is None:
+        return "dense"
+    function = getattr(loss, "fn", loss)
+    while hasattr(function, "func"):  # functools.partial
+        function = function.func
+    named = function if hasattr(function, "__name__") else type(function)
+    if str(named.__module__).split(".")[0] != "keras":
+        return "own"
+    plain = named.__name__.lower().replace("_", "")
     return "sparse" if "sparsecategorical" in plain else "dense"

@@ -83,8 +83,12 @@ class TensorFlowLearner(KerasLearner):
         self._test_window(*self._tensors(window), window.num_batches)
 
     def _tensors(self, window: WindowLike) -> tuple[Any, Any, Any]:
-        data = self.data(window.x, window.y, window.sample_weight)
-        return _map(tf.convert_to_tensor, data)
+        x, y, sample_weight = self.data(window.x, window.y, window.sample_weight)
+        return (
+            _map(tf.convert_to_tensor, x),
+            _map(tf.convert_to_tensor, y),
+            _map(tf.convert_to_tensor, sample_weight),
+        )
 
     def _compile_window(self, step: Callable[[Any], Any], with_weights: bool) -> Any:
         def run(x: Any, y: Any, sample_weight: Any, num_batches: tf.Tensor) -> Any:

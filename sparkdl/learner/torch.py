@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import keras
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -80,15 +81,30 @@ class TorchLearner(KerasLearner):
         self.build_metrics(window)
         self._set_training(True)
         data = self._tensors(window)
-        for index in range(window.num_batches):
-            self._train_step(_batch(data, index))
+        with self._unreported_metrics():
+            for index in range(window.num_batches):
+                self._train_step(_batch(data, index))
 
     def _evaluate_window(self, window: WindowLike) -> None:
         self._set_training(False)
         data = self._tensors(window)
-        with torch.no_grad():
+        with torch.no_grad(), self._unreported_metrics():
             for index in range(window.num_batches):
                 self._test_step(_batch(data, index))
+
+    @contextlib.contextmanager
+    def _unreported_metrics(self) -> Iterator[None]:
+        """Spares Keras' own steps the metrics' values after each batch, which nobody reads."""
+        kind = type(self.model)
+        own = ("train_step", "test_step", "compute_metrics", "get_metrics_result")
+        if any(getattr(kind, name) is not getattr(keras.Model, name) for name in own):
+            yield
+            return
+        object.__setattr__(self.model, "get_metrics_result", dict)
+        try:
+            yield
+        finally:
+            object.__delattr__(self.model, "get_metrics_result")
 
     def _set_training(self, mode: bool) -> None:
         """The flag of ``torch.nn.Module``, for plain PyTorch layers inside a Keras model."""

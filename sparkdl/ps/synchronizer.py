@@ -191,10 +191,12 @@ class WindowSynchronizer:
 
 
 class GradientSynchronizer:
-    """Each step: gradients out, the row-weighted mean of all ranks in, one optimizer step.
+    """Each step: gradients out, and what the server makes of them in.
 
-    The weights live on the workers and stay equal on all. A joiner gets weights and optimizer
-    state from a live rank; if none is left, it starts from the last snapshot.
+    With a blocking rule that is the row-weighted mean of all ranks, for one optimizer step: the
+    weights live on the workers and stay equal on all. A joiner gets weights and optimizer state
+    from a live rank; if none is left, it starts from the last snapshot. With a rule that does not
+    block, the server has the optimizer, and the worker trains on from the center it gets.
 
     Args:
         client: Connected; has said HELLO.
@@ -222,7 +224,7 @@ class GradientSynchronizer:
             progress: A :class:`sparkdl.ps.client.Progress`; ``rows`` is the weight.
 
         Returns:
-            Rows of all ranks in this step.
+            Rows of all ranks in this step; of this rank, if the rule does not block.
         """
         if (batch is None) != (progress.rows == 0):
             raise ConfigError(
@@ -232,6 +234,10 @@ class GradientSynchronizer:
             )
         if batch is not None:
             learner.gradients(batch, self._client.buffer)
+        if not self._client.welcome.blocking:
+            if batch is not None:
+                learner.write_weights(self._client.push_pull(progress))
+            return progress.rows
         mean = self._client.push_pull(progress)
         rows = self._client.round_rows
         if rows:
@@ -245,6 +251,6 @@ class GradientSynchronizer:
 
         To be called by all ranks at an epoch's end (``epoch`` being the next one) and at the end.
         """
-        if self._client.lead:
+        if self._client.lead and self._client.welcome.blocking:
             learner.read_weights(self._client.buffer)
             self._client.snapshot(epoch, batch)

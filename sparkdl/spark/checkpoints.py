@@ -44,6 +44,8 @@ class Checkpoints:
         if not persistence.exists(path):
             return None
         index = json.loads(persistence.read_bytes(path))
+        if not model.optimizer.built:  # else Keras would leave its state out
+            model.optimizer.build(model.trainable_variables)
         content = persistence.read_bytes(f"{self.folder}/{index['file']}")
         with persistence.local_copy(content) as local:
             try:

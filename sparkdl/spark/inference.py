@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from sparkdl.data import Batch, DataSpec, decode
-from sparkdl.errors import DataError, ResourceError
+from sparkdl.errors import DataError, ResourceError, WorkerError
 from sparkdl.learner.archive import ModelArchive
 from sparkdl.learner.signature import Signature
 from sparkdl.spark.cluster import is_connect
@@ -20,20 +20,32 @@ from sparkdl.spark.resources import UseGpu, needs_child, placement_of, start_fra
 from sparkdl.spark.schema import make_spec, selection
 from sparkdl.spark.sources import Columns, Source
 from sparkdl.spark.task import RESULT_SCHEMA, Result, failure_result, to_batch
+from sparkdl.spark.wire import named_batches, wire_names
 
 Arrays = dict[str, npt.NDArray[Any]]
 
 
 @dataclass(frozen=True)
 class InferenceTask:
-    """What an executor needs to run a model forward."""
+    """What an executor needs to run a model forward.
+
+    Args:
+        archive: The model.
+        spec: The columns to read.
+        batch_size: Rows per forward pass.
+        use_gpu: See :class:`sparkdl.SparkModel`.
+        outputs: Names of the outputs, in the order of the prediction columns.
+        kept: Columns that come back as they are: the first so many.
+        positions: Where each of ``spec.columns`` is among the columns sent.
+    """
 
     archive: ModelArchive
     spec: DataSpec
     batch_size: int
     use_gpu: UseGpu
     outputs: tuple[str, ...] = ()
-    converted: tuple[str, ...] = ()
+    kept: int = 0
+    positions: tuple[int, ...] = ()
 
 
 # -- predict a DataFrame ------------------------------------------------------------------------
@@ -63,28 +75,38 @@ def predict_frame(
     spec = make_spec(frame.schema, signature, columns.features, None, None, columns.decoder)
     names = _output_columns(signature, output_column)
     for name in names.values():
-        if name in frame.columns:
+        if name.lower() in (column.lower() for column in frame.columns):
             raise DataError(
                 f"the data already have a column {name!r}",
                 expected="a new name for the predictions",
                 received=str(frame.columns),
                 hint="predict(..., output_column='another name')",
             )
-    fields = list(frame.schema.fields)
-    for output, name in names.items():
-        fields.append(T.StructField(name, _output_type(signature.outputs[output].shape)))
-    converted = tuple(
+    fields = [
+        *frame.schema.fields,
+        *(T.StructField(n, _output_type(signature.outputs[o].shape)) for o, n in names.items()),
+    ]
+    # All columns travel under wire names, and get their own back on the driver. ML vectors travel
+    # twice: as they are for the result, as arrays for the model.
+    count = len(frame.schema.fields)
+    wire = wire_names(len(fields) + len(spec.columns))
+    vectors = [
         name for name in spec.columns
         if isinstance(frame.schema[name].dataType, T.UserDefinedType)
-    )  # fmt: skip
+    ]  # fmt: skip
+    positions = {name: frame.schema.names.index(name) for name in spec.columns}
     prepared = frame
-    if converted:
-        # ML vectors travel twice: as they are for the result, as arrays for the model.
-        arrays = dict(zip(spec.columns, selection(frame.schema, spec), strict=True))
-        extra = [arrays[name].alias(_twin(name)) for name in converted]
-        prepared = frame.select(*frame.columns, *extra)
-        spec = _renamed(spec, converted)
-    task = InferenceTask(archive, spec, batch_size, use_gpu, tuple(names), converted)
+    if vectors:
+        twins = dict(zip(vectors, range(count, count + len(vectors)), strict=True))
+        arrays = selection(frame.schema, spec, [wire[{**positions, **twins}[n]] for n in positions])
+        chosen = [a for a, n in zip(arrays, spec.columns, strict=True) if n in twins]
+        prepared = frame.select("*", *chosen)
+        positions |= twins
+    prepared = prepared.toDF(*wire[: len(prepared.columns)])
+    task = InferenceTask(
+        archive, spec, batch_size, use_gpu, tuple(names), count,
+        tuple(positions[name] for name in spec.columns),
+    )  # fmt: skip
     spark = frame.sparkSession
     pickled = cloudpickle.dumps(task)
     payload = pickled if is_connect(spark) else spark.sparkContext.broadcast(pickled)
@@ -94,7 +116,11 @@ def predict_frame(
 
         yield from predict_batches(batches, payload.value if hasattr(payload, "value") else payload)
 
-    return prepared.mapInArrow(run, T.StructType(fields))
+    sent = [
+        T.StructField(n, f.dataType, f.nullable, f.metadata)
+        for n, f in zip(wire, fields, strict=False)
+    ]
+    return prepared.mapInArrow(run, T.StructType(sent)).toDF(*(f.name for f in fields))
 
 
 def predict_batches(
@@ -106,7 +132,10 @@ def predict_batches(
     for batch in batches:
         if not batch.num_rows:
             continue
-        inputs = decode(batch, task.spec, row)
+        columns = [batch.column(i) for i in task.positions]
+        inputs = decode(
+            pa.RecordBatch.from_arrays(columns, names=list(task.spec.columns)), task.spec, row
+        )
         row += batch.num_rows
         parts: dict[str, list[npt.NDArray[Any]]] = {name: [] for name in task.outputs}
         for start in range(0, batch.num_rows, task.batch_size):
@@ -116,10 +145,9 @@ def predict_batches(
                 outputs = dict(zip(task.outputs, outputs.values(), strict=True))
             for name in task.outputs:
                 parts[name].append(np.asarray(outputs[name], np.float32))
-        kept = batch.num_columns - len(task.converted)
         predictions = [_to_arrow(np.concatenate(parts[name])) for name in task.outputs]
-        names = [*batch.schema.names[:kept], *(f"prediction_{n}" for n in task.outputs)]
-        yield pa.RecordBatch.from_arrays([*batch.columns[:kept], *predictions], names=names)
+        columns = [*batch.columns[: task.kept], *predictions]
+        yield pa.RecordBatch.from_arrays(columns, names=wire_names(len(columns)))
 
 
 def _open(pickled: bytes) -> tuple[InferenceTask, Any]:
@@ -169,22 +197,6 @@ def _to_arrow(array: npt.NDArray[Any]) -> Any:
         offsets = np.arange(count + 1, dtype=np.int32) * array.shape[axis]
         values = pa.ListArray.from_arrays(pa.array(offsets), values)
     return values
-
-
-def _twin(name: str) -> str:
-    return f"__sparkdl_{name}"
-
-
-def _renamed(spec: DataSpec, converted: tuple[str, ...]) -> DataSpec:
-    from dataclasses import replace
-
-    features = {
-        name: replace(
-            s, columns=tuple(_twin(c) if c in converted else c for c in s.columns)
-        )
-        for name, s in spec.features.items()
-    }
-    return replace(spec, features=features)
 
 
 # -- predict an RDD -----------------------------------------------------------------------------
@@ -252,6 +264,7 @@ def evaluate_source(
         DataError: The data do not fit, or there are none.
     """
     import cloudpickle
+    from pyspark.errors import PySparkException
 
     from sparkdl.spark.training import raise_failure
 
@@ -266,9 +279,15 @@ def evaluate_source(
 
         yield from evaluate_batches(batches, payload.value if hasattr(payload, "value") else payload)
 
-    rows = source.frame.mapInArrow(run, RESULT_SCHEMA).collect()
-    if broadcast is not None:
-        broadcast.destroy()
+    try:
+        rows = source.frame.mapInArrow(run, RESULT_SCHEMA).collect()
+    except PySparkException as error:
+        raise WorkerError(
+            -1, f"Spark gave the evaluation up: {str(error).strip().splitlines()[0]}", str(error)
+        ) from error
+    finally:
+        if broadcast is not None:
+            broadcast.destroy()
     for row in rows:
         if row.kind == "failed":
             raise_failure(row.rank, json.loads(row.text))
@@ -290,7 +309,8 @@ def evaluate_batches(
     rank = context.partitionId() if context is not None else 0
     try:
         task, learner = _open(pickled)
-        state = learner.evaluate(evaluation_windows(batches, task.spec, task.batch_size))
+        named = named_batches(batches, task.spec)
+        state = learner.evaluate(evaluation_windows(named, task.spec, task.batch_size))
         results = [Result(rank, "metrics", json.dumps(state.tolist()))] if state.size else []
     except Exception as error:
         results = [failure_result(rank, error)]

@@ -115,7 +115,7 @@ class FitMonitor:
         self._epoch += 1
         self._begun = False
         if self._model.stop_training:
-            return [{"stop": True}]
+            return [{"stop": True, "release": number}]
         self._begin_epoch()
         return [*self._rate_commands(), {"release": number}]
 

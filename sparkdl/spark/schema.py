@@ -9,8 +9,9 @@ from typing import Any
 
 from pyspark.sql import types as T
 
-from sparkdl.data.columns import ColumnSpec, DataSpec
+from sparkdl.data.columns import ColumnSpec, DataSpec, Kind
 from sparkdl.errors import DataError
+from sparkdl.learner.archive import pickle_by_value
 from sparkdl.learner.signature import Shape, Signature, TensorSpec
 
 Columns = str | Iterable[str]
@@ -23,7 +24,7 @@ def make_spec(
     schema: T.StructType,
     signature: Signature,
     features: Columns | Mapping[str, Columns],
-    label: str | Mapping[str, str] | None,
+    label: Columns | Mapping[str, Columns] | None,
     sample_weight: str | Mapping[str, str] | None = None,
     decoder: Decoder | Mapping[str, Decoder] | None = None,
     role_column: str | None = None,
@@ -34,7 +35,7 @@ def make_spec(
         schema: The DataFrame's schema.
         signature: The model's inputs and outputs.
         features: A column, several numeric columns, or input name -> either.
-        label: A column, output name -> column, or None (to predict).
+        label: A column, several numeric columns, output name -> either, or None (to predict).
         sample_weight: A numeric column, or output name -> column.
         decoder: Makes an array from a binary or struct value; one for all inputs, or by name.
         role_column: See :class:`sparkdl.data.columns.DataSpec`.
@@ -51,9 +52,9 @@ def make_spec(
                 expected=f"names among {sorted(inputs)}",
                 received=str(strange),
             )
-        decoders = dict(decoder)
+        decoders = {name: Shipped(function) for name, function in decoder.items()}
     else:
-        decoders = {} if decoder is None else dict.fromkeys(inputs, decoder)
+        decoders = {} if decoder is None else dict.fromkeys(inputs, Shipped(decoder))
     feature_specs = {
         name: _feature(schema, _names(columns), signature.inputs.get(name), decoders.get(name))
         for name, columns in inputs.items()
@@ -62,7 +63,8 @@ def make_spec(
     if label is not None:
         outputs = _match(label, signature.outputs, "label", "output", True)
         label_specs = {
-            name: _label(schema, str(column), signature, name) for name, column in outputs.items()
+            name: _label(schema, _names(columns), signature, name)
+            for name, columns in outputs.items()
         }
     weights: dict[str, ColumnSpec] | None = None
     if sample_weight is not None:
@@ -71,21 +73,68 @@ def make_spec(
             if isinstance(sample_weight, Mapping)
             else dict.fromkeys(label_specs, sample_weight)
         )
+        if set(by_output) != set(label_specs):
+            raise DataError(
+                "sample_weight names other outputs than label",
+                expected=f"a column for each of {sorted(label_specs)}",
+                received=str(sorted(by_output)),
+                hint="a column of ones weighs all rows of an output alike",
+            )
         weights = {name: _weight(schema, column) for name, column in by_output.items()}
     return DataSpec(feature_specs, label_specs, weights, role_column)
 
 
-def selection(schema: T.StructType, spec: DataSpec) -> list[Any]:
-    """The Spark columns to select for ``spec``: each once, ML vectors as arrays of floats."""
+class Shipped:
+    """A function of the user's that reaches executors even if they cannot import its module."""
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        if not callable(function):
+            raise DataError(
+                "a decoder must be a function",
+                expected="a function from one value to one array",
+                received=repr(function),
+            )
+        self.function = function
+        self.__name__ = getattr(function, "__name__", type(function).__name__)
+
+    def __call__(self, value: Any) -> Any:
+        return self.function(value)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Shipped) and other.function == self.function
+
+    def __hash__(self) -> int:
+        return hash(self.function)
+
+    def __getstate__(self) -> bytes:
+        parts = {"function": self.function}
+        if hasattr(self.function, "func"):  # functools.partial
+            parts["inner"] = self.function.func
+        return pickle_by_value(parts)
+
+    def __setstate__(self, state: bytes) -> None:
+        import cloudpickle
+
+        self.__init__(cloudpickle.loads(state)["function"])  # type: ignore[misc]
+
+
+def selection(schema: T.StructType, spec: DataSpec, names: list[str]) -> list[Any]:
+    """The Spark columns to select for ``spec``: each once, ML vectors as arrays of floats.
+
+    Args:
+        schema: The DataFrame's schema.
+        spec: What is to be read.
+        names: What to call each of ``spec.columns``.
+    """
     from pyspark.ml.functions import vector_to_array
     from pyspark.sql import functions as F
 
     columns = []
-    for name in spec.columns:
+    for name, alias in zip(spec.columns, names, strict=True):
         column = F.col("`" + name.replace("`", "``") + "`")
         if _is_vector(schema[name].dataType):
             column = vector_to_array(column, "float32")
-        columns.append(column.alias(name))
+        columns.append(column.alias(alias))
     return columns
 
 
@@ -126,6 +175,14 @@ def _field(schema: T.StructType, name: str, argument: str) -> T.StructField:
             expected="one of " + ", ".join(repr(n) for n in schema.names),
             received=repr(name),
             hint=f"did you mean {close[0]!r}?" if close else f"pass {argument}='your column'",
+        )
+    count = schema.names.count(name)
+    if count > 1:
+        raise DataError(
+            f"column {name!r} ({argument}) is not the only one of its name",
+            expected="one column of that name",
+            received=f"{count} columns",
+            hint="rename or drop the others, e.g. after a join",
         )
     return schema[name]
 
@@ -173,10 +230,17 @@ def _feature(
     )
 
 
-def _label(schema: T.StructType, name: str, signature: Signature, output: str) -> ColumnSpec:
+def _label(
+    schema: T.StructType, columns: tuple[str, ...], signature: Signature, output: str
+) -> ColumnSpec:
+    if len(columns) != 1:
+        return _several_labels(schema, columns, signature, output)
+    name = columns[0]
     field = _field(schema, name, "label")
     wanted = signature.outputs[output]
     shape, kind = wanted.shape, field.dataType
+    if signature.label_kinds.get(output) == "own":
+        return _own_label(field)
     if signature.label_kinds.get(output) == "sparse":
         classes = shape[-1] if shape else None
         rest: Shape = () if shape is None else shape[:-1]
@@ -216,6 +280,39 @@ def _label(schema: T.StructType, name: str, signature: Signature, output: str) -
     raise _wrong_type(field, "label", "numbers, an array or an ML vector", hint)
 
 
+def _several_labels(
+    schema: T.StructType, columns: tuple[str, ...], signature: Signature, output: str
+) -> ColumnSpec:
+    """Numeric columns as the values of one output."""
+    fields = [_field(schema, name, "label") for name in columns]
+    for field in fields:
+        if not _is_number(field.dataType):
+            raise _wrong_type(field, "label", "numeric columns when several are named")
+    kind = signature.label_kinds.get(output)
+    shape = signature.outputs[output].shape
+    if not columns or kind == "sparse":
+        raise DataError(
+            f"label does not fit output {output!r}",
+            expected="one column of class labels" if columns else "at least one column",
+            received=repr(columns),
+        )
+    shape = _scalars_shape(columns, None if kind == "own" else shape, "label", "output")
+    return ColumnSpec(columns, shape, "float32", "scalars")
+
+
+def _own_label(field: T.StructField) -> ColumnSpec:
+    """Labels for a loss of the user's own: as they are, since only the loss knows what it wants."""
+    kind = field.dataType
+    depth, element = _element(kind) if isinstance(kind, T.ArrayType) else (0, kind)
+    if _is_vector(kind):
+        return ColumnSpec((field.name,), (None,), "float32", "array")
+    if not _is_number(element):
+        raise _wrong_type(field, "label", "numbers, an array or an ML vector")
+    dtype = "int32" if isinstance(element, (T.IntegralType, T.BooleanType)) else "float32"
+    spec_kind: Kind = "array" if depth else "scalars"
+    return ColumnSpec((field.name,), (None,) * depth, dtype, spec_kind)
+
+
 def _weight(schema: T.StructType, name: str) -> ColumnSpec:
     field = _field(schema, name, "sample_weight")
     if not _is_number(field.dataType):
@@ -223,15 +320,20 @@ def _weight(schema: T.StructType, name: str) -> ColumnSpec:
     return ColumnSpec((name,), (), "float32", "scalars")
 
 
-def _scalars_shape(columns: tuple[str, ...], shape: Shape | None) -> Shape:
+def _scalars_shape(
+    columns: tuple[str, ...],
+    shape: Shape | None,
+    argument: str = "feature",
+    side: str = "input",
+) -> Shape:
     count = len(columns)
     if shape is None:
         return (count,)
     size = math.prod(d if d is not None else count for d in shape)
     if size != count:
         raise DataError(
-            "the number of feature columns does not fit the model's input",
-            expected=f"{size} values per row, for an input of shape {shape}",
+            f"the number of {argument} columns does not fit the model's {side}",
+            expected=f"{size} values per row, for an {side} of shape {shape}",
             received=f"{count}: {', '.join(map(repr, columns))}",
         )
     return shape

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,6 +14,7 @@ from sparkdl.errors import ConfigError, DataError
 from sparkdl.learner.signature import Signature, TensorSpec
 from sparkdl.spark.cluster import is_connect, session_of
 from sparkdl.spark.schema import make_spec, selection
+from sparkdl.spark.wire import PROBLEM, pack_problem, wire_names
 
 ROLE = "__sparkdl_role"
 
@@ -29,7 +31,7 @@ class Columns:
 
 @dataclass(frozen=True)
 class Source:
-    """Selected columns of the user's data, ready for ``mapInArrow``, and how to read them."""
+    """Selected columns of the user's data under their wire names, and how to read them."""
 
     frame: Any
     spec: DataSpec
@@ -73,7 +75,8 @@ def open_source(
             data.schema, signature, columns.features, label,
             columns.sample_weight if with_labels else None, columns.decoder,
         )  # fmt: skip
-        return Source(data.select(*selection(data.schema, spec)), spec)
+        names = wire_names(len(spec.columns))
+        return Source(data.select(*selection(data.schema, spec, names)), spec)
     if is_rdd(data):
         return _from_rdd(data, signature)
     if isinstance(data, (tuple, list)) and with_labels and len(data) in (2, 3):
@@ -90,14 +93,10 @@ def add_validation(source: Source, validation: Source | None, split: float, seed
     from pyspark.sql import functions as F
 
     if validation is not None:
-        if validation.frame.schema.names != source.frame.schema.names:
-            raise DataError(
-                "validation_data has other columns than the training data",
-                expected=str(source.frame.schema.names),
-                received=str(validation.frame.schema.names),
-            )
-        frame = source.frame.withColumn(ROLE, F.lit(0).cast("byte")).unionByName(
-            validation.frame.withColumn(ROLE, F.lit(1).cast("byte"))
+        _check_alike(source, validation)
+        frame = _union(
+            source.frame.withColumn(ROLE, F.lit(0).cast("byte")),
+            validation.frame.withColumn(ROLE, F.lit(1).cast("byte")),
         )
     elif split > 0:
         role = F.when(F.rand(seed) < F.lit(split), 1).otherwise(0).cast("byte")
@@ -105,6 +104,40 @@ def add_validation(source: Source, validation: Source | None, split: float, seed
     else:
         return source
     return Source(frame, replace(source.spec, role_column=ROLE))
+
+
+def _union(training: Any, validation: Any) -> Any:
+    from pyspark.errors import AnalysisException
+
+    try:
+        both = training.unionByName(validation)
+        both.schema  # noqa: B018  (Connect finds out only now)
+    except AnalysisException as error:
+        raise DataError(
+            "validation_data has columns of other types than the training data",
+            expected=training.schema.simpleString(),
+            received=validation.schema.simpleString(),
+        ) from error
+    return both
+
+
+def _check_alike(source: Source, validation: Source) -> None:
+    """Refuses validation rows that the training rows' spec would misread."""
+    training, held_out = source.spec, validation.spec
+    if training == held_out:
+        return
+    described = [
+        ", ".join(
+            f"{e.label} as {e.source_dtype or e.kind} {e.shape}" for e in spec.entries
+        )
+        for spec in (training, held_out)
+    ]  # fmt: skip
+    raise DataError(
+        "validation_data has other columns than the training data",
+        expected=described[0],
+        received=described[1],
+        hint="the same kind of data, columns and sample weights for both",
+    )
 
 
 def spread(frame: Any, num_workers: int) -> Any:
@@ -127,7 +160,8 @@ def _from_numpy(data: Any, signature: Signature) -> Source:
     weight = data[2] if len(data) == 3 else None
     spec = wanted_spec(x, y, weight, signature)
     table, spec = to_arrow_table(x, y, weight, spec)
-    return Source(session_of().createDataFrame(table), spec)
+    frame = session_of().createDataFrame(table.select(list(spec.columns)))
+    return Source(frame.toDF(*wire_names(len(spec.columns))), spec)
 
 
 def wanted_spec(x: Any, y: Any, weight: Any, signature: Signature) -> DataSpec:
@@ -168,17 +202,21 @@ def _from_rdd(rdd: Any, signature: Signature) -> Source:
     features = rdd_features(signature)
     labels: dict[str, ColumnSpec] = {}
     for name, spec in signature.outputs.items():
-        if signature.label_kinds.get(name) == "sparse":
+        kind = signature.label_kinds.get(name)
+        if kind == "sparse":
             shape = spec.shape or (None,)
             labels[name] = ColumnSpec(
-                (f"label_{name}",), tuple(d or 1 for d in shape[:-1]), "int32", "binary",
+                (f"label {name}",), tuple(d or 1 for d in shape[:-1]), "int32", "binary",
                 classes=shape[-1],
             )  # fmt: skip
+        elif kind == "own":
+            labels[name] = ColumnSpec((f"label {name}",), (None,), "float32", "binary")
         else:
             labels[name] = _fixed(spec, "output")
     data_spec = DataSpec(features, labels)
     rows = rdd.mapPartitions(_PairEncoder(features, labels))
-    schema = ", ".join(f"`{name}` binary" for name in data_spec.columns)
+    fields = [f"{name} binary" for name in wire_names(len(data_spec.columns))]
+    schema = ", ".join([*fields, f"{PROBLEM} string"])
     return Source(spark.createDataFrame(rows, schema), data_spec)
 
 
@@ -187,12 +225,12 @@ def rdd_features(signature: Signature) -> dict[str, ColumnSpec]:
     return {name: _fixed(spec, "input") for name, spec in signature.inputs.items()}
 
 
-def stack_inputs(rows: list[Any], specs: dict[str, ColumnSpec], first_row: int) -> dict[str, Any]:
+def stack_inputs(rows: list[Any], specs: Mapping[str, ColumnSpec], first_row: int) -> dict[str, Any]:
     """A list of inputs ``x`` (or pairs, or LabeledPoints) as one array per model input."""
     raw: dict[str, list[bytes]] = {name: [] for name in specs}
     for number, row in enumerate(rows, first_row):
         x = row.features if hasattr(row, "features") and hasattr(row, "label") else row
-        if isinstance(x, tuple) and len(x) == 2 and len(specs) != 2:
+        if isinstance(x, tuple) and len(x) == 2 and not _fits(x, specs) and _fits(x[0], specs):
             x = x[0]
         for name, content in zip(specs, _encode(x, specs, number, "x"), strict=True):
             raw[name].append(content)
@@ -200,6 +238,21 @@ def stack_inputs(rows: list[Any], specs: dict[str, ColumnSpec], first_row: int) 
         name: np.frombuffer(b"".join(raw[name]), np.dtype(s.dtype)).reshape(len(rows), *s.shape)
         for name, s in specs.items()
     }
+
+
+def _fits(x: Any, specs: Mapping[str, ColumnSpec]) -> bool:
+    """Whether ``x`` has the sizes that the inputs want."""
+    if isinstance(x, Mapping):
+        return set(x) == set(specs)
+    parts = x if len(specs) > 1 else [x]
+    if not isinstance(parts, (list, tuple)) or len(parts) != len(specs):
+        return False
+    try:
+        sizes = [int(p.size) if hasattr(p, "size") else int(np.size(p)) for p in parts]
+    except ValueError:
+        return False
+    wanted = [math.prod(d or 0 for d in spec.shape) for spec in specs.values()]
+    return sizes == wanted
 
 
 def _fixed(spec: TensorSpec, what: str) -> ColumnSpec:
@@ -212,35 +265,45 @@ def _fixed(spec: TensorSpec, what: str) -> ColumnSpec:
         )
     prefix = "x" if what == "input" else "label"
     dtype = spec.dtype if what == "input" else "float32"
-    return ColumnSpec((f"{prefix}_{spec.name}",), spec.shape, dtype, "binary")
+    return ColumnSpec((f"{prefix} {spec.name}",), spec.shape, dtype, "binary")
 
 
 class _PairEncoder:
-    """Rows ``(x, y)`` or ``LabeledPoint`` -> tuples of little-endian bytes (on the executor)."""
+    """Rows ``(x, y)`` or ``LabeledPoint`` -> tuples of little-endian bytes (on the executor).
+
+    The last field is None, or an error that ends the partition: raised here, it would be an
+    error of Spark's, retried and without its beats.
+    """
 
     def __init__(self, features: dict[str, ColumnSpec], labels: dict[str, ColumnSpec]) -> None:
         self.features, self.labels = features, labels
 
-    def __call__(self, rows: Iterable[Any]) -> Iterator[tuple[bytes, ...]]:
+    def __call__(self, rows: Iterable[Any]) -> Iterator[tuple[bytes | str | None, ...]]:
         for number, row in enumerate(rows):
-            if hasattr(row, "features") and hasattr(row, "label"):
-                x, y = row.features, row.label
-            elif isinstance(row, (tuple, list)) and len(row) == 2:
-                x, y = row
-            else:
-                raise DataError(
-                    f"row {number} of a partition is no example",
-                    expected="a pair (x, y) or a LabeledPoint",
-                    received=f"{type(row).__qualname__}",
-                )
-            yield (
-                *_encode(x, self.features, number, "x"),
-                *_encode(y, self.labels, number, "y"),
+            try:
+                values = self._encode_row(row, number)
+            except DataError as error:
+                count = len(self.features) + len(self.labels)
+                yield (*[None] * count, pack_problem(error))
+                return
+            yield (*values, None)
+
+    def _encode_row(self, row: Any, number: int) -> list[bytes]:
+        if hasattr(row, "features") and hasattr(row, "label"):
+            x, y = row.features, row.label
+        elif isinstance(row, (tuple, list)) and len(row) == 2:
+            x, y = row
+        else:
+            raise DataError(
+                f"row {number} of a partition is no example",
+                expected="a pair (x, y) or a LabeledPoint",
+                received=f"{type(row).__qualname__}",
             )
+        return [*_encode(x, self.features, number, "x"), *_encode(y, self.labels, number, "y")]
 
 
 def _encode(
-    value: Any, specs: dict[str, ColumnSpec], number: int, side: str
+    value: Any, specs: Mapping[str, ColumnSpec], number: int, side: str
 ) -> Iterator[bytes]:
     parts = value if isinstance(value, Mapping) else None
     if parts is None:
@@ -258,27 +321,41 @@ def _encode(
 
 def encode_value(value: Any, spec: ColumnSpec, number: int) -> bytes:
     """One value as the bytes of the array that the model wants."""
-    array = np.asarray(value.toArray() if hasattr(value, "toArray") else value)
-    shape = tuple(int(d or 1) for d in spec.shape)
-    size = int(np.prod(shape, dtype=int))
+    try:
+        array = np.asarray(value.toArray() if hasattr(value, "toArray") else value)
+    except ValueError:  # lists of unequal length
+        array = np.asarray(None)
     if array.dtype.kind not in "biuf":
         raise DataError(
-            f"row {number}: {spec.label} is no array of numbers", received=str(array.dtype)
+            f"row {number}: {spec.label} is no array of numbers",
+            expected=f"numbers of shape {spec.shape}",
+            received=f"{type(value).__qualname__} {str(value)[:60]}",
         )
-    if array.size == 1 and size > 1 and spec.label.startswith("'label_"):
-        return _one_hot(array, size, spec, number)
-    if array.size != size:
+    if None not in spec.shape:
+        size = math.prod(d or 0 for d in spec.shape)
+        if array.size == 1 and size > 1 and spec.label.startswith("'label "):
+            return _one_hot(array, size, spec, number)
+        if array.size != size:
+            raise DataError(
+                f"row {number}: {spec.label} does not fit the model",
+                expected=f"shape {spec.shape}",
+                received=f"shape {array.shape}",
+            )
+    dtype = np.dtype(spec.dtype).newbyteorder("<")
+    with np.errstate(invalid="ignore", over="ignore"):
+        encoded = array.astype(dtype)
+    if dtype.kind in "iu" and not np.array_equal(encoded, array):
         raise DataError(
-            f"row {number}: {spec.label} does not fit the model",
-            expected=f"shape {shape}",
-            received=f"shape {array.shape}",
+            f"row {number}: {spec.label} is not made of whole numbers",
+            expected=f"values that {spec.dtype} can hold",
+            received=str(array.ravel()[np.flatnonzero(encoded.ravel() != array.ravel())[0]]),
         )
-    return array.astype(np.dtype(spec.dtype).newbyteorder("<")).tobytes()
+    return encoded.tobytes()
 
 
 def _one_hot(array: Any, size: int, spec: ColumnSpec, number: int) -> bytes:
     label = float(array.reshape(-1)[0])
-    if label != int(label) or not 0 <= label < size:
+    if not 0 <= label < size or label != int(label):
         raise DataError(
             f"row {number}: a label is out of range",
             expected=f"a class in [0, {size})",

@@ -31,7 +31,7 @@ from sparkdl.spark.sources import (
     wanted_spec,
 )
 from sparkdl.spark.task import TrainTask
-from sparkdl.spark.training import train_stage
+from sparkdl.spark.training import StageSummary, train_stage
 
 _KERAS_FIT_REFUSED = {
     "steps_per_epoch": "every row is trained once per epoch; take df.limit(n) for fewer",
@@ -150,8 +150,7 @@ class SparkModel:
         )
         self._history: Any = None
         self._epochs_trained = 0
-        self.training_seconds = 0.0
-        """Seconds of the last fit from the first step to the last, on the slowest worker."""
+        self._summary: StageSummary | None = None
 
     # -- what it holds -------------------------------------------------------------------------
 
@@ -164,6 +163,16 @@ class SparkModel:
     def history(self) -> Any:
         """The History of the last ``fit``, or None."""
         return self._history
+
+    @property
+    def training_seconds(self) -> float:
+        """Seconds of the last fit from the first step to the last, on the slowest worker."""
+        return 0.0 if self._summary is None else self._summary.seconds
+
+    @property
+    def transports(self) -> frozenset[str]:
+        """How the workers of the last fit reached the server."""
+        return frozenset() if self._summary is None else self._summary.transports
 
     def get_config(self) -> dict[str, Any]:
         """The arguments as plain values (the model left out), to be saved or shown."""
@@ -246,8 +255,9 @@ class SparkModel:
         keras_base.require_compiled(self._model)
         options = _fit_options(keras_fit_arguments)
         require_int("epochs", epochs, 1)
-        batch_size = require_int("batch_size", batch_size or self.batch_size, 1)
-        if not 0.0 <= validation_split < 1.0:
+        batch_size = self._batch_size(batch_size)
+        number = isinstance(validation_split, (int, float)) and validation_split is not False
+        if not number or not 0.0 <= validation_split < 1.0:
             raise ConfigError(
                 "validation_split is wrong", expected="0 <= share < 1",
                 received=repr(validation_split),
@@ -304,7 +314,7 @@ class SparkModel:
                     checkpoints.save(model, epoch)
 
             monitor.begin()
-            self.training_seconds = train_stage(
+            self._summary = train_stage(
                 source, model, run, task, monitor, repartition=self.repartition,
                 on_epoch=save_checkpoint,
             )  # fmt: skip
@@ -363,6 +373,9 @@ class SparkModel:
                 hint="try model.fit on a few rows as NumPy arrays",
             ) from error
 
+    def _batch_size(self, batch_size: int | None) -> int:
+        return self.batch_size if batch_size is None else require_int("batch_size", batch_size, 1)
+
     # -- inference -----------------------------------------------------------------------------
 
     def predict(
@@ -388,7 +401,7 @@ class SparkModel:
         Raises:
             DataError: The data do not fit the model.
         """
-        batch_size = require_int("batch_size", batch_size or self.batch_size, 1)
+        batch_size = self._batch_size(batch_size)
         if not (is_frame(data) or is_rdd(data)):
             return self._model.predict(data, batch_size=batch_size, verbose=0)
         archive = encode_model(self._model, self.custom_objects)
@@ -430,7 +443,7 @@ class SparkModel:
         Raises:
             DataError: The data do not fit the model, or there are none.
         """
-        batch_size = require_int("batch_size", batch_size or self.batch_size, 1)
+        batch_size = self._batch_size(batch_size)
         signature = model_signature(self._model)
         columns = Columns(features, label, sample_weight, self.decoder)
         if isinstance(data, (tuple, list)):

@@ -16,6 +16,7 @@ from sparkdl.data import Batches, DataSpec, read_partition
 from sparkdl.errors import SparkDLError
 from sparkdl.learner.archive import ModelArchive
 from sparkdl.spark.resources import UseGpu, needs_child, placement_of, start_framework
+from sparkdl.spark.wire import named_batches
 
 RESULT_SCHEMA = "rank long, kind string, text string, content binary"
 CHUNK_BYTES = 2 << 20
@@ -113,8 +114,9 @@ def train_partition(
         with task.strategy.open(identity, learner.layout) as synchronizer:
             began = time.perf_counter()
             partition = read_partition(
-                batches, task.spec, settings.memory_budget_bytes, settings.spill_dir
-            )
+                named_batches(batches, task.spec), task.spec, settings.memory_budget_bytes,
+                settings.spill_dir,
+            )  # fmt: skip
             read_s = time.perf_counter() - began
             with partition:
                 if settings.check_data:
@@ -130,13 +132,14 @@ def train_partition(
                     learner, synchronizer, source, settings, validation=held_out,
                     num_rows=len(partition.train), num_workers=identity.num_workers,
                 )  # fmt: skip
+            transport = synchronizer.transport
     except BaseException:
         forget_learner(task.archive)
         raise
     summary = json.dumps(
         {
             "rows": len(partition.train),
-            "transport": synchronizer.transport,
+            "transport": transport,
             "seconds": seconds,
             "read_s": read_s,
         }

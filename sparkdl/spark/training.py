@@ -6,6 +6,7 @@ import contextlib
 import json
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
 
 from sparkdl import errors
@@ -19,6 +20,23 @@ from sparkdl.spark.task import RESULT_SCHEMA, TrainTask, stage_function
 
 POLL_S = 0.1
 END_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True)
+class StageSummary:
+    """A training stage that ended well.
+
+    Args:
+        rows: Rows trained per epoch.
+        seconds: From the first step to the last, on the slowest worker.
+        read_s: To read the partition, on the slowest worker.
+        transports: How workers reached the server.
+    """
+
+    rows: int
+    seconds: float
+    read_s: float
+    transports: frozenset[str]
 
 
 class Run(Protocol):
@@ -47,7 +65,7 @@ def train_stage(
     *,
     repartition: bool = True,
     on_epoch: Callable[[int], None] | None = None,
-) -> float:
+) -> StageSummary:
     """Runs the training stage to its end and leaves the trained weights in ``model``.
 
     Args:
@@ -60,7 +78,7 @@ def train_stage(
         on_epoch: Called with the number of epochs done whenever one has ended (checkpoints).
 
     Returns:
-        Seconds that the slowest worker took from its first step to its last.
+        What the workers said at the end.
 
     Raises:
         WorkerError: A worker raised; with its traceback.
@@ -96,7 +114,12 @@ def train_stage(
                 expected="at least one row",
                 received="0 rows in all partitions",
             )
-        return max(float(d["seconds"]) for d in done)
+        return StageSummary(
+            rows=sum(d["rows"] for d in done),
+            seconds=max(float(d["seconds"]) for d in done),
+            read_s=max(float(d["read_s"]) for d in done),
+            transports=frozenset(d["transport"] for d in done),
+        )
     finally:
         with contextlib.suppress(Exception):
             if stage.running:

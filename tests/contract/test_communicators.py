@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterator
 from typing import Any
 
@@ -33,6 +34,8 @@ WORLDS = {
     "hosts-2x2": lambda: ProcessWorld(["a", "b", "a", "b"]),
     "hosts-3+1": lambda: ProcessWorld(["a", "a", "b", "a"]),
 }
+if importlib.util.find_spec("horovod"):
+    WORLDS["horovod-2"] = lambda: ProcessWorld([None] * 2, name="horovod")
 SIZES = [0, 1, 7, 5000, 1_000_003]
 
 

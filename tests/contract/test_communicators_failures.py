@@ -88,9 +88,9 @@ def test_a_rank_that_closes_is_an_error_on_the_others(hosts):
 
 @pytest.mark.parametrize("who", [0, 2])
 def test_a_missing_rank_is_named(hosts, who):
-    world = ProcessWorld(hosts, timeout_s=1.0)
+    world = ProcessWorld(hosts, timeout_s=0.6)
     try:
-        answers = world.run("absent", who=who, seconds=2.5)
+        answers = world.run("absent", who=who, seconds=1.6)
         timeouts = [a for a in answers if isinstance(a, WaitTimeoutError)]
         assert timeouts
         assert any(f"missing rank {who}" in str(a) for a in timeouts), timeouts
@@ -124,7 +124,7 @@ def test_ranks_that_disagree_get_an_error(hosts):
 def test_a_wrong_token_is_refused(hosts):
     tokens = [TOKEN] * len(hosts)
     tokens[1] = TOKEN[::-1]
-    world = ProcessWorld(hosts, tokens=tokens, connect_timeout_s=1.0)
+    world = ProcessWorld(hosts, tokens=tokens, connect_timeout_s=0.6)
     try:
         assert all(isinstance(a, TransportError | AuthenticationError) for a in world.connected)
         assert any(isinstance(a, AuthenticationError) for a in world.connected)

@@ -169,6 +169,18 @@ def descriptors(c: Any) -> tuple[int, int]:
     return len(os.listdir("/proc/self/fd")), threading.active_count()
 
 
+def horovod_state(c: Any) -> dict[str, Any]:
+    """What the process knows of Horovod while connected, and after."""
+    import horovod.tensorflow as hvd
+    import tensorflow as tf
+
+    total = float(hvd.allreduce(tf.constant(1.0), op=hvd.Sum, name="mine"))
+    inside = (hvd.is_initialized(), hvd.rank(), hvd.size(), total)
+    c.close()
+    left = sorted(k for k in os.environ if k.startswith("HOROVOD"))
+    return {"inside": inside, "after": (bool(hvd.is_initialized()), left)}
+
+
 # -- worlds -----------------------------------------------------------------------------------
 
 
@@ -210,7 +222,6 @@ class ProcessWorld:
         *,
         name: str = "builtin",
         tokens: list[bytes] | None = None,
-        environment: dict[str, str] | None = None,
         **options: Any,
     ) -> None:
         self.size = len(hosts)
@@ -220,24 +231,28 @@ class ProcessWorld:
                 command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                env={**os.environ, **(environment or {})},
+                env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""},
             )
             for _ in hosts
         ]
+        self.hosts, self.name, self.tokens, self.options = hosts, name, tokens, options
         try:
-            for rank, host in enumerate(hosts):
-                more = {} if host is None else {"host_id": host}
-                if name == "builtin":
-                    more["advertised_host"] = "127.0.0.1"
-                self.tell(rank, ("prepare", name, rank, {**more, **options}))
-            members = [self.hear(rank) for rank in range(self.size)]
-            for rank in range(self.size):
-                token = tokens[rank] if tokens else TOKEN
-                self.tell(rank, ("connect", members, token))
-            self.connected = [self.hear(rank) for rank in range(self.size)]
+            self.connect_again()
         except BaseException:
             self.close()
             raise
+
+    def connect_again(self) -> None:
+        for rank, host in enumerate(self.hosts):
+            more = {} if host is None else {"host_id": host}
+            if self.name != "solo":
+                more["advertised_host"] = "127.0.0.1"
+            self.tell(rank, ("prepare", self.name, rank, {**more, **self.options}))
+        members = [self.hear(rank) for rank in range(self.size)]
+        for rank in range(self.size):
+            token = self.tokens[rank] if self.tokens else TOKEN
+            self.tell(rank, ("connect", members, token))
+        self.connected = [self.hear(rank) for rank in range(self.size)]
 
     def tell(self, rank: int, command: tuple[Any, ...]) -> None:
         stream = self.processes[rank].stdin

@@ -402,3 +402,35 @@ def test_auto_takes_the_fastest_that_works() -> None:
         nowhere = replace(address, boot_id="x", port=1, http="http://127.0.0.1:1")
         with pytest.raises(TransportError, match=r"socket: .*http: "):
             connect(nowhere, "t", rank=0, layout=LAYOUT, timeouts=QUICK)
+
+
+def test_no_reply_is_torn_by_a_commit(remote: str) -> None:
+    layout = Layout.of([("w", (2_000_000,), "float32")])  # many pieces, more than kernels buffer
+    settings = Settings(2, grace_s=0.3)
+    config = ServerConfig(layout, Downpour(), 2, mode=remote, settings=settings)  # type: ignore[arg-type]
+    with ServerProcess(config, np.zeros(layout.size, np.float32)) as process:
+        writer, reader = (
+            connect(process.address, config.token, remote, rank=rank, layout=layout)
+            for rank in (0, 1)
+        )
+        writer.hello()
+        reader.hello()
+        over = threading.Event()
+
+        def write() -> None:
+            while not over.is_set():
+                writer.buffer[...] = 1
+                writer.push(STEP)
+
+        thread, out = in_thread(write)
+        seen = set()
+        for _ in range(15):
+            center = reader.pull()
+            assert center.min() == center.max()
+            seen.add(float(center[0]))
+        over.set()
+        thread.join(20)
+        assert out == [None]
+        assert len(seen) > 1
+        writer.close()
+        reader.close()

@@ -101,7 +101,7 @@ def test_dense_and_sparse_vectors_in_one_column(spark: Any) -> None:
 
 def test_several_numeric_columns_of_odd_names_and_types(spark: Any) -> None:
     x, y = np.round(arrays(4) * 5), arrays(1, seed=1)
-    rows = [(float(a), int(b), bool(c > 0), int(d), float(t)) for (a, b, c, d), (t,) in zip(x, y)]
+    rows = [(float(a), int(b), bool(c > 0), int(d), float(t)) for (a, b, c, d), (t,) in zip(x, y, strict=True)]
     x = x.copy()
     x[:, 2] = x[:, 2] > 0
     df = spark.createDataFrame(
@@ -393,14 +393,16 @@ def test_numpy_arrays_for_several_inputs(spark: Any) -> None:
     check(lambda: two_inputs(2), (x, y), x, y)
 
 
-def test_validation_data_of_another_number_type(spark: Any) -> None:
+def test_validation_data_must_be_stored_alike(spark: Any) -> None:
     x, y = np.random.default_rng(0).integers(0, 9, (N, 3)), arrays(seed=1)
     model = dense(3)
     spark_model = SparkModel(model, num_workers=1)
-    history = spark_model.fit((x.astype("uint8"), y), validation_data=(x.astype("float64"), y),
-                              verbose=0)  # fmt: skip
+    data = (x.astype("float32"), y)
+    history = spark_model.fit(data, validation_data=(x.astype("float32"), y), verbose=0)
     want = model.evaluate(x.astype("float32"), y, verbose=0)
     assert history.history["val_loss"][0] == pytest.approx(want, rel=1e-4)
+    with pytest.raises(DataError, match=r"(?s)validation_data.*uint8"):
+        spark_model.fit(data, validation_data=(x.astype("uint8"), y), verbose=0)
 
 
 # -- rows ---------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from sparkdl.learner.cache import cached_learner, forget_learner
 from sparkdl.learner.keras_base import metric_results, model_layout, read_model, write_model
 
 BACKEND = keras.backend.backend()
+JIT = False if BACKEND == "tensorflow" else "auto"  # XLA compiles long; the learner needs none
 RNG = np.random.default_rng(7)
 layers = keras.layers
 
@@ -55,12 +56,12 @@ def classes(rows=30, features=4, num_classes=3):
     return x, y % num_classes
 
 
-def dense_model(optimizer="sgd", metrics=("accuracy",), norm=False, **kwargs):
+def dense_model(optimizer="sgd", metrics=("accuracy",), norm=False, name=None, **kwargs):
     keras.utils.set_random_seed(1)
     middle = [layers.BatchNormalization(), layers.Dropout(0.0)] if norm else []
-    model = keras.Sequential(
-        [keras.Input((4,)), layers.Dense(5, "tanh"), *middle, layers.Dense(3, "softmax")]
-    )
+    first, last = (layers.Dense(5, "tanh", name="first"), layers.Dense(3, "softmax", name="last"))
+    model = keras.Sequential([keras.Input((4,), name="in"), first, *middle, last], name=name)
+    kwargs.setdefault("jit_compile", JIT)
     model.compile(optimizer, "sparse_categorical_crossentropy", metrics=list(metrics), **kwargs)
     return model
 
@@ -135,14 +136,27 @@ def test_windows_of_any_length_train_alike():
 
 
 def test_number_of_compilations():
-    learner = make_learner(dense_model("adam"))
+    model, traces = dense_model("adam"), []
+    plain_step = model.train_step
+
+    def counted_step(*args):
+        traces.append(1)
+        return plain_step(*args)
+
+    model.train_step = counted_step
+    learner = make_learner(model)
     x, y = classes(46)  # windows of 2, 2, 1 full batches and a tail of 6 rows
+    train_all(learner, x, y, 8, 2)
+    counts = [len(traces)]
     for _ in range(2):
         train_all(learner, x, y, 8, 2)
+        counts.append(len(traces))
+    if BACKEND == "torch":
+        assert counts == [6, 12, 18]
+    else:
+        assert counts[2] == counts[1] == counts[0] <= 3
     if BACKEND == "jax":
         assert learner._train_window.compilations == 2
-    elif BACKEND == "tensorflow":
-        assert learner._train_window.compiled.experimental_get_tracing_count() <= 3
 
 
 def test_gradient_of_a_linear_model_by_hand():
@@ -198,9 +212,10 @@ def test_several_inputs_and_outputs_by_name():
         "kind": layers.Dense(3, "softmax", name="kind")(hidden),
         "size": layers.Dense(1, name="size")(hidden),
     }
-    x = {n: RNG.normal(size=(20, k)).astype(np.float32) for n, k in (("left", 3), ("right", 2))}
-    y = {"kind": RNG.integers(0, 3, 20), "size": RNG.normal(size=(20, 1)).astype(np.float32)}
-    weight = {n: RNG.uniform(0.5, 1.5, 20).astype(np.float32) for n in y}
+    x = {n: RNG.normal(size=(16, k)).astype(np.float32) for n, k in (("left", 3), ("right", 2))}
+    y = {"kind": RNG.integers(0, 3, 16), "size": RNG.normal(size=(16, 1)).astype(np.float32)}
+    weight = {n: RNG.uniform(0.5, 1.5, 16).astype(np.float32) for n in y}
+    expected = None
     for inputs in ({"left": left, "right": right}, [left, right]):
         model = keras.Model(inputs, outputs)
         model.compile(
@@ -208,25 +223,29 @@ def test_several_inputs_and_outputs_by_name():
             loss={"kind": "sparse_categorical_crossentropy", "size": "mse"},
             loss_weights={"kind": 1.0, "size": 0.5},
             metrics={"kind": ["accuracy"], "size": ["mae"]},
+            jit_compile=JIT,
         )
         other = twin(model)
         learner = make_learner(other)
+        start = weights_of(learner)
         train_all(learner, x, y, 8, 2, weight)
-        given = x if isinstance(inputs, dict) else [x["left"], x["right"]]
-        history = model.fit(
-            given, y, batch_size=8, shuffle=False, verbose=0, sample_weight=weight
-        ).history
-        close(weights_of(learner), read_model(model, learner.layout))
-        close(metric_results(other, learner.metric_state())["loss"], history["loss"][0], 1e-4)
+        if expected is None:
+            history = model.fit(
+                x, y, batch_size=8, shuffle=False, verbose=0, sample_weight=weight
+            ).history
+            expected = read_model(model, learner.layout)
+            write_model(model, learner.layout, start)
+            close(metric_results(other, learner.metric_state())["loss"], history["loss"][0], 1e-4)
+        close(weights_of(learner), expected)
         predicted = learner.predict(x)
-        assert {k: v.shape for k, v in predicted.items()} == {"kind": (20, 3), "size": (20, 1)}
+        assert {k: v.shape for k, v in predicted.items()} == {"kind": (16, 3), "size": (16, 1)}
 
 
 def test_outputs_in_a_list():
     keras.utils.set_random_seed(3)
     entry = keras.Input((3,))
     model = keras.Model(entry, [layers.Dense(1, name="a")(entry), layers.Dense(2, name="b")(entry)])
-    model.compile("sgd", ["mse", "mse"])
+    model.compile("sgd", ["mse", "mse"], jit_compile=JIT)
     learner = make_learner(twin(model))
     x = RNG.normal(size=(8, 3)).astype(np.float32)
     a, b = (RNG.normal(size=(8, k)).astype(np.float32) for k in (1, 2))
@@ -240,16 +259,16 @@ def test_outputs_in_a_list():
 def test_other_layers_equal_keras_fit(kind):
     keras.utils.set_random_seed(2)
     if kind == "conv":
-        x = RNG.normal(size=(20, 6, 6, 1)).astype(np.float32)
+        x = RNG.normal(size=(16, 6, 6, 1)).astype(np.float32)
         body = [keras.Input((6, 6, 1)), layers.Conv2D(3, 3, activation="relu")]
         body += [layers.BatchNormalization(), layers.Flatten()]
     else:
-        x = RNG.integers(0, 11, (20, 5)).astype(np.int32)
-        body = [keras.Input((5,), dtype="int32"), layers.Embedding(11, 4)]
+        x = RNG.integers(0, 11, (16, 4)).astype(np.int32)
+        body = [keras.Input((4,), dtype="int32"), layers.Embedding(11, 4)]
         body += [layers.LSTM(3)] if kind == "lstm" else [layers.GlobalAveragePooling1D()]
     model = keras.Sequential([*body, layers.Dense(1, "sigmoid")])
-    model.compile(keras.optimizers.Adam(0.01), "binary_crossentropy")
-    y = RNG.integers(0, 2, (20, 1)).astype(np.float32)
+    model.compile(keras.optimizers.Adam(0.01), "binary_crossentropy", jit_compile=JIT)
+    y = RNG.integers(0, 2, (16, 1)).astype(np.float32)
     learner = compare_with_fit(model, x, y, tolerance=2e-5)
     out = np.empty(learner.layout.size, np.float32)
     learner.gradients(next(windows(x, y, 8, 1)), out)
@@ -281,7 +300,7 @@ class MaxError(keras.metrics.Metric):
         self.total.assign_add(keras.ops.sum(keras.ops.abs(y - predicted)))
 
     def result(self):
-        return self.total
+        return keras.ops.convert_to_tensor(self.total)
 
 
 class Bare(keras.Model):
@@ -336,7 +355,7 @@ class Bare(keras.Model):
             x, y, _ = keras.utils.unpack_x_y_sample_weight(data)
 
             def loss_of(trainable):
-                predicted, after = self.stateless_call(trainable, non_trainable, x, training=True)
+                predicted, after = self.stateless_call(trainable, non_trainable, x)
                 return 3.0 * self.compute_loss(x, y, predicted), after
 
             (loss, after), gradients = jax.value_and_grad(loss_of, has_aux=True)(trainable)
@@ -348,7 +367,7 @@ def test_bare_subclass_with_its_own_train_step():
     keras.utils.set_random_seed(5)
     model = Bare()
     model.build((None, 3))
-    model.compile(keras.optimizers.SGD(0.01), "mse")
+    model.compile(keras.optimizers.SGD(0.01), "mse", jit_compile=JIT)
     other = twin(model)
     close(read_model(other, model_layout(other)), read_model(model, model_layout(model)))
     learner = make_learner(other)
@@ -366,7 +385,7 @@ def test_bare_subclass_with_its_own_train_step():
 def test_custom_layer_loss_and_metric_travel():
     keras.utils.set_random_seed(5)
     model = keras.Sequential([keras.Input((3,)), Scale(), layers.Dense(1)])
-    model.compile("adam", half_squared, metrics=[MaxError(), "mae"])
+    model.compile("adam", half_squared, metrics=[MaxError(), "mae"], jit_compile=JIT)
     x = RNG.normal(size=(20, 3)).astype(np.float32)
     compare_with_fit(model, x, x.sum(1, keepdims=True))
 
@@ -406,7 +425,7 @@ def binary_model():
     keras.utils.set_random_seed(4)
     model = keras.Sequential([keras.Input((4,)), layers.Dense(1, "sigmoid")])
     metrics = ["accuracy", keras.metrics.AUC(name="auc"), keras.metrics.Precision(name="precision")]
-    model.compile("sgd", "binary_crossentropy", metrics=metrics)
+    model.compile("sgd", "binary_crossentropy", metrics=metrics, jit_compile=JIT)
     return model
 
 
@@ -498,7 +517,10 @@ def test_averaged_segment_is_batch_statistics_only():
     learner = make_learner(model)
     slots = learner.layout.slots
     averaged = [s.name for s in slots if s.offset >= learner.layout.trained_size]
-    assert averaged == ["norm/moving_mean", "norm/moving_variance"]
+    assert ["/".join(name.split("/")[-2:]) for name in averaged] == [
+        "norm/moving_mean",
+        "norm/moving_variance",
+    ]
     assert not any("frozen" in s.name or "seed" in s.name for s in slots)
     assert learner.layout == model_layout(model)
 
@@ -589,13 +611,18 @@ def test_reduced_precision(policy):
     x, y = classes(16)
     keras.config.set_dtype_policy(policy)
     try:
-        model = dense_model(keras.optimizers.Adam(0.01))
-        learner = make_learner(twin(model))
+        # Adam's beta_2 is 1 in bfloat16, so that it does not learn; that is Keras' own.
+        adam = policy.startswith("mixed")
+        optimizer = keras.optimizers.Adam(0.01) if adam else keras.optimizers.SGD(0.01)
+        learner = make_learner(twin(dense_model(optimizer)))
     finally:
         keras.config.set_dtype_policy("float32")
     assert learner.learning_rate == pytest.approx(0.01)
-    train_all(learner, x, y, 8, 2)
-    assert learner.step == 2
+    for _ in range(3):
+        train_all(learner, x, y, 8, 2)
+    # In float16, steps whose scaled gradients overflow are left out.
+    steps = learner.step
+    assert 3 <= steps <= 6 if policy == "mixed_float16" else steps == 6
     out = np.empty(learner.layout.size, np.float32)
     learner.gradients(next(windows(x, y, 8, 1)), out)
     before = weights_of(learner)
@@ -603,11 +630,11 @@ def test_reduced_precision(policy):
     after = weights_of(learner)
     assert np.isfinite(after).all()
     assert 0 < np.abs(after - before).max() < 0.1  # the loss scale has gone again
-    assert learner.step == 3
+    assert learner.step == steps + 1
     learner.set_learning_rate(0.25)
     assert learner.learning_rate == 0.25
     learner.load_optimizer_state(learner.optimizer_state())
-    assert learner.step == 3
+    assert learner.step == steps + 1
 
 
 # -- prediction --------------------------------------------------------------------------------
@@ -637,7 +664,7 @@ def test_uint8_and_float64_rows():
     keras.utils.set_random_seed(1)
     model = keras.Sequential([keras.Input((4,), dtype="uint8"), layers.Rescaling(1 / 255),
                               layers.Dense(1)])  # fmt: skip
-    model.compile("sgd", "mse")
+    model.compile("sgd", "mse", jit_compile=JIT)
     x = RNG.integers(0, 255, (16, 4)).astype(np.uint8)
     compare_with_fit(model, x, RNG.normal(size=(16, 1)))
 
@@ -669,9 +696,9 @@ def test_cached_learner_is_as_new():
 
 def test_cached_learner_takes_the_optimizer_of_a_trained_model():
     x, y = classes(24)
-    model = dense_model("adam")
+    model = dense_model("adam", name="same")
     model.fit(x, y, epochs=2, batch_size=8, verbose=0)
-    fresh = encode_model(dense_model("adam"))
+    fresh = encode_model(dense_model("adam", name="same"))
     used = cached_learner(fresh)
     train_all(used, x, y, 8, 2)
     archive = encode_model(model)
@@ -710,7 +737,7 @@ def test_uncompiled_models_are_refused():
 
 @pytest.mark.skipif(BACKEND == "torch", reason="PyTorch always runs eagerly here")
 def test_run_eagerly():
-    x, y = classes(24)
+    x, y = classes(16)
     eager = make_learner(dense_model("adam", run_eagerly=True))
     compiled = make_learner(dense_model("adam"))
     for learner in (eager, compiled):

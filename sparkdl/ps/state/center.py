@@ -47,6 +47,10 @@ class Center:
         else:
             statistics += (sent - statistics) * share
 
+    def pulled(self, rank: int) -> None:
+        """Tells the rule that ``rank`` gets the center as it is now."""
+        self.rule.pulled(self.weights[self._trained], self._state, rank)
+
     def apply_round(self, round_: Round, clock: int, workers: dict[int, Worker]) -> None:
         """The row-weighted mean of a round; leaves ``result`` as what all ranks get back."""
         rows = round_.rows

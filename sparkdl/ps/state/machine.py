@@ -2,34 +2,23 @@
 
 from __future__ import annotations
 
-import math
-import threading
-import traceback
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from sparkdl.errors import (
-    ProtocolError,
-    SparkDLError,
-    TransportError,
-    WaitTimeoutError,
-    WorkerError,
-)
-from sparkdl.ps.messages import COMMITS, ByteArray, Flag, Kind, Limits, Message, error_to_meta
+from sparkdl.errors import ProtocolError, SparkDLError, TransportError, WaitTimeoutError
+from sparkdl.ps.messages import COMMITS, Flag, Kind, Message
 from sparkdl.ps.rules.base import Commit, Rule
-from sparkdl.ps.state.center import Center
-from sparkdl.ps.state.reading import Reading
 from sparkdl.ps.state.records import Payload, Settings, Wait, Worker
-from sparkdl.ps.state.rounds import Round, StateTransfer, integer_of
-from sparkdl.ps.state.telemetry import Telemetry, parse_telemetry
+from sparkdl.ps.state.reporting import Reporting
+from sparkdl.ps.state.roster import Replies
+from sparkdl.ps.state.rounds import Round
+from sparkdl.ps.state.telemetry import parse_telemetry
 from sparkdl.weights import FloatArray, Layout
 
-Replies = list[tuple[int, Message]]
 
-
-class ServerState:
+class ServerState(Reporting):
     """Center, workers and waits of one run; no sockets, no clock of its own.
 
     A *connection* is an int that a transport chose. It has one outstanding request at a time and
@@ -48,38 +37,7 @@ class ServerState:
     """
 
     def __init__(self, layout: Layout, center: FloatArray, rule: Rule, settings: Settings) -> None:
-        self.lock = threading.RLock()
-        self.limits = Limits.of(layout)
-        self.settings = settings
-        self.clock = 0
-        self.rounds = 0
-        self.bytes_in = self.bytes_out = 0
-        self._center = Center(layout, center, rule)
-        self._rule = rule
-        self._gated = type(rule).may_continue is not Rule.may_continue
-        self._workers: dict[int, Worker] = {}
-        self._buffers: dict[int, ByteArray] = {}
-        self._waits: dict[int, Wait] = {}
-        self._readings: dict[int, Reading] = {}
-        self._outbox: Replies = []
-        self._now = 0.0
-        self._telemetry = Telemetry()
-        self._round = Round()
-        self._round_rows = 0
-        self._transfer = StateTransfer(
-            settings.max_state_bytes
-            if settings.max_state_bytes is not None
-            else 8 * layout.size_bytes + (64 << 20)
-        )
-        self._started = not (rule.blocking or self._gated)
-        self._cohort_done = False
-        self._position = (0, 0)
-        self._snapshot_position = (0, 0)
-        self._released_epoch = -1
-        self._driver_seen = 0.0
-        self._failure: WorkerError | None = None
-        self._wish = (False, math.nan)  # stop, learning rate: what the driver asked for
-        self._shown = self._wish  # what workers are told; latched per round in blocking rules
+        super().__init__(layout, center, rule, settings)
         self._routes: dict[Kind, Callable[[int, Message], None]] = {
             Kind.HELLO: self._hello,
             Kind.PULL: self._pull,
@@ -94,20 +52,6 @@ class ServerState:
             Kind.STATUS: self._status,
             Kind.CONTROL: self._control,
         }
-
-    # ---------------------------------------------------------------- what transports call
-
-    def buffer(self, connection: int) -> ByteArray:
-        """This connection's buffer, allocated at the first call."""
-        with self.lock:
-            if connection not in self._buffers:
-                self._buffers[connection] = self.limits.allocate()
-            return self._buffers[connection]
-
-    def attach(self, connection: int, buffer: ByteArray) -> None:
-        """Makes ``buffer`` (a shared-memory mailbox) this connection's."""
-        with self.lock:
-            self._buffers[connection] = buffer
 
     def receive(self, connection: int, message: Message, now: float) -> Replies:
         """Takes one request; returns all replies that are due now, of any connection."""
@@ -151,6 +95,7 @@ class ServerState:
             self._now = max(now, self._now)
             self._waits.pop(connection, None)
             self._buffers.pop(connection, None)
+            self._mailboxes.discard(connection)
             self._readings.pop(connection, None)
             for worker in self._workers.values():
                 if worker.connection == connection:
@@ -173,75 +118,6 @@ class ServerState:
             self._settle()
             return self._flush()
 
-    def is_bound(self, connection: int) -> bool:
-        """Whether the connection belongs to a live worker or waits for a reply."""
-        with self.lock:
-            return connection in self._waits or any(
-                w.connection == connection and w.alive for w in self._workers.values()
-            )
-
-    def metrics(self) -> dict[str, float]:
-        """Numbers for /metrics."""
-        with self.lock:
-            workers = self._workers.values()
-            commits = sum(w.commits for w in workers)
-            return {
-                "commits": commits,
-                "rounds": self.rounds,
-                "clock": self.clock,
-                "workers_alive": sum(w.alive for w in workers),
-                "workers_finished": sum(w.finished for w in workers),
-                "waiting": len(self._waits),
-                "rows": sum(w.rows for w in workers),
-                "bytes_in": self.bytes_in,
-                "bytes_out": self.bytes_out,
-                "staleness_mean": sum(w.staleness_sum for w in workers) / max(commits, 1),
-                "staleness_max": max((w.staleness_max for w in workers), default=0),
-                "failed": float(self._failure is not None),
-            }
-
-    # ---------------------------------------------------------------- replies
-
-    def _flush(self) -> Replies:
-        replies, self._outbox = self._outbox, []
-        return replies
-
-    def _answer(self, connection: int, reply: Message, worker: Worker | None = None) -> None:
-        self._waits.pop(connection, None)
-        self._stamp(reply, worker)
-        self._outbox.append((connection, reply))
-
-    def _refuse(self, connection: int, error: SparkDLError) -> None:
-        self._answer(connection, Message(Kind.ERROR, meta=error_to_meta(error)))
-
-    def _stamp(self, reply: Message, worker: Worker | None) -> None:
-        """Fills what every reply carries: clock, stop, abort, learning rate, lead."""
-        stop, learning_rate = self._shown
-        reply.clock, reply.learning_rate = self.clock, learning_rate
-        if stop:
-            reply.flags |= Flag.STOP
-        if self._failure is not None:
-            reply.flags |= Flag.ABORT
-        if worker is not None:
-            reply.rank = worker.rank
-            if worker.rank == min((w.rank for w in self._live()), default=worker.rank):
-                reply.flags |= Flag.LEAD
-
-    def _weights(self, connection: int, request: Message) -> Message:
-        """OK for a push; the center as it is now for a pull."""
-        if request.kind is Kind.PUSH:
-            return Message(Kind.OK, sequence=request.sequence)
-        reading = Reading(self._center.weights.view(np.uint8), lambda: self.buffer(connection))
-        if not self._rule.lock_free:  # Hogwild! readers take what they find
-            self._readings[connection] = reading
-        return Message(Kind.WEIGHTS, sequence=request.sequence, reading=reading)
-
-    def _preserve(self) -> None:
-        """Before the center changes: whoever still reads it keeps what it was."""
-        for reading in self._readings.values():
-            reading.preserve()
-        self._readings.clear()
-
     def _result(self, request: Message, rows: int) -> Message:
         """The round's result, sent from where it lies: it cannot change before this rank's
         next commit (or its death, and then nobody reads it)."""
@@ -249,181 +125,6 @@ class ServerState:
             return Message(Kind.OK, sequence=request.sequence, rows=rows)
         body = self._center.result.view(np.uint8)
         return Message(Kind.WEIGHTS, sequence=request.sequence, rows=rows, body=body)
-
-    # ---------------------------------------------------------------- who is who
-
-    def _live(self) -> list[Worker]:
-        return [w for w in self._workers.values() if w.joined and w.alive]
-
-    def _members(self) -> list[Worker]:
-        return sorted((w for w in self._workers.values() if w.member), key=lambda w: w.rank)
-
-    def _identify(self, connection: int, message: Message) -> Worker:
-        """The worker that sent ``message``, bound to this connection; refuses strangers."""
-        worker = self._workers.get(message.rank)
-        if worker is None or worker.attempt is None:
-            raise ProtocolError(
-                f"rank {message.rank} sent {message.kind.name} before HELLO",
-                expected="HELLO first",
-            )
-        if message.attempt in worker.superseded:
-            raise TransportError(
-                f"attempt {message.attempt} of rank {message.rank} is superseded",
-                expected=f"frames of attempt {worker.attempt}",
-                received=f"{message.kind.name} of attempt {message.attempt}",
-                hint="the task was retried elsewhere; this one can end",
-            )
-        if message.attempt != worker.attempt:
-            raise ProtocolError(
-                f"attempt {message.attempt} of rank {message.rank} sent {message.kind.name} "
-                "before HELLO",
-                expected="HELLO first",
-            )
-        if self._failure is not None:
-            raise self._failure
-        self._bind(connection, message, worker)
-        return worker
-
-    def _bind(self, connection: int, message: Message, worker: Worker) -> None:
-        """Makes ``connection`` the worker's; an older one of it gets no reply to wait for."""
-        old = worker.connection
-        worker.bind(connection, message, self._now)
-        if old is not None and old != connection and old in self._waits:
-            self._refuse(old, TransportError("this connection was replaced by a newer one"))
-
-    def _bury(self, worker: Worker) -> None:
-        worker.dead, worker.member = True, False
-        self._round.payloads.pop(worker.rank, None)
-        self._transfer.forget(worker.rank)
-        if self._transfer.uploader == worker.rank:
-            self._transfer.uploader = None
-
-    def _aborted(self) -> SparkDLError:
-        return self._failure or TransportError("the run was aborted")
-
-    def _break(self, error: Exception) -> None:
-        """The server's own code, or the user's rule, raised: end the run for everybody."""
-        if self._failure is None:
-            self._failure = WorkerError(
-                -1,
-                f"{type(error).__name__}: {error}",
-                traceback.format_exc(),
-                hint=f"raised on the parameter server by rule {self._rule.name!r}",
-            )
-
-    # ---------------------------------------------------------------- joining
-
-    def _hello(self, connection: int, message: Message) -> None:
-        if not 0 <= message.rank < self.settings.num_workers:
-            raise ProtocolError(
-                "a worker with an impossible rank said HELLO",
-                expected=f"0 .. {self.settings.num_workers - 1}",
-                received=str(message.rank),
-            )
-        size = message.meta.get("weights_bytes", self.limits.weights_bytes)
-        if size != self.limits.weights_bytes:
-            raise ProtocolError(
-                f"rank {message.rank}'s model does not fit the server's layout",
-                expected=f"{self.limits.weights_bytes} bytes of weights",
-                received=f"{size} bytes",
-                hint="does the model build other layers on the executors?",
-            )
-        batches = message.meta.get("batches_per_epoch", 0)
-        if not isinstance(batches, int) or batches < 0:
-            raise ProtocolError("a malformed HELLO", received=f"batches_per_epoch={batches!r}")
-        if self._failure is not None:
-            raise self._failure
-        worker = self._workers.setdefault(message.rank, Worker(message.rank))
-        if message.attempt in worker.superseded:
-            raise TransportError(
-                f"attempt {message.attempt} of rank {message.rank} is superseded",
-                received="HELLO",
-                hint="the task was retried elsewhere; this one can end",
-            )
-        self._waits[connection] = Wait("twin", message, self._now)
-        if worker.finished or worker.attempt in (None, message.attempt):
-            self._enter(connection, message, worker)
-
-    def _enter(self, connection: int, message: Message, worker: Worker) -> None:
-        """Admits a HELLO whose rank no other live attempt holds."""
-        if worker.finished or (self._cohort_done and not worker.member):
-            self._welcome(connection, worker, Flag.DONE)
-            return
-        if worker.attempt not in (None, message.attempt):
-            self._bury(worker)
-        self._bind(connection, message, worker)
-        worker.info = dict(message.meta)
-        if worker.member or not (self._rule.blocking or self._gated):
-            self._join(connection, worker)
-        elif not self._started:
-            self._waits[connection] = Wait("start", message, self._now)
-        elif self._gated and not self._rule.blocking:
-            self._join(connection, worker)
-        else:
-            self._waits[connection] = Wait("join", message, self._now)
-
-    def _join(self, connection: int, worker: Worker, source: str = "center") -> None:
-        if self._gated:  # a latecomer must not hold back those who are ahead
-            others = [w.clock for w in self._live() if w is not worker]
-            worker.clock = max(worker.clock, min(others, default=0))
-        worker.joined = True
-        worker.member = self._rule.blocking
-        self._welcome(connection, worker, Flag.NONE, source)
-
-    def _welcome(self, connection: int, worker: Worker, flag: Flag, source: str = "center") -> None:
-        reply = Message(
-            Kind.OK,
-            flags=flag,
-            sequence=worker.applied,
-            rows=worker.rows,
-            batches=worker.batches,
-            epoch=worker.epoch,
-            batch=worker.batch,
-            meta={
-                "num_workers": self.settings.num_workers,
-                "source": source,
-                "worker_clock": worker.clock,
-                "lease_s": self.settings.lease_s,
-                "steps_per_epoch": max(
-                    (w.batches_per_epoch for w in self._workers.values()), default=0
-                ),
-                "released_epoch": self._released_epoch,
-                "rule": self._rule.name,
-                "payload": self._rule.payload,
-                "blocking": self._rule.blocking,
-            },
-        )
-        self._answer(connection, reply, worker)
-
-    def _admit(self) -> None:
-        """Answers the HELLOs that can be answered now."""
-        for connection, wait in self._waiting("twin"):
-            worker = self._workers[wait.message.rank]
-            if worker.finished or not worker.reachable:
-                self._enter(connection, wait.message, worker)
-        starters = self._waiting("start")
-        if starters and len(starters) == self.settings.num_workers:
-            self._started = True
-            self._shown = self._wish
-            for connection, wait in starters:
-                self._join(connection, self._workers[wait.message.rank])
-        for connection, wait in self._waiting("join"):
-            worker = self._workers[wait.message.rank]
-            if self._cohort_done:
-                self._welcome(connection, worker, Flag.DONE)
-                continue
-            if self._center.on_workers and self._members():
-                continue  # the next round's reply asks a live rank to upload its state
-            if self._center.on_workers:
-                self._position = self._snapshot_position
-            worker.epoch, worker.batch = self._position
-            self._join(connection, worker, "snapshot" if self._center.on_workers else "center")
-
-    def _waiting(self, reason: str) -> list[tuple[int, Wait]]:
-        found = [(c, w) for c, w in self._waits.items() if w.reason == reason]
-        return sorted(found, key=lambda item: (item[1].message.rank, item[1].since))
-
-    # ---------------------------------------------------------------- commits
 
     def _commit(
         self, connection: int, message: Message
@@ -485,6 +186,11 @@ class ServerState:
         worker = self._identify(connection, message) if message.rank >= 0 else None
         if worker is not None:
             worker.pulled_clock = self.clock
+            try:
+                self._center.pulled(worker.rank)
+            except Exception as error:
+                self._break(error)
+                raise self._aborted() from error
         self._answer(connection, self._weights(connection, message), worker)
 
     def _take_snapshot(self, connection: int, message: Message) -> None:
@@ -499,8 +205,6 @@ class ServerState:
         np.copyto(self._center.weights, self.limits.weights(message.body))
         self._snapshot_position = (message.epoch, message.batch)
         self._answer(connection, Message(Kind.OK), worker)
-
-    # ---------------------------------------------------------------- things that become due
 
     def _settle(self) -> None:
         """Re-examines every deferred reply; cheap, so it runs after each event."""
@@ -544,16 +248,6 @@ class ServerState:
             if rank == uploader:
                 reply.flags |= Flag.UPLOAD
             self._answer(payload.connection, reply, worker)
-
-    def _choose_uploader(self, members: list[Worker]) -> int | None:
-        """Lowest live rank, if a joiner waits for the state and nobody sends it yet."""
-        if not (self._center.on_workers and self._waiting("join")):
-            return None
-        if self._transfer.uploader is None:
-            present = [w.rank for w in members if w.reachable]
-            self._transfer.uploader = present[0] if present else None
-            return self._transfer.uploader
-        return None
 
     def _open_gates(self) -> None:
         for connection, wait in self._waiting("gate"):
@@ -629,114 +323,3 @@ class ServerState:
             hint=hint,
         )
         self._refuse(connection, error)
-
-    # ---------------------------------------------------------------- a joiner's state
-
-    def _state_put(self, connection: int, message: Message) -> None:
-        worker = self._identify(connection, message)
-        if not (worker.member and self._transfer.uploader == worker.rank):
-            self._answer(connection, Message(Kind.OK), worker)  # nobody waits for it any more
-            return
-        if self._transfer.put(message):
-            for joiner, wait in self._waiting("join"):
-                fresh = self._workers[wait.message.rank]
-                fresh.epoch, fresh.batch = self._transfer.position
-                self._transfer.readers.add(fresh.rank)
-                self._join(joiner, fresh, "state")
-        self._answer(connection, Message(Kind.OK), worker)
-
-    def _state_get(self, connection: int, message: Message) -> None:
-        worker = self._identify(connection, message)
-        offset = integer_of(message, "offset")
-        chunk, total = self._transfer.get(offset, self.limits.buffer_bytes)
-        if offset + chunk.size == total:
-            self._transfer.forget(worker.rank)
-        self._answer(connection, Message(Kind.STATE, meta={"total": total}, body=chunk), worker)
-
-    # ---------------------------------------------------------------- telemetry, ends, driver
-
-    def _report(self, connection: int, message: Message) -> None:
-        worker = self._identify(connection, message)
-        self._telemetry.record(worker.rank, message.attempt, parse_telemetry(message))
-        if message.flags & Flag.WAIT:
-            self._waits[connection] = Wait("epoch", message, self._now)
-        else:
-            self._answer(connection, Message(Kind.OK), worker)
-
-    def _heartbeat(self, connection: int, message: Message) -> None:
-        worker = self._workers.get(message.rank)
-        if worker is not None and worker.attempt == message.attempt:
-            worker.last_seen = self._now
-        reply = Message(Kind.OK)
-        self._stamp(reply, worker)
-        self._outbox.append((connection, reply))  # over http the connection may wait meanwhile
-
-    def _take_failure(self, connection: int, message: Message) -> None:
-        worker = self._workers.get(message.rank)
-        stale = worker is not None and message.attempt in worker.superseded
-        if self._failure is None and not stale:
-            self._failure = WorkerError(
-                message.rank,
-                str(message.meta.get("error", "unknown error")),
-                str(message.meta.get("traceback", "")),
-            )
-        if worker is not None and worker.attempt == message.attempt:
-            self._bury(worker)
-        self._answer(connection, Message(Kind.OK))
-
-    def _finish(self, connection: int, message: Message) -> None:
-        worker = self._workers.get(message.rank)
-        if worker is None or not (worker.finished and worker.attempt == message.attempt):
-            worker = self._identify(connection, message)
-        worker.finished, worker.member = True, False
-        self._cohort_done = self._rule.blocking
-        self._transfer.forget(worker.rank)
-        if self._transfer.uploader == worker.rank:
-            self._transfer.uploader = None
-        self._answer(connection, Message(Kind.OK), worker)
-
-    def _bye(self, connection: int, message: Message) -> None:
-        worker = self._workers.get(message.rank)
-        if worker is not None and worker.connection == connection and worker.alive:
-            self._bury(worker)
-        self._answer(connection, Message(Kind.OK))
-
-    def _status(self, connection: int, message: Message) -> None:
-        self._driver_seen = self._now
-        since = message.meta.get("since_epoch", 0)
-        failure = self._failure
-        meta: dict[str, Any] = {
-            "workers": {str(r): w.status() for r, w in sorted(self._workers.items())},
-            "epochs": self._telemetry.summary(since if isinstance(since, int) else 0),
-            "failure": None
-            if failure is None
-            else {"rank": failure.rank, "error": failure.error, "traceback": failure.traceback},
-            "clock": self.clock,
-            "commits": sum(w.commits for w in self._workers.values()),
-            "rounds": self.rounds,
-            "released_epoch": self._released_epoch,
-            "started": self._started,
-            "waiting": {str(w.message.rank): w.reason for w in self._waits.values()},
-            "bytes_in": self.bytes_in,
-            "bytes_out": self.bytes_out,
-        }
-        self._answer(connection, Message(Kind.OK, meta=meta))
-
-    def _control(self, connection: int, message: Message) -> None:
-        if message.rank >= 0:
-            raise ProtocolError("only the driver may send CONTROL", received=f"{message.rank}")
-        self._driver_seen = self._now
-        meta = message.meta
-        stop, learning_rate = self._wish
-        try:
-            stop = stop or bool(meta.get("stop", False))
-            learning_rate = float(meta.get("learning_rate", learning_rate))
-            released = int(meta.get("release", self._released_epoch))
-        except (TypeError, ValueError) as error:
-            raise ProtocolError("a malformed CONTROL", received=str(error)) from error
-        self._wish = (stop, learning_rate)
-        # In a blocking run every rank must learn of it at the same step: with a round or an epoch.
-        if not self._rule.blocking or "release" in meta or not self._started:
-            self._shown = self._wish
-        self._released_epoch = max(self._released_epoch, released)
-        self._answer(connection, Message(Kind.OK))

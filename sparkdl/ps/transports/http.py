@@ -9,49 +9,45 @@ server works too, with copies.
 
 from __future__ import annotations
 
-import contextlib
-import http.client
 import logging
-import secrets
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
-import numpy as np
 from cheroot import wsgi
 from cheroot.server import HTTPConnection
 
 from sparkdl.errors import AuthenticationError, ProtocolError, SparkDLError, TransportError
 from sparkdl.ps.messages import (
     HEADER_BYTES,
-    ByteArray,
     Kind,
     Limits,
     Message,
-    check_sizes,
-    decode_header,
-    decode_meta,
+    PiecewiseBody,
     encode,
 )
 from sparkdl.ps.transports.base import (
     Dispatcher,
-    deliver_body,
     is_connected,
-    require_raw,
     send_reading,
     token_matches,
     tune,
+)
+from sparkdl.ps.transports.http_client import (
+    CLIENT_HEADER,
+    FRAME_PATH,
+    Reader,
+    read_head,
+    read_meta,
 )
 
 if TYPE_CHECKING:
     from flask import Flask, Response
 
-FRAME_PATH = "/v1/frame"
-CLIENT_HEADER = "X-Sparkdl-Client"
-Reader = Callable[[memoryview], None]
+PIECE_BYTES = 1 << 20
+IO_TIMEOUT_S = 20.0
 
 _METRICS = {
     "commits": ("counter", "Commits applied"),
@@ -166,14 +162,14 @@ def make_app(dispatcher: Dispatcher, token: str, max_clients: int = 1024) -> Fla
         environ = request.environ
         read: Reader = environ.get("sparkdl.read") or _reader(environ["wsgi.input"])
         try:
-            message, meta_len, body_len = _read_head(read, limits)
+            message, meta_len, body_len = read_head(read, limits)
             if HEADER_BYTES + meta_len + body_len != length:
                 raise ProtocolError(
                     "Content-Length and the frame's sizes differ",
                     expected=str(HEADER_BYTES + meta_len + body_len),
                     received=str(length),
                 )
-            message.meta = _read_meta(read, message.kind, meta_len)
+            message.meta = read_meta(read, message.kind, meta_len)
             number, busy = clients.find(client)
         except ProtocolError as error:
             return refuse(400, error)
@@ -198,20 +194,6 @@ def make_app(dispatcher: Dispatcher, token: str, max_clients: int = 1024) -> Fla
         return _respond(reply, limits, tcp is not None, busy.release)
 
     return app
-
-
-def _read_head(read: Reader, limits: Limits) -> tuple[Message, int, int]:
-    head = bytearray(HEADER_BYTES)
-    read(memoryview(head))
-    message, meta_len, body_len = decode_header(head)
-    check_sizes(message.kind, meta_len, body_len, limits)
-    return message, meta_len, body_len
-
-
-def _read_meta(read: Reader, kind: Kind, meta_len: int) -> dict[str, Any]:
-    meta = bytearray(meta_len)
-    read(memoryview(meta))
-    return decode_meta(kind, meta)
 
 
 def _reader(stream: Any) -> Reader:
@@ -241,6 +223,20 @@ def _respond(
     return response
 
 
+def _pieces(reading: PiecewiseBody) -> Iterator[bytes]:
+    """A reading as the bytes that WSGI wants."""
+    taken: list[bytes] = []
+
+    def take(piece: memoryview) -> int:
+        taken[:] = [bytes(piece[:PIECE_BYTES])]
+        return len(taken[0])
+
+    done = False
+    while not done:
+        done = reading.read(take)
+        yield taken[0]
+
+
 class _Parts:
     """A response's head and body; tells when the WSGI server is through with them."""
 
@@ -251,14 +247,17 @@ class _Parts:
 
     def __iter__(self) -> Iterator[Any]:
         yield self._head
-        reply = self._reply
-        if reply.reading is not None:
-            if self._direct:
-                yield reply.reading
-                return
-            deliver_body(reply, np.empty(reply.reading.nbytes, np.uint8))
-        if reply.body is not None:
-            yield reply.body.data if self._direct else reply.body.tobytes()
+        reading, body = self._reply.reading, self._reply.body
+        if self._direct:
+            if reading is not None:
+                yield reading
+            elif body is not None:
+                yield body.data
+        elif reading is not None:
+            yield from _pieces(reading)
+        elif body is not None:
+            for start in range(0, body.size, PIECE_BYTES):
+                yield body[start : start + PIECE_BYTES].tobytes()
 
     def close(self) -> None:
         if self._done is not None:
@@ -307,6 +306,11 @@ class _Gateway(wsgi.Gateway_10):
             if hasattr(response, "close"):
                 response.close()
 
+    def start_response(self, *arguments: Any) -> Any:
+        if self.req.rfile.remaining:  # cheroot would read an unread body, of any size, to its end
+            self.req.close_connection = True
+        return super().start_response(*arguments)
+
     def write(self, chunk: Any) -> None:
         if isinstance(chunk, bytes):
             if chunk:
@@ -320,11 +324,12 @@ class _Gateway(wsgi.Gateway_10):
 
 
 class _Connection(HTTPConnection):
-    """Small responses leave at once: not every kernel hands TCP_NODELAY on from the listener."""
+    """A connection whose small responses leave at once, and whose silence is bounded."""
 
     def __init__(self, server: Any, sock: socket.socket, *arguments: Any) -> None:
         super().__init__(server, sock, *arguments)
-        tune(sock)
+        tune(sock)  # not every kernel hands TCP_NODELAY on from the listener
+        sock.settimeout(IO_TIMEOUT_S)  # within a request; between requests the server's applies
 
 
 class _Cheroot(wsgi.Server):
@@ -382,117 +387,3 @@ class HttpServer:
         """Stops accepting and ends the threads."""
         self._server.stop()
         self._thread.join(5)
-
-
-# -------------------------------------------------------------------- client
-
-
-class HttpChannel:
-    """A client's end: one keep-alive connection, bodies sent from and read into one buffer.
-
-    Args:
-        url: ``http://host:port`` of the server.
-        token: The run's secret.
-        limits: From the layout.
-        raw: Buffer for bodies; None for a control channel.
-        timeout_s: For connecting.
-        client: Id of an earlier channel, to share its lease (heartbeats); None for a new one.
-    """
-
-    name = "http"
-
-    def __init__(
-        self,
-        url: str,
-        token: str,
-        limits: Limits,
-        raw: ByteArray | None,
-        timeout_s: float,
-        client: str | None = None,
-    ) -> None:
-        parts = urlsplit(url)
-        self.client = client or secrets.token_hex(16)
-        self._limits = limits
-        self._raw = raw
-        self._headers = (
-            ("Authorization", f"Bearer {token}"),
-            (CLIENT_HEADER, self.client),
-            ("Content-Type", "application/octet-stream"),
-        )
-        self._http = http.client.HTTPConnection(
-            parts.hostname or "", parts.port or 80, timeout=timeout_s
-        )
-        self._http.connect()
-        tune(self._http.sock)
-
-    @property
-    def raw(self) -> ByteArray | None:
-        return self._raw
-
-    def request(self, message: Message, timeout_s: float | None) -> Message:
-        connection = self._http
-        if connection.sock is None:
-            raise ConnectionResetError("the connection was closed")
-        connection.sock.settimeout(timeout_s)
-        head = encode(message, max_meta_bytes=self._limits.max_meta_bytes)
-        body = message.body
-        connection.putrequest("POST", FRAME_PATH, skip_accept_encoding=True)
-        for name, value in self._headers:
-            connection.putheader(name, value)
-        length = len(head) + (0 if body is None else body.nbytes)
-        connection.putheader("Content-Length", str(length))
-        try:
-            connection.endheaders(head)
-            if body is not None:
-                connection.send(body.data)
-        except (BrokenPipeError, ConnectionResetError):
-            pass  # the server may have refused early: its answer says why
-        try:
-            return self._receive(connection.getresponse())
-        except http.client.HTTPException as error:
-            connection.close()
-            raise ConnectionResetError(f"no HTTP response: {error!r}") from error
-
-    def _receive(self, response: http.client.HTTPResponse) -> Message:
-        if response.status != 200:
-            text = response.read(4096).decode(errors="replace").strip()
-            self._http.close()
-            if response.status == 401:
-                raise AuthenticationError(
-                    "the parameter server refused the token",
-                    expected="the token of this run",
-                    received=text,
-                )
-            if response.status >= 500:
-                raise ConnectionResetError(f"HTTP {response.status}: {text}")
-            raise ProtocolError(
-                f"the parameter server answered HTTP {response.status}", received=text
-            )
-
-        def read(view: memoryview) -> None:
-            position = 0
-            while position < len(view):
-                count = response.readinto(view[position:])
-                if not count:
-                    raise EOFError("the response ended early")
-                position += count
-
-        reply, meta_len, body_len = _read_head(read, self._limits)
-        reply.meta = _read_meta(read, reply.kind, meta_len)
-        if body_len:
-            reply.body = require_raw(self._raw)[:body_len]
-            read(reply.body.data)
-        response.close()
-        return reply
-
-    def abort(self) -> None:
-        sock = self._http.sock
-        if sock is not None:
-            with contextlib.suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        self._http.close()
-
-
-__all__ = ["HttpChannel", "HttpServer", "make_app"]

@@ -90,19 +90,25 @@ class StreamServer:
             ).start()
 
     def _run(self, connection: socket.socket) -> None:
-        with contextlib.suppress(OSError, EOFError, SparkDLError):
-            tune(connection)
-            connection.settimeout(FIRST_FRAME_TIMEOUT_S)
-            opening = receive_frame(connection, Limits(0, MAX_FIRST_META_BYTES), _no_buffer)
-            if opening.kind is not Kind.OPEN or not token_matches(
-                opening.meta.get("token"), self._token
-            ):
-                raise AuthenticationError("a connection without the run's token")
-            connection.settimeout(None)
-            self._serve(connection, opening)
-        with self._lock:
-            self._connections.discard(connection)
-        connection.close()
+        try:
+            with contextlib.suppress(OSError, EOFError, SparkDLError):
+                self._greet(connection)
+        finally:
+            with self._lock:
+                self._connections.discard(connection)
+            connection.close()
+
+    def _greet(self, connection: socket.socket) -> None:
+        """Reads the token, then serves; raises for anybody without it."""
+        tune(connection)
+        connection.settimeout(FIRST_FRAME_TIMEOUT_S)
+        opening = receive_frame(connection, Limits(0, MAX_FIRST_META_BYTES), _no_buffer)
+        if opening.kind is not Kind.OPEN or not token_matches(
+            opening.meta.get("token"), self._token
+        ):
+            raise AuthenticationError("a connection without the run's token")
+        connection.settimeout(None)
+        self._serve(connection, opening)
 
     def _serve(self, connection: socket.socket, opening: Message) -> None:
         """Answers OPEN, then request after request, until the peer closes."""

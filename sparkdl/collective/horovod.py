@@ -1,0 +1,413 @@
+"""Horovod as a communicator: its TensorFlow operations move the arrays.
+
+Horovod itself has no token, no limit on a wait and no name for who is missing. So a built-in
+communicator stands beside it: before each operation the ranks agree through it on what they are
+about to do (which costs some ten microseconds), and it serves the groups, because Horovod's own
+process sets must be made by all ranks together. Horovod is imported when first used.
+
+Horovod lives once per process: connect after the former communicator is closed. While connected,
+``horovod.tensorflow`` is initialised and the user's own calls of it work; its environment
+variables are set until ``close`` and then put back as they were. Its rendezvous server, on rank 0,
+listens on all addresses without a password, as in ``horovodrun``.
+"""
+
+from __future__ import annotations
+
+import array as arrays
+import contextlib
+import fcntl
+import importlib
+import os
+import socket
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from sparkdl.collective.arithmetic import put_scaled, reduction_factors
+from sparkdl.collective.base import (
+    DEFAULT_TIMEOUT_S,
+    OPS,
+    Array,
+    Member,
+    OrderedCommunicator,
+    shard_edges,
+)
+from sparkdl.collective.communicator import Connector, make_communicator
+from sparkdl.errors import ConfigError, ProtocolError, ResourceError, TransportError
+
+_KINDS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast")
+_WIRE = {
+    "bfloat16": "float32",
+    "int16": "int32",
+    "uint16": "int32",
+    "uint32": "int64",
+    "uint64": "int64",
+}
+"""What travels for a dtype that Horovod does not reduce; sums and orders survive the way back."""
+_IOCTL_ADDRESS = 0x8915  # SIOCGIFADDR
+
+
+def unavailable() -> str:
+    """Why Horovod cannot be used here; empty if it can. Imports TensorFlow."""
+    try:
+        hvd = importlib.import_module("horovod.tensorflow")
+        importlib.import_module("horovod.runner.http.http_server")
+    except Exception as error:  # a missing package, or a library built for another TensorFlow
+        return f"{type(error).__name__}: {error}"
+    return "" if hvd.gloo_built() else "Horovod is built without Gloo"
+
+
+class HorovodConnector:
+    """A Horovod communicator in the making.
+
+    Args:
+        rank: This rank, from 0.
+        interface: Network interface for Gloo; None: the one that has the advertised address.
+        timeout_s: Limit for one operation.
+        **options: Of :class:`sparkdl.collective.builtin.BuiltinConnector`.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        *,
+        interface: str | None = None,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        **options: Any,
+    ) -> None:
+        self._rank, self._interface, self._timeout_s = rank, interface, timeout_s
+        self._beside: Connector = make_communicator(
+            "builtin", rank=rank, timeout_s=timeout_s, **options
+        )
+
+    def prepare(self) -> Member:
+        """Opens and holds the sockets of the communicator beside.
+
+        Raises:
+            ResourceError: Horovod cannot be used here.
+        """
+        if reason := unavailable():
+            raise ResourceError(
+                "Horovod cannot be used here",
+                expected="horovod.tensorflow to import",
+                received=reason,
+                hint="docker/build_horovod.sh builds and installs it; "
+                "communicator='builtin' needs nothing",
+            )
+        return _named(self._beside.prepare(), HorovodCommunicator.name)
+
+    def connect(self, members: Sequence[Member], token: bytes) -> HorovodCommunicator:
+        """Connects all ranks and initialises Horovod."""
+        _refuse_others(members, HorovodCommunicator.name)
+        beside = self._beside.connect([_named(m, "builtin") for m in members], token)
+        if not isinstance(beside, OrderedCommunicator):
+            raise ConfigError("Horovod needs the built-in communicator beside it")
+        try:
+            return HorovodCommunicator(beside, members, self._interface, self._timeout_s)
+        except BaseException:
+            beside.close()
+            raise
+
+    def close(self) -> None:
+        """Closes the sockets, if :meth:`connect` did not take them over."""
+        self._beside.close()
+
+
+class HorovodCommunicator(OrderedCommunicator):
+    """One rank of a Horovod world; made by :class:`HorovodConnector`.
+
+    Args:
+        beside: Connected among the same ranks; closed with this one.
+        members: All ranks' members.
+        interface: Network interface for Gloo, or None.
+        timeout_s: Limit for one operation.
+    """
+
+    name = "horovod"
+
+    def __init__(
+        self,
+        beside: OrderedCommunicator,
+        members: Sequence[Member],
+        interface: str | None,
+        timeout_s: float,
+    ) -> None:
+        super().__init__(
+            beside.rank,
+            beside.size,
+            local_rank=beside.local_rank,
+            local_size=beside.local_size,
+            timeout_s=timeout_s,
+        )
+        self._beside = beside
+        self._former: dict[str, str | None] = {}
+        self._server: Any = None
+        self._tf = importlib.import_module("tensorflow")
+        self._hvd = importlib.import_module("horovod.tensorflow")
+        if self._hvd.is_initialized():
+            raise ResourceError(
+                "Horovod is initialised already in this process",
+                expected="one Horovod world per process at a time",
+                received="horovod.tensorflow.is_initialized()",
+                hint="close the former communicator, or call hvd.shutdown()",
+            )
+        try:
+            self._start(members, interface)
+        except BaseException:
+            self._stop()
+            raise
+
+    # -- set-up and end ----------------------------------------------------------------------
+
+    def _start(self, members: Sequence[Member], interface: str | None) -> None:
+        slots = _slots([m.host_id for m in members])
+        together = len({m.host_id for m in members}) == 1
+        port = 0
+        if self._rank == 0:
+            server = importlib.import_module("horovod.runner.http.http_server")
+            hosts = importlib.import_module("horovod.runner.common.util.hosts")
+            self._server = server.RendezvousServer(verbose=0)
+            port = self._server.start()
+            self._server.init([hosts.SlotInfo(*slot) for slot in slots])
+        port = int(self._beside.broadcast(np.array([port], np.int64))[0])
+        names = ("HOSTNAME", "RANK", "LOCAL_RANK", "CROSS_RANK", "SIZE", "LOCAL_SIZE", "CROSS_SIZE")
+        settings = {f"HOROVOD_{n}": str(v) for n, v in zip(names, slots[self._rank], strict=True)}
+        settings["HOROVOD_CONTROLLER"] = settings["HOROVOD_CPU_OPERATIONS"] = "gloo"
+        settings["HOROVOD_GLOO_RENDEZVOUS_ADDR"] = "127.0.0.1" if together else members[0].host
+        settings["HOROVOD_GLOO_RENDEZVOUS_PORT"] = str(port)
+        own = "127.0.0.1" if together else members[self._rank].host
+        settings["HOROVOD_GLOO_IFACE"] = interface or interface_of(own)
+        for key, value in settings.items():
+            self._former[key] = os.environ.get(key)
+            os.environ[key] = value
+        self._hvd.init()
+        self._beside.barrier()
+
+    def _stop(self) -> None:
+        with contextlib.suppress(Exception):
+            self._hvd.shutdown()
+        for key, value in self._former.items():
+            if value is None:
+                os.environ.pop(key, None)
+            else:
+                os.environ[key] = value
+        self._former.clear()
+        if self._server is not None:
+            self._server.stop()
+            self._server._httpd.server_close()  # Horovod forgets the listening socket
+            self._server = None
+
+    def _release(self) -> None:
+        self._stop()
+        self._beside.close()
+
+    def _abort(self) -> None:
+        self._beside.close()
+
+    def _missing(self) -> list[int]:
+        return self._beside._missing()
+
+    # -- operations --------------------------------------------------------------------------
+
+    def _all_reduce(self, source: Array, target: Array, op: str, weight: float) -> None:
+        self._reduce("all_reduce", source, target, op, weight)
+
+    def _reduce(self, kind: str, source: Array, target: Array, op: str, weight: float) -> None:
+        weights = self._agree(kind, source, OPS.index(op), weight)
+        factors = reduction_factors(op, weights)
+        if not any(factors):
+            target.fill(0)
+        if not any(factors) or not source.size:
+            return
+        dtype = source.dtype.name
+        if dtype == "uint64" and op in ("max", "min"):
+            raise ConfigError(
+                f"Horovod cannot all_reduce uint64 with op={op!r}",
+                expected="a dtype that it can order",
+                received="uint64",
+                hint="communicator='builtin' can",
+            )
+        factor = factors[self._rank]
+        scaled = source
+        if factor != 1.0:
+            scaled = np.empty_like(source)
+            put_scaled(source, factor, scaled)
+        if dtype in _WIRE:
+            scaled = scaled.astype(_WIRE[dtype])
+        joined = {"max": self._hvd.Max, "min": self._hvd.Min}.get(op, self._hvd.Sum)
+        result = self._do(
+            lambda: self._hvd.allreduce(
+                self._tf.constant(scaled),
+                op=joined,
+                name=f"sparkdl.reduce.{op}.{dtype}.{source.size}",
+            ).numpy()
+        )
+        np.copyto(target, result, casting="unsafe")
+
+    def _reduce_scatter(self, source: Array, target: Array, op: str, weight: float) -> None:
+        # Horovod over Gloo has no reduce-scatter
+        whole = np.empty_like(source)
+        self._reduce("reduce_scatter", source, whole, op, weight)
+        edges = shard_edges(source.size, self._size)
+        np.copyto(target, whole[edges[self._rank] : edges[self._rank + 1]])
+
+    def _all_gather(self, source: Array) -> list[Array]:
+        self._agree("all_gather", source, 0, 1.0, same=False)
+        told = self._beside.all_gather(
+            np.frombuffer(f"{source.dtype.name} {source.shape}".encode(), np.uint8)
+        )
+        data = source.reshape(-1).view(np.uint8) if source.size else np.empty(0, np.uint8)
+        joined = self._do(
+            lambda: self._hvd.allgather(self._tf.constant(data), name="sparkdl.gather").numpy()
+        )
+        results, at = [], 0
+        for text in told:
+            name, _, shape_text = text.tobytes().decode().partition(" ")
+            shape = tuple(int(d) for d in shape_text.strip("()").split(",") if d.strip())
+            dtype = source.dtype if name == source.dtype.name else np.dtype(name)
+            end = at + int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+            results.append(joined[at:end].copy().view(dtype).reshape(shape))
+            at = end
+        return results
+
+    def _broadcast(self, target: Array, root: int) -> None:
+        self._agree("broadcast", target, root, 1.0)
+        if not target.size:
+            return
+        data = target.view(np.uint8)
+        result = self._do(
+            lambda: self._hvd.broadcast(
+                self._tf.constant(data), root, name=f"sparkdl.broadcast.{root}.{data.size}"
+            ).numpy()
+        )
+        np.copyto(data, result)
+
+    def _barrier(self) -> None:
+        self._beside.barrier()
+
+    def _group(self, ranks: list[int]) -> OrderedCommunicator:
+        return self._beside.group(ranks)
+
+    def _agree(
+        self, kind: str, array: Array, detail: int, weight: float, *, same: bool = True
+    ) -> list[float]:
+        """Checks that all ranks do the same, and tells each one's weight."""
+        said = arrays.array(
+            "d", [_KINDS.index(kind), *([detail, array.nbytes, array.dtype.num] if same else [])]
+        )
+        told = self._beside.all_gather(np.array([*said, weight]))
+        for rank, other in enumerate(told):
+            if len(other) != len(said) + 1 or other[:-1].tolist() != said.tolist():
+                raise ProtocolError(
+                    f"the ranks disagree about the operation on rank {self._rank}",
+                    expected=f"{kind} of {array.nbytes} bytes of {array.dtype} on all ranks",
+                    received=f"another operation on rank {rank}",
+                    hint="all ranks must call the same operations in the same order",
+                )
+        return [float(other[-1]) for other in told]
+
+    def _do(self, operation: Callable[[], Any]) -> Any:
+        try:
+            with self._tf.device("/cpu:0"):
+                return operation()
+        except Exception as error:
+            raise TransportError(
+                f"Horovod's operation failed on rank {self._rank}",
+                expected="all ranks to stay until the operation is done",
+                received=f"{type(error).__name__}: {error}",
+                hint="the cause is most likely on another rank",
+            ) from error
+
+
+def interface_of(address: str) -> str:
+    """The name of the network interface that has this IPv4 address.
+
+    Raises:
+        ResourceError: None has it.
+    """
+    names = [name for _, name in socket.if_nameindex()]
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for name in names:
+            with contextlib.suppress(OSError):
+                request = struct.pack("256s", name.encode()[:15])
+                answer = fcntl.ioctl(probe.fileno(), _IOCTL_ADDRESS, request)
+                found = socket.inet_ntoa(answer[20:24])
+                if found == address or (found == "127.0.0.1" and address.startswith("127.")):
+                    return name
+    raise ResourceError(
+        f"no network interface has the address {address!r}",
+        expected="the advertised address on an interface of this machine",
+        received=f"interfaces {', '.join(names)}",
+        hint="pass interface='eth0', or whichever reaches the other hosts",
+    )
+
+
+def _slots(host_ids: Sequence[str]) -> list[tuple[str, int, int, int, int, int, int]]:
+    """Horovod's places, rank by rank: name; rank, local and cross rank; the three sizes.
+
+    >>> _slots(['a', 'b', 'a'])[2]
+    ('host-0', 2, 1, 0, 3, 2, 1)
+    """
+    hosts = {h: f"host-{i}" for i, h in enumerate(dict.fromkeys(host_ids))}
+    ranks = {h: [r for r, other in enumerate(host_ids) if other == h] for h in hosts}
+    slots = []
+    for rank, host in enumerate(host_ids):
+        local = ranks[host].index(rank)
+        across = [h for h in hosts if len(ranks[h]) > local]
+        slots.append(
+            (
+                hosts[host],
+                rank,
+                local,
+                across.index(host),
+                len(host_ids),
+                len(ranks[host]),
+                len(across),
+            )
+        )
+    return slots
+
+
+def _named(member: Member, name: str) -> Member:
+    return Member(member.host, member.port, member.host_id, member.local, name)
+
+
+def _refuse_others(members: Sequence[Member], name: str) -> None:
+    others = sorted({m.communicator for m in members} - {name})
+    if others:
+        raise ConfigError(
+            f"cannot connect the {name} communicator",
+            expected="all ranks prepared for it",
+            received=f"ranks prepared for {', '.join(map(repr, others))}",
+        )
+
+
+class AutoConnector:
+    """Horovod if it imports on all ranks, else the built-in communicator.
+
+    Args:
+        rank: This rank, from 0.
+        **options: Of :class:`HorovodConnector`.
+    """
+
+    def __init__(self, rank: int, **options: Any) -> None:
+        self._horovod = HorovodConnector(rank, **options)
+        self._prepared = ""
+
+    def prepare(self) -> Member:
+        """Opens the sockets that either needs; tells whether Horovod imports here."""
+        self._prepared = "builtin" if unavailable() else HorovodCommunicator.name
+        return _named(self._horovod._beside.prepare(), self._prepared)
+
+    def connect(self, members: Sequence[Member], token: bytes) -> Any:
+        """Connects what all ranks have."""
+        if all(m.communicator == HorovodCommunicator.name for m in members):
+            return self._horovod.connect(members, token)
+        builtin = [_named(m, "builtin") for m in members]
+        return self._horovod._beside.connect(builtin, token)
+
+    def close(self) -> None:
+        """Closes the sockets, if :meth:`connect` did not take them over."""
+        self._horovod.close()

@@ -1,0 +1,57 @@
+"""Settings of a parameter server."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import asdict, dataclass, field
+from typing import get_args
+
+from sparkdl.errors import ConfigError, UnknownNameError
+from sparkdl.ps.rules.base import Rule
+from sparkdl.ps.state import Settings
+from sparkdl.ps.transports.address import Mode
+from sparkdl.ps.transports.base import PortSpec, ports_of
+from sparkdl.weights import Layout
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """All that a server needs, except the center.
+
+    Args:
+        layout: Of the flat buffer.
+        rule: How commits change the center; may be an instance of a user's class.
+        num_workers: Workers of the run.
+        mode: ``'http'``, ``'socket'``, ``'shm'``, or ``'auto'`` for all three.
+        port: 0 for any free one, a port, or a range (``'7000-7010'``). The framed socket takes it
+            where the mode has one, else Flask; both stay inside a range.
+        bind_address: Interface to listen on.
+        advertised_address: What workers connect to; None for ``bind_address``.
+        settings: Time limits; its ``num_workers`` is replaced by the one above. None for defaults.
+        token: The run's secret; made up if empty.
+    """
+
+    layout: Layout
+    rule: Rule
+    num_workers: int
+    mode: Mode = "auto"
+    port: PortSpec = 0
+    bind_address: str = "127.0.0.1"
+    advertised_address: str | None = None
+    settings: Settings | None = None
+    token: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
+
+    def __post_init__(self) -> None:
+        if self.mode not in get_args(Mode):
+            raise UnknownNameError("parameter_server_mode", self.mode, get_args(Mode))
+        ports_of(self.port)
+        if not isinstance(self.rule, Rule):
+            raise ConfigError(
+                "the server needs a rule", expected="a Rule", received=type(self.rule).__name__
+            )
+        self.limits()
+
+    def limits(self) -> Settings:
+        """The settings, with this configuration's number of workers."""
+        given = {} if self.settings is None else asdict(self.settings)
+        return Settings(**{**given, "num_workers": self.num_workers})

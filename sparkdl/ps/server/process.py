@@ -1,0 +1,204 @@
+"""A server in a process of its own, and the driver's handle of it.
+
+``ServerProcess`` is what the driver holds. It starts ``python -m sparkdl.ps.server`` in its own
+session (Ctrl-C in a notebook does not reach it), hands over configuration and secret through a
+private pipe and the initial center through anonymous shared memory, and reads the address from
+its output. The server ends when the driver's pipe closes or its parent changes, so that none is
+ever orphaned. (``PR_SET_PDEATHSIG`` would not do: it fires when the *thread* that started the
+server ends.)
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import json
+import os
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+
+from sparkdl.errors import ResourceError, TransportError
+from sparkdl.ps.server.config import ServerConfig
+from sparkdl.ps.transports.address import Address
+from sparkdl.ps.transports.shm import anonymous_file
+from sparkdl.weights import FloatArray
+
+LENGTH = struct.Struct("<Q")
+
+
+class ServerProcess:
+    """Driver-side handle of a server in a process of its own; a context manager.
+
+    Args:
+        config: See :class:`ServerConfig`.
+        center: Initial weights; copied once, into memory shared with the server.
+        start_timeout_s: For the process to come up.
+
+    Raises:
+        ResourceError: No free port, or the process did not start; with its error output.
+    """
+
+    def __init__(
+        self, config: ServerConfig, center: FloatArray, *, start_timeout_s: float = 60.0
+    ) -> None:
+        config.layout.check(center)
+        self.config = config
+        self._directory: str | None = None
+        self._tail: collections.deque[bytes] = collections.deque(maxlen=200)
+        if config.mode in ("auto", "shm"):
+            # the driver owns the directory, so that it goes even if the server is killed
+            self._directory = tempfile.mkdtemp(prefix="sparkdl-")
+            if len(self._directory) > 90:  # a Unix socket's path has room for about 100 bytes
+                os.rmdir(self._directory)
+                self._directory = tempfile.mkdtemp(prefix="sparkdl-", dir="/tmp")
+        try:
+            self._process = self._spawn(center)
+            self._reader = threading.Thread(
+                target=self._read_errors, name="sparkdl-ps-stderr", daemon=True
+            )
+            self._reader.start()
+            self.address = self._read_address(start_timeout_s)
+        except BaseException:
+            self.stop(timeout_s=1.0)
+            raise
+
+    @property
+    def token(self) -> str:
+        return self.config.token
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process runs."""
+        return self._process.poll() is None
+
+    @property
+    def errors(self) -> str:
+        """The last lines of its error output."""
+        return b"".join(self._tail).decode(errors="replace")
+
+    def stop(self, timeout_s: float = 5.0) -> None:
+        """Ends the server, waiting at most ``timeout_s`` for a clean end. May be called twice."""
+        process: subprocess.Popen[bytes] | None = getattr(self, "_process", None)
+        if process is not None:
+            for end in (_close_input, subprocess.Popen.terminate, subprocess.Popen.kill):
+                end(process)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(timeout_s)
+                    break
+            reader: threading.Thread | None = getattr(self, "_reader", None)
+            if reader is not None:
+                reader.join(5)
+            for stream in (process.stdout, process.stderr):
+                if stream is not None:
+                    stream.close()
+        if self._directory is not None:
+            shutil.rmtree(self._directory, ignore_errors=True)
+
+    def _spawn(self, center: FloatArray) -> subprocess.Popen[bytes]:
+        import cloudpickle
+
+        recipe = cloudpickle.dumps(self.config)
+        size = max(center.nbytes, 1)
+        descriptor = anonymous_file(size, "sparkdl-center")
+        try:
+            _write_all(descriptor, center)
+            setup = {"descriptor": descriptor, "size": center.size, "directory": self._directory}
+            path = [p or os.getcwd() for p in sys.path]
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "sparkdl.ps.server"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                pass_fds=(descriptor,),
+                start_new_session=True,
+                env={
+                    **os.environ,
+                    "PYTHONPATH": os.pathsep.join(path),
+                    "OPENBLAS_NUM_THREADS": "1",  # adds and copies need none, start-up is faster
+                    "OMP_NUM_THREADS": "1",
+                },
+            )
+        finally:
+            os.close(descriptor)
+        assert process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # its error output says why
+            for part in (json.dumps(setup).encode(), recipe):
+                process.stdin.write(LENGTH.pack(len(part)) + part)
+            process.stdin.flush()
+        return process
+
+    def _read_address(self, timeout_s: float) -> Address:
+        lines: list[bytes] = []
+        stdout = self._process.stdout
+        assert stdout is not None
+        reader = threading.Thread(target=lambda: lines.append(stdout.readline()), daemon=True)
+        reader.start()
+        reader.join(timeout_s)
+        if lines and lines[0]:
+            answer = json.loads(lines[0])
+            if "address" in answer:
+                return Address(**answer["address"])
+            raise ResourceError(
+                answer["what"],
+                expected=answer["expected"],
+                received=answer["received"],
+                hint=answer["hint"],
+            )
+        self._process.kill()
+        self._process.wait()
+        self._reader.join(5)
+        raise ResourceError(
+            "the parameter server did not start",
+            expected=f"its address within {timeout_s:g} s",
+            received=self.errors.strip() or "no output",
+        )
+
+    def _read_errors(self) -> None:
+        assert self._process.stderr is not None
+        for line in self._process.stderr:
+            self._tail.append(line)
+
+    def check(self) -> None:
+        """Raises TransportError, with the error output, if the process has ended."""
+        code = self._process.poll()
+        if code is not None:
+            raise TransportError(
+                "the parameter server's process ended",
+                received=f"exit status {code}\n{self.errors.strip()}",
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+
+def _close_input(process: subprocess.Popen[bytes]) -> None:
+    if process.stdin is not None:
+        with contextlib.suppress(OSError):
+            process.stdin.close()
+
+
+def _write_all(descriptor: int, center: FloatArray) -> None:
+    view = np.ascontiguousarray(center).view(np.uint8).data
+    position = 0
+    while position < len(view):
+        position += os.pwrite(descriptor, view[position : position + (1 << 30)], position)

@@ -1,0 +1,265 @@
+"""What a stranger, a broken peer or a dying driver can do to a server: very little."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+import numpy as np
+import psutil
+import pytest
+
+from sparkdl.errors import ConfigError, ResourceError
+from sparkdl.ps.client import Timeouts, connect
+from sparkdl.ps.messages import HEADER, HEADER_BYTES, Kind, Message, encode
+from sparkdl.ps.rules import Downpour
+from sparkdl.ps.server import ServerConfig, ServerProcess
+from sparkdl.ps.transports.base import listen, ports_of
+from sparkdl.ps.transports.http_client import CLIENT_HEADER, FRAME_PATH
+from sparkdl.weights import Layout
+
+LAYOUT = Layout.of([("w", (50_000,), "float32")])
+CENTER = np.arange(LAYOUT.size, dtype=np.float32)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ServerProcess]:
+    with ServerProcess(ServerConfig(LAYOUT, Downpour(), 2), CENTER) as process:
+        yield process
+
+
+@pytest.fixture(autouse=True)
+def still_serves(server: ServerProcess) -> Iterator[None]:
+    yield
+    for mode in ("socket", "shm", "http"):
+        with connect(server.address, server.token, mode, rank=0, layout=LAYOUT) as client:
+            client.hello()
+            assert client.pull()[7] == 7
+
+
+def tcp(server: ServerProcess) -> socket.socket:
+    return socket.create_connection((server.address.host, server.address.port), 10)
+
+
+def opened(server: ServerProcess) -> socket.socket:
+    stream = tcp(server)
+    stream.sendall(encode(Message(Kind.OPEN, meta={"token": server.token})))
+    assert len(stream.recv(HEADER_BYTES)) == HEADER_BYTES
+    return stream
+
+
+def gets_nothing(stream: socket.socket) -> bool:
+    stream.settimeout(10)
+    try:
+        return stream.recv(1) == b""
+    except ConnectionResetError:
+        return True
+    finally:
+        stream.close()
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        b"GET / HTTP/1.1\r\n\r\n" + bytes(100),
+        os.urandom(4096),
+        encode(Message(Kind.OPEN, meta={"token": "wrong"})),
+        encode(Message(Kind.OPEN, meta={"token": ["x"]})),
+        encode(Message(Kind.PULL)),
+        encode(Message(Kind.OPEN, meta={"token": "x" * 100_000})),
+        HEADER.pack(b"SPDL", 1, Kind.PUSH, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0.0, 0, 4 * LAYOUT.size),
+        HEADER.pack(b"SPDL", 1, Kind.OPEN, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0.0, 2**32 - 1, 2**63),
+    ],
+)
+def test_a_stranger_gets_nothing_but_a_close(server: ServerProcess, first: bytes) -> None:
+    stream = tcp(server)
+    stream.sendall(first)
+    assert gets_nothing(stream)
+
+
+def test_a_silent_stranger_is_closed_after_a_while(server: ServerProcess) -> None:
+    stream = tcp(server)
+    stream.sendall(b"SPDL")
+    start = time.monotonic()
+    assert gets_nothing(stream)
+    assert time.monotonic() - start < 8
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        os.urandom(HEADER_BYTES),
+        HEADER.pack(b"SPDL", 1, Kind.PUSH, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0.0, 0, 2**40),
+        HEADER.pack(b"SPDL", 1, Kind.REPORT, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0.0, 2**31, 0),
+        HEADER.pack(b"SPDL", 2, Kind.PULL, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0.0, 0, 0),
+        HEADER.pack(b"SPDL", 1, Kind.REPORT, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0.0, 5, 0) + b"{{{{{",
+    ],
+)
+def test_a_malformed_frame_is_answered_and_closed(server: ServerProcess, frame: bytes) -> None:
+    stream = opened(server)
+    stream.sendall(frame)
+    head = stream.recv(HEADER_BYTES, socket.MSG_WAITALL)
+    assert head[5] == Kind.ERROR
+    while stream.recv(4096):
+        pass
+    stream.close()
+
+
+def test_half_a_commit_changes_nothing(server: ServerProcess) -> None:
+    with connect(server.address, server.token, "socket", rank=1, layout=LAYOUT) as client:
+        client.hello()
+        head = encode(Message(Kind.PUSH, rank=1, sequence=1, body=np.ones(LAYOUT.size_bytes, "u1")))
+        stream = opened(server)
+        stream.sendall(head + bytes(LAYOUT.size_bytes // 2))
+        stream.close()
+        time.sleep(0.1)
+        np.testing.assert_array_equal(client.pull(), CENTER)
+
+
+def post(server: ServerProcess, body: bytes, length: int | None = None, **headers: str) -> int:
+    parts = urlsplit(server.address.http)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port or 0, timeout=10)
+    sent = {
+        "Authorization": f"Bearer {server.token}",
+        CLIENT_HEADER: "a-test-client",
+        "Content-Length": str(len(body) if length is None else length),
+        **{k.replace("_", "-"): v for k, v in headers.items()},
+    }
+    try:
+        connection.request("POST", FRAME_PATH, body, sent)
+        return connection.getresponse().status
+    finally:
+        connection.close()
+
+
+def test_http_refuses_before_it_reads(server: ServerProcess) -> None:
+    frame = encode(Message(Kind.STATUS))
+    assert post(server, frame) == 200
+    assert post(server, frame, Authorization="Bearer wrong") == 401
+    assert post(server, frame, Authorization="") == 401
+    assert post(server, b"", length=2**40) == 413
+    assert post(server, b"short") == 413
+    start = time.monotonic()
+    assert post(server, b"some", length=2**40, Authorization="Bearer wrong") == 401
+    assert time.monotonic() - start < 2
+    assert post(server, os.urandom(HEADER_BYTES)) == 400
+    assert post(server, frame + b"more") == 400
+    assert post(server, frame, X_Sparkdl_Client="x") == 400
+
+
+def test_health_and_metrics(server: ServerProcess) -> None:
+    parts = urlsplit(server.address.http)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port or 0, timeout=10)
+    connection.request("GET", "/health")
+    assert connection.getresponse().read() == b"ok\n"
+    connection.request("GET", "/metrics")
+    text = connection.getresponse().read().decode()
+    connection.close()
+    values = dict(line.split() for line in text.splitlines() if not line.startswith("#"))
+    assert {"sparkdl_ps_commits", "sparkdl_ps_workers_alive", "sparkdl_ps_bytes_in"} <= set(values)
+    assert all(float(value) >= 0 for value in values.values())
+
+
+# ------------------------------------------------------------------ ports and processes
+
+
+def test_a_port_in_use_is_said_before_anything_runs() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ResourceError, match=f"port {port}"):
+            ServerProcess(ServerConfig(LAYOUT, Downpour(), 1, port=port), CENTER)
+        for spec in (f"{port}-{port + 20}", (port, port + 20)):
+            with listen("127.0.0.1", spec) as listener:
+                assert port < listener.getsockname()[1] <= port + 20
+
+
+@pytest.mark.parametrize("spec", [-1, 70000, "x", "9-3", (1, 2, 3)[:1], None])
+def test_what_is_no_port(spec: object) -> None:
+    with pytest.raises(ConfigError, match="no port"):
+        ports_of(spec)  # type: ignore[arg-type]
+
+
+def test_ipv6_and_a_separate_advertised_address() -> None:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("no IPv6 here")
+    config = ServerConfig(LAYOUT, Downpour(), 1, mode="auto", bind_address="::1")
+    with ServerProcess(config, CENTER) as process:
+        assert process.address.http.startswith("http://[::1]:")
+        for mode in ("socket", "http"):
+            with connect(process.address, process.token, mode, rank=0, layout=LAYOUT) as client:
+                client.hello()
+                assert client.pull()[3] == 3
+    config = ServerConfig(LAYOUT, Downpour(), 1, mode="http", advertised_address="driver.example")
+    with ServerProcess(config, CENTER) as process:
+        assert process.address.http.startswith("http://driver.example:")
+
+
+def test_sigterm_ends_cleanly_and_the_secret_is_on_no_command_line() -> None:
+    with ServerProcess(ServerConfig(LAYOUT, Downpour(), 1), CENTER) as process:
+        shown = psutil.Process(process.pid)
+        assert process.token not in " ".join([*shown.cmdline(), *shown.environ().values()])
+        assert os.getsid(process.pid) != os.getsid(0)
+        os.kill(process.pid, signal.SIGINT)  # Ctrl-C means the driver, not the server
+        time.sleep(0.2)
+        assert process.alive
+        os.kill(process.pid, signal.SIGTERM)
+        assert process._process.wait(5) == 0
+
+
+DRIVER = """
+import sys, numpy as np
+from sparkdl.ps.rules import Downpour
+from sparkdl.ps.server import ServerConfig, ServerProcess
+from sparkdl.weights import Layout
+layout = Layout.of([("w", (10,), "float32")])
+server = ServerProcess(ServerConfig(layout, Downpour(), 1), np.zeros(10, np.float32))
+print(server.pid, server.address.uds, flush=True)
+import time
+time.sleep(60)
+"""
+
+
+def test_a_killed_driver_leaves_no_server() -> None:
+    driver = subprocess.Popen([sys.executable, "-c", DRIVER], stdout=subprocess.PIPE)
+    assert driver.stdout is not None
+    pid, uds = driver.stdout.readline().decode().split()
+    driver.kill()
+    driver.wait()
+    driver.stdout.close()
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline and (
+        psutil.pid_exists(int(pid)) or os.path.exists(os.path.dirname(uds))
+    ):
+        time.sleep(0.05)
+    assert not psutil.pid_exists(int(pid)) or psutil.Process(int(pid)).status() == "zombie"
+    assert not os.path.exists(os.path.dirname(uds))
+
+
+def test_a_rule_of_the_users_own_travels() -> None:
+    class Doubling(Downpour):
+        name = "doubling"
+
+        def update(self, center, delta, state, commit, out):  # type: ignore[no-untyped-def]
+            out[...] = center + 2 * delta
+
+    with (
+        ServerProcess(ServerConfig(LAYOUT, Doubling(), 1), CENTER) as process,
+        connect(
+            process.address, process.token, rank=0, layout=LAYOUT, timeouts=Timeouts()
+        ) as client,
+    ):
+        from sparkdl.ps.client import Progress
+
+        client.hello()
+        client.buffer[...] = 1
+        client.push_pull(Progress(0, 1, 1, 1))
+        np.testing.assert_array_equal(client.buffer, CENTER + 2)

@@ -1,0 +1,184 @@
+"""fit in every server mode on a real cluster: it learns, it reports, it goes on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from conftest import make_mlp
+
+from sparkdl import SparkModel
+from sparkdl.errors import ConfigError
+
+
+@pytest.mark.parametrize("mode", ["asynchronous", "hogwild", "synchronous"])
+def test_every_mode_learns(digits_df: Any, mode: str) -> None:
+    train, test = digits_df.randomSplit([0.8, 0.2], seed=1)
+    spark_model = SparkModel(make_mlp(), mode, num_workers=2, batch_size=32)
+    history = spark_model.fit(train, epochs=8, verbose=0)
+    losses = history.history["loss"]
+    assert len(losses) == len(history.history["accuracy"]) == 8
+    assert losses[-1] < 0.4 * losses[0]
+    assert spark_model.evaluate(test)["accuracy"] > 0.9
+    assert spark_model.history is history
+
+
+@pytest.mark.parametrize("frequency", ["batch", "epoch", 5])
+def test_every_frequency_learns(digits_df: Any, frequency: Any) -> None:
+    spark_model = SparkModel(make_mlp(), "asynchronous", frequency, num_workers=2)
+    losses = spark_model.fit(digits_df, epochs=6, verbose=0).history["loss"]
+    assert losses[-1] < 0.5 * losses[0]
+
+
+@pytest.mark.parametrize("transport", ["http", "socket", "shm"])
+def test_every_transport_trains(digits_df: Any, transport: str) -> None:
+    spark_model = SparkModel(
+        make_mlp(), "asynchronous", "batch", transport, num_workers=2, batch_size=64
+    )
+    losses = spark_model.fit(digits_df, epochs=3, verbose=0).history["loss"]
+    assert losses[-1] < losses[0]
+    assert spark_model.transports == {transport}
+
+
+def test_synchronous_equals_one_process(spark: Any, digits_df: Any) -> None:
+    """The frame's own partitions, unshuffled: the batches that one process would see are known."""
+    model = make_mlp(optimizer=keras.optimizers.SGD(0.1, momentum=0.9))
+    reference = make_mlp(optimizer=keras.optimizers.SGD(0.1, momentum=0.9))
+    parts = digits_df.rdd.glom().collect()
+    spark_model = SparkModel(model, "synchronous", batch_size=32, repartition=False)
+    spark_model.fit(digits_df, epochs=2, verbose=0, shuffle=False)
+    steps = max(-(-len(p) // 32) for p in parts)
+    for _ in range(2):
+        for t in range(steps):
+            rows = [r for p in parts for r in p[t * 32 : (t + 1) * 32]]
+            reference.train_on_batch(
+                np.array([r.features for r in rows], "float32"), np.array([r.label for r in rows])
+            )
+    for a, b in zip(model.get_weights(), reference.get_weights(), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5)
+    assert int(model.optimizer.iterations) == 2 * steps
+    np.testing.assert_allclose(
+        np.asarray(model.optimizer.variables[2]), np.asarray(reference.optimizer.variables[2]),
+        atol=1e-5,
+    )  # fmt: skip
+
+
+def test_history_is_weighted_by_rows(spark: Any) -> None:
+    """Learning rate 0: the loss of every epoch is the loss over all rows, however partitioned."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(101, 64)).astype("float32")
+    y = rng.integers(0, 10, 101)
+    model = make_mlp(optimizer=keras.optimizers.SGD(0.0))
+    expected = model.evaluate(x, y, verbose=0, return_dict=True)
+    schema = "features array<float>, label int"
+    rows = [(0 if i < 90 else 2, (x[i].tolist(), int(y[i]))) for i in range(101)]
+    parts = spark.sparkContext.parallelize(rows).partitionBy(3, int).values()
+    skewed = spark.createDataFrame(parts, schema)
+    frame = spark.createDataFrame([row for _, row in rows], schema)
+    assert skewed.rdd.glom().map(len).collect() == [90, 0, 11]
+    spark_model = SparkModel(model, "asynchronous", batch_size=16, repartition=False)
+    history = spark_model.fit(skewed, epochs=2, verbose=0, validation_data=frame)
+    for key in ("loss", "accuracy"):
+        np.testing.assert_allclose(history.history[key], [expected[key]] * 2, rtol=1e-4)
+        np.testing.assert_allclose(history.history[f"val_{key}"], [expected[key]] * 2, rtol=1e-4)
+
+
+def test_a_second_fit_continues_with_the_optimizer_state(digits_df: Any) -> None:
+    model = make_mlp()
+    spark_model = SparkModel(model, "synchronous", num_workers=2, batch_size=64)
+    first = spark_model.fit(digits_df, epochs=3, verbose=0)
+    iterations = int(model.optimizer.iterations)
+    assert iterations == 3 * -(-(1797 // 2 + 1) // 64)
+    moment = np.abs(np.asarray(model.optimizer.variables[2])).sum()
+    assert moment > 0
+    second = spark_model.fit(digits_df, epochs=2, verbose=0)
+    assert int(model.optimizer.iterations) == iterations // 3 * 5
+    assert second.history["loss"][0] < first.history["loss"][-1] * 1.05
+    assert second.epoch == [3, 4] or second.epoch == [0, 1]
+
+
+def test_early_stopping_stops_all_workers(digits_df: Any) -> None:
+    model = make_mlp(optimizer=keras.optimizers.SGD(0.0))
+    stopper = keras.callbacks.EarlyStopping("loss", patience=2, min_delta=1e-3)
+    for mode in ("asynchronous", "synchronous"):
+        history = SparkModel(model, mode, num_workers=2, batch_size=128).fit(
+            digits_df, epochs=500, verbose=0, callbacks=[stopper]
+        )
+        assert 3 <= len(history.history["loss"]) <= 5
+        assert stopper.stopped_epoch > 0
+
+
+def test_callbacks_change_the_learning_rate_of_the_workers(digits_df: Any) -> None:
+    """Rate 0 from the second epoch on: from the third on, the synchronous loss stands still."""
+    model = make_mlp(optimizer=keras.optimizers.SGD(0.5))
+    seen: list[dict[str, Any]] = []
+    callbacks = [
+        keras.callbacks.LearningRateScheduler(lambda epoch, rate: 0.5 if epoch == 0 else 0.0),
+        keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: seen.append(dict(logs))),
+    ]
+    spark_model = SparkModel(model, "synchronous", num_workers=2, batch_size=64)
+    history = spark_model.fit(
+        digits_df, epochs=4, verbose=0, callbacks=callbacks, validation_split=0.1
+    )
+    losses = history.history["val_loss"]
+    np.testing.assert_allclose(losses[1:], losses[0], rtol=1e-5)
+    assert [set(s) >= {"loss", "accuracy", "val_loss"} for s in seen] == [True] * 4
+    assert float(model.optimizer.learning_rate) == 0.0
+
+
+def test_checkpoints_and_csv_callbacks_see_the_trained_weights(
+    digits_df: Any, tmp_path: Any
+) -> None:
+    model = make_mlp()
+    path = tmp_path / "best.keras"
+    log = tmp_path / "log.csv"
+    callbacks = [
+        keras.callbacks.ModelCheckpoint(str(path), monitor="val_loss", save_best_only=True),
+        keras.callbacks.CSVLogger(str(log)),
+    ]
+    spark_model = SparkModel(model, "asynchronous", num_workers=2)
+    history = spark_model.fit(
+        digits_df, epochs=3, verbose=0, validation_data=digits_df, callbacks=callbacks
+    )
+    assert len(log.read_text().splitlines()) == 4
+    saved = keras.models.load_model(path)
+    x = np.array([r.features for r in digits_df.collect()], "float32")
+    y = np.array([r.label for r in digits_df.collect()])
+    loss = saved.evaluate(x, y, verbose=0)[0]
+    assert loss < 1.15 * min(history.history["val_loss"])
+
+
+def test_resume_goes_on_from_the_last_checkpoint(digits_df: Any, tmp_path: Any) -> None:
+    folder = f"file://{tmp_path}/run"
+    first = SparkModel(make_mlp(), "synchronous", num_workers=2, batch_size=64)
+    first.fit(digits_df, epochs=2, verbose=0, checkpoint_dir=folder)
+    fresh = SparkModel(make_mlp(), "synchronous", num_workers=2, batch_size=64)
+    history = fresh.fit(digits_df, epochs=5, verbose=0, checkpoint_dir=folder, resume=True)
+    assert history.epoch == [2, 3, 4]
+    assert int(fresh.model.optimizer.iterations) == 5 * 15
+    again = fresh.fit(digits_df, epochs=5, verbose=0, checkpoint_dir=folder, resume=True)
+    assert again.epoch == []
+
+
+def test_learning_rate_schedules_follow_all_workers_together(digits_df: Any) -> None:
+    schedule = keras.optimizers.schedules.PiecewiseConstantDecay([20, 40], [0.1, 0.01, 0.001])
+    model = make_mlp(optimizer=keras.optimizers.SGD(schedule))
+    SparkModel(model, "asynchronous", num_workers=2, batch_size=64).fit(
+        digits_df, epochs=2, verbose=0
+    )
+    # 1,797 rows in two partitions of about 899: 15 batches each, two epochs, two workers
+    assert 56 <= int(model.optimizer.iterations) <= 62
+
+
+def test_progress_bar_shows_loss_accuracy_and_speed(digits_df: Any, capfd: Any) -> None:
+    SparkModel(make_mlp(), num_workers=2).fit(digits_df, epochs=2, verbose=1)
+    shown = capfd.readouterr().out
+    for text in ("Epoch 1/2", "Epoch 2/2", "loss:", "accuracy:", "rows/s:"):
+        assert text in shown
+
+
+def test_fit_refuses_what_it_would_ignore(digits_df: Any) -> None:
+    with pytest.raises(ConfigError, match="class_weight"):
+        SparkModel(make_mlp()).fit(digits_df, class_weight={0: 2.0})

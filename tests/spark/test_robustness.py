@@ -1,0 +1,141 @@
+"""What goes wrong on a cluster: each ends in the right model or in one clear error."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from typing import Any
+
+import keras
+import psutil
+import pytest
+from conftest import make_mlp
+
+from sparkdl import SparkModel
+from sparkdl.errors import TransportError, WorkerError
+
+
+class _Raises(keras.layers.Layer):
+    def call(self, x: Any, training: bool = False) -> Any:
+        if training:
+            raise ValueError("a custom layer that raises")
+        return x
+
+
+def _python_workers() -> list[psutil.Process]:
+    """The Python worker processes of this session's executors that have a model loaded."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        try:
+            daemon = "pyspark.daemon" in " ".join(process.cmdline())
+            if daemon and process.memory_info().rss > 250 << 20:
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def _server() -> psutil.Process:
+    for process in psutil.Process().children(recursive=True):
+        if "sparkdl.ps.server" in " ".join(process.cmdline()):
+            return process
+    raise AssertionError("no server runs")
+
+
+class _AtEpoch(keras.callbacks.Callback):
+    """Calls a function at the end of one epoch."""
+
+    def __init__(self, epoch: int, action: Any) -> None:
+        super().__init__()
+        self.epoch, self.action, self.done = epoch, action, False
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        if epoch == self.epoch and not self.done:
+            self.done = True
+            self.action()
+
+
+def test_an_exception_in_a_worker_reaches_the_user_within_seconds(digits_df: Any) -> None:
+    model = keras.Sequential(
+        [keras.Input((64,)), _Raises(), keras.layers.Dense(10, activation="softmax")]
+    )
+    model.compile("adam", "sparse_categorical_crossentropy")
+    for mode in ("asynchronous", "synchronous"):
+        started = time.monotonic()
+        with pytest.raises(WorkerError, match="a custom layer that raises") as caught:
+            SparkModel(model, mode, num_workers=2).fit(digits_df, verbose=0)
+        assert time.monotonic() - started < 30
+        assert "in call" in str(caught.value)  # the worker's own traceback
+        assert "Traceback on worker" in str(caught.value)
+
+
+@pytest.mark.parametrize("mode", ["asynchronous", "synchronous"])
+def test_a_killed_worker_is_replaced_and_the_model_is_right(digits_df: Any, mode: str) -> None:
+    killed: list[int] = []
+
+    def kill() -> None:
+        workers = _python_workers()
+        assert workers
+        killed.append(workers[0].pid)
+        os.kill(workers[0].pid, signal.SIGKILL)
+
+    spark_model = SparkModel(make_mlp(), mode, num_workers=2, batch_size=16)
+    history = spark_model.fit(
+        digits_df, epochs=12, verbose=0, callbacks=[_AtEpoch(2, kill)]
+    )
+    assert killed
+    assert len(history.history["loss"]) == 12
+    assert spark_model.evaluate(digits_df)["accuracy"] > 0.95
+
+
+def test_a_killed_server_ends_in_one_clear_error(digits_df: Any) -> None:
+    def kill() -> None:
+        os.kill(_server().pid, signal.SIGKILL)
+
+    spark_model = SparkModel(make_mlp(), num_workers=2, batch_size=8)
+    started = time.monotonic()
+    with pytest.raises(TransportError, match="parameter server"):
+        spark_model.fit(digits_df, epochs=1000, verbose=0, callbacks=[_AtEpoch(1, kill)])
+    assert time.monotonic() - started < 60
+    # and the session is as good as new
+    assert SparkModel(make_mlp(), num_workers=2).fit(digits_df, verbose=0).history["loss"]
+
+
+def test_interrupt_ends_the_fit_and_leaves_nothing(spark: Any, digits_df: Any) -> None:
+    timer = threading.Timer(6.0, lambda: os.kill(os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        SparkModel(make_mlp(), num_workers=2, batch_size=4).fit(
+            digits_df, epochs=100_000, verbose=0
+        )
+    timer.join()
+    deadline = time.monotonic() + 20
+    while spark.sparkContext.statusTracker().getActiveJobsIds():
+        assert time.monotonic() < deadline, "the job still runs"
+        time.sleep(0.2)
+
+
+def test_two_fits_at_the_same_time(digits_df: Any) -> None:
+    results: dict[int, Any] = {}
+
+    def fit(number: int) -> None:
+        results[number] = SparkModel(make_mlp(), num_workers=2).fit(
+            digits_df, epochs=3, verbose=0
+        )
+
+    threads = [threading.Thread(target=fit, args=(n,)) for n in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert len(results) == 2
+    for history in results.values():
+        assert history.history["loss"][-1] < history.history["loss"][0]
+
+
+def test_more_partitions_than_slots(digits_df: Any) -> None:
+    """Six workers take turns on four slots: the asynchronous mode waits for nobody."""
+    history = SparkModel(make_mlp(), num_workers=6).fit(digits_df, epochs=3, verbose=0)
+    assert history.history["loss"][-1] < history.history["loss"][0]
