@@ -19,6 +19,8 @@ from sparkdl.ps.transports.address import Address
 from sparkdl.weights import Layout
 from sparkdl.worker import Report, Start
 
+_CURABLE = (TransportError, WorkerError, MemoryError)
+
 MetricState = npt.NDArray[np.float64]
 
 
@@ -69,7 +71,8 @@ class ServerStrategy:
         try:
             yield ServerSynchronizer(self.rule, client, layout, self.overlap)
         except BaseException as error:
-            if not isinstance(error, (TransportError, WorkerError)):
+            # What another try on another executor may mend is left to Spark's retry.
+            if isinstance(error, Exception) and not isinstance(error, _CURABLE):
                 described = "".join(traceback.format_exception_only(error)).strip()
                 with contextlib.suppress(Exception):
                     client.fail(described, "".join(traceback.format_exception(error)))
@@ -155,7 +158,7 @@ class ServerSynchronizer:
         """Reports the epoch's metrics; the lowest rank stores the weights where workers own them."""
         if self._windows is not None:
             self._windows.drain(learner)
-        if self._gradients is not None:
+        if self._gradients is not None and self._rule.blocking:
             self._gradients.snapshot(learner, epoch + 1)
         meta: dict[str, Any] = {
             "epoch": epoch,

@@ -73,19 +73,26 @@ def choose_rule(mode: str, frequency: str | int, rule: Any) -> tuple[Rule, int]:
             received=repr(chosen.name),
             hint="mode='asynchronous' takes every rule that does not wait",
         )
+    if chosen.independent:
+        raise ConfigError(
+            f"rule {chosen.name!r} trains models that never meet, which fit cannot return yet",
+            expected="a rule that leads to one model",
+            received=repr(chosen.name),
+        )
+    if chosen.local_optimizer() is not None:
+        raise ConfigError(
+            f"rule {chosen.name!r} needs an optimizer of its own on the workers",
+            expected="a rule that works with the optimizer the model was compiled with",
+            received=repr(chosen.name),
+            hint="rule='aeasgd' is the same exchange with your optimizer",
+        )
     if chosen.payload == "gradient":
-        if not chosen.blocking:
-            raise ConfigError(
-                f"rule {chosen.name!r} needs gradients from workers that do not wait",
-                expected="a rule on weight changes, or mode='synchronous'",
-                received=f"payload 'gradient' in mode {mode!r}",
-            )
         if frequency not in ("auto", "batch", 1):
             raise ConfigError(
-                "gradients are averaged at every batch",
+                f"rule {chosen.name!r} takes a gradient at every batch",
                 expected="frequency='batch'",
                 received=f"frequency={frequency!r}",
-                hint="rule='bsp' with payload='delta' averages weights instead",
+                hint="a rule on weight changes (payload='delta') takes longer windows",
             )
         return chosen, 1
     if frequency == "auto":
@@ -114,6 +121,7 @@ class ServerRun:
     ) -> Iterator[ServerRun]:
         """Starts the server's process, and ends it with everything it holds."""
         bind, advertised = driver_address(spark)
+        rule = rule.bind(num_workers)
         config = ServerConfig(
             layout,
             rule,
