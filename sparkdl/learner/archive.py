@@ -53,7 +53,6 @@ def encode_model(model: Any, custom_objects: dict[str, Any] | None = None) -> Mo
     Raises:
         ModelError: Keras cannot serialize the model (e.g. a layer without ``get_config``).
     """
-    import cloudpickle
     import keras
 
     if model.optimizer is not None and not model.optimizer.built:

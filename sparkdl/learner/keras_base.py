@@ -285,9 +285,12 @@ def flatten_arrays(arrays: Iterable[npt.ArrayLike]) -> npt.NDArray[np.float64]:
 def metric_results(model: Any, state: npt.NDArray[np.float64]) -> dict[str, float]:
     """The values of the model's metrics for a (merged) metric state.
 
-    The model's metrics must be built. They are reset afterwards.
+    The model's metrics must be built. They are reset afterwards. What ``state`` is too short for
+    counts as zero: workers without rows have no metrics.
     """
     offset = 0
+    wanted = sum(int(np.prod(v.shape)) for v in model.metrics_variables)
+    state = np.pad(state, (0, max(0, wanted - state.size)))
     for variable in model.metrics_variables:
         size = int(np.prod(variable.shape))
         part = state[offset : offset + size].reshape(variable.shape)

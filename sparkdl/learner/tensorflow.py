@@ -101,8 +101,11 @@ class TensorFlowLearner(KerasLearner):
             )
             return self._trace_concat() if with_weights else tf.constant(0)
 
+        # Keras weighs the loss of each output by the rows of a batch only where the graph knows
+        # their number: each batch size needs a graph of its own then.
+        several = isinstance(self.model.loss, (dict, list, tuple))
         compiled = tf.function(
-            run, autograph=False, reduce_retracing=True, jit_compile=self._jit
+            run, autograph=False, reduce_retracing=not several, jit_compile=self._jit
         )
         return lambda x, y, w, n: compiled(x, y, w, tf.constant(n))
 

@@ -29,6 +29,14 @@ def classes(count: int, n: int = N) -> np.ndarray:
     return np.random.default_rng(9).integers(0, count, n)
 
 
+def frame(spark: Any, rows: list[Any], schema: Any) -> Any:
+    """A DataFrame of two uneven partitions."""
+    rdd = spark.sparkContext.parallelize(rows[:30], 1).union(
+        spark.sparkContext.parallelize(rows[30:], 1)
+    )
+    return spark.createDataFrame(rdd, schema)
+
+
 def compiled(model: Any, loss: Any = "mse", **options: Any) -> Any:
     model.compile(keras.optimizers.SGD(0.1, momentum=0.9), loss, **options)
     return model
@@ -44,22 +52,23 @@ def dense(inputs: int | tuple[int, ...], outputs: int = 1, *, loss: Any = "mse",
                     **options)  # fmt: skip
 
 
-def check(build: Any, data: Any, x: Any, y: Any, weight: Any = None, *, workers: int = 2,
-          decoder: Any = None, **columns: Any) -> Any:  # fmt: skip
-    """Fits ``data`` on Spark and the arrays in Keras: weights and evaluate must be equal."""
+def check(build: Any, data: Any, x: Any, y: Any, weight: Any = None, *, fit: bool = False,
+          decoder: Any = None, **columns: Any) -> SparkModel:  # fmt: skip
+    """Holds evaluate, and with ``fit`` the trained weights, to Keras' own on the same rows."""
     expected, mine = build(), build()
     options = {"batch_size": N, "verbose": 0}
-    expected.fit(x, y, sample_weight=weight, epochs=2, shuffle=False, **options)
-    spark_model = SparkModel(mine, mode="synchronous", num_workers=workers, decoder=decoder)
-    history = spark_model.fit(data, epochs=2, **options, **columns)
-    for a, b in zip(expected.get_weights(), mine.get_weights(), strict=True):
-        np.testing.assert_allclose(b, a, atol=2e-5)
+    spark_model = SparkModel(mine, mode="synchronous", num_workers=2, decoder=decoder)
+    if fit:
+        expected.fit(x, y, sample_weight=weight, epochs=2, shuffle=False, **options)
+        history = spark_model.fit(data, epochs=2, **options, **columns).history
+        for a, b in zip(expected.get_weights(), mine.get_weights(), strict=True):
+            np.testing.assert_allclose(b, a, atol=2e-5)
+        assert len(history["loss"]) == 2
     want = expected.evaluate(x, y, sample_weight=weight, return_dict=True, **options)
-    got = spark_model.evaluate(data, **columns)
+    got = spark_model.evaluate(data, batch_size=16, **columns)
     assert got.keys() == want.keys()
     for name, value in want.items():
         assert got[name] == pytest.approx(value, rel=1e-4, abs=1e-5), name
-    assert len(history.history["loss"]) == 2
     return spark_model
 
 
@@ -83,7 +92,7 @@ def test_one_column(spark: Any, kind: str) -> None:
     schema = ["features", "label"] if kind in ("dense", "sparse") else (
         f"features array<{kind}>, label double"
     )  # fmt: skip
-    check(lambda: dense(6), spark.createDataFrame(rows, schema), x, y)
+    check(lambda: dense(6), frame(spark, rows, schema), x, y, fit=kind == "sparse")
 
 
 def test_dense_and_sparse_vectors_in_one_column(spark: Any) -> None:
@@ -96,16 +105,21 @@ def test_dense_and_sparse_vectors_in_one_column(spark: Any) -> None:
         a, b, c = x[i].tolist()
         vector = Vectors.dense([a, b, c]) if i % 2 else Vectors.sparse(3, {0: a, 2: c})
         rows.append((vector, float(y[i, 0])))
-    check(lambda: dense(3), spark.createDataFrame(rows, ["features", "label"]), x, y)
+    check(lambda: dense(3), frame(spark, rows, ["features", "label"]), x, y)
 
 
 def test_several_numeric_columns_of_odd_names_and_types(spark: Any) -> None:
     x, y = np.round(arrays(4) * 5), arrays(1, seed=1)
-    rows = [(float(a), int(b), bool(c > 0), int(d), float(t)) for (a, b, c, d), (t,) in zip(x, y, strict=True)]
+    rows = [
+        (float(a), int(b), bool(c > 0), int(d), float(t))
+        for (a, b, c, d), (t,) in zip(x, y, strict=True)
+    ]
     x = x.copy()
     x[:, 2] = x[:, 2] > 0
-    df = spark.createDataFrame(
-        rows, "`my.feature` double, `with space` int, flag boolean, `ti``ck` bigint, `la.bel` float"
+    df = frame(
+        spark,
+        rows,
+        "`my.feature` double, `with space` int, flag boolean, `ti``ck` bigint, `la.bel` float",
     )
     check(lambda: dense(4), df, x, y, features=["my.feature", "with space", "flag", "ti`ck"],
           label="la.bel")  # fmt: skip
@@ -115,8 +129,10 @@ def test_assembled_vectors(spark: Any) -> None:
     from pyspark.ml.feature import VectorAssembler
 
     x, y = arrays(2), arrays(1, seed=1)
-    df = spark.createDataFrame(
-        [(*x[i].tolist(), float(y[i, 0])) for i in range(N)], "a double, b double, label double"
+    df = frame(
+        spark,
+        [(*x[i].tolist(), float(y[i, 0])) for i in range(N)],
+        "a double, b double, label double",
     )
     df = VectorAssembler(inputCols=["a", "b"], outputCol="features").transform(df)
     check(lambda: dense(2), df, x, y)
@@ -133,13 +149,14 @@ def test_pixels_as_nested_or_flat_arrays_for_a_convolution(spark: Any, nested: b
 
     rows = [((x[i] if nested else x[i].ravel()).tolist(), int(y[i])) for i in range(N)]
     kind = "array<array<array<float>>>" if nested else "array<float>"
-    check(build, spark.createDataFrame(rows, f"features {kind}, label int"), x, y)
+    check(build, frame(spark, rows, f"features {kind}, label int"), x, y)
 
 
 @pytest.mark.parametrize("free", [False, True])
 def test_sequences_for_an_lstm(spark: Any, free: bool) -> None:
     x, y = arrays(5, 3), arrays(1, seed=1)
-    df = spark.createDataFrame(
+    df = frame(
+        spark,
         [(x[i].tolist(), float(y[i, 0])) for i in range(N)],
         "features array<array<double>>, label float",
     )
@@ -155,15 +172,13 @@ def test_tokens_for_an_embedding(spark: Any) -> None:
         return dense(4, 1, loss="binary_crossentropy", activation="sigmoid", front=front,
                      dtype="int32", metrics=["accuracy"])  # fmt: skip
 
-    df = spark.createDataFrame(
-        [(x[i].tolist(), int(y[i])) for i in range(N)], "features array<int>, label int"
+    df = frame(
+        spark, [(x[i].tolist(), int(y[i])) for i in range(N)], "features array<int>, label int"
     )
     check(build, df, x, y.astype("float32"))
 
 
-IMAGE = (
-    "struct<origin:string,height:int,width:int,nChannels:int,mode:int,data:binary>"
-)
+IMAGE = "struct<origin:string,height:int,width:int,nChannels:int,mode:int,data:binary>"
 
 
 def test_image_structs_arrive_as_red_green_blue(spark: Any) -> None:
@@ -173,7 +188,7 @@ def test_image_structs_arrive_as_red_green_blue(spark: Any) -> None:
         (("here", 4, 5, 3, 16, bytearray(x[i, :, :, ::-1].tobytes())), float(y[i, 0]))
         for i in range(N)
     ]
-    df = spark.createDataFrame(rows, f"image {IMAGE}, label double")
+    df = frame(spark, rows, f"image {IMAGE}, label double")
 
     def build() -> Any:
         return dense((4, 5, 3), front=[layers.Rescaling(1 / 255), layers.Flatten()])
@@ -193,7 +208,7 @@ def unpack_helper(value: bytes) -> tuple[float, ...]:
 def test_binary_columns_pass_a_decoder(spark: Any) -> None:
     x, y = arrays(3), arrays(1, seed=1)
     rows = [(bytearray(b"##" + struct.pack("<3f", *x[i])), float(y[i, 0])) for i in range(N)]
-    df = spark.createDataFrame(rows, "features binary, label double")
+    df = frame(spark, rows, "features binary, label double")
     model = check(lambda: dense(3), df, x, y, decoder=unpack)
     predicted = [r.prediction for r in model.predict(df).collect()]
     np.testing.assert_allclose(predicted, model.model.predict(x, verbose=0)[:, 0], atol=1e-5)
@@ -201,7 +216,8 @@ def test_binary_columns_pass_a_decoder(spark: Any) -> None:
 
 def test_binary_columns_without_a_decoder_are_raw_numbers(spark: Any) -> None:
     x, y = arrays(2, 3), arrays(1, seed=1)
-    df = spark.createDataFrame(
+    df = frame(
+        spark,
         [(bytearray(x[i].tobytes()), float(y[i, 0])) for i in range(N)],
         "features binary, label double",
     )
@@ -229,7 +245,7 @@ def test_two_inputs_of_unequal_width(spark: Any) -> None:
     rows = [(deep[i].ravel().tolist(), *wide[i].tolist(), float(y[i, 0])) for i in range(N)]
     names = [f"w{i}" for i in range(7)]
     schema = "d array<double>, " + ", ".join(f"{n} double" for n in names) + ", label double"
-    check(two_inputs, spark.createDataFrame(rows, schema), [wide, deep], y,
+    check(two_inputs, frame(spark, rows, schema), [wide, deep], y,
           features={"deep": "d", "wide": names})  # fmt: skip
 
 
@@ -241,8 +257,8 @@ def test_two_outputs_with_two_losses_and_weights_for_each(spark: Any) -> None:
         (wide[i].tolist(), deep[i].tolist(), float(price[i, 0]), int(kind[i]), *w[i].tolist())
         for i in range(N)
     ]
-    df = spark.createDataFrame(
-        rows, "wide array<float>, deep array<array<float>>, price double, kind int, "
+    df = frame(
+        spark, rows, "wide array<float>, deep array<array<float>>, price double, kind int, "
         "w1 double, w2 double",
     )  # fmt: skip
     columns = {
@@ -256,12 +272,12 @@ def test_two_outputs_with_two_losses_and_weights_for_each(spark: Any) -> None:
                                atol=1e-5)  # fmt: skip
     np.testing.assert_allclose([r.prediction_kind for r in predicted], want["kind"], atol=1e-5)
     check(lambda: two_inputs(2), df, x, y, {"price": w[:, 0], "kind": w[:, 1]},
-          sample_weight={"price": "w1", "kind": "w2"}, **columns)  # fmt: skip
+          fit=True, sample_weight={"price": "w1", "kind": "w2"}, **columns)  # fmt: skip
 
 
 def test_an_autoencoder_has_one_column_for_both(spark: Any) -> None:
     x = arrays(4)
-    df = spark.createDataFrame([(row.tolist(),) for row in x], "features array<float>")
+    df = frame(spark, [(row.tolist(),) for row in x], "features array<float>")
     check(lambda: dense(4, 4, front=[layers.Dense(2)]), df, x, x, label="features")
 
 
@@ -272,7 +288,7 @@ def test_an_autoencoder_has_one_column_for_both(spark: Any) -> None:
 def test_class_labels_for_a_sparse_loss(spark: Any, kind: str) -> None:
     x, y = arrays(4), classes(3)
     rows = [(x[i].tolist(), (int if kind == "int" else float)(y[i])) for i in range(N)]
-    df = spark.createDataFrame(rows, f"features array<float>, label {kind}")
+    df = frame(spark, rows, f"features array<float>, label {kind}")
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, name="renamed")
     check(lambda: dense(4, 3, loss=loss, metrics=["accuracy"]), df, x, y)
 
@@ -282,20 +298,21 @@ def test_class_labels_for_a_one_hot_loss(spark: Any, kind: str) -> None:
     x, y = arrays(4), classes(3)
     hot = np.eye(3, dtype="float32")[y]
     label = [int(v) for v in y] if kind == "int" else [[int(v) for v in row] for row in hot]
-    df = spark.createDataFrame(
-        [(x[i].tolist(), label[i]) for i in range(N)], f"features array<float>, label {kind}"
+    df = frame(
+        spark, [(x[i].tolist(), label[i]) for i in range(N)], f"features array<float>, label {kind}"
     )
 
     def build() -> Any:
         return dense(4, 3, loss="categorical_crossentropy", activation="softmax",
                      metrics=["accuracy"])  # fmt: skip
 
-    check(build, df, x, hot)
+    check(build, df, x, hot, fit=True)
 
 
 def test_several_label_columns(spark: Any) -> None:
     x, y = arrays(4), arrays(2, seed=1)
-    df = spark.createDataFrame(
+    df = frame(
+        spark,
         [(x[i].tolist(), *y[i].tolist()) for i in range(N)],
         "features array<float>, a double, b double",
     )
@@ -305,7 +322,8 @@ def test_several_label_columns(spark: Any) -> None:
 def test_labels_per_time_step(spark: Any) -> None:
     x = arrays(5, 2)
     y = np.random.default_rng(3).integers(0, 3, (N, 5))
-    df = spark.createDataFrame(
+    df = frame(
+        spark,
         [(x[i].tolist(), y[i].tolist()) for i in range(N)],
         "features array<array<float>>, label array<int>",
     )
@@ -320,8 +338,8 @@ def as_given(y_true: Any, y_pred: Any) -> Any:
 
 def test_class_labels_reach_a_loss_of_the_users_own_as_they_are(spark: Any) -> None:
     x, y = arrays(4), classes(3)
-    df = spark.createDataFrame(
-        [(x[i].tolist(), int(y[i])) for i in range(N)], "features array<float>, label int"
+    df = frame(
+        spark, [(x[i].tolist(), int(y[i])) for i in range(N)], "features array<float>, label int"
     )
     check(lambda: dense(4, 3, loss=as_given, activation="softmax"), df, x, y)
 
@@ -330,11 +348,12 @@ def test_sample_weights(spark: Any) -> None:
     x, y = arrays(4), arrays(1, seed=1)
     weight = (np.arange(N) % 3).astype("float32")
     y[weight == 0] = 1e4
-    df = spark.createDataFrame(
+    df = frame(
+        spark,
         [(x[i].tolist(), float(y[i, 0]), float(weight[i])) for i in range(N)],
         "features array<float>, label double, w float",
     )
-    check(lambda: dense(4, weighted_metrics=["mae"]), df, x, y, weight, sample_weight="w")
+    check(lambda: dense(4, weighted_metrics=["mae"]), df, x, y, weight, fit=True, sample_weight="w")
 
 
 # -- RDDs and NumPy -----------------------------------------------------------------------------
@@ -362,7 +381,7 @@ def test_an_rdd_of_labeled_points_with_classes(spark: Any) -> None:
     def build(loss: str = "sparse_categorical_crossentropy") -> Any:
         return dense(4, 3, loss=loss, activation="softmax", metrics=["accuracy"])
 
-    check(build, rdd, x, y)
+    check(build, rdd, x, y, fit=True)
     check(lambda: build("categorical_crossentropy"), rdd, x, np.eye(3, dtype="float32")[y])
 
 
@@ -383,14 +402,14 @@ def test_numpy_arrays(spark: Any, weighted: bool) -> None:
     w = np.abs(arrays(seed=4)) if weighted else None
     data = (x.astype("float64"), y) if w is None else (x.astype("float64"), y, w)
     check(lambda: dense((2, 3), 4, loss="sparse_categorical_crossentropy", activation="softmax",
-                        front=[layers.Flatten()]), data, x, y, w)  # fmt: skip
+                        front=[layers.Flatten()]), data, x, y, w, fit=weighted)  # fmt: skip
 
 
 def test_numpy_arrays_for_several_inputs(spark: Any) -> None:
     wide, deep = arrays(7), arrays(2, 2, seed=2)
     y = {"price": arrays(1, seed=1), "kind": classes(3)}
     x = {"wide": wide, "deep": deep}
-    check(lambda: two_inputs(2), (x, y), x, y)
+    check(lambda: two_inputs(2), (x, y), x, y, fit=True)
 
 
 def test_validation_data_must_be_stored_alike(spark: Any) -> None:
@@ -412,7 +431,7 @@ def test_every_row_counts_however_they_lie_in_partitions(spark: Any) -> None:
     """Empty partitions, one smaller than a batch, one not divisible by it."""
     x, y = arrays(3), arrays(1, seed=1)
     rows = [(i, x[i].tolist(), float(y[i, 0])) for i in range(N)]
-    df = spark.createDataFrame(rows, "id int, features array<float>, label double")
+    df = frame(spark, rows, "id int, features array<float>, label double")
     cut = df.rdd.map(lambda r: (0 if r.id < 2 else 2 if r.id < 40 else 3, r))
     uneven = cut.partitionBy(4, lambda k: k).values().toDF(df.schema)
     assert uneven.rdd.glom().map(len).collect() == [2, 0, 38, 5]
@@ -550,12 +569,8 @@ def test_models_of_every_kind_train(spark: Any, name: str, mode: str) -> None:
     rng = np.random.default_rng(0)
     y = rng.integers(0, 3, 300)
     x = np.clip(rng.integers(0, 2, (300, 12)) + (np.arange(12) % 3 == y[:, None]) * 2, 0, 3)
-    rows = [
-        (x[i].tolist(), x[i, :4].tolist(), x[i, 4:].tolist(), int(y[i])) for i in range(300)
-    ]
-    df = spark.createDataFrame(
-        rows, "features array<int>, a array<int>, b array<int>, label int"
-    )
+    rows = [(x[i].tolist(), x[i, :4].tolist(), x[i, 4:].tolist(), int(y[i])) for i in range(300)]
+    df = frame(spark, rows, "features array<int>, a array<int>, b array<int>, label int")
     features: Any = "features"
     if name == "two inputs":
         features = {"right": "b", "left": "a"}
@@ -567,7 +582,7 @@ def test_models_of_every_kind_train(spark: Any, name: str, mode: str) -> None:
     assert history["loss"][-1] < 0.8 * history["loss"][0], history
     predicted = spark_model.predict(df, features=features).select("prediction").collect()
     given: Any = x.astype("float32")
-    if len(model.inputs or []) == 2 or name == "subclassed list":
+    if name in ("two inputs", "subclassed list"):
         given = [given[:, :4], given[:, 4:]]
     elif name in ("convolution", "lstm"):
         given = given.reshape(-1, *model.input_shape[1:])
@@ -576,7 +591,7 @@ def test_models_of_every_kind_train(spark: Any, name: str, mode: str) -> None:
 
 
 def test_a_frame_with_one_name_twice_is_refused(spark: Any) -> None:
-    df = spark.createDataFrame([([1.0], 1.0)], "features array<float>, label double")
+    df = frame(spark, [([1.0], 1.0)], "features array<float>, label double")
     twice = df.select("features", "label", "label")
     with pytest.raises(DataError, match=r"(?s)'label'.*2 columns"):
         SparkModel(dense(1)).fit(twice, verbose=0)

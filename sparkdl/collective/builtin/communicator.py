@@ -164,7 +164,7 @@ class BuiltinCommunicator(OrderedCommunicator):
         self._owns_listener = owns_listener
         self._connect_timeout_s = connect_timeout_s
         self._places = places
-        self._watch = Watch(rank, timeout_s)
+        self._watch = Watch(rank, connect_timeout_s)
         self._made: dict[tuple[int, ...], int] = {}
         self._shared: SharedMemory | None = None
         self._ring: Ring | None = None
@@ -173,6 +173,7 @@ class BuiltinCommunicator(OrderedCommunicator):
         each = self._capacity // len(members) - _LENGTH.size - _HEADER_BYTES
         self._small_bytes = min(_SMALL_BYTES, each)
         self._connect()
+        self._watch.timeout_s = timeout_s
 
     # -- connecting --------------------------------------------------------------------------
 
@@ -190,6 +191,7 @@ class BuiltinCommunicator(OrderedCommunicator):
         made = {**dialed, **accepted}
         try:
             self._join(dialed, accepted)
+            self._barrier()  # a rank that has connected knows that all have
         except BaseException:
             for connection in made.values():
                 connection.close()
