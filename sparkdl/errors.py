@@ -58,7 +58,8 @@ class SparkDLError(Exception):
 
 
 def _rebuild(cls: type[SparkDLError], what: str, state: dict[str, Any]) -> SparkDLError:
-    error = cls.__new__(cls)
+    base = OSError if issubclass(cls, OSError) else Exception
+    error: SparkDLError = base.__new__(cls)
     Exception.__init__(error, what)
     error.__dict__.update(state)
     return error

@@ -14,7 +14,8 @@ class EpochProgress:
     """One epoch over all workers.
 
     Args:
-        ended: Workers that have finished it.
+        missing: Workers that have yet to finish it. Where all train in step, a worker that died
+            is not waited for: the epoch ends without it.
         batches: Batches trained in it so far.
         rows: Rows trained in it so far.
         metrics: Sum of the workers' metric states; Keras metrics hold sums and counts, so the
@@ -22,7 +23,7 @@ class EpochProgress:
         val_metrics: The same of the validation rows; empty before they are evaluated.
     """
 
-    ended: int
+    missing: int
     batches: int
     rows: int
     metrics: npt.NDArray[np.float64]

@@ -87,7 +87,11 @@ class Synchronizer(Protocol):
         """Reports an epoch's metrics; with ``wait``, returns when the driver says so."""
 
     def finish(self, learner: Any) -> None:
-        """Says that this worker is done; hands over what the run keeps (optimizer state)."""
+        """Says that this worker is done."""
+
+    @property
+    def keeps_state(self) -> bool:
+        """After the end: whether this worker's optimizer state is the one that the run keeps."""
 
     @property
     def stopped(self) -> bool:
@@ -137,8 +141,9 @@ def train(
     loop = _Loop(learner, synchronizer, batches, settings, validation, num_workers)
     start = synchronizer.start(learner, num_rows, batches.steps_per_epoch, loop.windows_per_epoch)
     began = time.perf_counter()
-    if not start.done:
-        loop.run(start)
+    if start.done:
+        return 0.0
+    loop.run(start)
     seconds = time.perf_counter() - began
     synchronizer.finish(learner)
     return seconds

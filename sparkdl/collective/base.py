@@ -1,4 +1,4 @@
-"""What every communicator shares: members, argument checks, and the order of operations.
+"""What every communicator shares: argument checks, and the order of operations.
 
 Collectives only work when all ranks issue the same ones in the same order.
 :class:`OrderedCommunicator` keeps that order for synchronous and asynchronous calls alike, checks
@@ -11,23 +11,16 @@ from __future__ import annotations
 
 import abc
 import collections
-import dataclasses
-import json
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from sparkdl.errors import (
-    ConfigError,
-    ProtocolError,
-    TransportError,
-    UnknownNameError,
-    WaitTimeoutError,
-)
+from sparkdl.collective.pending import Pending
+from sparkdl.errors import ConfigError, TransportError, UnknownNameError
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -44,118 +37,6 @@ DTYPES = (
 )
 MAX_DIMENSIONS = 8
 DEFAULT_TIMEOUT_S = 600.0
-
-
-@dataclasses.dataclass(frozen=True)
-class Member:
-    """Where one rank can be reached; what the ranks tell each other before they connect.
-
-    Args:
-        host: Address that the other hosts can connect to.
-        port: TCP port of the listening socket, 0 if there is none.
-        host_id: Equal for ranks that can share memory, different for all others.
-        local: Name of the listening Unix socket for ranks of the same ``host_id``.
-        communicator: Name of the communicator that this rank is prepared for.
-    """
-
-    host: str
-    port: int
-    host_id: str
-    local: str = ""
-    communicator: str = ""
-
-    def to_json(self) -> str:
-        """This member as one line, for a barrier's ``allGather``."""
-        return json.dumps(dataclasses.asdict(self), sort_keys=True)
-
-    @classmethod
-    def from_json(cls, text: str) -> Member:
-        """The counterpart of :meth:`to_json`.
-
-        Raises:
-            ProtocolError: The text is not a member.
-
-        >>> Member.from_json(Member('10.0.0.1', 4711, 'a').to_json()).port
-        4711
-        """
-        try:
-            fields = json.loads(text)
-            member = cls(**fields)
-        except (ValueError, TypeError) as error:
-            raise ProtocolError(
-                "cannot read a member of the world",
-                expected="the JSON text of Member.to_json()",
-                received=repr(text[:200]),
-            ) from error
-        texts = (member.host, member.host_id, member.local, member.communicator)
-        if not all(isinstance(t, str) for t in texts) or not isinstance(member.port, int):
-            raise ProtocolError(
-                "cannot read a member of the world",
-                expected="texts and a whole number as port",
-                received=repr(text[:200]),
-            )
-        return member
-
-
-class Pending(Generic[T]):
-    """An operation under way, or done. Safe to wait for from any thread, any number of times.
-
-    The arrays given to the operation belong to it until :meth:`wait` has returned.
-    """
-
-    def __init__(self, work: Callable[[], T], missing: Callable[[], list[int]], what: str) -> None:
-        self._work = work
-        self._missing = missing
-        self._what = what
-        self._done = threading.Event()
-        self._result: list[T] = []
-        self._error: BaseException | None = None
-
-    def run(self, guard: Callable[[Callable[[], T]], T]) -> None:
-        """Does the work under ``guard`` and keeps its result or error; never raises."""
-        try:
-            self._result.append(guard(self._work))
-        except BaseException as error:
-            self._error = error
-        finally:
-            self._done.set()
-
-    def done(self) -> bool:
-        """Whether :meth:`wait` would return (or raise) at once."""
-        return self._done.is_set()
-
-    def wait(self, timeout_s: float | None = None) -> T:
-        """The result, once it is there.
-
-        Args:
-            timeout_s: How long to wait at most; None: as long as the communicator's own limit.
-
-        Raises:
-            WaitTimeoutError: Not done in time; it goes on, and can be waited for again.
-            SparkDLError: What the operation itself raised.
-        """
-        if not self._done.wait(timeout_s):
-            missing = self._missing()
-            raise WaitTimeoutError(
-                f"{self._what} is not done; missing {name_ranks(missing)}",
-                expected=f"an end within {timeout_s:g} s",
-                received="no end yet",
-                hint="the operation goes on: wait again, or close the communicator",
-            )
-        if self._error is not None:
-            raise self._error
-        return self._result[0]
-
-
-def name_ranks(ranks: Sequence[int]) -> str:
-    """Ranks as words for an error message.
-
-    >>> name_ranks([3]), name_ranks([1, 2]), name_ranks([])
-    ('rank 3', 'ranks 1, 2', 'no rank')
-    """
-    if not ranks:
-        return "no rank"
-    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(str(r) for r in ranks)
 
 
 def shard_edges(size: int, count: int) -> list[int]:

@@ -23,10 +23,10 @@ from sparkdl.collective.arithmetic import put_scaled, reduction_factors
 from sparkdl.collective.base import (
     DEFAULT_TIMEOUT_S,
     Array,
-    Member,
     OrderedCommunicator,
-    Pending,
 )
+from sparkdl.collective.member import Member
+from sparkdl.collective.pending import Pending
 from sparkdl.errors import ConfigError, UnknownNameError
 
 __all__ = [

@@ -30,11 +30,11 @@ from sparkdl.collective.base import (
     DEFAULT_TIMEOUT_S,
     OPS,
     Array,
-    Member,
     OrderedCommunicator,
     shard_edges,
 )
 from sparkdl.collective.communicator import Connector, make_communicator
+from sparkdl.collective.member import Member
 from sparkdl.errors import ConfigError, ProtocolError, ResourceError, TransportError
 
 _KINDS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast")

@@ -17,9 +17,9 @@ from sparkdl.collective.arithmetic import reduce_in_order, reduction_factors, re
 from sparkdl.collective.base import (
     Array,
     OrderedCommunicator,
-    name_ranks,
     shard_edges,
 )
+from sparkdl.collective.pending import name_ranks
 from sparkdl.errors import ConfigError, ProtocolError, TransportError, WaitTimeoutError
 
 

@@ -87,7 +87,9 @@ def decode_model(archive: ModelArchive) -> Any:
         return load_model_file(path, objects)
 
 
-def load_model_file(path: str, custom_objects: dict[str, Any] | None = None) -> Any:
+def load_model_file(
+    path: str, custom_objects: dict[str, Any] | None = None, safe_mode: bool = False
+) -> Any:
     """``keras.models.load_model`` that also takes subclassed models with a bare constructor.
 
     Keras passes ``name``, ``trainable`` and ``dtype`` to the constructor of a custom class; one
@@ -98,7 +100,7 @@ def load_model_file(path: str, custom_objects: dict[str, Any] | None = None) -> 
 
     objects = custom_objects or {}
     with _lenient_constructors(objects):
-        return keras.models.load_model(path, custom_objects=objects, safe_mode=False)
+        return keras.models.load_model(path, custom_objects=objects, safe_mode=safe_mode)
 
 
 @contextlib.contextmanager

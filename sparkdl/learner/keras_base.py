@@ -190,7 +190,7 @@ def require_compiled(model: Any) -> None:
             f"model {model.name!r} has no variables yet",
             expected="a built model",
             received="an unbuilt one",
-            hint="start it with keras.Input(shape), or call model.build(input_shape)",
+            hint="start it with keras.Input(shape), or call it once on an example batch",
         )
 
 
@@ -282,7 +282,7 @@ def flatten_arrays(arrays: Iterable[npt.ArrayLike]) -> npt.NDArray[np.float64]:
     return np.concatenate(parts) if parts else np.zeros(0)
 
 
-def metric_results(model: Any, state: npt.NDArray[np.float64]) -> dict[str, float]:
+def metric_results(model: Any, state: npt.NDArray[np.float64]) -> dict[str, Any]:
     """The values of the model's metrics for a (merged) metric state.
 
     The model's metrics must be built. They are reset afterwards. What ``state`` is too short for
@@ -296,7 +296,7 @@ def metric_results(model: Any, state: npt.NDArray[np.float64]) -> dict[str, floa
         part = state[offset : offset + size].reshape(variable.shape)
         variable.assign(part.astype(keras.backend.standardize_dtype(variable.dtype)))
         offset += size
-    results: dict[str, float] = {}
+    results: dict[str, Any] = {}
     for name, value in model.get_metrics_result().items():
         array = np.asarray(keras.ops.convert_to_numpy(value), np.float64)
         results[name] = float(array) if array.ndim == 0 else array.tolist()

@@ -47,8 +47,12 @@ def model_signature(model: Any) -> Signature:
         struct = getattr(model, "_inputs_struct", None)
         inputs = _specs(model.inputs, _keys(struct, model.inputs))
         outputs = _specs(
-            model.outputs, _keys(getattr(model, "_outputs_struct", None), model.outputs,
-                                 getattr(model, "output_names", None)),
+            model.outputs,
+            _keys(
+                getattr(model, "_outputs_struct", None),
+                model.outputs,
+                getattr(model, "output_names", None),
+            ),
         )
     else:
         inputs, outputs = _subclassed(model)
@@ -84,9 +88,9 @@ def _subclassed(model: Any) -> tuple[dict[str, TensorSpec], dict[str, TensorSpec
     elif len(values) == 1:
         flat = {"features": values[0]}
     dtype = keras.config.floatx()
-    inputs = {
-        name: TensorSpec(name, tuple(shape[1:]), dtype) for name, shape in flat.items()
-    } or {"features": TensorSpec("features", None, dtype)}
+    inputs = {name: TensorSpec(name, tuple(shape[1:]), dtype) for name, shape in flat.items()} or {
+        "features": TensorSpec("features", None, dtype)
+    }
     outputs: dict[str, TensorSpec] = {}
     try:
         tensors = {n: keras.KerasTensor((None, *s.shape), s.dtype) for n, s in inputs.items()

@@ -94,6 +94,7 @@ class ServerSynchronizer:
             self._windows = WindowSynchronizer(rule, client, layout, overlap=overlap)
         self._epoch = -1
         self._epoch_rows = 0
+        self.keeps_state = False
 
     def start(self, learner: Any, rows: int, batches: int, windows: int) -> Start:
         """Says HELLO and takes the weights to start from.
@@ -174,6 +175,8 @@ class ServerSynchronizer:
         """Says that this worker is done."""
         if self._windows is not None:
             self._windows.drain(learner)
+        # In step all have the same state; otherwise each has its own, and the first one's is kept.
+        self.keeps_state = self._client.lead if self._rule.blocking else self._client.rank == 0
         self._client.finish()
 
     @property

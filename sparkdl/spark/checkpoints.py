@@ -34,16 +34,19 @@ class Checkpoints:
         """Writes the model after ``epoch`` epochs; the index is changed last."""
         name = f"epoch-{epoch:05d}.keras"
         persistence.write_bytes(f"{self.folder}/{name}", persistence.model_bytes(model))
-        index = json.dumps({"epoch": epoch, "file": name})
+        before = self._index() or {}
+        previous = before.get("file") if before.get("file") != name else before.get("previous")
+        index = json.dumps({"epoch": epoch, "file": name, "previous": previous})
         persistence.write_bytes(f"{self.folder}/{_INDEX}", index.encode())
-        persistence.delete(f"{self.folder}/epoch-{epoch - 2:05d}.keras")
+        oldest = before.get("previous")
+        if oldest is not None and oldest not in (name, previous):
+            persistence.delete(f"{self.folder}/{oldest}")
 
     def restore(self, model: Any) -> int | None:
         """Loads the newest checkpoint into ``model``; returns its epoch, None if there is none."""
-        path = f"{self.folder}/{_INDEX}"
-        if not persistence.exists(path):
+        index = self._index()
+        if index is None:
             return None
-        index = json.loads(persistence.read_bytes(path))
         if not model.optimizer.built:  # else Keras would leave its state out
             model.optimizer.build(model.trainable_variables)
         content = persistence.read_bytes(f"{self.folder}/{index['file']}")
@@ -57,3 +60,18 @@ class Checkpoints:
                     received=str(error).splitlines()[0],
                 ) from error
         return int(index["epoch"])
+
+    def _index(self) -> dict[str, Any] | None:
+        path = f"{self.folder}/{_INDEX}"
+        if not persistence.exists(path):
+            return None
+        try:
+            index = json.loads(persistence.read_bytes(path))
+            return {"epoch": int(index["epoch"]), "file": str(index["file"]), **index}
+        except (ValueError, KeyError, TypeError) as error:
+            raise ConfigError(
+                f"{path!r} is no index of checkpoints",
+                expected="what fit(checkpoint_dir=...) wrote",
+                received=f"{type(error).__name__}: {error}",
+                hint="another folder, or delete that file",
+            ) from error

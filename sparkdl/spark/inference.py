@@ -123,9 +123,7 @@ def predict_frame(
     return prepared.mapInArrow(run, T.StructType(sent)).toDF(*(f.name for f in fields))
 
 
-def predict_batches(
-    batches: Iterator[pa.RecordBatch], pickled: bytes
-) -> Iterator[pa.RecordBatch]:
+def predict_batches(batches: Iterator[pa.RecordBatch], pickled: bytes) -> Iterator[pa.RecordBatch]:
     """On the executor: each Arrow batch with its predictions appended."""
     task, learner = _open(pickled)
     row = 0
@@ -277,7 +275,9 @@ def evaluate_source(
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from sparkdl.spark.inference import evaluate_batches
 
-        yield from evaluate_batches(batches, payload.value if hasattr(payload, "value") else payload)
+        yield from evaluate_batches(
+            batches, payload.value if hasattr(payload, "value") else payload
+        )
 
     try:
         rows = source.frame.mapInArrow(run, RESULT_SCHEMA).collect()
@@ -299,9 +299,7 @@ def evaluate_source(
     return np.sum(states, axis=0)  # type: ignore[no-any-return]
 
 
-def evaluate_batches(
-    batches: Iterator[pa.RecordBatch], pickled: bytes
-) -> Iterator[pa.RecordBatch]:
+def evaluate_batches(batches: Iterator[pa.RecordBatch], pickled: bytes) -> Iterator[pa.RecordBatch]:
     """On the executor: the metric state of one partition."""
     from pyspark import TaskContext
 
@@ -346,4 +344,3 @@ def _window(batch: Batch, start: int, stop: int) -> _Window:
 
     weight = None if batch.sample_weight is None else cut(batch.sample_weight)
     return _Window(cut(batch.x), cut(batch.y), weight, 1, stop - start)
-

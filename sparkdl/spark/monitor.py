@@ -26,7 +26,6 @@ class FitMonitor:
         epochs: Epoch to stop at.
         first_epoch: Epoch to begin with.
         verbose: 0 silent, 1 progress bar, 2 a line per epoch.
-        num_workers: Workers whose end of an epoch is waited for.
         pull_weights: Brings the workers' present weights into ``model``.
     """
 
@@ -38,12 +37,11 @@ class FitMonitor:
         epochs: int,
         first_epoch: int,
         verbose: int,
-        num_workers: int,
         pull_weights: Callable[[], None],
     ) -> None:
         import keras
 
-        self._model, self._verbose, self._num_workers = model, verbose, num_workers
+        self._model, self._verbose = model, verbose
         self._epochs, self._epoch = epochs, first_epoch
         self._pull_weights = pull_weights
         self.has_callbacks = bool(callbacks)
@@ -83,7 +81,7 @@ class FitMonitor:
             epoch = progress.epochs.get(self._epoch)
             if epoch is None:
                 break
-            if epoch.ended < self._num_workers:
+            if epoch.missing:
                 self._show(epoch, progress)
                 break
             commands += self._end_epoch(epoch, progress)
@@ -92,6 +90,8 @@ class FitMonitor:
         return commands
 
     def _show(self, epoch: EpochProgress, progress: RunProgress) -> None:
+        if self._bar is None and not self.has_callbacks:
+            return
         if epoch.batches <= self._batch or not epoch.metrics.size:
             return
         self._batch = epoch.batches

@@ -23,16 +23,30 @@ def write_bytes(path: str, content: bytes) -> None:
         ResourceError: The path cannot be written.
     """
     filesystem, inner = _resolve(path)
+    partial = f"{inner}.{os.getpid()}.part"
     try:
         parent = os.path.dirname(inner)
         if parent:
             filesystem.create_dir(parent, recursive=True)
-        partial = f"{inner}.{os.getpid()}.part"
         with filesystem.open_output_stream(partial) as file:
             file.write(content)
-        filesystem.move(partial, inner)
-    except (OSError, ValueError) as error:
+        _replace(filesystem, partial, inner)
+    except Exception as error:
+        with contextlib.suppress(Exception):
+            filesystem.delete_file(partial)
+        if not isinstance(error, (OSError, ValueError)):
+            raise
         raise _refused("written", path, error) from error
+
+
+def _replace(filesystem: Any, source: str, target: str) -> None:
+    """Renames over an existing file, also where the system (HDFS, fsspec) does not."""
+    from pyarrow import fs
+
+    local = isinstance(filesystem, fs.LocalFileSystem)
+    if not local and filesystem.get_file_info(target).type == fs.FileType.File:
+        filesystem.delete_file(target)
+    filesystem.move(source, target)
 
 
 def read_bytes(path: str) -> bytes:
@@ -63,8 +77,12 @@ def check_writable(path: str) -> None:
     Raises:
         ResourceError: The path cannot be written.
     """
+    from pyarrow import fs
+
     filesystem, inner = _resolve(path)
     try:
+        if filesystem.get_file_info(inner).type == fs.FileType.Directory:
+            raise IsADirectoryError(f"{inner} is a folder")
         parent = os.path.dirname(inner) or "."
         filesystem.create_dir(parent, recursive=True)
         probe = f"{parent}/.sparkdl-{os.getpid()}"
@@ -101,12 +119,14 @@ def model_bytes(model: Any) -> bytes:
             return file.read()
 
 
-def model_from_bytes(content: bytes, custom_objects: dict[str, Any] | None = None) -> Any:
-    """The counterpart of :func:`model_bytes`."""
+def model_from_bytes(
+    content: bytes, custom_objects: dict[str, Any] | None = None, safe_mode: bool = True
+) -> Any:
+    """The counterpart of :func:`model_bytes`; see ``keras.models.load_model``."""
     from sparkdl.learner.archive import load_model_file
 
     with local_copy(content) as path:
-        return load_model_file(path, custom_objects)
+        return load_model_file(path, custom_objects, safe_mode)
 
 
 def with_settings(content: bytes, settings: dict[str, Any]) -> bytes:
@@ -156,5 +176,7 @@ def _resolve(path: str) -> tuple[Any, str]:
 
 def _refused(verb: str, path: str, error: Exception) -> ResourceError:
     return ResourceError(
-        f"{path!r} cannot be {verb}", received=f"{type(error).__name__}: {error}"
+        f"{path!r} cannot be {verb}",
+        expected="a place that this process can " + ("write to" if verb == "written" else "read"),
+        received=f"{type(error).__name__}: {error}",
     )

@@ -56,14 +56,16 @@ def make_spec(
     else:
         decoders = {} if decoder is None else dict.fromkeys(inputs, Shipped(decoder))
     feature_specs = {
-        name: _feature(schema, _names(columns), signature.inputs.get(name), decoders.get(name))
+        name: _feature(
+            schema, _names(columns, "features"), signature.inputs.get(name), decoders.get(name)
+        )
         for name, columns in inputs.items()
     }
     label_specs: dict[str, ColumnSpec] = {}
     if label is not None:
         outputs = _match(label, signature.outputs, "label", "output", True)
         label_specs = {
-            name: _label(schema, _names(columns), signature, name)
+            name: _label(schema, _names(columns, "label"), signature, name)
             for name, columns in outputs.items()
         }
     weights: dict[str, ColumnSpec] | None = None
@@ -159,8 +161,16 @@ def _match(
     return {next(iter(wanted)): given}
 
 
-def _names(columns: Columns) -> tuple[str, ...]:
-    return (columns,) if isinstance(columns, str) else tuple(columns)
+def _names(columns: Columns, argument: str) -> tuple[str, ...]:
+    if isinstance(columns, str):
+        return (columns,)
+    if not isinstance(columns, Iterable):
+        raise DataError(
+            f"{argument} must name columns",
+            expected="a name, or several",
+            received=f"{type(columns).__name__} {columns!r}",
+        )
+    return tuple(columns)
 
 
 def _field(schema: T.StructType, name: str, argument: str) -> T.StructField:

@@ -147,7 +147,9 @@ class ServerRun:
     def progress(self) -> RunProgress:
         """What the workers report; raises TransportError if the server is gone."""
         self._server.check()
-        return parse_status(self._driver.status())
+        status = self._driver.status()
+        rule = self.strategy.rule
+        return parse_status(status, self._server.config.num_workers, in_step=rule.blocking)
 
     def command(self, command: dict[str, Any]) -> None:
         """Passes a command on to the workers."""
@@ -159,14 +161,24 @@ class ServerRun:
         return np.array(self._driver.pull())
 
 
-def parse_status(status: dict[str, Any]) -> RunProgress:
-    """The server's STATUS as :class:`RunProgress`."""
+def parse_status(status: dict[str, Any], num_workers: int, *, in_step: bool) -> RunProgress:
+    """The server's STATUS as :class:`RunProgress`.
+
+    Args:
+        status: The server's answer.
+        num_workers: Workers of the run.
+        in_step: Whether all workers train in step (a rule that waits).
+    """
     ranks = status.get("workers", {})
     workers = list(ranks.values())
     per_epoch = [int(w.get("batches_per_epoch") or 0) for w in workers]
     epochs = {}
     for text, entry in status.get("epochs", {}).items():
         number = int(text)
+        ended = {str(rank) for rank in entry.get("ended", ())}
+        awaited = {str(rank) for rank in range(num_workers)}
+        if in_step and ended:
+            awaited = {rank for rank, worker in ranks.items() if worker["alive"]}
         batches = 0
         for worker, total in zip(workers, per_epoch, strict=True):
             if worker["epoch"] == number:
@@ -174,7 +186,7 @@ def parse_status(status: dict[str, Any]) -> RunProgress:
             elif worker["epoch"] > number:
                 batches += total
         epochs[number] = EpochProgress(
-            ended=len(entry.get("ended", ())),
+            missing=len(awaited - ended),
             batches=batches,
             rows=int(entry.get("rows", 0)),
             metrics=np.asarray(entry.get("metrics") or (), np.float64),

@@ -48,8 +48,10 @@ def is_frame(data: Any) -> bool:
 
 def is_rdd(data: Any) -> bool:
     """Whether ``data`` is an RDD."""
-    return type(data).__module__.startswith("pyspark.") and hasattr(data, "mapPartitions") and (
-        not hasattr(data, "mapInArrow")
+    return (
+        type(data).__module__.startswith("pyspark.")
+        and hasattr(data, "mapPartitions")
+        and (not hasattr(data, "mapInArrow"))
     )
 
 
@@ -189,9 +191,7 @@ def wanted_spec(x: Any, y: Any, weight: Any, signature: Signature) -> DataSpec:
     features = columns(x, "features")
     label = columns(y, "label")
     weights = None if weight is None else columns(weight, "sample_weight")
-    spec = make_spec(T.StructType(fields), signature, features, label, weights)
-    # One number per row where the model wants an axis of one: both are what a column gives.
-    return spec
+    return make_spec(T.StructType(fields), signature, features, label, weights)
 
 
 # -- RDD ----------------------------------------------------------------------------------------
@@ -225,7 +225,9 @@ def rdd_features(signature: Signature) -> dict[str, ColumnSpec]:
     return {name: _fixed(spec, "input") for name, spec in signature.inputs.items()}
 
 
-def stack_inputs(rows: list[Any], specs: Mapping[str, ColumnSpec], first_row: int) -> dict[str, Any]:
+def stack_inputs(
+    rows: list[Any], specs: Mapping[str, ColumnSpec], first_row: int
+) -> dict[str, Any]:
     """A list of inputs ``x`` (or pairs, or LabeledPoints) as one array per model input."""
     raw: dict[str, list[bytes]] = {name: [] for name in specs}
     for number, row in enumerate(rows, first_row):
@@ -302,9 +304,7 @@ class _PairEncoder:
         return [*_encode(x, self.features, number, "x"), *_encode(y, self.labels, number, "y")]
 
 
-def _encode(
-    value: Any, specs: Mapping[str, ColumnSpec], number: int, side: str
-) -> Iterator[bytes]:
+def _encode(value: Any, specs: Mapping[str, ColumnSpec], number: int, side: str) -> Iterator[bytes]:
     parts = value if isinstance(value, Mapping) else None
     if parts is None:
         listed = isinstance(value, (list, tuple)) and len(specs) > 1
@@ -364,5 +364,3 @@ def _one_hot(array: Any, size: int, spec: ColumnSpec, number: int) -> bytes:
     row = np.zeros(size, np.dtype(spec.dtype).newbyteorder("<"))
     row[int(label)] = 1
     return row.tobytes()
-
-

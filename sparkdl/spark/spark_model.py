@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -191,6 +192,8 @@ class SparkModel:
             "repartition": self.repartition,
             "memory_budget_mb": self.memory_budget_mb,
             "seed": self.seed,
+            "start_timeout_s": self.server.start_timeout_s,
+            "worker_timeout_s": self.server.worker_timeout_s,
         }
 
     def __repr__(self) -> str:
@@ -291,7 +294,6 @@ class SparkModel:
         ) as run:  # fmt: skip
             monitor = FitMonitor(
                 model, callbacks, epochs=last_epoch, first_epoch=first_epoch, verbose=level,
-                num_workers=num_workers,
                 pull_weights=lambda: keras_base.write_model(model, layout, run.pull()),
             )  # fmt: skip
             settings = LoopSettings(
@@ -326,7 +328,7 @@ class SparkModel:
 
     def _nothing_to_do(self, callbacks: Any, epochs: int) -> Any:
         monitor = FitMonitor(
-            self._model, callbacks, epochs=epochs, first_epoch=epochs, verbose=0, num_workers=1,
+            self._model, callbacks, epochs=epochs, first_epoch=epochs, verbose=0,
             pull_weights=lambda: None,
         )  # fmt: skip
         monitor.begin()
@@ -423,7 +425,7 @@ class SparkModel:
         label: Any = "label",
         sample_weight: Any = None,
         verbose: str | int = 0,
-    ) -> dict[str, float]:
+    ) -> dict[str, Any]:
         """Loss and metrics over all rows, exactly as one process would compute them.
 
         The partitions' metric *states* are merged, so that an AUC is the AUC of all rows and not
@@ -438,7 +440,7 @@ class SparkModel:
             verbose: 1 prints the result.
 
         Returns:
-            Name -> value, ``'loss'`` first.
+            Name -> value, ``'loss'`` first: a float, or a list for a metric per class.
 
         Raises:
             DataError: The data do not fit the model, or there are none.
@@ -457,10 +459,10 @@ class SparkModel:
             )  # fmt: skip
             results = keras_base.metric_results(self._model, state)
         if _verbosity(verbose, auto=0):
-            print(" - ".join(f"{k}: {v:.4f}" for k, v in results.items()), flush=True)
+            print(" - ".join(f"{k}: {np.round(v, 4)}" for k, v in results.items()), flush=True)
         return results
 
-    def _evaluate_numpy(self, data: Any, signature: Signature, batch_size: int) -> dict[str, float]:
+    def _evaluate_numpy(self, data: Any, signature: Signature, batch_size: int) -> dict[str, Any]:
         from sparkdl.data import Batches, rows_from_numpy
         from sparkdl.learner import make_learner
 
@@ -492,7 +494,10 @@ class SparkModel:
                 received=repr(path),
             )  # fmt: skip
         if not overwrite and persistence.exists(path):
-            raise ResourceError(f"{path!r} exists", hint="save(path, overwrite=True)")
+            raise ResourceError(
+                f"{path!r} exists", expected="a new path", received="an existing one",
+                hint="save(path, overwrite=True)",
+            )  # fmt: skip
         persistence.check_writable(path)
         try:
             content = persistence.model_bytes(self._model)
@@ -504,12 +509,16 @@ class SparkModel:
         persistence.write_bytes(path, persistence.with_settings(content, self.get_config()))
 
 
-def load_spark_model(path: str, custom_objects: dict[str, Any] | None = None) -> SparkModel:
+def load_spark_model(
+    path: str, custom_objects: dict[str, Any] | None = None, safe_mode: bool = True
+) -> SparkModel:
     """Loads what :meth:`SparkModel.save` wrote, or any ``.keras`` file.
 
     Args:
         path: See :meth:`SparkModel.save`.
         custom_objects: Name -> class or function that the model uses.
+        safe_mode: False also loads what runs code from the file (``Lambda`` layers): only for
+            files that you trust.
 
     Returns:
         A SparkModel with the same mode and settings; its next ``fit`` goes on with the optimizer
@@ -522,13 +531,22 @@ def load_spark_model(path: str, custom_objects: dict[str, Any] | None = None) ->
     content = persistence.read_bytes(path)
     settings = persistence.settings_of(content)
     try:
-        model = persistence.model_from_bytes(content, custom_objects)
+        model = persistence.model_from_bytes(content, custom_objects, safe_mode)
     except Exception as error:
         raise ModelError(
             f"{path!r} cannot be loaded",
             received=f"{type(error).__name__}: {error}",
-            hint="pass custom_objects={'MyLayer': MyLayer} for classes of your own",
+            hint="pass custom_objects={'MyLayer': MyLayer} for classes of your own, and "
+            "safe_mode=False for Lambda layers of a file that you trust",
         ) from error
+    strange = sorted(set(settings) - set(inspect.signature(SparkModel).parameters))
+    if strange:
+        raise ModelError(
+            f"{path!r} was written by another version of sparkdl",
+            expected="settings that this version has",
+            received=", ".join(strange),
+            hint="keras.models.load_model reads the model itself",
+        )
     port = settings.get("port", 0)
     settings["port"] = tuple(port) if isinstance(port, list) else port
     rule = settings.pop("rule", None)
@@ -536,7 +554,14 @@ def load_spark_model(path: str, custom_objects: dict[str, Any] | None = None) ->
         from sparkdl.ps.rules import make_rule, rule_names
 
         name = rule.pop("name")
-        settings["rule"] = make_rule(name, **rule) if name in rule_names() else None
+        if name not in rule_names():
+            raise ModelError(
+                f"{path!r} was trained with a rule of your own",
+                expected="one of " + ", ".join(map(repr, rule_names())),
+                received=repr(name),
+                hint="SparkModel(keras.models.load_model(path), rule=your rule)",
+            )
+        settings["rule"] = make_rule(name, **rule)
     return SparkModel(model, custom_objects=custom_objects, **settings)
 
 

@@ -145,11 +145,11 @@ def train_partition(
         }
     )
     results = [Result(identity.rank, "done", summary)]
-    if identity.rank == 0:
+    if synchronizer.keeps_state:
         learner.sync_model()
         state = learner.optimizer_state()
         results += [
-            Result(0, "optimizer", "", state[i : i + CHUNK_BYTES])
+            Result(identity.rank, "optimizer", "", state[i : i + CHUNK_BYTES])
             for i in range(0, len(state), CHUNK_BYTES)
         ]
     return results

@@ -104,9 +104,14 @@ def train_stage(
         _last_news(run, monitor, on_epoch)
         if not stopped:
             keras_base.write_model(model, task_layout(model), run.pull())
-        state = b"".join(bytes(r.content) for r in rows if r.kind == "optimizer")
+        keeper = min((r.rank for r in rows if r.kind == "optimizer"), default=-1)
+        state = b"".join(
+            bytes(r.content) for r in rows if r.kind == "optimizer" and r.rank == keeper
+        )
         if state:
             keras_base.load_optimizer_state(model, state)
+        if getattr(model.optimizer, "use_ema", False) and not stopped:
+            model.optimizer.finalize_variable_values(model.trainable_variables)
         done = [json.loads(r.text) for r in rows if r.kind == "done"]
         if sum(d["rows"] for d in done) == 0:
             raise DataError(

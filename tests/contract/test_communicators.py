@@ -205,7 +205,7 @@ def test_overlapping_out_is_refused():
 
 def test_unknown_communicator_is_refused_with_the_known_ones():
     with pytest.raises(UnknownNameError) as raised:
-        make_communicator("buildin", rank=0)
+        make_communicator("builtins", rank=0)
     assert "did you mean 'builtin'" in str(raised.value)
 
 

@@ -7,14 +7,13 @@ import doctest
 import numpy as np
 import pytest
 
-from sparkdl.collective import arithmetic, base, communicator
-from sparkdl.collective.builtin import communicator as builtin
-from sparkdl.collective.builtin import shared
-from sparkdl.collective.builtin.communicator import Places
+from sparkdl.collective import arithmetic, base, communicator, horovod, member, pending
+from sparkdl.collective.builtin import places, shared
+from sparkdl.collective.builtin.places import Places
 
 
 def test_examples_in_docstrings():
-    for module in (arithmetic, base, communicator, builtin, shared):
+    for module in (arithmetic, base, communicator, horovod, member, pending, places, shared):
         failed, tried = doctest.testmod(module)
         assert tried
         assert not failed
@@ -51,13 +50,13 @@ def test_bfloat16_is_reduced_like_the_others():
 
 
 def test_places_of_uneven_hosts():
-    places = [Places.of(list("aabab"), r) for r in range(5)]
-    assert places[0].hosts == ((0, 1, 3), (2, 4))
-    assert [p.local_rank for p in places] == [0, 1, 0, 2, 1]
-    assert [p.ring for p in places] == [(0, 2), (1, 4), (0, 2), (), (1, 4)]
-    assert places[3].edges(10) == [0, 5, 10, 10]
-    assert places[4].edges(10) == [0, 5, 10]
-    assert places[0].order == [0, 1, 3, 2, 4]
+    found = [Places.of(list("aabab"), r) for r in range(5)]
+    assert found[0].hosts == ((0, 1, 3), (2, 4))
+    assert [p.local_rank for p in found] == [0, 1, 0, 2, 1]
+    assert [p.ring for p in found] == [(0, 2), (1, 4), (0, 2), (), (1, 4)]
+    assert found[3].edges(10) == [0, 5, 10, 10]
+    assert found[4].edges(10) == [0, 5, 10]
+    assert found[0].order == [0, 1, 3, 2, 4]
 
 
 def test_places_of_one_host_and_of_single_ranks():

@@ -13,15 +13,11 @@ instead of a hang, a missing rank has a name, and small operations are done. Lar
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
-import math
 import socket
-import struct
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from sparkdl.collective.arithmetic import (
     Array,
@@ -33,93 +29,31 @@ from sparkdl.collective.arithmetic import (
 from sparkdl.collective.base import (
     MAX_DIMENSIONS,
     OPS,
-    Member,
     OrderedCommunicator,
     shard_edges,
+)
+from sparkdl.collective.builtin.places import Places
+from sparkdl.collective.builtin.records import (
+    HEADER_BYTES,
+    KINDS,
+    LENGTH,
+    SAME,
+    WEIGHT,
+    Record,
+    pack_records,
+    payload_of,
+    unpack_records,
 )
 from sparkdl.collective.builtin.rendezvous import LOCAL, RING, Address, Link, Listener
 from sparkdl.collective.builtin.ring import Ring
 from sparkdl.collective.builtin.shared import SharedMemory
 from sparkdl.collective.builtin.waiting import Watch
+from sparkdl.collective.member import Member
 from sparkdl.errors import ProtocolError
 
-KINDS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "barrier", "group")
-
-_SAME = struct.Struct("<BBBB12sQq8q")  # what all ranks must agree on, byte for byte
-_WEIGHT = struct.Struct("<d")
-_HEADER_BYTES = _SAME.size + _WEIGHT.size
 _SMALL_BYTES = 16 << 10
 _CAPACITY = 128 << 10
 _ZEROS = (0,) * MAX_DIMENSIONS
-_LENGTH = struct.Struct("<I")
-
-
-@dataclasses.dataclass(frozen=True)
-class Places:
-    """Which ranks share a host, and which rings join the hosts.
-
-    Args:
-        hosts: The ranks of each host; hosts in the order of their first rank.
-        rank: This rank.
-    """
-
-    hosts: tuple[tuple[int, ...], ...]
-    rank: int
-
-    @classmethod
-    def of(cls, host_ids: Sequence[str], rank: int) -> Places:
-        """Sorts ranks by host.
-
-        >>> Places.of(['a', 'b', 'a', 'b'], 2).hosts
-        ((0, 2), (1, 3))
-        """
-        grouped: dict[str, list[int]] = {}
-        for other, host_id in enumerate(host_ids):
-            grouped.setdefault(host_id, []).append(other)
-        return cls(tuple(tuple(ranks) for ranks in grouped.values()), rank)
-
-    @property
-    def host(self) -> int:
-        """The index of this rank's host."""
-        return next(h for h, ranks in enumerate(self.hosts) if self.rank in ranks)
-
-    @property
-    def local(self) -> tuple[int, ...]:
-        """The ranks of this rank's host."""
-        return self.hosts[self.host]
-
-    @property
-    def local_rank(self) -> int:
-        """This rank's index on its host."""
-        return self.local.index(self.rank)
-
-    @property
-    def lanes(self) -> int:
-        """How many rings join the hosts: one for each rank of the smallest host."""
-        return min(len(ranks) for ranks in self.hosts) if len(self.hosts) > 1 else 0
-
-    @property
-    def one_each(self) -> bool:
-        """Whether every host has one rank only."""
-        return all(len(ranks) == 1 for ranks in self.hosts)
-
-    @property
-    def ring(self) -> tuple[int, ...]:
-        """The ranks of this rank's ring; empty if it has none."""
-        if self.local_rank >= self.lanes:
-            return ()
-        return tuple(ranks[self.local_rank] for ranks in self.hosts)
-
-    @property
-    def order(self) -> list[int]:
-        """All ranks, host by host."""
-        return [r for ranks in self.hosts for r in ranks]
-
-    def edges(self, size: int) -> list[int]:
-        """Edges of the segments that this host's ranks reduce: one for each ring."""
-        count = self.lanes or len(self.local)
-        edges = shard_edges(size, count)
-        return edges + [size] * (len(self.local) - count)
 
 
 class BuiltinCommunicator(OrderedCommunicator):
@@ -170,7 +104,7 @@ class BuiltinCommunicator(OrderedCommunicator):
         self._ring: Ring | None = None
         # one record of each rank must fit, host by host, into one record of the leaders
         self._capacity = max(_CAPACITY, 512 * len(members))
-        each = self._capacity // len(members) - _LENGTH.size - _HEADER_BYTES
+        each = self._capacity // len(members) - LENGTH.size - HEADER_BYTES
         self._small_bytes = min(_SMALL_BYTES, each)
         self._connect()
         self._watch.timeout_s = timeout_s
@@ -193,6 +127,9 @@ class BuiltinCommunicator(OrderedCommunicator):
             self._join(dialed, accepted)
             self._barrier()  # a rank that has connected knows that all have
         except BaseException:
+            for path in (self._shared, self._ring):
+                if path is not None:
+                    path.close()
             for connection in made.values():
                 connection.close()
             raise
@@ -256,7 +193,7 @@ class BuiltinCommunicator(OrderedCommunicator):
     def _reduce_small(
         self, records: list[bytes], target: Array, op: str, factors: list[float]
     ) -> None:
-        parts = [_payload(text, target.dtype, target.size) for text in records]
+        parts = [payload_of(text, target.dtype, target.size) for text in records]
         reduce_in_order(parts, factors, reduction_ufunc(op), target)
 
     def _reduce_large(self, source: Array, target: Array, op: str, factor: float) -> None:
@@ -304,7 +241,7 @@ class BuiltinCommunicator(OrderedCommunicator):
     def _all_gather(self, source: Array) -> list[Array]:
         small = source.nbytes <= self._small_bytes
         texts = self._agree("all_gather", source, inline=small)
-        records = [_Record.of(text) for text in texts]
+        records = [Record.of(text) for text in texts]
         flat = source.reshape(-1)
         if all(r.inline for r in records):
             return [r.array() for r in records]
@@ -339,7 +276,7 @@ class BuiltinCommunicator(OrderedCommunicator):
         records = self._agree("broadcast", target, root=root, inline=small, empty=not mine)
         if small:
             if not mine:
-                np.copyto(target, _payload(records[root], target.dtype, target.size))
+                np.copyto(target, payload_of(records[root], target.dtype, target.size))
             return
         places, shared, ring = self._places, self._shared, self._ring
         origin = next(h for h, ranks in enumerate(places.hosts) if root in ranks)
@@ -388,7 +325,7 @@ class BuiltinCommunicator(OrderedCommunicator):
         """Tells all ranks what this one does, and checks that all do the same."""
         self._watch.start()
         shape = array.shape if kind == "all_gather" else (array.size,)
-        same = _SAME.pack(
+        same = SAME.pack(
             KINDS.index(kind),
             OPS.index(op),
             inline,
@@ -400,16 +337,16 @@ class BuiltinCommunicator(OrderedCommunicator):
             *_ZEROS[len(shape) :],
         )
         payload = array.tobytes() if inline and not empty else b""
-        records = self._exchange(same + _WEIGHT.pack(weight) + payload)
+        records = self._exchange(same + WEIGHT.pack(weight) + payload)
         if kind == "all_gather":  # shapes may differ: only the kind must not
             same = same[:1]
         for rank, text in enumerate(records):
             if not text.startswith(same):
-                mine = _Record.of(records[self._rank])
+                mine = Record.of(records[self._rank])
                 raise ProtocolError(
                     f"the ranks disagree about the operation on rank {self._rank}",
                     expected=f"on all ranks {mine.words()}",
-                    received=f"on rank {rank} {_Record.of(text).words()}",
+                    received=f"on rank {rank} {Record.of(text).words()}",
                     hint="all ranks must call the same operations in the same order",
                 )
         return records
@@ -423,10 +360,10 @@ class BuiltinCommunicator(OrderedCommunicator):
             return inside
         everything = b""
         if ring is not None and self._local_rank == 0:
-            everything = b"".join(ring.exchange(_pack(inside)))
+            everything = b"".join(ring.exchange(pack_records(inside)))
         if shared is not None:
             everything = shared.exchange(everything)[0]
-        records = _unpack(everything)
+        records = unpack_records(everything)
         if len(records) != self._size:
             raise ProtocolError(
                 "the leader's record is not whole",
@@ -440,7 +377,7 @@ class BuiltinCommunicator(OrderedCommunicator):
 
     def _factors(self, op: str, records: list[bytes]) -> list[float] | None:
         """The ranks' factors; None if nobody contributes."""
-        weights = [_WEIGHT.unpack_from(text, _SAME.size)[0] for text in records]
+        weights = [WEIGHT.unpack_from(text, SAME.size)[0] for text in records]
         factors = reduction_factors(op, weights)
         return factors if any(factors) else None
 
@@ -461,99 +398,3 @@ class BuiltinCommunicator(OrderedCommunicator):
                 path.close()
         if self._owns_listener:
             self._listener.close()
-
-
-@dataclasses.dataclass(frozen=True)
-class _Record:
-    """One rank's description of an operation, and its data if they are few."""
-
-    kind: str
-    op: str
-    inline: bool
-    dtype: str
-    size_bytes: int
-    root: int
-    shape: tuple[int, ...]
-    payload: bytes
-
-    @classmethod
-    def of(cls, text: bytes) -> _Record:
-        try:
-            kind, op, inline, ndim, name, size_bytes, root, *shape = _SAME.unpack_from(text)
-            dtype = name.rstrip(b"\0").decode("ascii")
-            record = cls(
-                KINDS[kind],
-                OPS[op],
-                bool(inline),
-                dtype,
-                size_bytes,
-                root,
-                tuple(shape[:ndim]),
-                text[_HEADER_BYTES:],
-            )
-            whole = math.prod(record.shape) * np.dtype(dtype_of(dtype)).itemsize == size_bytes
-        except (struct.error, ValueError, IndexError, TypeError) as error:
-            raise ProtocolError(
-                "cannot read a rank's record",
-                expected="a record of this version of sparkdl",
-                received=repr(text[:64]),
-            ) from error
-        if not whole or (record.payload and len(record.payload) != size_bytes):
-            raise ProtocolError(
-                "a rank's record contradicts itself",
-                expected=f"{size_bytes} bytes of {dtype} in shape {record.shape}",
-                received=f"{len(record.payload)} bytes",
-            )
-        return record
-
-    def words(self) -> str:
-        """The operation in words."""
-        return f"{self.kind}(op={self.op}, {self.dtype}, shape {self.shape}, root={self.root})"
-
-    def array(self) -> Array:
-        """The data that came with the record."""
-        return self.shaped(np.frombuffer(self.payload, np.uint8).copy())
-
-    def shaped(self, data: npt.NDArray[np.uint8]) -> Array:
-        """``data`` as the array described."""
-        if data.ctypes.data % 8:
-            data = data.copy()  # a neighbour of odd length moved it off its boundary
-        result: Array = data.view(dtype_of(self.dtype)).reshape(self.shape)
-        return result
-
-
-def dtype_of(name: str) -> np.dtype[np.generic]:
-    """The dtype of this name; ``bfloat16`` is known once its package is imported."""
-    if name == "bfloat16":
-        import ml_dtypes
-
-        half: np.dtype[np.generic] = np.dtype(ml_dtypes.bfloat16)
-        return half
-    return np.dtype(name)
-
-
-def _payload(text: bytes, dtype: np.dtype[np.generic], size: int) -> Array:
-    """The data in a record, of which the header has been checked."""
-    if len(text) != _HEADER_BYTES + size * dtype.itemsize:
-        raise ProtocolError(
-            "a rank's record is not whole",
-            expected=f"{size} elements of {dtype}",
-            received=f"{len(text) - _HEADER_BYTES} bytes",
-        )
-    return np.frombuffer(text, np.uint8, offset=_HEADER_BYTES).view(dtype)
-
-
-def _pack(records: Sequence[bytes]) -> bytes:
-    return b"".join(_LENGTH.pack(len(r)) + r for r in records)
-
-
-def _unpack(text: bytes) -> list[bytes]:
-    records, at = [], 0
-    while at < len(text):
-        if at + _LENGTH.size > len(text):
-            raise ProtocolError("a record ends too early", received=f"{len(text)} bytes")
-        (length,) = _LENGTH.unpack_from(text, at)
-        at += _LENGTH.size
-        records.append(text[at : at + length])
-        at += length
-    return records

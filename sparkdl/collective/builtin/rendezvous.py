@@ -28,7 +28,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from sparkdl.collective.base import name_ranks
+from sparkdl.collective.pending import name_ranks
 from sparkdl.errors import AuthenticationError, ResourceError, TransportError, WaitTimeoutError
 
 RING, LOCAL = 1, 2

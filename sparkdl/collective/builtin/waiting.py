@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Callable
 
-from sparkdl.collective.base import name_ranks
+from sparkdl.collective.pending import name_ranks
 from sparkdl.errors import TransportError, WaitTimeoutError
 
 SPIN_S = 100e-6

@@ -1,0 +1,305 @@
+"""Wrong arguments and wrong data: one clear error of the right class, before a job if possible."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+
+from sparkdl import SparkModel
+from sparkdl.errors import (
+    ConfigError,
+    DataError,
+    ModelError,
+    ResourceError,
+    SparkDLError,
+    UnknownNameError,
+)
+from sparkdl.spark import spark_model as module
+
+
+def dense(inputs: int = 3, outputs: int = 1, loss: Any = "mse", build: bool = True) -> Any:
+    keras.utils.set_random_seed(1)
+    front = [keras.Input((inputs,))] if build else []
+    model = keras.Sequential([*front, layers.Dense(outputs, activation="softmax")])
+    model.compile("sgd", loss)
+    return model
+
+
+def two() -> Any:
+    a, b = keras.Input((3,), name="a"), keras.Input((1,), name="b")
+    both = layers.Concatenate()([a, b])
+    model = keras.Model([a, b], [layers.Dense(1, name="p")(both), layers.Dense(1, name="q")(both)])
+    model.compile("sgd", "mse")
+    return model
+
+
+@pytest.fixture(scope="module")
+def frame(spark: Any) -> Any:
+    from pyspark.ml.feature import VectorAssembler
+
+    df = spark.createDataFrame(
+        [([1.0, 2.0, 3.0], 1.0, 2.0, "x", {"k": 1}, bytearray(b"1")) for _ in range(4)],
+        "features array<double>, label double, `more.of` double, text string, map map<string,int>, "
+        "raw binary",
+    )
+    df = df.selectExpr("*", "label as a", "struct(label) as record", "array(text) as words",
+                       "null as nothing")  # fmt: skip
+    return VectorAssembler(inputCols=["label", "a"], outputCol="vector").transform(df)
+
+
+@contextlib.contextmanager
+def refused(
+    spark: Any, kind: type[SparkDLError], *words: str, jobs: bool = False
+) -> Iterator[None]:
+    """Expects an error of exactly that class, with four beats' worth of words, and no Spark job."""
+    scheduler = None if spark is None else spark.sparkContext._jsc.sc().dagScheduler()
+    before = 0 if scheduler is None else scheduler.numTotalJobs()
+    with pytest.raises(kind) as caught:
+        yield
+    assert type(caught.value) is kind
+    text = str(caught.value)
+    assert caught.value.what, text
+    assert caught.value.expected or caught.value.hint, text
+    assert caught.value.received or kind is ResourceError, text
+    for word in words:
+        assert word in text, text
+    if not jobs and scheduler is not None:
+        assert scheduler.numTotalJobs() == before, "a job ran"
+
+
+# -- the constructor ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments", "words"),
+    [
+        (UnknownNameError, {"mode": "asynchron"}, ["'asynchron'", "did you mean 'asynchronous'?"]),
+        (UnknownNameError, {"mode": None}, ["'hogwild'"]),
+        (UnknownNameError, {"rule": "downpur"}, ["did you mean 'downpour'?"]),
+        (UnknownNameError, {"parameter_server_mode": "tcp"}, ["'socket'", "'http'"]),
+        (UnknownNameError, {"frequency": "batches"}, ["did you mean 'batch'?"]),
+        (UnknownNameError, {"communicator": "mpi"}, ["'horovod'"]),
+        (ConfigError, {"frequency": 0}, ["frequency", "0"]),
+        (ConfigError, {"num_workers": 0}, ["num_workers", ">= 1"]),
+        (ConfigError, {"num_workers": 2.0}, ["num_workers", "2.0"]),
+        (ConfigError, {"batch_size": -1}, ["batch_size", "-1"]),
+        (ConfigError, {"batch_size": True}, ["batch_size", "True"]),
+        (ConfigError, {"port": 70000}, ["port", "70000"]),
+        (ConfigError, {"port": "9-5"}, ["port"]),
+        (ConfigError, {"use_gpu": "yes"}, ["use_gpu", "'yes'"]),
+        (ConfigError, {"memory_budget_mb": 0}, ["memory_budget_mb"]),
+        (ConfigError, {"seed": -1}, ["seed"]),
+        (ConfigError, {"compression": "fp16"}, ["compression"]),
+        (ConfigError, {"start_timeout_s": 0}, ["start_timeout_s"]),
+        (ConfigError, {"rule": "bsp"}, ["'bsp'", "mode='synchronous'"]),
+        (ConfigError, {"mode": "synchronous", "rule": "downpour"}, ["'downpour'"]),
+        (ConfigError, {"mode": "hogwild", "rule": "adag"}, ["'adag'", "lock"]),
+    ],
+)
+def test_arguments(kind: Any, arguments: dict[str, Any], words: list[str]) -> None:
+    with refused(None, kind, *words):
+        SparkModel(dense(), **arguments)
+
+
+def test_models() -> None:
+    plain = keras.Sequential([keras.Input((3,)), layers.Dense(1)])
+    with refused(None, ModelError, "not compiled", "model.compile"):
+        SparkModel(plain)
+    with refused(None, ModelError, "no variables yet", "keras.Input"):
+        SparkModel(dense(build=False))
+    with refused(None, ModelError, "compiled keras.Model", "builtins.str"):
+        SparkModel("model")
+    with pytest.raises(TypeError, match="num_worker"):
+        SparkModel(dense(), num_worker=2)
+
+
+# -- fit, before a job --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments", "words"),
+    [
+        (ConfigError, {"steps_per_epoch": 5}, ["'steps_per_epoch'", "df.limit(n)"]),
+        (ConfigError, {"class_weight": {0: 1.0}}, ["class_weight", "sample_weight"]),
+        (ConfigError, {"y": 1}, ["'y'", "label='column'"]),
+        (ConfigError, {"epoch": 5}, ["'epoch'"]),
+        (ConfigError, {"epochs": 0}, ["epochs", ">= 1"]),
+        (ConfigError, {"batch_size": 0}, ["batch_size", "0"]),
+        (ConfigError, {"validation_split": 1.0}, ["validation_split", "1.0"]),
+        (ConfigError, {"validation_split": "0.2"}, ["validation_split", "'0.2'"]),
+        (ConfigError, {"verbose": "loud"}, ["verbose", "'loud'"]),
+        (ConfigError, {"initial_epoch": -1}, ["initial_epoch"]),
+        (ConfigError, {"resume": True}, ["checkpoint_dir"]),
+        (DataError, {"features": "feature"}, ["'feature'", "did you mean 'features'?"]),
+        (DataError, {"label": "zzz"}, ["'zzz'", "label='your column'"]),
+        (DataError, {"sample_weight": "w"}, ["'w'", "sample_weight"]),
+        (DataError, {"features": "text"}, ["'text'", "string", "StringIndexer"]),
+        (DataError, {"label": "text"}, ["'text'", "label", "StringIndexer"]),
+        (DataError, {"sample_weight": "text"}, ["'text'", "sample_weight"]),
+        (DataError, {"features": "words"}, ["'words'", "array<string>"]),
+        (DataError, {"features": "map"}, ["'map'", "map<string,int>"]),
+        (DataError, {"features": "record"}, ["'record'", "struct"]),
+        (DataError, {"features": "nothing"}, ["'nothing'", "void"]),
+        (DataError, {"features": ["label", "more.of"]}, ["3 values per row", "'more.of'"]),
+        (DataError, {"features": "label"}, ["3 values per row"]),
+        (DataError, {"features": ["label", "a", "text"]}, ["'text'", "numeric"]),
+        (DataError, {"features": []}, ["names no column"]),
+        (DataError, {"features": 7}, ["features", "int"]),
+        (DataError, {"features": [1, 2, 3]}, ["must name columns"]),
+        (DataError, {"features": "vector"}, ["'vector'", "3 values", "a vector of 2"]),
+        (DataError, {"label": {"a": "label", "b": "a"}}, ["outputs", "'b'"]),
+        (DataError, {"label": ["label", "a"]}, ["label columns", "output"]),
+    ],
+)
+def test_fit_arguments(
+    spark: Any, frame: Any, kind: Any, arguments: dict[str, Any], words: list[str]
+) -> None:
+    model = SparkModel(dense())
+    with refused(spark, kind, *words):
+        model.fit(frame, **{"verbose": 0, **arguments})
+
+
+def test_several_inputs_and_outputs_must_be_named(spark: Any, frame: Any) -> None:
+    model = SparkModel(two())
+    inputs, outputs = {"a": "features", "b": "a"}, {"p": "label", "q": "a"}
+    with refused(spark, DataError, "2 inputs", "'a': column"):
+        model.fit(frame, verbose=0)
+    with refused(spark, DataError, "2 outputs", "'q': column"):
+        model.fit(frame, features=inputs, verbose=0)
+    with refused(spark, DataError, "other inputs", "['a', 'c']"):
+        model.fit(frame, features={"a": "features", "c": "a"}, label=outputs, verbose=0)
+    with refused(spark, DataError, "other outputs", "['p']"):
+        model.fit(frame, features=inputs, label={"p": "label"}, verbose=0)
+    with refused(spark, DataError, "sample_weight names other outputs", "['p', 'q']"):
+        model.fit(frame, features=inputs, label=outputs, sample_weight={"p": "a"}, verbose=0)
+    with refused(spark, DataError, "a decoder for an unknown input", "['c']"):
+        SparkModel(two(), decoder={"c": len}).fit(
+            frame, features=inputs, label=outputs, verbose=0
+        )  # fmt: skip
+    with refused(spark, DataError, "decoder must be a function"):
+        SparkModel(dense(), decoder="jpeg").fit(frame, features="raw", verbose=0)
+
+
+def test_kinds_of_data(spark: Any, frame: Any) -> None:
+    pandas = frame.select("features", "label").toPandas()
+    model = SparkModel(dense())
+    with refused(spark, ConfigError, "a DataFrame, an RDD", "pandas"):
+        model.fit(pandas, verbose=0)
+    with refused(spark, ConfigError, "this kind of data", "str"):
+        model.evaluate("hdfs://here")
+    x, y = np.zeros((4, 3)), np.zeros(4)
+    with refused(spark, DataError, "unequal length", "3 rows"):
+        model.fit((x, y[:3]), verbose=0)
+    with refused(spark, DataError, "shape (3,)"):
+        model.fit((x[:, :2], y), verbose=0)
+    with refused(spark, DataError, "no array of numbers"):
+        model.fit((x, np.array(["a"] * 4)), verbose=0)
+    with refused(spark, DataError, "validation_data", "other columns"):
+        model.fit((x, y), validation_data=frame.select("features", "label"), verbose=0)
+    with refused(spark, DataError, "other types"):
+        held_out = frame.selectExpr("array(features) as features", "label")
+        model.fit(frame, validation_data=held_out, verbose=0)
+    free = keras.Sequential([keras.Input((None, 3)), layers.LSTM(1)])
+    free.compile("sgd", "mse")
+    rdd = spark.sparkContext.parallelize([(x[:1], 1.0)], 1)
+    with refused(spark, DataError, "fixed", "keras.Input"):
+        SparkModel(free).fit(rdd, verbose=0)
+
+
+def test_places(spark: Any, frame: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    with refused(spark, ResourceError, "cannot be written", "file/c"):
+        SparkModel(dense()).fit(frame, checkpoint_dir=f"{tmp_path}/file/c", verbose=0)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        for transport in ("socket", "http"):
+            model = SparkModel(dense(), parameter_server_mode=transport, port=port)
+            with refused(spark, ResourceError, str(port)):
+                model.fit(frame, verbose=0)
+    wait = module.wait_for_slots
+    monkeypatch.setattr(module, "wait_for_slots", lambda s, n, _: wait(s, n, 0.1))
+    with refused(spark, ResourceError, "99 task slots", "4", "mode='asynchronous'"):
+        SparkModel(dense(), mode="synchronous", num_workers=99).fit(frame, verbose=0)
+
+
+# -- found in the data --------------------------------------------------------------------------
+
+
+def rows(*, features: Any = None, label: Any = 1.0, weight: Any = 1.0) -> list[Any]:
+    """Rows of which the last is as given."""
+    good = ([1.0, 2.0, 3.0], 1.0, 1.0)
+    return [*[good] * 30, (good[0] if features is None else features, label, weight)]
+
+
+@pytest.mark.parametrize(
+    ("bad", "words", "model"),
+    [
+        ({"features": [1.0, 2.0]}, ["'features'", "shape (3,)", "2"], {}),
+        ({"features": [1.0, None, 2.0]}, ["'features'", "nulls", "dropna"], {}),
+        ({"label": None}, ["'label'", "nulls"], {}),
+        ({"weight": None}, ["'w'", "nulls"], {}),
+        ({"features": [1.0, float("nan"), 2.0]}, ["'features'", "nan"], {}),
+        ({"label": 4.0}, ["'label'", "integers from 0 to 3", "4.0"],
+         {"outputs": 4, "loss": "sparse_categorical_crossentropy"}),
+        ({"label": -1.0}, ["'label'", "integers from 0 to 3", "-1.0"],
+         {"outputs": 4, "loss": "categorical_crossentropy"}),
+        ({"label": 0.5}, ["'label'", "integers from 0 to 3", "0.5"],
+         {"outputs": 4, "loss": "sparse_categorical_crossentropy"}),
+    ],
+)  # fmt: skip
+def test_wrong_rows(spark: Any, bad: Any, words: list[str], model: dict[str, Any]) -> None:
+    df = spark.createDataFrame(rows(**bad), "features array<double>, label double, w double")
+    before = time.monotonic()
+    with refused(spark, DataError, *words, jobs=True):
+        SparkModel(dense(**model), num_workers=2).fit(
+            df, sample_weight="w", check_data=True, verbose=0
+        )
+    assert time.monotonic() - before < 60
+
+
+def test_wrong_rows_in_a_synchronous_fit(spark: Any) -> None:
+    """The workers that read their rows well do not wait for the one that did not."""
+    df = spark.createDataFrame(
+        rows(features=[1.0]), "features array<double>, label double, w float"
+    )
+    with refused(spark, DataError, "'features'", "shape (3,)", jobs=True):
+        SparkModel(dense(), mode="synchronous", num_workers=2).fit(df, verbose=0)
+
+
+@pytest.mark.parametrize("mode", ["asynchronous", "synchronous"])
+def test_no_rows(spark: Any, mode: str) -> None:
+    df = spark.createDataFrame([], "features array<double>, label double")
+    model = dense()
+    before = model.get_weights()
+    with refused(spark, DataError, "no rows to train on", "0 rows", jobs=True):
+        SparkModel(model, mode=mode, num_workers=2).fit(df, verbose=0)
+    np.testing.assert_array_equal(before[0], model.get_weights()[0])
+
+
+def test_wrong_elements_of_an_rdd(spark: Any) -> None:
+    x = np.zeros(3)
+    cases: list[tuple[Any, list[str]]] = [
+        ((x, 1.0, 2.0), ["no example", "a pair (x, y)", "tuple"]),
+        ((np.zeros(2), 1.0), ["row 1", "shape (3,)", "shape (2,)"]),
+        ((x, None), ["row 1", "label", "None"]),
+        ((x, 1.5), ["row 1", "whole numbers", "1.5"]),
+        ((x, 4), ["integers from 0 to 3", "4"]),
+    ]
+    model = SparkModel(dense(3, 4, "sparse_categorical_crossentropy"), num_workers=1)
+    for bad, words in cases:
+        rdd = spark.sparkContext.parallelize([(x, 1), bad], 1)
+        with refused(spark, DataError, *words, jobs=True):
+            model.evaluate(rdd)
+    with refused(spark, DataError, *words, jobs=True):
+        model.fit(rdd, verbose=0)

@@ -1,0 +1,79 @@
+"""The notebooks run from the first cell to the last, in a process of their own, and end well."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+CELL_TIMEOUT_S = 240
+
+
+def run_notebook(path: Path, folder: Path) -> Any:
+    """Executes a notebook in ``folder`` and returns it with its outputs.
+
+    The kernel ``python3`` runs this interpreter: jupyter_client puts ``sys.executable`` where the
+    kernel's command says ``python``.
+    """
+    from nbclient import NotebookClient
+
+    notebook = nbformat.read(path, as_version=4)
+    NotebookClient(
+        notebook,
+        timeout=CELL_TIMEOUT_S,
+        kernel_name="python3",
+        resources={"metadata": {"path": str(folder)}},
+    ).execute()
+    return notebook
+
+
+def outputs(notebook: Any) -> list[Any]:
+    """The outputs of all code cells."""
+    return [o for cell in notebook.cells for o in cell.get("outputs", ())]
+
+
+def printed(notebook: Any) -> str:
+    """What the cells printed."""
+    return "".join(o.text for o in outputs(notebook) if o.get("name") == "stdout")
+
+
+def figures(notebook: Any) -> list[str]:
+    """The plots, as base64 PNG."""
+    return [o.data["image/png"] for o in outputs(notebook) if "image/png" in o.get("data", {})]
+
+
+def held_out_accuracy(notebook: Any) -> float:
+    """The number behind ``held-out accuracy:``."""
+    found = re.search(r"held-out accuracy: ([0-9.]+)", printed(notebook))
+    assert found, "the notebook printed no held-out accuracy"
+    return float(found[1])
+
+
+def test_quickstart(tmp_path: Path) -> None:
+    notebook = run_notebook(ROOT / "notebooks" / "01_quickstart.ipynb", tmp_path)
+    assert held_out_accuracy(notebook) >= 0.95
+    drawn = figures(notebook)  # the curves, the confusion matrix, the digits
+    assert len(drawn) == 3
+    assert all(len(picture) > 1000 for picture in drawn)
+    assert "the same loss after loading: True" in printed(notebook)
+    assert not list(tmp_path.glob("*.keras"))
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+def test_stored_outputs_are_whole_and_name_no_machine(path: Path) -> None:
+    notebook = nbformat.read(path, as_version=4)
+    nbformat.validate(notebook)
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    counts = [cell.execution_count for cell in code]
+    assert counts == list(range(1, len(code) + 1)), "store it after one run from top to bottom"
+    stored = outputs(notebook)
+    assert not [o for o in stored if o.output_type == "error" or o.get("name") == "stderr"]
+    shown = printed(notebook) + "".join(str(o.get("data", {}).get("text/plain")) for o in stored)
+    for private in (str(ROOT), os.path.expanduser("~"), "/tmp/", "/home/"):
+        assert private not in shown
