@@ -88,6 +88,11 @@ def needs_child(placement: Placement) -> bool:
     return bool(placement.gpus) and _FRAMEWORKS[placement.backend] in sys.modules
 
 
+def started_on() -> Placement:
+    """What this process' framework runs on; the CPU before it has started."""
+    return _started or Placement("tensorflow", (), 1)
+
+
 def start_framework(placement: Placement) -> None:
     """Imports Keras on the placement's backend, seeing its devices and no others.
 

@@ -166,14 +166,9 @@ class SparkModel:
         return self._history
 
     @property
-    def training_seconds(self) -> float:
-        """Seconds of the last fit from the first step to the last, on the slowest worker."""
-        return 0.0 if self._summary is None else self._summary.seconds
-
-    @property
-    def transports(self) -> frozenset[str]:
-        """How the workers of the last fit reached the server."""
-        return frozenset() if self._summary is None else self._summary.transports
+    def summary(self) -> StageSummary | None:
+        """Seconds, transports, GPUs and processes of the last fit's workers; None before one."""
+        return self._summary
 
     def get_config(self) -> dict[str, Any]:
         """The arguments as plain values (the model left out), to be saved or shown."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 import traceback
 from collections.abc import Iterator
@@ -15,7 +16,13 @@ from sparkdl.config import LoopSettings
 from sparkdl.data import Batches, DataSpec, read_partition
 from sparkdl.errors import SparkDLError
 from sparkdl.learner.archive import ModelArchive
-from sparkdl.spark.resources import UseGpu, needs_child, placement_of, start_framework
+from sparkdl.spark.resources import (
+    UseGpu,
+    needs_child,
+    placement_of,
+    start_framework,
+    started_on,
+)
 from sparkdl.spark.wire import named_batches
 
 RESULT_SCHEMA = "rank long, kind string, text string, content binary"
@@ -142,6 +149,8 @@ def train_partition(
             "transport": transport,
             "seconds": seconds,
             "read_s": read_s,
+            "gpus": list(started_on().gpus),
+            "pid": os.getpid(),
         }
     )
     results = [Result(identity.rank, "done", summary)]

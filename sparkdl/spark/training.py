@@ -31,12 +31,16 @@ class StageSummary:
         seconds: From the first step to the last, on the slowest worker.
         read_s: To read the partition, on the slowest worker.
         transports: How workers reached the server.
+        gpus: Rank -> addresses of the GPUs that it trained on.
+        pids: Rank -> process that it trained in.
     """
 
     rows: int
     seconds: float
     read_s: float
     transports: frozenset[str]
+    gpus: dict[int, tuple[str, ...]]
+    pids: dict[int, int]
 
 
 class Run(Protocol):
@@ -112,18 +116,20 @@ def train_stage(
             keras_base.load_optimizer_state(model, state)
         if getattr(model.optimizer, "use_ema", False) and not stopped:
             model.optimizer.finalize_variable_values(model.trainable_variables)
-        done = [json.loads(r.text) for r in rows if r.kind == "done"]
-        if sum(d["rows"] for d in done) == 0:
+        done = {r.rank: json.loads(r.text) for r in rows if r.kind == "done"}
+        if sum(d["rows"] for d in done.values()) == 0:
             raise DataError(
                 "there are no rows to train on",
                 expected="at least one row",
                 received="0 rows in all partitions",
             )
         return StageSummary(
-            rows=sum(d["rows"] for d in done),
-            seconds=max(float(d["seconds"]) for d in done),
-            read_s=max(float(d["read_s"]) for d in done),
-            transports=frozenset(d["transport"] for d in done),
+            rows=sum(d["rows"] for d in done.values()),
+            seconds=max(float(d["seconds"]) for d in done.values()),
+            read_s=max(float(d["read_s"]) for d in done.values()),
+            transports=frozenset(d["transport"] for d in done.values()),
+            gpus={rank: tuple(d["gpus"]) for rank, d in done.items()},
+            pids={rank: int(d["pid"]) for rank, d in done.items()},
         )
     finally:
         with contextlib.suppress(Exception):

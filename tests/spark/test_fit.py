@@ -39,7 +39,7 @@ def test_every_transport_trains(digits_df: Any, transport: str) -> None:
     )
     losses = spark_model.fit(digits_df, epochs=3, verbose=0).history["loss"]
     assert losses[-1] < losses[0]
-    assert spark_model.transports == {transport}
+    assert spark_model.summary.transports == {transport}
 
 
 def test_synchronous_equals_one_process(spark: Any, digits_df: Any) -> None:

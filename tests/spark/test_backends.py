@@ -1,0 +1,15 @@
+"""The JAX and PyTorch backends through a real cluster (TensorFlow is in every other test)."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+from test_gpu import run_script
+
+
+@pytest.mark.parametrize("backend", ["jax", "torch"])
+def test_fit_predict_and_evaluate(backend: str) -> None:
+    if importlib.util.find_spec(backend) is None:
+        pytest.skip(f"{backend} is not installed")
+    assert "BACKEND-TEST-OK" in run_script("backend_fit.py", KERAS_BACKEND=backend)
