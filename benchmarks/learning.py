@@ -15,8 +15,8 @@ import time
 from typing import Any
 
 sys.path.insert(0, os.path.dirname(__file__))
-import datasets  # noqa: E402
-import workload  # noqa: E402
+import datasets
+import workload
 
 TASKS: dict[str, Any] = {
     "mnist": (datasets.mnist, datasets.mnist_model, "accuracy", 8, 32),
@@ -66,7 +66,9 @@ def run(spark: Any, name: str, args: Any) -> None:
     plain.fit(x, y, batch_size=batch, epochs=epochs, verbose=0)
     seconds = time.perf_counter() - started
     base = plain.evaluate(x_test, y_test, verbose=0, return_dict=True)
-    rows = [["plain Keras", "1", f"{base[metric]:.4f}", "", f"{base['loss']:.4f}", f"{seconds:.1f}"]]
+    rows = [
+        ["plain Keras", "1", f"{base[metric]:.4f}", "", f"{base['loss']:.4f}", f"{seconds:.1f}"]
+    ]
     print(f"\n{name}: {len(x)} rows, {epochs} epochs, batch {batch} per worker", flush=True)
     for workers in args.workers:
         frame = make_frame(spark, x, y, workers)

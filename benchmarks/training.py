@@ -16,8 +16,8 @@ import time
 from typing import Any
 
 sys.path.insert(0, os.path.dirname(__file__))
-import workload  # noqa: E402
-from workload import BATCH, EPOCHS, ROWS, make_data, make_frame, make_model, start_spark  # noqa: E402
+import workload
+from workload import BATCH, EPOCHS, ROWS, make_data, make_frame, make_model, start_spark
 
 
 class Bare:
@@ -91,7 +91,9 @@ def run(spark: Any, x: Any, y: Any, args: Any) -> None:
         "hogwild, auto": lambda: spark_fit("hogwild"),
         "synchronous, batch (exact)": lambda: spark_fit("synchronous"),
         "synchronous, window 16": lambda: spark_fit("synchronous", 16),
-        "asynchronous, auto, socket": lambda: spark_fit("asynchronous", parameter_server_mode="socket"),
+        "asynchronous, auto, socket": lambda: spark_fit(
+            "asynchronous", parameter_server_mode="socket"
+        ),
         "asynchronous, auto, http": lambda: spark_fit("asynchronous", parameter_server_mode="http"),
     }
     cold = cases["asynchronous, auto"]()

@@ -77,7 +77,5 @@ def parse_frequency(frequency: Any) -> str | int:
     if isinstance(frequency, int) and not isinstance(frequency, bool):
         return require_int("frequency", frequency, 1)
     if frequency not in FREQUENCIES:
-        raise UnknownNameError(
-            "frequency", frequency, [*FREQUENCIES, "a number of batches"]
-        )
+        raise UnknownNameError("frequency", frequency, [*FREQUENCIES, "a number of batches"])
     return str(frequency)

@@ -53,7 +53,7 @@ class SparkDLError(Exception):
         return "\n".join(lines)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        state = {k: v for k, v in self.__dict__.items()}
+        state = dict(self.__dict__)
         return _rebuild, (type(self), self.what, state)
 
 
@@ -132,4 +132,6 @@ class WorkerError(SparkDLError, RuntimeError):
 
     def __str__(self) -> str:
         text = super().__str__()
-        return f"{text}\n\nTraceback on worker {self.rank}:\n{self.traceback}" if self.traceback else text
+        if not self.traceback:
+            return text
+        return f"{text}\n\nTraceback on worker {self.rank}:\n{self.traceback}"

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -118,7 +119,7 @@ class Layout:
     def shards(self, count: int) -> list[slice]:
         """``count`` nearly equal slices that cover the buffer, for sharded servers and rings."""
         edges = [self.size * i // count for i in range(count + 1)]
-        return [slice(a, b) for a, b in zip(edges, edges[1:], strict=False)]
+        return [slice(a, b) for a, b in pairwise(edges)]
 
     def check(self, flat: npt.NDArray[Any]) -> None:
         """Raises ConfigError unless ``flat`` is a float32 vector of this layout's size."""

@@ -17,7 +17,6 @@ import numpy.typing as npt
 
 from sparkdl.config import EPOCH_WINDOW, LoopSettings
 
-
 MAX_PIECE = 16
 """Batches in one compiled call at most: more would gain nothing and take memory for the rows."""
 

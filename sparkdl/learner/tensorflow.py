@@ -60,9 +60,7 @@ class TensorFlowLearner(KerasLearner):
         return tf.concat(parts, 0)
 
     def _trace_assign(self, flat: tf.Tensor) -> None:
-        for variable, part in zip(
-            (*self.trained, *self.averaged), self._split(flat), strict=True
-        ):
+        for variable, part in zip((*self.trained, *self.averaged), self._split(flat), strict=True):
             variable.assign(part)
 
     def _split(self, flat: tf.Tensor) -> list[tf.Tensor]:
@@ -167,8 +165,8 @@ def _captured_gradients(optimizer: Any) -> Iterator[list[tuple[Any, Any]]]:
     captured: list[tuple[Any, Any]] = []
 
     def capture(grads: Any, trainable_variables: Any = None) -> None:
-        variables = optimizer._trainable_variables if trainable_variables is None else (
-            trainable_variables
+        variables = (
+            optimizer._trainable_variables if trainable_variables is None else (trainable_variables)
         )
         captured.extend(zip(grads, variables, strict=True))
 
@@ -191,5 +189,3 @@ def memory_growth() -> None:
     for device in tf.config.list_physical_devices("GPU"):
         with contextlib.suppress(RuntimeError):
             tf.config.experimental.set_memory_growth(device, True)
-
-

@@ -11,15 +11,13 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from sparkdl.errors import TransportError, WorkerError
+from sparkdl.errors import TransportError
 from sparkdl.ps.client import Client, Progress, connect
 from sparkdl.ps.rules.base import Rule
 from sparkdl.ps.synchronizer import GradientSynchronizer, WindowSynchronizer
 from sparkdl.ps.transports.address import Address
 from sparkdl.weights import Layout
 from sparkdl.worker import Report, Start
-
-_CURABLE = (TransportError, WorkerError, MemoryError)
 
 MetricState = npt.NDArray[np.float64]
 
@@ -53,7 +51,7 @@ class ServerStrategy:
 
     @contextlib.contextmanager
     def open(self, identity: Member, layout: Layout) -> Iterator[ServerSynchronizer]:
-        """Connects; an exception inside is told to the server, so that no other worker waits.
+        """Connects; leaving says goodbye, and a worker that has not finished is then dead.
 
         Raises:
             TransportError: The server cannot be reached, or holds another model.
@@ -70,15 +68,20 @@ class ServerStrategy:
         )
         try:
             yield ServerSynchronizer(self.rule, client, layout, self.overlap)
-        except BaseException as error:
-            # What another try on another executor may mend is left to Spark's retry.
-            if isinstance(error, Exception) and not isinstance(error, _CURABLE):
-                described = "".join(traceback.format_exception_only(error)).strip()
-                with contextlib.suppress(Exception):
-                    client.fail(described, "".join(traceback.format_exception(error)))
-            raise
         finally:
             client.close()
+
+    def report_failure(self, identity: Member, error: BaseException) -> None:
+        """Tells the server that this worker failed for good, so that no other waits for it."""
+        described = "".join(traceback.format_exception_only(error)).strip()
+        with (
+            contextlib.suppress(Exception),
+            connect(
+                self.address, self.token, rank=identity.rank, attempt=identity.attempt,
+                layout=self.layout,
+            ) as client,
+        ):  # fmt: skip
+            client.fail(described, "".join(traceback.format_exception(error)))
 
 
 class ServerSynchronizer:
@@ -156,7 +159,7 @@ class ServerSynchronizer:
         validation: MetricState | None,
         wait: bool,
     ) -> None:
-        """Reports the epoch's metrics; the lowest rank stores the weights where workers own them."""
+        """Reports the epoch's metrics; where workers own the weights, the lowest stores them."""
         if self._windows is not None:
             self._windows.drain(learner)
         if self._gradients is not None and self._rule.blocking:

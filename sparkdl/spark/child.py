@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from sparkdl.errors import WorkerError
 from sparkdl.spark.resources import Placement, start_framework
-from sparkdl.spark.task import Identity, Result, failure_result, train_partition
+from sparkdl.spark.task import Identity, Result, give_up, train_partition
 
 _LENGTH = struct.Struct("<Q")
 
@@ -117,13 +117,13 @@ def main() -> None:
     path, identity, placement, parent = cloudpickle.loads(_next_part())
     pickled = _next_part()
     _die_with(parent)
+    task: Any = cloudpickle.loads(pickled)["task"]
     results: list[Result]
     try:
-        task: Any = cloudpickle.loads(pickled)
         start_framework(placement)
         results = train_partition(_read(path), task, identity)
     except Exception as error:
-        results = [failure_result(identity.rank, error)]
+        results = [give_up(task, identity, error)]
     sys.stdout.flush()
     sys.stdout.buffer.write(_MARK + cloudpickle.dumps(results))
     sys.stdout.buffer.flush()

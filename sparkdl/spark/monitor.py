@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 import time
 from collections import deque
 from collections.abc import Callable
@@ -178,27 +178,41 @@ class _Speed:
 
 
 class _Bar:
-    """Keras' progress bar, with the rows per second of all workers."""
+    """One line per epoch: steps, metrics and the rows per second of all workers.
+
+    Keras' Progbar shows seconds per step and the time left from when it was made; here several
+    epochs may end between two looks, so those figures would mislead.
+    """
+
+    _WIDTH = 24
 
     def __init__(self, epoch: int, epochs: int, verbose: int) -> None:
-        self._verbose = verbose
-        self._bar: Any = None
-        print(f"Epoch {epoch + 1}/{epochs}", flush=True)
+        self._verbose, self._length = verbose, 0
+        self._live = verbose == 1 and (sys.stdout.isatty() or "ipykernel" in sys.modules)
+        self._title = f"Epoch {epoch + 1}/{epochs}"
+        if self._live:
+            print(self._title, flush=True)
 
     def show(self, batches: int, target: int, logs: dict[str, Any], rate: float) -> None:
-        self._update(min(batches, max(target - 1, 0)), target, logs, rate, finalize=False)
+        if self._live:
+            self._write("\r" + self._line(min(batches, target), target, logs, rate), "")
 
     def end(self, target: int, logs: dict[str, Any], rate: float) -> None:
-        self._update(target, target, logs, rate, finalize=True)
+        line = self._line(target, target, logs, rate)
+        self._write(f"\r{line}" if self._live else f"{self._title} {line}", "\n")
 
-    def _update(
-        self, batches: int, target: int, logs: dict[str, Any], rate: float, finalize: bool
-    ) -> None:
-        import keras
+    def _line(self, batches: int, target: int, logs: dict[str, Any], rate: float) -> str:
+        parts = [f"{k}: {v:.4f}" for k, v in logs.items() if isinstance(v, float)]
+        if rate:
+            parts.append(f"{rate:,.0f} rows/s")
+        text = " - ".join(parts)
+        if self._verbose == 2:
+            return f"- {text}"
+        filled = self._WIDTH * batches // target if target else self._WIDTH
+        bar = "━" * filled + "─" * (self._WIDTH - filled)
+        return f"{batches:>{len(str(target))}}/{target} {bar} {text}"
 
-        if self._bar is None:
-            self._bar = keras.utils.Progbar(target or None, verbose=self._verbose)
-        self._bar.stateful_metrics |= {*logs, "rows/s"}
-        values = [(k, v) for k, v in logs.items() if isinstance(v, float) and math.isfinite(v)]
-        values.append(("rows/s", round(rate)))
-        self._bar.update(batches, values, finalize=finalize)
+    def _write(self, line: str, end: str) -> None:
+        padding = " " * max(0, self._length - len(line))  # a shorter line hides the one before
+        self._length = 0 if end else len(line)
+        print(line + padding, end=end, flush=True)

@@ -40,9 +40,7 @@ class ServerOptions:
         for name in ("start_timeout_s", "worker_timeout_s"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
-                raise ConfigError(
-                    f"{name} is wrong", expected="seconds > 0", received=repr(value)
-                )
+                raise ConfigError(f"{name} is wrong", expected="seconds > 0", received=repr(value))
 
 
 def choose_rule(mode: str, frequency: str | int, rule: Any) -> tuple[Rule, int]:
@@ -105,7 +103,9 @@ def choose_rule(mode: str, frequency: str | int, rule: Any) -> tuple[Rule, int]:
 class ServerRun:
     """The driver's part in a run with a server; see :class:`sparkdl.spark.training.Run`."""
 
-    def __init__(self, server: ServerProcess, driver: DriverClient, strategy: ServerStrategy) -> None:
+    def __init__(
+        self, server: ServerProcess, driver: DriverClient, strategy: ServerStrategy
+    ) -> None:
         self._server, self._driver, self.strategy = server, driver, strategy
 
     @classmethod
@@ -129,7 +129,7 @@ class ServerRun:
             mode=options.transport,  # type: ignore[arg-type]
             port=options.port,
             bind_address=options.bind or bind,
-            advertised_address=options.advertised or (options.bind or advertised),
+            advertised_address=options.advertised or (None if options.bind else advertised),
             settings=Settings(
                 num_workers,
                 lease_s=options.worker_timeout_s,

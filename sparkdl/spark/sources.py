@@ -199,7 +199,19 @@ def wanted_spec(x: Any, y: Any, weight: Any, signature: Signature) -> DataSpec:
 
 def _from_rdd(rdd: Any, signature: Signature) -> Source:
     spark = session_of()
-    features = rdd_features(signature)
+    encoder = pair_encoder(signature)
+    data_spec = DataSpec(encoder.features, encoder.labels)
+    fields = [f"{name} binary" for name in wire_names(len(data_spec.columns))]
+    schema = ", ".join([*fields, f"{PROBLEM} string"])
+    return Source(spark.createDataFrame(rdd.mapPartitions(encoder), schema), data_spec)
+
+
+def pair_encoder(signature: Signature) -> PairEncoder:
+    """What turns an RDD's elements into rows of bytes, by the model's own, fixed shapes.
+
+    Raises:
+        DataError: A shape of the model is free.
+    """
     labels: dict[str, ColumnSpec] = {}
     for name, spec in signature.outputs.items():
         kind = signature.label_kinds.get(name)
@@ -213,11 +225,7 @@ def _from_rdd(rdd: Any, signature: Signature) -> Source:
             labels[name] = ColumnSpec((f"label {name}",), (None,), "float32", "binary")
         else:
             labels[name] = _fixed(spec, "output")
-    data_spec = DataSpec(features, labels)
-    rows = rdd.mapPartitions(_PairEncoder(features, labels))
-    fields = [f"{name} binary" for name in wire_names(len(data_spec.columns))]
-    schema = ", ".join([*fields, f"{PROBLEM} string"])
-    return Source(spark.createDataFrame(rows, schema), data_spec)
+    return PairEncoder(rdd_features(signature), labels)
 
 
 def rdd_features(signature: Signature) -> dict[str, ColumnSpec]:
@@ -270,7 +278,7 @@ def _fixed(spec: TensorSpec, what: str) -> ColumnSpec:
     return ColumnSpec((f"{prefix} {spec.name}",), spec.shape, dtype, "binary")
 
 
-class _PairEncoder:
+class PairEncoder:
     """Rows ``(x, y)`` or ``LabeledPoint`` -> tuples of little-endian bytes (on the executor).
 
     The last field is None, or an error that ends the partition: raised here, it would be an

@@ -119,6 +119,12 @@ class SparkModel:
                 hint="mode='synchronous' gives the same weights through the server",
             )
         require_name("communicator", communicator, ("auto", "horovod", "builtin"))
+        if communicator != "auto":
+            raise ConfigError(
+                "communicator has no effect in a mode with a server",
+                expected="communicator='auto', its default, in mode " + repr(mode),
+                received=repr(communicator),
+            )
         require_name("parameter_server_mode", parameter_server_mode, config.TRANSPORTS)
         if compression is not None:
             raise ConfigError(
@@ -505,7 +511,10 @@ class SparkModel:
 
 
 def load_spark_model(
-    path: str, custom_objects: dict[str, Any] | None = None, safe_mode: bool = True
+    path: str,
+    custom_objects: dict[str, Any] | None = None,
+    safe_mode: bool = True,
+    **overrides: Any,
 ) -> SparkModel:
     """Loads what :meth:`SparkModel.save` wrote, or any ``.keras`` file.
 
@@ -514,6 +523,8 @@ def load_spark_model(
         custom_objects: Name -> class or function that the model uses.
         safe_mode: False also loads what runs code from the file (``Lambda`` layers): only for
             files that you trust.
+        **overrides: Arguments of :class:`SparkModel` to have instead of those saved, and
+            ``decoder``, which is not saved.
 
     Returns:
         A SparkModel with the same mode and settings; its next ``fit`` goes on with the optimizer
@@ -557,7 +568,7 @@ def load_spark_model(
                 hint="SparkModel(keras.models.load_model(path), rule=your rule)",
             )
         settings["rule"] = make_rule(name, **rule)
-    return SparkModel(model, custom_objects=custom_objects, **settings)
+    return SparkModel(model, custom_objects=custom_objects, **{**settings, **overrides})
 
 
 @dataclass(frozen=True)
@@ -598,13 +609,9 @@ def _verbosity(verbose: str | int, auto: int = 1) -> int:
     if verbose == "auto":
         return auto
     if verbose not in (0, 1, 2):
-        raise ConfigError(
-            "verbose is wrong", expected="'auto', 0, 1 or 2", received=repr(verbose)
-        )
+        raise ConfigError("verbose is wrong", expected="'auto', 0, 1 or 2", received=repr(verbose))
     return int(verbose)
 
 
 def _shapes(specs: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {spec.shape}" for name, spec in specs.items())
-
-

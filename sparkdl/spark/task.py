@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from sparkdl.config import LoopSettings
 from sparkdl.data import Batches, DataSpec, read_partition
-from sparkdl.errors import SparkDLError
+from sparkdl.errors import SparkDLError, TransportError, WaitTimeoutError, WorkerError
 from sparkdl.learner.archive import ModelArchive
 from sparkdl.spark.resources import (
     UseGpu,
@@ -44,6 +44,9 @@ class Strategy(Protocol):
 
     def open(self, identity: Identity, layout: Any) -> Any:
         """The live synchronizer of a worker, as a context manager."""
+
+    def report_failure(self, identity: Identity, error: BaseException) -> None:
+        """Ends the run for all workers."""
 
 
 @dataclass(frozen=True)
@@ -83,14 +86,16 @@ def stage_function(payload: Any) -> Any:
 def run_task(batches: Iterator[pa.RecordBatch], pickled: bytes) -> Iterator[pa.RecordBatch]:
     """Trains a partition; an exception becomes a result row, so that Spark does not retry it.
 
-    Spark retries what only another try can mend: a lost executor, a killed process.
+    Spark retries what another try may mend: a lost executor, a killed process, a server that this
+    host could not reach, memory that ran out.
     """
     import cloudpickle
     from pyspark import TaskContext
 
     context = TaskContext.get()
-    task: TrainTask = cloudpickle.loads(pickled)
-    identity = Identity(context.partitionId(), context.attemptNumber(), task.num_workers)
+    task: TrainTask = cloudpickle.loads(pickled)["task"]
+    # A number that no other try has, not even one of a resubmitted stage.
+    identity = Identity(context.partitionId(), context.taskAttemptId(), task.num_workers)
     try:
         placement = placement_of(context, task.archive.backend, task.use_gpu)
         if needs_child(placement):
@@ -100,12 +105,21 @@ def run_task(batches: Iterator[pa.RecordBatch], pickled: bytes) -> Iterator[pa.R
         else:
             start_framework(placement)
             results = train_partition(batches, task, identity)
-    except BaseException as error:
-        results = [failure_result(identity.rank, error)]
-        if not isinstance(error, Exception):
-            raise
+    except Exception as error:
+        results = [give_up(task, identity, error)]
     for result in results:
         yield to_batch([result])
+
+
+def give_up(task: TrainTask, identity: Identity, error: Exception) -> Result:
+    """Tells the other workers of an exception that no retry mends; raises any other again."""
+    lost = isinstance(error, TransportError) and not isinstance(error, WaitTimeoutError)
+    if lost or isinstance(error, MemoryError):
+        raise error
+    taken_along = isinstance(error, WorkerError) and error.rank != identity.rank
+    if not taken_along:
+        task.strategy.report_failure(identity, error)
+    return failure_result(identity.rank, error)
 
 
 def train_partition(

@@ -13,6 +13,7 @@ from sparkdl import errors
 from sparkdl.errors import DataError, SparkDLError, TransportError, WorkerError
 from sparkdl.history import RunProgress
 from sparkdl.learner import keras_base
+from sparkdl.learner.archive import pickle_by_value
 from sparkdl.spark.cluster import Stage, is_connect
 from sparkdl.spark.monitor import FitMonitor
 from sparkdl.spark.sources import Source, spread
@@ -89,10 +90,9 @@ def train_stage(
         DataError: A worker found that the data do not fit.
         TransportError: The server died.
     """
-    import cloudpickle
-
     spark = source.spark
-    pickled = cloudpickle.dumps(task)
+    rule = getattr(task.strategy, "rule", None)
+    pickled = pickle_by_value({"task": task, "rule": rule, **vars(rule or task)})
     broadcast = None if is_connect(spark) else spark.sparkContext.broadcast(pickled)
     frame = spread(source.frame, task.num_workers) if repartition else source.frame
     function = stage_function(pickled if broadcast is None else broadcast)

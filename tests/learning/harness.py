@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from types import SimpleNamespace
 from typing import Any
@@ -83,7 +84,7 @@ def run_workers(
 def split(x: np.ndarray, y: np.ndarray, sizes: list[int]) -> list[tuple[np.ndarray, np.ndarray]]:
     """Consecutive parts of the given sizes."""
     edges = np.cumsum([0, *sizes])
-    return [(x[a:b], y[a:b]) for a, b in zip(edges, edges[1:], strict=False)]
+    return [(x[a:b], y[a:b]) for a, b in itertools.pairwise(edges)]
 
 
 def global_batches(

@@ -110,7 +110,5 @@ def test_workers_of_unequal_length_take_the_same_rounds(window: int) -> None:
     x, y = _data(150)
     parts = split(x, y, [101, 49])
     make = _maker(OPTIMIZERS["SGD with momentum"])
-    result = run_workers(
-        make, parts, BSP(payload="delta"), epochs=2, batch_size=8, window=window
-    )
+    result = run_workers(make, parts, BSP(payload="delta"), epochs=2, batch_size=8, window=window)
     np.testing.assert_array_equal(result.weights[0], result.weights[1])

@@ -175,7 +175,7 @@ def test_learning_rate_schedules_follow_all_workers_together(digits_df: Any) -> 
 def test_progress_bar_shows_loss_accuracy_and_speed(digits_df: Any, capfd: Any) -> None:
     SparkModel(make_mlp(), num_workers=2).fit(digits_df, epochs=2, verbose=1)
     shown = capfd.readouterr().out
-    for text in ("Epoch 1/2", "Epoch 2/2", "loss:", "accuracy:", "rows/s:"):
+    for text in ("Epoch 1/2", "Epoch 2/2", "loss:", "accuracy:", "rows/s"):
         assert text in shown
 
 

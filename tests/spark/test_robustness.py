@@ -82,9 +82,7 @@ def test_a_killed_worker_is_replaced_and_the_model_is_right(digits_df: Any, mode
         os.kill(workers[0].pid, signal.SIGKILL)
 
     spark_model = SparkModel(make_mlp(), mode, num_workers=2, batch_size=16)
-    history = spark_model.fit(
-        digits_df, epochs=12, verbose=0, callbacks=[_AtEpoch(2, kill)]
-    )
+    history = spark_model.fit(digits_df, epochs=12, verbose=0, callbacks=[_AtEpoch(2, kill)])
     assert killed
     assert len(history.history["loss"]) == 12
     assert spark_model.evaluate(digits_df)["accuracy"] > 0.95
@@ -121,9 +119,7 @@ def test_two_fits_at_the_same_time(digits_df: Any) -> None:
     results: dict[int, Any] = {}
 
     def fit(number: int) -> None:
-        results[number] = SparkModel(make_mlp(), num_workers=2).fit(
-            digits_df, epochs=3, verbose=0
-        )
+        results[number] = SparkModel(make_mlp(), num_workers=2).fit(digits_df, epochs=3, verbose=0)
 
     threads = [threading.Thread(target=fit, args=(n,)) for n in range(2)]
     for thread in threads:
@@ -139,3 +135,43 @@ def test_more_partitions_than_slots(digits_df: Any) -> None:
     """Six workers take turns on four slots: the asynchronous mode waits for nobody."""
     history = SparkModel(make_mlp(), num_workers=6).fit(digits_df, epochs=3, verbose=0)
     assert history.history["loss"][-1] < history.history["loss"][0]
+
+
+class _NoMemory(keras.layers.Layer):
+    """Runs out of memory on the first try of all, as on a busy executor."""
+
+    def __init__(self, marker: str, **options: Any) -> None:
+        super().__init__(**options)
+        self.marker = marker
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "marker": self.marker}
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        if training:
+            try:
+                os.close(os.open(self.marker, os.O_CREAT | os.O_EXCL))
+            except FileExistsError:
+                return x
+            raise MemoryError("none left")
+        return x
+
+
+@pytest.mark.parametrize("mode", ["asynchronous", "synchronous"])
+def test_what_another_try_mends_is_tried_again_and_hangs_nobody(
+    digits_df: Any, mode: str, tmp_path: Any
+) -> None:
+    marker = tmp_path / "tried"
+    model = keras.Sequential(
+        [
+            keras.Input((64,)),
+            _NoMemory(str(marker)),
+            keras.layers.Dense(10, activation="softmax"),
+        ]
+    )
+    model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+    history = SparkModel(model, mode, num_workers=2).fit(
+        digits_df, epochs=3, verbose=0, callbacks=[keras.callbacks.Callback()]
+    )
+    assert marker.exists()
+    assert len(history.history["loss"]) == 3

@@ -39,7 +39,7 @@ def main() -> None:
             [
                 keras.Input((64,)),
                 keras.layers.Dense(64, activation="relu"),
-                keras.layers.BatchNormalization(),
+                keras.layers.BatchNormalization(momentum=0.9),
                 keras.layers.Dense(10, activation="softmax"),
             ]
         )
