@@ -84,7 +84,7 @@ def refused(
 @pytest.mark.parametrize(
     ("kind", "arguments", "words"),
     [
-        (UnknownNameError, {"mode": "asynchron"}, ["'asynchron'", "did you mean 'asynchronous'?"]),
+        (UnknownNameError, {"mode": "hogwyld"}, ["'hogwyld'", "did you mean 'hogwild'?"]),
         (UnknownNameError, {"mode": None}, ["'hogwild'"]),
         (UnknownNameError, {"rule": "downpur"}, ["did you mean 'downpour'?"]),
         (UnknownNameError, {"parameter_server_mode": "tcp"}, ["'socket'", "'http'"]),
