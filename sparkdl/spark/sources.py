@@ -31,10 +31,17 @@ class Columns:
 
 @dataclass(frozen=True)
 class Source:
-    """Selected columns of the user's data under their wire names, and how to read them."""
+    """Selected columns of the user's data under their wire names, and how to read them.
+
+    Args:
+        frame: The selected columns.
+        spec: How to read them.
+        origin: The user's own frame, if ``frame`` has its partitions.
+    """
 
     frame: Any
     spec: DataSpec
+    origin: Any = None
 
     @property
     def spark(self) -> Any:
@@ -78,7 +85,7 @@ def open_source(
             columns.sample_weight if with_labels else None, columns.decoder,
         )  # fmt: skip
         names = wire_names(len(spec.columns))
-        return Source(data.select(*selection(data.schema, spec, names)), spec)
+        return Source(data.select(*selection(data.schema, spec, names)), spec, data)
     if is_rdd(data):
         return _from_rdd(data, signature)
     if isinstance(data, (tuple, list)) and with_labels and len(data) in (2, 3):
@@ -94,7 +101,9 @@ def add_validation(source: Source, validation: Source | None, split: float, seed
     """Marks the rows to validate on, which then travel with the training rows in one stage."""
     from pyspark.sql import functions as F
 
+    origin = source.origin
     if validation is not None:
+        origin = None
         _check_alike(source, validation)
         frame = _union(
             source.frame.withColumn(ROLE, F.lit(0).cast("byte")),
@@ -105,7 +114,7 @@ def add_validation(source: Source, validation: Source | None, split: float, seed
         frame = source.frame.withColumn(ROLE, role)
     else:
         return source
-    return Source(frame, replace(source.spec, role_column=ROLE))
+    return Source(frame, replace(source.spec, role_column=ROLE), origin)
 
 
 def _union(training: Any, validation: Any) -> Any:
@@ -142,16 +151,17 @@ def _check_alike(source: Source, validation: Source) -> None:
     )
 
 
-def spread(frame: Any, num_workers: int) -> Any:
-    """The frame in ``num_workers`` partitions; as it is where a cached frame has as many.
+def spread(source: Source, num_workers: int) -> Any:
+    """The rows in ``num_workers`` partitions; as they are where a cached frame has as many.
 
     Looking at the partitions of a frame that is not cached could run Spark jobs.
     """
-    if not is_connect(frame.sparkSession):
-        level = frame.storageLevel
-        if (level.useMemory or level.useDisk) and frame.rdd.getNumPartitions() == num_workers:
-            return frame
-    return frame.repartition(num_workers)
+    if source.origin is not None and not is_connect(source.spark):
+        level = source.origin.storageLevel
+        cached = level.useMemory or level.useDisk
+        if cached and source.frame.rdd.getNumPartitions() == num_workers:
+            return source.frame
+    return source.frame.repartition(num_workers)
 
 
 # -- NumPy --------------------------------------------------------------------------------------

@@ -94,7 +94,7 @@ def train_stage(
     rule = getattr(task.strategy, "rule", None)
     pickled = pickle_by_value({"task": task, "rule": rule, **vars(rule or task)})
     broadcast = None if is_connect(spark) else spark.sparkContext.broadcast(pickled)
-    frame = spread(source.frame, task.num_workers) if repartition else source.frame
+    frame = spread(source, task.num_workers) if repartition else source.frame
     function = stage_function(pickled if broadcast is None else broadcast)
     stage = Stage(
         spark,
