@@ -14,6 +14,8 @@ TRANSPORTS = ("auto", "shm", "socket", "http")
 FREQUENCIES = ("auto", "batch", "epoch")
 EPOCH_WINDOW = 0
 """A window of 0 batches stands for a whole epoch."""
+AUTO_WINDOW = -1
+"""Each worker takes 16 batches, or a sixteenth of its epoch if that is less."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,8 @@ class LoopSettings:
         epochs: Epoch number to stop at (exclusive).
         first_epoch: Epoch number to begin with.
         batch_size: Rows per step and worker.
-        window: Batches between two exchanges; ``EPOCH_WINDOW`` for one exchange per epoch.
+        window: Batches between two exchanges; ``EPOCH_WINDOW`` for one exchange per epoch,
+            ``AUTO_WINDOW`` for a number that suits the worker's rows.
         shuffle: New row order each epoch.
         seed: Seed of the row order.
         report_interval_s: Least time between two live reports of the metrics.
@@ -51,7 +54,7 @@ class LoopSettings:
     def __post_init__(self) -> None:
         require_int("epochs", self.epochs, 0)
         require_int("batch_size", self.batch_size, 1)
-        require_int("window", self.window, 0)
+        require_int("window", self.window, AUTO_WINDOW)
         require_int("memory_budget_bytes", self.memory_budget_bytes, 1)
 
 

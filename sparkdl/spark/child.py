@@ -21,8 +21,8 @@ from typing import Any
 import pyarrow as pa
 
 from sparkdl.errors import WorkerError
-from sparkdl.spark.resources import Placement, start_framework
-from sparkdl.spark.task import Identity, Result, give_up, train_partition
+from sparkdl.spark.resources import Placement
+from sparkdl.spark.task import Identity, Result, give_up, train_here
 
 _LENGTH = struct.Struct("<Q")
 
@@ -120,8 +120,7 @@ def main() -> None:
     task: Any = cloudpickle.loads(pickled)["task"]
     results: list[Result]
     try:
-        start_framework(placement)
-        results = train_partition(_read(path), task, identity)
+        results = train_here(_read(path), task, identity, placement)
     except Exception as error:
         results = [give_up(task, identity, error)]
     sys.stdout.flush()

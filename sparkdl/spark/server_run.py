@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from sparkdl.config import EPOCH_WINDOW
+from sparkdl.config import AUTO_WINDOW, EPOCH_WINDOW
 from sparkdl.errors import ConfigError
 from sparkdl.history import EpochProgress, RunProgress
 from sparkdl.ps.client import DriverClient
@@ -94,7 +95,7 @@ def choose_rule(mode: str, frequency: str | int, rule: Any) -> tuple[Rule, int]:
             )
         return chosen, 1
     if frequency == "auto":
-        return chosen, chosen.default_window
+        return chosen, AUTO_WINDOW if rule is None else chosen.default_window
     if frequency == "epoch":
         return chosen, EPOCH_WINDOW
     return chosen, 1 if frequency == "batch" else int(frequency)
@@ -118,8 +119,8 @@ class ServerRun:
         center: FloatArray,
         num_workers: int,
         spark: Any,
-    ) -> Iterator[ServerRun]:
-        """Starts the server's process, and ends it with everything it holds."""
+    ) -> Iterator[Future[ServerRun]]:
+        """Starts the server's process in the background; ends it with everything it holds."""
         bind, advertised = driver_address(spark)
         rule = rule.bind(num_workers)
         config = ServerConfig(
@@ -136,13 +137,29 @@ class ServerRun:
                 start_timeout_s=options.start_timeout_s,
             ),
         )
-        with ServerProcess(config, center) as server:
-            driver = DriverClient(server.address, server.token, layout)
+
+        def begin() -> ServerRun:
+            server = ServerProcess(config, center)
             try:
-                strategy = ServerStrategy(server.address, server.token, layout, rule)
-                yield cls(server, driver, strategy)
+                driver = DriverClient(server.address, server.token, layout)
+            except BaseException:
+                server.stop()
+                raise
+            strategy = ServerStrategy(server.address, server.token, layout, rule)
+            return cls(server, driver, strategy)
+
+        with ThreadPoolExecutor(1, thread_name_prefix="sparkdl-server") as pool:
+            starting = pool.submit(begin)
+            try:
+                yield starting
             finally:
-                driver.close()
+                if starting.exception() is None:
+                    starting.result().close()
+
+    def close(self) -> None:
+        """Ends the server."""
+        self._driver.close()
+        self._server.stop()
 
     def progress(self) -> RunProgress:
         """What the workers report; raises TransportError if the server is gone."""

@@ -286,13 +286,16 @@ class SparkModel:
         last_epoch = epochs if (resume or options.initial_epoch) else first_epoch + epochs
         if first_epoch >= last_epoch:
             return self._nothing_to_do(callbacks, last_epoch)
-        self._build_metrics(source, signature)
         level = _verbosity(verbose)
         layout = keras_base.model_layout(model)
         with ServerRun.start(
             self.server, self.rule, layout, keras_base.read_model(model, layout), num_workers,
             source.spark,
-        ) as run:  # fmt: skip
+        ) as starting:  # fmt: skip
+            # The server's process comes up meanwhile.
+            self._build_metrics(source, signature)
+            archive = encode_model(model, self.custom_objects)
+            run = starting.result()
             monitor = FitMonitor(
                 model, callbacks, epochs=last_epoch, first_epoch=first_epoch, verbose=level,
                 pull_weights=lambda: keras_base.write_model(model, layout, run.pull()),
@@ -306,7 +309,7 @@ class SparkModel:
                 memory_budget_bytes=self.memory_budget_mb << 20,
             )  # fmt: skip
             task = TrainTask(
-                encode_model(model, self.custom_objects), source.spec, settings, run.strategy,
+                archive, source.spec, settings, run.strategy,
                 num_workers, self.use_gpu, source.spec.role_column is not None,
             )  # fmt: skip
 

@@ -7,16 +7,18 @@ import os
 import time
 import traceback
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import pyarrow as pa
 
 from sparkdl.config import LoopSettings
-from sparkdl.data import Batches, DataSpec, read_partition
+from sparkdl.data import Batches, DataSpec, Partition, read_partition
 from sparkdl.errors import SparkDLError, TransportError, WaitTimeoutError, WorkerError
 from sparkdl.learner.archive import ModelArchive
 from sparkdl.spark.resources import (
+    Placement,
     UseGpu,
     needs_child,
     placement_of,
@@ -103,8 +105,7 @@ def run_task(batches: Iterator[pa.RecordBatch], pickled: bytes) -> Iterator[pa.R
 
             results = train_in_child(batches, pickled, identity, placement)
         else:
-            start_framework(placement)
-            results = train_partition(batches, task, identity)
+            results = train_here(batches, task, identity, placement)
     except Exception as error:
         results = [give_up(task, identity, error)]
     for result in results:
@@ -122,10 +123,30 @@ def give_up(task: TrainTask, identity: Identity, error: Exception) -> Result:
     return failure_result(identity.rank, error)
 
 
-def train_partition(
-    batches: Iterator[pa.RecordBatch], task: TrainTask, identity: Identity
+def train_here(
+    batches: Iterator[pa.RecordBatch], task: TrainTask, identity: Identity, placement: Placement
 ) -> list[Result]:
-    """Reads the partition, joins the run, trains; the framework is up in this process."""
+    """Trains in this process; the rows are read while the framework and the model come up."""
+
+    def read() -> tuple[Partition, float]:
+        began = time.perf_counter()
+        partition = read_partition(
+            named_batches(batches, task.spec), task.spec, task.settings.memory_budget_bytes,
+            task.settings.spill_dir,
+        )  # fmt: skip
+        return partition, time.perf_counter() - began
+
+    # Leaving the pool waits for the reader: nobody else may read this task's input after it.
+    with ThreadPoolExecutor(1, thread_name_prefix="sparkdl-read") as pool:
+        reader = pool.submit(read)
+        start_framework(placement)
+        return train_partition(reader, task, identity)
+
+
+def train_partition(
+    reader: Future[tuple[Partition, float]], task: TrainTask, identity: Identity
+) -> list[Result]:
+    """Joins the run and trains the rows that ``reader`` reads; the framework is up."""
     from sparkdl.learner.cache import cached_learner, forget_learner
     from sparkdl.worker import train
 
@@ -133,12 +154,7 @@ def train_partition(
     learner = cached_learner(task.archive)
     try:
         with task.strategy.open(identity, learner.layout) as synchronizer:
-            began = time.perf_counter()
-            partition = read_partition(
-                named_batches(batches, task.spec), task.spec, settings.memory_budget_bytes,
-                settings.spill_dir,
-            )  # fmt: skip
-            read_s = time.perf_counter() - began
+            partition, read_s = reader.result()
             with partition:
                 if settings.check_data:
                     partition.check_finite()
