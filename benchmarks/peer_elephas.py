@@ -1,0 +1,40 @@
+"""One Elephas fit, in Elephas' own virtual environment; started by peers.py. Prints JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import workload
+from elephas.spark_model import SparkModel
+from elephas.utils.rdd_utils import to_simple_rdd
+
+
+def main() -> None:
+    import keras
+
+    frequency, rows, epochs = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    x, y = workload.make_data()
+    spark = workload.start_spark(2)
+    model = workload.make_model()
+    one_hot = keras.utils.to_categorical(y, 10)
+    model.compile(keras.optimizers.SGD(0.1), "categorical_crossentropy", metrics=["accuracy"])
+    rdd = to_simple_rdd(spark.sparkContext, x[:rows], one_hot[:rows]).repartition(2).cache()
+    rdd.count()
+    port = 4000 + os.getpid() % 2000
+    spark_model = SparkModel(
+        model, mode="asynchronous", frequency=frequency, parameter_server_mode="http",
+        num_workers=2, port=port,
+    )  # fmt: skip
+    started = time.perf_counter()
+    spark_model.fit(rdd, epochs=epochs, batch_size=workload.BATCH, verbose=0, validation_split=0)
+    seconds = time.perf_counter() - started
+    loss = spark_model.master_network.evaluate(x, one_hot, verbose=0)[0]
+    print("\nRESULT " + json.dumps({"rows_s": rows * epochs / seconds, "loss": loss}), flush=True)
+    os._exit(0)  # its Flask thread does not end
+
+
+main()

@@ -1,0 +1,37 @@
+"""Runs every benchmark, one after the other, and prints their tables (``make bench``)."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+SCRIPTS = [
+    ("training.py", "--repeats", "5"),
+    ("learning.py",),
+    ("transport.py", "--rule", "none"),
+    ("transport.py", "--rule", "downpour"),
+    ("rule_cost.py",),
+    ("all_reduce.py",),
+]
+
+
+def main() -> int:
+    here = os.path.dirname(os.path.abspath(__file__))
+    failed = []
+    for script, *arguments in SCRIPTS:
+        print(f"\n## benchmarks/{script} {' '.join(arguments)}\n", flush=True)
+        done = subprocess.run(
+            [sys.executable, os.path.join(here, script), *arguments],
+            stderr=subprocess.DEVNULL,
+            check=False,
+        )
+        if done.returncode:
+            failed.append(script)
+    if failed:
+        print("failed:", ", ".join(failed), file=sys.stderr)
+    return len(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

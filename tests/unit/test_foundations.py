@@ -1,0 +1,118 @@
+"""errors, weights, config and the package's face: small things that all others stand on."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from sparkdl import errors
+from sparkdl.config import LoopSettings, parse_frequency
+from sparkdl.errors import (
+    AuthenticationError,
+    ConfigError,
+    SparkDLError,
+    TransportError,
+    UnknownNameError,
+    WaitTimeoutError,
+    WorkerError,
+)
+from sparkdl.weights import Layout
+
+
+def test_importing_the_package_is_fast_and_loads_no_framework() -> None:
+    code = (
+        "import sys, time; t = time.perf_counter(); import sparkdl; "
+        "took = time.perf_counter() - t; dir(sparkdl); "
+        "bad = {'keras', 'pyspark', 'tensorflow', 'flask', 'pyarrow'} & set(sys.modules); "
+        "assert not bad, bad; print(took)"
+    )
+    took = min(
+        float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
+                             check=True).stdout)
+        for _ in range(3)
+    )  # fmt: skip
+    assert took < 0.3
+
+
+def test_the_public_face_is_what_the_design_names() -> None:
+    import sparkdl
+
+    assert set(sparkdl.__all__) == {"SparkDLError", "SparkModel", "load_spark_model"}
+    with pytest.raises(AttributeError, match="no attribute 'SparkModle'"):
+        _ = sparkdl.SparkModle
+
+
+ALL_ERRORS = [
+    ConfigError("what", expected="e", received="r", hint="h"),
+    UnknownNameError("mode", "asynchron", ["asynchronous", "hogwild"]),
+    AuthenticationError("no token"),
+    TransportError("gone"),
+    WaitTimeoutError("late", received="ranks 1, 2"),
+    WorkerError(3, "ValueError: bad", "Traceback ...", hint="look"),
+]
+
+
+@pytest.mark.parametrize("error", ALL_ERRORS, ids=lambda e: type(e).__name__)
+def test_errors_survive_pickling_with_all_their_beats(error: SparkDLError) -> None:
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is type(error)
+    assert str(again) == str(error)
+    assert vars(again) == vars(error)
+
+
+def test_errors_subclass_the_fitting_built_in() -> None:
+    assert issubclass(ConfigError, ValueError)
+    assert issubclass(TransportError, ConnectionError)
+    assert issubclass(WaitTimeoutError, TimeoutError)
+    assert issubclass(AuthenticationError, PermissionError)
+    public = [v for v in vars(errors).values() if isinstance(v, type)]
+    assert all(issubclass(v, SparkDLError) for v in public if v.__module__ == errors.__name__)
+
+
+def test_an_unknown_name_lists_the_known_ones_and_guesses() -> None:
+    text = str(UnknownNameError("mode", "asynchronus", ["asynchronous", "hogwild"]))
+    assert "'hogwild'" in text
+    assert "did you mean 'asynchronous'?" in text
+
+
+def test_a_worker_error_ends_with_the_traceback() -> None:
+    assert str(WorkerError(1, "ValueError: x", "Traceback\n  line")).endswith("Traceback\n  line")
+
+
+def test_layout_offsets_views_and_shards() -> None:
+    layout = Layout.of(
+        [("w", (2, 3), "float32"), ("b", (), "float32")], [("mean", (3,), "float32")]
+    )
+    assert (layout.size, layout.trained_size, layout.size_bytes) == (10, 7, 40)
+    flat = layout.flatten([np.arange(6).reshape(2, 3), 6.0, [7, 8, 9]])
+    np.testing.assert_array_equal(flat, np.arange(10))
+    views = layout.views(flat)
+    views[0][1, 2] = -1
+    assert flat[5] == -1  # views, not copies
+    assert [s.stop - s.start for s in layout.shards(3)] == [3, 3, 4]
+    with pytest.raises(ConfigError, match="does not fit the layout"):
+        layout.check(np.zeros(9, np.float32))
+    with pytest.raises(ConfigError, match="'w'"):
+        layout.flatten([np.zeros((3, 2)), 0.0, np.zeros(3)])
+
+
+def test_layouts_match_by_shape_not_by_name() -> None:
+    one = Layout.of([("dense/kernel", (2, 3), "float32")])
+    assert one.matches(Layout.of([("dense_1/kernel", (2, 3), "float32")]))
+    assert not one.matches(Layout.of([("dense/kernel", (3, 2), "float32")]))
+    assert not one.matches(Layout.of([], [("dense/kernel", (2, 3), "float32")]))
+
+
+@pytest.mark.parametrize("bad", [0, -3, 1.5, True, "often", None])
+def test_frequencies_that_make_no_sense_are_refused(bad: object) -> None:
+    with pytest.raises(ConfigError):
+        parse_frequency(bad)
+
+
+def test_settings_are_checked_when_built() -> None:
+    with pytest.raises(ConfigError, match="batch_size"):
+        LoopSettings(epochs=1, batch_size=0)

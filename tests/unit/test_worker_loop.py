@@ -1,0 +1,158 @@
+"""The loop with scripted parts: what is trained, exchanged and reported, and when."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparkdl.config import AUTO_WINDOW, EPOCH_WINDOW, LoopSettings
+from sparkdl.data import Batches, rows_from_numpy
+from sparkdl.worker import Report, Start, train
+
+
+class Learner:
+    """Counts rows; a 'weight' is the number of rows seen."""
+
+    def __init__(self) -> None:
+        self.step, self.learning_rate, self.has_schedule = 0, 0.1, False
+        self.rows: list[int] = []
+        self.rates: list[float] = []
+        self.told_steps: list[int] = []
+
+    def train(self, window: Any) -> None:
+        self.rows.append(window.num_rows)
+
+    def metric_state(self) -> Any:
+        return np.array([float(sum(self.rows))])
+
+    def reset_metrics(self) -> None: ...
+
+    def set_learning_rate(self, value: float) -> None:
+        self.rates.append(value)
+
+    def set_step(self, step: int) -> None:
+        self.told_steps.append(step)
+
+    def evaluate(self, windows: Any) -> Any:
+        return np.array([sum(w.num_rows for w in windows)], float)
+
+
+class Synchronizer:
+    """Notes every call; may stop after some exchanges or set a rate."""
+
+    def __init__(self, start: Start | None = None, stop_after: int = 10**9) -> None:
+        self.begin = start or Start()
+        self.stop_after = stop_after
+        self.exchanges: list[Report] = []
+        self.held: list[Report] = []
+        self.ended: list[tuple[int, Any, Any]] = []
+        self.finished = False
+        self.learning_rate: float | None = None
+        self.announced: tuple[int, int, int] | None = None
+
+    def start(self, learner: Any, rows: int, batches: int, windows: int) -> Start:
+        self.announced = rows, batches, windows
+        return self.begin
+
+    def train(self, learner: Any, window: Any, report: Report) -> None:
+        if window is not None:
+            learner.train(window)
+        self.exchanges.append(report)
+
+    def train_on(self, learner: Any, window: Any, report: Report) -> None:
+        learner.train(window)
+        self.held.append(report)
+
+    def end_epoch(self, learner: Any, epoch: int, metrics: Any, held_out: Any, wait: bool) -> None:
+        self.ended.append((epoch, metrics, held_out))
+
+    def finish(self, learner: Any) -> None:
+        self.finished = True
+
+    @property
+    def stopped(self) -> bool:
+        return len(self.exchanges) >= self.stop_after
+
+
+def run(rows: int, window: int, epochs: int = 1, sync: Synchronizer | None = None, **options: Any):
+    learner, sync = Learner(), sync or Synchronizer()
+    source = Batches(rows_from_numpy(np.zeros((rows, 2)), np.zeros(rows)), 4, shuffle=False)
+    settings = LoopSettings(epochs=epochs, batch_size=4, window=window)
+    train(learner, sync, source, settings, num_rows=rows, **options)
+    return learner, sync
+
+
+@pytest.mark.parametrize("window", [1, 2, 3, 5, 16, 17, 40, EPOCH_WINDOW, AUTO_WINDOW])
+@pytest.mark.parametrize("rows", [0, 1, 4, 7, 8, 30, 161])
+def test_every_row_is_trained_once_per_epoch_and_exchanged(rows: int, window: int) -> None:
+    learner, sync = run(rows, window, epochs=2)
+    assert sum(learner.rows) == 2 * rows
+    assert sum(r.rows for r in sync.exchanges) == 2 * rows  # the last partial window too
+    assert sum(r.batches for r in sync.exchanges) == 2 * -(-rows // 4)
+    assert [e[0] for e in sync.ended] == [0, 1]
+    assert sync.finished
+    announced = sync.announced
+    assert announced is not None
+    assert len(sync.exchanges) == 2 * announced[2]  # rounds are as many as was said
+    if rows:
+        assert sync.exchanges[-1].batches_done == -(-rows // 4)
+
+
+def test_a_long_window_is_one_exchange() -> None:
+    _, sync = run(400, EPOCH_WINDOW)
+    assert len(sync.exchanges) == 1
+    assert sync.exchanges[0].rows == 400
+    assert len(sync.held) > 1
+
+
+def test_the_automatic_window_is_at_most_a_sixteenth_of_an_epoch() -> None:
+    _, long = run(4 * 640, AUTO_WINDOW)
+    assert max(r.batches for r in long.exchanges) == 16
+    _, short = run(4 * 48, AUTO_WINDOW)
+    assert max(r.batches for r in short.exchanges) == 3
+    _, tiny = run(8, AUTO_WINDOW)
+    assert [r.batches for r in tiny.exchanges] == [1, 1]
+
+
+def test_a_retried_task_goes_on_where_committed_work_ended() -> None:
+    sync = Synchronizer(Start(epoch=1, position=5))
+    learner, _ = run(30, 2, epochs=3, sync=sync)
+    assert sum(learner.rows) == (30 - 5 * 4) + 30
+    assert [e[0] for e in sync.ended] == [1, 2]
+
+
+def test_work_that_another_attempt_finished_is_not_done_again() -> None:
+    learner, sync = run(30, 2, sync=Synchronizer(Start(done=True)))
+    assert learner.rows == []
+    assert not sync.finished
+
+
+def test_windows_are_padded_where_others_have_more() -> None:
+    sync = Synchronizer(Start(windows_per_epoch=9))
+    _, sync = run(30, 1, sync=sync)
+    assert len(sync.exchanges) == 9
+    assert [r.rows for r in sync.exchanges] == [4] * 7 + [2, 0]
+
+
+def test_stop_ends_the_loop_without_the_epochs_end() -> None:
+    sync = Synchronizer(stop_after=3)
+    learner, _ = run(400, 1, epochs=5, sync=sync)
+    assert len(learner.rows) == 3
+    assert sync.ended == []
+    assert sync.finished
+
+
+def test_validation_rows_are_evaluated_after_each_epoch() -> None:
+    held_out = Batches(rows_from_numpy(np.zeros((11, 2)), np.zeros(11)), 4, shuffle=False)
+    _, sync = run(20, 2, epochs=2, validation=held_out)
+    assert [float(e[2][0]) for e in sync.ended] == [11.0, 11.0]
+
+
+def test_a_learning_rate_from_the_driver_is_set_once() -> None:
+    sync = Synchronizer()
+    sync.learning_rate = 0.01
+    learner, _ = run(40, 1, epochs=2, sync=sync)
+    assert learner.rates == [0.01]
+    assert sync.exchanges[-1].learning_rate == 0.01
