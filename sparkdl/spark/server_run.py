@@ -119,6 +119,7 @@ class ServerRun:
         center: FloatArray,
         num_workers: int,
         spark: Any,
+        gather: int = 0,
     ) -> Iterator[Future[ServerRun]]:
         """Starts the server's process in the background; ends it with everything it holds."""
         bind, advertised = driver_address(spark)
@@ -135,6 +136,7 @@ class ServerRun:
                 num_workers,
                 lease_s=options.worker_timeout_s,
                 start_timeout_s=options.start_timeout_s,
+                gather=gather,
             ),
         )
 

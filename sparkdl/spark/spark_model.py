@@ -278,7 +278,7 @@ class SparkModel:
         if validation_data is not None:
             held_out = open_source(validation_data, signature, columns)
         source = add_validation(source, held_out, validation_split, self.seed)
-        num_workers = self._count_workers(source)
+        num_workers, at_once = self._count_workers(source)
         checkpoints = Checkpoints.at(checkpoint_dir)
         first_epoch = options.initial_epoch
         if resume and checkpoints is not None:
@@ -290,7 +290,7 @@ class SparkModel:
         layout = keras_base.model_layout(model)
         with ServerRun.start(
             self.server, self.rule, layout, keras_base.read_model(model, layout), num_workers,
-            source.spark,
+            source.spark, gather=at_once,
         ) as starting:  # fmt: skip
             # The server's process comes up meanwhile.
             self._build_metrics(source, signature)
@@ -339,7 +339,8 @@ class SparkModel:
         self._history = monitor.end()
         return self._history
 
-    def _count_workers(self, source: Source) -> int:
+    def _count_workers(self, source: Source) -> tuple[int, int]:
+        """Workers of the run, and how many of them can run at the same time (0: unknown)."""
         if not self.repartition:
             count: int = source.frame.rdd.getNumPartitions()
             if self.num_workers not in (None, count):
@@ -358,7 +359,7 @@ class SparkModel:
                 received=f"{slots}",
                 hint=f"num_workers={max(slots, 1)}, more executors, or mode='asynchronous'",
             )
-        return count
+        return count, 0 if slots is None else min(count, slots)
 
     def _build_metrics(self, source: Source, signature: Signature) -> None:
         """Makes the model's metric variables here, to put the workers' numbers into them."""

@@ -353,3 +353,30 @@ def test_settings_are_checked() -> None:
         Settings(0)
     with pytest.raises(ConfigError, match="lease_s"):
         Settings(1, lease_s=0)
+
+
+def test_workers_that_do_not_wait_begin_together_but_not_for_ever() -> None:
+    """A worker that came late would train its rows alone at the end."""
+    from sparkdl.ps.messages import Kind, Message
+    from sparkdl.ps.rules.base import Rule
+    from sparkdl.ps.state import ServerState, Settings
+    from sparkdl.weights import Layout
+
+    layout = Layout.of([("w", (3,), "float32")])
+
+    def world() -> ServerState:
+        settings = Settings(3, gather=2, gather_s=5.0)
+        return ServerState(layout, np.zeros(3, np.float32), Rule(), settings)
+
+    def hello(rank: int) -> Message:
+        return Message(Kind.HELLO, rank=rank, attempt=rank, meta={"batches_per_epoch": 4})
+
+    state = world()
+    assert state.receive(1, hello(0), now=0.0) == []
+    assert sorted(c for c, _ in state.receive(2, hello(1), now=1.0)) == [1, 2]
+    assert [c for c, _ in state.receive(3, hello(2), now=9.0)] == [3]  # a latecomer at once
+
+    alone = world()
+    assert alone.receive(1, hello(0), now=0.0) == []
+    assert alone.tick(now=4.9) == []
+    assert [c for c, _ in alone.tick(now=5.1)] == [1]

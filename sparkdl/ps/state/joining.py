@@ -53,7 +53,10 @@ class Joining(Roster):
         self._bind(connection, message, worker)
         worker.info = dict(message.meta)
         if worker.member or not (self._rule.blocking or self._gated):
-            self._join(connection, worker)
+            if self._gathered:
+                self._join(connection, worker)
+            else:
+                self._waits[connection] = Wait("gather", message, self._now)
         elif not self._started:
             self._waits[connection] = Wait("start", message, self._now)
         elif self._gated and not self._rule.blocking:
@@ -106,6 +109,13 @@ class Joining(Roster):
             self._shown = self._wish
             for connection, wait in starters:
                 self._join(connection, self._workers[wait.message.rank])
+        early = self._waiting("gather")
+        if early:
+            waited = self._now - min(wait.since for _, wait in early)
+            if len(early) >= self.settings.gather or waited >= self.settings.gather_s:
+                self._gathered = True
+                for connection, wait in early:
+                    self._join(connection, self._workers[wait.message.rank])
         for connection, wait in self._waiting("join"):
             worker = self._workers[wait.message.rank]
             if self._cohort_done:

@@ -9,7 +9,7 @@ from sparkdl.errors import ConfigError
 from sparkdl.ps.messages import Message
 from sparkdl.weights import FloatArray
 
-WaitReason = Literal["start", "twin", "join", "round", "gate", "epoch"]
+WaitReason = Literal["start", "gather", "twin", "join", "round", "gate", "epoch"]
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,9 @@ class Settings:
         start_timeout_s: Blocking rules: wait for all workers' HELLO, from the first one on.
         round_timeout_s: Blocking rules: wait of a commit for the other ranks.
         release_timeout_s: Wait at an epoch's end for a driver that says nothing at all.
+        gather: Rules that do not wait: workers that begin together, so that none trains its rows
+            alone at the end because it came late; 0 for none.
+        gather_s: Longest wait for them; then those that are there begin.
         max_state_bytes: Bound of the state that a joiner gets; None for 8 buffers + 64 MiB.
     """
 
@@ -32,6 +35,8 @@ class Settings:
     start_timeout_s: float = 600.0
     round_timeout_s: float = 600.0
     release_timeout_s: float = 600.0
+    gather: int = 0
+    gather_s: float = 10.0
     max_state_bytes: int | None = None
 
     def __post_init__(self) -> None:

@@ -50,6 +50,7 @@ class Roster:
             else 8 * layout.size_bytes + (64 << 20)
         )
         self._started = not (rule.blocking or self._gated)
+        self._gathered = settings.gather <= 1
         self._cohort_done = False
         self._position = (0, 0)
         self._snapshot_position = (0, 0)
