@@ -13,10 +13,10 @@ export TF_CPP_MIN_LOG_LEVEL ?= 2
 demo: install ## Trains a network on two Spark workers and shows the result
 	$(BIN)/python examples/demo.py
 
-test: lint ## Lint, types, and all tests of normal weight
+test: lint $(VENV)/.torch ## Lint, types, and all tests of normal weight
 	$(BIN)/python -m pytest tests -q -m "not slow" --durations=10
 
-test-all: lint ## The heavier checks too
+test-all: lint $(VENV)/.torch ## The heavier checks too
 	$(BIN)/python -m pytest tests -q --durations=20
 
 lint: install
@@ -43,6 +43,11 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
 	@touch $(STAMP)
+
+# Only the tests need PyTorch, which is large on some machines.
+$(VENV)/.torch: $(STAMP)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[torch]'
+	@touch $@
 
 java:
 	@java -version >/dev/null 2>&1 || \
