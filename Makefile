@@ -8,7 +8,7 @@ export SPARK_LOCAL_IP ?= 127.0.0.1
 export PYTHONUNBUFFERED = 1
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
-.PHONY: demo test test-all lint bench bench-peers install java clean
+.PHONY: demo test test-all lint bench bench-peers horovod install java clean
 
 demo: install ## Trains a network on two Spark workers and shows the result
 	$(BIN)/python examples/demo.py
@@ -31,6 +31,9 @@ bench: install ## Every benchmark; prints the tables of docs/benchmarks.md
 
 bench-peers: install ## Against Elephas, in a virtual environment of its own
 	$(BIN)/python benchmarks/peers.py
+
+horovod: install ## Builds Horovod's wheel against the installed TensorFlow (minutes; cached)
+	PYTHON=$(abspath $(BIN))/python bash docker/build_horovod.sh
 
 install: java $(STAMP)
 
