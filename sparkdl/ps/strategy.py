@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from sparkdl.errors import TransportError
+from sparkdl.errors import ModelError
 from sparkdl.ps.client import Client, Progress, connect
 from sparkdl.ps.rules.base import Rule
 from sparkdl.ps.synchronizer import GradientSynchronizer, WindowSynchronizer
@@ -54,10 +54,11 @@ class ServerStrategy:
         """Connects; leaving says goodbye, and a worker that has not finished is then dead.
 
         Raises:
-            TransportError: The server cannot be reached, or holds another model.
+            TransportError: The server cannot be reached.
+            ModelError: It holds another model; no other try would mend that.
         """
         if not layout.matches(self.layout):
-            raise TransportError(
+            raise ModelError(
                 "the worker's model and the server's differ",
                 expected=f"{self.layout.size} values in {len(self.layout.slots)} variables",
                 received=f"{layout.size} values in {len(layout.slots)} variables",

@@ -54,7 +54,7 @@ class FitMonitor:
         self._begun = False
         self._batch = 0
         self._learning_rate: float | None = None
-        self._has_schedule = False
+        self._stopped = False
 
     # -- events --------------------------------------------------------------------------------
 
@@ -75,6 +75,8 @@ class FitMonitor:
 
     def update(self, progress: RunProgress) -> list[dict[str, Any]]:
         """Takes in what the workers say now; returns commands for them (``stop`` and so on)."""
+        if self._stopped:  # what the workers still did is no part of the History
+            return []
         commands: list[dict[str, Any]] = self._rate_commands()
         self._speed.update(progress.rows)
         while self._epoch < self._epochs:
@@ -115,6 +117,7 @@ class FitMonitor:
         self._epoch += 1
         self._begun = False
         if self._model.stop_training:
+            self._stopped = True
             return [{"stop": True, "release": number}]
         self._begin_epoch()
         return [*self._rate_commands(), {"release": number}]
@@ -138,8 +141,7 @@ class FitMonitor:
         while hasattr(optimizer, "inner_optimizer"):
             optimizer = optimizer.inner_optimizer
         rate = getattr(optimizer, "_learning_rate", None)
-        self._has_schedule = isinstance(rate, keras.optimizers.schedules.LearningRateSchedule)
-        if self._has_schedule or rate is None:
+        if rate is None or isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
             return None
         return float(keras.ops.convert_to_numpy(optimizer.learning_rate))
 

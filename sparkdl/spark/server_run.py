@@ -177,7 +177,7 @@ class ServerRun:
     def pull(self) -> FloatArray:
         """The present center (a copy)."""
         self._server.check()
-        return np.array(self._driver.pull())
+        return self._driver.pull()
 
 
 def parse_status(status: dict[str, Any], num_workers: int, *, in_step: bool) -> RunProgress:

@@ -20,7 +20,6 @@ from sparkdl.spark.sources import Source, spread
 from sparkdl.spark.task import RESULT_SCHEMA, TrainTask, stage_function
 
 POLL_S = 0.1
-END_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -107,7 +106,7 @@ def train_stage(
         _raise_failures(rows, run)
         _last_news(run, monitor, on_epoch)
         if not stopped:
-            keras_base.write_model(model, task_layout(model), run.pull())
+            keras_base.write_model(model, keras_base.model_layout(model), run.pull())
         keeper = min((r.rank for r in rows if r.kind == "optimizer"), default=-1)
         state = b"".join(
             bytes(r.content) for r in rows if r.kind == "optimizer" and r.rank == keeper
@@ -139,11 +138,6 @@ def train_stage(
         if broadcast is not None:
             with contextlib.suppress(Exception):
                 broadcast.destroy()
-
-
-def task_layout(model: Any) -> Any:
-    """The layout of the driver's model."""
-    return keras_base.model_layout(model)
 
 
 def _watch(
