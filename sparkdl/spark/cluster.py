@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 import uuid
 from collections.abc import Callable
@@ -59,6 +60,65 @@ def wait_for_slots(spark: Any, wanted: int, timeout_s: float = 15.0) -> int | No
         time.sleep(0.2)
         slots = count_slots(spark)
     return slots
+
+
+def check_barrier(spark: Any, num_workers: int, timeout_s: float = 15.0) -> None:
+    """Returns if a barrier stage of this many tasks can run here; no job is started.
+
+    Waits up to ``timeout_s`` for executors that are still starting. Where slots cannot be counted
+    (Spark Connect to a cluster), only Spark itself can refuse; see :func:`barrier_refusal`.
+
+    Raises:
+        ResourceError: Fewer slots than workers, or dynamic allocation is on (SPARK-24942).
+    """
+    master = str(spark.conf.get("spark.master", "") or "")
+    dynamic = str(spark.conf.get("spark.dynamicAllocation.enabled", "false") or "false")
+    if dynamic.lower() == "true" and not (master == "local" or master.startswith("local[")):
+        raise ResourceError(
+            "a barrier stage cannot run under dynamic allocation",
+            expected="spark.dynamicAllocation.enabled=false (SPARK-24942)",
+            received="spark.dynamicAllocation.enabled=true",
+            hint="switch it off for this application; SparkModel's modes with a server run with it",
+        )
+    slots = wait_for_slots(spark, num_workers, timeout_s)
+    if slots is None:
+        slots = _local_slots(master, str(spark.conf.get("spark.task.cpus", "1") or "1"))
+    if slots is not None and slots < num_workers:
+        raise _too_few_slots(num_workers, f"{slots} slots")
+
+
+def barrier_refusal(error: BaseException, num_workers: int) -> ResourceError | None:
+    """Spark's own refusal of a barrier stage as our error; None if ``error`` is something else."""
+    text = str(error)
+    if "SPARK-24819" in text or "BARRIER_STAGE_WITH_INSUFFICIENT_SLOTS" in text.upper():
+        return _too_few_slots(num_workers, "fewer slots")
+    if "SPARK-24942" in text:
+        return ResourceError(
+            "a barrier stage cannot run under dynamic allocation",
+            expected="spark.dynamicAllocation.enabled=false (SPARK-24942)",
+            received="Spark refused the stage",
+        )
+    return None
+
+
+def _too_few_slots(num_workers: int, received: str) -> ResourceError:
+    return ResourceError(
+        f"{num_workers} workers must run at the same time, and Spark has no room for them",
+        expected=f"at least {num_workers} slots (cores of all executors / spark.task.cpus, "
+        "and GPUs where tasks ask for them)",
+        received=received,
+        hint="fewer workers (num_workers, np), or more or larger executors",
+    )
+
+
+def _local_slots(master: str, task_cpus: str) -> int | None:
+    """Slots of ``local[2]`` and ``local-cluster[2,1,1024]``, as written; None for any other."""
+    found = re.fullmatch(r"local(?:-cluster)?\[\s*(\d+)\s*(?:,\s*(\d+)\s*)?(?:,.*)?\]", master)
+    if found is None:
+        return 1 if master == "local" else None
+    if master.startswith("local-cluster"):
+        return int(found[1]) * (int(found[2] or 1) // max(1, int(task_cpus)))
+    return int(found[1]) // max(1, int(task_cpus))
 
 
 def default_parallelism(spark: Any) -> int:
