@@ -1,0 +1,396 @@
+"""Optimizers on flat float32 vectors: SGD, Adagrad, RMSprop, Adam and AdamW, without Keras.
+
+Each takes the same steps as the Keras optimizer of its name with the same options. A parameter
+server runs them on its center, and a rank of a sliced all-reduce on its slice of the weights.
+"""
+
+from __future__ import annotations
+
+import abc
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from sparkdl.optimizers.blocks import add_scaled, blocks, scratch
+from sparkdl.optimizers.options import (
+    require,
+    require_fraction,
+    require_not_negative,
+    require_positive,
+)
+from sparkdl.weights import FloatArray
+
+State = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class FlatOptimizer(abc.ABC):
+    """Base of the optimizers: frozen options; what changes lives in the state of :meth:`init`.
+
+    They treat elements one by one, so that a slice of the weights with its slice of the state is
+    stepped as the whole would be.
+
+    Args:
+        learning_rate: Step size; None: the caller's at each step.
+    """
+
+    learning_rate: float | None = None
+
+    name: ClassVar[str] = ""
+
+    def __post_init__(self) -> None:
+        if self.learning_rate is not None:
+            require_positive(self.name, "learning_rate", self.learning_rate)
+
+    @abc.abstractmethod
+    def init(self, weights: FloatArray) -> State:
+        """The state before the first step: a flat dict of float32 arrays, ints or floats."""
+
+    @abc.abstractmethod
+    def step(
+        self,
+        weights: FloatArray,
+        gradient: FloatArray,
+        state: State,
+        rate: float,
+        out: FloatArray,
+    ) -> None:
+        """One step along ``-gradient`` into ``out``, which may be ``weights``.
+
+        Changes ``state``; ``gradient`` stays as it is. ``rate`` is the learning rate.
+        """
+
+
+@dataclass(frozen=True)
+class SGD(FlatOptimizer):
+    """Gradient descent, with momentum or Nesterov momentum if asked.
+
+    ::
+
+        v = momentum · v - rate · g
+        weights += v                          (momentum)
+        weights += momentum · v - rate · g    (Nesterov)
+
+    Args:
+        learning_rate: As for :class:`FlatOptimizer`.
+        momentum: In [0, 1); 0 is plain gradient descent.
+        nesterov: Whether to look ahead.
+
+    Reference: Sutskever, Martens, Dahl and Hinton, 2013, "On the importance of initialization and
+    momentum in deep learning" (ICML).
+    """
+
+    momentum: float = 0.0
+    nesterov: bool = False
+
+    name: ClassVar[str] = "sgd"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_fraction(self.name, "momentum", self.momentum)
+
+    def init(self, weights: FloatArray) -> State:
+        """The velocity, from 0, if there is momentum."""
+        return {"velocity": np.zeros_like(weights)} if self.momentum else {}
+
+    def step(
+        self,
+        weights: FloatArray,
+        gradient: FloatArray,
+        state: State,
+        rate: float,
+        out: FloatArray,
+    ) -> None:
+        """One step along ``-gradient``."""
+        if not self.momentum:
+            add_scaled(weights, gradient, -rate, out)
+            return
+        velocities: FloatArray = state["velocity"]
+        step_per_gradient, momentum = np.float32(-rate), np.float32(self.momentum)
+        buffer = scratch(weights.size)
+        for part in blocks(weights.size):
+            velocity, step = velocities[part], buffer[: part.stop - part.start]
+            np.multiply(gradient[part], step_per_gradient, out=step)
+            if self.nesterov:
+                # Kept already multiplied by momentum for the next step, which saves a pass.
+                np.add(velocity, step, out=velocity)
+                np.multiply(velocity, momentum, out=velocity)
+                np.add(step, velocity, out=step)
+                np.add(weights[part], step, out=out[part])
+            else:
+                np.multiply(velocity, momentum, out=velocity)
+                np.add(velocity, step, out=velocity)
+                np.add(weights[part], velocity, out=out[part])
+
+
+@dataclass(frozen=True)
+class Adagrad(FlatOptimizer):
+    """Adagrad: ``a += g²; weights -= rate · g / √(a + epsilon)``.
+
+    Args:
+        learning_rate: As for :class:`FlatOptimizer`.
+        initial_accumulator_value: Where ``a`` starts.
+        epsilon: Keeps the division finite.
+
+    Reference: Duchi, Hazan and Singer, 2011, "Adaptive Subgradient Methods" (JMLR 12).
+    """
+
+    initial_accumulator_value: float = 0.1
+    epsilon: float = 1e-7
+
+    name: ClassVar[str] = "adagrad"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        start = self.initial_accumulator_value
+        require_not_negative(self.name, "initial_accumulator_value", start)
+        require_positive(self.name, "epsilon", self.epsilon)
+
+    def init(self, weights: FloatArray) -> State:
+        """The sums of squared gradients."""
+        return {"accumulator": np.full_like(weights, self.initial_accumulator_value)}
+
+    def step(
+        self,
+        weights: FloatArray,
+        gradient: FloatArray,
+        state: State,
+        rate: float,
+        out: FloatArray,
+    ) -> None:
+        """One step along ``-gradient``."""
+        accumulators: FloatArray = state["accumulator"]
+        factor, epsilon = np.float32(-rate), np.float32(self.epsilon)
+        buffer = scratch(weights.size)
+        for part in blocks(weights.size):
+            g, total, step = (
+                gradient[part],
+                accumulators[part],
+                buffer[: part.stop - part.start],
+            )
+            np.multiply(g, g, out=step)
+            np.add(total, step, out=total)
+            np.add(total, epsilon, out=step)
+            np.sqrt(step, out=step)
+            np.divide(g, step, out=step)
+            np.multiply(step, factor, out=step)
+            np.add(weights[part], step, out=out[part])
+
+
+@dataclass(frozen=True)
+class RMSprop(FlatOptimizer):
+    """RMSprop.
+
+    ::
+
+        v = rho · v + (1 - rho) · g²
+        a = rho · a + (1 - rho) · g                                (centered only)
+        s = rate · g / √(v - a² + epsilon)                         (a = 0 unless centered)
+        m = momentum · m + s;   weights -= m                        (m = s without momentum)
+
+    Args:
+        learning_rate: As for :class:`FlatOptimizer`.
+        rho: Decay of the means, in [0, 1).
+        momentum: In [0, 1).
+        epsilon: Keeps the division finite.
+        centered: Whether the gradients' variance takes the place of their mean square.
+
+    Reference: Tieleman and Hinton, 2012, "Lecture 6.5: RMSprop" (Coursera).
+    """
+
+    rho: float = 0.9
+    momentum: float = 0.0
+    epsilon: float = 1e-7
+    centered: bool = False
+
+    name: ClassVar[str] = "rmsprop"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_fraction(self.name, "rho", self.rho)
+        require_fraction(self.name, "momentum", self.momentum)
+        require_positive(self.name, "epsilon", self.epsilon)
+
+    def init(self, weights: FloatArray) -> State:
+        """The running means that the options need, from 0."""
+        state: State = {"mean_square": np.zeros_like(weights)}
+        if self.centered:
+            state["mean"] = np.zeros_like(weights)
+        if self.momentum:
+            state["momentum"] = np.zeros_like(weights)
+        return state
+
+    def step(
+        self,
+        weights: FloatArray,
+        gradient: FloatArray,
+        state: State,
+        rate: float,
+        out: FloatArray,
+    ) -> None:
+        """One step along ``-gradient``."""
+        factor, epsilon = np.float32(-rate), np.float32(self.epsilon)
+        rho, rest = np.float32(self.rho), np.float32(1.0 - self.rho)
+        momentum = np.float32(self.momentum)
+        means: FloatArray | None = state.get("mean")
+        velocities: FloatArray | None = state.get("momentum")
+        squares: FloatArray = state["mean_square"]
+        first, second = scratch(weights.size), scratch(weights.size)
+        for part in blocks(weights.size):
+            n = part.stop - part.start
+            g, mean_square, step, square = gradient[part], squares[part], first[:n], second[:n]
+            np.multiply(mean_square, rho, out=mean_square)
+            np.multiply(g, rest, out=step)
+            np.multiply(step, g, out=square)
+            np.add(mean_square, square, out=mean_square)
+            if means is None:
+                np.add(mean_square, epsilon, out=square)
+            else:
+                mean = means[part]
+                np.multiply(mean, rho, out=mean)
+                np.add(mean, step, out=mean)
+                np.multiply(mean, mean, out=square)
+                np.subtract(mean_square, square, out=square)
+                np.add(square, epsilon, out=square)
+            np.sqrt(square, out=square)
+            np.divide(g, square, out=step)
+            np.multiply(step, factor, out=step)
+            if velocities is not None:
+                velocity = velocities[part]
+                np.multiply(velocity, momentum, out=velocity)
+                np.add(velocity, step, out=velocity)
+                step = velocity
+            np.add(weights[part], step, out=out[part])
+
+
+@dataclass(frozen=True)
+class Adam(FlatOptimizer):
+    """Adam, in the efficient order of section 2 of the paper, as Keras has it.
+
+    ::
+
+        m = beta_1 · m + (1 - beta_1) · g
+        v = beta_2 · v + (1 - beta_2) · g²
+        weights -= rate · √(1 - beta_2^t) / (1 - beta_1^t) · m / (√v + epsilon)
+
+    Args:
+        learning_rate: As for :class:`FlatOptimizer`.
+        beta_1: Decay of the mean, in [0, 1).
+        beta_2: Decay of the mean square, in [0, 1).
+        epsilon: Keeps the division finite.
+
+    Reference: Kingma and Ba, 2015, "Adam: A Method for Stochastic Optimization", arXiv:1412.6980.
+    """
+
+    beta_1: float = 0.9
+    beta_2: float = 0.999
+    epsilon: float = 1e-7
+
+    name: ClassVar[str] = "adam"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_fraction(self.name, "beta_1", self.beta_1)
+        require_fraction(self.name, "beta_2", self.beta_2)
+        require_positive(self.name, "epsilon", self.epsilon)
+
+    def init(self, weights: FloatArray) -> State:
+        """Both moments, divided by ``1 - beta`` (which saves two operations), and the step."""
+        return {
+            "scaled_mean": np.zeros_like(weights),
+            "scaled_mean_square": np.zeros_like(weights),
+            "steps": 0,
+        }
+
+    def step(
+        self,
+        weights: FloatArray,
+        gradient: FloatArray,
+        state: State,
+        rate: float,
+        out: FloatArray,
+    ) -> None:
+        """One step along ``-gradient``."""
+        self._step(weights, gradient, state, rate, 0.0, out)
+
+    def _step(
+        self,
+        weights: FloatArray,
+        gradient: FloatArray,
+        state: State,
+        rate: float,
+        shrink: float,
+        out: FloatArray,
+    ) -> None:
+        state["steps"] += 1
+        steps = state["steps"]
+        means: FloatArray = state["scaled_mean"]
+        squares: FloatArray = state["scaled_mean_square"]
+        # With m = (1 - beta_1) M and v = (1 - beta_2) V the step is alpha · M / (√V + eps).
+        root = np.sqrt(1.0 - self.beta_2)
+        corrected = rate * np.sqrt(1.0 - self.beta_2**steps) / (1.0 - self.beta_1**steps)
+        alpha = np.float32(-corrected * (1.0 - self.beta_1) / root)
+        epsilon = np.float32(self.epsilon / root)
+        beta_1, beta_2 = np.float32(self.beta_1), np.float32(self.beta_2)
+        keep = np.float32(1.0 - rate * shrink)
+        buffer = scratch(weights.size)
+        for part in blocks(weights.size):
+            g, step = gradient[part], buffer[: part.stop - part.start]
+            mean, square = means[part], squares[part]
+            np.multiply(g, g, out=step)
+            np.multiply(square, beta_2, out=square)
+            np.add(square, step, out=square)
+            np.sqrt(square, out=step)
+            np.add(step, epsilon, out=step)
+            np.multiply(mean, beta_1, out=mean)
+            np.add(mean, g, out=mean)
+            np.divide(mean, step, out=step)
+            np.multiply(step, alpha, out=step)
+            if shrink:
+                np.multiply(weights[part], keep, out=out[part])
+                np.add(out[part], step, out=out[part])
+            else:
+                np.add(weights[part], step, out=out[part])
+
+
+@dataclass(frozen=True)
+class AdamW(Adam):
+    """Adam with decoupled weight decay: ``weights *= 1 - rate · weight_decay``, then Adam's step.
+
+    Decay acts on every trained coordinate; flat weights know no variable names to leave out.
+
+    Args:
+        learning_rate, beta_1, beta_2, epsilon: As for :class:`Adam`.
+        weight_decay: The decay per unit of learning rate.
+
+    Reference: Loshchilov and Hutter, 2019, "Decoupled Weight Decay Regularization",
+    arXiv:1711.05101.
+    """
+
+    weight_decay: float = 0.004
+
+    name: ClassVar[str] = "adamw"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_not_negative(self.name, "weight_decay", self.weight_decay)
+        rate = self.learning_rate or 0.0
+        require(
+            rate * self.weight_decay < 1,
+            self.name,
+            "weight_decay",
+            "learning_rate · weight_decay below 1",
+            self.weight_decay,
+        )
+
+    def step(
+        self,
+        weights: FloatArray,
+        gradient: FloatArray,
+        state: State,
+        rate: float,
+        out: FloatArray,
+    ) -> None:
+        """Decay, then one Adam step along ``-gradient``."""
+        self._step(weights, gradient, state, rate, self.weight_decay, out)

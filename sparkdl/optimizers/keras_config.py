@@ -1,0 +1,76 @@
+"""From a Keras optimizer's config dict to an optimizer on flat vectors. Keras is not imported."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any, TypeVar
+
+from sparkdl.errors import ConfigError, UnknownNameError
+from sparkdl.optimizers.flat import SGD, Adagrad, Adam, AdamW, FlatOptimizer, RMSprop
+
+Made = TypeVar("Made", bound=FlatOptimizer)
+
+FLAT_CLASSES: dict[str, type[FlatOptimizer]] = {
+    "SGD": SGD,
+    "Adagrad": Adagrad,
+    "RMSprop": RMSprop,
+    "Adam": Adam,
+    "AdamW": AdamW,
+}
+# Entries of a config that say nothing about the step.
+_HARMLESS = frozenset(
+    {"name", "ema_momentum", "is_legacy_optimizer", "jit_compile", "is_scheduled"}
+)
+_SWITCHED_OFF = (None, False)
+
+
+def optimizer_from_config(
+    config: Mapping[str, Any],
+    classes: Mapping[str, type[Made]],
+    *,
+    where: str,
+    hint: str,
+) -> Made:
+    """The counterpart of a serialized Keras optimizer among ``classes``.
+
+    Args:
+        config: ``{'class_name': 'Adam', 'config': {...}}``, as ``keras.optimizers.serialize`` and
+            ``{'class_name': type(o).__name__, 'config': o.get_config()}`` give it. A learning rate
+            schedule becomes None: the caller's current learning rate.
+        classes: Keras class names to classes; Adam with weight decay becomes ``'AdamW'``.
+        where: Where it runs, for error messages.
+        hint: What to do about an option that is not supported.
+
+    Raises:
+        UnknownNameError: No such optimizer in ``classes``.
+        ConfigError: An option that cannot be honoured is switched on.
+
+    Example:
+        >>> config = {'class_name': 'SGD', 'config': {'learning_rate': 0.5}}
+        >>> optimizer_from_config(config, FLAT_CLASSES, where='here', hint='')
+        SGD(learning_rate=0.5, momentum=0.0, nesterov=False)
+    """
+    class_name = str(config.get("class_name", "")).rpartition(">")[2]
+    if class_name not in classes:
+        raise UnknownNameError(f"optimizer {where}", class_name, classes)
+    options = dict(config.get("config", {}))
+    chosen = class_name
+    if class_name == "Adam" and options.get("weight_decay") is not None and "AdamW" in classes:
+        chosen = "AdamW"
+    make = classes[chosen]
+    known = {field.name for field in fields(make)}
+    taken: dict[str, Any] = {}
+    for option, value in options.items():
+        if option == "learning_rate" and isinstance(value, Mapping):
+            taken[option] = None
+        elif option in known:
+            taken[option] = value
+        elif option not in _HARMLESS and value not in _SWITCHED_OFF:
+            raise ConfigError(
+                f"optimizer {class_name!r} {where}: option {option!r} is not supported",
+                expected="options " + ", ".join(sorted(known)),
+                received=f"{option}={value!r}",
+                hint=hint.format(option=option),
+            )
+    return make(**taken)
