@@ -80,6 +80,8 @@ class Flag(enum.IntFlag):
     DONE = 16  # HELLO reply: this rank's work is already done
     LEAD = 32  # reply: this rank is the lowest live one (it snapshots)
     DUPLICATE = 64  # commit reply: this sequence had been applied before
+    ENCODED = 128  # the body is a codec's payload; on a request: and the reply's may be
+    CHANGE = 256  # WEIGHTS, encoded: a change of what the worker holds, not the values themselves
 
 
 WEIGHT_REQUESTS = frozenset({Kind.PUSH, Kind.PUSH_PULL, Kind.SNAPSHOT})
@@ -146,14 +148,18 @@ class Limits:
     Args:
         weights_bytes: Bytes of one flat buffer.
         max_meta_bytes: Bound of a frame's meta.
+        encoded_bytes: Bound of an encoded body; 0 without compression.
     """
 
     weights_bytes: int
     max_meta_bytes: int = MAX_META_BYTES
+    encoded_bytes: int = 0
 
     @classmethod
-    def of(cls, layout: Layout, max_meta_bytes: int = MAX_META_BYTES) -> Limits:
-        return cls(layout.size_bytes, max_meta_bytes)
+    def of(
+        cls, layout: Layout, max_meta_bytes: int = MAX_META_BYTES, *, encoded_bytes: int = 0
+    ) -> Limits:
+        return cls(layout.size_bytes, max_meta_bytes, encoded_bytes)
 
     @property
     def buffer_bytes(self) -> int:
@@ -275,8 +281,10 @@ def decode_meta(kind: Kind, raw: bytes | bytearray | memoryview) -> dict[str, An
     return meta
 
 
-def check_sizes(kind: Kind, meta_len: int, body_len: int, limits: Limits) -> None:
-    """Refuses a frame whose declared sizes do not fit the layout.
+def check_sizes(
+    kind: Kind, meta_len: int, body_len: int, limits: Limits, flags: Flag = Flag.NONE
+) -> None:
+    """Refuses a frame whose declared sizes do not fit the layout, or the run's compression.
 
     Raises:
         ProtocolError: A size is out of bounds.
@@ -287,7 +295,10 @@ def check_sizes(kind: Kind, meta_len: int, body_len: int, limits: Limits) -> Non
             expected=f"at most {limits.max_meta_bytes} bytes",
             received=f"{meta_len} bytes",
         )
-    if kind in WEIGHT_REQUESTS or kind is Kind.WEIGHTS:
+    if flags & Flag.ENCODED and (kind in COMMITS or kind is Kind.WEIGHTS):
+        fits = limits.encoded_bytes > 0 and body_len <= limits.encoded_bytes
+        expected = f"at most {limits.encoded_bytes} bytes, encoded"
+    elif kind in WEIGHT_REQUESTS or kind is Kind.WEIGHTS:
         fits, expected = body_len == limits.weights_bytes, f"{limits.weights_bytes} bytes"
     elif kind in (Kind.STATE_PUT, Kind.STATE):
         fits, expected = body_len <= limits.buffer_bytes, f"at most {limits.buffer_bytes} bytes"

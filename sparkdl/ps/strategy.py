@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from sparkdl.errors import ModelError
 from sparkdl.ps.client import Client, Progress, connect
+from sparkdl.ps.codecs import Compression
 from sparkdl.ps.rules.base import Rule
 from sparkdl.ps.synchronizer import GradientSynchronizer, WindowSynchronizer
 from sparkdl.ps.transports.address import Address
@@ -41,6 +42,7 @@ class ServerStrategy:
         layout: Of the flat buffer.
         rule: Its worker half runs here.
         overlap: Exchange one window while the next is trained.
+        compression: The server's; None sends float32.
     """
 
     address: Address
@@ -48,6 +50,7 @@ class ServerStrategy:
     layout: Layout
     rule: Rule
     overlap: bool = False
+    compression: Compression | None = None
 
     @contextlib.contextmanager
     def open(self, identity: Member, layout: Layout) -> Iterator[ServerSynchronizer]:
@@ -65,8 +68,9 @@ class ServerStrategy:
                 hint="does the model build other layers on the executors?",
             )
         client = connect(
-            self.address, self.token, rank=identity.rank, attempt=identity.attempt, layout=layout
-        )
+            self.address, self.token, rank=identity.rank, attempt=identity.attempt, layout=layout,
+            compression=self.compression,
+        )  # fmt: skip
         try:
             yield ServerSynchronizer(self.rule, client, layout, self.overlap)
         finally:
@@ -175,6 +179,11 @@ class ServerSynchronizer:
             meta["val_metrics"] = validation.tolist()
         self._client.report(meta, wait=wait)
 
+    def keep_state(self, learner: Any, epoch: int) -> None:
+        """Leaves the optimizer state for a checkpoint: the lead's in step, else rank 0's."""
+        if self._client.lead if self._rule.blocking else self._client.rank == 0:
+            self._client.keep_state(learner.optimizer_state(), epoch)
+
     def finish(self, learner: Any) -> None:
         """Says that this worker is done."""
         if self._windows is not None:
@@ -184,12 +193,27 @@ class ServerSynchronizer:
         self._client.finish()
 
     @property
+    def every_batch(self) -> bool:
+        """No: a window's exchange follows its last batch."""
+        return False
+
+    @property
     def stopped(self) -> bool:
         return self._client.stopped
 
     @property
     def learning_rate(self) -> float | None:
         return self._client.learning_rate
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes of the frames that this worker sent (over shm their bodies stay in memory)."""
+        return self._client.bytes_sent
+
+    @property
+    def bytes_received(self) -> int:
+        """Bytes of the frames that it received."""
+        return self._client.bytes_received
 
     @property
     def transport(self) -> str:

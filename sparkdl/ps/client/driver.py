@@ -7,7 +7,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from sparkdl.errors import ConfigError
+from sparkdl.errors import ConfigError, ProtocolError
 from sparkdl.ps.client.link import Link, Opener, Timeouts, explained, openers_of
 from sparkdl.ps.messages import Kind, Limits, Message
 from sparkdl.ps.transports.address import Address
@@ -60,6 +60,22 @@ class DriverClient:
         result = np.empty(self._limits.weights_bytes // 4, np.float32) if out is None else out
         np.copyto(result, self._limits.weights(self._link.raw))
         return result
+
+    def kept_state(self) -> tuple[int, bytes]:
+        """What a worker left last: the epochs it is of, and the state; ``(-1, b"")`` for none."""
+        for _ in range(5):
+            state, epoch, total = bytearray(), -1, 1
+            while len(state) < total:
+                reply = self._link.request(Message(Kind.STATE_GET, meta={"offset": len(state)}))
+                if state and reply.meta["epoch"] != epoch:
+                    break  # a newer one came meanwhile
+                epoch, total = int(reply.meta["epoch"]), int(reply.meta["total"])
+                if reply.body is None or not reply.body.size:
+                    return -1, b""
+                state += reply.body.data
+            else:
+                return epoch, bytes(state)
+        raise ProtocolError("the state kept on the server changes faster than it can be read")
 
     def control(
         self,

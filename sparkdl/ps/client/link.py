@@ -20,7 +20,7 @@ from sparkdl.errors import (
     UnknownNameError,
     WaitTimeoutError,
 )
-from sparkdl.ps.messages import ByteArray, Kind, Limits, Message, error_from_meta
+from sparkdl.ps.messages import HEADER_BYTES, ByteArray, Kind, Limits, Message, error_from_meta
 from sparkdl.ps.transports.address import Address, boot_id
 from sparkdl.ps.transports.base import Channel
 from sparkdl.ps.transports.shm import ShmChannel
@@ -53,7 +53,11 @@ class Opener(Protocol):
 
 
 class Link:
-    """One channel, reopened with backoff when it breaks. Serializes its requests."""
+    """One channel, reopened with backoff when it breaks. Serializes its requests.
+
+    ``bytes_sent`` and ``bytes_received`` count headers and bodies of the requests that were
+    answered; over shm the bodies stay in memory.
+    """
 
     def __init__(
         self, opener: Opener, limits: Limits, timeouts: Timeouts, *, buffered: bool, name: str
@@ -66,6 +70,8 @@ class Link:
         self.channel: Channel | None = None
         self.like: Channel | None = None
         self.closed = False
+        self.bytes_sent = 0
+        self.bytes_received = 0
 
     @property
     def raw(self) -> ByteArray:
@@ -75,8 +81,16 @@ class Link:
             raise ProtocolError("this connection has no buffer")
         return raw
 
-    def request(self, message: Message, body_bytes: int = 0, *, deferred: bool = False) -> Message:
+    def request(
+        self, message: Message, body: int | ByteArray = 0, *, deferred: bool = False
+    ) -> Message:
         """Sends a frame, again after a broken connection, and returns the reply.
+
+        Args:
+            message: What to send.
+            body: So many bytes from the start of ``raw``, or these bytes, which are put there anew
+                for each try.
+            deferred: Whether the server may take its time.
 
         Raises:
             TransportError: The server stayed unreachable for ``reconnect_s``.
@@ -93,8 +107,10 @@ class Link:
                 tries += 1
                 try:
                     channel = self._open()
-                    message.body = self.raw[:body_bytes] if body_bytes else None
+                    message.body = self._body(body)
                     reply = channel.request(message, limit_s)
+                    self.bytes_sent += HEADER_BYTES + message.body_bytes
+                    self.bytes_received += HEADER_BYTES + reply.body_bytes
                     break
                 except AuthenticationError as raised:
                     self._drop()
@@ -134,6 +150,13 @@ class Link:
             if reply.kind is Kind.ERROR:
                 raise error_from_meta(reply.meta)
             return reply
+
+    def _body(self, body: int | ByteArray) -> ByteArray | None:
+        if isinstance(body, int):
+            return self.raw[:body] if body else None
+        target = self.raw[: body.size]
+        np.copyto(target, body)
+        return target
 
     def _open(self) -> Channel:
         if self.channel is None:

@@ -15,8 +15,10 @@ from typing import Any, Self
 import numpy as np
 
 from sparkdl.errors import ProtocolError, WorkerError
+from sparkdl.ps.client.coder import Coder
 from sparkdl.ps.client.link import Link, Opener, Timeouts, explained, openers_of
-from sparkdl.ps.messages import Flag, Kind, Limits, Message
+from sparkdl.ps.codecs import Compression
+from sparkdl.ps.messages import ByteArray, Flag, Kind, Limits, Message
 from sparkdl.ps.transports.address import Address
 from sparkdl.weights import FloatArray, Layout
 
@@ -90,8 +92,10 @@ class Client:
         rank: int,
         attempt: int,
         timeouts: Timeouts | None = None,
+        compression: Compression | None = None,
     ) -> None:
         self.rank, self.attempt = rank, attempt
+        self._coder: Coder | None = None
         self.welcome: Welcome | None = None
         self.stopped = False
         self.aborted = False
@@ -106,6 +110,10 @@ class Client:
         self._sequence = 0
         self._link = Link(opener, limits, self._timeouts, buffered=True, name=f"worker {rank}")
         self._link.open()
+        if compression is not None and (
+            self.transport != "shm" or compression.codec.shapes_training
+        ):
+            self._coder = Coder(compression, rank, attempt)
         self._pulse: threading.Thread | None = None
         self._ended = threading.Event()
 
@@ -116,6 +124,21 @@ class Client:
         """Name of the transport in use: ``'shm'``, ``'socket'``, ``'http'`` or ``'inproc'``."""
         channel = self._link.channel
         return "none" if channel is None else channel.name
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes of the frames sent so far (over shm their bodies stay in memory)."""
+        return self._link.bytes_sent
+
+    @property
+    def bytes_received(self) -> int:
+        """Bytes of the frames received so far."""
+        return self._link.bytes_received
+
+    @property
+    def residual(self) -> FloatArray | None:
+        """What a codec still has to send of the trained segment; None where nothing is kept."""
+        return None if self._coder is None else self._coder.residual
 
     @property
     def buffer(self) -> FloatArray:
@@ -194,7 +217,9 @@ class Client:
 
     def pull(self) -> FloatArray:
         """Fills ``buffer`` with the center, and returns it."""
-        self._request(Message(Kind.PULL))
+        message = Message(Kind.PULL)
+        self._ask_encoded(message)
+        self._decode(self._request(message))
         return self.buffer
 
     def push(self, progress: Progress) -> None:
@@ -210,10 +235,23 @@ class Client:
         self._commit(Kind.PUSH_PULL, progress)
         return self.buffer
 
-    def report(self, meta: Mapping[str, Any], *, wait: bool = False) -> None:
-        """Sends telemetry; with ``wait``, returns when the driver releases ``meta['epoch']``."""
+    def report(
+        self, meta: Mapping[str, Any], *, wait: bool = False, batch: int = 0, rows: int = 0
+    ) -> None:
+        """Sends telemetry; with ``wait``, returns when the driver releases ``meta['epoch']``.
+
+        Args:
+            meta: What is new.
+            wait: See above.
+            batch: Batches of the epoch done, from a worker that commits nothing.
+            rows: Rows trained in all, from a worker that commits nothing.
+        """
         flags = Flag.WAIT if wait else Flag.NONE
-        self._request(Message(Kind.REPORT, flags=flags, meta=dict(meta)), deferred=wait)
+        epoch = int(meta.get("epoch", 0))
+        message = Message(
+            Kind.REPORT, flags=flags, epoch=epoch, batch=batch, rows=rows, meta=dict(meta)
+        )
+        self._request(message, deferred=wait)
 
     def snapshot(self, epoch: int, batch: int = 0) -> None:
         """Stores ``buffer`` (weights) as the center; for blocking rules on gradients."""
@@ -221,13 +259,23 @@ class Client:
 
     def put_state(self, state: bytes, epoch: int, batch: int) -> None:
         """Uploads weights and optimizer state for a joiner. Overwrites ``buffer``."""
+        self._upload(state, epoch, batch, {})
+        self.upload_requested = False
+
+    def keep_state(self, state: bytes, epoch: int) -> None:
+        """Leaves ``state``, of the end of ``epoch`` epochs, for the driver. Overwrites ``buffer``.
+
+        The server keeps the last whole one; what it means is between worker and driver.
+        """
+        self._upload(state, epoch, 0, {"keep": True})
+
+    def _upload(self, state: bytes, epoch: int, batch: int, info: dict[str, Any]) -> None:
         source = np.frombuffer(state, np.uint8)
         for offset in range(0, source.size, self._limits.buffer_bytes):
             chunk = source[offset : offset + self._limits.buffer_bytes]
             self._link.raw[: chunk.size] = chunk
-            meta = {"offset": offset, "total": source.size}
+            meta = {"offset": offset, "total": source.size, **info}
             self._request(Message(Kind.STATE_PUT, epoch=epoch, batch=batch, meta=meta), chunk.size)
-        self.upload_requested = False
 
     def get_state(self) -> bytes:
         """What a live rank put for this joiner. Overwrites ``buffer``."""
@@ -255,17 +303,34 @@ class Client:
             learning_rate=progress.learning_rate,
             meta=dict(progress.meta or {}),
         )
-        reply = self._request(message, self._limits.weights_bytes, deferred=True)
+        body: int | ByteArray = self._limits.weights_bytes
+        if self._coder is not None:
+            body = self._coder.encode(self.buffer, progress.rows)
+            self._ask_encoded(message)
+        reply = self._request(message, body, deferred=True)
+        self._decode(reply)
         self.round_rows = reply.rows
         self.upload_requested = bool(reply.flags & Flag.UPLOAD)
+
+    def _ask_encoded(self, message: Message) -> None:
+        """Marks a request as one whose reply may be encoded, from what this worker holds."""
+        if self._coder is not None:
+            message.flags |= Flag.ENCODED
+            message.meta["held"] = self._coder.version
+
+    def _decode(self, reply: Message) -> None:
+        if self._coder is not None and reply.kind is Kind.WEIGHTS:
+            self._coder.decode(reply, self.buffer)
 
     def _signed(self, message: Message) -> Message:
         message.rank, message.attempt = self.rank, self.attempt
         return message
 
-    def _request(self, message: Message, body_bytes: int = 0, *, deferred: bool = False) -> Message:
+    def _request(
+        self, message: Message, body: int | ByteArray = 0, *, deferred: bool = False
+    ) -> Message:
         try:
-            reply = self._link.request(self._signed(message), body_bytes, deferred=deferred)
+            reply = self._link.request(self._signed(message), body, deferred=deferred)
         except WorkerError:
             self.aborted = True
             raise
@@ -313,6 +378,7 @@ def connect(
     attempt: int = 0,
     layout: Layout,
     timeouts: Timeouts | None = None,
+    compression: Compression | None = None,
 ) -> Client:
     """Connects a worker; ``mode='auto'`` tries shm (same host), then socket, then http.
 
@@ -324,13 +390,17 @@ def connect(
         attempt: A number that no other attempt of this rank has.
         layout: Of the flat buffer; the server refuses another size.
         timeouts: How long to wait.
+        compression: The server's. Over shm, where nothing crosses a network, bodies travel as they
+            are, unless the codec does more than save bytes.
 
     Raises:
         TransportError: No way leads to the server; says what was tried.
         AuthenticationError: The server refused the token.
     """
     t = timeouts or Timeouts()
-    limits = Limits.of(layout)
+    limits = Limits.of(layout, encoded_bytes=0 if compression is None else compression.max_bytes)
     openers = openers_of(address, token, mode, limits, t)
     with explained(openers, t):
-        return Client(openers, limits, rank=rank, attempt=attempt, timeouts=t)
+        return Client(
+            openers, limits, rank=rank, attempt=attempt, timeouts=t, compression=compression
+        )

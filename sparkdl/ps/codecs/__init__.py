@@ -5,6 +5,7 @@ error feedback where the codec loses something worth keeping.
 """
 
 from sparkdl.ps.codecs.base import Codec, Compressor, ErrorFeedback, Memoryless
+from sparkdl.ps.codecs.compression import Compression, Segments
 from sparkdl.ps.codecs.dgc import DGC, DGCCompressor
 from sparkdl.ps.codecs.halves import BF16, FP16, Raw
 from sparkdl.ps.codecs.onebit import OneBit
@@ -17,6 +18,7 @@ __all__ = [
     "DGC",
     "FP16",
     "Codec",
+    "Compression",
     "Compressor",
     "DGCCompressor",
     "Dithering",
@@ -27,6 +29,7 @@ __all__ = [
     "OneBit",
     "RandomK",
     "Raw",
+    "Segments",
     "TopK",
     "codec_names",
     "make_codec",

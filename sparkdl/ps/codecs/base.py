@@ -40,11 +40,14 @@ class Codec:
         name: The word a user writes, e.g. ``compression='fp16'``.
         lossy: Whether ``decode(encode(u))`` can differ from ``u``.
         feedback: Whether the compressor made by default carries the loss over to the next call.
+        shapes_training: Whether it does more than save bytes (momentum, clipping), so that it must
+            run even where nothing crosses a network.
     """
 
     name: ClassVar[str] = ""
     lossy: ClassVar[bool] = True
     feedback: ClassVar[bool] = True
+    shapes_training: ClassVar[bool] = False
 
     def max_size(self, size: int) -> int:
         """The most bytes that ``encode`` makes of ``size`` elements, so that a server can check."""
@@ -86,6 +89,10 @@ class Codec:
         if self.lossy and self.feedback:
             return ErrorFeedback(self, size, seed)
         return Memoryless(self, seed)
+
+    def reply(self, size: int, num_workers: int) -> Codec:
+        """The codec for what a server sends back when ``num_workers`` send it this codec's."""
+        return self
 
     def config(self) -> dict[str, Any]:
         """The constructor arguments, JSON-able, so that a codec can be named across processes."""

@@ -18,6 +18,7 @@ from sparkdl.ps.codecs.base import (
     chunks,
 )
 from sparkdl.ps.codecs.sparse import (
+    Changes,
     check_addressable,
     check_ratio,
     kept,
@@ -64,6 +65,7 @@ class DGC(Codec):
     warmup_steps: int = 0
 
     name: ClassVar[str] = "dgc"
+    shapes_training: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_ratio(self.name, self.ratio, None)
@@ -95,6 +97,10 @@ class DGC(Codec):
         indices, values = unpack(self.name, payload, out.size, self.max_size(out.size) // 8)
         out.fill(0.0)
         out[indices] = values
+
+    def reply(self, size: int, num_workers: int) -> Codec:
+        """All that the workers together may have changed, in the fullest call."""
+        return Changes.of(kept(size, self.share(0)), size, num_workers)
 
     def compressor(self, size: int, seed: int | None = None) -> Compressor:
         """One worker's velocity and backlog; the seed is not needed."""

@@ -182,6 +182,35 @@ class TopK(Codec):
         indices, sent = unpack(self.name, payload, values.size, self.max_size(values.size) // 8)
         values[indices] -= sent
 
+    def reply(self, size: int, num_workers: int) -> Codec:
+        """All that the workers together may have changed."""
+        return Changes.of(kept(size, self.ratio, self.k), size, num_workers)
+
+
+@dataclass(frozen=True)
+class Changes(TopK):
+    """Every element that is not 0; the k largest if there are more.
+
+    For replies: what p workers that send k elements each have changed are p · k elements at most,
+    so that nothing is lost. Not a name that ``compression=`` takes.
+    """
+
+    name: ClassVar[str] = "changes"
+
+    @classmethod
+    def of(cls, count: int, size: int, num_workers: int) -> Changes:
+        """For ``num_workers`` that send ``count`` of ``size`` elements; half of all at most."""
+        return cls(k=max(1, min(count * num_workers, size // 2)))
+
+    def encode(self, array: FloatArray, rng: Generator | None = None) -> ByteArray:
+        """Picks what is not 0, as indices and values."""
+        check_vector(array)
+        check_addressable(self.name, array.size)
+        k = kept(array.size, self.ratio, self.k)
+        if np.count_nonzero(array) <= k:
+            return pack(array, np.flatnonzero(array))
+        return pack(array, largest(array, k))
+
 
 @dataclass(frozen=True)
 class RandomK(Codec):
@@ -233,6 +262,10 @@ class RandomK(Codec):
         """Sets what was sent to 0."""
         places, sent = self._unpack(payload, values.size)
         values[places] -= sent
+
+    def reply(self, size: int, num_workers: int) -> Codec:
+        """All that the workers together may have changed."""
+        return Changes.of(kept(size, self.ratio, self.k), size, num_workers)
 
     def _unpack(self, payload: Payload, size: int) -> tuple[Indices, npt.NDArray[np.float32]]:
         data = as_bytes(payload)

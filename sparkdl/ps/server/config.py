@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import get_args
 
 from sparkdl.errors import ConfigError, UnknownNameError
+from sparkdl.ps.codecs import Codec, Compression
 from sparkdl.ps.rules.base import Rule
 from sparkdl.ps.state import Settings
 from sparkdl.ps.transports.address import Mode
@@ -29,6 +30,7 @@ class ServerConfig:
         advertised_address: What workers connect to; None for ``bind_address``.
         settings: Time limits; its ``num_workers`` is replaced by the one above. None for defaults.
         token: The run's secret; made up if empty.
+        codec: What commits and their replies may be encoded with; None takes no encoded ones.
     """
 
     layout: Layout
@@ -40,6 +42,7 @@ class ServerConfig:
     advertised_address: str | None = None
     settings: Settings | None = None
     token: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
+    codec: Codec | None = None
 
     def __post_init__(self) -> None:
         if self.mode not in get_args(Mode):
@@ -50,6 +53,17 @@ class ServerConfig:
                 "the server needs a rule", expected="a Rule", received=type(self.rule).__name__
             )
         self.limits()
+        self.compression()
+
+    def compression(self) -> Compression | None:
+        """What travels encoded; the workers need an equal one.
+
+        Raises:
+            ConfigError: The codec would send more than no compression does.
+        """
+        if self.codec is None or not self.codec.lossy:
+            return None
+        return Compression(self.codec, self.layout, self.num_workers)
 
     def limits(self) -> Settings:
         """The settings, with this configuration's number of workers."""

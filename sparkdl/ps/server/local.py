@@ -8,7 +8,6 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from sparkdl.ps.messages import Limits
 from sparkdl.ps.server.config import ServerConfig
 from sparkdl.ps.state import ServerState
 from sparkdl.ps.transports.address import Address, boot_id
@@ -42,7 +41,9 @@ class Server:
         inproc_only: bool = False,
     ) -> None:
         self.config = config
-        self.state = ServerState(config.layout, center, config.rule, config.limits())
+        self.state = ServerState(
+            config.layout, center, config.rule, config.limits(), config.compression()
+        )
         self._transports: list[_Transport] = []
         self._late: list[Callable[[], _Transport]] = []
         self.address = Address("")
@@ -114,7 +115,7 @@ class Server:
 
     def channel(self, token: str, *, buffer: bool = True) -> InprocChannel:
         """An in-process connection."""
-        limits = Limits.of(self.config.layout)
+        limits = self.dispatcher.limits
         raw = limits.allocate() if buffer else None
         return InprocChannel(self.dispatcher, token, self.config.token, limits, raw)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from sparkdl.ps.messages import Message
+from sparkdl.ps.codecs import Compression, Segments
+from sparkdl.ps.messages import ByteArray, Message
 from sparkdl.ps.rules.base import Commit, Rule, State
 from sparkdl.ps.state.records import Worker
 from sparkdl.ps.state.rounds import Round
@@ -16,15 +17,24 @@ class Center:
 
     The rule sees the trained segment; the averaged segment is averaged here, never summed.
     For a blocking rule on gradients the workers hold the weights: ``weights`` is then their
-    last snapshot, and ``result`` the mean gradient of the last round.
+    last snapshot, and ``result`` the mean gradient of the last round (``encoded``: as a codec's
+    payload, where there is one).
 
     Args:
         layout: What is where in the buffer.
         weights: The initial center; taken as it is, not copied, and written to.
         rule: How commits change it.
+        compression: Of the run; it is then applied to a round's mean gradient once for all ranks,
+            so that they stay in step, however each of them is connected.
     """
 
-    def __init__(self, layout: Layout, weights: FloatArray, rule: Rule) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        weights: FloatArray,
+        rule: Rule,
+        compression: Compression | None = None,
+    ) -> None:
         layout.check(weights)
         self._trained = slice(0, layout.trained_size)
         self._averaged = slice(layout.trained_size, layout.size)
@@ -33,6 +43,11 @@ class Center:
         self.on_workers = rule.blocking and rule.payload == "gradient"
         self.result = np.zeros_like(weights) if self.on_workers else weights
         self._state: State = rule.init(weights[self._trained])
+        self._segments: Segments | None = None
+        self.encoded: ByteArray = np.empty(0, np.uint8)
+        if compression is not None and self.on_workers:
+            self._segments = compression.replies
+            self._compressor = self._segments.codec.compressor(layout.trained_size, seed=0)
 
     def apply(self, values: FloatArray, commit: Commit) -> None:
         """One asynchronous commit. The caller holds the lock, unless the rule needs none."""
@@ -73,8 +88,17 @@ class Center:
         self.rule.update(result, mean[self._trained], self._state, commit, result)
         if self.on_workers:
             self.result[self._averaged] = mean[self._averaged]
+            self._encode_result()
         else:
             self.weights[self._averaged] += mean[self._averaged]
+
+    def _encode_result(self) -> None:
+        if self._segments is None:
+            return
+        gradient = self.result[self._trained]
+        payload = self._compressor.encode(gradient)
+        self._segments.codec.decode(payload, gradient)
+        self.encoded = self._segments.join(self.result[self._averaged], payload)
 
     def commit_of(self, worker: Worker, message: Message, clock: int, num_workers: int) -> Commit:
         """What the rule is told of ``message``."""

@@ -140,6 +140,10 @@ class Joining(Roster):
 
     def _state_put(self, connection: int, message: Message) -> None:
         worker = self._identify(connection, message)
+        if message.meta.get("keep"):
+            self._kept.put(message)
+            self._answer(connection, Message(Kind.OK), worker)
+            return
         if not (worker.member and self._transfer.uploader == worker.rank):
             self._answer(connection, Message(Kind.OK), worker)  # nobody waits for it any more
             return
@@ -152,8 +156,13 @@ class Joining(Roster):
         self._answer(connection, Message(Kind.OK), worker)
 
     def _state_get(self, connection: int, message: Message) -> None:
-        worker = self._identify(connection, message)
         offset = integer_of(message, "offset")
+        if message.rank < 0:  # the driver
+            chunk, total = self._kept.get(offset, self.limits.buffer_bytes)
+            meta = {"total": total, "epoch": self._kept.epoch}
+            self._answer(connection, Message(Kind.STATE, meta=meta, body=chunk))
+            return
+        worker = self._identify(connection, message)
         chunk, total = self._transfer.get(offset, self.limits.buffer_bytes)
         if offset + chunk.size == total:
             self._transfer.forget(worker.rank)

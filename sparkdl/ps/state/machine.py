@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from sparkdl.errors import ProtocolError, SparkDLError, TransportError, WaitTimeoutError
+from sparkdl.ps.codecs import Compression
 from sparkdl.ps.messages import COMMITS, Flag, Kind, Message
 from sparkdl.ps.rules.base import Commit, Rule
 from sparkdl.ps.state.records import Payload, Settings, Wait, Worker
@@ -34,10 +36,18 @@ class ServerState(Reporting):
         center: Initial weights; taken over, not copied.
         rule: How commits change the center.
         settings: Number of workers and time limits.
+        compression: What workers may send encoded; None refuses encoded commits.
     """
 
-    def __init__(self, layout: Layout, center: FloatArray, rule: Rule, settings: Settings) -> None:
-        super().__init__(layout, center, rule, settings)
+    def __init__(
+        self,
+        layout: Layout,
+        center: FloatArray,
+        rule: Rule,
+        settings: Settings,
+        compression: Compression | None = None,
+    ) -> None:
+        super().__init__(layout, center, rule, settings, compression)
         self._routes: dict[Kind, Callable[[int, Message], None]] = {
             Kind.HELLO: self._hello,
             Kind.PULL: self._pull,
@@ -56,9 +66,17 @@ class ServerState(Reporting):
     def receive(self, connection: int, message: Message, now: float) -> Replies:
         """Takes one request; returns all replies that are due now, of any connection."""
         late: tuple[Worker, FloatArray, Commit] | None = None
+        refusal: SparkDLError | None = None
+        if message.flags & Flag.ENCODED and message.kind in COMMITS:
+            try:
+                message = self._decoded(connection, message)
+            except SparkDLError as error:
+                refusal = error
         with self.lock:
             self._now = max(now, self._now)
             try:
+                if refusal is not None:
+                    raise refusal
                 if message.kind in COMMITS:
                     late = self._commit(connection, message)
                 elif message.kind in self._routes:
@@ -118,13 +136,33 @@ class ServerState(Reporting):
             self._settle()
             return self._flush()
 
+    def _decoded(self, connection: int, message: Message) -> Message:
+        """The commit with its values instead of their payload; needs no lock.
+
+        The values take the payload's place in the connection's buffer, so that a commit costs a
+        copy of its few bytes, and no second buffer.
+        """
+        if self._compression is None:
+            raise ProtocolError("an encoded commit in a run without compression")
+        body = np.empty(0, np.uint8) if message.body is None else message.body.copy()
+        raw = self.buffer(connection)[: self.limits.weights_bytes]
+        self._compression.commits.decode(body, self.limits.weights(raw))
+        return replace(message, body=raw)
+
     def _result(self, request: Message, rows: int) -> Message:
         """The round's result, sent from where it lies: it cannot change before this rank's
         next commit (or its death, and then nobody reads it)."""
         if request.kind is Kind.PUSH:
             return Message(Kind.OK, sequence=request.sequence, rows=rows)
-        body = self._center.result.view(np.uint8)
-        return Message(Kind.WEIGHTS, sequence=request.sequence, rows=rows, body=body)
+        reply = Message(Kind.WEIGHTS, sequence=request.sequence, rows=rows)
+        if self._holdings is None or not request.flags & Flag.ENCODED:
+            reply.body = self._center.result.view(np.uint8)
+        elif self._center.on_workers:
+            reply.flags, reply.body = Flag.ENCODED, self._center.encoded
+        else:
+            reply = self._holdings.answer(request, self._center.weights)
+            reply.rows = rows
+        return reply
 
     def _commit(
         self, connection: int, message: Message

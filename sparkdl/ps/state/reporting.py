@@ -37,6 +37,8 @@ class Reporting(Joining):
     def _report(self, connection: int, message: Message) -> None:
         worker = self._identify(connection, message)
         self._telemetry.record(worker.rank, message.attempt, parse_telemetry(message))
+        if not worker.commits and message.rows:
+            worker.epoch, worker.batch, worker.rows = message.epoch, message.batch, message.rows
         if message.flags & Flag.WAIT:
             self._waits[connection] = Wait("epoch", message, self._now)
         else:
@@ -68,6 +70,7 @@ class Reporting(Joining):
         if worker is None or not (worker.finished and worker.attempt == message.attempt):
             worker = self._identify(connection, message)
         worker.finished, worker.member = True, False
+        self._forget_held(worker)
         self._cohort_done = self._rule.blocking
         self._transfer.forget(worker.rank)
         if self._transfer.uploader == worker.rank:

@@ -9,9 +9,12 @@ import traceback
 import numpy as np
 
 from sparkdl.errors import ProtocolError, SparkDLError, TransportError, WorkerError
+from sparkdl.ps.codecs import Compression
 from sparkdl.ps.messages import ByteArray, Flag, Kind, Limits, Message, error_to_meta
 from sparkdl.ps.rules.base import Rule
 from sparkdl.ps.state.center import Center
+from sparkdl.ps.state.holdings import Holdings
+from sparkdl.ps.state.kept import KeptState
 from sparkdl.ps.state.reading import Reading
 from sparkdl.ps.state.records import Settings, Wait, Worker
 from sparkdl.ps.state.rounds import Round, StateTransfer
@@ -24,14 +27,25 @@ Replies = list[tuple[int, Message]]
 class Roster:
     """Workers, connections, buffers and deferred replies; the ground that the machine stands on."""
 
-    def __init__(self, layout: Layout, center: FloatArray, rule: Rule, settings: Settings) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        center: FloatArray,
+        rule: Rule,
+        settings: Settings,
+        compression: Compression | None = None,
+    ) -> None:
         self.lock = threading.RLock()
-        self.limits = Limits.of(layout)
+        self.limits = Limits.of(
+            layout, encoded_bytes=0 if compression is None else compression.max_bytes
+        )
         self.settings = settings
         self.clock = 0
         self.rounds = 0
         self.bytes_in = self.bytes_out = 0
-        self._center = Center(layout, center, rule)
+        self._compression = compression
+        self._center = Center(layout, center, rule, compression)
+        self._holdings = None if compression is None else Holdings(compression)
         self._rule = rule
         self._gated = type(rule).may_continue is not Rule.may_continue
         self._workers: dict[int, Worker] = {}
@@ -49,6 +63,7 @@ class Roster:
             if settings.max_state_bytes is not None
             else 8 * layout.size_bytes + (64 << 20)
         )
+        self._kept = KeptState(self._transfer.max_bytes)
         self._started = not (rule.blocking or self._gated)
         self._gathered = settings.gather <= 1
         self._cohort_done = False
@@ -99,9 +114,12 @@ class Roster:
                 reply.flags |= Flag.LEAD
 
     def _weights(self, connection: int, request: Message) -> Message:
-        """OK for a push; the center as it is now for a pull."""
+        """OK for a push; the center as it is now, or its encoded change, for a pull."""
         if request.kind is Kind.PUSH:
             return Message(Kind.OK, sequence=request.sequence)
+        encoded = request.flags & Flag.ENCODED and request.rank >= 0
+        if self._holdings is not None and encoded and not self._center.on_workers:
+            return self._holdings.answer(request, self._center.weights)
         reading = Reading(self._center.weights.view(np.uint8), lambda: self.buffer(connection))
         if not self._rule.lock_free:  # Hogwild! readers take what they find
             self._readings[connection] = reading
@@ -162,10 +180,15 @@ class Roster:
 
     def _bury(self, worker: Worker) -> None:
         worker.dead, worker.member = True, False
+        self._forget_held(worker)
         self._round.payloads.pop(worker.rank, None)
         self._transfer.forget(worker.rank)
         if self._transfer.uploader == worker.rank:
             self._transfer.uploader = None
+
+    def _forget_held(self, worker: Worker) -> None:
+        if self._holdings is not None:
+            self._holdings.forget(worker.rank)
 
     def _aborted(self) -> SparkDLError:
         return self._failure or TransportError("the run was aborted")

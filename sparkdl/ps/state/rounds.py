@@ -59,7 +59,7 @@ class StateTransfer:
     """
 
     def __init__(self, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
+        self.max_bytes = max_bytes
         self._blob: ByteArray | None = None
         self._filled = 0
         self.uploader: int | None = None
@@ -74,10 +74,10 @@ class StateTransfer:
         """
         offset, total = integer_of(message, "offset"), integer_of(message, "total")
         chunk = np.empty(0, np.uint8) if message.body is None else message.body
-        if not 0 < total <= self._max_bytes:
+        if not 0 < total <= self.max_bytes:
             raise ProtocolError(
                 "the state for a joiner is too large or empty",
-                expected=f"1 .. {self._max_bytes} bytes",
+                expected=f"1 .. {self.max_bytes} bytes",
                 received=f"{total} bytes",
                 hint="raise max_state_bytes",
             )

@@ -268,7 +268,7 @@ def receive_frame(
     head = bytearray(HEADER_BYTES)
     receive_into(connection, memoryview(head))
     message, meta_len, body_len = decode_header(head)
-    check_sizes(message.kind, meta_len, body_len, limits)
+    check_sizes(message.kind, meta_len, body_len, limits, message.flags)
     if meta_len:
         meta = bytearray(meta_len)
         receive_into(connection, memoryview(meta))

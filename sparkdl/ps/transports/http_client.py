@@ -34,7 +34,7 @@ def read_head(read: Reader, limits: Limits) -> tuple[Message, int, int]:
     head = bytearray(HEADER_BYTES)
     read(memoryview(head))
     message, meta_len, body_len = decode_header(head)
-    check_sizes(message.kind, meta_len, body_len, limits)
+    check_sizes(message.kind, meta_len, body_len, limits, message.flags)
     return message, meta_len, body_len
 
 

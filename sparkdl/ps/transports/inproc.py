@@ -51,7 +51,8 @@ class InprocChannel:
     def request(self, message: Message, timeout_s: float | None) -> Message:
         frame = encode(message, max_meta_bytes=self._limits.max_meta_bytes)
         received, meta_len, body_len = decode_header(frame[:HEADER_BYTES])
-        check_sizes(received.kind, meta_len, body_len, self._dispatcher.limits)
+        limits = self._dispatcher.limits
+        check_sizes(received.kind, meta_len, body_len, limits, received.flags)
         received.meta = decode_meta(received.kind, frame[HEADER_BYTES:])
         received.body = message.body
         if self._aborted.is_set():
