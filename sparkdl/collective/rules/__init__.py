@@ -1,0 +1,74 @@
+"""The rules of ``SparkModel(mode='allreduce', rule=...)``: what ranks do without a server.
+
+A rule is a frozen, picklable recipe. The driver makes it (:func:`make_rule`) and fits it to the run
+(``rule.bind(num_workers, optimizer_config)``); each rank opens it:
+``exchange = rule.open(communicator, layout)``. What to call then depends on ``rule.exchanges``:
+
+``'gradient'``
+    every step ``exchange.take_step(parts, learner.apply_gradients)``, ``parts`` the rank's batches
+    as ``(compute, rows)``: several are accumulated into one step, none is a rank that has run out::
+
+        parts = [(lambda out: learner.gradients(batch, out), batch.num_rows)]
+
+``'weights'``
+    ``exchange.start(weights)`` once; the learner trains a window on its own, then
+    ``exchange.after_window(weights, rows, loss, learning_rate)`` changes the weights in place and
+    may return the next window's length; ``exchange.finish(weights)`` at the end gives the model.
+    ``exchange.center`` is what the ranks agree on in between.
+
+``'optimizer'``
+    ``exchange.start(weights)`` once; every step ``rows = exchange.fill(parts)``, then
+    ``exchange.step(weights, rows, learning_rate)`` changes the weights in place: the rule takes the
+    step itself, and the learner's own optimizer none.
+
+All ranks call the same at the same time; weights are equal on all when a run starts. A rank
+without rows passes no parts, or 0 rows: it contributes nothing and blocks nobody. The averaged
+segment of the layout (BatchNorm statistics) is averaged by rows in every rule, never summed or
+compressed. At the end: ``exchange.close()``, after a barrier. ``exchange.state()`` and
+``load_state`` carry what a second run goes on from; ``exchange.sent_bytes`` counts what travelled.
+
+A rule of one's own subclasses :class:`ExchangeRule`, and one of the three exchanges.
+"""
+
+from sparkdl.collective.rules.adasum import Adasum
+from sparkdl.collective.rules.base import (
+    Exchange,
+    ExchangeRule,
+    GradientExchange,
+    OptimizerExchange,
+    Part,
+    WeightsExchange,
+)
+from sparkdl.collective.rules.elastic import EASGD
+from sparkdl.collective.rules.local import AdaptiveLocalSGD, DiLoCo, Downpour, LocalSGD
+from sparkdl.collective.rules.mean import Mean, Sum
+from sparkdl.collective.rules.onebit_adam import OneBitAdam
+from sparkdl.collective.rules.power_sgd import PowerSGD
+from sparkdl.collective.rules.registry import make_rule, rule_names
+from sparkdl.collective.rules.sliced import Sliced
+from sparkdl.collective.rules.straggler import StragglerDrop
+from sparkdl.collective.rules.streaming import StreamingDiLoCo
+
+__all__ = [
+    "EASGD",
+    "AdaptiveLocalSGD",
+    "Adasum",
+    "DiLoCo",
+    "Downpour",
+    "Exchange",
+    "ExchangeRule",
+    "GradientExchange",
+    "LocalSGD",
+    "Mean",
+    "OneBitAdam",
+    "OptimizerExchange",
+    "Part",
+    "PowerSGD",
+    "Sliced",
+    "StragglerDrop",
+    "StreamingDiLoCo",
+    "Sum",
+    "WeightsExchange",
+    "make_rule",
+    "rule_names",
+]

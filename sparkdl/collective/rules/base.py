@@ -1,0 +1,263 @@
+"""What a rule of the all-reduce family is: a frozen recipe, and the live object made from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Self
+
+import numpy as np
+
+from sparkdl.collective.communicator import Communicator
+from sparkdl.errors import ConfigError
+from sparkdl.optimizers.flat import State
+from sparkdl.weights import FloatArray, Layout
+
+Part = tuple[Callable[[FloatArray], None], int]
+"""One batch: what writes its ``[mean gradient | statistics]`` into a buffer, and its rows."""
+
+
+@dataclass(frozen=True)
+class ExchangeRule:
+    """Base of the rules: options, checked when made; picklable.
+
+    Class attributes:
+        name: The word a user writes, e.g. ``rule='adasum'``.
+        exchanges: ``'gradient'``, ``'weights'`` or ``'optimizer'``: what :meth:`open` gives, a
+            :class:`GradientExchange`, :class:`WeightsExchange` or :class:`OptimizerExchange`.
+        default_window: Batches between two exchanges if the user says ``frequency='auto'``.
+        exact: Whether N workers take the steps of one process on the global batch.
+    """
+
+    name: ClassVar[str] = ""
+    exchanges: ClassVar[Literal["gradient", "weights", "optimizer"]] = "gradient"
+    default_window: ClassVar[int] = 1
+    exact: ClassVar[bool] = False
+
+    def bind(self, num_workers: int, optimizer: Mapping[str, Any] | None = None) -> Self:
+        """The rule to use in a run: checked against it, and told of it; called on the driver.
+
+        Args:
+            num_workers: Ranks of the run.
+            optimizer: The compiled optimizer as ``keras.optimizers.serialize`` gives it; only
+                rules that exchange ``'optimizer'`` look at it.
+
+        Raises:
+            ConfigError: The rule cannot work with that many ranks, or with that optimizer.
+        """
+        return self
+
+    def open(self, communicator: Communicator, layout: Layout) -> Exchange:
+        """The live object on one rank; every rank calls it at the same time.
+
+        Args:
+            communicator: Connected; operations of others on it must keep the same order on all
+                ranks.
+            layout: Of the flat buffer.
+
+        Raises:
+            ConfigError: As for :meth:`bind`.
+        """
+        raise NotImplementedError
+
+    def config(self) -> dict[str, Any]:
+        """The constructor arguments."""
+        return dict(vars(self))
+
+
+class Exchange:
+    """Base of the live objects: one rank's buffers and state. One thread uses it.
+
+    Args:
+        communicator: Connected.
+        layout: Of the flat buffer.
+        extras: Further values that travel in the averaged tail.
+    """
+
+    def __init__(self, communicator: Communicator, layout: Layout, extras: int = 0) -> None:
+        self.communicator = communicator
+        self.layout = layout
+        self.sent_bytes = 0
+        """Bytes of the arrays that this rank gave to collectives; a topology adds its factor."""
+        size, trained = layout.size, layout.trained_size
+        # the last element is 1 where there are rows: its mean tells whether anyone had some
+        self._whole = np.zeros(size + extras + 1, np.float32)
+        self.buffer = self._whole[:size]
+        self._trained = self._whole[:trained]
+        self._extras = self._whole[size:-1]
+        self._tail = self._whole[trained:]
+
+    def state(self) -> State:
+        """What a second run goes on from: names to arrays or ints, the same on all ranks.
+
+        A collective call. Empty where a rule keeps nothing worth it.
+        """
+        return {}
+
+    def load_state(self, state: State) -> None:
+        """The counterpart of :meth:`state`, after :meth:`start` where there is one."""
+
+    def close(self) -> None:
+        """Ends threads and groups; the communicator stays open. Can be repeated."""
+
+    def _reduce(self, array: FloatArray, op: str, rows: int = 1) -> None:
+        """An all-reduce in place."""
+        self.sent_bytes += array.nbytes
+        self.communicator.all_reduce(array, op, weight=rows, out=array)
+
+    def _average(self, array: FloatArray, rows: int) -> bool:
+        """The row-weighted mean of an array that ends with the flag; whether anyone had rows."""
+        array[-1] = float(rows > 0)
+        self._reduce(array, "weighted", rows)
+        return bool(array[-1] > 0.0)
+
+    def _gather(self, array: np.ndarray[Any, Any]) -> list[np.ndarray[Any, Any]]:
+        self.sent_bytes += array.nbytes
+        return self.communicator.all_gather(array)
+
+
+class FilledExchange(Exchange):
+    """An exchange whose :attr:`buffer` holds ``[gradient | statistics]`` of this rank's batches."""
+
+    _sum: FloatArray | None = None
+
+    def fill(self, parts: Sequence[Part]) -> int:
+        """Computes ``Σ n_i g_i / Σ n_i`` over this rank's batches into :attr:`buffer`.
+
+        More than one batch is gradient accumulation: equal to one batch of all their rows.
+
+        Args:
+            parts: Batches; none if this rank has no more rows.
+
+        Returns:
+            Their rows.
+
+        Raises:
+            ConfigError: A batch without rows.
+        """
+        if any(rows < 1 for _, rows in parts):
+            raise ConfigError(
+                "a step without rows is one without a batch",
+                expected="at least one row in each batch",
+                received=f"rows {[rows for _, rows in parts]}",
+            )
+        total = sum(rows for _, rows in parts)
+        if len(parts) == 1:
+            parts[0][0](self.buffer)
+        elif parts:
+            if self._sum is None:
+                self._sum = np.empty_like(self.buffer)
+            self._sum.fill(0.0)
+            for compute, rows in parts:
+                compute(self.buffer)
+                self.buffer *= np.float32(rows / total)
+                self._sum += self.buffer
+            np.copyto(self.buffer, self._sum)
+        return total
+
+
+class GradientExchange(FilledExchange):
+    """Combines gradients; every rank's own optimizer takes the step. Ranks stay equal."""
+
+    def reduce(self, rows: int) -> bool:
+        """Replaces :attr:`buffer` by the combined one, the same bits on all ranks.
+
+        The statistics become their row-weighted mean. A rank without rows contributes nothing,
+        whatever its buffer holds.
+
+        Args:
+            rows: Rows behind this rank's buffer; 0 for none.
+
+        Returns:
+            Whether any rank had rows; if none had, the buffer is undefined.
+        """
+        raise NotImplementedError
+
+    def take_step(self, parts: Sequence[Part], apply: Callable[[FloatArray], None]) -> bool:
+        """Fills, reduces and applies: one step of all ranks together.
+
+        Args:
+            parts: This rank's batches (see :meth:`fill`); none if it has no more rows.
+            apply: One optimizer step with a buffer that holds ``[gradient | statistics]``.
+
+        Returns:
+            Whether any rank had rows; if none had, nothing is applied.
+        """
+        if not self.reduce(self.fill(parts)):
+            return False
+        apply(self.buffer)
+        return True
+
+
+class WeightsExchange(Exchange):
+    """Brings the ranks' weights together after each window of local steps."""
+
+    center: FloatArray
+    """What the ranks agree on, equal on all: the model to evaluate or to save."""
+
+    def start(self, weights: FloatArray) -> None:
+        """Takes the weights that all ranks begin with (equal on all)."""
+        self.center = weights.copy()
+
+    def after_window(
+        self,
+        weights: FloatArray,
+        rows: int,
+        loss: float | None = None,
+        learning_rate: float | None = None,
+    ) -> int | None:
+        """One exchange of all ranks.
+
+        Args:
+            weights: This rank's, of the layout; become what it trains on next.
+            rows: Rows trained since the last exchange; 0 for none.
+            loss: Mean loss over them, for rules that adapt.
+            learning_rate: The rank's, for rules that adapt.
+
+        Returns:
+            Batches to the next exchange, the same on all ranks; None leaves the window as it is.
+        """
+        raise NotImplementedError
+
+    def finish(self, weights: FloatArray) -> None:
+        """Ends the run: lands what is under way; ``weights`` become the center."""
+        np.copyto(weights, self.center)
+
+
+class OptimizerExchange(FilledExchange):
+    """Takes the place of the optimizer: gradients go in, weights come out."""
+
+    def start(self, weights: FloatArray) -> None:
+        """Takes the weights that all ranks begin with (equal on all)."""
+
+    def step(self, weights: FloatArray, rows: int, learning_rate: float | None = None) -> bool:
+        """One step of all ranks with the gradient in :attr:`buffer` (see :meth:`fill`).
+
+        Args:
+            weights: Of the layout, equal on all ranks before and after; changed in place.
+            rows: Rows behind this rank's gradient; 0 for none.
+            learning_rate: The one to use; None: the optimizer's own.
+
+        Returns:
+            Whether any rank had rows; if none had, nothing changes.
+
+        Raises:
+            ConfigError: No learning rate, here or in the optimizer.
+        """
+        raise NotImplementedError
+
+
+def choose_rate(rule: str, given: float | None, own: float | None) -> float:
+    """The learning rate given, else the optimizer's own.
+
+    Raises:
+        ConfigError: Neither is there.
+    """
+    rate = own if given is None else given
+    if rate is None:
+        raise ConfigError(
+            f"rule {rule!r} has no learning rate",
+            expected="a learning rate with each step, or in the optimizer",
+            received="none",
+        )
+    return float(rate)

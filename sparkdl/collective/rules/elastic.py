@@ -1,0 +1,89 @@
+"""Synchronous elastic averaging."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import numpy as np
+
+from sparkdl.collective.communicator import Communicator
+from sparkdl.collective.rules.base import ExchangeRule, WeightsExchange
+from sparkdl.errors import ConfigError
+from sparkdl.optimizers.options import require_positive
+from sparkdl.weights import FloatArray, Layout
+
+
+@dataclass(frozen=True)
+class EASGD(ExchangeRule):
+    """``x_i −= α (x_i − x̃)``; ``x̃ += α Σ (x_i − x̃)``, both from the old values.
+
+    What the ranks give up the center gains: ``Σ x_i + x̃`` does not change. The ranks keep weights
+    of their own; the run's model is the center. A rank without rows stays where it is and moves
+    nobody. Statistics are averaged on all.
+
+    Args:
+        alpha: Share of the gap that is closed at each exchange; None: ``1/p``. ``α p`` beyond 1
+            would throw the center past its ranks.
+
+    References:
+        Zhang, Choromanska and LeCun, Deep learning with elastic averaging SGD, 2015; Platoon.
+    """
+
+    alpha: float | None = None
+
+    name: ClassVar[str] = "easgd"
+    exchanges = "weights"
+    default_window: ClassVar[int] = 8
+
+    def __post_init__(self) -> None:
+        if self.alpha is not None:
+            require_positive(self.name, "alpha", self.alpha)
+
+    def bind(self, num_workers: int, optimizer: Mapping[str, Any] | None = None) -> Self:
+        if self.alpha is not None and self.alpha * num_workers > 1.0 + 1e-9:
+            raise ConfigError(
+                f"rule {self.name!r} would not settle",
+                expected=f"alpha at most 1/p = {1 / num_workers:g} with {num_workers} ranks",
+                received=f"alpha={self.alpha!r}",
+                hint="leave alpha out: it is 1/p then",
+            )
+        return self
+
+    def open(self, communicator: Communicator, layout: Layout) -> EASGDExchange:
+        self.bind(communicator.size)
+        rate = 1.0 / communicator.size if self.alpha is None else self.alpha
+        return EASGDExchange(communicator, layout, rate)
+
+
+class EASGDExchange(WeightsExchange):
+    """See :class:`EASGD`."""
+
+    def __init__(self, communicator: Communicator, layout: Layout, rate: float) -> None:
+        super().__init__(communicator, layout)
+        self._rate = np.float32(rate)
+
+    def after_window(
+        self,
+        weights: FloatArray,
+        rows: int,
+        loss: float | None = None,
+        learning_rate: float | None = None,
+    ) -> int | None:
+        trained = self.layout.trained_size
+        np.copyto(self.buffer[trained:], weights[trained:])
+        if not self._average(self._tail, rows):
+            return None
+        for flat in (weights, self.center):
+            np.copyto(flat[trained:], self.buffer[trained:])
+        pull, local, center = self._trained, weights[:trained], self.center[:trained]
+        if rows:
+            np.subtract(local, center, out=pull)
+            pull *= self._rate
+            local -= pull
+        else:
+            pull.fill(0.0)
+        self._reduce(pull, "sum")
+        center += pull
+        return None

@@ -1,0 +1,63 @@
+"""Synchronous SGD: the mean, or the sum, of all ranks' gradients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from sparkdl.collective.communicator import Communicator
+from sparkdl.collective.rules.base import ExchangeRule, GradientExchange
+from sparkdl.weights import Layout
+
+
+@dataclass(frozen=True)
+class Mean(ExchangeRule):
+    """``g = Σ n_i g_i / Σ n_i`` with ``n_i`` rows on rank ``i``: the global batch's gradient.
+
+    A window of k batches is gradient accumulation: one exchange and one optimizer step for k
+    batches, equal to one batch of all their rows.
+
+    References:
+        Goyal et al., Accurate, large minibatch SGD, 2017; Sergeev and Del Balso, Horovod, 2018.
+    """
+
+    name: ClassVar[str] = "mean"
+    exact: ClassVar[bool] = True
+
+    def open(self, communicator: Communicator, layout: Layout) -> MeanExchange:
+        return MeanExchange(communicator, layout)
+
+
+class MeanExchange(GradientExchange):
+    """See :class:`Mean`."""
+
+    def reduce(self, rows: int) -> bool:
+        return self._average(self._whole, rows)
+
+
+@dataclass(frozen=True)
+class Sum(ExchangeRule):
+    """``g = Σ g_i``: the mean times the ranks that had rows; the learning rate grows with them.
+
+    Where ranks have different numbers of rows each rank counts alike. Statistics are averaged.
+
+    References:
+        Sergeev and Del Balso, Horovod, 2018 (op=Sum).
+    """
+
+    name: ClassVar[str] = "sum"
+
+    def open(self, communicator: Communicator, layout: Layout) -> SumExchange:
+        return SumExchange(communicator, layout)
+
+
+class SumExchange(GradientExchange):
+    """See :class:`Sum`."""
+
+    def reduce(self, rows: int) -> bool:
+        if not self._average(self._tail, rows):
+            return False
+        if not rows:
+            self._trained.fill(0.0)
+        self._reduce(self._trained, "sum")
+        return True

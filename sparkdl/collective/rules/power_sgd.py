@@ -1,0 +1,102 @@
+"""PowerSGD: the gradient of a matrix travels as two thin factors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from sparkdl.collective.communicator import Communicator
+from sparkdl.collective.rules.base import ExchangeRule, GradientExchange
+from sparkdl.config import require_int
+from sparkdl.weights import FloatArray, Layout
+
+
+@dataclass(frozen=True)
+class PowerSGD(ExchangeRule):
+    """Low-rank gradients with error feedback.
+
+    Per matrix, with ``M = G + e``: ``P = mean(M Q)``, orthogonalized; ``Q = mean(Mᵀ P)``;
+    ``Ĝ = P Qᵀ``; ``e = M − Ĝ``; means are row-weighted. Variables of more than two dimensions are
+    matrices of their last dimension; where the factors would not be smaller, and for vectors, the
+    plain mean is taken. A rank without rows keeps its error for later.
+
+    Equal bits on all ranks need ranks of equal hardware and NumPy: each does the small matrix
+    products itself.
+
+    Args:
+        rank: Columns of the factors.
+        seed: Of the first ``Q``, equal on all ranks.
+
+    References:
+        Vogels, Karimireddy and Jaggi, PowerSGD: practical low-rank gradient compression, 2019.
+    """
+
+    rank: int = 1
+    seed: int = 0
+
+    name: ClassVar[str] = "powersgd"
+
+    def __post_init__(self) -> None:
+        require_int("rank of PowerSGD", self.rank, 1)
+        require_int("seed of PowerSGD", self.seed, 0)
+
+    def open(self, communicator: Communicator, layout: Layout) -> PowerSGDExchange:
+        return PowerSGDExchange(communicator, layout, self)
+
+
+class PowerSGDExchange(GradientExchange):
+    """See :class:`PowerSGD`."""
+
+    def __init__(self, communicator: Communicator, layout: Layout, rule: PowerSGD) -> None:
+        super().__init__(communicator, layout)
+        random = np.random.default_rng(rule.seed)
+        self._places: list[tuple[slice, tuple[int, int]]] = []
+        self._factors: list[FloatArray] = []
+        self._errors: list[FloatArray] = []
+        self._plain = np.ones(self._whole.size, bool)
+        for slot in layout.slots:
+            if len(slot.shape) < 2 or slot.offset >= layout.trained_size or not slot.size:
+                continue
+            columns = slot.shape[-1]
+            rows = slot.size // columns
+            width = min(rule.rank, rows, columns)
+            if width * (rows + columns) >= slot.size and width < min(rows, columns):
+                continue
+            place = slice(slot.offset, slot.offset + slot.size)
+            self._places.append((place, (rows, columns)))
+            self._factors.append(random.standard_normal((columns, width)).astype(np.float32))
+            self._errors.append(np.zeros((rows, columns), np.float32))
+            self._plain[place] = False
+
+    def reduce(self, rows: int) -> bool:
+        matrices: list[Any] = [
+            self._whole[place].reshape(shape) + error
+            for (place, shape), error in zip(self._places, self._errors, strict=True)
+        ]
+        lefts = [m @ q for m, q in zip(matrices, self._factors, strict=True)]
+        self._whole[-1] = float(rows > 0)
+        *means, plain = self._mean([*lefts, self._whole[self._plain]], rows)
+        self._whole[self._plain] = plain
+        if not self._whole[-1] > 0.0:
+            return False
+        lefts = [np.linalg.qr(left)[0].astype(np.float32) for left in means]
+        rights = self._mean([m.T @ p for m, p in zip(matrices, lefts, strict=True)], rows)
+        for i, (place, shape) in enumerate(self._places):
+            approximation = lefts[i] @ rights[i].T
+            if rows:
+                np.subtract(matrices[i], approximation, out=self._errors[i])
+            self._whole[place] = approximation.reshape(shape[0] * shape[1])
+        self._factors = rights
+        return True
+
+    def _mean(self, arrays: list[FloatArray], rows: int) -> list[FloatArray]:
+        """The ranks' means of several arrays, which travel as one."""
+        if not arrays:
+            return []
+        joined = np.concatenate([a.reshape(-1) for a in arrays])
+        self._reduce(joined, "weighted", rows)
+        ends = np.cumsum([a.size for a in arrays])[:-1]
+        parts = np.split(joined, ends.tolist())
+        return [p.reshape(a.shape) for p, a in zip(parts, arrays, strict=True)]
