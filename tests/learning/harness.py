@@ -30,12 +30,15 @@ def run_workers(
     window: int = 1,
     shuffle: bool = False,
     validation: tuple[np.ndarray, np.ndarray] | None = None,
+    codec: Any = None,
 ) -> SimpleNamespace:
     """Trains one model per part and returns the final weights, learners and the last status."""
     models = [make_model() for _ in parts]
     layout = model_layout(models[0])
     center = read_model(models[0], layout)
-    config = ServerConfig(layout, rule, len(parts))
+    config = ServerConfig(layout, rule, len(parts), codec=codec)
+    compression = config.compression()
+    limits = Limits.of(layout, encoded_bytes=0 if compression is None else compression.max_bytes)
     settings = LoopSettings(epochs=epochs, batch_size=batch_size, window=window, shuffle=shuffle)
     errors: list[BaseException] = []
     learners = [make_learner(model) for model in models]
@@ -51,7 +54,7 @@ def run_workers(
             held_out = None
             if validation is not None:
                 held_out = Batches(rows_from_numpy(*validation), batch_size, shuffle=False)
-            client = Client(opener, Limits.of(layout), rank=rank, attempt=0)
+            client = Client(opener, limits, rank=rank, attempt=0, compression=compression)
             try:
                 train(
                     learners[rank], ServerSynchronizer(rule, client, layout, False),
@@ -77,8 +80,9 @@ def run_workers(
             learner.read_weights(flat)
             weights.append(flat)
     return SimpleNamespace(
-        weights=weights, learners=learners, models=models, layout=layout, state=server.state
-    )
+        weights=weights, learners=learners, models=models, layout=layout, state=server.state,
+        center=server.state._center.weights,
+    )  # fmt: skip
 
 
 def split(x: np.ndarray, y: np.ndarray, sizes: list[int]) -> list[tuple[np.ndarray, np.ndarray]]:

@@ -90,6 +90,10 @@ class Codec:
             return ErrorFeedback(self, size, seed)
         return Memoryless(self, seed)
 
+    def bind(self, num_workers: int) -> Codec:
+        """The codec to use in a run of ``num_workers``."""
+        return self
+
     def reply(self, size: int, num_workers: int) -> Codec:
         """The codec for what a server sends back when ``num_workers`` send it this codec's."""
         return self

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -51,7 +51,7 @@ class DGC(Codec):
         ratio: Share of the elements sent after warm-up, in (0, 1].
         momentum: In [0, 1).
         clip_norm: The norm that the sum over all workers' gradients may have; None clips nothing.
-        num_workers: Workers, for the clipping.
+        num_workers: Workers, for the clipping; ``bind`` fills it in.
         warmup_steps: Calls over which the share sent falls in five stages from 25 % to 0.1 % (but
             not below ``ratio``).
 
@@ -97,6 +97,10 @@ class DGC(Codec):
         indices, values = unpack(self.name, payload, out.size, self.max_size(out.size) // 8)
         out.fill(0.0)
         out[indices] = values
+
+    def bind(self, num_workers: int) -> DGC:
+        """Told of the workers, whose gradients' sum is clipped."""
+        return replace(self, num_workers=num_workers)
 
     def reply(self, size: int, num_workers: int) -> Codec:
         """All that the workers together may have changed, in the fullest call."""
