@@ -16,7 +16,15 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from sparkdl.collective.current import current as communicator
+    from sparkdl.driver_log import log_to_driver as log_to_driver
     from sparkdl.errors import SparkDLError as SparkDLError
+    from sparkdl.learner.distributed_callbacks import BroadcastCallback as BroadcastCallback
+    from sparkdl.learner.distributed_callbacks import LogCallback as LogCallback
+    from sparkdl.learner.distributed_callbacks import MetricAverageCallback as MetricAverageCallback
+    from sparkdl.learner.distributed_optimizer import DistributedOptimizer as DistributedOptimizer
+    from sparkdl.spark.launch import HorovodRunner as HorovodRunner
+    from sparkdl.spark.launch import run as run
     from sparkdl.spark.spark_model import SparkModel as SparkModel
     from sparkdl.spark.spark_model import load_spark_model as load_spark_model
 
@@ -25,17 +33,38 @@ __version__ = "0.1.0"
 _HOMES = {
     "SparkModel": "sparkdl.spark.spark_model",
     "load_spark_model": "sparkdl.spark.spark_model",
+    "run": "sparkdl.spark.launch",
+    "HorovodRunner": "sparkdl.spark.launch",
+    "communicator": "sparkdl.collective.current:current",
+    "log_to_driver": "sparkdl.driver_log",
+    "DistributedOptimizer": "sparkdl.learner.distributed_optimizer",
+    "BroadcastCallback": "sparkdl.learner.distributed_callbacks",
+    "MetricAverageCallback": "sparkdl.learner.distributed_callbacks",
+    "LogCallback": "sparkdl.learner.distributed_callbacks",
     "SparkDLError": "sparkdl.errors",
 }
 
-__all__ = ["SparkDLError", "SparkModel", "load_spark_model"]
+__all__ = [
+    "BroadcastCallback",
+    "DistributedOptimizer",
+    "HorovodRunner",
+    "LogCallback",
+    "MetricAverageCallback",
+    "SparkDLError",
+    "SparkModel",
+    "communicator",
+    "load_spark_model",
+    "log_to_driver",
+    "run",
+]
 
 
 def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'sparkdl' has no attribute {name!r}")
-    return getattr(importlib.import_module(home), name)
+    module, _, attribute = home.partition(":")
+    return getattr(importlib.import_module(module), attribute or name)
 
 
 def __dir__() -> list[str]:

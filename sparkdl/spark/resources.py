@@ -22,6 +22,8 @@ UseGpu = Literal["auto"] | bool
 
 _FRAMEWORKS = {"tensorflow": "tensorflow", "jax": "jax", "torch": "torch"}
 _started: Placement | None = None
+_seen: tuple[str, ...] | None = None
+"""The GPUs that a user's function saw when it imported a framework here; None: no such import."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,8 @@ def needs_child(placement: Placement) -> bool:
     """Whether this process already runs a framework on other devices or another backend."""
     if _started is not None:
         return _started.device != placement.device
+    if _seen is not None and _seen != placement.gpus:
+        return True
     if "keras" in sys.modules:
         import keras
 
@@ -131,6 +135,54 @@ def start_framework(placement: Placement) -> None:
                 received=keras.backend.backend(),
             )
     _started = placement
+
+
+def function_needs_child(gpus: tuple[str, ...] | None, backend: str | None) -> bool:
+    """Whether a framework that runs here saw other devices than a user's function should see.
+
+    Args:
+        gpus: As for :func:`function_environment`.
+        backend: Keras backend that the function expects; None: any.
+    """
+    if backend is not None and "keras" in sys.modules:
+        import keras
+
+        if keras.backend.backend() != backend:
+            return True
+    seen = _seen if _started is None else _started.gpus
+    if gpus is None:  # no scheduler to say: only a process that was made blind is wrong
+        return seen == () and os.path.exists("/dev/nvidiactl")
+    if seen is None:
+        return bool(gpus) and _frameworks_here()
+    return seen != gpus
+
+
+@contextlib.contextmanager
+def function_environment(gpus: tuple[str, ...] | None, backend: str | None) -> Iterator[None]:
+    """The environment in which a user's function imports its framework; all of it is restored.
+
+    Args:
+        gpus: The only ones to be seen, none if empty; None: those that the process sees anyway.
+        backend: Keras backend; None: as the environment says.
+    """
+    global _seen
+    before, had_framework = dict(os.environ), _frameworks_here()
+    try:
+        if gpus is not None:
+            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus) if gpus else "-1"
+        if backend is not None:
+            os.environ["KERAS_BACKEND"] = backend
+        yield
+    finally:
+        for name in {*os.environ, *before}:
+            if os.environ.get(name) != before.get(name):
+                _set(name, before.get(name))
+        if gpus is not None and not had_framework and _frameworks_here():
+            _seen = gpus
+
+
+def _frameworks_here() -> bool:
+    return any(module in sys.modules for module in _FRAMEWORKS.values())
 
 
 @contextlib.contextmanager

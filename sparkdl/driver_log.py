@@ -1,0 +1,166 @@
+"""Lines on their way from a rank to the driver: what is printed there, and what is captured here.
+
+On a rank a *sink* takes lines; the launcher installs one. :class:`Capture` feeds it with all that
+the process writes to its standard output and error, by Python or by C code.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import selectors
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+MESSAGE_CHARS = 4000
+"""Longer messages and lines are cut."""
+
+Sink = Callable[[str], None]
+_sink: Sink | None = None
+
+
+def log_to_driver(message: object) -> None:
+    """Shows a message on the driver, with the rank in front; outside of a run it is printed here.
+
+    Args:
+        message: Any object; its text is cut after 4,000 characters.
+    """
+    text = shorten(str(message))
+    if _sink is None:
+        print(text, flush=True)
+    else:
+        _sink(text)
+
+
+def shorten(text: str) -> str:
+    """At most :data:`MESSAGE_CHARS` characters; the cut is marked.
+
+    >>> len(shorten('x' * 5000)), shorten('x' * 5000)[-3:]
+    (4000, '...')
+    """
+    return text if len(text) <= MESSAGE_CHARS else text[: MESSAGE_CHARS - 3] + "..."
+
+
+@contextlib.contextmanager
+def log_through(sink: Sink) -> Iterator[None]:
+    """:func:`log_to_driver` goes through ``sink`` meanwhile."""
+    global _sink
+    before, _sink = _sink, sink
+    try:
+        yield
+    finally:
+        _sink = before
+
+
+class LineSplitter:
+    """Bytes in pieces -> whole lines of text, of bounded length.
+
+    What a progress bar overwrites (before a carriage return) is dropped.
+    """
+
+    def __init__(self, on_line: Sink) -> None:
+        self._on_line, self._rest = on_line, b""
+
+    def feed(self, data: bytes) -> None:
+        """Takes the next piece."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            self._emit(line)
+        if len(self._rest) > 4 * MESSAGE_CHARS:
+            self.end()
+
+    def end(self) -> None:
+        """Takes what is left for a line."""
+        rest, self._rest = self._rest, b""
+        if rest:
+            self._emit(rest)
+
+    def _emit(self, line: bytes) -> None:
+        text = line.rstrip(b"\r").rsplit(b"\r", 1)[-1].decode(errors="replace").replace("\b", "")
+        self._on_line(shorten(text))
+
+
+class Capture:
+    """Passes every line of this process' output to a sink too, at the level of file descriptors.
+
+    The lines still go where they went before. After the block all is as it was.
+
+    Args:
+        on_line: Called in a thread of the capture, once per line.
+    """
+
+    def __init__(self, on_line: Sink) -> None:
+        self._on_line = on_line
+
+    def __enter__(self) -> Capture:
+        _flush()
+        self._saved = {fd: os.dup(fd) for fd in (1, 2)}
+        self._selector = selectors.DefaultSelector()
+        self._wake_read, self._wake_write = os.pipe()
+        self._selector.register(self._wake_read, selectors.EVENT_READ, None)
+        for fd, saved in self._saved.items():
+            reader, writer = os.pipe()
+            os.set_blocking(reader, False)
+            os.dup2(writer, fd)
+            os.close(writer)
+            splitter = LineSplitter(self._on_line)
+            self._selector.register(reader, selectors.EVENT_READ, (splitter, saved))
+        self._streams = [(s, s.line_buffering) for s in (sys.stdout, sys.stderr) if _is_text(s)]
+        for stream, _ in self._streams:
+            stream.reconfigure(line_buffering=True)
+        self._thread = threading.Thread(target=self._read, name="sparkdl-capture", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        _flush()
+        for stream, line_buffering in self._streams:
+            stream.reconfigure(line_buffering=line_buffering)
+        for fd, saved in self._saved.items():
+            os.dup2(saved, fd)
+        os.write(self._wake_write, b"\0")  # child processes may hold the pipes: no end would come
+        self._thread.join(5.0)
+        for key in list(self._selector.get_map().values()):
+            os.close(key.fd)
+        self._selector.close()
+        os.close(self._wake_write)
+        for saved in self._saved.values():
+            os.close(saved)
+
+    def _read(self) -> None:
+        ending = False
+        while not ending:
+            ready = [key for key, _ in self._selector.select()]
+            ending = any(key.data is None for key in ready)
+            for key in list(self._selector.get_map().values()) if ending else ready:
+                if key.data is not None:
+                    self._pump(key.fd, *key.data, to_the_end=ending)
+
+    def _pump(self, fd: int, splitter: LineSplitter, saved: int, *, to_the_end: bool) -> None:
+        for _ in range(64 if to_the_end else 1):  # a child that goes on writing ends nothing
+            try:
+                data = os.read(fd, 1 << 16)
+            except BlockingIOError:
+                break
+            if not data:
+                break
+            with contextlib.suppress(OSError):
+                os.write(saved, data)
+            splitter.feed(data)
+        if to_the_end:
+            splitter.end()
+
+
+def _is_text(stream: Any) -> bool:
+    return hasattr(stream, "reconfigure") and hasattr(stream, "line_buffering")
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    with contextlib.suppress(Exception):
+        ctypes.CDLL(None).fflush(None)
