@@ -37,7 +37,7 @@ class World:
         self.local: Server | None = None
         self.process: ServerProcess | None = None
         if transport == "inproc":
-            self.local = Server(self.config, self.center, inproc_only=True).start()
+            self.local = Server(self.config, self.center).start()
         else:
             self.process = ServerProcess(self.config, self.center)
 

@@ -46,7 +46,7 @@ class Running:
         self.server: Server | None = None
         center = np.zeros(LAYOUT.size, np.float32)
         if transport == "inproc":
-            self.server = Server(config, center, inproc_only=True).start()
+            self.server = Server(config, center).start()
         else:
             self.process = ServerProcess(config, center)
 

@@ -43,7 +43,7 @@ def run_workers(
     errors: list[BaseException] = []
     learners = [make_learner(model) for model in models]
 
-    with Server(config, center.copy(), inproc_only=True) as server:
+    with Server(config, center.copy()) as server:
 
         def opener(raw: Any, like: Any) -> Any:
             return server.channel(config.token, buffer=raw is not None)

@@ -58,7 +58,7 @@ class Learner:
 @contextmanager
 def clients(rule: Rule, count: int) -> Iterator[tuple[list[Client], Server]]:
     config = ServerConfig(LAYOUT, rule, count, settings=Settings(count, grace_s=0.2))
-    with Server(config, np.zeros(LAYOUT.size, np.float32), inproc_only=True) as server:
+    with Server(config, np.zeros(LAYOUT.size, np.float32)) as server:
         made = [connect(server, rank) for rank in range(count)]
         try:
             yield made, server

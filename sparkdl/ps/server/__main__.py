@@ -10,15 +10,16 @@ import shutil
 import signal
 import sys
 import threading
-from dataclasses import asdict
 from typing import Any, TextIO
 
 import numpy as np
 
 from sparkdl.errors import SparkDLError
 from sparkdl.ps.server.config import ServerConfig
+from sparkdl.ps.server.listeners import Listeners
 from sparkdl.ps.server.local import Server
 from sparkdl.ps.server.process import LENGTH
+from sparkdl.ps.transports.address import Address
 from sparkdl.ps.transports.shm import map_file
 from sparkdl.weights import FloatArray
 
@@ -32,18 +33,19 @@ def _read_part() -> bytes:
 
 
 def main() -> None:
-    """The server's process: setup from stdin, address to stdout, until stdin closes."""
+    """The server's process: setup from stdin, readiness to stdout, until stdin closes."""
     parent = os.getppid()
     ended = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: ended.set())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     output = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever a user's module prints when imported must not look like an address
+    os.dup2(2, 1)  # whatever a user's module prints when imported must not look like an answer
     setup = json.loads(_read_part())
     try:
         config: ServerConfig = pickle.loads(_read_part())  # from the driver's private pipe
-        center = _map_center(setup["descriptor"], setup["size"])
-        server = Server(config, center, setup["directory"])
+        center = _map_center(setup["center"], setup["size"])
+        listeners = Listeners.adopt(Address(**setup["address"]), setup["descriptors"])
+        server = Server(config, center, listeners)
     except SparkDLError as error:
         _say(
             output,
@@ -55,8 +57,8 @@ def main() -> None:
             },
         )
         return
-    _say(output, {"address": asdict(server.address)})
     server.start()
+    _say(output, {"ready": True})
     threading.Thread(target=_watch_input, args=(ended,), daemon=True).start()
     while not ended.wait(0.5):
         if os.getppid() != parent:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import os
+import selectors
 import socket
+import threading
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Protocol, Self
 
 from sparkdl.ps.server.config import ServerConfig
+from sparkdl.ps.server.listeners import Listeners
 from sparkdl.ps.state import ServerState
-from sparkdl.ps.transports.address import Address, boot_id
-from sparkdl.ps.transports.base import Dispatcher, listen, ports_of
+from sparkdl.ps.transports.address import Address
+from sparkdl.ps.transports.base import Dispatcher
 from sparkdl.ps.transports.inproc import InprocChannel
 from sparkdl.ps.transports.shm import ShmServer
 from sparkdl.ps.transports.socket import SocketServer
@@ -28,75 +30,45 @@ class Server:
     Args:
         config: See :class:`ServerConfig`.
         center: Initial weights; taken over, not copied.
-        directory: Private directory for the Unix socket; None for no shm transport.
-        inproc_only: No sockets at all; clients connect through :meth:`channel`.
+        listeners: Sockets to serve, owned from now on; None for none at all: clients connect
+            through :meth:`channel`.
     """
 
     def __init__(
-        self,
-        config: ServerConfig,
-        center: FloatArray,
-        directory: str | None = None,
-        *,
-        inproc_only: bool = False,
+        self, config: ServerConfig, center: FloatArray, listeners: Listeners | None = None
     ) -> None:
         self.config = config
-        self.state = ServerState(
-            config.layout, center, config.rule, config.limits(), config.compression()
-        )
+        self._listeners = listeners
         self._transports: list[_Transport] = []
-        self._late: list[Callable[[], _Transport]] = []
-        self.address = Address("")
-        listeners: list[socket.socket] = []
+        self.address = Address("") if listeners is None else listeners.address
         try:
-            if not inproc_only:
-                listeners, self.address = self._listen(directory)
+            self.state = ServerState(
+                config.layout, center, config.rule, config.limits(), config.compression()
+            )
             self.dispatcher = Dispatcher(self.state)
         except BaseException:
-            for listener in listeners:
-                listener.close()
+            if listeners is not None:
+                listeners.close()
             raise
 
-    def _listen(self, directory: str | None) -> tuple[list[socket.socket], Address]:
-        """Binds everything first, so that what is advertised is held."""
-        config, mode = self.config, self.config.mode
-        framed = mode in ("auto", "socket")
-        host = config.advertised_address or _reachable(config.bind_address)
-        listeners: list[socket.socket] = []
-        address: dict[str, Any] = {"boot_id": boot_id(), "mode": mode}
-        max_connections = 8 * config.num_workers + 32
-        try:
-            if framed:
-                tcp = listen(config.bind_address, config.port)
-                listeners.append(tcp)
-                address.update(host=host, port=tcp.getsockname()[1])
-                self._late.append(
-                    lambda: SocketServer(tcp, self.dispatcher, config.token, max_connections)
+    def start(self) -> Self:
+        """Starts to answer on all listening sockets."""
+        if self._listeners is None:
+            return self
+        max_connections = 8 * self.config.num_workers + 32
+        sockets = self._listeners.sockets
+        for name, make in (("socket", SocketServer), ("shm", ShmServer)):
+            if name in sockets:
+                listener = sockets.pop(name)
+                self._transports.append(
+                    make(listener, self.dispatcher, self.config.token, max_connections)
                 )
-            if mode in ("auto", "shm") and directory and hasattr(socket, "AF_UNIX"):
-                path = os.path.join(directory, "ps.sock")
-                uds = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-                listeners.append(uds)
-                uds.bind(path)
-                uds.listen(1024)
-                address.update(uds=path)
-                self._late.append(
-                    lambda: ShmServer(uds, self.dispatcher, config.token, max_connections)
-                )
-            fixed = framed and len(list(ports_of(config.port))) == 1
-            web = listen(config.bind_address, 0 if fixed else config.port)
-            listeners.append(web)
-            literal = f"[{host}]" if ":" in host.strip("[]") else host
-            address.update(
-                http=f"http://{literal.replace('[[', '[').replace(']]', ']')}"
-                f":{web.getsockname()[1]}"
-            )
-            self._late.append(lambda: self._serve_http(web))
-        except BaseException:
-            for listener in listeners:
-                listener.close()
-            raise
-        return listeners, Address(**address)
+        web = sockets.pop("http")
+        if self.config.mode == "http":
+            self._transports.append(self._serve_http(web))
+        else:
+            self._transports.append(_WhenAsked(web, self._serve_http))
+        return self
 
     def _serve_http(self, listener: socket.socket) -> _Transport:
         from sparkdl.ps.transports.http import HttpServer  # Flask's import takes a while
@@ -105,13 +77,6 @@ class Server:
         return HttpServer(
             listener, self.dispatcher, self.config.token, 2 * self.config.num_workers + 8
         )
-
-    def start(self) -> Self:
-        """Starts to answer on all listening sockets."""
-        for make in self._late:
-            self._transports.append(make())
-        self._late.clear()
-        return self
 
     def channel(self, token: str, *, buffer: bool = True) -> InprocChannel:
         """An in-process connection."""
@@ -124,6 +89,8 @@ class Server:
         self.dispatcher.shutdown()
         for transport in reversed(self._transports):
             transport.close()
+        if self._listeners is not None:
+            self._listeners.close()
 
     def __enter__(self) -> Self:
         return self.start()
@@ -137,15 +104,36 @@ class Server:
         self.close()
 
 
-def _reachable(bind_address: str) -> str:
-    """An address of this host for others, if ``bind_address`` is a wildcard."""
-    if bind_address.strip("[]") not in ("", "0.0.0.0", "::"):
-        return bind_address.strip("[]")
-    family = socket.AF_INET6 if ":" in bind_address else socket.AF_INET
-    probe = "2001:db8::1" if family == socket.AF_INET6 else "192.0.2.1"
-    try:
-        with socket.socket(family, socket.SOCK_DGRAM) as udp:
-            udp.connect((probe, 9))  # sends nothing; asks the kernel for the route
-            return str(udp.getsockname()[0])
-    except OSError:
-        return socket.gethostname()
+class _WhenAsked:
+    """A transport that starts when its first connection comes.
+
+    Flask takes as long to import as the rest of the server, at the moment when the workers start
+    too; where workers use the other transports nobody may ever ask.
+    """
+
+    def __init__(
+        self, listener: socket.socket, make: Callable[[socket.socket], _Transport]
+    ) -> None:
+        self._listener, self._make = listener, make
+        self._made: _Transport | None = None
+        self._wake, self._woken = socket.socketpair()
+        self._thread = threading.Thread(target=self._wait, name="sparkdl-ps-http", daemon=True)
+        self._thread.start()
+
+    def _wait(self) -> None:
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._listener, selectors.EVENT_READ)
+            woken = selector.register(self._woken, selectors.EVENT_READ)
+            if any(key == woken for key, _ in selector.select()):
+                return
+        self._made = self._make(self._listener)
+
+    def close(self) -> None:
+        """Ends the transport, or the wait for its first connection."""
+        self._wake.close()
+        self._thread.join(5)
+        self._woken.close()
+        if self._made is None:
+            self._listener.close()
+        else:
+            self._made.close()

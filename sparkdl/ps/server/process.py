@@ -2,10 +2,11 @@
 
 ``ServerProcess`` is what the driver holds. It starts ``python -m sparkdl.ps.server`` in its own
 session (Ctrl-C in a notebook does not reach it), hands over configuration and secret through a
-private pipe and the initial center through anonymous shared memory, and reads the address from
-its output. The server ends when the driver's pipe closes or its parent changes, so that none is
-ever orphaned. (``PR_SET_PDEATHSIG`` would not do: it fires when the *thread* that started the
-server ends.)
+private pipe and the initial center through anonymous shared memory. The driver binds the sockets
+and passes them on, so the address is known, and may be sent to workers, before the server is up:
+who connects early waits in the kernel's queue. The server ends when the driver's pipe closes or
+its parent changes, so that none is ever orphaned. (``PR_SET_PDEATHSIG`` would not do: it fires
+when the *thread* that started the server ends.)
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from dataclasses import asdict
 from types import TracebackType
 from typing import Self
 
@@ -27,7 +29,7 @@ import numpy as np
 
 from sparkdl.errors import ResourceError, TransportError
 from sparkdl.ps.server.config import ServerConfig
-from sparkdl.ps.transports.address import Address
+from sparkdl.ps.server.listeners import Listeners
 from sparkdl.ps.transports.shm import anonymous_file
 from sparkdl.weights import FloatArray
 
@@ -41,13 +43,19 @@ class ServerProcess:
         config: See :class:`ServerConfig`.
         center: Initial weights; copied once, into memory shared with the server.
         start_timeout_s: For the process to come up.
+        wait: Return when the server answers; False leaves that to :meth:`wait_ready`.
 
     Raises:
         ResourceError: No free port, or the process did not start; with its error output.
     """
 
     def __init__(
-        self, config: ServerConfig, center: FloatArray, *, start_timeout_s: float = 60.0
+        self,
+        config: ServerConfig,
+        center: FloatArray,
+        *,
+        start_timeout_s: float = 60.0,
+        wait: bool = True,
     ) -> None:
         config.layout.check(center)
         self.config = config
@@ -59,13 +67,21 @@ class ServerProcess:
             if len(self._directory) > 90:  # a Unix socket's path has room for about 100 bytes
                 os.rmdir(self._directory)
                 self._directory = tempfile.mkdtemp(prefix="sparkdl-", dir="/tmp")
+        self._start_timeout_s = start_timeout_s
+        self._ready = False
         try:
-            self._process = self._spawn(center)
+            listeners = Listeners.bind(config, self._directory)
+            try:
+                self.address = listeners.address
+                self._process = self._spawn(center, listeners)
+            finally:
+                listeners.close()  # the server holds them now, and nobody else may
             self._reader = threading.Thread(
                 target=self._read_errors, name="sparkdl-ps-stderr", daemon=True
             )
             self._reader.start()
-            self.address = self._read_address(start_timeout_s)
+            if wait:
+                self.wait_ready()
         except BaseException:
             self.stop(timeout_s=1.0)
             raise
@@ -106,7 +122,7 @@ class ServerProcess:
         if self._directory is not None:
             shutil.rmtree(self._directory, ignore_errors=True)
 
-    def _spawn(self, center: FloatArray) -> subprocess.Popen[bytes]:
+    def _spawn(self, center: FloatArray, listeners: Listeners) -> subprocess.Popen[bytes]:
         import cloudpickle
 
         recipe = cloudpickle.dumps(self.config)
@@ -114,14 +130,20 @@ class ServerProcess:
         descriptor = anonymous_file(size, "sparkdl-center")
         try:
             _write_all(descriptor, center)
-            setup = {"descriptor": descriptor, "size": center.size, "directory": self._directory}
+            setup = {
+                "center": descriptor,
+                "size": center.size,
+                "directory": self._directory,
+                "descriptors": listeners.descriptors,
+                "address": asdict(listeners.address),
+            }
             path = [p or os.getcwd() for p in sys.path]
             process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "sparkdl.ps.server"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                pass_fds=(descriptor,),
+                pass_fds=(descriptor, *listeners.descriptors.values()),
                 start_new_session=True,
                 env={
                     **os.environ,
@@ -139,7 +161,15 @@ class ServerProcess:
             process.stdin.flush()
         return process
 
-    def _read_address(self, timeout_s: float) -> Address:
+    def wait_ready(self) -> None:
+        """Returns when the server answers; at once if it did before.
+
+        Raises:
+            ResourceError: The process did not start; with its error output.
+        """
+        if self._ready:
+            return
+        timeout_s = self._start_timeout_s
         lines: list[bytes] = []
         stdout = self._process.stdout
         assert stdout is not None
@@ -148,8 +178,9 @@ class ServerProcess:
         reader.join(timeout_s)
         if lines and lines[0]:
             answer = json.loads(lines[0])
-            if "address" in answer:
-                return Address(**answer["address"])
+            if "ready" in answer:
+                self._ready = True
+                return
             raise ResourceError(
                 answer["what"],
                 expected=answer["expected"],
@@ -161,7 +192,7 @@ class ServerProcess:
         self._reader.join(5)
         raise ResourceError(
             "the parameter server did not start",
-            expected=f"its address within {timeout_s:g} s",
+            expected=f"an answer within {timeout_s:g} s",
             received=self.errors.strip() or "no output",
         )
 
