@@ -29,9 +29,10 @@ class StragglerDrop(ExchangeRule):
 
     On each rank a thread answers for it while the gradient is computed: all ranks gather "ready"
     or "not ready" until either all are ready, or at least ``least`` of those with rows are and
-    ``patience`` times what these took has passed on rank 0's clock. Then the step is taken with
-    the ranks that are ready. A late rank throws its gradient away, applies the steps that it
-    missed, in order, and gives up its batches for them; so all ranks stay equal to the bit.
+    ``patience`` times what these took has passed on rank 0's clock, ``grace_s`` at least. Then
+    the step is taken with the ranks that are ready. A late rank throws its gradient away, applies
+    the steps that it missed, in order, and gives up its batches for them; so all ranks stay equal
+    to the bit.
 
     This helps against ranks that are slow now and then. One that is always slow never counts:
     its rows are not trained on.
@@ -39,6 +40,7 @@ class StragglerDrop(ExchangeRule):
     Args:
         least: Share of the ranks with rows that must be ready, in (0, 1].
         patience: How much longer than those a rank may take, as a share of their time.
+        grace_s: Nobody is dropped sooner than this after the others were ready.
         backlog: Steps that a late rank may miss before the others wait for it (each takes a
             buffer of the model's size there).
         timeout_s: Limit for one step.
@@ -50,6 +52,7 @@ class StragglerDrop(ExchangeRule):
 
     least: float = 0.5
     patience: float = 0.5
+    grace_s: float = 0.05
     backlog: int = 4
     timeout_s: float = 600.0
 
@@ -59,6 +62,7 @@ class StragglerDrop(ExchangeRule):
         require_positive(self.name, "least", self.least)
         require(self.least <= 1, self.name, "least", "a share in (0, 1]", self.least)
         require_not_negative(self.name, "patience", self.patience)
+        require_not_negative(self.name, "grace_s", self.grace_s)
         require_int(f"backlog of {self.name}", self.backlog, 1)
         require_positive(self.name, "timeout_s", self.timeout_s)
 
@@ -92,7 +96,7 @@ class StragglerExchange(GradientExchange):
         self._thread: threading.Thread | None = None
 
     def reduce(self, rows: int) -> bool:
-        """A step of a gradient that is ready: nobody computes behind it."""
+        """A step of a gradient that is there: a late rank is waited for (see :meth:`take_step`)."""
         done = self._take(lambda: rows, rows > 0)
         if done is None:
             return False
@@ -101,7 +105,10 @@ class StragglerExchange(GradientExchange):
         return True
 
     def take_step(self, parts: Sequence[Part], apply: Callable[[FloatArray], None]) -> bool:
-        """As for every rule; ``parts`` are not computed if the step has been taken already."""
+        """As for every rule. A late rank is dropped while it computes its ``parts`` in here.
+
+        They are not computed at all if the step has been taken already.
+        """
         done = self._take(lambda: self.fill(parts), bool(parts))
         if done is None:
             return False
@@ -202,7 +209,7 @@ class StragglerExchange(GradientExchange):
                 rows = self._offer[1] if ready and self._offer is not None else 0
             overdue = False
             if quorum_at is not None and self.communicator.rank == 0:
-                grace = max(_POLL_S, self._rule.patience * (quorum_at - began))
+                grace = max(self._rule.grace_s, self._rule.patience * (quorum_at - began))
                 overdue = time.monotonic() - quorum_at > grace
             flags = np.array([ready, rows > 0, overdue], np.uint8)
             told = self._line.all_gather(flags)
