@@ -100,7 +100,7 @@ def refused(
         (ConfigError, {"use_gpu": "yes"}, ["use_gpu", "'yes'"]),
         (ConfigError, {"memory_budget_mb": 0}, ["memory_budget_mb"]),
         (ConfigError, {"seed": -1}, ["seed"]),
-        (ConfigError, {"compression": "fp16"}, ["compression"]),
+        (UnknownNameError, {"compression": "zip"}, ["codec", "'fp16'"]),
         (ConfigError, {"start_timeout_s": 0}, ["start_timeout_s"]),
         (ConfigError, {"rule": "bsp"}, ["'bsp'", "mode='synchronous'"]),
         (ConfigError, {"mode": "synchronous", "rule": "downpour"}, ["'downpour'"]),

@@ -8,7 +8,9 @@ import pytest
 
 from sparkdl.config import AUTO_WINDOW, EPOCH_WINDOW
 from sparkdl.errors import ConfigError, UnknownNameError
+from sparkdl.ps.codecs import DGC
 from sparkdl.ps.rules import DynSGD
+from sparkdl.spark.compression import choose_codec
 from sparkdl.spark.server_run import ServerOptions, choose_rule, parse_status
 
 
@@ -44,12 +46,67 @@ def test_a_rule_brings_its_own_window() -> None:
         ("hogwild", "auto", "dynsgd"),
         ("synchronous", 5, "bsp"),
         ("asynchronous", "auto", "ensemble"),
-        ("asynchronous", "auto", "eamsgd"),
+        ("asynchronous", 5, "adam"),
     ],
 )
 def test_combinations_that_make_no_sense_are_refused(mode: str, frequency: Any, rule: str) -> None:
     with pytest.raises(ConfigError):
         choose_rule(mode, frequency, rule)
+
+
+class _Optimizer:
+    """Stands for a compiled optimizer: its class's name and momentum are all that is asked."""
+
+    def __init__(self, momentum: float) -> None:
+        self.momentum = momentum
+
+
+SGD = type("SGD", (_Optimizer,), {})
+Adam = type("Adam", (_Optimizer,), {})
+
+
+@pytest.mark.parametrize(
+    ("compression", "mode", "rule", "frequency", "transport", "optimizer", "reason"),
+    [
+        ("fp16", "asynchronous", None, "auto", "shm", SGD(0.0), "shared memory"),
+        ("topk", "asynchronous", None, "epoch", "auto", SGD(0.0), "one exchange per epoch"),
+        ("onebit", "synchronous", "averaging", "auto", "auto", SGD(0.0), "exchange per epoch"),
+        ("dgc", "asynchronous", "downpour", "auto", "auto", SGD(0.0), "for gradients"),
+        ("dgc", "asynchronous", "adam", "auto", "auto", SGD(0.0), "rule 'adam'"),
+        ("dgc", "synchronous", None, "auto", "auto", SGD(0.9), "without momentum"),
+        ("dgc", "synchronous", None, "auto", "auto", Adam(0.0), "Adam"),
+        ({"name": "topk", "ratio": 2}, "asynchronous", None, "auto", "auto", SGD(0.0), "ratio"),
+        ("zip", "asynchronous", None, "auto", "auto", SGD(0.0), "'fp16'"),
+    ],
+)
+def test_compression_that_makes_no_sense_is_refused(
+    compression: Any, mode: str, rule: Any, frequency: Any, transport: str, optimizer: Any,
+    reason: str,
+) -> None:  # fmt: skip
+    chosen, window = choose_rule(mode, frequency, rule)
+    with pytest.raises(ConfigError, match=reason):
+        choose_codec(compression, chosen, window, transport, optimizer)
+
+
+@pytest.mark.parametrize(
+    ("compression", "mode", "rule", "optimizer"),
+    [
+        (None, "asynchronous", None, Adam(0.0)),
+        ("none", "asynchronous", None, Adam(0.0)),
+        ("fp16", "synchronous", "averaging", Adam(0.0)),
+        ("topk", "hogwild", None, Adam(0.0)),
+        ("int8", "synchronous", None, Adam(0.0)),
+        ("dgc", "synchronous", None, SGD(0.0)),
+        ("dgc", "asynchronous", "sgd", Adam(0.0)),
+        (DGC(momentum=0.0), "asynchronous", None, Adam(0.0)),
+    ],
+)
+def test_compression_that_makes_sense(
+    compression: Any, mode: str, rule: Any, optimizer: Any
+) -> None:
+    chosen, window = choose_rule(mode, "auto", rule)
+    codec = choose_codec(compression, chosen, window, "auto", optimizer)
+    assert (codec is None) == (compression in (None, "none"))
 
 
 def test_unknown_rules_are_refused_with_the_known_ones() -> None:
