@@ -181,6 +181,46 @@ def horovod_state(c: Any) -> dict[str, Any]:
     return {"inside": inside, "after": (bool(hvd.is_initialized()), left)}
 
 
+def exchange_by_rule(c: Any, rule: Any, steps: int, seconds: float) -> np.ndarray:
+    """Weights after some steps of a rule; the last rank runs out of batches before the others.
+
+    ``seconds`` is what the second rank's second batch takes longer.
+    """
+    from sparkdl.collective.rules import GradientExchange, OptimizerExchange
+    from sparkdl.weights import Layout
+
+    layout = Layout.of([("w", (40, 30), "float32"), ("b", (7,), "float32")], [("m", (3,), "f4")])
+    exchange = rule.open(c, layout)
+    x = np.ones(layout.size, np.float32)
+    if not isinstance(exchange, GradientExchange):
+        exchange.start(x)
+
+    def apply(flat: np.ndarray) -> None:
+        np.subtract(x, np.float32(0.1) * flat, out=x)
+
+    for step in range(steps):
+        values = np.random.default_rng([step, c.rank]).normal(size=layout.size).astype("f4")
+        rows = 0 if step > 2 and c.rank == c.size - 1 else 3 + c.rank
+
+        def compute(out: np.ndarray, step: int = step, values: np.ndarray = values) -> None:
+            time.sleep(seconds if (step, c.rank) == (1, 1) else 0.0)
+            out[:] = values
+
+        parts = [(compute, rows)] if rows else []
+        if isinstance(exchange, GradientExchange):
+            assert exchange.take_step(parts, apply)
+        elif isinstance(exchange, OptimizerExchange):
+            assert exchange.step(x, exchange.fill(parts), 0.1)
+        else:
+            x -= np.float32(0.1 * bool(rows)) * values
+            exchange.after_window(x, rows, 1.0, 0.1)
+    if not isinstance(exchange, GradientExchange | OptimizerExchange):
+        exchange.finish(x)
+    c.barrier()
+    exchange.close()
+    return x
+
+
 # -- worlds -----------------------------------------------------------------------------------
 
 
