@@ -32,6 +32,7 @@ class LoopSettings:
         seed: Seed of the row order.
         report_interval_s: Least time between two live reports of the metrics.
         wait_for_driver: At the end of an epoch wait until the driver's callbacks have run.
+        keep_state: At the end of an epoch leave the state for the driver's checkpoints.
         follow_schedule: Tell learning-rate schedules the steps of all workers together.
         check_data: Refuse NaN and infinity before training.
         memory_budget_bytes: A partition beyond this is spilled to disk.
@@ -46,6 +47,7 @@ class LoopSettings:
     seed: int = 0
     report_interval_s: float = 0.2
     wait_for_driver: bool = False
+    keep_state: bool = False
     follow_schedule: bool = True
     check_data: bool = False
     memory_budget_bytes: int = 2 << 30

@@ -85,8 +85,15 @@ class Synchronizer(Protocol):
     ) -> None:
         """Reports an epoch's metrics; with ``wait``, returns when the driver says so."""
 
+    def keep_state(self, learner: Any, epoch: int) -> None:
+        """Leaves what a checkpoint after ``epoch`` epochs needs with the driver."""
+
     def finish(self, learner: Any) -> None:
         """Says that this worker is done."""
+
+    @property
+    def every_batch(self) -> bool:
+        """The exchange is inside ``train``, at each batch of a window; it counts batches."""
 
     @property
     def keeps_state(self) -> bool:
@@ -168,6 +175,8 @@ class _Loop:
         elif window == AUTO_WINDOW:
             # Longer gains no speed; more than a sixteenth of an epoch learns worse (benchmarks).
             window = max(1, min(MAX_PIECE, batches.steps_per_epoch // 16))
+        if synchronizer.every_batch:
+            window = MAX_PIECE
         self.pieces = -(-window // MAX_PIECE)
         self.piece = -(-window // self.pieces)
         self.steps = 0
@@ -179,6 +188,8 @@ class _Loop:
     def windows_per_epoch(self) -> int:
         """Exchanges in one epoch of this worker; the smaller last batch is a piece of its own."""
         full, total = self.batches.full_batches, self.batches.steps_per_epoch
+        if self.synchronizer.every_batch:
+            return total
         pieces = -(-full // self.piece) + (total - full)
         if self.settings.window == EPOCH_WINDOW:
             return min(1, pieces)
@@ -198,6 +209,8 @@ class _Loop:
             held_out = None
             if self.validation is not None:
                 held_out = self.learner.evaluate(self.validation.windows(0, 8))
+            if self.settings.keep_state:
+                self.synchronizer.keep_state(self.learner, epoch + 1)
             self.synchronizer.end_epoch(
                 self.learner,
                 epoch,
@@ -211,7 +224,10 @@ class _Loop:
         """Trains one epoch from ``position`` on; False if the driver stopped it."""
         total = self.batches.steps_per_epoch
         windows_done = position
-        batches_done = position if together is None else position * self.pieces * self.piece
+        inside = self.synchronizer.every_batch
+        batches_done = position
+        if together is not None and not inside:
+            batches_done = position * self.pieces * self.piece
         batches_done = min(batches_done, total)
         pieces = batches = rows = 0
         whole_epoch = self.settings.window == EPOCH_WINDOW
@@ -223,7 +239,7 @@ class _Loop:
                 batches_done += window.num_batches
                 self.steps += window.num_batches
                 exchange = batches_done == total or (pieces == self.pieces and not whole_epoch)
-                windows_done += exchange
+                windows_done += window.num_batches if inside else exchange
                 report = self._report(epoch, batches_done, windows_done, batches, rows)
                 if exchange:
                     self.synchronizer.train(self.learner, window, report)

@@ -126,6 +126,7 @@ class HorovodCommunicator(OrderedCommunicator):
     """
 
     name = "horovod"
+    in_graph = True  # a compiled TensorFlow step may use Horovod's operations itself
 
     def __init__(
         self,

@@ -6,13 +6,19 @@ the workers; they start equal, get equal gradients, and so stay equal to the bit
 
 from __future__ import annotations
 
+import itertools
 from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
-from sparkdl.collective.communicator import Communicator
+from sparkdl.collective.communicator import Communicator, Handle
 from sparkdl.errors import ConfigError
 from sparkdl.weights import FloatArray, Layout
+
+PART_BYTES = 16 << 20
+"""Gradients travel in parts of about this size, each as soon as the backward pass has made it."""
+_FLAGS = 2
 
 
 class GradientLearner(Protocol):
@@ -21,6 +27,7 @@ class GradientLearner(Protocol):
     ``gradients`` writes the batch's mean gradient into the trained segment of ``out`` and its
     running statistics, after the batch, into the averaged segment. ``apply_gradients`` does the
     optimizer step with the trained segment and takes the statistics from the averaged one.
+    ``train_reducing`` does both for each batch of a window, with a reducer in between.
     """
 
     def read_weights(self, out: FloatArray) -> None: ...
@@ -35,6 +42,10 @@ class GradientLearner(Protocol):
 
     def apply_gradients(self, flat: FloatArray) -> None: ...
 
+    def train_reducing(self, window: Any, reducer: Any) -> None: ...
+
+    def skip_reducing(self, reducer: Any) -> None: ...
+
 
 class GradientSynchronizer:
     """Each step: the row-weighted mean of all ranks' gradients, then one optimizer step on each.
@@ -43,31 +54,113 @@ class GradientSynchronizer:
     global batch. BatchNorm statistics, in the same buffer, are averaged alike. A rank that has run
     out of batches contributes nothing, blocks nobody, and takes every step with the others.
 
+    It is the *reducer* that a learner calls between gradient and step: ``begin`` for each of
+    ``parts`` in their order (last layers first, as the backward pass makes them), then
+    ``finish``. Large models have several parts, which travel while the next is computed.
+
     Args:
         communicator: Connected; used by this synchronizer alone while it trains.
         layout: Of the flat buffer ``[gradient | statistics]``.
+        wire: ``'float16'`` or ``'bfloat16'``: what gradients travel as (statistics do not); None
+            for float32, which alone is exact.
+        part_bytes: See :data:`PART_BYTES`.
     """
 
-    def __init__(self, communicator: Communicator, layout: Layout) -> None:
-        self._communicator = communicator
-        self._layout = layout
-        # the last element is 1 where there is a batch: its mean tells whether anyone had one
-        self._whole = np.zeros(layout.size + 1, np.float32)
-        self._buffer = self._whole[:-1]
+    def __init__(
+        self,
+        communicator: Communicator,
+        layout: Layout,
+        *,
+        wire: str | None = None,
+        part_bytes: int = PART_BYTES,
+    ) -> None:
+        self.communicator = communicator
+        self.layout = layout
+        self.wire = wire
+        # the last elements: 1 where there is a batch, and 1 where a rank was told to stop; their
+        # means tell all ranks at the same step
+        self._whole = np.zeros(layout.size + _FLAGS, np.float32)
+        self.buffer: FloatArray = self._whole[:-_FLAGS]
+        self.parts = parts_of(layout, part_bytes, apart=wire is not None)
+        self.in_graph = self if getattr(communicator, "in_graph", False) else None
+        self.rows = 0
+        self.scale = 1.0
+        self.stop_wanted = False
+        self.stop_agreed = False
+        self._handles: list[tuple[slice, npt.NDArray[Any], Handle]] = []
 
-    def start(self, learner: GradientLearner, root: int = 0) -> None:
-        """Gives every rank the root's weights and optimizer state."""
-        learner.read_weights(self._buffer)
-        self._communicator.broadcast(self._buffer, root, out=self._buffer)
-        mine = self._communicator.rank == root
-        learner.write_weights(self._buffer)
+    def start(self, learner: GradientLearner, root: int = 0, scale: float = 1.0) -> None:
+        """Gives every rank the root's weights and optimizer state.
+
+        Args:
+            learner: This rank's.
+            root: The rank whose state all take.
+            scale: Most rows per batch of any rank, where the exchange is inside the step.
+        """
+        self.scale = scale
+        learner.read_weights(self.buffer)
+        self.communicator.broadcast(self.buffer, root, out=self.buffer)
+        mine = self.communicator.rank == root
+        learner.write_weights(self.buffer)
         state = np.frombuffer(learner.optimizer_state() if mine else b"", np.uint8)
-        given = self._communicator.all_gather(state)[root]
+        given = self.communicator.all_gather(state)[root]
         if not mine:
             learner.load_optimizer_state(given.tobytes())
 
+    # -- whole windows -------------------------------------------------------------------------
+
+    def train(self, learner: GradientLearner, window: Any) -> None:
+        """Trains every batch of ``window``, each a step of all ranks."""
+        learner.train_reducing(window, self)
+
+    def skip(self, learner: GradientLearner) -> None:
+        """Takes part in one step of the others without a batch."""
+        learner.skip_reducing(self)
+
+    # -- the reducer ---------------------------------------------------------------------------
+
+    def begin(self, part: int, values: FloatArray) -> None:
+        """Hands over part ``part`` of this rank's gradient; it may travel in the background.
+
+        Args:
+            part: Index in ``parts``; each step hands over all of them in order.
+            values: A copy is taken, unless they lie in ``buffer`` already.
+        """
+        place = self.parts[part]
+        target = self._whole[place]
+        if part == 0:
+            self._whole[-2], self._whole[-1] = float(self.rows > 0), float(self.stop_wanted)
+        if not np.shares_memory(values, target):
+            target[: values.size] = values
+        if len(self.parts) == 1 and self.wire is None:
+            self.communicator.all_reduce(target, "weighted", weight=self.rows, out=target)
+            return
+        sent: npt.NDArray[Any] = target
+        if self.wire is not None and place.start < self.layout.trained_size:
+            sent = target.astype(_dtype(self.wire))
+        handle = self.communicator.all_reduce_async(sent, "weighted", weight=self.rows, out=sent)
+        self._handles.append((place, sent, handle))
+
+    def finish(self) -> bool:
+        """Waits for all parts: ``buffer`` then holds the mean over all ranks.
+
+        Returns:
+            Whether any rank had rows; if none had, there is nothing to apply.
+        """
+        for place, sent, handle in self._handles:
+            handle.wait()
+            if sent.dtype != np.float32:
+                self._whole[place] = sent
+        self._handles.clear()
+        self.agree_on_stop(float(self._whole[-1]))
+        return bool(self._whole[-2] > 0)
+
+    def agree_on_stop(self, value: float) -> None:
+        """Takes the joined stop flag of an exchange inside the compiled step."""
+        self.stop_agreed = self.stop_agreed or value > 0
+
     def step(self, learner: GradientLearner, batch: Any | None, rows: int) -> bool:
-        """One step of all ranks together.
+        """One step of all ranks together, half by half.
 
         Args:
             learner: Gives gradients, takes their mean.
@@ -87,10 +180,40 @@ class GradientSynchronizer:
                 received=f"rows={rows}, batch is None: {batch is None}",
             )
         if batch is not None:
-            learner.gradients(batch, self._buffer)
-            self._whole[-1] = 1.0
-        self._communicator.all_reduce(self._whole, "weighted", weight=rows, out=self._whole)
-        if self._whole[-1] == 0.0:
+            learner.gradients(batch, self.buffer)
+        self.rows = rows
+        for part, place in enumerate(self.parts):
+            self.begin(part, self._whole[place])
+        if not self.finish():
             return False
-        learner.apply_gradients(self._buffer)
+        learner.apply_gradients(self.buffer)
         return True
+
+
+def parts_of(layout: Layout, part_bytes: int, *, apart: bool = False) -> list[slice]:
+    """Slices of ``[gradient | statistics | flags]`` in the order in which they are reduced.
+
+    Each holds whole variables; the first one has the end of the buffer, with statistics and flags
+    (alone if ``apart``).
+
+    >>> layout = Layout.of([('a', (4,), 'float32'), ('b', (4,), 'float32')], [])
+    >>> parts_of(layout, 16)
+    [slice(4, 10, None), slice(0, 4, None)]
+    """
+    stop = layout.size + _FLAGS
+    edges = [stop]
+    if apart and layout.trained_size:
+        edges.append(layout.trained_size)
+    for slot in reversed([s for s in layout.slots if s.offset < layout.trained_size]):
+        if (edges[-1] - slot.offset) * 4 >= part_bytes and slot.offset:
+            edges.append(slot.offset)
+    edges.append(0)
+    return [slice(a, b) for b, a in itertools.pairwise(edges)]
+
+
+def _dtype(name: str) -> Any:
+    if name == "float16":
+        return np.float16
+    import ml_dtypes
+
+    return getattr(ml_dtypes, name)

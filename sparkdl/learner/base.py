@@ -31,6 +31,55 @@ class WindowLike(Protocol):
     def num_rows(self) -> int: ...
 
 
+class Reducer(Protocol):
+    """What joins the gradients of all workers between the two halves of a step.
+
+    A step sets ``rows`` to those of its batch (0: it takes part without a batch), hands over each
+    of ``parts`` in order with ``begin``, and takes the joined gradient from ``buffer`` after
+    ``finish``. With ``in_graph``, a TensorFlow learner uses Horovod's own operations instead.
+    """
+
+    rows: int
+
+    @property
+    def buffer(self) -> FloatArray:
+        """Of the layout: ``[gradient | statistics]``."""
+
+    @property
+    def parts(self) -> list[slice]:
+        """Of the buffer, in the order in which they are handed over (the first may reach past
+        its end)."""
+
+    @property
+    def in_graph(self) -> InGraph | None:
+        """How to reduce inside the compiled step, or None."""
+
+    def begin(self, part: int, values: FloatArray) -> None:
+        """Hands over one part of this worker's gradient."""
+
+    def finish(self) -> bool:
+        """Waits for the joined gradient; False if no worker had rows."""
+
+    def agree_on_stop(self, value: float) -> None:
+        """Takes the joined stop flag of an exchange inside the step."""
+
+
+class InGraph(Protocol):
+    """An exchange inside the compiled step, by Horovod's operations."""
+
+    @property
+    def scale(self) -> float:
+        """Most rows per batch of any worker: gradients are weighted by rows / scale."""
+
+    @property
+    def wire(self) -> str | None:
+        """``'float16'``, ``'bfloat16'`` or None: what gradients travel as."""
+
+    @property
+    def stop_wanted(self) -> bool:
+        """Whether this worker was told to stop."""
+
+
 class Learner(Protocol):
     """A model in training on one worker. Not thread-safe: one thread trains."""
 
@@ -56,6 +105,12 @@ class Learner(Protocol):
 
     def apply_gradients(self, flat: FloatArray) -> None:
         """One optimizer step with the trained segment; sets the statistics from the other."""
+
+    def train_reducing(self, window: WindowLike, reducer: Reducer) -> None:
+        """Trains every batch of ``window``; ``reducer`` joins the workers' gradients in between."""
+
+    def skip_reducing(self, reducer: Reducer) -> None:
+        """One step of the others in which this worker has no batch."""
 
     def metric_state(self) -> npt.NDArray[np.float64]:
         """All metric variables (loss first) as one vector; vectors of workers add up."""

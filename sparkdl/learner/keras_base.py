@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -11,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparkdl.errors import ConfigError, ModelError
-from sparkdl.learner.base import Arrays, WindowLike
+from sparkdl.learner.base import Arrays, Reducer, WindowLike
 from sparkdl.learner.signature import list_names, takes_list
 from sparkdl.weights import FloatArray, Layout
 
@@ -68,6 +69,30 @@ class KerasLearner:
         )
         self.model._symbolic_build(data_batch=batch)
         self._metrics_ready = True
+
+    # -- steps in two halves ---------------------------------------------------------------------
+
+    def gradients(self, window: WindowLike, out: FloatArray) -> None:
+        raise NotImplementedError
+
+    def apply_gradients(self, flat: FloatArray) -> None:
+        raise NotImplementedError
+
+    def train_reducing(self, window: WindowLike, reducer: Reducer) -> None:
+        for batch in split_window(window):
+            reducer.rows = batch.num_rows
+            self.gradients(batch, reducer.buffer)
+            for part, place in enumerate(reducer.parts):
+                reducer.begin(part, reducer.buffer[place])
+            reducer.finish()
+            self.apply_gradients(reducer.buffer)
+
+    def skip_reducing(self, reducer: Reducer) -> None:
+        reducer.rows = 0
+        for part, place in enumerate(reducer.parts):
+            reducer.begin(part, reducer.buffer[place])
+        if reducer.finish():
+            self.apply_gradients(reducer.buffer)
 
     # -- metrics -------------------------------------------------------------------------------
 
@@ -202,6 +227,31 @@ def require_one_batch(window: WindowLike) -> None:
             expected="a window of 1 batch",
             received=f"{window.num_batches}",
         )
+
+
+def split_window(window: WindowLike) -> Iterator[WindowLike]:
+    """The batches of a window as windows of one; all have the same number of rows."""
+    if window.num_batches == 1:
+        yield window
+        return
+    rows = window.num_rows // window.num_batches
+    weight = window.sample_weight
+    for i in range(window.num_batches):
+        yield _OneBatch(
+            {k: v[i : i + 1] for k, v in window.x.items()},
+            {k: v[i : i + 1] for k, v in window.y.items()},
+            None if weight is None else {k: v[i : i + 1] for k, v in weight.items()},
+            rows,
+        )
+
+
+@dataclass(frozen=True)
+class _OneBatch:
+    x: Arrays
+    y: Arrays
+    sample_weight: Arrays | None
+    num_rows: int
+    num_batches: int = 1
 
 
 def match_gradients(

@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from sparkdl.learner.base import WindowLike
+from sparkdl.learner.base import Reducer, WindowLike
 from sparkdl.learner.keras_base import KerasLearner, match_gradients, require_one_batch
+from sparkdl.learner.tensorflow_exchange import HorovodExchange, NumpyExchange, flatten, split
 from sparkdl.weights import FloatArray
 
 
@@ -29,6 +30,8 @@ class TensorFlowLearner(KerasLearner):
         self._jit = bool(model.jit_compile) and bool(tf.config.list_physical_devices("GPU"))
         self._has_gradient: list[bool] = []
         self._flat: tf.Tensor | None = None
+        self._reducer: Any = None
+        self._reducing: dict[tuple[Any, ...], Any] = {}
         self._train_window = self._compile_window(model.train_step, with_weights=True)
         self._test_window = self._compile_window(model.test_step, with_weights=False)
         self._gradients = tf.function(self._trace_gradients, autograph=False, reduce_retracing=True)
@@ -60,16 +63,9 @@ class TensorFlowLearner(KerasLearner):
         return tf.concat(parts, 0)
 
     def _trace_assign(self, flat: tf.Tensor) -> None:
-        for variable, part in zip((*self.trained, *self.averaged), self._split(flat), strict=True):
+        parts = split(flat, self._layout)
+        for variable, part in zip((*self.trained, *self.averaged), parts, strict=True):
             variable.assign(part)
-
-    def _split(self, flat: tf.Tensor) -> list[tf.Tensor]:
-        slots = self._layout.slots
-        parts = tf.split(flat, [s.size for s in slots])
-        return [
-            tf.cast(tf.reshape(part, slot.shape), slot.dtype)
-            for part, slot in zip(parts, slots, strict=True)
-        ]
 
     # -- training ------------------------------------------------------------------------------
 
@@ -119,14 +115,8 @@ class TensorFlowLearner(KerasLearner):
             self.model.train_step((x, y, sample_weight))
         gradients = match_gradients(self.model, captured, self.trained)
         self._has_gradient = [g is not None for g in gradients]
-        parts = []
-        for variable, gradient in zip(self.trained, gradients, strict=True):
-            if gradient is None:
-                gradient = tf.zeros(variable.shape)
-            dense = tf.convert_to_tensor(gradient)  # IndexedSlices (embeddings) become dense
-            parts.append(tf.reshape(tf.cast(dense, tf.float32), [-1]))
-        parts += [tf.reshape(tf.cast(v.value, tf.float32), [-1]) for v in self.averaged]
-        return tf.concat(parts, 0)
+        values = [*gradients, *(v.value for v in self.averaged)]
+        return flatten(values, self._layout.slots)
 
     def apply_gradients(self, flat: FloatArray) -> None:
         self._layout.check(flat)
@@ -136,7 +126,9 @@ class TensorFlowLearner(KerasLearner):
         self._flat = None
 
     def _trace_apply(self, flat: tf.Tensor) -> None:
-        parts = self._split(flat)
+        self._apply_parts(split(flat, self._layout))
+
+    def _apply_parts(self, parts: list[tf.Tensor]) -> None:
         pairs = [
             (g, v)
             for g, v, has in zip(
@@ -148,10 +140,98 @@ class TensorFlowLearner(KerasLearner):
         for variable, part in zip(self.averaged, parts[len(self.trained) :], strict=True):
             variable.assign(part)
 
+    # -- steps with an exchange inside -----------------------------------------------------------
+
+    def train_reducing(self, window: WindowLike, reducer: Reducer) -> None:
+        self.build_metrics(window)
+        self._reducer, reducer.rows = reducer, window.num_rows // window.num_batches
+        steps = self._steps_with(reducer)
+        weight, stop = _said(reducer)
+        agreed = steps(*self._tensors(window), tf.constant(window.num_batches), weight, stop)
+        if reducer.in_graph is not None:
+            reducer.agree_on_stop(float(agreed))
+        self._flat = None
+
+    def skip_reducing(self, reducer: Reducer) -> None:
+        if reducer.in_graph is None:
+            super().skip_reducing(reducer)
+            return
+        reducer.rows = 0
+        agreed = self._skip_with(reducer)(*_said(reducer))
+        reducer.agree_on_stop(float(agreed))
+        self._flat = None
+
+    def _steps_with(self, reducer: Reducer) -> Any:
+        """The compiled loop over a window's batches, with this kind of exchange in each."""
+        kind = _kind(reducer)
+        if kind not in self._reducing:
+            exchange = self._exchange_of(reducer)
+
+            def run(
+                x: Any, y: Any, weights: Any, count: tf.Tensor, weight: tf.Tensor, stop: tf.Tensor
+            ) -> tf.Tensor:
+                def body(index: tf.Tensor, agreed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+                    batch = _map(lambda t: t[index], (x, y, weights))
+                    with _captured_gradients(self.model.optimizer) as captured:
+                        self.model.train_step(batch)
+                    gradients = match_gradients(self.model, captured, self.trained)
+                    self._has_gradient = [g is not None for g in gradients]
+                    values = [*gradients, *(v.value for v in self.averaged)]
+                    parts, _, told = exchange(values, weight, stop)
+                    self._apply_parts(parts)
+                    return index + 1, tf.maximum(agreed, told)
+
+                return tf.while_loop(
+                    lambda index, _: index < count, body, (tf.constant(0), tf.constant(0.0)),
+                    parallel_iterations=1,
+                )[1]  # fmt: skip
+
+            several = isinstance(self.model.loss, (dict, list, tuple))
+            self._reducing[kind] = tf.function(run, autograph=False, reduce_retracing=not several)
+        return self._reducing[kind]
+
+    def _skip_with(self, reducer: Reducer) -> Any:
+        kind = ("skip", *_kind(reducer))
+        if kind not in self._reducing:
+            exchange = self._exchange_of(reducer)
+
+            def run(weight: tf.Tensor, stop: tf.Tensor) -> tf.Tensor:
+                if not self._has_gradient:
+                    self._has_gradient = [True] * len(self.trained)
+                values = [tf.zeros(s.shape) for s in self._layout.slots]
+                parts, total, told = exchange(values, weight, stop)
+
+                def apply() -> tf.Tensor:
+                    self._apply_parts(parts)
+                    return told
+
+                return tf.cond(total > 0, apply, lambda: told)
+
+            self._reducing[kind] = tf.function(run, autograph=False)
+        return self._reducing[kind]
+
+    def _exchange_of(self, reducer: Reducer) -> Callable[..., tuple[list[Any], Any, Any]]:
+        if reducer.in_graph is None:
+            return NumpyExchange(self._layout, lambda: self._reducer, reducer.parts)
+        return HorovodExchange(self._layout, reducer.in_graph.wire, reducer.parts)
+
     # -- prediction ----------------------------------------------------------------------------
 
     def _predict(self, x: Any) -> Any:
         return self._call((_map(tf.convert_to_tensor, x),))
+
+
+def _kind(reducer: Reducer) -> tuple[Any, ...]:
+    parts = tuple((p.start, p.stop) for p in reducer.parts)
+    return (None, parts) if reducer.in_graph is None else (reducer.in_graph.wire, "horovod", parts)
+
+
+def _said(reducer: Reducer) -> tuple[tf.Tensor, tf.Tensor]:
+    """This worker's weight and its wish to stop, for an exchange inside the step."""
+    if reducer.in_graph is None:
+        return tf.constant(0.0), tf.constant(0.0)
+    weight = reducer.rows / reducer.in_graph.scale
+    return tf.constant(weight, tf.float32), tf.constant(float(reducer.in_graph.stop_wanted))
 
 
 def _map(function: Callable[[Any], Any], structure: Any) -> Any:

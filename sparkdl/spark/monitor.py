@@ -26,7 +26,6 @@ class FitMonitor:
         epochs: Epoch to stop at.
         first_epoch: Epoch to begin with.
         verbose: 0 silent, 1 progress bar, 2 a line per epoch.
-        pull_weights: Brings the workers' present weights into ``model``.
     """
 
     def __init__(
@@ -37,13 +36,12 @@ class FitMonitor:
         epochs: int,
         first_epoch: int,
         verbose: int,
-        pull_weights: Callable[[], None],
     ) -> None:
         import keras
 
         self._model, self._verbose = model, verbose
         self._epochs, self._epoch = epochs, first_epoch
-        self._pull_weights = pull_weights
+        self._bring_weights: Callable[[], None] = lambda: None
         self.has_callbacks = bool(callbacks)
         self.callbacks = keras.callbacks.CallbackList(
             callbacks, add_history=True, add_progbar=False, model=model,
@@ -51,15 +49,29 @@ class FitMonitor:
         )  # fmt: skip
         self._bar: _Bar | None = None
         self._speed = _Speed()
-        self._begun = False
+        self._started = self._begun = False
         self._batch = 0
         self._learning_rate: float | None = None
         self._stopped = False
+        self.stopped_inside = False
+        """Whether a callback stopped the training in the middle of an epoch."""
 
     # -- events --------------------------------------------------------------------------------
 
+    def watch(self, bring_weights: Callable[[], None]) -> None:
+        """From now on ``bring_weights`` brings the workers' present weights into the model."""
+        self._bring_weights = bring_weights
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a callback has stopped the training."""
+        return self._stopped
+
     def begin(self) -> None:
-        """Tells the callbacks that training begins, and that its first epoch does."""
+        """Tells the callbacks that training begins, and that its first epoch does; once."""
+        if self._started:
+            return
+        self._started = True
         self._model.stop_training = False
         self._learning_rate = self._read_rate()
         self.callbacks.on_train_begin()
@@ -85,6 +97,9 @@ class FitMonitor:
                 break
             if epoch.missing:
                 self._show(epoch, progress)
+                if self._model.stop_training:  # a callback did, in the middle of the epoch
+                    self.stopped_inside = True
+                    commands += self._end_epoch(epoch, progress)
                 break
             commands += self._end_epoch(epoch, progress)
             if self._model.stop_training:
@@ -108,13 +123,14 @@ class FitMonitor:
         logs = self._logs(epoch.metrics)
         if epoch.val_metrics.size:
             logs |= {f"val_{k}": v for k, v in self._logs(epoch.val_metrics).items()}
-        if self.has_callbacks:
-            self._pull_weights()
+        if self.has_callbacks and not self.stopped_inside:
+            self._bring_weights()
         number = self._epoch
         if self._bar is not None:
             self._bar.end(progress.batches_per_epoch, logs, self._speed.rate)
         self.callbacks.on_epoch_end(number, logs)
-        self._epoch += 1
+        if not self.stopped_inside:
+            self._epoch += 1
         self._begun = False
         if self._model.stop_training:
             self._stopped = True

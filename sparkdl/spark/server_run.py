@@ -13,7 +13,9 @@ import numpy as np
 from sparkdl.config import AUTO_WINDOW, EPOCH_WINDOW
 from sparkdl.errors import ConfigError
 from sparkdl.history import EpochProgress, RunProgress
+from sparkdl.learner.local_optimizer import adopt_optimizer
 from sparkdl.ps.client import DriverClient
+from sparkdl.ps.codecs import Codec
 from sparkdl.ps.rules import Rule, make_rule
 from sparkdl.ps.server import ServerConfig, ServerProcess
 from sparkdl.ps.state import Settings
@@ -35,6 +37,7 @@ class ServerOptions:
     advertised: str | None = None
     start_timeout_s: float = 300.0
     worker_timeout_s: float = 60.0
+    codec: Codec | None = None
 
     def __post_init__(self) -> None:
         ports_of(self.port)
@@ -78,13 +81,6 @@ def choose_rule(mode: str, frequency: str | int, rule: Any) -> tuple[Rule, int]:
             expected="a rule that leads to one model",
             received=repr(chosen.name),
         )
-    if chosen.local_optimizer() is not None:
-        raise ConfigError(
-            f"rule {chosen.name!r} needs an optimizer of its own on the workers",
-            expected="a rule that works with the optimizer the model was compiled with",
-            received=repr(chosen.name),
-            hint="rule='aeasgd' is the same exchange with your optimizer",
-        )
     if chosen.payload == "gradient":
         if frequency not in ("auto", "batch", 1):
             raise ConfigError(
@@ -101,13 +97,60 @@ def choose_rule(mode: str, frequency: str | int, rule: Any) -> tuple[Rule, int]:
     return chosen, 1 if frequency == "batch" else int(frequency)
 
 
+@dataclass(frozen=True)
+class ServerRecipe:
+    """How the modes with a server run; see :class:`sparkdl.spark.fitting.Recipe`.
+
+    Args:
+        options: Of the server.
+        rule: How a commit changes the weights.
+        window: Batches per exchange.
+    """
+
+    options: ServerOptions
+    rule: Rule
+    window: int
+    barrier: bool = False
+    max_restarts: int = 0
+
+    @property
+    def in_step(self) -> bool:
+        """Whether all workers train in step, and so must run at the same time."""
+        return self.rule.blocking
+
+    def reports_live(self, spark: Any) -> bool:
+        """Always: workers that do not reach the server do not train."""
+        return True
+
+    def prepare(self, model: Any, num_workers: int) -> None:
+        """Gives the model the optimizer that the rule wants, if it wants one."""
+        adopt_optimizer(model, self.rule.local_optimizer())
+
+    def start(
+        self, layout: Layout, center: FloatArray, num_workers: int, spark: Any, at_once: int
+    ) -> contextlib.AbstractContextManager[Future[ServerRun]]:
+        """Starts the server in the background."""
+        return ServerRun.start(
+            self.options, self.rule, layout, center, num_workers, spark, gather=at_once
+        )
+
+
 class ServerRun:
     """The driver's part in a run with a server; see :class:`sparkdl.spark.training.Run`."""
 
-    def __init__(
-        self, server: ServerProcess, driver: DriverClient, strategy: ServerStrategy
-    ) -> None:
-        self._server, self._driver, self.strategy = server, driver, strategy
+    def __init__(self, server: ServerProcess, strategy: ServerStrategy) -> None:
+        self._server, self.strategy = server, strategy
+        self._connected: DriverClient | None = None
+
+    @property
+    def _driver(self) -> DriverClient:
+        """The driver's connection. The first use waits until the server is up."""
+        if self._connected is None:
+            self._server.wait_ready()
+            self._connected = DriverClient(
+                self._server.address, self._server.token, self.strategy.layout
+            )
+        return self._connected
 
     @classmethod
     @contextlib.contextmanager
@@ -120,6 +163,7 @@ class ServerRun:
         num_workers: int,
         spark: Any,
         gather: int = 0,
+        max_state_bytes: int | None = None,
     ) -> Iterator[Future[ServerRun]]:
         """Starts the server's process in the background; ends it with everything it holds."""
         bind, advertised = driver_address(spark)
@@ -137,18 +181,17 @@ class ServerRun:
                 lease_s=options.worker_timeout_s,
                 start_timeout_s=options.start_timeout_s,
                 gather=gather,
+                max_state_bytes=max_state_bytes,
             ),
+            codec=None if options.codec is None else options.codec.bind(num_workers),
         )
 
         def begin() -> ServerRun:
-            server = ServerProcess(config, center)
-            try:
-                driver = DriverClient(server.address, server.token, layout)
-            except BaseException:
-                server.stop()
-                raise
-            strategy = ServerStrategy(server.address, server.token, layout, rule)
-            return cls(server, driver, strategy)
+            server = ServerProcess(config, center, wait=False)  # the job may start meanwhile
+            strategy = ServerStrategy(
+                server.address, server.token, layout, rule, compression=config.compression()
+            )
+            return cls(server, strategy)
 
         with ThreadPoolExecutor(1, thread_name_prefix="sparkdl-server") as pool:
             starting = pool.submit(begin)
@@ -160,7 +203,8 @@ class ServerRun:
 
     def close(self) -> None:
         """Ends the server."""
-        self._driver.close()
+        if self._connected is not None:
+            self._connected.close()
         self._server.stop()
 
     def progress(self) -> RunProgress:
@@ -178,6 +222,23 @@ class ServerRun:
         """The present center (a copy)."""
         self._server.check()
         return self._driver.pull()
+
+    def optimizer_state(self) -> bytes:
+        """The optimizer state that a worker stored at the end of an epoch; empty if none did."""
+        self._server.check()
+        return self._driver.kept_state()[1]
+
+    def kept_state(self) -> tuple[int, bytes]:
+        """What a worker left last, and after how many epochs; ``(-1, b"")`` for nothing."""
+        self._server.check()
+        return self._driver.kept_state()
+
+    def checkpoint(self) -> None:
+        """None: lost workers are replaced by Spark, and a lost server ends the run."""
+
+    def result(self, rows: list[Any]) -> FloatArray:
+        """The trained weights: the center holds them."""
+        return self.pull()
 
 
 def parse_status(status: dict[str, Any], num_workers: int, *, in_step: bool) -> RunProgress:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -16,12 +15,16 @@ from sparkdl.learner import keras_base
 from sparkdl.learner.archive import encode_model
 from sparkdl.learner.signature import Signature, model_signature
 from sparkdl.spark import persistence
+from sparkdl.spark.arguments import FitOptions, check_share, verbosity
 from sparkdl.spark.checkpoints import Checkpoints
-from sparkdl.spark.cluster import default_parallelism, wait_for_slots
+from sparkdl.spark.cluster import check_barrier, default_parallelism, wait_for_slots
+from sparkdl.spark.fitting import FitPlan, run_fit
 from sparkdl.spark.inference import evaluate_source, predict_frame, predict_rdd
+from sparkdl.spark.metrics import prepare_metrics
 from sparkdl.spark.monitor import FitMonitor
+from sparkdl.spark.recipes import choose_recipe
 from sparkdl.spark.resources import UseGpu, check_use_gpu
-from sparkdl.spark.server_run import ServerOptions, ServerRun, choose_rule
+from sparkdl.spark.server_run import ServerOptions
 from sparkdl.spark.sources import (
     Columns,
     Source,
@@ -31,16 +34,7 @@ from sparkdl.spark.sources import (
     open_source,
     wanted_spec,
 )
-from sparkdl.spark.task import TrainTask
-from sparkdl.spark.training import StageSummary, train_stage
-
-_KERAS_FIT_REFUSED = {
-    "steps_per_epoch": "every row is trained once per epoch; take df.limit(n) for fewer",
-    "validation_steps": "all validation rows are evaluated",
-    "class_weight": "add a column of sample weights and pass sample_weight='column'",
-    "x": "pass the data as the first argument",
-    "y": "name the label column: label='column'",
-}
+from sparkdl.spark.training import StageSummary
 
 
 class SparkModel:
@@ -69,7 +63,10 @@ class SparkModel:
         rule: How an exchange changes the weights: a name, a rule object, or None for the mode's
             default.
         communicator: For ``mode='allreduce'``: ``'horovod'``, ``'builtin'`` or ``'auto'``.
-        compression: None; codecs come with a later version.
+        compression: What travels encoded, between workers that are not on the server's host and
+            the server: ``'fp16'``, ``'bf16'``, ``'int8'``, ``'int4'``, ``'onebit'``, ``'topk'``,
+            ``'randomk'``, ``'dgc'``, ``'dithering'``, a codec of :mod:`sparkdl.ps.codecs`, or None
+            for float32. See docs/rules.md.
         use_gpu: ``'auto'`` (the GPUs that Spark gives to a task), True (fail without) or False.
         decoder: Makes the model's input from a binary or image value: a function, or input
             name -> function.
@@ -80,6 +77,8 @@ class SparkModel:
         seed: Seed of the row order and the validation split.
         start_timeout_s: Wait for all workers of a synchronous run to start.
         worker_timeout_s: A worker that was silent for longer counts as dead.
+        max_restarts: For ``mode='allreduce'``: how often training begins again from the last
+            whole epoch after workers were lost; None for 3.
 
     Raises:
         ConfigError: A wrong argument.
@@ -109,27 +108,9 @@ class SparkModel:
         seed: int = 0,
         start_timeout_s: float = 300.0,
         worker_timeout_s: float = 60.0,
+        max_restarts: int | None = None,
     ) -> None:
-        require_name("mode", mode, config.MODES)
-        if mode == "allreduce":
-            raise ConfigError(
-                "mode 'allreduce' is not in this version",
-                expected="one of " + ", ".join(map(repr, config.SERVER_MODES)),
-                received="'allreduce'",
-                hint="mode='synchronous' gives the same weights through the server",
-            )
-        require_name("communicator", communicator, ("auto", "horovod", "builtin"))
-        if communicator != "auto":
-            raise ConfigError(
-                "communicator has no effect in a mode with a server",
-                expected="communicator='auto', its default, in mode " + repr(mode),
-                received=repr(communicator),
-            )
         require_name("parameter_server_mode", parameter_server_mode, config.TRANSPORTS)
-        if compression is not None:
-            raise ConfigError(
-                "compression is not in this version", expected="None", received=repr(compression)
-            )
         if num_workers is not None:
             require_int("num_workers", num_workers, 1)
         keras_base.require_compiled(model)
@@ -146,7 +127,6 @@ class SparkModel:
         self.repartition = repartition
         self.memory_budget_mb = require_int("memory_budget_mb", memory_budget_mb, 1)
         self.seed = require_int("seed", seed, 0)
-        self.rule, self._window = choose_rule(mode, self.frequency, rule)
         self.server = ServerOptions(
             transport=parameter_server_mode,
             port=port,
@@ -155,6 +135,12 @@ class SparkModel:
             start_timeout_s=start_timeout_s,
             worker_timeout_s=worker_timeout_s,
         )
+        self._recipe = choose_recipe(
+            mode, frequency, rule, communicator, compression, max_restarts, self.server, model
+        )
+        self.rule = self._recipe.rule
+        self.server = self._recipe.options
+        self.max_restarts = self._recipe.max_restarts
         self._history: Any = None
         self._epochs_trained = 0
         self._summary: StageSummary | None = None
@@ -178,6 +164,7 @@ class SparkModel:
 
     def get_config(self) -> dict[str, Any]:
         """The arguments as plain values (the model left out), to be saved or shown."""
+        codec = self.server.codec
         return {
             "mode": self.mode,
             "frequency": self.frequency,
@@ -185,8 +172,9 @@ class SparkModel:
             "num_workers": self.num_workers,
             "batch_size": self.batch_size,
             "port": self.server.port,
-            "rule": {"name": self.rule.name, **self.rule.config()},
+            "rule": None if self.rule is None else {"name": self.rule.name, **self.rule.config()},
             "communicator": self.communicator,
+            "compression": None if codec is None else {"name": codec.name, **codec.config()},
             "use_gpu": self.use_gpu,
             "server_bind": self.server.bind,
             "server_address": self.server.advertised,
@@ -195,12 +183,13 @@ class SparkModel:
             "seed": self.seed,
             "start_timeout_s": self.server.start_timeout_s,
             "worker_timeout_s": self.server.worker_timeout_s,
+            "max_restarts": self.max_restarts if self.mode == "allreduce" else None,
         }
 
     def __repr__(self) -> str:
         return (
             f"SparkModel({self._model.name!r}, mode={self.mode!r}, frequency={self.frequency!r}, "
-            f"rule={self.rule.name!r}, num_workers={self.num_workers})"
+            f"rule={getattr(self.rule, 'name', None)!r}, num_workers={self.num_workers})"
         )
 
     # -- training ------------------------------------------------------------------------------
@@ -257,15 +246,10 @@ class SparkModel:
             TransportError: The parameter server died.
         """
         keras_base.require_compiled(self._model)
-        options = _fit_options(keras_fit_arguments)
+        options = FitOptions.of(keras_fit_arguments)
         require_int("epochs", epochs, 1)
         batch_size = self._batch_size(batch_size)
-        number = isinstance(validation_split, (int, float)) and validation_split is not False
-        if not number or not 0.0 <= validation_split < 1.0:
-            raise ConfigError(
-                "validation_split is wrong", expected="0 <= share < 1",
-                received=repr(validation_split),
-            )  # fmt: skip
+        validation_split = check_share("validation_split", validation_split)
         if resume and checkpoint_dir is None:
             raise ConfigError(
                 "resume needs a place to resume from", expected="checkpoint_dir=...",
@@ -279,6 +263,7 @@ class SparkModel:
             held_out = open_source(validation_data, signature, columns)
         source = add_validation(source, held_out, validation_split, self.seed)
         num_workers, at_once = self._count_workers(source)
+        self._recipe.prepare(model, num_workers)
         checkpoints = Checkpoints.at(checkpoint_dir)
         first_epoch = options.initial_epoch
         if resume and checkpoints is not None:
@@ -286,55 +271,33 @@ class SparkModel:
         last_epoch = epochs if (resume or options.initial_epoch) else first_epoch + epochs
         if first_epoch >= last_epoch:
             return self._nothing_to_do(callbacks, last_epoch)
-        level = _verbosity(verbose)
-        layout = keras_base.model_layout(model)
-        with ServerRun.start(
-            self.server, self.rule, layout, keras_base.read_model(model, layout), num_workers,
-            source.spark, gather=at_once,
-        ) as starting:  # fmt: skip
-            # The server's process comes up meanwhile.
-            self._build_metrics(source, signature)
-            archive = encode_model(model, self.custom_objects)
-            run = starting.result()
-            monitor = FitMonitor(
-                model, callbacks, epochs=last_epoch, first_epoch=first_epoch, verbose=level,
-                pull_weights=lambda: keras_base.write_model(model, layout, run.pull()),
-            )  # fmt: skip
-            settings = LoopSettings(
-                epochs=last_epoch, first_epoch=first_epoch, batch_size=batch_size,
-                window=self._window, shuffle=shuffle, seed=self.seed + 7919 * self._epochs_trained,
-                wait_for_driver=self.rule.blocking and monitor.has_callbacks,
-                follow_schedule=not self.rule.blocking,
-                check_data=options.check_data,
-                memory_budget_bytes=self.memory_budget_mb << 20,
-            )  # fmt: skip
-            task = TrainTask(
-                archive, source.spec, settings, run.strategy,
-                num_workers, self.use_gpu, source.spec.role_column is not None,
-            )  # fmt: skip
-
-            def save_checkpoint(epoch: int) -> None:
-                if checkpoints is not None:
-                    if not monitor.has_callbacks:
-                        keras_base.write_model(model, layout, run.pull())
-                    checkpoints.save(model, epoch)
-
-            monitor.begin()
-            self._summary = train_stage(
-                source, model, run, task, monitor, repartition=self.repartition,
-                on_epoch=save_checkpoint,
-            )  # fmt: skip
-        if checkpoints is not None:
+        monitor = FitMonitor(
+            model, callbacks, epochs=last_epoch, first_epoch=first_epoch,
+            verbose=verbosity(verbose),
+        )  # fmt: skip
+        recipe = self._recipe
+        settings = LoopSettings(
+            epochs=last_epoch, first_epoch=first_epoch, batch_size=batch_size,
+            window=recipe.window, shuffle=shuffle, seed=self.seed + 7919 * self._epochs_trained,
+            wait_for_driver=recipe.in_step and monitor.has_callbacks,
+            keep_state=recipe.barrier or monitor.has_callbacks or checkpoints is not None,
+            follow_schedule=not recipe.in_step,
+            check_data=options.check_data,
+            memory_budget_bytes=self.memory_budget_mb << 20,
+        )  # fmt: skip
+        plan = FitPlan(
+            recipe, model, self.custom_objects, source, num_workers, at_once, settings,
+            self.use_gpu, self.repartition, checkpoints,
+        )  # fmt: skip
+        self._summary = run_fit(plan, monitor)
+        if checkpoints is not None and not monitor.stopped_inside:
             checkpoints.save(model, monitor.epochs_done)
         self._epochs_trained += monitor.epochs_done - first_epoch
         self._history = monitor.end()
         return self._history
 
     def _nothing_to_do(self, callbacks: Any, epochs: int) -> Any:
-        monitor = FitMonitor(
-            self._model, callbacks, epochs=epochs, first_epoch=epochs, verbose=0,
-            pull_weights=lambda: None,
-        )  # fmt: skip
+        monitor = FitMonitor(self._model, callbacks, epochs=epochs, first_epoch=epochs, verbose=0)
         monitor.begin()
         self._history = monitor.end()
         return self._history
@@ -351,8 +314,12 @@ class SparkModel:
                 )
         else:
             count = self.num_workers or default_parallelism(source.spark)
-        slots = wait_for_slots(source.spark, count, 15.0 if self.rule.blocking else 0.0)
-        if self.rule.blocking and slots is not None and slots < count:
+        recipe = self._recipe
+        if recipe.barrier:
+            check_barrier(source.spark, count)
+            return count, count
+        slots = wait_for_slots(source.spark, count, 15.0 if recipe.in_step else 0.0)
+        if recipe.in_step and slots is not None and slots < count:
             raise ResourceError(
                 f"mode {self.mode!r} needs all workers at the same time",
                 expected=f"{count} task slots",
@@ -360,25 +327,6 @@ class SparkModel:
                 hint=f"num_workers={max(slots, 1)}, more executors, or mode='asynchronous'",
             )
         return count, 0 if slots is None else min(count, slots)
-
-    def _build_metrics(self, source: Source, signature: Signature) -> None:
-        """Makes the model's metric variables here, to put the workers' numbers into them."""
-        spec = source.spec
-        example = {
-            "x": {n: _Example(s.shape, s.dtype) for n, s in spec.features.items()},
-            "y": {n: _Example(s.shape, s.dtype) for n, s in spec.labels.items()},
-        }
-        weights: Any = {n: _Example(s.shape, s.dtype) for n, s in spec.weights.items()} or None
-        try:
-            keras_base.build_metrics(self._model, example["x"], example["y"], weights)  # type: ignore[arg-type]
-        except Exception as error:
-            raise DataError(
-                f"model {self._model.name!r} cannot take these columns",
-                expected=f"inputs {_shapes(signature.inputs)}, outputs "
-                f"{_shapes(signature.outputs)}",
-                received=f"{type(error).__name__}: {error}",
-                hint="try model.fit on a few rows as NumPy arrays",
-            ) from error
 
     def _batch_size(self, batch_size: int | None) -> int:
         return self.batch_size if batch_size is None else require_int("batch_size", batch_size, 1)
@@ -457,13 +405,13 @@ class SparkModel:
             results = self._evaluate_numpy(data, signature, batch_size)
         else:
             source = open_source(data, signature, columns)
-            self._build_metrics(source, signature)
+            prepare_metrics(self._model, source)
             state = evaluate_source(
                 source, encode_model(self._model, self.custom_objects), batch_size=batch_size,
                 use_gpu=self.use_gpu,
             )  # fmt: skip
             results = keras_base.metric_results(self._model, state)
-        if _verbosity(verbose, auto=0):
+        if verbosity(verbose, auto=0):
             print(" - ".join(f"{k}: {np.round(v, 4)}" for k, v in results.items()), flush=True)
         return results
 
@@ -573,49 +521,3 @@ def load_spark_model(
             )
         settings["rule"] = make_rule(name, **rule)
     return SparkModel(model, custom_objects=custom_objects, **{**settings, **overrides})
-
-
-@dataclass(frozen=True)
-class _Example:
-    """Shape and dtype of a batch, for Keras' symbolic build."""
-
-    row_shape: Any
-    dtype: str
-    shape: Any = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "shape", (None, *self.row_shape))
-
-
-@dataclass(frozen=True)
-class _FitOptions:
-    initial_epoch: int = 0
-    check_data: bool = False
-
-
-def _fit_options(arguments: dict[str, Any]) -> _FitOptions:
-    known = set(_FitOptions.__dataclass_fields__)
-    for name in arguments:
-        if name in known:
-            continue
-        raise ConfigError(
-            f"fit does not take {name!r}",
-            expected="the arguments of fit, and " + ", ".join(sorted(known)),
-            received=f"{name}={arguments[name]!r}",
-            hint=_KERAS_FIT_REFUSED.get(name, "see help(SparkModel.fit)"),
-        )
-    options = _FitOptions(**arguments)
-    require_int("initial_epoch", options.initial_epoch, 0)
-    return options
-
-
-def _verbosity(verbose: str | int, auto: int = 1) -> int:
-    if verbose == "auto":
-        return auto
-    if verbose not in (0, 1, 2):
-        raise ConfigError("verbose is wrong", expected="'auto', 0, 1 or 2", received=repr(verbose))
-    return int(verbose)
-
-
-def _shapes(specs: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {spec.shape}" for name, spec in specs.items())

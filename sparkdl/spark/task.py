@@ -8,11 +8,13 @@ import time
 import traceback
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+import numpy as np
 import pyarrow as pa
 
+from sparkdl.collective.strategy import NoControl
 from sparkdl.config import LoopSettings
 from sparkdl.data import Batches, DataSpec, Partition, read_partition
 from sparkdl.errors import SparkDLError, TransportError, WaitTimeoutError, WorkerError
@@ -27,6 +29,8 @@ from sparkdl.spark.resources import (
 )
 from sparkdl.spark.wire import named_batches
 
+GATHER_TIMEOUT_S = 300.0
+"""Wait for the other ranks of a barrier stage to come up."""
 RESULT_SCHEMA = "rank long, kind string, text string, content binary"
 CHUNK_BYTES = 2 << 20
 """Results come back in rows of at most this size (Connect bounds an Arrow batch at 4 MiB)."""
@@ -34,11 +38,24 @@ CHUNK_BYTES = 2 << 20
 
 @dataclass(frozen=True)
 class Identity:
-    """Which worker a task is: its rank, and which try at it."""
+    """Which worker a task is: its rank, and which try at it.
+
+    Args:
+        rank: From 0.
+        attempt: A number that no other try has.
+        num_workers: Ranks in all.
+        gathering: Of a barrier stage, else None.
+    """
 
     rank: int
     attempt: int
     num_workers: int
+    gathering: Any = None
+
+    def all_gather(self, text: str) -> list[str]:
+        """Every rank's text in rank order, in a barrier stage."""
+        texts: list[str] = self.gathering.all_gather(text, GATHER_TIMEOUT_S)
+        return texts
 
 
 class Strategy(Protocol):
@@ -92,12 +109,17 @@ def run_task(batches: Iterator[pa.RecordBatch], pickled: bytes) -> Iterator[pa.R
     host could not reach, memory that ran out.
     """
     import cloudpickle
-    from pyspark import TaskContext
+    from pyspark import BarrierTaskContext, TaskContext
 
     context = TaskContext.get()
+    barrier = isinstance(context, BarrierTaskContext)
     task: TrainTask = cloudpickle.loads(pickled)["task"]
     # A number that no other try has, not even one of a resubmitted stage.
     identity = Identity(context.partitionId(), context.taskAttemptId(), task.num_workers)
+    if barrier:
+        from sparkdl.spark.function_task import BarrierGathering
+
+        identity = replace(identity, gathering=BarrierGathering(context))
     try:
         placement = placement_of(context, task.archive.backend, task.use_gpu)
         if needs_child(placement):
@@ -113,12 +135,21 @@ def run_task(batches: Iterator[pa.RecordBatch], pickled: bytes) -> Iterator[pa.R
 
 
 def give_up(task: TrainTask, identity: Identity, error: Exception) -> Result:
-    """Tells the other workers of an exception that no retry mends; raises any other again."""
+    """Tells the other workers of an exception that no retry mends; raises any other again.
+
+    A rank of a barrier stage never raises: Spark would drop what the others say.
+    """
+    from sparkdl.spark.function_task import TAKEN_ALONG_S, taken_along
+
+    if identity.gathering is not None and taken_along(error):
+        time.sleep(TAKEN_ALONG_S)  # the cause is heard first
+        described = {**describe_error(error), "lost": True}
+        return Result(identity.rank, "failed", json.dumps(described))
     lost = isinstance(error, TransportError) and not isinstance(error, WaitTimeoutError)
-    if lost or isinstance(error, MemoryError):
+    lost = lost and identity.gathering is None
+    if lost or (isinstance(error, MemoryError) and identity.gathering is None):
         raise error
-    taken_along = isinstance(error, WorkerError) and error.rank != identity.rank
-    if not taken_along:
+    if not (isinstance(error, WorkerError) and error.rank != identity.rank):
         task.strategy.report_failure(identity, error)
     return failure_result(identity.rank, error)
 
@@ -184,14 +215,24 @@ def train_partition(
         }
     )
     results = [Result(identity.rank, "done", summary)]
+    control = getattr(synchronizer, "control", None)
+    if isinstance(control, NoControl):  # what the driver could not hear while it ran
+        results.append(Result(identity.rank, "epochs", json.dumps(control.epochs)))
     if synchronizer.keeps_state:
+        if identity.gathering is not None:  # no server has the weights
+            weights = np.empty(learner.layout.size, np.float32)
+            learner.read_weights(weights)
+            results += _chunks(identity.rank, "weights", weights.tobytes())
         learner.sync_model()
-        state = learner.optimizer_state()
-        results += [
-            Result(identity.rank, "optimizer", "", state[i : i + CHUNK_BYTES])
-            for i in range(0, len(state), CHUNK_BYTES)
-        ]
+        results += _chunks(identity.rank, "optimizer", learner.optimizer_state())
     return results
+
+
+def _chunks(rank: int, kind: str, content: bytes) -> list[Result]:
+    return [
+        Result(rank, kind, "", content[i : i + CHUNK_BYTES])
+        for i in range(0, len(content), CHUNK_BYTES)
+    ]
 
 
 def failure_result(rank: int, error: BaseException) -> Result:

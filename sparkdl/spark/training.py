@@ -14,7 +14,7 @@ from sparkdl.errors import DataError, SparkDLError, TransportError, WorkerError
 from sparkdl.history import RunProgress
 from sparkdl.learner import keras_base
 from sparkdl.learner.archive import pickle_by_value
-from sparkdl.spark.cluster import Stage, is_connect
+from sparkdl.spark.cluster import Stage, barrier_refusal, is_connect
 from sparkdl.spark.monitor import FitMonitor
 from sparkdl.spark.sources import Source, spread
 from sparkdl.spark.task import RESULT_SCHEMA, TrainTask, stage_function
@@ -59,6 +59,32 @@ class Run(Protocol):
     def pull(self) -> Any:
         """The workers' present weights as one flat buffer."""
 
+    def optimizer_state(self) -> bytes:
+        """The optimizer state at the end of the last epoch; empty if no worker has left one."""
+
+    def checkpoint(self) -> tuple[int, Any, bytes] | None:
+        """Epochs done, weights and optimizer state to begin again from; None: from the start."""
+
+    def result(self, rows: list[Any]) -> Any:
+        """The trained weights, given the result rows of the stage."""
+
+    @property
+    def strategy(self) -> Any:
+        """The workers' recipe."""
+
+
+class StageLost(Exception):
+    """The stage's workers were lost, by no fault of the user's code; another try may do.
+
+    Args:
+        error: What to raise if there is no other try.
+    """
+
+    def __init__(self, error: SparkDLError) -> None:
+        super().__init__(str(error))
+        self.error = error
+        self.epoch = 0
+
 
 def train_stage(
     source: Source,
@@ -68,6 +94,7 @@ def train_stage(
     monitor: FitMonitor,
     *,
     repartition: bool = True,
+    barrier: bool = False,
     on_epoch: Callable[[int], None] | None = None,
 ) -> StageSummary:
     """Runs the training stage to its end and leaves the trained weights in ``model``.
@@ -79,6 +106,7 @@ def train_stage(
         task: What the executors get.
         monitor: Progress bar, callbacks and History.
         repartition: Spread the rows over the workers; False takes the partitions as they are.
+        barrier: All tasks start together, or none does.
         on_epoch: Called with the number of epochs done whenever one has ended (checkpoints).
 
     Returns:
@@ -88,6 +116,7 @@ def train_stage(
         WorkerError: A worker raised; with its traceback.
         DataError: A worker found that the data do not fit.
         TransportError: The server died.
+        StageLost: Workers of a barrier stage were lost.
     """
     spark = source.spark
     rule = getattr(task.strategy, "rule", None)
@@ -97,21 +126,22 @@ def train_stage(
     function = stage_function(pickled if broadcast is None else broadcast)
     stage = Stage(
         spark,
-        lambda: frame.mapInArrow(function, RESULT_SCHEMA).collect(),
+        lambda: frame.mapInArrow(function, RESULT_SCHEMA, barrier=barrier).collect(),
         f"sparkdl: fit {model.name}",
     )
     try:
         stopped = _watch(stage, run, monitor, on_epoch)
-        rows = _results(stage)
-        _raise_failures(rows, run)
-        _last_news(run, monitor, on_epoch)
-        if not stopped:
-            keras_base.write_model(model, keras_base.model_layout(model), run.pull())
+        rows = _results(stage, run, barrier, task.num_workers)
+        _raise_failures(rows, run, barrier)
+        weights = run.result(rows)
+        stopped = _last_news(run, monitor, on_epoch) or stopped
+        if weights.size and (not stopped or monitor.stopped_inside):
+            keras_base.write_model(model, keras_base.model_layout(model), weights)
         keeper = min((r.rank for r in rows if r.kind == "optimizer"), default=-1)
         state = b"".join(
             bytes(r.content) for r in rows if r.kind == "optimizer" and r.rank == keeper
         )
-        if state:
+        if state and (not stopped or monitor.stopped_inside or not run.optimizer_state()):
             keras_base.load_optimizer_state(model, state)
         if getattr(model.optimizer, "use_ema", False) and not stopped:
             model.optimizer.finalize_variable_values(model.trainable_variables)
@@ -169,27 +199,40 @@ def _watch(
     return stopped
 
 
-def _last_news(run: Run, monitor: FitMonitor, on_epoch: Callable[[int], None] | None) -> None:
-    """Epochs that ended between the last look and the end of the stage."""
+def _last_news(run: Run, monitor: FitMonitor, on_epoch: Callable[[int], None] | None) -> bool:
+    """Epochs that ended between the last look and the end; True if a callback stops there."""
     before = monitor.epochs_done
+    stopped = False
     for command in monitor.update(run.progress()):
+        stopped = stopped or "stop" in command
         if "learning_rate" in command:
             run.command(command)
     if monitor.epochs_done > before and on_epoch is not None:
         on_epoch(monitor.epochs_done)
+    return stopped
 
 
-def _results(stage: Stage) -> list[Any]:
-    if stage.error is not None:
-        if isinstance(stage.error, SparkDLError):
-            raise stage.error
-        raise WorkerError(
-            -1,
-            f"Spark gave the training stage up: {_first_line(stage.error)}",
-            str(stage.error),
-            hint="a lost executor that cannot be replaced, or sparkdl not installed on executors",
-        ) from stage.error
-    return list(stage.result)
+def _results(stage: Stage, run: Run, barrier: bool, num_workers: int) -> list[Any]:
+    if stage.error is None:
+        return list(stage.result)
+    if isinstance(stage.error, SparkDLError):
+        raise stage.error
+    refused = barrier_refusal(stage.error, num_workers)
+    if refused is not None:
+        raise refused from stage.error
+    if barrier:
+        failure = run.progress().failure
+        if failure is not None:
+            raise _worker_error(failure)
+    error = WorkerError(
+        -1,
+        f"Spark gave the training stage up: {_first_line(stage.error)}",
+        str(stage.error),
+        hint="a lost executor that cannot be replaced, or sparkdl not installed on executors",
+    )
+    if barrier:
+        raise StageLost(error) from stage.error
+    raise error from stage.error
 
 
 def _first_line(error: BaseException) -> str:
@@ -197,11 +240,16 @@ def _first_line(error: BaseException) -> str:
     return lines[0] if lines else type(error).__name__
 
 
-def _raise_failures(rows: list[Any], run: Run) -> None:
+def _raise_failures(rows: list[Any], run: Run, barrier: bool) -> None:
     """Raises the root cause: the worker that failed first, not those it took with it."""
     failed = {r.rank: json.loads(r.text) for r in rows if r.kind == "failed"}
     if not failed:
         return
+    if barrier:
+        failed = {r: d for r, d in failed.items() if not d.get("lost")} or failed
+        rank, described = min(failed.items())
+        if described.get("lost"):  # a connection broke, and nobody knows why
+            raise StageLost(_worker_error({**described, "rank": rank}))
     first = None
     with contextlib.suppress(TransportError):
         first = run.progress().failure

@@ -42,6 +42,8 @@ class Learner:
 class Synchronizer:
     """Notes every call; may stop after some exchanges or set a rate."""
 
+    every_batch = False
+
     def __init__(self, start: Start | None = None, stop_after: int = 10**9) -> None:
         self.begin = start or Start()
         self.stop_after = stop_after

@@ -1,0 +1,132 @@
+"""Joining gradients inside a compiled TensorFlow step: through NumPy, or by Horovod's operations.
+
+Both take the gradients of the trained variables and the running statistics, and return them
+joined over all workers, so that a window of many batches is one call from Python.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from sparkdl.learner.base import Reducer
+from sparkdl.weights import FloatArray, Layout
+
+
+def flatten(values: list[Any], slots: Any) -> tf.Tensor:
+    """Tensors (None for no gradient, sparse ones made dense) as one flat float32 tensor."""
+    parts = []
+    for value, slot in zip(values, slots, strict=True):
+        dense = tf.zeros(slot.shape) if value is None else tf.convert_to_tensor(value)
+        parts.append(tf.reshape(tf.cast(dense, tf.float32), [-1]))
+    return tf.concat(parts, 0) if parts else tf.zeros([0])
+
+
+def split(flat: tf.Tensor, layout: Layout) -> list[tf.Tensor]:
+    """The counterpart of :func:`flatten`, each in its variable's shape and dtype."""
+    parts = tf.split(flat, [s.size for s in layout.slots])
+    return [
+        tf.cast(tf.reshape(part, slot.shape), slot.dtype)
+        for part, slot in zip(parts, layout.slots, strict=True)
+    ]
+
+
+class NumpyExchange:
+    """Calls the reducer from inside the graph, part by part as the backward pass makes them.
+
+    Args:
+        layout: Of the flat buffer.
+        reducer: Gives the reducer of the present run.
+        parts: See :class:`sparkdl.learner.base.Reducer`.
+    """
+
+    def __init__(self, layout: Layout, reducer: Callable[[], Reducer], parts: list[slice]) -> None:
+        self._layout, self._reducer, self._parts = layout, reducer, parts
+
+    def __call__(
+        self, values: list[Any], weight: tf.Tensor, stop: tf.Tensor
+    ) -> tuple[list[tf.Tensor], tf.Tensor, tf.Tensor]:
+        """The joined values; the weight and the stop flag travel with the reducer."""
+        slots = self._layout.slots
+        if len(self._parts) == 1:
+            flat = tf.numpy_function(self._join, [flatten(values, slots)], tf.float32)
+        else:
+            last: list[Any] = []
+            for index, part in enumerate(self._parts):
+                chosen = [i for i, s in enumerate(slots) if part.start <= s.offset < part.stop]
+                piece = flatten([values[i] for i in chosen], [slots[i] for i in chosen])
+                with tf.control_dependencies(last):
+                    last = [tf.numpy_function(self._begin(index), [piece], tf.float32)]
+            with tf.control_dependencies(last):
+                flat = tf.numpy_function(self._finish, [], tf.float32)
+        flat.set_shape([self._layout.size])
+        return split(flat, self._layout), weight, tf.zeros([])
+
+    def _begin(self, index: int) -> Callable[[FloatArray], Any]:
+        def begin(values: FloatArray) -> Any:
+            self._reducer().begin(index, values)
+            return np.float32(0)
+
+        return begin
+
+    def _finish(self) -> FloatArray:
+        # The graph reads the buffer itself; it has done so before the next step writes to it.
+        reducer = self._reducer()
+        reducer.finish()
+        return reducer.buffer
+
+    def _join(self, values: FloatArray) -> FloatArray:
+        self._reducer().begin(0, values)
+        return self._finish()
+
+
+class HorovodExchange:
+    """Horovod's all-reduce operations, fused per part; ranks weighted by their rows.
+
+    Args:
+        layout: Of the flat buffer.
+        wire: ``'float16'``, ``'bfloat16'`` or None: what gradients travel as.
+        parts: See :class:`sparkdl.learner.base.Reducer`.
+    """
+
+    def __init__(self, layout: Layout, wire: str | None, parts: list[slice]) -> None:
+        self._layout, self._parts = layout, parts
+        self._wire = None if wire is None else tf.as_dtype(wire)
+        self._hvd = importlib.import_module("horovod.tensorflow")
+
+    def __call__(
+        self, values: list[Any], weight: tf.Tensor, stop: tf.Tensor
+    ) -> tuple[list[tf.Tensor], tf.Tensor, tf.Tensor]:
+        """The joined values, the sum of the weights, and whether anybody wants to stop."""
+        slots = self._layout.slots
+        joined: list[Any] = [None] * len(slots)
+        told = self._sum([tf.stack([weight, stop])], "said")[0]
+        total = told[0]
+        share = tf.math.divide_no_nan(weight, weight)
+        for index, part in enumerate(self._parts):
+            chosen = [i for i, s in enumerate(slots) if part.start <= s.offset < part.stop]
+            sent = []
+            for i in chosen:
+                value = values[i]
+                dense = tf.zeros(slots[i].shape) if value is None else tf.convert_to_tensor(value)
+                scaled = tf.cast(dense, tf.float32) * weight
+                # 0 · inf of a rank that has no rows must not spread
+                sent.append(tf.where(share > 0, scaled, tf.zeros_like(scaled)))
+            if self._wire is not None and part.start < self._layout.trained_size:
+                sent = [tf.cast(t, self._wire) for t in sent]
+            for i, tensor in zip(chosen, self._sum(sent, f"part.{index}"), strict=True):
+                mean = tf.math.divide_no_nan(tf.cast(tensor, tf.float32), total)
+                joined[i] = tf.cast(mean, slots[i].dtype)
+        return joined, total, told[1]
+
+    def _sum(self, tensors: list[tf.Tensor], name: str) -> list[tf.Tensor]:
+        if not tensors:
+            return []
+        reduced: list[tf.Tensor] = self._hvd.grouped_allreduce(
+            tensors, op=self._hvd.Sum, name=f"sparkdl.{name}"
+        )
+        return reduced
