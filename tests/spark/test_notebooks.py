@@ -65,6 +65,13 @@ def test_quickstart(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.keras"))
 
 
+def test_write_your_own_rule(tmp_path: Path) -> None:
+    shown = printed(run_notebook(ROOT / "notebooks" / "03_write_your_own_rule.ipynb", tmp_path))
+    accuracy = {n: float(v) for n, v in re.findall(r"(\w+) +held-out accuracy ([0-9.]+)", shown)}
+    assert accuracy["bounded"] > max(0.85, accuracy["downpour"] + 0.05)
+    assert "learned: True" in shown
+
+
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
 def test_stored_outputs_are_whole_and_name_no_machine(path: Path) -> None:
     notebook = nbformat.read(path, as_version=4)
