@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -32,13 +33,39 @@ LAYOUT = Layout.of(
     [("mean", (3,), "float32")],
 )
 N, T = LAYOUT.size, LAYOUT.trained_size
+
+
+@dataclass(frozen=True)
+class SignMean(ExchangeRule):
+    """A rule of one's own, as docs/rules.md has it."""
+
+    size: float = 1e-3
+    name: ClassVar[str] = "sign_mean"
+
+    def open(self, communicator: Communicator, layout: Layout) -> SignMeanExchange:
+        return SignMeanExchange(communicator, layout, self.size)
+
+
+class SignMeanExchange(GradientExchange):
+    def __init__(self, communicator: Communicator, layout: Layout, size: float) -> None:
+        super().__init__(communicator, layout)
+        self.size = np.float32(size)
+
+    def reduce(self, rows: int) -> bool:
+        np.sign(self.trained, out=self.trained)
+        if not self.average(self.whole, rows):
+            return False
+        self.trained[:] = self.size * np.sign(self.trained)
+        return True
+
+
 CONFIGURED: dict[str, ExchangeRule] = {
     "sliced": Sliced(Adam()),
     "onebit_adam": OneBitAdam(Adam(), freeze_step=1),
     "straggler_drop": StragglerDrop(least=1.0),
     "streaming_diloco": StreamingDiLoCo(fragments=2, period=1, delay=1),
 }
-RULES = [CONFIGURED.get(name, make_rule(name)) for name in rule_names()]
+RULES = [*(CONFIGURED.get(name, make_rule(name)) for name in rule_names()), SignMean()]
 LOCAL = {"easgd", "streaming_diloco"}  # the ranks keep weights of their own beside the center
 
 buffers = arrays.arrays(np.float32, N, elements=st.floats(-4, 4, width=32))

@@ -54,9 +54,9 @@ class AdasumExchange(GradientExchange):
         self._pairs = [communicator.group(sorted((rank, rank ^ d))) for d in distances]
 
     def reduce(self, rows: int) -> bool:
-        if not self._average(self._tail, rows):
+        if not self.average(self.tail, rows):
             return False
-        trained = self._trained
+        trained = self.trained
         if not rows:
             trained.fill(0.0)
         for pair in self._pairs:

@@ -80,12 +80,14 @@ class Exchange:
         self.sent_bytes = 0
         """Bytes of the arrays that this rank gave to collectives; a topology adds its factor."""
         size, trained = layout.size, layout.trained_size
-        # the last element is 1 where there are rows: its mean tells whether anyone had some
-        self._whole = np.zeros(size + extras + 1, np.float32)
-        self.buffer = self._whole[:size]
-        self._trained = self._whole[:trained]
-        self._extras = self._whole[size:-1]
-        self._tail = self._whole[trained:]
+        self.whole = np.zeros(size + extras + 1, np.float32)
+        """``[buffer | extras | flag]``; the flag is 1 where there are rows: its mean tells all."""
+        self.buffer = self.whole[:size]
+        """``[trained | averaged]``, of the layout."""
+        self.trained = self.whole[:trained]
+        self.tail = self.whole[trained:]
+        """All but the trained segment."""
+        self.extras = self.whole[size:-1]
 
     def state(self) -> State:
         """What a second run goes on from: names to arrays or ints, the same on all ranks.
@@ -100,18 +102,19 @@ class Exchange:
     def close(self) -> None:
         """Ends threads and groups; the communicator stays open. Can be repeated."""
 
-    def _reduce(self, array: FloatArray, op: str, rows: int = 1) -> None:
-        """An all-reduce in place."""
+    def all_reduce(self, array: FloatArray, op: str, rows: int = 1) -> None:
+        """An all-reduce in place, counted."""
         self.sent_bytes += array.nbytes
         self.communicator.all_reduce(array, op, weight=rows, out=array)
 
-    def _average(self, array: FloatArray, rows: int) -> bool:
-        """The row-weighted mean of an array that ends with the flag; whether anyone had rows."""
+    def average(self, array: FloatArray, rows: int) -> bool:
+        """Row-weighted mean, in place, of an array that ends with the flag: had anyone rows?"""
         array[-1] = float(rows > 0)
-        self._reduce(array, "weighted", rows)
+        self.all_reduce(array, "weighted", rows)
         return bool(array[-1] > 0.0)
 
-    def _gather(self, array: np.ndarray[Any, Any]) -> list[np.ndarray[Any, Any]]:
+    def all_gather(self, array: np.ndarray[Any, Any]) -> list[np.ndarray[Any, Any]]:
+        """Every rank's array, counted."""
         self.sent_bytes += array.nbytes
         return self.communicator.all_gather(array)
 

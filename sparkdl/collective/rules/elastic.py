@@ -73,17 +73,17 @@ class EASGDExchange(WeightsExchange):
     ) -> int | None:
         trained = self.layout.trained_size
         np.copyto(self.buffer[trained:], weights[trained:])
-        if not self._average(self._tail, rows):
+        if not self.average(self.tail, rows):
             return None
         for flat in (weights, self.center):
             np.copyto(flat[trained:], self.buffer[trained:])
-        pull, local, center = self._trained, weights[:trained], self.center[:trained]
+        pull, local, center = self.trained, weights[:trained], self.center[:trained]
         if rows:
             np.subtract(local, center, out=pull)
             pull *= self._rate
             local -= pull
         else:
             pull.fill(0.0)
-        self._reduce(pull, "sum")
+        self.all_reduce(pull, "sum")
         center += pull
         return None

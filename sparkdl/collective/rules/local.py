@@ -32,17 +32,17 @@ class MeanExchange(WeightsExchange):
     ) -> int | None:
         trained = self.layout.trained_size
         if rows:
-            np.subtract(weights[:trained], self.center[:trained], out=self._trained)
+            np.subtract(weights[:trained], self.center[:trained], out=self.trained)
             np.copyto(self.buffer[trained:], weights[trained:])
         if self._combine(rows):
-            self._advance(self.center[:trained], self._trained)
+            self._advance(self.center[:trained], self.trained)
             np.copyto(self.center[trained:], self.buffer[trained:])
         np.copyto(weights, self.center)
         return None
 
     def _combine(self, rows: int) -> bool:
         """Replaces the changes in the buffer by what all ranks make of them."""
-        return self._average(self._whole, rows)
+        return self.average(self.whole, rows)
 
     def _advance(self, center: FloatArray, change: FloatArray) -> None:
         """Takes ``change`` into the center's trained segment."""
@@ -121,11 +121,11 @@ class AdaptiveExchange(MeanExchange):
                 expected="the loss and the learning rate with each exchange",
                 received=f"loss={loss!r}, learning_rate={learning_rate!r}",
             )
-        self._extras[:] = (loss or 0.0, learning_rate or 0.0)
+        self.extras[:] = (loss or 0.0, learning_rate or 0.0)
         super().after_window(weights, rows)
-        if not self._whole[-1] > 0.0:
+        if not self.whole[-1] > 0.0:
             return self._window
-        mean_loss, mean_rate = (float(v) for v in self._extras)
+        mean_loss, mean_rate = (float(v) for v in self.extras)
         self._exchanges += 1
         if self._exchanges < self._rule.warm_up:
             return self._window
@@ -185,11 +185,11 @@ class AddedExchange(MeanExchange):
     """Changes are added, not averaged; see :class:`Downpour`."""
 
     def _combine(self, rows: int) -> bool:
-        if not self._average(self._tail, rows):
+        if not self.average(self.tail, rows):
             return False
         if not rows:
-            self._trained.fill(0.0)
-        self._reduce(self._trained, "sum")
+            self.trained.fill(0.0)
+        self.all_reduce(self.trained, "sum")
         return True
 
 

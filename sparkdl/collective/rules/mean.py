@@ -32,7 +32,7 @@ class MeanExchange(GradientExchange):
     """See :class:`Mean`."""
 
     def reduce(self, rows: int) -> bool:
-        return self._average(self._whole, rows)
+        return self.average(self.whole, rows)
 
 
 @dataclass(frozen=True)
@@ -55,9 +55,9 @@ class SumExchange(GradientExchange):
     """See :class:`Sum`."""
 
     def reduce(self, rows: int) -> bool:
-        if not self._average(self._tail, rows):
+        if not self.average(self.tail, rows):
             return False
         if not rows:
-            self._trained.fill(0.0)
-        self._reduce(self._trained, "sum")
+            self.trained.fill(0.0)
+        self.all_reduce(self.trained, "sum")
         return True

@@ -108,13 +108,13 @@ class OneBitAdamExchange(OptimizerExchange):
         trained = self.layout.trained_size
         x = weights[:trained]
         if self._frozen is None:
-            if not self._average(self._whole, rows):
+            if not self.average(self.whole, rows):
                 return False
-            self._adam.step(x, self._trained, self._adam_state, rate, x)
+            self._adam.step(x, self.trained, self._adam_state, rate, x)
             if self._adam_state["steps"] >= self._freeze_step:
                 self._frozen = self._freeze()
         else:
-            if not self._average(self._tail, rows):
+            if not self.average(self.tail, rows):
                 return False
             self._step_frozen(self._frozen, x, rows, rate)
         np.copyto(weights[trained:], self.buffer[trained:])
@@ -161,7 +161,7 @@ class OneBitAdamExchange(OptimizerExchange):
         return _Frozen(self._mean(), inverse, active, mine)
 
     def _step_frozen(self, frozen: _Frozen, x: FloatArray, rows: int, rate: float) -> None:
-        adam, u = self._adam, self._trained
+        adam, u = self._adam, self.trained
         if rows:
             u *= np.float32(1.0 - adam.beta_1)
             u += np.float32(adam.beta_1) * frozen.mean
@@ -175,7 +175,7 @@ class OneBitAdamExchange(OptimizerExchange):
             frozen.worker_error *= frozen.active
         weight = np.array([rows], np.float64)
         sent = np.concatenate([weight.view(np.uint8), scales.view(np.uint8), bits])
-        total = self._mean_of_mine(self._gather(sent), frozen.mine)
+        total = self._mean_of_mine(self.all_gather(sent), frozen.mine)
         total += frozen.server_error
         total *= frozen.active[frozen.mine]
         bits, scales = self._compress(total, frozen.mine.start, frozen.active[frozen.mine])
@@ -209,7 +209,7 @@ class OneBitAdamExchange(OptimizerExchange):
 
     def _gather_mean(self, frozen: _Frozen, sent: Bytes) -> None:
         """Every slice's new momentum, from the rank that owns it."""
-        for rank, message in enumerate(self._gather(sent)):
+        for rank, message in enumerate(self.all_gather(sent)):
             start, stop = self._edges[rank], self._edges[rank + 1]
             end = 4 * self._segments(start, stop).size
             scales = message[:end].view(np.float32)

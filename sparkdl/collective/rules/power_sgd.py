@@ -55,7 +55,7 @@ class PowerSGDExchange(GradientExchange):
         self._places: list[tuple[slice, tuple[int, int]]] = []
         self._factors: list[FloatArray] = []
         self._errors: list[FloatArray] = []
-        self._plain = np.ones(self._whole.size, bool)
+        self._plain = np.ones(self.whole.size, bool)
         for slot in layout.slots:
             if len(slot.shape) < 2 or slot.offset >= layout.trained_size or not slot.size:
                 continue
@@ -72,14 +72,14 @@ class PowerSGDExchange(GradientExchange):
 
     def reduce(self, rows: int) -> bool:
         matrices: list[Any] = [
-            self._whole[place].reshape(shape) + error
+            self.whole[place].reshape(shape) + error
             for (place, shape), error in zip(self._places, self._errors, strict=True)
         ]
         lefts = [m @ q for m, q in zip(matrices, self._factors, strict=True)]
-        self._whole[-1] = float(rows > 0)
-        *means, plain = self._mean([*lefts, self._whole[self._plain]], rows)
-        self._whole[self._plain] = plain
-        if not self._whole[-1] > 0.0:
+        self.whole[-1] = float(rows > 0)
+        *means, plain = self._mean([*lefts, self.whole[self._plain]], rows)
+        self.whole[self._plain] = plain
+        if not self.whole[-1] > 0.0:
             return False
         lefts = [np.linalg.qr(left)[0].astype(np.float32) for left in means]
         rights = self._mean([m.T @ p for m, p in zip(matrices, lefts, strict=True)], rows)
@@ -87,7 +87,7 @@ class PowerSGDExchange(GradientExchange):
             approximation = lefts[i] @ rights[i].T
             if rows:
                 np.subtract(matrices[i], approximation, out=self._errors[i])
-            self._whole[place] = approximation.reshape(shape[0] * shape[1])
+            self.whole[place] = approximation.reshape(shape[0] * shape[1])
         self._factors = rights
         return True
 
@@ -96,7 +96,7 @@ class PowerSGDExchange(GradientExchange):
         if not arrays:
             return []
         joined = np.concatenate([a.reshape(-1) for a in arrays])
-        self._reduce(joined, "weighted", rows)
+        self.all_reduce(joined, "weighted", rows)
         ends = np.cumsum([a.size for a in arrays])[:-1]
         parts = np.split(joined, ends.tolist())
         return [p.reshape(a.shape) for p, a in zip(parts, arrays, strict=True)]

@@ -78,21 +78,21 @@ class SlicedExchange(OptimizerExchange):
 
     def step(self, weights: FloatArray, rows: int, learning_rate: float | None = None) -> bool:
         rate = choose_rate(Sliced.name, learning_rate, self._optimizer.learning_rate)
-        if not self._average(self._tail, rows):
+        if not self.average(self.tail, rows):
             return False
         trained = self.layout.trained_size
-        self.sent_bytes += self._trained.nbytes
-        gradient = self.communicator.reduce_scatter(self._trained, "weighted", weight=rows)
+        self.sent_bytes += self.trained.nbytes
+        gradient = self.communicator.reduce_scatter(self.trained, "weighted", weight=rows)
         part = weights[self._mine]
         self._optimizer.step(part, gradient, self.own_state, rate, part)
-        np.concatenate(self._gather(part), out=weights[:trained])
+        np.concatenate(self.all_gather(part), out=weights[:trained])
         np.copyto(weights[trained:], self.buffer[trained:])
         return True
 
     def state(self) -> State:
         """The whole optimizer state, as one process would have it."""
         return {
-            name: np.concatenate(self._gather(value)) if isinstance(value, np.ndarray) else value
+            name: np.concatenate(self.all_gather(value)) if isinstance(value, np.ndarray) else value
             for name, value in self.own_state.items()
         }
 

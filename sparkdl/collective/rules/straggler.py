@@ -100,7 +100,7 @@ class StragglerExchange(GradientExchange):
         done = self._take(lambda: rows, rows > 0)
         if done is None:
             return False
-        np.copyto(self._whole, done)
+        np.copyto(self.whole, done)
         self._spare.append(done)
         return True
 
@@ -227,8 +227,8 @@ class StragglerExchange(GradientExchange):
         return self._offer is not None and self._offer[0] == step
 
     def _reduce_step(self, ready: bool, rows: int) -> None:
-        result = self._spare.pop() if self._spare else np.empty_like(self._whole)
-        source = self._whole if rows else result
+        result = self._spare.pop() if self._spare else np.empty_like(self.whole)
+        source = self.whole if rows else result
         source[-1] = float(rows > 0)
         self.sent_bytes += result.nbytes
         self._line.all_reduce(source, "weighted", weight=rows, out=result)
