@@ -22,7 +22,8 @@ import pyarrow as pa
 
 from sparkdl.errors import WorkerError
 from sparkdl.spark.resources import Placement
-from sparkdl.spark.task import Identity, Result, give_up, train_here
+from sparkdl.spark.results import Result
+from sparkdl.spark.trainer import Identity, give_up, train_here
 
 _LENGTH = struct.Struct("<Q")
 
@@ -30,7 +31,7 @@ _LENGTH = struct.Struct("<Q")
 def train_in_child(
     batches: Iterator[pa.RecordBatch], pickled: bytes, identity: Identity, placement: Placement
 ) -> list[Result]:
-    """Runs :func:`sparkdl.spark.task.train_partition` in a child process and returns its results.
+    """Runs :func:`sparkdl.spark.trainer.train_here` in a child process and returns its results.
 
     Raises:
         WorkerError: The child died without an answer; with the end of its error output.

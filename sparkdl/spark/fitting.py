@@ -17,7 +17,7 @@ from sparkdl.spark.metrics import prepare_metrics
 from sparkdl.spark.monitor import FitMonitor
 from sparkdl.spark.resources import UseGpu
 from sparkdl.spark.sources import Source
-from sparkdl.spark.task import TrainTask
+from sparkdl.spark.trainer import TrainTask
 from sparkdl.spark.training import Run, StageLost, StageSummary, train_stage
 from sparkdl.weights import FloatArray, Layout
 

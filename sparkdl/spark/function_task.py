@@ -23,7 +23,7 @@ from sparkdl.driver_log import Capture, log_through
 from sparkdl.errors import DataError, TransportError, WaitTimeoutError
 from sparkdl.spark.log_stream import LineClient
 from sparkdl.spark.resources import UseGpu, function_environment, function_needs_child
-from sparkdl.spark.task import CHUNK_BYTES, Result, describe_error, to_batch
+from sparkdl.spark.results import CHUNK_BYTES, Result, describe_error, to_batch
 
 TAKEN_ALONG_S = 3.0
 """A rank that failed because another one did waits so long, so that the cause is heard first."""

@@ -17,9 +17,9 @@ from sparkdl.learner.archive import ModelArchive
 from sparkdl.learner.signature import Signature
 from sparkdl.spark.cluster import is_connect
 from sparkdl.spark.resources import UseGpu, needs_child, placement_of, start_framework
+from sparkdl.spark.results import RESULT_SCHEMA, Result, failure_result, to_batch
 from sparkdl.spark.schema import make_spec, selection
 from sparkdl.spark.sources import Columns, Source
-from sparkdl.spark.task import RESULT_SCHEMA, Result, failure_result, to_batch
 from sparkdl.spark.wire import named_batches, wire_names
 
 Arrays = dict[str, npt.NDArray[Any]]

@@ -31,7 +31,7 @@ from sparkdl.spark.function_task import (
 )
 from sparkdl.spark.log_stream import LineServer, show
 from sparkdl.spark.resources import UseGpu, check_use_gpu
-from sparkdl.spark.task import RESULT_SCHEMA
+from sparkdl.spark.results import RESULT_SCHEMA
 
 T = TypeVar("T")
 VERBOSITIES = ("all", "log_callback_only")

@@ -159,7 +159,8 @@ def spread(source: Source, num_workers: int) -> Any:
     if source.origin is not None and not is_connect(source.spark):
         level = source.origin.storageLevel
         cached = level.useMemory or level.useDisk
-        if cached and source.frame.rdd.getNumPartitions() == num_workers:
+        # The user's frame keeps its plan between fits; that of our selection is new each time.
+        if cached and source.origin.rdd.getNumPartitions() == num_workers:
             return source.frame
     return source.frame.repartition(num_workers)
 

