@@ -12,7 +12,8 @@ import numpy as np
 from sparkdl.collective.communicator import Communicator
 from sparkdl.collective.current import current
 from sparkdl.driver_log import log_to_driver
-from sparkdl.errors import ConfigError
+from sparkdl.errors import ConfigError, ModelError
+from sparkdl.learner.distributed_optimizer import is_distributed
 
 
 class BroadcastCallback(keras.callbacks.Callback):  # type: ignore[misc]
@@ -41,6 +42,7 @@ class BroadcastCallback(keras.callbacks.Callback):  # type: ignore[misc]
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Broadcasts, if the model is built."""
         self._done = False
+        _refuse_xla(self.model)
         if self.model.built:
             self._broadcast()
 
@@ -61,6 +63,17 @@ class BroadcastCallback(keras.callbacks.Callback):  # type: ignore[misc]
             if value.dtype.kind in "fiub" or value.dtype.name == "bfloat16":
                 variable.assign(_broadcast(self._communicator, value, self._root))
         self._done = True
+
+
+def _refuse_xla(model: Any) -> None:
+    compiled = keras.backend.backend() == "tensorflow" and model.jit_compile
+    if compiled and is_distributed(model.optimizer):
+        raise ModelError(
+            "a step compiled by XLA cannot join its gradients with other ranks",
+            expected="model.compile(..., jit_compile=False)",
+            received=f"jit_compile={model.jit_compile!r}",
+            hint="'auto' means True on GPUs",
+        )
 
 
 def _broadcast(communicator: Communicator, value: Any, root: int) -> Any:
