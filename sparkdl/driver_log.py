@@ -108,7 +108,8 @@ class Capture:
             os.close(writer)
             splitter = LineSplitter(self._on_line)
             self._selector.register(reader, selectors.EVENT_READ, (splitter, saved))
-        self._streams = [(s, s.line_buffering) for s in (sys.stdout, sys.stderr) if _is_text(s)]
+        streams: list[Any] = [s for s in (sys.stdout, sys.stderr) if _is_text(s)]
+        self._streams = [(stream, stream.line_buffering) for stream in streams]
         for stream, _ in self._streams:
             stream.reconfigure(line_buffering=True)
         self._thread = threading.Thread(target=self._read, name="sparkdl-capture", daemon=True)

@@ -199,11 +199,12 @@ class _Distributed:
         self, optimizer_variables: list[Any], grads: list[Any], trainable_variables: list[Any]
     ) -> tuple[list[Any], list[Any]]:
         """:meth:`apply` as a function of values (JAX)."""
-        state, base = self._distribution, super()
+        state = self._distribution
+        base: Any = super()
         if state.passes == 1:
             grads = state.exchange(grads)
             with state.joined():
-                return base.stateless_apply(  # type: ignore[misc, no-any-return]
+                return base.stateless_apply(  # type: ignore[no-any-return]
                     optimizer_variables, grads, trainable_variables
                 )
         values = list(optimizer_variables)
@@ -217,7 +218,7 @@ class _Distributed:
             sums = [None if g is None else values[p] / state.passes
                     for g, p in zip(grads, places, strict=False)]  # fmt: skip
             with state.joined():
-                trained, mine = base.stateless_apply(  # type: ignore[misc]
+                trained, mine = base.stateless_apply(
                     values, state.exchange(sums), trainable_variables
                 )
             mine = [0 * v if i in places else v for i, v in enumerate(mine)]
@@ -231,7 +232,8 @@ class _Distributed:
 
     def _apply_sums(self, grads: list[Any], trainable_variables: Any) -> None:
         """Adds to the sums; joins and applies them when they are full."""
-        state, base = self._distribution, super()
+        state = self._distribution
+        base: Any = super()
         sums = [state.sums[i] for i in self._places(trainable_variables)]
         for total, gradient in zip(sums, grads, strict=True):
             if gradient is not None:
@@ -242,7 +244,7 @@ class _Distributed:
             means = [None if g is None else total / state.passes
                      for total, g in zip(sums, grads, strict=True)]  # fmt: skip
             with state.joined():
-                base.apply(state.exchange(means), trainable_variables)  # type: ignore[misc]
+                base.apply(state.exchange(means), trainable_variables)
             for total in sums:
                 total.assign(keras.ops.zeros_like(total))
             state.count.assign(0)

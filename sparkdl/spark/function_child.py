@@ -73,7 +73,8 @@ class ChildProcess:
 
     def receive(self) -> tuple[str, Any] | None:
         """The next message, or None if the child has ended."""
-        return _receive(self.socket)
+        message: tuple[str, Any] | None = _receive(self.socket)
+        return message
 
     def answer(self, texts: list[str]) -> None:
         """Ends the child's ``all_gather``."""

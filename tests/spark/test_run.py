@@ -1,0 +1,260 @@
+"""``sparkdl.run`` on a real cluster: results, lines, failures, and nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+import sparkdl
+from sparkdl.errors import ConfigError, ResourceError, UnknownNameError, WorkerError
+from sparkdl.spark import cluster, launch
+from sparkdl.spark.results import CHUNK_BYTES as ROW_BYTES
+
+
+def who(scale: float = 1.0) -> tuple[int, int, float, str]:
+    communicator = sparkdl.communicator()
+    total = communicator.all_reduce(np.full(3, scale), "sum")
+    return communicator.rank, communicator.size, float(total[0]), type(communicator).__name__
+
+
+def test_every_rank_returns_its_result_in_rank_order(spark: Any):
+    for _ in range(2):  # again in the same reused workers
+        told = sparkdl.run(who, (2.0,), num_workers=2, communicator="builtin")
+        assert told == [(r, 2, 4.0, "BuiltinCommunicator") for r in range(2)]
+    told = sparkdl.run(who, kwargs={"scale": 3.0}, num_workers=3, communicator="builtin")
+    assert [t[:3] for t in told] == [(r, 3, 9.0) for r in range(3)]
+
+
+def test_horovod_is_initialised_and_again_in_the_same_workers(spark: Any):
+    pytest.importorskip("horovod")
+
+    def work() -> Any:
+        import horovod.tensorflow as hvd
+        import tensorflow as tf
+
+        hvd.init()  # as in any script for Horovod: it finds itself initialised
+        total = hvd.allreduce(tf.constant([1.0 + hvd.rank()]), op=hvd.Sum)
+        return hvd.rank(), hvd.size(), float(total[0]), os.getpid()
+
+    first = sparkdl.run(work, num_workers=2, communicator="horovod")
+    again = sparkdl.run(work, num_workers=2, communicator="horovod")
+    assert [t[:3] for t in first] == [t[:3] for t in again] == [(0, 2, 3.0), (1, 2, 3.0)]
+
+    def after() -> Any:
+        import horovod.tensorflow as hvd
+
+        left = sorted(k for k in os.environ if k.startswith("HOROVOD"))
+        return left, hvd.is_initialized()
+
+    assert sparkdl.run(after, num_workers=2, communicator="builtin") == [([], False)] * 2
+
+
+def test_large_results_come_in_rows_of_bounded_size(spark: Any):
+    def work() -> Any:
+        rank = sparkdl.communicator().rank
+        return np.full(3_000_000 + rank, rank, np.float32)
+
+    told = sparkdl.run(work, num_workers=2, communicator="builtin")
+    assert ROW_BYTES < 4 << 20
+    for rank, array in enumerate(told):
+        assert array.shape == (3_000_000 + rank,)
+        assert (array == rank).all()
+
+
+def test_what_ranks_print_reaches_the_driver_while_they_run(
+    spark: Any, capfd: pytest.CaptureFixture[str]
+):
+    seen: list[float] = []
+
+    def work() -> None:
+        rank = sparkdl.communicator().rank
+        print(f"early {rank}")
+        os.system("echo by a shell >&2")
+        sparkdl.log_to_driver(f"logged {rank}\nin two lines")
+        time.sleep(4)
+        print("x" * 9000)
+
+    original = launch.show
+
+    def show(rank: int, line: str) -> None:
+        if line.startswith("early"):
+            seen.append(time.monotonic())
+        original(rank, line)
+
+    launch.show = show
+    try:
+        sparkdl.run(work, num_workers=2, communicator="builtin")
+    finally:
+        launch.show = original
+    assert time.monotonic() - max(seen) > 3, "lines must come while the ranks run"
+    lines = capfd.readouterr().out.splitlines()
+    for rank in range(2):
+        for text in (f"early {rank}", "by a shell", f"logged {rank}", "in two lines"):
+            assert f"[rank {rank}] {text}" in lines, lines
+    longest = max(len(line) for line in lines if line.startswith("[rank"))
+    assert longest == 4000 + len("[rank 0] ")
+
+
+def test_log_callback_only(spark: Any, capfd: pytest.CaptureFixture[str]):
+    def work() -> None:
+        print("printed")
+        sparkdl.log_to_driver("logged")
+
+    sparkdl.run(
+        work, num_workers=2, communicator="builtin", driver_log_verbosity="log_callback_only"
+    )
+    out = capfd.readouterr().out
+    assert "[rank 1] logged" in out
+    assert "printed" not in out
+
+
+def test_the_root_cause_is_raised_while_others_wait_for_the_rank(spark: Any):
+    def work() -> None:
+        communicator = sparkdl.communicator()
+        if communicator.rank == 1:
+            raise ValueError("bad row 17")
+        communicator.barrier()
+
+    began = time.monotonic()
+    with pytest.raises(WorkerError, match="bad row 17") as caught:
+        sparkdl.run(work, num_workers=2, communicator="builtin")
+    assert time.monotonic() - began < 10
+    assert caught.value.rank == 1
+    assert 'raise ValueError("bad row 17")' in str(caught.value)
+
+
+def test_a_rank_that_computes_is_ended_too(spark: Any, tmp_path: Any):
+    alive = str(tmp_path / "alive")
+
+    def work() -> None:
+        if sparkdl.communicator().rank == 0:
+            raise SystemExit("enough")
+        while True:
+            with open(alive, "w") as file:
+                file.write(str(time.time()))
+            time.sleep(0.1)
+
+    began = time.monotonic()
+    with pytest.raises(WorkerError, match="enough") as caught:
+        sparkdl.run(work, num_workers=2, communicator="builtin")
+    assert caught.value.rank == 0
+    time.sleep(max(0.0, began + 10 - time.monotonic()))
+    with open(alive) as file:
+        last = float(file.read())
+    assert time.time() - last < 10
+    stopped = os.stat(alive).st_mtime
+    time.sleep(1.0)
+    assert os.stat(alive).st_mtime == stopped, "rank 1 still runs"
+
+
+def test_a_killed_rank_is_named(spark: Any):
+    def work() -> None:
+        communicator = sparkdl.communicator()
+        if communicator.rank == 1:
+            os.kill(os.getpid(), 9)
+        communicator.barrier()
+
+    with pytest.raises(WorkerError, match="Spark gave the barrier stage up") as caught:
+        sparkdl.run(work, num_workers=2, communicator="builtin")
+    assert caught.value.rank == 1
+
+
+def test_a_result_that_cannot_be_pickled(spark: Any):
+    def work() -> Any:
+        rank = sparkdl.communicator().rank
+        return threading.Lock() if rank == 1 else rank
+
+    with pytest.raises(WorkerError, match="the result of rank 1 cannot be sent") as caught:
+        sparkdl.run(work, num_workers=2, communicator="builtin")
+    assert caught.value.rank == 1
+
+
+def test_the_environment_of_a_reused_worker_is_as_before(spark: Any):
+    def change() -> int:
+        os.environ["MINE"] = "1"
+        os.environ.pop("PYTHONHASHSEED", None)
+        return os.getpid()
+
+    def look() -> Any:
+        return os.getpid(), os.environ.get("MINE"), sorted(os.environ)
+
+    before = sparkdl.run(look, num_workers=2, communicator="builtin")
+    sparkdl.run(change, num_workers=2, communicator="builtin")
+    after = sparkdl.run(look, num_workers=2, communicator="builtin")
+    known = {pid: names for pid, _, names in before}
+    for pid, mine, names in after:
+        assert mine is None
+        assert names == known.get(pid, names)
+
+
+def test_another_backend_runs_in_a_child_and_its_lines_come_too(
+    spark: Any, capfd: pytest.CaptureFixture[str]
+):
+    def work() -> Any:
+        import keras
+
+        print("backend", keras.backend.backend())
+        sparkdl.log_to_driver("from the child")
+        rank = sparkdl.communicator().rank
+        if rank > 1:
+            raise ValueError("too many")
+        return keras.backend.backend(), rank
+
+    here = sparkdl.run(work, num_workers=2, communicator="builtin", backend="tensorflow")
+    other = sparkdl.run(work, num_workers=2, communicator="builtin", backend="jax")
+    assert here == [("tensorflow", 0), ("tensorflow", 1)]
+    assert other == [("jax", 0), ("jax", 1)]
+    out = capfd.readouterr().out
+    assert "[rank 1] backend jax" in out
+    assert "[rank 1] from the child" in out
+    with pytest.raises(WorkerError, match="too many"):
+        sparkdl.run(work, num_workers=3, communicator="builtin", backend="jax")
+
+
+def test_too_few_slots_and_dynamic_allocation(spark: Any, monkeypatch: pytest.MonkeyPatch):
+    tracker = spark.sparkContext.statusTracker()
+    before = max([*tracker.getJobIdsForGroup(None), -1])
+    with pytest.raises(ResourceError, match="5 workers must run at the same time"):
+        cluster.check_barrier(spark, 5, timeout_s=0.5)
+    spark.conf.set("spark.sql.shuffle.partitions", "2")
+
+    class Dynamic:
+        """The session's configuration, with dynamic allocation on."""
+
+        def get(self, name: str, default: Any = None) -> Any:
+            told = {"spark.dynamicAllocation.enabled": "true"}
+            return told.get(name) or spark.conf.get(name, default)
+
+    class Session:
+        conf = Dynamic()
+        sparkContext = spark.sparkContext
+
+    with pytest.raises(ResourceError, match="SPARK-24942"):
+        cluster.check_barrier(Session(), 2)
+    assert max([*tracker.getJobIdsForGroup(None), -1]) == before, "no job may start"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "word"),
+    [
+        ({"fn": 3}, ConfigError, "a function"),
+        ({"fn": who, "args": 3}, ConfigError, "args: a tuple"),
+        ({"fn": who, "kwargs": [1]}, ConfigError, "kwargs"),
+        ({"fn": who, "num_workers": 0}, ConfigError, "at least 1"),
+        ({"fn": who, "num_workers": 2.0}, ConfigError, "at least 1"),
+        ({"fn": who, "communicator": "mpi"}, UnknownNameError, "builtin"),
+        ({"fn": who, "driver_log_verbosity": "loud"}, UnknownNameError, "log_callback_only"),
+        ({"fn": who, "use_gpu": 2}, ConfigError, "use_gpu"),
+        ({"fn": who, "backend": "mxnet"}, UnknownNameError, "tensorflow"),
+        ({"fn": who, "timeout_s": 0}, ConfigError, "above 0"),
+        ({"fn": who, "args": (threading.Lock(),)}, ConfigError, "cannot be sent"),
+    ],
+)
+def test_wrong_arguments(arguments: dict[str, Any], error: type[Exception], word: str):
+    with pytest.raises(error, match=word):
+        sparkdl.run(**arguments)
