@@ -8,6 +8,7 @@ everything else calls the communicator from the compiled step.
 from __future__ import annotations
 
 import importlib
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -18,6 +19,7 @@ from sparkdl.errors import ConfigError, UnknownNameError
 
 WIRE_DTYPES = {"none": None, "fp16": "float16", "bf16": "bfloat16"}
 OPS = {"average": "mean", "sum": "sum"}
+_exchanges: weakref.WeakKeyDictionary[Communicator, int] = weakref.WeakKeyDictionary()
 
 
 class GradientExchange(Protocol):
@@ -122,7 +124,7 @@ class _TensorFlowExchange(_NumpyReducer):
         for i, gradient in enumerate(joined):
             if isinstance(gradient, tf.IndexedSlices):
                 dense = self._sparse_as_dense
-                joined[i] = as_dense(gradient) if dense else self._sparse(gradient)
+                joined[i] = as_dense(gradient) if dense else self._sparse(gradient, i)
         others = [None if isinstance(g, tf.IndexedSlices) else g for g in joined]
         for dtype, positions in _by_dtype(others, lambda g: str(g.dtype.name)).items():
             wire = self._wire_dtype(dtype)
@@ -140,13 +142,13 @@ class _TensorFlowExchange(_NumpyReducer):
         parts = tf.split(reduced, [tf.size(v) for v in values], num=len(values))
         return [tf.reshape(p, tf.shape(v)) for p, v in zip(parts, values, strict=True)]
 
-    def _sparse(self, slices: Any) -> Any:
+    def _sparse(self, slices: Any, position: int) -> Any:
         """All ranks' rows; those of one index are summed, as optimizers that square them need."""
         import tensorflow as tf
 
         dtype = slices.values.dtype
         values = tf.cast(slices.values, self._wire_dtype(dtype.name))
-        values, indices = self._gather(values, slices.indices)
+        values, indices = self._gather(values, slices.indices, position)
         values = tf.cast(values, dtype)
         if self._op == "mean":
             values /= tf.cast(self._communicator.size, dtype)
@@ -154,7 +156,7 @@ class _TensorFlowExchange(_NumpyReducer):
         summed = tf.math.unsorted_segment_sum(values, place, tf.size(unique))
         return tf.IndexedSlices(summed, unique, slices.dense_shape)
 
-    def _gather(self, values: Any, indices: Any) -> tuple[Any, Any]:
+    def _gather(self, values: Any, indices: Any, position: int) -> tuple[Any, Any]:
         import tensorflow as tf
 
         def gather(values: Any, indices: Any) -> tuple[Any, Any]:
@@ -169,17 +171,32 @@ class _TensorFlowExchange(_NumpyReducer):
 
 
 class _HorovodExchange(_TensorFlowExchange):
-    """Horovod's operations in the graph; Horovod fuses the tensors and starts when all have one."""
+    """Horovod's operations in the graph; Horovod fuses the tensors and starts when all have one.
+
+    Horovod matches operations by name. The names count the exchanges of this run, as Keras' own
+    names differ between ranks whose reused processes have made different models before.
+    """
+
+    def __init__(
+        self, communicator: Communicator, op: str, compression: str, sparse_as_dense: bool
+    ) -> None:
+        super().__init__(communicator, op, compression, sparse_as_dense)
+        number = _exchanges[communicator] = _exchanges.get(communicator, 0) + 1
+        self._name = f"sparkdl.gradients.{number}"
 
     def _dense(self, values: list[Any], wire: str) -> list[Any]:
         hvd = importlib.import_module("horovod.tensorflow")
         op = hvd.Average if self._op == "mean" else hvd.Sum
-        name = f"sparkdl.gradients.{wire}"
+        name = f"{self._name}.{wire}"
         return list(hvd.grouped_allreduce(values, op=op, name=name, ignore_name_scope=True))
 
-    def _gather(self, values: Any, indices: Any) -> tuple[Any, Any]:
+    def _gather(self, values: Any, indices: Any, position: int) -> tuple[Any, Any]:
         hvd = importlib.import_module("horovod.tensorflow")
-        return hvd.allgather(values), hvd.allgather(indices)
+        rows, places = (
+            hvd.allgather(tensor, name=f"{self._name}.{part}.{position}", ignore_name_scope=True)
+            for tensor, part in ((values, "rows"), (indices, "indices"))
+        )
+        return rows, places
 
 
 class _JaxExchange(_NumpyReducer):

@@ -253,6 +253,46 @@ def gradients(model: Any, x: np.ndarray, y: np.ndarray) -> list[Any]:
     return list(jax.grad(loss_of)([v.value for v in model.trainable_variables]))
 
 
+def two_optimizers() -> dict[str, float]:
+    """Two models trained in one step of the user's own (as in a GAN), after unlike beginnings."""
+    import keras
+    import tensorflow as tf
+
+    import sparkdl
+
+    communicator = sparkdl.communicator()
+    rank, size = communicator.rank, communicator.size
+    for _ in range(rank):  # Keras numbers names: the ranks' differ from here on
+        dense_model(), keras.optimizers.SGD(0.1)
+
+    def train(wrap: Any, x: np.ndarray, y: np.ndarray, batch: int) -> list[Any]:
+        models = [dense_model(), dense_model(seed=4)]
+        made = [wrap(keras.optimizers.SGD(0.05)) for _ in models]
+        for optimizer, model in zip(made, models, strict=True):
+            optimizer.build(model.trainable_variables)
+
+        @tf.function
+        def step(x: Any, y: Any) -> None:
+            grads = []
+            for model in models:
+                with tf.GradientTape() as tape:
+                    loss = tf.reduce_mean((model(x) - y) ** 2)
+                grads.append(tape.gradient(loss, [v.value for v in model.trainable_variables]))
+            for optimizer, model, values in zip(made, models, grads, strict=True):
+                optimizer.apply(values, model.trainable_variables)
+
+        for i in range(0, len(x), batch):
+            step(tf.constant(x[i : i + batch]), tf.constant(y[i : i + batch]))
+        return models
+
+    x, y = data()
+    expected = train(lambda optimizer: optimizer, x, y, 8)
+    mine = [own_part(v, 8, rank, size) for v in (x, y)]
+    found = train(sparkdl.DistributedOptimizer, *mine, 8 // size)
+    pairs = zip("ab", found, expected, strict=True)
+    return {name: distance(model, reference) for name, model, reference in pairs}
+
+
 PROGRAMS = (same_as_one_process, on_the_wire, overflow_on_one_rank, callbacks_and_loops)
 
 

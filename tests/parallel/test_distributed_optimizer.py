@@ -96,6 +96,12 @@ def test_sparse_gradients(found: list[dict[str, Any]]):
         assert max(apart.values(), default=0.0) <= 1e-5, apart
 
 
+def test_two_optimizers_in_one_step(found: list[dict[str, Any]]):
+    for told in found:
+        apart = told.get("two_optimizers", {})
+        assert max(apart.values(), default=0.0) <= 1e-5, apart
+
+
 def test_a_world_of_one_takes_the_same_path():
     (told,) = run_ranks(
         1,
