@@ -26,7 +26,7 @@ _EDGE = 1.0 - 1e-7
 
 @dataclass(frozen=True)
 class Margin:
-    """A row's own class has the logit ``scale · (cos(m1 · θ + m2) − m3)``; others ``scale · cos θ``.
+    """The own class's logit, ``scale · (cos(m1 · θ + m2) − m3)``; others have ``scale · cos θ``.
 
     ArcFace is ``Margin(m2=0.5)``, CosFace ``Margin(m3=0.4)``, a plain cosine softmax ``Margin()``.
 
