@@ -181,6 +181,8 @@ class _Family:
     def _step(self) -> None:
         for key, _ in self._selector.select(0.1):
             child, splitter = key.data
+            if key.fd not in self._selector.get_map():
+                continue  # ended while another one was served
             if splitter is None:
                 self._message(child)
             else:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+import tensorflow  # noqa: F401  here, because importing it sets environment variables
 from test_gpu import run_script
 
 import sparkdl
