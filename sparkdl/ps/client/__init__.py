@@ -12,6 +12,7 @@ number, so it counts exactly once.
 
 from sparkdl.ps.client.driver import DriverClient
 from sparkdl.ps.client.link import Opener, Timeouts
-from sparkdl.ps.client.worker import Client, Progress, Welcome, connect
+from sparkdl.ps.client.records import Progress, Welcome
+from sparkdl.ps.client.worker import Client, connect
 
 __all__ = ["Client", "DriverClient", "Opener", "Progress", "Timeouts", "Welcome", "connect"]
