@@ -64,6 +64,9 @@ class GradientSynchronizer:
         wire: ``'float16'`` or ``'bfloat16'``: what gradients travel as (statistics do not); None
             for float32, which alone is exact.
         part_bytes: See :data:`PART_BYTES`.
+
+    Raises:
+        ConfigError: The communicator cannot reduce ``wire``.
     """
 
     def __init__(
@@ -74,6 +77,14 @@ class GradientSynchronizer:
         wire: str | None = None,
         part_bytes: int = PART_BYTES,
     ) -> None:
+        in_graph = bool(getattr(communicator, "in_graph", False))
+        if in_graph and wire == "bfloat16":
+            raise ConfigError(
+                "Horovod cannot reduce bfloat16",
+                expected="compression=None or 'fp16' with Horovod",
+                received="compression='bf16'",
+                hint="communicator='builtin' can",
+            )
         self.communicator = communicator
         self.layout = layout
         self.wire = wire
@@ -82,11 +93,12 @@ class GradientSynchronizer:
         self._whole = np.zeros(layout.size + _FLAGS, np.float32)
         self.buffer: FloatArray = self._whole[:-_FLAGS]
         self.parts = parts_of(layout, part_bytes, apart=wire is not None)
-        self.in_graph = self if getattr(communicator, "in_graph", False) else None
+        self.in_graph = self if in_graph else None
         self.rows = 0
         self.scale = 1.0
         self.stop_wanted = False
         self.stop_agreed = False
+        self._has_gradient: list[bool] | None = None
         self._handles: list[tuple[slice, npt.NDArray[Any], Handle]] = []
 
     def start(self, learner: GradientLearner, root: int = 0, scale: float = 1.0) -> None:
@@ -158,6 +170,14 @@ class GradientSynchronizer:
     def agree_on_stop(self, value: float) -> None:
         """Takes the joined stop flag of an exchange inside the compiled step."""
         self.stop_agreed = self.stop_agreed or value > 0
+
+    def agree_on_gradients(self, mine: list[bool]) -> list[bool]:
+        """Which trained variables have a gradient; see :class:`sparkdl.learner.base.Reducer`."""
+        if self._has_gradient is None:
+            told = self.communicator.all_gather(np.array(mine, np.uint8))
+            known = [values for values in told if values.size]
+            self._has_gradient = np.any(known, axis=0).tolist() if known else []
+        return self._has_gradient
 
     def step(self, learner: GradientLearner, batch: Any | None, rows: int) -> bool:
         """One step of all ranks together, half by half.

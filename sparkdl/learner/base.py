@@ -63,6 +63,18 @@ class Reducer(Protocol):
     def agree_on_stop(self, value: float) -> None:
         """Takes the joined stop flag of an exchange inside the step."""
 
+    def agree_on_gradients(self, mine: list[bool]) -> list[bool]:
+        """Which trained variables have a gradient: a worker without a batch cannot know.
+
+        All workers meet here before the first step is applied; later calls return at once.
+
+        Args:
+            mine: For each trained variable; empty on a worker that does not know.
+
+        Returns:
+            What the workers know together; empty if none knows.
+        """
+
 
 class InGraph(Protocol):
     """An exchange inside the compiled step, by Horovod's operations."""

@@ -36,6 +36,7 @@ class KerasLearner:
         self.averaged = averaged_variables(model)
         self._layout = layout_of(self.trained, self.averaged)
         self._metrics_ready = False
+        self._has_gradient: list[bool] = []
 
     @property
     def layout(self) -> Layout:
@@ -82,6 +83,7 @@ class KerasLearner:
         for batch in split_window(window):
             reducer.rows = batch.num_rows
             self.gradients(batch, reducer.buffer)
+            self._has_gradient = reducer.agree_on_gradients(self._has_gradient)
             for part, place in enumerate(reducer.parts):
                 reducer.begin(part, reducer.buffer[place])
             reducer.finish()
@@ -89,6 +91,7 @@ class KerasLearner:
 
     def skip_reducing(self, reducer: Reducer) -> None:
         reducer.rows = 0
+        self._has_gradient = reducer.agree_on_gradients([]) or self._has_gradient
         for part, place in enumerate(reducer.parts):
             reducer.begin(part, reducer.buffer[place])
         if reducer.finish():

@@ -28,7 +28,6 @@ class TensorFlowLearner(KerasLearner):
         super().__init__(model)
         # XLA pays on accelerators; on CPUs the plain graph is as fast and compiles 3x sooner.
         self._jit = bool(model.jit_compile) and bool(tf.config.list_physical_devices("GPU"))
-        self._has_gradient: list[bool] = []
         self._flat: tf.Tensor | None = None
         self._reducer: Any = None
         self._reducing: dict[tuple[Any, ...], Any] = {}
@@ -120,8 +119,6 @@ class TensorFlowLearner(KerasLearner):
 
     def apply_gradients(self, flat: FloatArray) -> None:
         self._layout.check(flat)
-        if not self._has_gradient:
-            self._has_gradient = [True] * len(self.trained)
         self._apply(tf.convert_to_tensor(flat))
         self._flat = None
 
@@ -129,11 +126,10 @@ class TensorFlowLearner(KerasLearner):
         self._apply_parts(split(flat, self._layout))
 
     def _apply_parts(self, parts: list[tf.Tensor]) -> None:
+        known = self._has_gradient or [True] * len(self.trained)
         pairs = [
             (g, v)
-            for g, v, has in zip(
-                parts[: len(self.trained)], self.trained, self._has_gradient, strict=True
-            )
+            for g, v, has in zip(parts[: len(self.trained)], self.trained, known, strict=True)
             if has
         ]
         self.model.optimizer.apply([g for g, _ in pairs], [v for _, v in pairs])
@@ -146,8 +142,11 @@ class TensorFlowLearner(KerasLearner):
         self.build_metrics(window)
         self._reducer, reducer.rows = reducer, window.num_rows // window.num_batches
         steps = self._steps_with(reducer)
-        weight, stop = _said(reducer)
-        agreed = steps(*self._tensors(window), tf.constant(window.num_batches), weight, stop)
+        given = (*self._tensors(window), tf.constant(window.num_batches), *_said(reducer))
+        if not self._has_gradient:
+            steps.get_concrete_function(*given)  # tracing finds which variables have one
+        reducer.agree_on_gradients(self._has_gradient)
+        agreed = steps(*given)
         if reducer.in_graph is not None:
             reducer.agree_on_stop(float(agreed))
         self._flat = None
@@ -157,6 +156,7 @@ class TensorFlowLearner(KerasLearner):
             super().skip_reducing(reducer)
             return
         reducer.rows = 0
+        self._has_gradient = reducer.agree_on_gradients([]) or self._has_gradient
         agreed = self._skip_with(reducer)(*_said(reducer))
         reducer.agree_on_stop(float(agreed))
         self._flat = None
@@ -196,8 +196,6 @@ class TensorFlowLearner(KerasLearner):
             exchange = self._exchange_of(reducer)
 
             def run(weight: tf.Tensor, stop: tf.Tensor) -> tf.Tensor:
-                if not self._has_gradient:
-                    self._has_gradient = [True] * len(self.trained)
                 values = [tf.zeros(s.shape) for s in self._layout.slots]
                 parts, total, told = exchange(values, weight, stop)
 

@@ -126,7 +126,8 @@ class HorovodExchange:
     def _sum(self, tensors: list[tf.Tensor], name: str) -> list[tf.Tensor]:
         if not tensors:
             return []
+        # a step without a batch is another graph: only without their scopes are the names equal
         reduced: list[tf.Tensor] = self._hvd.grouped_allreduce(
-            tensors, op=self._hvd.Sum, name=f"sparkdl.{name}"
+            tensors, op=self._hvd.Sum, name=f"sparkdl.{name}", ignore_name_scope=True
         )
         return reduced
