@@ -80,7 +80,9 @@ class UnknownNameError(ConfigError):
 
     def __init__(self, kind: str, name: object, known: Iterable[str]) -> None:
         names = [str(k) for k in known]
-        close = difflib.get_close_matches(str(name), names, n=1)
+        text = str(name).lower()
+        close = [k for k in names if len(text) > 2 and k.startswith(text)]
+        close = close or difflib.get_close_matches(text, names, n=1)
         super().__init__(
             f"unknown {kind} {name!r}",
             expected="one of " + ", ".join(repr(k) for k in names) if names else "no such names",

@@ -39,7 +39,6 @@ class RunProgress:
         batches_per_epoch: Steps of all workers in one epoch.
         rows: Rows that all workers hold.
         joined: Workers that have joined.
-        finished: Workers that are done.
         failure: ``{'rank', 'error', 'traceback'}`` of the first worker that raised, or None.
         staleness: Mean commits between a pull and the commit that followed it.
     """
@@ -48,6 +47,5 @@ class RunProgress:
     batches_per_epoch: int = 0
     rows: int = 0
     joined: int = 0
-    finished: int = 0
     failure: dict[str, Any] | None = None
     staleness: float = 0.0

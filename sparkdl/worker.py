@@ -19,6 +19,8 @@ from sparkdl.config import AUTO_WINDOW, EPOCH_WINDOW, LoopSettings
 
 MAX_PIECE = 16
 """Batches in one compiled call at most: more would gain nothing and take memory for the rows."""
+PIECE_BYTES = 64 << 20
+"""Rows of one compiled call at most (two are in memory at a time), but at least one batch."""
 
 
 @dataclass(frozen=True)
@@ -115,6 +117,8 @@ class BatchSource(Protocol):
     def full_batches(self) -> int: ...
     @property
     def steps_per_epoch(self) -> int: ...
+    @property
+    def batch_bytes(self) -> int: ...
     def windows(self, epoch: int, window: int, start_batch: int = 0) -> Iterator[Any]: ...
 
 
@@ -175,9 +179,10 @@ class _Loop:
         elif window == AUTO_WINDOW:
             # Longer gains no speed; more than a sixteenth of an epoch learns worse (benchmarks).
             window = max(1, min(MAX_PIECE, batches.steps_per_epoch // 16))
+        longest = _longest_piece(batches)
         if synchronizer.every_batch:
-            window = MAX_PIECE
-        self.pieces = -(-window // MAX_PIECE)
+            window = longest
+        self.pieces = -(-window // longest)
         self.piece = -(-window // self.pieces)
         self.steps = 0
         self.rate: float | None = None
@@ -208,7 +213,8 @@ class _Loop:
             position = 0
             held_out = None
             if self.validation is not None:
-                held_out = self.learner.evaluate(self.validation.windows(0, 8))
+                pieces = self.validation.windows(0, _longest_piece(self.validation))
+                held_out = self.learner.evaluate(pieces)
             if self.settings.keep_state:
                 self.synchronizer.keep_state(self.learner, epoch + 1)
             self.synchronizer.end_epoch(
@@ -294,3 +300,9 @@ class _Loop:
         if rate is not None and rate != self.rate:
             self.learner.set_learning_rate(rate)
             self.rate = self.learning_rate = rate
+
+
+def _longest_piece(batches: BatchSource) -> int:
+    """Batches in one compiled call: a power of two, so that it divides :data:`MAX_PIECE`."""
+    fitting = PIECE_BYTES // max(1, batches.batch_bytes)
+    return min(MAX_PIECE, 1 << max(0, fitting.bit_length() - 1))

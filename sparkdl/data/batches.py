@@ -149,6 +149,11 @@ class Batches:
         """Batches in an epoch, the smaller last one included."""
         return self.plan.steps_per_epoch
 
+    @property
+    def batch_bytes(self) -> int:
+        """Bytes of a full batch, features, labels and weights; 0 without rows."""
+        return self.batch_size * self.rows.row_bytes
+
     def epoch(self, epoch: int, start_batch: int = 0) -> Iterator[Batch]:
         """The batches of an epoch one by one, from ``start_batch`` on."""
         for window in self.windows(epoch, 1, start_batch):

@@ -54,6 +54,15 @@ class Rows:
         """Whether the rows lie in memory rather than in a mapped file."""
         return self.storage.block_rows is None
 
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row as the model gets it; 0 without rows."""
+        first = self.slice(0, 1)
+        if not first.num_rows:
+            return 0
+        arrays = (*first.x.values(), *first.y.values(), *(first.sample_weight or {}).values())
+        return sum(array.nbytes for array in arrays)
+
     def take(self, indices: npt.ArrayLike) -> Batch:
         """The rows at ``indices``, in that order, as new arrays."""
         index: IndexArray = np.asarray(indices, np.int64)

@@ -41,7 +41,8 @@ class ServerStrategy:
         token: The run's secret.
         layout: Of the flat buffer.
         rule: Its worker half runs here.
-        overlap: Exchange one window while the next is trained.
+        overlap: Exchange one window while the next is trained; None where it pays, see
+            :class:`sparkdl.ps.synchronizer.WindowSynchronizer`.
         compression: The server's; None sends float32.
     """
 
@@ -49,7 +50,7 @@ class ServerStrategy:
     token: str
     layout: Layout
     rule: Rule
-    overlap: bool = False
+    overlap: bool | None = None
     compression: Compression | None = None
 
     @contextlib.contextmanager
@@ -92,7 +93,7 @@ class ServerStrategy:
 class ServerSynchronizer:
     """A worker's side of the server; see :class:`sparkdl.worker.Synchronizer`."""
 
-    def __init__(self, rule: Rule, client: Client, layout: Layout, overlap: bool) -> None:
+    def __init__(self, rule: Rule, client: Client, layout: Layout, overlap: bool | None) -> None:
         self._rule, self._client = rule, client
         self._gradients: GradientSynchronizer | None = None
         self._windows: WindowSynchronizer | None = None

@@ -7,6 +7,7 @@ against a server process, shared memory, or a scripted client in a test.
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,6 +15,11 @@ import numpy as np
 from sparkdl.errors import ConfigError
 from sparkdl.ps.rules.base import Rule
 from sparkdl.weights import FloatArray, Layout
+
+OVERLAP_FROM = 0.25
+"""Part of a worker's time that its exchanges take from which on they run beside the training."""
+_UNTIMED = 2
+"""First windows that are not timed: they compile."""
 
 
 class Commits(Protocol):
@@ -107,22 +113,25 @@ class WindowSynchronizer:
 
     With ``overlap`` the exchange of one window runs in a thread while the next is trained; then
     ``local = center + (local_now - local_at_push)``: the worker's own progress since the push is
-    kept on top of the center. Only for rules whose exchange is the base class's.
+    kept on top of the center. Only for rules whose exchange is the base class's. A delta then
+    counts one window later, so it is done only where it pays: on a slow network.
 
     Args:
         rule: Its ``exchange`` is called.
         client: Connected; has said HELLO.
         layout: Of the flat buffer.
-        overlap: Whether to exchange while training.
+        overlap: Whether to exchange while training; None measures, and begins with it when
+            exchanges take more than :data:`OVERLAP_FROM` of the time and the rule allows it.
 
     Raises:
         ConfigError: ``overlap`` with a rule that has an exchange of its own, or blocks.
     """
 
     def __init__(
-        self, rule: Rule, client: Commits, layout: Layout, *, overlap: bool = False
+        self, rule: Rule, client: Commits, layout: Layout, *, overlap: bool | None = None
     ) -> None:
-        if overlap and (type(rule).exchange is not Rule.exchange or rule.blocking):
+        can_overlap = type(rule).exchange is Rule.exchange and not rule.blocking
+        if overlap and not can_overlap:
             raise ConfigError(
                 f"rule {rule.name!r} cannot overlap its exchange with training",
                 expected="a non-blocking rule with the plain delta exchange",
@@ -131,10 +140,13 @@ class WindowSynchronizer:
             )
         self._rule = rule
         self._client = client
-        self._overlap = overlap
+        self.overlaps = bool(overlap)
+        self._measures = overlap is None and can_overlap
+        self._windows = 0
+        self._exchange_s = self._train_s = self._ended = 0.0
         self._local = np.zeros(layout.size, np.float32)
         self._base = np.zeros(layout.size, np.float32)
-        self._pushed = np.zeros(layout.size if overlap else 0, np.float32)
+        self._pushed = np.zeros(layout.size if overlap else 0, np.float32)  # or when it begins
         self._flight: threading.Thread | None = None
         self._error: BaseException | None = None
 
@@ -152,10 +164,13 @@ class WindowSynchronizer:
             learner: Its weights are read, and replaced.
             progress: A :class:`sparkdl.ps.client.Progress`.
         """
-        if not self._overlap:
+        if not self.overlaps:
+            began = time.perf_counter()
             learner.read_weights(self._local)
             self._rule.exchange(self._local, self._base, _Peer(self._client, progress))
             learner.write_weights(self._local)
+            if self._measures:
+                self._measure(began, time.perf_counter())
             return
         self._land(learner)  # the exchange of the window before
         learner.read_weights(self._pushed)
@@ -168,6 +183,17 @@ class WindowSynchronizer:
     def drain(self, learner: WeightsLearner) -> None:
         """Ends an exchange that is under way; to be called at an epoch's end, and at the end."""
         self._land(learner)
+
+    def _measure(self, began: float, ended: float) -> None:
+        """Notes the last window's times; older ones count less and less."""
+        if self._windows >= _UNTIMED:
+            self._train_s = 0.7 * self._train_s + began - self._ended
+            self._exchange_s = 0.7 * self._exchange_s + ended - began
+        self._windows, self._ended = self._windows + 1, ended
+        share = self._exchange_s / max(self._exchange_s + self._train_s, 1e-9)
+        if self._windows >= _UNTIMED + 4 and share > OVERLAP_FROM:
+            self.overlaps, self._measures = True, False
+            self._pushed = np.zeros_like(self._local)
 
     def _fly(self, progress: Any) -> None:
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import socket
 import threading
 import uuid
 from collections.abc import Callable
@@ -128,10 +129,21 @@ def _local_slots(master: str, task_cpus: str) -> int | None:
 def default_parallelism(spark: Any) -> int:
     """Cores that Spark was given, the number of workers if the user names none."""
     if is_connect(spark):
-        return 2
-    context = spark.sparkContext
-    cpus = int(context.getConf().get("spark.task.cpus", "1"))
-    return max(1, int(context.defaultParallelism) // cpus)
+        cores = _range_partitions(spark)
+        cpus = int(spark.conf.get("spark.task.cpus", "1") or "1")
+    else:
+        cores = int(spark.sparkContext.defaultParallelism)
+        cpus = int(spark.sparkContext.getConf().get("spark.task.cpus", "1"))
+    return max(1, cores // cpus)
+
+
+def _range_partitions(spark: Any) -> int:
+    """Into how many parts Spark cuts a range by itself: one for each core (a small job)."""
+    from pyspark.sql import functions
+
+    spark.range(1).count()  # executors register when there is something to do
+    last = functions.max(functions.spark_partition_id())
+    return 1 + int(spark.range(1 << 16).agg(last).collect()[0][0])
 
 
 def is_local(spark: Any) -> bool:
@@ -142,12 +154,33 @@ def is_local(spark: Any) -> bool:
 
 
 def driver_address(spark: Any) -> tuple[str, str]:
-    """``(bind, advertised)`` addresses for a server on the driver: the narrowest that works."""
+    """``(bind, advertised)`` addresses for a server on the driver: the narrowest that works.
+
+    Raises:
+        ResourceError: This is a Spark Connect client, and Spark's driver is another machine.
+    """
     if is_local(spark):
         return "127.0.0.1", "127.0.0.1"
     host = str(spark.conf.get("spark.driver.host", "127.0.0.1"))
     bind = str(spark.conf.get("spark.driver.bindAddress", host))
+    if is_connect(spark) and not _can_bind(bind):
+        raise ResourceError(
+            "the parameter server runs here, and executors are not known to reach this client",
+            expected="a session on the cluster's driver, or server_address",
+            received=f"a Spark Connect client; Spark's driver is {host}",
+            hint="mode='allreduce' works from here; or SparkModel(..., server_bind=..., "
+            "server_address=<an address of this machine that executors reach>)",
+        )
     return bind, host
+
+
+def _can_bind(host: str) -> bool:
+    with contextlib.suppress(OSError):
+        family, *_, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.bind(address)
+            return True
+    return False
 
 
 class Stage:

@@ -94,6 +94,8 @@ class FitMonitor:
         while self._epoch < self._epochs:
             epoch = progress.epochs.get(self._epoch)
             if epoch is None:
+                if self._bar is not None:
+                    self._bar.wait(progress.joined)
                 break
             if epoch.missing:
                 self._show(epoch, progress)
@@ -110,6 +112,8 @@ class FitMonitor:
         if self._bar is None and not self.has_callbacks:
             return
         if epoch.batches <= self._batch or not epoch.metrics.size:
+            if self._bar is not None and not self._batch:
+                self._bar.wait(progress.joined)
             return
         self._batch = epoch.batches
         logs = self._logs(epoch.metrics)
@@ -117,7 +121,10 @@ class FitMonitor:
             self.callbacks.on_train_batch_begin(self._batch - 1)
             self.callbacks.on_train_batch_end(self._batch - 1, logs)
         if self._bar is not None:
-            self._bar.show(epoch.batches, progress.batches_per_epoch, logs, self._speed.rate)
+            self._bar.show(
+                epoch.batches, progress.batches_per_epoch, logs,
+                self._speed.rate, progress.staleness,
+            )  # fmt: skip
 
     def _end_epoch(self, epoch: EpochProgress, progress: RunProgress) -> list[dict[str, Any]]:
         logs = self._logs(epoch.metrics)
@@ -127,7 +134,7 @@ class FitMonitor:
             self._bring_weights()
         number = self._epoch
         if self._bar is not None:
-            self._bar.end(progress.batches_per_epoch, logs, self._speed.rate)
+            self._bar.end(progress.batches_per_epoch, logs, self._speed.rate, progress.staleness)
         self.callbacks.on_epoch_end(number, logs)
         if not self.stopped_inside:
             self._epoch += 1
@@ -196,7 +203,7 @@ class _Speed:
 
 
 class _Bar:
-    """One line per epoch: steps, metrics and the rows per second of all workers.
+    """One line per epoch: steps, metrics, rows per second of all workers, and staleness.
 
     Keras' Progbar shows seconds per step and the time left from when it was made; here several
     epochs may end between two looks, so those figures would mislead.
@@ -211,18 +218,30 @@ class _Bar:
         if self._live:
             print(self._title, flush=True)
 
-    def show(self, batches: int, target: int, logs: dict[str, Any], rate: float) -> None:
+    def wait(self, joined: int) -> None:
+        """Before the first step: how many workers are there."""
         if self._live:
-            self._write("\r" + self._line(min(batches, target), target, logs, rate), "")
+            self._write(f"\r{joined or 'no'} worker{'s' * (joined != 1)} yet", "")
 
-    def end(self, target: int, logs: dict[str, Any], rate: float) -> None:
-        line = self._line(target, target, logs, rate)
+    def show(
+        self, batches: int, target: int, logs: dict[str, Any], rate: float, staleness: float
+    ) -> None:
+        if self._live:
+            line = self._line(min(batches, target), target, logs, rate, staleness)
+            self._write(f"\r{line}", "")
+
+    def end(self, target: int, logs: dict[str, Any], rate: float, staleness: float) -> None:
+        line = self._line(target, target, logs, rate, staleness)
         self._write(f"\r{line}" if self._live else f"{self._title} {line}", "\n")
 
-    def _line(self, batches: int, target: int, logs: dict[str, Any], rate: float) -> str:
+    def _line(
+        self, batches: int, target: int, logs: dict[str, Any], rate: float, staleness: float
+    ) -> str:
         parts = [f"{k}: {v:.4f}" for k, v in logs.items() if isinstance(v, float)]
         if rate:
             parts.append(f"{rate:,.0f} rows/s")
+        if staleness:
+            parts.append(f"staleness {staleness:.1f}")
         text = " - ".join(parts)
         if self._verbose == 2:
             return f"- {text}"

@@ -13,6 +13,7 @@ import numpy as np
 from sparkdl.config import AUTO_WINDOW, EPOCH_WINDOW
 from sparkdl.errors import ConfigError
 from sparkdl.history import EpochProgress, RunProgress
+from sparkdl.learner.ensemble import require_cloneable
 from sparkdl.learner.local_optimizer import adopt_optimizer
 from sparkdl.ps.client import DriverClient
 from sparkdl.ps.codecs import Codec
@@ -75,12 +76,6 @@ def choose_rule(mode: str, frequency: str | int, rule: Any) -> tuple[Rule, int]:
             received=repr(chosen.name),
             hint="mode='asynchronous' takes every rule that does not wait",
         )
-    if chosen.independent:
-        raise ConfigError(
-            f"rule {chosen.name!r} trains models that never meet, which fit cannot return yet",
-            expected="a rule that leads to one model",
-            received=repr(chosen.name),
-        )
     if chosen.payload == "gradient":
         if frequency not in ("auto", "batch", 1):
             raise ConfigError(
@@ -123,7 +118,14 @@ class ServerRecipe:
         return True
 
     def prepare(self, model: Any, num_workers: int) -> None:
-        """Gives the model the optimizer that the rule wants, if it wants one."""
+        """Gives the model the optimizer that the rule wants, if it wants one.
+
+        Raises:
+            ConfigError: The model's optimizer cannot be what the rule wants.
+            ModelError: No ensemble can be made of the model.
+        """
+        if self.rule.independent:
+            require_cloneable(model)
         adopt_optimizer(model, self.rule.local_optimizer())
 
     def start(
@@ -166,7 +168,10 @@ class ServerRun:
         max_state_bytes: int | None = None,
     ) -> Iterator[Future[ServerRun]]:
         """Starts the server's process in the background; ends it with everything it holds."""
-        bind, advertised = driver_address(spark)
+        bind, advertised = options.bind, options.advertised
+        if bind is None:
+            bind, reachable = driver_address(spark)
+            advertised = advertised or reachable
         rule = rule.bind(num_workers)
         config = ServerConfig(
             layout,
@@ -174,8 +179,8 @@ class ServerRun:
             num_workers,
             mode=options.transport,  # type: ignore[arg-type]
             port=options.port,
-            bind_address=options.bind or bind,
-            advertised_address=options.advertised or (None if options.bind else advertised),
+            bind_address=bind,
+            advertised_address=advertised,
             settings=Settings(
                 num_workers,
                 lease_s=options.worker_timeout_s,
@@ -279,7 +284,6 @@ def parse_status(status: dict[str, Any], num_workers: int, *, in_step: bool) -> 
         batches_per_epoch=sum(per_epoch),
         rows=sum(int(w.get("rows") or 0) for w in workers),
         joined=len(workers),
-        finished=sum(bool(w.get("finished")) for w in workers),
         failure=status.get("failure"),
         staleness=stale / commits if commits else 0.0,
     )

@@ -41,7 +41,13 @@ def test_importing_the_package_is_fast_and_loads_no_framework() -> None:
 def test_the_public_face_is_what_the_design_names() -> None:
     import sparkdl
 
-    assert set(sparkdl.__all__) == {"SparkDLError", "SparkModel", "load_spark_model"}
+    named = {"HorovodRunner", "SparkDLError", "SparkModel", "load_spark_model", "run"}
+    within_run = {
+        "BroadcastCallback", "DistributedOptimizer", "LogCallback", "MetricAverageCallback",
+        "communicator", "log_to_driver",
+    }  # fmt: skip
+    assert set(sparkdl.__all__) == named | within_run
+    assert all(getattr(sparkdl, name) for name in sparkdl.__all__)
     with pytest.raises(AttributeError, match="no attribute 'SparkModle'"):
         _ = sparkdl.SparkModle
 

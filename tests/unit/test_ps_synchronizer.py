@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -151,6 +152,29 @@ def test_overlap_with_others_gets_their_part() -> None:
         trained = slice(0, LAYOUT.trained_size)
         np.testing.assert_allclose(made[0].pull()[trained], 44)
         np.testing.assert_allclose(learners[1].weights[trained], 44)
+
+
+@pytest.mark.parametrize(("exchange_s", "begins"), [(0.03, True), (0.0, False)])
+def test_overlap_begins_where_exchanges_take_long(exchange_s: float, begins: bool) -> None:
+    with clients(Downpour(), 1) as ([client], _):
+        client.hello()
+        learner, sync = Learner(), WindowSynchronizer(Downpour(), client, LAYOUT)
+        sync.start(learner)
+        quick = client.push_pull
+
+        def push_pull(progress: Any) -> Any:
+            time.sleep(exchange_s)
+            return quick(progress)
+
+        client.push_pull = push_pull
+        for window in range(1, 13):
+            time.sleep(0.02)
+            learner.weights += 1
+            sync.after_window(learner, replace(STEP, batch=window))
+        sync.drain(learner)
+        assert sync.overlaps == begins
+        np.testing.assert_allclose(learner.weights, 12)
+        np.testing.assert_allclose(client.pull(), 12)
 
 
 def test_overlap_raises_in_the_training_thread() -> None:

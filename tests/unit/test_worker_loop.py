@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sparkdl import worker
 from sparkdl.config import AUTO_WINDOW, EPOCH_WINDOW, LoopSettings
 from sparkdl.data import Batches, rows_from_numpy
 from sparkdl.worker import Report, Start, train
@@ -158,3 +159,17 @@ def test_a_learning_rate_from_the_driver_is_set_once() -> None:
     learner, _ = run(40, 1, epochs=2, sync=sync)
     assert learner.rates == [0.01]
     assert sync.exchanges[-1].learning_rate == 0.01
+
+
+@pytest.mark.parametrize(("width", "longest"), [(10, 16), (10_000, 3), (100_000, 1)])
+def test_large_rows_make_short_calls(
+    width: int, longest: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "PIECE_BYTES", 1 << 20)
+    rows = rows_from_numpy(np.zeros((40, width), np.float32), np.zeros(40, np.float32))
+    learner, synchronizer = Learner(), Synchronizer()
+    batches = Batches(rows, 8, shuffle=False)
+    train(learner, synchronizer, batches, LoopSettings(1, window=40, shuffle=False))
+    assert sum(learner.rows) == 40
+    assert max(learner.rows) <= longest * 8
+    assert len(synchronizer.exchanges) == 1  # the calls are shorter, the window is not
