@@ -8,6 +8,7 @@ from typing import Any
 
 from sparkdl.errors import DataError
 from sparkdl.learner import keras_base
+from sparkdl.learner.metrics import check_metrics_add_up
 from sparkdl.learner.signature import model_signature
 from sparkdl.spark.sources import Source
 
@@ -29,6 +30,7 @@ def prepare_metrics(model: Any, source: Source) -> None:
 
     Raises:
         DataError: The model cannot take these columns.
+        ModelError: A metric's variables must not be summed.
     """
     spec = source.spec
     x, y, weights = (
@@ -45,6 +47,7 @@ def prepare_metrics(model: Any, source: Source) -> None:
             received=f"{type(error).__name__}: {error}",
             hint="try model.fit on a few rows as NumPy arrays",
         ) from error
+    check_metrics_add_up(model, x, spec.labels)
 
 
 def _shapes(specs: Mapping[str, Any]) -> str:
