@@ -1,0 +1,385 @@
+"""Workers and servers as processes on hosts with slow links, for the benchmarks that need them.
+
+The workers stay up from one job to the next. A job trains a real model through the library's own
+loop, over a parameter server or the built-in communicator's ring, and notes when each exchange
+was over. Hosts are network namespaces where those are permitted (see ``limited_network``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+import secrets
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+sys.path.insert(0, os.path.dirname(__file__))
+import datasets
+import numpy as np
+import workload
+from limited_network import LimitedNetwork, Relay
+
+LENGTH = struct.Struct("<Q")
+LARGE = (784, 2560, 4096, 3072, 10)
+"""Units of a network of 25.1 million values (100 MB)."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What the workers train.
+
+    Args:
+        sizes: Units of a network of dense layers, on made-up rows; empty for the CNN on MNIST.
+        workers: Taking part, from rank 0 on.
+        rule: Of the server; None for all-reduce over the ring.
+        codec: Of the server's exchanges.
+        window: Batches between two exchanges.
+        epochs: Of ``batches`` batches on each worker.
+        batches: Per epoch.
+        batch_size: Rows.
+        alone: Only what a worker does by itself, with ``'delta'`` or ``'gradient'`` exchanges.
+    """
+
+    sizes: tuple[int, ...]
+    workers: int
+    rule: Any = None
+    codec: Any = None
+    window: int = 1
+    epochs: int = 1
+    batches: int = 4
+    batch_size: int = 16
+    alone: str = ""
+
+
+@dataclass(frozen=True)
+class Told:
+    """What one worker tells of a job.
+
+    Args:
+        steps: Times of the start and of the end of each exchange.
+        moved: Bytes (sent, received) until then; over the server only.
+        transport: Name of the transport in use.
+    """
+
+    steps: list[float]
+    moved: list[list[int]]
+    transport: str
+
+
+def make_model(sizes: tuple[int, ...]) -> Any:
+    """A network of dense layers with plain SGD; without sizes the CNN of MNIST with Adam."""
+    import keras
+
+    if not sizes:
+        return datasets.mnist_model()
+    keras.utils.set_random_seed(1)
+    layers: list[Any] = [keras.Input((sizes[0],))]
+    layers += [keras.layers.Dense(n, activation="relu") for n in sizes[1:-1]]
+    model = keras.Sequential([*layers, keras.layers.Dense(sizes[-1], activation="softmax")])
+    model.compile(keras.optimizers.SGD(0.01), "sparse_categorical_crossentropy")
+    return model
+
+
+def rows_of(job: Job, rank: int) -> tuple[np.ndarray, np.ndarray]:
+    """A worker's rows."""
+    count = job.batches * job.batch_size
+    if job.sizes:
+        return workload.make_data(count, seed=rank)
+    x, y, _, _ = datasets.mnist()
+    return x[rank :: job.workers][:count], y[rank :: job.workers][:count]
+
+
+# -- the processes --------------------------------------------------------------------------------
+
+
+def be_server() -> None:
+    """Serves until stdin closes; prints its address."""
+    from sparkdl.ps.server import Server
+    from sparkdl.ps.server.listeners import Listeners
+
+    config, center = _read_object()
+    listeners = Listeners.bind(config, None)
+    with Server(config, center, listeners) as server:
+        print(json.dumps([server.address.host, server.address.port]), flush=True)
+        sys.stdin.buffer.read()
+
+
+def be_worker() -> None:
+    """Trains jobs from stdin; prints one line for each."""
+    import tensorflow as tf
+
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    from sparkdl.config import LoopSettings
+    from sparkdl.data import Batches, rows_from_numpy
+    from sparkdl.learner import make_learner
+    from sparkdl.worker import train
+
+    learners: dict[tuple[int, ...], Any] = {}
+    directory = sys.argv[2]
+    while (given := _read_object()) is not None:
+        job, meeting, rank = given
+        if job.sizes not in learners:
+            learners.clear()  # large ones need the memory
+            learner = make_learner(make_model(job.sizes))
+            learners[job.sizes] = learner, learner.optimizer_state()
+        learner, fresh = learners[job.sizes]
+        learner.load_optimizer_state(fresh)
+        rows = rows_from_numpy(*rows_of(job, rank))
+        batches = Batches(rows, job.batch_size, rank=rank)
+        settings = LoopSettings(epochs=job.epochs, batch_size=job.batch_size, window=job.window)
+        with _synchronizer(job, meeting, rank, learner.layout) as inner:
+            timed = _Timed(inner)
+            train(
+                learner, timed, batches, settings, num_rows=len(rows), num_workers=job.workers
+            )  # fmt: skip
+        flat = np.empty(learner.layout.size, np.float32)
+        learner.read_weights(flat)
+        np.save(f"{directory}/{rank}.npy", flat)
+        print(json.dumps([timed.steps, timed.moved, timed.transport]), flush=True)
+
+
+@contextlib.contextmanager
+def _synchronizer(job: Job, meeting: Any, rank: int, layout: Any) -> Iterator[Any]:
+    if job.alone:
+        yield _Alone(job.alone, layout)
+    elif job.rule is not None:
+        with meeting.open(_Identity(rank), layout) as synchronizer:
+            yield synchronizer
+    else:
+        from sparkdl.collective.builtin import BuiltinConnector
+        from sparkdl.collective.member import Member
+        from sparkdl.collective.strategy import AllReduceSynchronizer
+
+        host, token = meeting
+        options = {"bind_host": host} if host else {"advertised_host": "127.0.0.1"}
+        connector = BuiltinConnector(rank, host_id=str(rank), **options)
+        print(connector.prepare().to_json(), flush=True)
+        members = [Member.from_json(text) for text in _read_object()]
+        with connector.connect(members, token) as communicator:
+            yield AllReduceSynchronizer(communicator, layout)
+
+
+@dataclass(frozen=True)
+class _Identity:
+    rank: int
+    attempt: int = 0
+
+
+class _Alone:
+    """A synchronizer that does a worker's own part of each exchange, and talks to nobody."""
+
+    every_batch = stopped = False
+    learning_rate = None
+    transport = "none"
+    bytes_sent = bytes_received = 0
+
+    def __init__(self, payload: str, layout: Any) -> None:
+        self._payload = payload
+        self._flat, self._other = (np.zeros(layout.size, np.float32) for _ in range(2))
+
+    def start(self, learner: Any, rows: int, batches: int, windows: int) -> Any:
+        from sparkdl.worker import Start
+
+        return Start()
+
+    def train(self, learner: Any, window: Any, report: Any) -> None:
+        if self._payload == "gradient":
+            learner.gradients(window, self._flat)
+            learner.apply_gradients(self._flat)
+            return
+        learner.train(window)
+        learner.read_weights(self._flat)
+        np.subtract(self._flat, self._other, out=self._other)
+        np.copyto(self._other, self._flat)
+        learner.write_weights(self._flat)
+
+    train_on = train
+
+    def end_epoch(self, *given: Any) -> None:
+        pass
+
+    def finish(self, learner: Any) -> None:
+        pass
+
+
+class _Timed:
+    """A synchronizer that notes when each exchange was over, and what it moved."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+        self.steps: list[float] = []
+        self.moved: list[tuple[int, int]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def start(self, *given: Any) -> Any:
+        started = self._inner.start(*given)
+        self._note()
+        return started
+
+    def train(self, learner: Any, window: Any, report: Any) -> None:
+        """One exchange; a window that has one in each batch is trained batch by batch."""
+        from sparkdl.learner.keras_base import split_window
+
+        if not self._inner.every_batch:
+            self._inner.train(learner, window, report)
+            self._note()
+            return
+        for batch in split_window(window):
+            self._inner.train(learner, batch, report)
+            self._note()
+
+    def _note(self) -> None:
+        sent = getattr(self._inner, "bytes_sent", 0), getattr(self._inner, "bytes_received", 0)
+        self.steps.append(time.perf_counter())
+        self.moved.append(sent)
+
+
+def _read_object() -> Any:
+    head = sys.stdin.buffer.read(LENGTH.size)
+    if len(head) < LENGTH.size:
+        return None
+    return pickle.loads(sys.stdin.buffer.read(LENGTH.unpack(head)[0]))
+
+
+def _send_object(process: subprocess.Popen[bytes], value: Any) -> None:
+    text = pickle.dumps(value)
+    assert process.stdin is not None
+    process.stdin.write(LENGTH.pack(len(text)) + text)
+    process.stdin.flush()
+
+
+def _read_line(process: subprocess.Popen[bytes]) -> str:
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    if not line:
+        raise RuntimeError(f"a process of the benchmark ended: {process.args}")
+    return line.decode()
+
+
+class Hosts:
+    """Where a server and some workers run; a context manager.
+
+    Args:
+        workers: Most workers of any job.
+        mbit: Rate of each host's link, in each direction.
+        relay: Limit by a relay beside the server even where namespaces are permitted.
+        directory: For the workers' final weights, ``<rank>.npy``.
+    """
+
+    def __init__(self, workers: int, mbit: float, directory: str, relay: bool = False) -> None:
+        self.network: LimitedNetwork | None = None
+        self.directory = Path(directory)
+        self._mbit, self._stack = mbit, contextlib.ExitStack()
+        self.description = f"a relay before the server that forwards at {mbit:g} Mbit/s"
+        if not relay:
+            try:
+                self.network = self._stack.enter_context(LimitedNetwork(workers + 1, mbit))
+                self.description = f"network namespaces, links of {mbit:g} Mbit/s (tc tbf)"
+            except PermissionError as error:
+                print(f"({error})")
+        self._workers = [self._spawn("worker", rank + 1) for rank in range(workers)]
+
+    def __enter__(self) -> Hosts:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    def _spawn(self, role: str, host: int) -> subprocess.Popen[bytes]:
+        prefix = [] if self.network is None else self.network.command(host)
+        process = subprocess.Popen(
+            [*prefix, sys.executable, os.path.abspath(__file__), role, str(self.directory)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        )  # fmt: skip
+        self._stack.callback(_end, process)
+        return process
+
+    def run(self, job: Job) -> list[Told]:
+        """What each worker tells of the job."""
+        workers = self._workers[: job.workers]
+        if job.alone:
+            meetings: list[Any] = [None] * job.workers
+            return self._finish(job, workers, meetings)
+        if job.rule is not None:
+            return self._run_with_server(job, workers)
+        token = secrets.token_bytes(32)
+        hosts = [
+            "" if self.network is None else self.network.address(rank + 1)
+            for rank in range(job.workers)
+        ]
+        for rank, worker in enumerate(workers):
+            _send_object(worker, (job, (hosts[rank], token), rank))
+        members = [_read_line(worker) for worker in workers]
+        for worker in workers:
+            _send_object(worker, members)
+        return [Told(*json.loads(_read_line(worker))) for worker in workers]
+
+    def _finish(self, job: Job, workers: list[Any], meetings: list[Any]) -> list[Told]:
+        for rank, worker in enumerate(workers):
+            _send_object(worker, (job, meetings[rank], rank))
+        return [Told(*json.loads(_read_line(worker))) for worker in workers]
+
+    def _run_with_server(self, job: Job, workers: list[Any]) -> list[Told]:
+        from sparkdl.learner.keras_base import model_layout, read_model
+        from sparkdl.ps.server import ServerConfig
+        from sparkdl.ps.state import Settings
+        from sparkdl.ps.strategy import ServerStrategy
+
+        model = make_model(job.sizes)
+        layout = model_layout(model)
+        rule = job.rule.bind(job.workers)
+        codec = None if job.codec is None else job.codec.bind(job.workers)
+        config = ServerConfig(
+            layout, rule, job.workers, mode="socket", codec=codec,
+            settings=Settings(job.workers, gather=job.workers),
+        )  # fmt: skip
+        with self._server(config, read_model(model, layout)) as address:
+            strategy = ServerStrategy(
+                address, config.token, layout, rule, compression=config.compression()
+            )
+            return self._finish(job, workers, [strategy] * job.workers)
+
+    @contextlib.contextmanager
+    def _server(self, config: Any, center: np.ndarray) -> Iterator[Any]:
+        from sparkdl.ps.transports.address import Address
+
+        if self.network is not None:
+            config = replace(config, bind_address=self.network.address(0))
+        process = self._spawn("server", 0)
+        _send_object(process, (config, center))
+        host, port = json.loads(_read_line(process))
+        relay = None if self.network is not None else Relay(port, self._mbit)
+        try:
+            yield Address("", host, port if relay is None else relay.port, mode="socket")
+        finally:
+            _end(process)
+            if relay is not None:
+                relay.close()
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Closes its input, and kills it if that does not end it."""
+    for stream in (process.stdin, process.stdout):
+        if stream is not None:
+            with contextlib.suppress(OSError):
+                stream.close()
+    try:
+        process.wait(10)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait(10)
+
+
+if __name__ == "__main__":
+    be_server() if sys.argv[1] == "server" else be_worker()

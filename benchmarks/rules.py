@@ -1,0 +1,419 @@
+"""Every update rule against plain Keras at equal epochs: MNIST (CNN) and a9a (two layers).
+
+    python benchmarks/rules.py [--tasks mnist a9a] [--workers 2 4] [--seeds 3] [--only RULE ...]
+                               [--limit-s 450] [--results FILE] [--table] [--quick]
+
+Workers are threads of this process over a real server, or real all-reduce rules: no Spark (see
+``worker_threads``). Finished runs are lines of a JSON file, and are not run again; ``--limit-s``
+ends a portion early, ``--table`` only prints.
+
+Each rule has its own default window. Rules that add up the workers' changes train Keras' batch on
+each worker; rules that average them share it (batch / workers each), so that in both cases an
+epoch moves the model by as many steps as Keras' epoch. Rules that need an optimizer of their own
+stand against plain Keras with it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+sys.path.insert(0, os.path.dirname(__file__))
+import datasets
+import numpy as np
+import worker_threads
+import workload
+
+RESULTS = Path(__file__).resolve().parent.parent / "build" / "rules.jsonl"
+MARKS_PER_EPOCH = 8
+
+
+@dataclass(frozen=True)
+class Task:
+    """A data set and its network; ``metric`` is ``'accuracy'`` or ``'auc'``."""
+
+    load: Any
+    make: Any
+    metric: str
+    rows: int
+    epochs: int
+    batch: int
+
+
+TASKS = {
+    "mnist": Task(datasets.mnist, datasets.mnist_model, "accuracy", 8_000, 5, 32),
+    "a9a": Task(datasets.a9a, datasets.a9a_model, "auc", 26_000, 3, 64),
+}
+OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "adam": ("Adam", {"learning_rate": 1e-3}),
+    "adamw": ("AdamW", {"learning_rate": 1e-3}),
+    "rmsprop": ("RMSprop", {"learning_rate": 1e-3}),
+    "adagrad": ("Adagrad", {"learning_rate": 0.05}),
+    "sgd": ("SGD", {"learning_rate": 0.1}),
+    "nesterov": ("SGD", {"learning_rate": 0.01, "momentum": 0.9, "nesterov": True}),
+}
+OWN_OPTIMIZER = {
+    **{name: name for name in ("sgd", "adagrad", "rmsprop", "adamw")},
+    **dict.fromkeys(("dc_asgd", "gap_aware", "downpour_adagrad"), "sgd"),
+    "eamsgd": "nesterov",
+}
+ADDING = {
+    "downpour", "downpour_adagrad", "hogwild", "adag", "experimental", "dc_asgd", "gap_aware",
+    "sgd", "adagrad", "rmsprop", "adam", "adamw", "single", "ensemble",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row of the table."""
+
+    family: str
+    rule: str
+    window: str = "default"
+
+    @property
+    def optimizer(self) -> str:
+        return OWN_OPTIMIZER.get(self.rule, "adam") if self.family == "server" else "adam"
+
+    @property
+    def label(self) -> str:
+        return self.rule + (" (automatic window)" if self.window == "auto" else "")
+
+    def batch(self, task: Task, workers: int) -> int:
+        shares = not (self.family == "server" and self.rule in ADDING)
+        return task.batch // workers if shares else task.batch
+
+
+def all_cases() -> list[Case]:
+    """The defaults of the modes first."""
+    from sparkdl.collective.rules import rule_names as all_reduce_names
+    from sparkdl.ps.rules import rule_names as server_names
+
+    cases = [Case("server", "downpour", "auto"), Case("server", "hogwild", "auto")]
+    cases += [Case("server", name) for name in server_names()]
+    return cases + [Case("allreduce", name) for name in all_reduce_names()]
+
+
+class Bench:
+    """One task: its data, its learners (compiled once) and how a model is judged."""
+
+    def __init__(self, name: str, rows: int | None = None) -> None:
+        self.name, self.task = name, TASKS[name]
+        x, y, self.x_test, self.y_test = self.task.load()
+        self.x, self.y = x[:rows], y[:rows]
+        self._learners: dict[tuple[str, int], tuple[Any, list[np.ndarray]]] = {}
+        self._starts: dict[int, list[np.ndarray]] = {}
+
+    def learners(self, optimizer: str, count: int, seed: int, rule: Any = None) -> list[Any]:
+        """Fresh learners with equal weights, drawn from ``seed``."""
+        import keras
+
+        from sparkdl.learner import make_learner
+        from sparkdl.learner.local_optimizer import adopt_optimizer
+
+        wanted = None if rule is None else rule.local_optimizer()
+        key = optimizer if wanted is None else f"{optimizer} {wanted}"
+        made = []
+        for rank in range(count):
+            if (key, rank) not in self._learners:
+                model = self.task.make()
+                compile_with(model, optimizer)
+                adopt_optimizer(model, wanted)
+                learner = make_learner(model)
+                kept = [np.array(v.numpy()) for v in model.optimizer.variables]
+                worker_threads.warm_up(learner, self.x, self.y)
+                self._learners[key, rank] = learner, kept
+            learner, kept = self._learners[key, rank]
+            if seed not in self._starts:
+                keras.utils.set_random_seed(seed)
+                self._starts[seed] = keras.models.clone_model(learner.model).get_weights()
+            learner.model.set_weights(self._starts[seed])
+            for variable, value in zip(learner.model.optimizer.variables, kept, strict=True):
+                variable.assign(value)
+            learner.reset_metrics()
+            learner.reload()
+            made.append(learner)
+        return made
+
+    def judge(self, weights: list[np.ndarray]) -> tuple[float, float]:
+        """Test metric and test loss of a model, or of the mean prediction of several."""
+        (learner,) = self.learners("adam", 1, 0)
+        name = next(iter(names_of(learner)))
+        outputs = []
+        for flat in weights:
+            learner.write_weights(flat)
+            outputs.append(np.asarray(next(iter(learner.predict({name: self.x_test}).values()))))
+        p = np.clip(np.mean(outputs, axis=0), 1e-7, 1 - 1e-7)
+        if self.task.metric == "auc":
+            p = p.ravel()
+            y = self.y_test
+            return auc(p, y), float(-np.mean(y * np.log(p) + (1 - y) * np.log(1 - p)))
+        right = float(np.mean(p.argmax(1) == self.y_test))
+        return right, float(-np.mean(np.log(p[np.arange(len(p)), self.y_test])))
+
+    def plain(self, optimizer: str, seed: int, epochs: int) -> dict[str, Any]:
+        """``model.fit`` in one process."""
+        import keras
+
+        (learner,) = self.learners(optimizer, 1, seed)
+        model, batch = learner.model, self.task.batch
+        every = max(1, len(self.x) // batch // MARKS_PER_EPOCH)
+        curve = []
+        flat = np.empty(learner.layout.size, np.float32)
+
+        class Keep(keras.callbacks.Callback):
+            steps = 0
+
+            def on_train_batch_end(self, index: int, logs: Any = None) -> None:
+                self.steps += 1
+                if self.steps % every == 0:
+                    learner.reload()
+                    learner.read_weights(flat)
+                    curve.append((self.steps * batch, flat.copy()))
+
+        keras.utils.set_random_seed(seed)
+        order = np.random.default_rng(seed).permutation(len(self.x))
+        started = time.perf_counter()
+        model.fit(
+            self.x[order], self.y[order], batch_size=batch, epochs=epochs, verbose=0,
+            callbacks=[Keep()],
+        )  # fmt: skip
+        seconds = time.perf_counter() - started
+        learner.reload()
+        learner.read_weights(flat)
+        return self._line([flat], curve, 0.0, seconds, epochs, batch)
+
+    def run(self, case: Case, workers: int, seed: int, epochs: int) -> dict[str, Any]:
+        """One run of a rule."""
+        import keras
+
+        from sparkdl.collective.rules import make_rule as make_all_reduce
+        from sparkdl.ps.rules import make_rule as make_server
+
+        server = case.family == "server"
+        rule: Any = (make_server if server else make_all_reduce)(case.rule)
+        batch = case.batch(self.task, workers)
+        learners = self.learners(case.optimizer, workers, seed, rule if server else None)
+        share = len(self.x) // workers
+        order = np.random.default_rng(seed).permutation(len(self.x))
+        parts = [(self.x[cut], self.y[cut]) for cut in np.split(order[: share * workers], workers)]
+        options: dict[str, Any] = {
+            "epochs": epochs, "batch_size": batch, "seed": seed,
+            "mark": len(self.x) // MARKS_PER_EPOCH,
+            "window": -1 if case.window == "auto" else rule.default_window,
+        }  # fmt: skip
+        if server:
+            outcome = worker_threads.run_with_server(learners, parts, rule, **options)
+        else:
+            config = keras.optimizers.serialize(learners[0].model.optimizer)
+            outcome = worker_threads.run_with_all_reduce(learners, parts, rule, config, **options)
+        return self._line(
+            outcome.weights, outcome.curve, outcome.bytes_per_worker / epochs, outcome.seconds,
+            epochs, batch,
+        )  # fmt: skip
+
+    def _line(
+        self, weights: Any, curve: Any, moved: float, seconds: float, epochs: int, batch: int
+    ) -> dict[str, Any]:
+        metric, loss = self.judge(weights)
+        losses = [(rows, round(self.judge([flat])[1], 4)) for rows, flat in curve]
+        return {
+            "metric": metric, "loss": loss, "curve": losses, "bytes_per_epoch": moved,
+            "seconds": round(seconds, 2), "epochs": epochs, "batch": batch,
+        }  # fmt: skip
+
+
+def compile_with(model: Any, optimizer: str) -> None:
+    """Compiles ``model`` anew with one of ``OPTIMIZERS``; its loss and metrics stay."""
+    import keras
+
+    name, options = OPTIMIZERS[optimizer]
+    settings = dict(model._compile_config.config)
+    settings["optimizer"] = getattr(keras.optimizers, name)(**options)
+    if settings.get("metrics"):
+        settings["metrics"] = None
+    model.compile(**settings)
+
+
+def names_of(learner: Any) -> list[str]:
+    return [tensor.name for tensor in learner.model.inputs]
+
+
+def auc(scores: np.ndarray, labels: np.ndarray) -> float:
+    """Area under the ROC curve: the share of pairs in the right order, ties counted half.
+
+    >>> auc(np.array([0.1, 0.4, 0.35, 0.8]), np.array([0, 0, 1, 1]))
+    0.75
+    """
+    _, inverse, counts = np.unique(scores, return_inverse=True, return_counts=True)
+    ranks = np.cumsum(counts) - (counts - 1) / 2
+    positive = labels > 0.5
+    n, p = int((~positive).sum()), int(positive.sum())
+    return float((ranks[inverse][positive].sum() - p * (p + 1) / 2) / (n * p))
+
+
+# -- results ------------------------------------------------------------------------------------
+
+
+def key_of(line: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(line[k] for k in ("task", "family", "rule", "window", "workers", "seed"))
+
+
+def read_results(path: Path) -> dict[tuple[Any, ...], dict[str, Any]]:
+    """All runs in the file; a later line for the same run replaces an earlier one."""
+    if not path.exists():
+        return {}
+    lines = [json.loads(text) for text in path.read_text().splitlines() if text.strip()]
+    return {key_of(line): line for line in lines}
+
+
+def wanted_runs(args: argparse.Namespace) -> Iterator[tuple[str, Case, int, int]]:
+    """``(task, case, workers, seed)``: plain Keras first, then seed by seed."""
+    cases = [c for c in all_cases() if not args.only or c.rule in args.only]
+    for task in args.tasks:
+        for optimizer in sorted({c.optimizer for c in cases}, key=list(OPTIMIZERS).index):
+            for seed in range(args.seeds):
+                yield task, Case("plain", optimizer), 1, seed
+    for seed in range(args.seeds):
+        for task in args.tasks:
+            for workers in args.workers:
+                for case in cases:
+                    if case.rule == "single":
+                        if workers == args.workers[0]:
+                            yield task, case, 1, seed
+                    else:
+                        yield task, case, workers, seed
+
+
+def run_missing(args: argparse.Namespace) -> None:
+    done = read_results(args.results)
+    args.results.parent.mkdir(parents=True, exist_ok=True)
+    began = time.monotonic()
+    benches: dict[str, Bench] = {}
+    for name, case, workers, seed in wanted_runs(args):
+        line = {"task": name, **asdict(case), "workers": workers, "seed": seed}
+        if key_of(line) in done:
+            continue
+        if time.monotonic() - began > args.limit_s:
+            print("(the portion's time is over; run again for the rest)", flush=True)
+            return
+        bench = benches.setdefault(name, Bench(name, 640 if args.quick else None))
+        epochs = 1 if args.quick else bench.task.epochs
+        if case.family == "plain":
+            line.update(bench.plain(case.rule, seed, epochs))
+        else:
+            line.update(bench.run(case, workers, seed, epochs))
+        with args.results.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+        print(
+            f"{name} {case.family} {case.label} x{workers} seed {seed}: {line['metric']:.4f} "
+            f"loss {line['loss']:.4f} {line['seconds']:.1f} s",
+            flush=True,
+        )
+
+
+def print_tables(args: argparse.Namespace) -> None:
+    done = read_results(args.results)
+    for task in args.tasks:
+        lines = [line for line in done.values() if line["task"] == task]
+        if not lines:
+            continue
+        settings = TASKS[task]
+        print(f"\n{task}: {settings.epochs} epochs, batch {settings.batch}\n")
+        references = {o: Group([x for x in lines if is_plain(x, o)]) for o in OPTIMIZERS}
+        header = [
+            "rule", "workers", "batch", f"test {settings.metric}", "points from Keras",
+            "test loss", "steps to Keras' loss + 5 %", "MB per worker and epoch", "seconds",
+        ]  # fmt: skip
+        rows = [g.row(f"plain Keras, {o}", g) for o, g in references.items() if g.lines]
+        for case in [c for c in all_cases() if not args.only or c.rule in args.only]:
+            for workers in [1] if case.rule == "single" else args.workers:
+                group = Group([x for x in lines if is_of(x, case, workers)])
+                reference = references[case.optimizer]
+                if group.lines and reference.lines:
+                    suffix = "" if case.family == "server" else ", all-reduce"
+                    rows.append(group.row(case.label + suffix, reference))
+        print(workload.table(header, rows))
+
+
+def is_plain(line: dict[str, Any], optimizer: str) -> bool:
+    return line["family"] == "plain" and line["rule"] == optimizer
+
+
+def is_of(line: dict[str, Any], case: Case, workers: int) -> bool:
+    return line["workers"] == workers and all(line[k] == v for k, v in asdict(case).items())
+
+
+class Group:
+    """The runs of one row, over the seeds."""
+
+    def __init__(self, lines: list[dict[str, Any]]) -> None:
+        self.lines = lines
+
+    def mean(self, key: str) -> float:
+        return statistics.fmean(line[key] for line in self.lines)
+
+    @property
+    def spread(self) -> float:
+        values = [line["metric"] for line in self.lines]
+        return statistics.stdev(values) if len(values) > 1 else 0.0
+
+    def steps_to(self, loss: float) -> str:
+        """Batches of Keras' size, over all workers, until the test loss is that low; mean over the
+        seeds, a dash if one never is."""
+        task = TASKS[self.lines[0]["task"]]
+        firsts = []
+        for line in self.lines:
+            curve = [*line["curve"], (task.rows * line["epochs"], line["loss"])]
+            reached = [rows for rows, value in curve if value <= loss]
+            if not reached:
+                return "–"
+            firsts.append(reached[0] / task.batch)
+        return f"{statistics.fmean(firsts):.0f}"
+
+    def row(self, label: str, reference: Group) -> list[str]:
+        line = self.lines[0]
+        points = 100 * (self.mean("metric") - reference.mean("metric"))
+        moved = self.mean("bytes_per_epoch") / 1e6
+        return [
+            label, str(line["workers"]), str(line["batch"]),
+            f"{self.mean('metric'):.4f} ± {self.spread:.4f}",
+            "" if self is reference else f"{points:+.2f}",
+            f"{self.mean('loss'):.4f}", self.steps_to(1.05 * reference.mean("loss")),
+            f"{moved:.2f}" if line["family"] != "plain" else "", f"{self.mean('seconds'):.1f}",
+        ]  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--tasks", nargs="*", default=list(TASKS), choices=list(TASKS))
+    parser.add_argument("--workers", type=int, nargs="*", default=[2, 4])
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--only", nargs="*", default=[])
+    parser.add_argument("--limit-s", type=float, default=float("inf"))
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--table", action="store_true")
+    parser.add_argument("--quick", action="store_true", help="640 rows, one epoch: does it run?")
+    args = parser.parse_args()
+    if datasets.folder() is None:
+        print("The data are not here; set SPARKDL_DATA.")
+        return
+    if not args.table:
+        import tensorflow as tf
+
+        tf.config.threading.set_intra_op_parallelism_threads(1)
+        run_missing(args)
+    print_tables(args)
+
+
+if __name__ == "__main__":
+    main()

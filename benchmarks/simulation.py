@@ -1,0 +1,266 @@
+"""A discrete-event simulation of training steps: server, sharded server, ring, hierarchy.
+
+Time is in seconds, data in bytes, rates in bytes per second. A *resource* (a link's one direction,
+a server's core) serves one request after the other; what is simulated is who waits for whom.
+
+Messages stream: what leaves a host's link enters the next one at the same time. The ring's events
+come in waves, so its times are computed a wave at a time, for all ranks together.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+Work = Callable[[], None]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The constants of a cluster: every host has one link to a switch that limits nothing.
+
+    Args:
+        compute_s: One step of one worker.
+        spread: Standard deviation of a step's logarithm.
+        link: Bytes per second of a host's link, each way.
+        latency_s: From one host to another, software included.
+        apply: Bytes per second that a server adds to its center, or a rank to its sum.
+        memory: Bytes per second that ranks of one host reduce through shared memory.
+        overhead_s: Of each exchange on the worker, whatever its size.
+        copy: Bytes per second that a worker moves between model and buffer, both ways counted.
+    """
+
+    compute_s: float
+    link: float
+    latency_s: float = 50e-6
+    apply: float = float("inf")
+    memory: float = float("inf")
+    overhead_s: float = 0.0
+    copy: float = float("inf")
+    spread: float = 0.0
+
+    def draw(self, steps: int, workers: int, window: int = 1, seed: int = 0) -> np.ndarray:
+        """Seconds of each window of ``window`` steps, of shape (steps // window, workers)."""
+        rng = np.random.default_rng(seed)
+        noise = np.exp(self.spread * rng.standard_normal((steps, workers)) - self.spread**2 / 2)
+        seconds = self.compute_s * noise
+        whole = steps // window * window
+        return np.asarray(seconds[:whole].reshape(-1, window, workers).sum(1))
+
+
+class Clock:
+    """Events in the order of their times."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._events: list[tuple[float, int, Work]] = []
+        self._numbers = itertools.count()
+
+    def at(self, time: float, work: Work) -> None:
+        """Calls ``work`` when the clock is at ``time``."""
+        heapq.heappush(self._events, (time, next(self._numbers), work))
+
+    def run(self) -> float:
+        """Runs until nothing is left; returns the time of the last event."""
+        while self._events:
+            self.now, _, work = heapq.heappop(self._events)
+            work()
+        return self.now
+
+
+class Resource:
+    """Serves requests one after the other: a server's core, or one direction of a link."""
+
+    def __init__(self, clock: Clock, rate: float) -> None:
+        self.clock, self.rate, self.free = clock, rate, 0.0
+
+    def use(self, amount: float, then: Work) -> None:
+        """Calls ``then`` when ``amount`` is done, after all that was asked for before."""
+        self.free = max(self.free, self.clock.now) + amount / self.rate
+        self.clock.at(self.free, then)
+
+
+PIECES = 8
+"""Of a message; connections that share a link take turns, a piece each."""
+
+
+def send(
+    source: Resource,
+    target: Resource,
+    amount: float,
+    latency_s: float,
+    sent: Work,
+    arrived: Work,
+    pieces: int = PIECES,
+) -> None:
+    """Streams through the sender's link and the receiver's at once, piece by piece.
+
+    Calls ``sent`` when the last byte has left, and ``arrived`` when it is there.
+    """
+    clock = source.clock
+    begin = max(clock.now, source.free)
+    source.free = begin + amount / pieces / source.rate
+    # what the receiver's link cannot take at once waits in the switch
+    target.free = max(begin, target.free) + amount / pieces / target.rate
+    end = max(source.free, target.free)
+    if pieces == 1:
+        clock.at(end, sent)
+        clock.at(end + latency_s, arrived)
+    else:
+        rest = amount * (pieces - 1) / pieces
+        clock.at(end, lambda: send(source, target, rest, latency_s, sent, arrived, pieces - 1))
+
+
+def server_seconds(
+    machine: Machine,
+    workers: int,
+    size: float,
+    *,
+    steps: int = 32,
+    window: int = 1,
+    shards: int = 1,
+    waits: bool = False,
+) -> float:
+    """Mean seconds per step and worker with a parameter server of ``shards`` hosts.
+
+    A worker computes ``window`` steps, then sends ``size / shards`` to each shard, which applies
+    it and sends as much back; the next window begins when all shards have answered.
+
+    Args:
+        machine: The constants.
+        workers: Each on a host of its own.
+        size: Bytes of the model.
+        steps: To simulate, of each worker.
+        window: Steps between two exchanges.
+        shards: Hosts that share the model.
+        waits: The server answers when all workers' pushes are there (synchronous).
+    """
+    clock = Clock()
+    durations = machine.draw(steps, workers, window)
+    rounds, share, latency = len(durations), size / shards, machine.latency_s
+    pieces = PIECES if workers <= 64 else 1  # among many it makes no difference
+    local_s = machine.overhead_s + 2 * size / machine.copy
+    up, down = ([Resource(clock, machine.link) for _ in range(workers)] for _ in range(2))
+    into, out = ([Resource(clock, machine.link) for _ in range(shards)] for _ in range(2))
+    core = [Resource(clock, machine.apply) for _ in range(shards)]
+    done = [0] * workers  # windows
+    missing = [0] * workers  # answers to the push under way
+    gathered: list[list[int]] = [[] for _ in range(shards)]
+    ended = [0.0] * workers
+
+    def begin(worker: int) -> None:
+        if done[worker] == rounds:
+            ended[worker] = clock.now
+            return
+        missing[worker] = shards
+        clock.at(clock.now + durations[done[worker], worker] + local_s, lambda: push(worker, 0))
+
+    def push(worker: int, number: int) -> None:
+        if number < shards:
+            shard = (worker + number) % shards  # not all begin with the same one
+            send(
+                up[worker], into[shard], share, latency,
+                lambda: push(worker, number + 1), lambda: apply(worker, shard), pieces,
+            )  # fmt: skip
+
+    def apply(worker: int, shard: int) -> None:
+        core[shard].use(share, lambda: answer(worker, shard))
+
+    def answer(worker: int, shard: int) -> None:
+        gathered[shard].append(worker)
+        if waits and len(gathered[shard]) < workers:
+            return
+        asked, gathered[shard] = gathered[shard], []
+        for other in asked:
+            send(
+                out[shard], down[other], share, latency, _nothing, lambda w=other: end(w), pieces
+            )  # fmt: skip
+
+    def end(worker: int) -> None:
+        missing[worker] -= 1
+        if not missing[worker]:
+            done[worker] += 1
+            begin(worker)
+
+    for worker in range(workers):
+        begin(worker)
+    clock.run()
+    return float(np.mean(ended)) / (rounds * window)
+
+
+def _nothing() -> None:
+    return None
+
+
+def ring_seconds(
+    machine: Machine, workers: int, size: float, *, steps: int = 32, window: int = 1
+) -> float:
+    """Mean seconds per step with a ring all-reduce after each ``window`` steps.
+
+    Each of ``2 (p − 1)`` steps of the ring sends ``size / p`` to the next rank and joins what the
+    one before has sent; pieces stream, so a byte costs its time on the link or in the sum,
+    whichever is longer. A rank starts a ring step when it and the rank before have ended the last.
+    """
+    durations = machine.draw(steps, workers, window)
+    now = np.zeros(workers)
+    piece = size / workers
+    join = machine.latency_s + piece / min(machine.link, machine.apply)
+    pass_on = machine.latency_s + piece / machine.link
+    for duration in durations:
+        now = now + duration + machine.overhead_s + 2 * size / machine.copy
+        for number in range(2 * (workers - 1)):
+            now = np.maximum(now, np.roll(now, 1)) + (join if number < workers - 1 else pass_on)
+    return float(now.mean()) / (len(durations) * window)
+
+
+def hierarchical_seconds(
+    machine: Machine,
+    workers: int,
+    size: float,
+    *,
+    local: int = 8,
+    steps: int = 32,
+    window: int = 1,
+) -> float:
+    """Ring over hosts of ``local`` workers each, which reduce and share inside the host.
+
+    Every rank joins its ``1 / local`` of all local ranks' arrays (``memory``), the hosts' sums go
+    around a ring of ``workers / local`` hosts, and all local ranks copy the result.
+    """
+    local = min(local, workers)
+    hosts = -(-workers // local)
+    durations = machine.draw(steps, hosts * local, window)
+    slowest = durations.reshape(len(durations), hosts, local).max(2)
+    inside = 2 * size / machine.memory if local > 1 else 0.0
+    now = np.zeros(hosts)
+    piece = size / hosts
+    join = machine.latency_s + piece / min(machine.link, machine.apply)
+    pass_on = machine.latency_s + piece / machine.link
+    for duration in slowest:
+        now = now + duration + machine.overhead_s + 2 * size / machine.copy + inside
+        for number in range(2 * (hosts - 1)):
+            now = np.maximum(now, np.roll(now, 1)) + (join if number < hosts - 1 else pass_on)
+    return float(now.mean()) / (len(durations) * window)
+
+
+TOPOLOGIES: dict[str, Callable[..., float]] = {
+    "server": server_seconds,
+    "sharded server": lambda machine, workers, size, **options: server_seconds(
+        machine, workers, size, shards=min(workers, 16), **options
+    ),
+    "ring": ring_seconds,
+    "hierarchical": hierarchical_seconds,
+    "local SGD": lambda machine, workers, size, **options: ring_seconds(
+        machine, workers, size, window=16, **options
+    ),
+}
+
+
+def efficiency(name: str, machine: Machine, workers: int, size: float, **options: Any) -> float:
+    """Share of ``workers`` times one worker's speed without any exchange."""
+    return machine.compute_s / TOPOLOGIES[name](machine, workers, size, **options)

@@ -1,0 +1,124 @@
+"""Slow workers: what each way of waiting, or not waiting, makes of them.
+
+    python benchmarks/stragglers.py [--seconds 30] [--workers 4] [--quick]
+
+MNIST with the small CNN. Computing is made slow by pauses (0.1 s a batch), so that the machine's
+cores limit nobody; real learners, servers and all-reduce rules in threads. Two cases: one worker
+is always five times as slow; every worker is five times as slow in one batch of ten, at random.
+All rules have the same time; rows per second and the test loss then are compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+sys.path.insert(0, os.path.dirname(__file__))
+import datasets
+import numpy as np
+import worker_threads
+import workload
+from rules import Bench
+
+BATCH, SLOWER = 32, 5
+CASES = {"one worker always": "one", "each worker now and then": "any"}
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A row: a rule of the server, or of all-reduce, and its window."""
+
+    label: str
+    family: str
+    rule: Any
+    window: int = 1
+
+
+def contenders() -> list[Contender]:
+    from sparkdl.collective.rules import Mean, StragglerDrop
+    from sparkdl.ps.rules import BSP, SSP, Downpour, DynSGD
+
+    return [
+        Contender("BSP (server)", "server", BSP()),
+        Contender("mean (all-reduce)", "allreduce", Mean()),
+        Contender("straggler drop (all-reduce)", "allreduce", StragglerDrop()),
+        Contender("SSP, 3 windows of 1", "server", SSP()),
+        Contender("SSP, 3 windows of 5", "server", SSP(), 5),
+        Contender("asynchronous, window of 1", "server", Downpour()),
+        Contender("asynchronous, window of 5", "server", Downpour(), 5),
+        Contender("asynchronous (dynsgd), window of 5", "server", DynSGD(), 5),
+    ]
+
+
+def pauses(case: str, workers: int, pause_s: float) -> list[worker_threads.Pause]:
+    """For each worker, what a batch takes longer."""
+
+    def make(rank: int) -> worker_threads.Pause:
+        if case == "one":
+            seconds = pause_s * (SLOWER if rank == workers - 1 else 1)
+            return lambda: seconds
+        rng = np.random.default_rng(rank)
+        return lambda: pause_s * (SLOWER if rng.random() < 0.1 else 1)
+
+    return [make(rank) for rank in range(workers)]
+
+
+def run(bench: Bench, contender: Contender, case: str, args: argparse.Namespace) -> list[str]:
+    import keras
+
+    learners = bench.learners("adam", args.workers, 0)
+    share = len(bench.x) // args.workers
+    parts = [
+        (bench.x[i * share :][:share], bench.y[i * share :][:share]) for i in range(args.workers)
+    ]
+    options: dict[str, Any] = {
+        "epochs": 1000, "batch_size": BATCH, "window": contender.window,
+        "pauses": pauses(case, args.workers, 0.01 if args.quick else 0.1),
+        "stop_after_s": args.seconds,
+    }  # fmt: skip
+    if contender.family == "server":
+        outcome = worker_threads.run_with_server(learners, parts, contender.rule, **options)
+    else:
+        config = keras.optimizers.serialize(learners[0].model.optimizer)
+        outcome = worker_threads.run_with_all_reduce(
+            learners, parts, contender.rule, config, **options
+        )
+    accuracy, loss = bench.judge(outcome.weights)
+    by_slow = outcome.rows_by_worker[-1] / max(outcome.rows, 1)
+    return [
+        contender.label, f"{outcome.rows / outcome.seconds:.0f}", f"{loss:.4f}",
+        f"{accuracy:.4f}", f"{100 * by_slow:.0f} %",
+    ]  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=30.0)
+    parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--quick", action="store_true", help="two seconds each: does it run?")
+    args = parser.parse_args()
+    if datasets.folder() is None:
+        print("The data are not here; set SPARKDL_DATA.")
+        return
+    import tensorflow as tf
+
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    if args.quick:
+        args.seconds, args.workers = 1.0, 2
+    bench = Bench("mnist")
+    header = ["", "rows/s", "test loss", "test accuracy", "rows of the last worker"]
+    for title, case in CASES.items():
+        print(f"\n{title} {SLOWER} times as slow, {args.workers} workers, {args.seconds:g} s\n")
+        rows = []
+        for contender in contenders():
+            rows.append(run(bench, contender, case, args))
+            print("  ", *rows[-1], flush=True)
+        print(workload.table(header, rows), flush=True)
+
+
+if __name__ == "__main__":
+    main()
