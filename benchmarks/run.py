@@ -12,7 +12,10 @@ SCRIPTS = [
     ("transport.py", "--rule", "none"),
     ("transport.py", "--rule", "downpour"),
     ("rule_cost.py",),
-    ("all_reduce.py",),
+    ("all_reduce.py", "--large"),
+    ("two_hosts.py",),
+    ("large_model.py",),
+    ("barrier_start.py",),
 ]
 
 

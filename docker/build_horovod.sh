@@ -90,6 +90,7 @@ if [ -z "$WHEEL" ]; then
 fi
 
 "$PYTHON" -m pip install -q --no-deps --force-reinstall "$WHEEL"
+"$PYTHON" -m pip install -q cloudpickle packaging psutil pyyaml
 works || {
   say "installed, but it does not import:"
   "$PYTHON" -c 'import horovod.tensorflow' >&2 || exit 1
