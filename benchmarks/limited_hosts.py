@@ -346,8 +346,9 @@ class Hosts:
         )  # fmt: skip
         with self._server(config, read_model(model, layout)) as address:
             strategy = ServerStrategy(
-                address, config.token, layout, rule, compression=config.compression()
-            )
+                address, config.token, layout, rule, compression=config.compression(),
+                overlap=False,  # what is measured is the exchange
+            )  # fmt: skip
             return self._finish(job, workers, [strategy] * job.workers)
 
     @contextlib.contextmanager

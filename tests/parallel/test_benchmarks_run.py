@@ -1,0 +1,55 @@
+"""Each benchmark of rules and networks runs, on little data, and prints its tables."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+sys.path.insert(0, str(BENCHMARKS))
+import datasets  # noqa: E402
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(datasets.folder() is None, reason="MNIST and a9a are not here"),
+]
+
+
+def run(script: str, *arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, str(BENCHMARKS / script), "--quick", *arguments],
+        capture_output=True, text=True, timeout=280, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def test_rules(tmp_path: Path) -> None:
+    options = ["--seeds", "1", "--workers", "2", "--results", str(tmp_path / "lines.jsonl")]
+    told = run("rules.py", "--only", "downpour", "bsp", "diloco", "mean", "sliced", *options)
+    rows = [line for line in told.splitlines() if line.startswith("| ")]
+    # two tasks: header, plain Keras, and server and all-reduce rules of these names
+    assert len(rows) == 2 * (1 + 1 + 1 + 3 + 4), told
+    assert "x2" not in run("rules.py", "--only", "downpour", "bsp", "diloco", "mean", "sliced",
+                           *options)  # nothing is run again  # fmt: skip
+
+
+def test_stragglers() -> None:
+    assert run("stragglers.py").count("| straggler drop (all-reduce) |") == 2
+
+
+@pytest.mark.parametrize("how", [["--relay"], []], ids=["relay", "namespaces if permitted"])
+def test_slow_network(how: list[str]) -> None:
+    told = run("slow_network.py", "--codecs", "none", "topk", "--windows", "2", *how)
+    assert "| topk |" in told
+    assert "| DiLoCo, every 2 |" in told
+
+
+def test_scale(tmp_path: Path) -> None:
+    figure = tmp_path / "scaling.svg"
+    told = run("scale.py", "--plot", str(figure))
+    assert "100 Gbit/s" in told
+    assert figure.read_text().startswith("<?xml")
