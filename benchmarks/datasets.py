@@ -45,10 +45,10 @@ def a9a() -> tuple[Any, Any, Any, Any]:
     return _split(x, y, 26_000)
 
 
-def mnist_model() -> Any:
+def mnist_model(seed: int = 7) -> Any:
     import keras
 
-    keras.utils.set_random_seed(7)
+    keras.utils.set_random_seed(seed)
     model = keras.Sequential(
         [
             keras.Input((28, 28, 1)),
@@ -63,10 +63,10 @@ def mnist_model() -> Any:
     return model
 
 
-def a9a_model() -> Any:
+def a9a_model(seed: int = 7) -> Any:
     import keras
 
-    keras.utils.set_random_seed(7)
+    keras.utils.set_random_seed(seed)
     model = keras.Sequential(
         [
             keras.Input((123,)),

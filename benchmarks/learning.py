@@ -1,11 +1,12 @@
 """How well each mode learns, against plain Keras at equal epochs: MNIST (CNN) and a9a.
 
-    python benchmarks/learning.py [--workers 2 4] [--only mnist a9a] [--seeds 1]
+    python benchmarks/learning.py [--workers 2 4] [--only mnist a9a] [--seeds 1 2 3]
 
 Test accuracy (MNIST) and test AUC (a9a) after equal epochs, at the same number of steps: workers
 of the modes that do not wait train Keras' batch size each; those of the synchronous mode share
-Keras' batch (32 / workers each), so that its steps are Keras' steps. The data go through Spark as
-any user's would.
+Keras' batch (32 / workers each), so that its steps are Keras' steps. A seed makes the initial
+weights and the order of the rows; the means over all seeds are compared. The data go through Spark
+as any user's would.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import argparse
 import os
 import sys
 import time
+from dataclasses import dataclass
+from statistics import mean
 from typing import Any
 
 sys.path.insert(0, os.path.dirname(__file__))
@@ -30,6 +33,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--workers", type=int, nargs="*", default=[2, 4])
     parser.add_argument("--only", nargs="*", default=list(TASKS))
+    parser.add_argument("--seeds", type=int, nargs="*", default=[1, 2, 3])
     parser.add_argument(
         "--case", nargs="*", help="mode:frequency:rule, e.g. asynchronous:8:dynsgd",
         default=["asynchronous", "hogwild", "synchronous"],
@@ -58,43 +62,66 @@ def main() -> None:
         spark.stop()
 
 
-def run(spark: Any, name: str, args: Any) -> None:
-    from sparkdl import SparkModel
+@dataclass(frozen=True)
+class Outcome:
+    """Of one trained model, on the test rows."""
 
+    metric: float
+    loss: float
+    seconds: float
+
+
+def run(spark: Any, name: str, args: Any) -> None:
     load, make, metric, epochs, batch = TASKS[name]
     x, y, x_test, y_test = load()
-    plain = make()
-    started = time.perf_counter()
-    plain.fit(x, y, batch_size=batch, epochs=epochs, verbose=0)
-    seconds = time.perf_counter() - started
-    base = plain.evaluate(x_test, y_test, verbose=0, return_dict=True)
-    rows = [
-        ["plain Keras", "1", f"{base[metric]:.4f}", "", f"{base['loss']:.4f}", f"{seconds:.1f}"]
-    ]
     print(f"\n{name}: {len(x)} rows, {epochs} epochs, batch {batch}", flush=True)
+
+    def outcome(model: Any, started: float) -> Outcome:
+        seconds = time.perf_counter() - started
+        result = model.evaluate(x_test, y_test, verbose=0, return_dict=True)
+        return Outcome(result[metric], result["loss"], seconds)
+
+    def plain(seed: int) -> Outcome:
+        model = make(seed)
+        started = time.perf_counter()
+        model.fit(x, y, batch_size=batch, epochs=epochs, verbose=0)
+        return outcome(model, started)
+
+    def spread(seed: int, frame: Any, case: str, workers: int) -> Outcome:
+        from sparkdl import SparkModel
+
+        mode, frequency, rule = [*case.split(":"), "", ""][:3]
+        spark_model = SparkModel(
+            make(seed), mode, int(frequency) if frequency.isdigit() else frequency or "auto",
+            num_workers=workers, batch_size=batch // workers if mode == "synchronous" else batch,
+            rule=rule or None, seed=seed,
+        )  # fmt: skip
+        started = time.perf_counter()
+        spark_model.fit(frame, epochs=epochs, verbose=0)
+        return outcome(spark_model.model, started)
+
+    base = [plain(seed) for seed in args.seeds]
+    rows = [row("plain Keras", 1, base, base)]
     for workers in args.workers:
         frame = make_frame(spark, x, y, workers)
         for case in args.case:
-            mode, frequency, rule = [*case.split(":"), "", ""][:3]
-            spark_model = SparkModel(
-                make(), mode, int(frequency) if frequency.isdigit() else frequency or "auto",
-                num_workers=workers, batch_size=batch, rule=rule or None,
-            )  # fmt: skip
-            share = batch // workers if mode == "synchronous" else batch
-            started = time.perf_counter()
-            spark_model.fit(frame, epochs=epochs, batch_size=share, verbose=0)
-            seconds = time.perf_counter() - started
-            result = spark_model.model.evaluate(x_test, y_test, verbose=0, return_dict=True)
-            rows.append([
-                case, str(workers), f"{result[metric]:.4f}",
-                f"{100 * (result[metric] - base[metric]):+.2f}", f"{result['loss']:.4f}",
-                f"{seconds:.1f}",
-            ])  # fmt: skip
+            outcomes = [spread(seed, frame, case, workers) for seed in args.seeds]
+            rows.append(row(case, workers, outcomes, base))
             print("  ", *rows[-1], flush=True)
         frame.unpersist()
-    print(workload.table(
-        ["mode", "workers", f"test {metric}", "points from Keras", "test loss", "seconds"], rows
-    ))  # fmt: skip
+    header = ["mode", "workers", f"test {metric}", "lowest", "highest", "points from Keras"]
+    print(workload.table([*header, "test loss", "seconds"], rows), flush=True)
+
+
+def row(case: str, workers: int, outcomes: list[Outcome], base: list[Outcome]) -> list[str]:
+    """A table row; ``points`` is the difference of the means, in hundredths."""
+    metrics = [o.metric for o in outcomes]
+    points = 100 * (mean(metrics) - mean([o.metric for o in base]))
+    return [
+        case, str(workers), f"{mean(metrics):.4f}", f"{min(metrics):.4f}", f"{max(metrics):.4f}",
+        "" if outcomes is base else f"{points:+.2f}", f"{mean([o.loss for o in outcomes]):.4f}",
+        f"{workload.median([o.seconds for o in outcomes]):.1f}",
+    ]  # fmt: skip
 
 
 def make_frame(spark: Any, x: Any, y: Any, workers: int) -> Any:

@@ -11,7 +11,6 @@ import contextlib
 import hashlib
 import inspect
 import io
-import json
 import os
 import tempfile
 import types
@@ -23,6 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sparkdl.errors import ModelError
+from sparkdl.learner.fingerprint import plain_config
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,9 @@ class ModelArchive:
         content: The ``.keras`` archive.
         objects: cloudpickle of the custom objects by registered name.
         backend: The Keras backend it was made with: ``tensorflow``, ``jax`` or ``torch``.
-        key: Names the architecture and compile settings (not the weights), so that a reused
-            worker process can keep a model whose steps are compiled already.
+        key: Names the architecture and compile settings (neither weights nor the names that
+            Keras gives), so that a reused worker process can keep a model whose steps are
+            compiled already.
     """
 
     content: bytes
@@ -72,7 +73,8 @@ def encode_model(model: Any, custom_objects: dict[str, Any] | None = None) -> Mo
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         for name in sorted(archive.namelist()):
             if name == "config.json" or name.startswith("assets/"):
-                digest.update(_without_learning_rate(name, archive.read(name)))
+                part = archive.read(name)
+                digest.update(plain_config(part) if name == "config.json" else part)
     for name, thing in sorted(objects.items()):
         digest.update(f"{name}={_identity(thing)}".encode())
     return ModelArchive(content, pickled, keras.backend.backend(), digest.hexdigest())
@@ -172,23 +174,6 @@ class _file_with:
 
     def __exit__(self, *exc_info: object) -> None:
         self._folder.cleanup()
-
-
-def _without_learning_rate(name: str, content: bytes) -> bytes:
-    """The learning rate is state (callbacks change it), so it must not change the key."""
-    if name != "config.json":
-        return content
-    config = json.loads(content)
-    try:
-        settings = config["compile_config"]["optimizer"]["config"]
-        while settings is not None:
-            settings.pop("name", None)  # numbered anew for each optimizer made
-            if isinstance(settings.get("learning_rate"), float):
-                settings.pop("learning_rate")
-            settings = (settings.get("inner_optimizer") or {}).get("config")
-    except (KeyError, TypeError, AttributeError):
-        pass
-    return json.dumps(config, sort_keys=True).encode()
 
 
 def _find_custom_objects(model: Any) -> dict[str, Any]:
