@@ -84,6 +84,18 @@ class Case:
     def optimizer(self) -> str:
         return OWN_OPTIMIZER.get(self.rule, "adam") if self.family == "server" else "adam"
 
+    def make(self) -> Any:
+        """The rule."""
+        from sparkdl.collective.rules import make_rule as make_all_reduce
+        from sparkdl.ps.rules import make_rule as make_server
+
+        return (make_server if self.family == "server" else make_all_reduce)(self.rule)
+
+    @property
+    def each_step(self) -> bool:
+        """Whether it exchanges after each batch."""
+        return self.window != "auto" and self.make().default_window == 1
+
     @property
     def label(self) -> str:
         return self.rule + (" (automatic window)" if self.window == "auto" else "")
@@ -196,11 +208,7 @@ class Bench:
         """One run of a rule."""
         import keras
 
-        from sparkdl.collective.rules import make_rule as make_all_reduce
-        from sparkdl.ps.rules import make_rule as make_server
-
-        server = case.family == "server"
-        rule: Any = (make_server if server else make_all_reduce)(case.rule)
+        server, rule = case.family == "server", case.make()
         batch = case.batch(self.task, workers)
         learners = self.learners(case.optimizer, workers, seed, rule if server else None)
         share = len(self.x) // workers
@@ -277,21 +285,23 @@ def read_results(path: Path) -> dict[tuple[Any, ...], dict[str, Any]]:
 
 
 def wanted_runs(args: argparse.Namespace) -> Iterator[tuple[str, Case, int, int]]:
-    """``(task, case, workers, seed)``: plain Keras first, then seed by seed."""
+    """``(task, case, workers, seed)``: plain Keras first, exchanges in each step (slow) last."""
     cases = [c for c in all_cases() if not args.only or c.rule in args.only]
     for task in args.tasks:
         for optimizer in sorted({c.optimizer for c in cases}, key=list(OPTIMIZERS).index):
             for seed in range(args.seeds):
                 yield task, Case("plain", optimizer), 1, seed
-    for seed in range(args.seeds):
-        for task in args.tasks:
-            for workers in args.workers:
-                for case in cases:
-                    if case.rule == "single":
-                        if workers == args.workers[0]:
+    for each_step in (False, True):
+        for seed in range(args.seeds):
+            for task in args.tasks:
+                for workers in args.workers:
+                    for case in cases:
+                        if case.each_step != each_step:
+                            continue
+                        if case.rule != "single":
+                            yield task, case, workers, seed
+                        elif workers == args.workers[0]:
                             yield task, case, 1, seed
-                    else:
-                        yield task, case, workers, seed
 
 
 def run_missing(args: argparse.Namespace) -> None:

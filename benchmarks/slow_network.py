@@ -32,7 +32,7 @@ import workload
 from limited_hosts import LARGE, Hosts, Job, make_model
 
 SMALL = (784, 32, 10)
-STEPS = {"none": 3, "fp16": 3, "bf16": 3, "int8": 4}
+STEPS = {"none": 2, "fp16": 2, "bf16": 2, "int8": 3}
 
 
 def codec_jobs(names: list[str], quick: bool) -> Iterator[tuple[str, Job]]:

@@ -204,7 +204,7 @@ def run_with_all_reduce(
     watch = _Watch(mark, lambda: current[0], count)
     current = [np.empty(0, np.float32)]
     results: list[Any] = [None] * count
-    stop_at = None if stop_after_s is None else time.monotonic() + stop_after_s
+    stop = _Stop(stop_after_s)
 
     def work(rank: int) -> None:
         learner, communicator = learners[rank], communicators[rank]
@@ -217,6 +217,7 @@ def run_with_all_reduce(
             kind = _WeightSteps
         driver = kind(learner, exchange, window, rule.name == "adaptive_local_sgd")
         driver.pause = pauses[rank] if pauses else None
+        taken = 0
         for epoch in range(epochs):
             with closing(batches.windows(epoch, driver.piece)) as pieces:
                 left = steps
@@ -226,7 +227,8 @@ def run_with_all_reduce(
                     if rank == 0:
                         current[0] = driver.present()
                     watch.add(counted, rank)
-                    if stop_at is not None and _agreed(communicator, time.monotonic() > stop_at):
+                    taken += 1
+                    if stop.after(taken, rank):
                         break
                 else:
                     continue
@@ -245,8 +247,23 @@ def run_with_all_reduce(
     return Outcome([results[0]], watch.curve, moved, seconds, watch.rows)
 
 
-def _agreed(communicator: Any, mine: bool) -> bool:
-    return bool(communicator.all_reduce(np.array([mine], np.float32), "max")[0])
+class _Stop:
+    """All ranks stop after the same step, without waiting for each other more than the rule does.
+
+    Rank 0 looks at the clock; no rank can be more steps ahead of it than a rule lets it.
+    """
+
+    AHEAD = 6
+
+    def __init__(self, seconds: float | None) -> None:
+        self._at = None if seconds is None else time.monotonic() + seconds
+        self._last: int | None = None
+
+    def after(self, step: int, rank: int) -> bool:
+        over = self._at is not None and time.monotonic() > self._at
+        if rank == 0 and over and self._last is None:
+            self._last = step + self.AHEAD
+        return self._last is not None and step >= self._last
 
 
 class _Steps:
