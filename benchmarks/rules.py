@@ -92,13 +92,18 @@ class Case:
         return (make_server if self.family == "server" else make_all_reduce)(self.rule)
 
     @property
+    def batches(self) -> int:
+        """Between two exchanges; see ``LoopSettings``."""
+        return self.make().default_window if self.window == "default" else int(self.window)
+
+    @property
     def each_step(self) -> bool:
         """Whether it exchanges after each batch."""
-        return self.window != "auto" and self.make().default_window == 1
+        return self.window == "default" and self.make().default_window == 1
 
     @property
     def label(self) -> str:
-        return self.rule + (" (automatic window)" if self.window == "auto" else "")
+        return self.rule + ("" if self.window == "default" else f" (every {self.window})")
 
     def batch(self, task: Task, workers: int) -> int:
         shares = not (self.family == "server" and self.rule in ADDING)
@@ -106,13 +111,14 @@ class Case:
 
 
 def all_cases() -> list[Case]:
-    """The defaults of the modes first."""
+    """Each rule with its defaults, and what some would do with another window."""
     from sparkdl.collective.rules import rule_names as all_reduce_names
     from sparkdl.ps.rules import rule_names as server_names
 
-    cases = [Case("server", "downpour", "auto"), Case("server", "hogwild", "auto")]
-    cases += [Case("server", name) for name in server_names()]
-    return cases + [Case("allreduce", name) for name in all_reduce_names()]
+    cases = [Case("server", name) for name in server_names()]
+    cases += [Case("allreduce", name) for name in all_reduce_names()]
+    cases += [Case(family, "diloco", "25") for family in ("server", "allreduce")]
+    return [*cases, Case("server", "downpour", "5"), Case("server", "hogwild", "8")]
 
 
 class Bench:
@@ -217,7 +223,7 @@ class Bench:
         options: dict[str, Any] = {
             "epochs": epochs, "batch_size": batch, "seed": seed,
             "mark": len(self.x) // MARKS_PER_EPOCH,
-            "window": -1 if case.window == "auto" else rule.default_window,
+            "window": case.batches,
         }  # fmt: skip
         if server:
             outcome = worker_threads.run_with_server(learners, parts, rule, **options)

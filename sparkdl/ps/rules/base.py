@@ -71,7 +71,7 @@ class Rule:
         blocking: The server waits for all workers, and ``update`` gets the row-weighted mean.
         lock_free: The server applies ``update`` without a lock (Hogwild!).
         default_window: Batches between two exchanges if the user says ``frequency='auto'``;
-            0 is one whole epoch.
+            0 is one whole epoch, -1 (``sparkdl.config.AUTO_WINDOW``) follows its length.
         independent: The workers never share weights (ensemble): each rank's model is a result of
             its own and must come back from that rank, not from the server.
 

@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
+from sparkdl.config import AUTO_WINDOW
 from sparkdl.ps.rules.base import Commit, Rule, State
 from sparkdl.ps.rules.blocks import blocks, scratch
 from sparkdl.ps.rules.options import (
@@ -22,13 +23,14 @@ class Downpour(Rule):
     """Adds each worker's whole change: ``center += delta``.
 
     The deltas of p workers add up: with many workers, a lower learning rate or a rule that scales
-    (``adag``, ``dynsgd``) is the safer choice.
+    (``dynsgd``, ``ssp``) is the safer choice. The default window follows the length of the
+    worker's epoch: the paper's 5 batches are too long for an epoch of 60 (``benchmarks/rules.py``).
 
     Reference: Dean et al., 2012, "Large Scale Distributed Deep Networks" (NIPS), section 4.1.
     """
 
     name: ClassVar[str] = "downpour"
-    default_window: ClassVar[int] = 5
+    default_window: ClassVar[int] = AUTO_WINDOW
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from sparkdl.config import AUTO_WINDOW
 from sparkdl.ps.rules.base import Commit, Rule, State
 from sparkdl.ps.rules.blocks import BLOCK, blocks
 from sparkdl.weights import FloatArray
@@ -29,6 +30,7 @@ class Hogwild(Rule):
 
     name: ClassVar[str] = "hogwild"
     lock_free: ClassVar[bool] = True
+    default_window: ClassVar[int] = AUTO_WINDOW
 
     def update(
         self, center: FloatArray, delta: FloatArray, state: State, commit: Commit, out: FloatArray
