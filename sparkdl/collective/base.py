@@ -214,6 +214,10 @@ class OrderedCommunicator(abc.ABC):
 
         return self._call(work)
 
+    def explain(self, error: BaseException) -> BaseException:
+        """See :meth:`sparkdl.collective.communicator.Communicator.explain`."""
+        return error if self._failure is None else self._failure
+
     def close(self) -> None:
         """Frees everything; the other ranks' operations with this one fail. Can be repeated."""
         with self._turn:

@@ -139,6 +139,10 @@ class Communicator(Protocol):
         operations. Closed with its parent.
         """
 
+    def explain(self, error: BaseException) -> BaseException:
+        """What failed here, if ``error`` came of it inside a compiled step, which keeps its text
+        only; else ``error`` itself."""
+
     def close(self) -> None:
         """Frees everything; the other ranks' operations with this one fail. Can be repeated."""
 

@@ -35,7 +35,14 @@ from sparkdl.collective.base import (
 )
 from sparkdl.collective.communicator import Connector, make_communicator
 from sparkdl.collective.member import Member
-from sparkdl.errors import ConfigError, ProtocolError, ResourceError, TransportError
+from sparkdl.collective.pending import name_ranks
+from sparkdl.errors import (
+    ConfigError,
+    ProtocolError,
+    ResourceError,
+    SparkDLError,
+    TransportError,
+)
 
 _KINDS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast")
 _WIRE = {
@@ -47,6 +54,8 @@ _WIRE = {
 }
 """What travels for a dtype that Horovod does not reduce; sums and orders survive the way back."""
 _IOCTL_ADDRESS = 0x8915  # SIOCGIFADDR
+_ANSWER_S = 5.0
+"""After a failure inside a compiled step: within this time ranks that are well answer."""
 
 
 def unavailable() -> str:
@@ -83,32 +92,48 @@ class HorovodConnector:
         )
 
     def prepare(self) -> Member:
-        """Opens and holds the sockets of the communicator beside.
-
-        Raises:
-            ResourceError: Horovod cannot be used here.
-        """
-        if reason := unavailable():
-            raise ResourceError(
-                "Horovod cannot be used here",
-                expected="horovod.tensorflow to import",
-                received=reason,
-                hint="docker/build_horovod.sh builds and installs it; "
-                "communicator='builtin' needs nothing",
-            )
+        """Opens and holds the sockets of the communicator beside; imports nothing."""
         return _named(self._beside.prepare(), HorovodCommunicator.name)
 
     def connect(self, members: Sequence[Member], token: bytes) -> HorovodCommunicator:
-        """Connects all ranks and initialises Horovod."""
+        """Connects all ranks and initialises Horovod.
+
+        Raises:
+            ResourceError: Horovod cannot be used on some ranks; they are named.
+        """
         _refuse_others(members, HorovodCommunicator.name)
-        beside = self._beside.connect([_named(m, "builtin") for m in members], token)
-        if not isinstance(beside, OrderedCommunicator):
-            raise ConfigError("Horovod needs the built-in communicator beside it")
+        beside = self._connect_beside(members, token)
         try:
+            lacking = _lacking(beside)
+            if lacking:
+                raise ResourceError(
+                    f"Horovod cannot be used on {name_ranks(sorted(lacking))}",
+                    expected="horovod.tensorflow to import on all ranks",
+                    received="; ".join(f"rank {r}: {why}" for r, why in sorted(lacking.items())),
+                    hint="docker/build_horovod.sh builds and installs it; "
+                    "communicator='builtin' needs nothing",
+                )
             return HorovodCommunicator(beside, members, self._interface, self._timeout_s)
         except BaseException:
             beside.close()
             raise
+
+    def connect_what_there_is(self, members: Sequence[Member], token: bytes) -> OrderedCommunicator:
+        """Horovod if all ranks have it, else the built-in communicator."""
+        beside = self._connect_beside(members, token)
+        try:
+            if _lacking(beside):
+                return beside
+            return HorovodCommunicator(beside, members, self._interface, self._timeout_s)
+        except BaseException:
+            beside.close()
+            raise
+
+    def _connect_beside(self, members: Sequence[Member], token: bytes) -> OrderedCommunicator:
+        beside = self._beside.connect([_named(m, "builtin") for m in members], token)
+        if not isinstance(beside, OrderedCommunicator):
+            raise ConfigError("Horovod needs the built-in communicator beside it")
+        return beside
 
     def close(self) -> None:
         """Closes the sockets, if :meth:`connect` did not take them over."""
@@ -180,6 +205,11 @@ class HorovodCommunicator(OrderedCommunicator):
         settings["HOROVOD_GLOO_RENDEZVOUS_PORT"] = str(port)
         own = "127.0.0.1" if together else members[self._rank].host
         settings["HOROVOD_GLOO_IFACE"] = interface or interface_of(own)
+        # limits for operations inside a compiled step, which nobody else watches
+        limit = max(1, round(self._timeout_s))
+        settings["HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"] = str(limit)
+        settings["HOROVOD_STALL_CHECK_TIME_SECONDS"] = str(min(60, -(-limit // 2)))
+        settings["HOROVOD_GLOO_TIMEOUT_SECONDS"] = str(min(30, limit))
         for key, value in settings.items():
             self._former[key] = os.environ.get(key)
             os.environ[key] = value
@@ -209,6 +239,17 @@ class HorovodCommunicator(OrderedCommunicator):
 
     def _missing(self) -> list[int]:
         return self._beside._missing()
+
+    def explain(self, error: BaseException) -> BaseException:
+        """Who did not answer, if ``error`` is of Horovod's operations; else ``error`` itself."""
+        known = super().explain(error)
+        if known is not error or "horovod" not in f"{type(error).__name__}: {error}".lower():
+            return known
+        try:
+            self._beside.all_reduce_async(np.zeros(1)).wait(_ANSWER_S)
+        except SparkDLError as cause:
+            return cause
+        return _failed(self._rank, error)
 
     # -- operations --------------------------------------------------------------------------
 
@@ -314,12 +355,16 @@ class HorovodCommunicator(OrderedCommunicator):
             with self._tf.device("/cpu:0"):
                 return operation()
         except Exception as error:
-            raise TransportError(
-                f"Horovod's operation failed on rank {self._rank}",
-                expected="all ranks to stay until the operation is done",
-                received=f"{type(error).__name__}: {error}",
-                hint="the cause is most likely on another rank",
-            ) from error
+            raise _failed(self._rank, error) from error
+
+
+def _failed(rank: int, error: BaseException) -> TransportError:
+    return TransportError(
+        f"Horovod's operation failed on rank {rank}",
+        expected="all ranks to stay until the operation is done",
+        received=f"{type(error).__name__}: {error}",
+        hint="the cause is most likely on another rank",
+    )
 
 
 def interface_of(address: str) -> str:
@@ -385,6 +430,13 @@ def _refuse_others(members: Sequence[Member], name: str) -> None:
         )
 
 
+def _lacking(beside: OrderedCommunicator) -> dict[int, str]:
+    """Rank -> why Horovod cannot be used there."""
+    reason = np.frombuffer(unavailable()[:500].encode(), np.uint8)
+    told = [array.tobytes().decode(errors="replace") for array in beside.all_gather(reason)]
+    return {rank: why for rank, why in enumerate(told) if why}
+
+
 class AutoConnector:
     """Horovod if it imports on all ranks, else the built-in communicator.
 
@@ -393,21 +445,19 @@ class AutoConnector:
         **options: Of :class:`HorovodConnector`.
     """
 
+    name = "auto"
+
     def __init__(self, rank: int, **options: Any) -> None:
         self._horovod = HorovodConnector(rank, **options)
-        self._prepared = ""
 
     def prepare(self) -> Member:
-        """Opens the sockets that either needs; tells whether Horovod imports here."""
-        self._prepared = "builtin" if unavailable() else HorovodCommunicator.name
-        return _named(self._horovod._beside.prepare(), self._prepared)
+        """Opens and holds the sockets that either needs; imports nothing."""
+        return _named(self._horovod.prepare(), self.name)
 
-    def connect(self, members: Sequence[Member], token: bytes) -> Any:
+    def connect(self, members: Sequence[Member], token: bytes) -> OrderedCommunicator:
         """Connects what all ranks have."""
-        if all(m.communicator == HorovodCommunicator.name for m in members):
-            return self._horovod.connect(members, token)
-        builtin = [_named(m, "builtin") for m in members]
-        return self._horovod._beside.connect(builtin, token)
+        _refuse_others(members, self.name)
+        return self._horovod.connect_what_there_is(members, token)
 
     def close(self) -> None:
         """Closes the sockets, if :meth:`connect` did not take them over."""

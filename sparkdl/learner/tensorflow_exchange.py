@@ -54,17 +54,20 @@ class NumpyExchange:
         slots = self._layout.slots
         if len(self._parts) == 1:
             flat = tf.numpy_function(self._join, [flatten(values, slots)], tf.float32)
-        else:
-            last: list[Any] = []
-            for index, part in enumerate(self._parts):
-                chosen = [i for i, s in enumerate(slots) if part.start <= s.offset < part.stop]
-                piece = flatten([values[i] for i in chosen], [slots[i] for i in chosen])
-                with tf.control_dependencies(last):
-                    last = [tf.numpy_function(self._begin(index), [piece], tf.float32)]
+            flat.set_shape([self._layout.size])
+            return split(flat, self._layout), weight, tf.zeros([])
+        last: list[Any] = []
+        for index, part in enumerate(self._parts):
+            chosen = [i for i, s in enumerate(slots) if part.start <= s.offset < part.stop]
+            piece = flatten([values[i] for i in chosen], [slots[i] for i in chosen])
             with tf.control_dependencies(last):
-                flat = tf.numpy_function(self._finish, [], tf.float32)
-        flat.set_shape([self._layout.size])
-        return split(flat, self._layout), weight, tf.zeros([])
+                last = [tf.numpy_function(self._begin(index), [piece], tf.float32)]
+        with tf.control_dependencies(last):
+            joined = tf.numpy_function(self._finish_slots, [], [tf.float32] * len(slots))
+        for value, slot in zip(joined, slots, strict=True):
+            value.set_shape(slot.shape)
+        typed = [tf.cast(v, s.dtype) for v, s in zip(joined, slots, strict=True)]
+        return typed, weight, tf.zeros([])
 
     def _begin(self, index: int) -> Callable[[FloatArray], Any]:
         def begin(values: FloatArray) -> Any:
@@ -74,10 +77,17 @@ class NumpyExchange:
         return begin
 
     def _finish(self) -> FloatArray:
-        # The graph reads the buffer itself; it has done so before the next step writes to it.
+        # The graph reads the buffer itself. It has done so before the next step writes to it: the
+        # loop over a window's batches runs one iteration at a time.
         reducer = self._reducer()
         reducer.finish()
         return reducer.buffer
+
+    def _finish_slots(self) -> list[FloatArray]:
+        # views: splitting the buffer in the graph would copy all of it
+        buffer = self._finish()
+        slots = self._layout.slots
+        return [buffer[s.offset : s.offset + s.size].reshape(s.shape) for s in slots]
 
     def _join(self, values: FloatArray) -> FloatArray:
         self._reducer().begin(0, values)
@@ -104,24 +114,30 @@ class HorovodExchange:
         """The joined values, the sum of the weights, and whether anybody wants to stop."""
         slots = self._layout.slots
         joined: list[Any] = [None] * len(slots)
-        told = self._sum([tf.stack([weight, stop])], "said")[0]
-        total = told[0]
-        share = tf.math.divide_no_nan(weight, weight)
+        told = self._sum([tf.stack([weight, stop])], "said")[0]  # while the gradient is computed
+        share = tf.math.divide_no_nan(weight, told[0])
         for index, part in enumerate(self._parts):
             chosen = [i for i, s in enumerate(slots) if part.start <= s.offset < part.stop]
-            sent = []
-            for i in chosen:
-                value = values[i]
-                dense = tf.zeros(slots[i].shape) if value is None else tf.convert_to_tensor(value)
-                scaled = tf.cast(dense, tf.float32) * weight
-                # 0 · inf of a rank that has no rows must not spread
-                sent.append(tf.where(share > 0, scaled, tf.zeros_like(scaled)))
-            if self._wire is not None and part.start < self._layout.trained_size:
-                sent = [tf.cast(t, self._wire) for t in sent]
+            wire = self._wire if part.start < self._layout.trained_size else None
+            sent = self._scaled([values[i] for i in chosen], [slots[i] for i in chosen], share)
+            if wire is not None:
+                sent = [tf.cast(t, wire) for t in sent]
             for i, tensor in zip(chosen, self._sum(sent, f"part.{index}"), strict=True):
-                mean = tf.math.divide_no_nan(tf.cast(tensor, tf.float32), total)
-                joined[i] = tf.cast(mean, slots[i].dtype)
-        return joined, total, told[1]
+                joined[i] = tf.cast(tensor, slots[i].dtype)
+        return joined, told[0], told[1]
+
+    def _scaled(self, values: list[Any], slots: list[Any], share: tf.Tensor) -> list[tf.Tensor]:
+        """Each times this worker's share; zeros without one: 0 · inf must not spread."""
+        dense = [
+            tf.zeros(s.shape) if v is None else tf.cast(tf.convert_to_tensor(v), tf.float32)
+            for v, s in zip(values, slots, strict=True)
+        ]
+        if not dense:
+            return []
+        scaled: list[tf.Tensor] = tf.cond(
+            share > 0, lambda: [t * share for t in dense], lambda: [tf.zeros_like(t) for t in dense]
+        )
+        return scaled
 
     def _sum(self, tensors: list[tf.Tensor], name: str) -> list[tf.Tensor]:
         if not tensors:

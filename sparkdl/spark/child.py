@@ -1,31 +1,28 @@
 """A training task in a fresh process, for a reused Python worker that runs on other devices.
 
 A framework keeps the devices that it saw first, for the life of its process. The parent passes
-the partition through an Arrow file and the task through the child's stdin; the child talks to the
-server itself and dies with its parent.
+the partition through an Arrow file and the task over the line between them; in a barrier stage it
+also exchanges the child's texts with the other ranks. The child talks to the server and to the
+other ranks itself.
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
-import signal
-import struct
-import subprocess
-import sys
 import tempfile
-import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 
-from sparkdl.errors import WorkerError
+from sparkdl.errors import TransportError, WorkerError
+from sparkdl.spark.child_process import ChildProcess, ParentLine
 from sparkdl.spark.resources import Placement
 from sparkdl.spark.results import Result
 from sparkdl.spark.trainer import Identity, give_up, train_here
 
-_LENGTH = struct.Struct("<Q")
+_TAIL_BYTES = 4000
 
 
 def train_in_child(
@@ -34,40 +31,40 @@ def train_in_child(
     """Runs :func:`sparkdl.spark.trainer.train_here` in a child process and returns its results.
 
     Raises:
-        WorkerError: The child died without an answer; with the end of its error output.
+        WorkerError: The child ended without an answer; with the end of its output.
+        TransportError: The child was killed, or lost the server: another try may do.
     """
-    import cloudpickle
-
     with tempfile.TemporaryDirectory(prefix="sparkdl-") as folder:
         path = os.path.join(folder, "partition.arrow")
         _write(batches, path)
-        setup = cloudpickle.dumps((path, identity, placement, os.getpid()))
-        process = subprocess.Popen(
-            [sys.executable, "-m", "sparkdl.spark.child"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path)},
+        gathering = identity.gathering
+        alone = replace(identity, gathering=None)
+        setup = path, alone, gathering is not None, placement, pickled
+        with open(os.path.join(folder, "output.txt"), "w+b") as output:
+            child = ChildProcess("sparkdl.spark.child", identity.rank, setup, output=output)
+            try:
+                while (message := child.receive()) is not None:
+                    kind, content = message
+                    if kind == "gather" and gathering is not None:
+                        child.answer(gathering.all_gather(*content))
+                    elif kind == "lost":
+                        raise content
+                    else:
+                        results: list[Result] = content
+                        return results
+                status = child.status()
+            finally:
+                child.close(grace_s=5.0)
+            output.seek(max(0, output.tell() - _TAIL_BYTES))
+            tail = output.read().decode(errors="replace")
+    if child.process.returncode < 0:
+        raise TransportError(
+            f"the child process of rank {identity.rank} {status}",
+            expected="its results",
+            received=tail or "no output",
+            hint="out of memory? It counts as the executor's memory overhead",
         )
-        try:
-            message = b"".join(_LENGTH.pack(len(p)) + p for p in (setup, pickled))
-            output, errors = process.communicate(message)
-        except BaseException:
-            process.kill()
-            process.wait()
-            raise
-    marker = output.rfind(_MARK)
-    if marker < 0:
-        raise WorkerError(
-            identity.rank,
-            f"its child process ended with status {process.returncode}",
-            errors.decode(errors="replace")[-4000:],
-        )
-    results: list[Result] = cloudpickle.loads(output[marker + len(_MARK) :])
-    return results
-
-
-_MARK = b"\n--sparkdl-result--\n"
+    raise WorkerError(identity.rank, f"its child process {status}", tail)
 
 
 def _write(batches: Iterator[pa.RecordBatch], path: str) -> None:
@@ -89,44 +86,25 @@ def _read(path: str) -> Iterator[pa.RecordBatch]:
             yield reader.get_batch(index)
 
 
-def _die_with(parent: int) -> None:
-    """Ends this process when the parent does, however it ends."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-    if os.getppid() != parent:
-        os._exit(1)
-
-    def watch() -> None:
-        import time
-
-        while os.getppid() == parent:
-            time.sleep(1)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
-
-
-def _next_part() -> bytes:
-    (size,) = _LENGTH.unpack(sys.stdin.buffer.read(_LENGTH.size))
-    return sys.stdin.buffer.read(size)
-
-
 def main() -> None:
-    """The child: everything from stdin, results to stdout."""
+    """The child: everything from the parent, results to the parent."""
     import cloudpickle
 
-    path, identity, placement, parent = cloudpickle.loads(_next_part())
-    pickled = _next_part()
-    _die_with(parent)
+    line = ParentLine()
+    path, identity, barrier, placement, pickled = line.setup
+    if barrier:
+        identity = replace(identity, gathering=line.gathering(identity.rank))
     task: Any = cloudpickle.loads(pickled)["task"]
-    results: list[Result]
     try:
-        results = train_here(_read(path), task, identity, placement)
-    except Exception as error:
-        results = [give_up(task, identity, error)]
-    sys.stdout.flush()
-    sys.stdout.buffer.write(_MARK + cloudpickle.dumps(results))
-    sys.stdout.buffer.flush()
+        try:
+            results = train_here(_read(path), task, identity, placement)
+        except Exception as error:
+            results = [give_up(task, identity, error)]
+    except Exception as error:  # what Spark's next try may mend
+        line.tell("lost", error)
+    else:
+        line.tell("done", results)
+    line.close()
 
 
 if __name__ == "__main__":

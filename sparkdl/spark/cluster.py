@@ -142,8 +142,8 @@ def _range_partitions(spark: Any) -> int:
     from pyspark.sql import functions
 
     spark.range(1).count()  # executors register when there is something to do
-    last = functions.max(functions.spark_partition_id())
-    return 1 + int(spark.range(1 << 16).agg(last).collect()[0][0])
+    parts = spark.range(1 << 16).select(functions.spark_partition_id().alias("part"))
+    return 1 + int(parts.agg(functions.max("part")).collect()[0][0])
 
 
 def is_local(spark: Any) -> bool:

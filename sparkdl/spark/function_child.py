@@ -1,37 +1,26 @@
 """A rank in a process of its own: local ranks on the driver, and tasks that need other devices.
 
-Parent and child talk over a socket pair in frames of a length and a pickle; both are the same
-user's processes on one machine. The child's standard output and error are its own, so a crash
-can still be read. It dies with its parent.
+The parent exchanges the ranks' texts and shows what they print.
 """
 
 from __future__ import annotations
 
 import os
 import selectors
-import socket
-import struct
 import subprocess
-import sys
-import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
 from sparkdl.driver_log import LineSplitter, log_through, shorten
 from sparkdl.errors import WaitTimeoutError, WorkerError
-from sparkdl.spark.function_task import (
-    TAKEN_ALONG_S,
-    BarrierGathering,
-    FunctionTask,
-    Outcome,
-    call,
-    describe,
-)
+from sparkdl.spark.child_process import ChildProcess, ParentLine
+from sparkdl.spark.function_task import FunctionTask, Outcome, call, describe
+from sparkdl.spark.gathering import TAKEN_ALONG_S, Gathering
 from sparkdl.spark.log_stream import show
 from sparkdl.spark.resources import function_environment
 
-_LENGTH = struct.Struct("<Q")
+_MODULE = "sparkdl.spark.function_child"
 _TAIL_LINES = 40
 
 
@@ -43,58 +32,9 @@ class ChildFailure(Exception):
         self.described = described
 
 
-class ChildProcess:
-    """The parent's end of one child.
-
-    Args:
-        pickled: The :class:`FunctionTask`, pickled.
-        rank: Its rank.
-        gpus: What it may see; None: whatever this process sees.
-        pipe_output: Whether the parent reads its output; else it goes where the parent's goes.
-    """
-
-    def __init__(
-        self, pickled: bytes, rank: int, gpus: tuple[str, ...] | None, *, pipe_output: bool
-    ) -> None:
-        self.rank = rank
-        self.socket, theirs = socket.socketpair()
-        output = subprocess.PIPE if pipe_output else None
-        path = os.pathsep.join(p or os.getcwd() for p in sys.path)
-        with theirs:
-            self.process = subprocess.Popen(
-                [sys.executable, "-u", "-m", "sparkdl.spark.function_child", str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT if pipe_output else None,
-                pass_fds=[theirs.fileno()],
-                env={**os.environ, "PYTHONPATH": path},
-            )
-        _send(self.socket, (pickled, rank, gpus, os.getpid()))
-
-    def receive(self) -> tuple[str, Any] | None:
-        """The next message, or None if the child has ended."""
-        message: tuple[str, Any] | None = _receive(self.socket)
-        return message
-
-    def answer(self, texts: list[str]) -> None:
-        """Ends the child's ``all_gather``."""
-        _send(self.socket, texts)
-
-    def close(self, grace_s: float = 0.0) -> None:
-        """Ends the child, by force if it does not end by itself in time."""
-        self.socket.close()
-        try:
-            self.process.wait(grace_s)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-        if self.process.stdout is not None:
-            self.process.stdout.close()
-
-
 def call_in_child(
     pickled: bytes,
-    gathering: BarrierGathering,
+    gathering: Gathering,
     gpus: tuple[str, ...] | None,
     on_line: Callable[[str], None],
 ) -> Outcome:
@@ -104,7 +44,7 @@ def call_in_child(
         ChildFailure: The function raised there.
         WorkerError: The child died without an answer.
     """
-    child = ChildProcess(pickled, gathering.rank, gpus, pipe_output=False)
+    child = ChildProcess(_MODULE, gathering.rank, (pickled, gathering.rank, gpus))
     try:
         while (message := child.receive()) is not None:
             kind, content = message
@@ -117,8 +57,7 @@ def call_in_child(
             else:
                 outcome: Outcome = content
                 return outcome
-        status = child.process.wait(10.0)
-        raise WorkerError(gathering.rank, f"its child process ended with status {status}")
+        raise WorkerError(gathering.rank, f"its child process {child.status()}")
     finally:
         child.close(grace_s=5.0)
 
@@ -133,7 +72,8 @@ def run_local(pickled: bytes, num_workers: int, start_timeout_s: float) -> list[
     children: list[ChildProcess] = []
     try:
         for rank in range(num_workers):
-            children.append(ChildProcess(pickled, rank, None, pipe_output=True))
+            setup = pickled, rank, None
+            children.append(ChildProcess(_MODULE, rank, setup, output=subprocess.PIPE))
         return _Family(children, start_timeout_s).follow()
     finally:
         for child in children:
@@ -201,7 +141,7 @@ class _Family:
         if message is None:
             self._selector.unregister(child.socket)
             if child.rank not in self._outcomes:
-                status = child.process.wait(10.0)
+                status = child.status()
                 told = {c["rank"] for c in self._failures}
                 if child.rank not in told:
                     self._output_of(child)
@@ -209,7 +149,7 @@ class _Family:
                     self._fail(
                         {
                             "rank": child.rank,
-                            "error": f"its process ended with status {status}",
+                            "error": f"its process {status}",
                             "traceback": tail,
                             "taken_along": False,
                         }
@@ -280,79 +220,24 @@ def worker_error(described: dict[str, Any], hint: str = "") -> WorkerError:
 # -- the child's side ----------------------------------------------------------------------------
 
 
-class _ParentGathering:
-    """The parent exchanges the texts."""
-
-    def __init__(self, connection: socket.socket, rank: int, lock: threading.Lock) -> None:
-        self._connection, self.rank, self._lock = connection, rank, lock
-
-    def all_gather(self, text: str, timeout_s: float | None) -> list[str]:
-        with self._lock:
-            _send(self._connection, ("gather", (text, timeout_s)))
-        texts = _receive(self._connection)
-        if texts is None:
-            raise WorkerError(self.rank, "its parent process has ended")
-        return list(texts)
-
-
 def main() -> None:
-    """One rank: everything from the socket, the outcome to the socket."""
+    """One rank: everything from the parent, the outcome to the parent."""
     import cloudpickle
 
-    from sparkdl.spark.child import _die_with
-
-    connection = socket.socket(fileno=int(sys.argv[1]))
-    connection.set_inheritable(False)
-    lock = threading.Lock()
-
-    def tell(kind: str, content: Any) -> None:
-        with lock:
-            _send(connection, (kind, content))
-
-    pickled, rank, gpus, parent = _receive(connection)
-    _die_with(parent)
+    line = ParentLine()
+    pickled, rank, gpus = line.setup
     try:
         task: FunctionTask = cloudpickle.loads(pickled)
         with (
-            log_through(lambda text: tell("line", shorten(text))),
+            log_through(lambda text: line.tell("line", shorten(text))),
             function_environment(gpus, task.backend),
         ):
-            outcome = call(task, _ParentGathering(connection, rank, lock))
+            outcome = call(task, line.gathering(rank))
     except (Exception, SystemExit) as error:
-        tell("failed", describe(rank, error))
+        line.tell("failed", describe(rank, error))
     else:
-        tell("done", outcome)
-    connection.close()
-
-
-def _send(connection: socket.socket, message: Any) -> None:
-    import cloudpickle
-
-    data = cloudpickle.dumps(message)
-    connection.sendall(_LENGTH.pack(len(data)) + data)
-
-
-def _receive(connection: socket.socket) -> Any:
-    import cloudpickle
-
-    header = _read(connection, _LENGTH.size)
-    if header is None:
-        return None
-    data = _read(connection, _LENGTH.unpack(header)[0])
-    return None if data is None else cloudpickle.loads(data)
-
-
-def _read(connection: socket.socket, size: int) -> bytes | None:
-    data = bytearray()
-    while len(data) < size:
-        try:
-            piece = connection.recv(min(size - len(data), 1 << 20))
-        except OSError:
-            return None
-        if not piece:
-            return None
-        data += piece
-    return bytes(data)
+        line.tell("done", outcome)
+    line.close()
 
 
 if __name__ == "__main__":

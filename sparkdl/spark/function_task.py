@@ -9,36 +9,30 @@ from __future__ import annotations
 
 import contextlib
 import json
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import pyarrow as pa
 
 from sparkdl.collective.communicator import Member, make_communicator
 from sparkdl.collective.current import use
 from sparkdl.driver_log import Capture, log_through
-from sparkdl.errors import DataError, TransportError, WaitTimeoutError
+from sparkdl.errors import DataError
+from sparkdl.spark.gathering import (
+    TAKEN_ALONG_S,
+    AloneGathering,
+    BarrierGathering,
+    Gathering,
+    taken_along,
+)
 from sparkdl.spark.log_stream import LineClient
 from sparkdl.spark.resources import UseGpu, function_environment, function_needs_child
 from sparkdl.spark.results import CHUNK_BYTES, Result, describe_error, to_batch
 
-TAKEN_ALONG_S = 3.0
-"""A rank that failed because another one did waits so long, so that the cause is heard first."""
 _MARK, _END = "--sparkdl-failure--", "--end--"
 _TRACEBACK_CHARS = 8000
-
-
-class Gathering(Protocol):
-    """How the ranks exchange texts before and after the function runs."""
-
-    @property
-    def rank(self) -> int: ...
-
-    def all_gather(self, text: str, timeout_s: float | None) -> list[str]:
-        """Every rank's text in rank order; None waits as long as the others run."""
 
 
 @dataclass(frozen=True)
@@ -91,10 +85,14 @@ class RankFailure(RuntimeError):
     """Raised from a Spark task: a description for people, and one for the driver."""
 
     def __init__(self, described: dict[str, Any]) -> None:
+        self.described = described
         text = json.dumps(described)
         super().__init__(
             f"rank {described['rank']} failed: {described['error']}\n{_MARK}{text}{_END}"
         )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RankFailure, (self.described,)
 
 
 def described_in(error: BaseException) -> dict[str, Any] | None:
@@ -119,24 +117,6 @@ def describe(rank: int, error: BaseException) -> dict[str, Any]:
         described["traceback"] = f"...\n{trace[-_TRACEBACK_CHARS:]}"
     described["error"] = described["error"][:2000]
     return {**described, "rank": rank, "taken_along": taken_along(error)}
-
-
-def taken_along(error: BaseException) -> bool:
-    """Whether a rank most likely failed because another one has."""
-    seen: BaseException | None = error
-    for _ in range(8):
-        if seen is None:
-            return False
-        if isinstance(seen, TransportError) and not isinstance(seen, WaitTimeoutError):
-            return True
-        # inside a compiled graph frameworks keep only the text of an exception
-        text = f"{type(seen).__name__}: {seen}"
-        if "HorovodInternalError" in text or "Horovod has been shut down" in text:
-            return True
-        if "TransportError: " in text or "is gone; rank" in text:
-            return True
-        seen = seen.__cause__ or seen.__context__
-    return False
 
 
 def call(task: FunctionTask, gathering: Gathering) -> Outcome:
@@ -201,57 +181,10 @@ def _pickled(result: Any, rank: int) -> bytes:
     return content
 
 
-class _Alone:
-    """The gathering of a world of one."""
-
-    rank = 0
-
-    def all_gather(self, text: str, timeout_s: float | None) -> list[str]:
-        return [text]
-
-
 def call_here(task: FunctionTask, function: Callable[[], Any]) -> Any:
     """Runs a function in this process as the only rank, and returns what it returns."""
-    with connected(task, _Alone()) as communicator, use(communicator):
+    with connected(task, AloneGathering()) as communicator, use(communicator):
         return function()
-
-
-class BarrierGathering:
-    """The ranks of a barrier stage.
-
-    Args:
-        context: The task's ``BarrierTaskContext``.
-    """
-
-    def __init__(self, context: Any) -> None:
-        self._context = context
-        self.rank = int(context.partitionId())
-
-    def all_gather(self, text: str, timeout_s: float | None) -> list[str]:
-        """``allGather``; without a limit the stage ends the wait if a rank dies."""
-        if timeout_s is None:
-            return list(self._context.allGather(text))
-        answers: list[list[str] | BaseException] = []
-
-        def work() -> None:
-            try:
-                answers.append(list(self._context.allGather(text)))
-            except BaseException as error:
-                answers.append(error)
-
-        thread = threading.Thread(target=work, name="sparkdl-gather", daemon=True)
-        thread.start()
-        thread.join(timeout_s)
-        if not answers:
-            raise WaitTimeoutError(
-                f"rank {self.rank} waited for the other ranks to come",
-                expected=f"all ranks within {timeout_s:g} s",
-                received="not all of them",
-                hint="one may hang while it imports a framework or unpickles the function",
-            )
-        if isinstance(answers[0], BaseException):
-            raise answers[0]
-        return answers[0]
 
 
 def gpus_of(context: Any, task: FunctionTask) -> tuple[str, ...] | None:

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from sparkdl.spark.child import train_in_child
-from sparkdl.spark.function_task import BarrierGathering
+from sparkdl.spark.gathering import BarrierGathering
 from sparkdl.spark.resources import needs_child, placement_of
 from sparkdl.spark.results import to_batch
 from sparkdl.spark.trainer import Identity, TrainTask, give_up, train_here

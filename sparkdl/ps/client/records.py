@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -46,6 +46,7 @@ class Welcome:
         rows: Rows this rank has committed so far.
         lease_s: Silence after which the server gives this worker up.
         blocking: Whether the rule waits for all workers.
+        texts: Rank -> the ``text`` that it gave with its HELLO.
     """
 
     done: bool
@@ -59,3 +60,4 @@ class Welcome:
     rows: int
     lease_s: float
     blocking: bool = False
+    texts: Mapping[int, str] = field(default_factory=dict)

@@ -100,7 +100,7 @@ class Client:
         Args:
             rows: Rows in this worker's partition.
             batches_per_epoch: Batches it makes of them.
-            **info: More to show in the server's status (JSON-able).
+            **info: More to tell (JSON-able); a ``text`` comes to all that are welcomed later.
         """
         self._start_heartbeat(self._timeouts.heartbeat_s or 1.0)
         meta = {
@@ -126,6 +126,7 @@ class Client:
             rows=reply.rows,
             lease_s=float(known["lease_s"]),
             blocking=bool(known["blocking"]),
+            texts={int(rank): str(text) for rank, text in known.get("texts", {}).items()},
         )
         if self._timeouts.heartbeat_s is None:
             self._period_s = min(self.welcome.lease_s / 3, 10.0)

@@ -89,6 +89,11 @@ class Joining(Roster):
                 "steps_per_epoch": max(
                     (w.batches_per_epoch for w in self._workers.values()), default=0
                 ),
+                "texts": {
+                    str(rank): w.info["text"]
+                    for rank, w in self._workers.items()
+                    if isinstance(w.info.get("text"), str)
+                },
                 "released_epoch": self._released_epoch,
                 "rule": self._rule.name,
                 "payload": self._rule.payload,
