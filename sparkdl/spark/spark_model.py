@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from sparkdl.config import LoopSettings, require_int, require_name
 from sparkdl.errors import ConfigError, DataError, ModelError, ResourceError
 from sparkdl.learner import keras_base
 from sparkdl.learner.archive import encode_model
+from sparkdl.learner.ensemble import build_ensemble
 from sparkdl.learner.signature import Signature, model_signature
 from sparkdl.spark import persistence
 from sparkdl.spark.arguments import FitOptions, check_share, verbosity
@@ -144,13 +146,19 @@ class SparkModel:
         self._history: Any = None
         self._epochs_trained = 0
         self._summary: StageSummary | None = None
+        self._ensemble: list[Any] = []
 
     # -- what it holds -------------------------------------------------------------------------
 
     @property
     def model(self) -> Any:
-        """The Keras model, trained in place."""
+        """The Keras model, trained in place; after ``rule='ensemble'`` the mean of the members."""
         return self._model
+
+    @property
+    def ensemble(self) -> list[Any]:
+        """The models that ``rule='ensemble'`` trained, one per worker; empty for other rules."""
+        return list(self._ensemble)
 
     @property
     def history(self) -> Any:
@@ -246,6 +254,15 @@ class SparkModel:
             TransportError: The parameter server died.
         """
         keras_base.require_compiled(self._model)
+        if self._ensemble or (
+            checkpoint_dir is not None and getattr(self.rule, "independent", False)
+        ):
+            raise ConfigError(
+                "an ensemble is trained in one fit",
+                expected="a new SparkModel for another fit, and checkpoint_dir=None",
+                received="an ensemble that is trained" if self._ensemble else repr(checkpoint_dir),
+                hint="spark_model.ensemble has the members, each of which can be trained further",
+            )
         options = FitOptions.of(keras_fit_arguments)
         require_int("epochs", epochs, 1)
         batch_size = self._batch_size(batch_size)
@@ -290,6 +307,10 @@ class SparkModel:
             self.use_gpu, self.repartition, checkpoints,
         )  # fmt: skip
         self._summary = run_fit(plan, monitor)
+        if self._summary.members:
+            members = list(self._summary.members.values())
+            self._model, self._ensemble = build_ensemble(model, members)
+            self._summary = replace(self._summary, members={})
         if checkpoints is not None and not monitor.stopped_inside:
             checkpoints.save(model, monitor.epochs_done)
         self._epochs_trained += monitor.epochs_done - first_epoch

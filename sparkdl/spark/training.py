@@ -6,8 +6,10 @@ import contextlib
 import json
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NoReturn, Protocol
+
+import numpy as np
 
 from sparkdl import errors
 from sparkdl.errors import DataError, SparkDLError, TransportError, WorkerError
@@ -15,11 +17,13 @@ from sparkdl.history import RunProgress
 from sparkdl.learner import keras_base
 from sparkdl.learner.archive import pickle_by_value
 from sparkdl.spark.cluster import Stage, barrier_refusal, is_connect
+from sparkdl.spark.function_task import described_in
 from sparkdl.spark.monitor import FitMonitor
 from sparkdl.spark.results import RESULT_SCHEMA
 from sparkdl.spark.sources import Source, spread
 from sparkdl.spark.task import stage_function
 from sparkdl.spark.trainer import TrainTask
+from sparkdl.weights import FloatArray
 
 POLL_S = 0.1
 INLINE_BYTES = 900_000
@@ -38,6 +42,7 @@ class StageSummary:
         transports: How workers reached the server.
         gpus: Rank -> addresses of the GPUs that it trained on.
         pids: Rank -> process that it trained in.
+        members: Rank -> the model it trained, for a rule whose models never meet.
     """
 
     rows: int
@@ -46,6 +51,7 @@ class StageSummary:
     transports: frozenset[str]
     gpus: dict[int, tuple[str, ...]]
     pids: dict[int, int]
+    members: dict[int, FloatArray] = field(default_factory=dict, repr=False)
 
 
 class Run(Protocol):
@@ -166,6 +172,7 @@ def train_stage(
             transports=frozenset(d["transport"] for d in done.values()),
             gpus={rank: tuple(d["gpus"]) for rank, d in done.items()},
             pids={rank: int(d["pid"]) for rank, d in done.items()},
+            members=_members(rows, task) if getattr(rule, "independent", False) else {},
         )
     finally:
         with contextlib.suppress(Exception):
@@ -175,6 +182,22 @@ def train_stage(
         if broadcast is not None:
             with contextlib.suppress(Exception):
                 broadcast.destroy()
+
+
+def _members(rows: list[Any], task: TrainTask) -> dict[int, FloatArray]:
+    """Every rank's weights.
+
+    Raises:
+        WorkerError: A rank's are missing: its task was lost after it had said that it was done.
+    """
+    found: dict[int, bytes] = {}
+    for row in rows:
+        if row.kind == "weights":
+            found[row.rank] = found.get(row.rank, b"") + bytes(row.content)
+    for rank in range(task.num_workers):
+        if rank not in found:
+            raise WorkerError(rank, "its trained model was lost with its executor")
+    return {rank: np.frombuffer(content, np.float32) for rank, content in sorted(found.items())}
 
 
 def _watch(
@@ -228,6 +251,9 @@ def _results(stage: Stage, run: Run, barrier: bool, num_workers: int) -> list[An
     if refused is not None:
         raise refused from stage.error
     if barrier:
+        described = described_in(stage.error)
+        if described is not None:
+            raise_failure(described["rank"], described)
         failure = run.progress().failure
         if failure is not None:
             raise _worker_error(failure)

@@ -93,6 +93,26 @@ def test_averaging_equals_the_mean_of_both_workers_epochs(spark: Any, digits_df:
         np.testing.assert_allclose(a, b, atol=1e-5)
 
 
+def test_ensemble_gives_several_models_and_their_mean(digits_df: Any) -> None:
+    train, test = digits_df.randomSplit([0.8, 0.2], seed=1)
+    model = make_mlp()
+    before = [w.copy() for w in model.get_weights()]
+    spark_model = SparkModel(model, rule="ensemble", num_workers=3, batch_size=32)
+    history = spark_model.fit(train, epochs=16, verbose=0)
+    assert history.history["loss"][-1] < 0.5 * history.history["loss"][0]
+    rows = test.limit(20).collect()
+    x = np.array([r.features for r in rows], "float32")
+    predictions = [m.predict(x, verbose=0) for m in spark_model.ensemble]
+    assert len(predictions) == 3
+    assert all(np.abs(predictions[0] - other).max() > 1e-3 for other in predictions[1:])
+    np.testing.assert_allclose(spark_model.predict(x), np.mean(predictions, axis=0), rtol=1e-5)
+    assert spark_model.evaluate(test)["accuracy"] > 0.9
+    for now, then in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(now, then)  # the model that was given has members, no weights
+    with pytest.raises(ConfigError, match="one fit"):
+        spark_model.fit(train, verbose=0)
+
+
 def test_wrong_combinations_are_refused_before_a_job(digits_df: Any) -> None:
     with pytest.raises(ConfigError, match="needs an optimizer of its own"):
         SparkModel(make_mlp(), rule="eamsgd", num_workers=2).fit(digits_df, verbose=0)

@@ -45,7 +45,7 @@ def test_a_rule_brings_its_own_window() -> None:
         ("synchronous", "auto", "downpour"),
         ("hogwild", "auto", "dynsgd"),
         ("synchronous", 5, "bsp"),
-        ("asynchronous", "auto", "ensemble"),
+        ("synchronous", "auto", "ensemble"),
         ("asynchronous", 5, "adam"),
     ],
 )
@@ -69,6 +69,7 @@ Adam = type("Adam", (_Optimizer,), {})
     ("compression", "mode", "rule", "frequency", "transport", "optimizer", "reason"),
     [
         ("fp16", "asynchronous", None, "auto", "shm", SGD(0.0), "shared memory"),
+        ("fp16", "asynchronous", "ensemble", "auto", "auto", SGD(0.0), "never exchange"),
         ("topk", "asynchronous", None, "epoch", "auto", SGD(0.0), "one exchange per epoch"),
         ("onebit", "synchronous", "averaging", "auto", "auto", SGD(0.0), "exchange per epoch"),
         ("dgc", "asynchronous", "downpour", "auto", "auto", SGD(0.0), "for gradients"),

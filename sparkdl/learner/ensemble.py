@@ -1,0 +1,69 @@
+"""Several models of one architecture, and the one that predicts their mean."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from sparkdl.errors import ModelError
+from sparkdl.learner.keras_base import model_layout, write_model
+from sparkdl.weights import FloatArray
+
+
+def require_cloneable(model: Any) -> None:
+    """Raises ModelError unless ``model`` is one whose structure Keras knows."""
+    functional = getattr(model, "_inputs_struct", None) is not None
+    if not (functional or isinstance(model, keras.Sequential)):
+        raise ModelError(
+            "an ensemble cannot be made of this model",
+            expected="a Sequential or functional keras.Model",
+            received=type(model).__name__,
+            hint="the mean of the members' predictions is built from its inputs and outputs",
+        )
+
+
+def build_ensemble(model: Any, weights: Sequence[FloatArray]) -> tuple[Any, list[Any]]:
+    """Copies of ``model``, and a model of their mean: ``mean(x) = Σ member_i(x) / k``.
+
+    Args:
+        model: Compiled and built; Sequential or functional. Not changed.
+        weights: A flat buffer of its layout for each member.
+
+    Returns:
+        The mean, compiled as ``model`` is (with a fresh optimizer), and its members, which it
+        contains: what trains them changes the mean.
+
+    Raises:
+        ModelError: A subclassed model.
+    """
+    require_cloneable(model)
+    layout = model_layout(model)
+    members = []
+    for number, flat in enumerate(weights):
+        member = keras.models.clone_model(model)
+        member.name = f"{model.name}_{number}"  # the layers of a model have names of their own
+        member.set_weights(model.get_weights())
+        write_model(member, layout, flat)
+        members.append(member)
+    struct = getattr(model, "_inputs_struct", None)
+    inputs = keras.tree.map_structure(
+        lambda t: keras.Input(batch_shape=t.shape, dtype=t.dtype, name=t.name),
+        model.inputs[0] if struct is None else struct,
+    )
+    names = iter(list(getattr(model, "output_names", ())))
+    outputs = keras.tree.map_structure(
+        lambda *tensors: (
+            keras.layers.Average(name=next(names, None))(tensors)
+            if len(tensors) > 1
+            else tensors[0]
+        ),
+        *(member(inputs) for member in members),
+    )
+    mean = keras.Model(inputs, outputs, name=f"{model.name}_ensemble")
+    settings = dict(model._compile_config.config)
+    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    settings["optimizer"] = type(optimizer).from_config(optimizer.get_config())
+    mean.compile(**settings)
+    return mean, members
