@@ -6,7 +6,9 @@ the workers; they start equal, get equal gradients, and so stay equal to the bit
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,6 +21,7 @@ from sparkdl.weights import FloatArray, Layout
 PART_BYTES = 16 << 20
 """Gradients travel in parts of about this size, each as soon as the backward pass has made it."""
 _FLAGS = 2
+_ALIGNMENT = 64
 
 
 class GradientLearner(Protocol):
@@ -90,9 +93,10 @@ class GradientSynchronizer:
         self.wire = wire
         # the last elements: 1 where there is a batch, and 1 where a rank was told to stop; their
         # means tell all ranks at the same step
-        self._whole = np.zeros(layout.size + _FLAGS, np.float32)
+        self._whole = _aligned_zeros(layout.size + _FLAGS)
         self.buffer: FloatArray = self._whole[:-_FLAGS]
-        self.parts = parts_of(layout, part_bytes, apart=wire is not None)
+        apart = wire is not None or layout.size_bytes > part_bytes
+        self.parts = parts_of(layout, part_bytes, apart=apart)
         self.in_graph = self if in_graph else None
         self.rows = 0
         self.scale = 1.0
@@ -101,33 +105,59 @@ class GradientSynchronizer:
         self._has_gradient: list[bool] | None = None
         self._handles: list[tuple[slice, npt.NDArray[Any], Handle]] = []
 
-    def start(self, learner: GradientLearner, root: int = 0, scale: float = 1.0) -> None:
+    def start(
+        self, learner: GradientLearner, root: int = 0, scale: float = 1.0, steps: int = 0
+    ) -> None:
         """Gives every rank the root's weights and optimizer state.
 
         Args:
             learner: This rank's.
             root: The rank whose state all take.
             scale: Most rows per batch of any rank, where the exchange is inside the step.
+            steps: Steps of an epoch; of no use here.
         """
         self.scale = scale
-        learner.read_weights(self.buffer)
-        self.communicator.broadcast(self.buffer, root, out=self.buffer)
-        mine = self.communicator.rank == root
-        learner.write_weights(self.buffer)
-        state = np.frombuffer(learner.optimizer_state() if mine else b"", np.uint8)
-        given = self.communicator.all_gather(state)[root]
-        if not mine:
-            learner.load_optimizer_state(given.tobytes())
+        take_root_state(self.communicator, learner, self.buffer, root)
+
+    def end_epoch(self, learner: GradientLearner) -> None:
+        """Nothing to do: the ranks are equal after every step."""
+
+    def save_state(self, learner: GradientLearner) -> bytes:
+        """Nothing beyond the learner's own state."""
+        return b""
+
+    def end_run(self, learner: GradientLearner) -> None:
+        """Nothing to do: the last step was an exchange."""
+
+    def close(self) -> None:
+        """Nothing to free."""
 
     # -- whole windows -------------------------------------------------------------------------
 
     def train(self, learner: GradientLearner, window: Any) -> None:
-        """Trains every batch of ``window``, each a step of all ranks."""
-        learner.train_reducing(window, self)
+        """Trains every batch of ``window``, each a step of all ranks.
+
+        Raises:
+            WaitTimeoutError: Some ranks did not come in time; they are named.
+            TransportError: A rank is gone.
+        """
+        with self._explained():
+            learner.train_reducing(window, self)
 
     def skip(self, learner: GradientLearner) -> None:
         """Takes part in one step of the others without a batch."""
-        learner.skip_reducing(self)
+        with self._explained():
+            learner.skip_reducing(self)
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            cause = self.communicator.explain(error)
+            if cause is error:
+                raise
+            raise cause from error
 
     # -- the reducer ---------------------------------------------------------------------------
 
@@ -136,22 +166,23 @@ class GradientSynchronizer:
 
         Args:
             part: Index in ``parts``; each step hands over all of them in order.
-            values: A copy is taken, unless they lie in ``buffer`` already.
+            values: Read until :meth:`finish`; may lie in ``buffer`` itself.
         """
         place = self.parts[part]
         target = self._whole[place]
+        sent: npt.NDArray[Any] = values
         if part == 0:
             self._whole[-2], self._whole[-1] = float(self.rows > 0), float(self.stop_wanted)
-        if not np.shares_memory(values, target):
-            target[: values.size] = values
+            if not np.may_share_memory(values, target):
+                target[: values.size] = values
+            sent = target
         if len(self.parts) == 1 and self.wire is None:
             self.communicator.all_reduce(target, "weighted", weight=self.rows, out=target)
             return
-        sent: npt.NDArray[Any] = target
         if self.wire is not None and place.start < self.layout.trained_size:
-            sent = target.astype(_dtype(self.wire))
-        handle = self.communicator.all_reduce_async(sent, "weighted", weight=self.rows, out=sent)
-        self._handles.append((place, sent, handle))
+            sent = target = sent.astype(_dtype(self.wire))
+        handle = self.communicator.all_reduce_async(sent, "weighted", weight=self.rows, out=target)
+        self._handles.append((place, target, handle))
 
     def finish(self) -> bool:
         """Waits for all parts: ``buffer`` then holds the mean over all ranks.
@@ -159,10 +190,10 @@ class GradientSynchronizer:
         Returns:
             Whether any rank had rows; if none had, there is nothing to apply.
         """
-        for place, sent, handle in self._handles:
+        for place, joined, handle in self._handles:
             handle.wait()
-            if sent.dtype != np.float32:
-                self._whole[place] = sent
+            if joined.dtype != np.float32:
+                self._whole[place] = joined
         self._handles.clear()
         self.agree_on_stop(float(self._whole[-1]))
         return bool(self._whole[-2] > 0)
@@ -210,11 +241,25 @@ class GradientSynchronizer:
         return True
 
 
+def take_root_state(
+    communicator: Communicator, learner: GradientLearner, buffer: FloatArray, root: int
+) -> None:
+    """Gives every rank the root's weights and optimizer state; ``buffer`` is scratch memory."""
+    learner.read_weights(buffer)
+    communicator.broadcast(buffer, root, out=buffer)
+    mine = communicator.rank == root
+    learner.write_weights(buffer)
+    state = np.frombuffer(learner.optimizer_state() if mine else b"", np.uint8)
+    given = communicator.all_gather(state)[root]
+    if not mine:
+        learner.load_optimizer_state(given.tobytes())
+
+
 def parts_of(layout: Layout, part_bytes: int, *, apart: bool = False) -> list[slice]:
     """Slices of ``[gradient | statistics | flags]`` in the order in which they are reduced.
 
     Each holds whole variables; the first one has the end of the buffer, with statistics and flags
-    (alone if ``apart``).
+    (alone if ``apart``: they are few, and come before any gradient).
 
     >>> layout = Layout.of([('a', (4,), 'float32'), ('b', (4,), 'float32')], [])
     >>> parts_of(layout, 16)
@@ -229,6 +274,13 @@ def parts_of(layout: Layout, part_bytes: int, *, apart: bool = False) -> list[sl
             edges.append(slot.offset)
     edges.append(0)
     return [slice(a, b) for b, a in itertools.pairwise(edges)]
+
+
+def _aligned_zeros(size: int) -> FloatArray:
+    """Zeros at an address that TensorFlow takes as it is, without a copy."""
+    room = np.zeros(size + _ALIGNMENT // 4, np.float32)
+    first = -room.ctypes.data % _ALIGNMENT // 4
+    return room[first : first + size]
 
 
 def _dtype(name: str) -> Any:

@@ -6,6 +6,7 @@ the backend; all it exchanges with the outside is NumPy.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
@@ -55,7 +56,7 @@ class Reducer(Protocol):
         """How to reduce inside the compiled step, or None."""
 
     def begin(self, part: int, values: FloatArray) -> None:
-        """Hands over one part of this worker's gradient."""
+        """Hands over one part of this worker's gradient, which is read until ``finish``."""
 
     def finish(self) -> bool:
         """Waits for the joined gradient; False if no worker had rows."""
@@ -124,6 +125,12 @@ class Learner(Protocol):
     def skip_reducing(self, reducer: Reducer) -> None:
         """One step of the others in which this worker has no batch."""
 
+    def know_gradients(self, agree: Callable[[list[bool]], list[bool]]) -> None:
+        """Calls ``agree`` with which trained variables have a gradient, as far as it is known.
+
+        What it returns (if not empty) is gone by from the next :meth:`apply_gradients` on.
+        """
+
     def metric_state(self) -> npt.NDArray[np.float64]:
         """All metric variables (loss first) as one vector; vectors of workers add up."""
 
@@ -159,6 +166,15 @@ class Learner(Protocol):
 
     def load_optimizer_state(self, state: bytes) -> None:
         """The counterpart of :meth:`optimizer_state`."""
+
+    def optimizer_slots(self, names: list[str]) -> dict[str, FloatArray] | None:
+        """Attributes of the optimizer with a variable for each trained one, as flat vectors.
+
+        None if the optimizer has no such variables.
+        """
+
+    def load_optimizer_slots(self, slots: dict[str, FloatArray], step: int) -> None:
+        """The counterpart of :meth:`optimizer_slots`; ``step`` are the steps taken."""
 
     def sync_model(self) -> None:
         """Writes the training state back to the Keras model, where the backend keeps it apart."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from sparkdl.errors import ConfigError, ModelError
 from sparkdl.learner.base import Arrays, Reducer, WindowLike
+from sparkdl.learner.optimizer_state import pack_arrays, read_slots, with_slots
 from sparkdl.learner.signature import list_names, takes_list
 from sparkdl.weights import FloatArray, Layout
 
@@ -97,6 +98,9 @@ class KerasLearner:
         if reducer.finish():
             self.apply_gradients(reducer.buffer)
 
+    def know_gradients(self, agree: Callable[[list[bool]], list[bool]]) -> None:
+        self._has_gradient = agree(self._has_gradient) or self._has_gradient
+
     # -- metrics -------------------------------------------------------------------------------
 
     def metric_state(self) -> npt.NDArray[np.float64]:
@@ -154,9 +158,15 @@ class KerasLearner:
             _innermost(self.model.optimizer).iterations.assign(step)
 
     def optimizer_state(self) -> bytes:
-        buffer = io.BytesIO()
-        np.savez(buffer, *(_plain(array) for array in self._optimizer_arrays()))
-        return buffer.getvalue()
+        return pack_arrays(self._optimizer_arrays())
+
+    def optimizer_slots(self, names: list[str]) -> dict[str, FloatArray] | None:
+        return read_slots(self.model.optimizer, self.trained, self._optimizer_arrays(), names)
+
+    def load_optimizer_slots(self, slots: dict[str, FloatArray], step: int) -> None:
+        arrays = self._optimizer_arrays()
+        changed = with_slots(self.model.optimizer, self.trained, arrays, slots, step)
+        self.load_optimizer_state(pack_arrays(changed))
 
     def _optimizer_arrays(self) -> list[npt.NDArray[Any]]:
         return [np.asarray(v.numpy()) for v in self.model.optimizer.variables]
@@ -380,11 +390,6 @@ def load_optimizer_state(model: Any, state: bytes) -> None:
         )
     for variable, value in zip(optimizer.variables, values, strict=True):
         variable.assign(value)
-
-
-def _plain(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """``array`` in a dtype that a ``.npz`` file keeps (bfloat16 and the like become float32)."""
-    return array.astype(np.float32) if array.dtype.kind == "V" else array
 
 
 def arrange(arrays: Arrays, struct: Any, names: list[str]) -> Any:

@@ -61,6 +61,19 @@ class FlatOptimizer(abc.ABC):
         Changes ``state``; ``gradient`` stays as it is. ``rate`` is the learning rate.
         """
 
+    def keras_slots(self) -> dict[str, tuple[str, float]]:
+        """How the state is found in the Keras optimizer of this name.
+
+        Returns:
+            Each array of the state -> the attribute with Keras' variables, and a factor: Keras'
+            value is this one times the factor.
+        """
+        return {}
+
+    def keras_config(self) -> dict[str, Any]:
+        """The counterpart of ``optimizer_from_config``."""
+        return {"class_name": type(self).__name__, "config": dict(vars(self))}
+
 
 @dataclass(frozen=True)
 class SGD(FlatOptimizer):
@@ -93,6 +106,11 @@ class SGD(FlatOptimizer):
     def init(self, weights: FloatArray) -> State:
         """The velocity, from 0, if there is momentum."""
         return {"velocity": np.zeros_like(weights)} if self.momentum else {}
+
+    def keras_slots(self) -> dict[str, tuple[str, float]]:
+        if not self.momentum:
+            return {}
+        return {"velocity": ("momentums", 1.0 / self.momentum if self.nesterov else 1.0)}
 
     def step(
         self,
@@ -150,6 +168,9 @@ class Adagrad(FlatOptimizer):
     def init(self, weights: FloatArray) -> State:
         """The sums of squared gradients."""
         return {"accumulator": np.full_like(weights, self.initial_accumulator_value)}
+
+    def keras_slots(self) -> dict[str, tuple[str, float]]:
+        return {"accumulator": ("_accumulators", 1.0)}
 
     def step(
         self,
@@ -220,6 +241,14 @@ class RMSprop(FlatOptimizer):
         if self.momentum:
             state["momentum"] = np.zeros_like(weights)
         return state
+
+    def keras_slots(self) -> dict[str, tuple[str, float]]:
+        slots = {"mean_square": ("_velocities", 1.0)}
+        if self.centered:
+            slots["mean"] = ("_average_gradients", 1.0)
+        if self.momentum:
+            slots["momentum"] = ("_momentums", -1.0)  # Keras subtracts it
+        return slots
 
     def step(
         self,
@@ -301,6 +330,12 @@ class Adam(FlatOptimizer):
             "scaled_mean": np.zeros_like(weights),
             "scaled_mean_square": np.zeros_like(weights),
             "steps": 0,
+        }
+
+    def keras_slots(self) -> dict[str, tuple[str, float]]:
+        return {
+            "scaled_mean": ("_momentums", 1.0 - self.beta_1),
+            "scaled_mean_square": ("_velocities", 1.0 - self.beta_2),
         }
 
     def step(

@@ -18,20 +18,40 @@ from typing import Any
 
 import numpy as np
 
-from sparkdl.collective.strategy import AllReduceStrategy, AllReduceSynchronizer
-from sparkdl.errors import ConfigError, TransportError, UnknownNameError
+from sparkdl.collective.rules import ExchangeRule, Mean
+from sparkdl.collective.strategy import (
+    AllReduceStrategy,
+    AllReduceSynchronizer,
+    EarlyGathering,
+    split_state,
+)
+from sparkdl.errors import TransportError, UnknownNameError
 from sparkdl.history import EpochProgress, RunProgress
 from sparkdl.ps.client import Client, connect
 from sparkdl.ps.rules import make_rule
 from sparkdl.ps.strategy import ServerStrategy
+from sparkdl.spark.allreduce_rules import choose_exchange, optimizer_config
 from sparkdl.spark.cluster import is_connect
+from sparkdl.spark.function_task import RankFailure, describe
 from sparkdl.spark.server_run import ServerOptions, ServerRun
 from sparkdl.weights import FloatArray, Layout
 
 COMMUNICATORS = ("auto", "horovod", "builtin")
-_WIRES = {"fp16": "float16", "bf16": "bfloat16"}
 _EMPTY = Layout.of([("nothing", (1,), "float32")])
 """What the server of a run holds in which no weights travel through it."""
+
+
+@dataclass
+class RuleMemory:
+    """What a recipe keeps between its runs.
+
+    Args:
+        optimizer: Of the model at the last :meth:`AllReduceRecipe.prepare`.
+        state: The rule's, where the Keras optimizer has no room for it (an outer momentum).
+    """
+
+    optimizer: dict[str, Any] | None = None
+    state: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -44,20 +64,28 @@ class AllReduceRecipe:
         options: Of the line to the driver.
         max_restarts: How often a lost stage is begun again.
         rule: How the ranks' gradients or weights become one.
-        window: Always 1: every batch has its exchange.
+        window: Batches between two of its exchanges.
+        memory: What it keeps from one fit to the next.
     """
 
     communicator: str
     wire: str | None
     options: ServerOptions
     max_restarts: int
-    rule: Any = None
+    rule: ExchangeRule
     window: int = 1
+    memory: RuleMemory = field(default_factory=RuleMemory, compare=False, repr=False)
     in_step: bool = True
     barrier: bool = True
 
     def prepare(self, model: Any, num_workers: int) -> None:
-        """Nothing to fit."""
+        """Checks the rule against the run.
+
+        Raises:
+            ConfigError: It cannot work with that many workers, or with the model's optimizer.
+        """
+        self.memory.optimizer = optimizer_config(model.optimizer)
+        self.rule.bind(num_workers, self.memory.optimizer)
 
     def reports_live(self, spark: Any) -> bool:
         """Whether the driver hears of the workers while they train."""
@@ -69,12 +97,14 @@ class AllReduceRecipe:
     ) -> Iterator[Future[Any]]:
         """Starts the line to the driver in the background, if there can be one."""
         strategy = AllReduceStrategy(
-            secrets.token_bytes(32), layout, self.communicator,
-            {"timeout_s": max(self.options.worker_timeout_s, 30.0)}, self.wire,
+            secrets.token_bytes(32), layout, self._communicator(),
+            # a rank may evaluate, or compile its first step, while the others wait
+            {"timeout_s": max(self.options.worker_timeout_s, self.options.start_timeout_s)},
+            self.wire, self._bound_rule(num_workers), self.window, self.memory.state,
         )  # fmt: skip
         if not self.reports_live(spark):
             future: Future[Any] = Future()
-            future.set_result(SilentRun(GangStrategy(strategy, None), layout))
+            future.set_result(SilentRun(GangStrategy(strategy, None), layout, self.memory))
             yield future
             return
         rule = make_rule("bsp", payload="gradient")
@@ -83,7 +113,21 @@ class AllReduceRecipe:
             self.options, rule, _EMPTY, zero, num_workers, spark,
             max_state_bytes=16 * layout.size_bytes + (64 << 20),
         ) as starting:  # fmt: skip
-            yield _Mapped(starting, lambda line: AllReduceRun(line, strategy, layout))
+            yield _Mapped(starting, lambda line: AllReduceRun(line, strategy, layout, self.memory))
+
+    def _communicator(self) -> str:
+        """Horovod's operations are TensorFlow's: other backends do not import it for nothing."""
+        import keras
+
+        if self.communicator == "auto" and keras.backend.backend() != "tensorflow":
+            return "builtin"
+        return self.communicator
+
+    def _bound_rule(self, num_workers: int) -> ExchangeRule | None:
+        """None for the mean at every step, which is faster inside the compiled step."""
+        if type(self.rule) is Mean and self.window == 1:
+            return None
+        return self.rule.bind(num_workers, self.memory.optimizer)
 
 
 def choose_allreduce(
@@ -103,28 +147,10 @@ def choose_allreduce(
     """
     if communicator not in COMMUNICATORS:
         raise UnknownNameError("communicator", communicator, COMMUNICATORS)
-    if frequency not in ("auto", "batch", 1):
-        raise ConfigError(
-            "mode 'allreduce' exchanges a gradient at every batch",
-            expected="frequency='batch' (or 'auto')",
-            received=f"frequency={frequency!r}",
-            hint="mode='synchronous' or 'asynchronous' takes longer windows",
-        )
-    if rule is not None:
-        raise ConfigError(
-            "mode 'allreduce' has one rule, the row-weighted mean of the gradients",
-            expected="rule=None",
-            received=repr(rule),
-            hint="rules belong to the modes with a server",
-        )
-    if compression is not None and compression not in _WIRES:
-        raise ConfigError(
-            "mode 'allreduce' cannot reduce what this codec makes",
-            expected="compression=None, 'fp16' or 'bf16'",
-            received=repr(compression),
-            hint="sparse and quantized codecs work in the modes with a server",
-        )
-    return AllReduceRecipe(communicator, _WIRES.get(compression), options, max_restarts)
+    chosen, window, wire = choose_exchange(
+        frequency, rule, compression, communicator, model.optimizer
+    )
+    return AllReduceRecipe(communicator, wire, options, max_restarts, chosen, window)
 
 
 @dataclass(frozen=True)
@@ -140,6 +166,23 @@ class GangStrategy:
     line: ServerStrategy | None
 
     @contextlib.contextmanager
+    def meet(self, identity: Any) -> Iterator[Any]:
+        """Begins to meet the other ranks, before this one imports anything or reads its rows.
+
+        Args:
+            identity: This worker's.
+
+        Yields:
+            What :meth:`open` takes in its place.
+        """
+        if self.line is not None:  # the ranks meet there, which is quick, and names who is missing
+            yield identity
+            return
+        early = EarlyGathering(identity, self.gradients.connector(identity.rank))
+        with contextlib.closing(early):
+            yield early
+
+    @contextlib.contextmanager
     def open(self, identity: Any, layout: Layout) -> Iterator[AllReduceSynchronizer]:
         """Connects to the driver, then all workers with each other."""
         with contextlib.ExitStack() as stack:
@@ -149,23 +192,37 @@ class GangStrategy:
                     self.line.address, self.line.token, rank=identity.rank,
                     attempt=identity.attempt, layout=_EMPTY,
                 )  # fmt: skip
-                control = DriverLine(stack.enter_context(client))
-            yield stack.enter_context(self.gradients.open(identity, layout, control))
+                control = DriverLine(stack.enter_context(client), identity.rank)
+            yield stack.enter_context(self.gradients.open(control or identity, layout, control))
 
     def report_failure(self, identity: Any, error: BaseException) -> None:
-        """Tells the driver that this worker failed for good."""
-        if self.line is not None:
-            self.line.report_failure(identity, error)
+        """Tells the driver that this worker failed for good.
+
+        Raises:
+            RankFailure: There is no line to it: Spark ends the others, and carries the news.
+        """
+        if self.line is None:
+            raise RankFailure(describe(identity.rank, error)) from error
+        self.line.report_failure(identity, error)
 
 
 class DriverLine:
     """A worker's line to the driver; see :class:`sparkdl.collective.strategy.Control`."""
 
-    def __init__(self, client: Client) -> None:
-        self._client = client
+    def __init__(self, client: Client, rank: int) -> None:
+        self._client, self.rank = client, rank
+
+    def all_gather(self, text: str) -> list[str]:
+        """Every rank's text, by way of the server: a barrier's ``allGather`` takes a second.
+
+        Raises:
+            WaitTimeoutError: Some ranks did not come in time; they are named.
+        """
+        texts = self._client.hello(text=text).texts
+        return [texts[rank] for rank in sorted(texts)]
 
     def join(self, rows: int, batches: int) -> None:
-        """Waits for all; WaitTimeoutError names the ranks that are missing."""
+        """Tells what this worker has."""
         self._client.hello(rows=rows, batches_per_epoch=batches)
 
     def report(self, meta: dict[str, Any], *, wait: bool, batch: int, rows: int) -> None:
@@ -189,8 +246,10 @@ class DriverLine:
 class AllReduceRun:
     """The driver's part where it hears of the workers; see :class:`sparkdl.spark.training.Run`."""
 
-    def __init__(self, line: ServerRun, gradients: AllReduceStrategy, layout: Layout) -> None:
-        self._line, self._layout = line, layout
+    def __init__(
+        self, line: ServerRun, gradients: AllReduceStrategy, layout: Layout, memory: RuleMemory
+    ) -> None:
+        self._line, self._layout, self._memory = line, layout, memory
         self.strategy = GangStrategy(gradients, line.strategy)
 
     def progress(self) -> RunProgress:
@@ -206,7 +265,9 @@ class AllReduceRun:
         with contextlib.suppress(TransportError):
             epoch, state = self._line.kept_state()
             if epoch >= 0:
-                return epoch, *split_state(state, self._layout)
+                learner, self._memory.state = split_state(state)
+                size = self._layout.size_bytes
+                return epoch, np.frombuffer(learner[:size], np.float32), learner[size:]
         return None
 
     def pull(self) -> FloatArray:
@@ -224,7 +285,8 @@ class AllReduceRun:
         return b"" if kept is None else kept[2]
 
     def result(self, rows: list[Any]) -> FloatArray:
-        """The trained weights, which rank 0 returned."""
+        """The trained weights, which one rank returned; keeps the rule's state."""
+        self._memory.state = joined(rows, "rule")
         return joined_weights(rows)
 
 
@@ -234,6 +296,7 @@ class SilentRun:
 
     strategy: GangStrategy
     layout: Layout
+    memory: RuleMemory
     rows: list[Any] = field(default_factory=list)
 
     def progress(self) -> RunProgress:
@@ -267,11 +330,12 @@ class SilentRun:
 
     def optimizer_state(self) -> bytes:
         """The optimizer state that the stage returned."""
-        return b"".join(bytes(r.content) for r in self.rows if r.kind == "optimizer")
+        return joined(self.rows, "optimizer")
 
     def result(self, rows: list[Any]) -> FloatArray:
         """Takes the stage's result in; returns the trained weights."""
         self.rows = rows
+        self.memory.state = joined(rows, "rule")
         return joined_weights(rows)
 
 
@@ -288,14 +352,12 @@ class _Mapped(Future[Any]):
 
 def joined_weights(rows: list[Any]) -> FloatArray:
     """The weights in the result rows of a stage."""
-    content = b"".join(bytes(r.content) for r in rows if r.kind == "weights")
-    return np.frombuffer(content, np.float32)
+    return np.frombuffer(joined(rows, "weights"), np.float32)
 
 
-def split_state(state: bytes, layout: Layout) -> tuple[FloatArray, bytes]:
-    """Weights and optimizer state, as :meth:`KerasLearner.dump_state` joined them."""
-    size = layout.size_bytes
-    return np.frombuffer(state[:size], np.float32), state[size:]
+def joined(rows: list[Any], kind: str) -> bytes:
+    """What the result rows of a kind hold, one after the other."""
+    return b"".join(bytes(r.content) for r in rows if r.kind == kind)
 
 
 def _sum_states(states: Any) -> Any:

@@ -7,6 +7,7 @@ from typing import Any
 
 from sparkdl.config import MODES, parse_frequency, require_int, require_name
 from sparkdl.errors import ConfigError
+from sparkdl.spark.allreduce_rules import require_family
 from sparkdl.spark.allreduce_run import AllReduceRecipe, choose_allreduce
 from sparkdl.spark.compression import choose_codec
 from sparkdl.spark.server_run import ServerOptions, ServerRecipe, choose_rule
@@ -60,6 +61,7 @@ def choose_recipe(
             received=str(max_restarts),
             hint="there Spark replaces a lost worker meanwhile: spark.task.maxFailures",
         )
+    require_family(mode, rule)
     chosen, window = choose_rule(mode, frequency, rule)
     codec = choose_codec(compression, chosen, window, options.transport, model.optimizer)
     return ServerRecipe(replace(options, codec=codec), chosen, window)

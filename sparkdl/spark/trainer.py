@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -18,7 +19,7 @@ from sparkdl.config import LoopSettings
 from sparkdl.data import Batches, DataSpec, Partition, read_partition
 from sparkdl.errors import TransportError, WaitTimeoutError, WorkerError
 from sparkdl.learner.archive import ModelArchive
-from sparkdl.spark.function_task import TAKEN_ALONG_S, taken_along
+from sparkdl.spark.gathering import TAKEN_ALONG_S, Gathering, taken_along
 from sparkdl.spark.resources import Placement, UseGpu, start_framework, started_on
 from sparkdl.spark.results import CHUNK_BYTES, Result, describe_error, failure_result
 from sparkdl.spark.wire import named_batches
@@ -41,18 +42,21 @@ class Identity:
     rank: int
     attempt: int
     num_workers: int
-    gathering: Any = None
+    gathering: Gathering | None = None
 
     def all_gather(self, text: str) -> list[str]:
         """Every rank's text in rank order, in a barrier stage."""
-        texts: list[str] = self.gathering.all_gather(text, GATHER_TIMEOUT_S)
-        return texts
+        assert self.gathering is not None
+        return self.gathering.all_gather(text, GATHER_TIMEOUT_S)
 
 
 class Strategy(Protocol):
     """The picklable recipe of how updates travel, made on the driver."""
 
-    def open(self, identity: Identity, layout: Any) -> Any:
+    def meet(self, identity: Identity) -> Any:
+        """Barrier stages: begins to meet the others; a context manager of what ``open`` takes."""
+
+    def open(self, identity: Any, layout: Any) -> Any:
         """The live synchronizer of a worker, as a context manager."""
 
     def report_failure(self, identity: Identity, error: BaseException) -> None:
@@ -103,15 +107,19 @@ def train_here(
         )  # fmt: skip
         return partition, time.perf_counter() - began
 
+    meeting = nullcontext(identity) if identity.gathering is None else task.strategy.meet(identity)
     # Leaving the pool waits for the reader: nobody else may read this task's input after it.
-    with ThreadPoolExecutor(1, thread_name_prefix="sparkdl-read") as pool:
+    with (
+        meeting as met,
+        ThreadPoolExecutor(1, thread_name_prefix="sparkdl-read") as pool,
+    ):
         reader = pool.submit(read)
         start_framework(placement)
-        return train_partition(reader, task, identity)
+        return train_partition(reader, task, identity, met)
 
 
 def train_partition(
-    reader: Future[tuple[Partition, float]], task: TrainTask, identity: Identity
+    reader: Future[tuple[Partition, float]], task: TrainTask, identity: Identity, met: Any
 ) -> list[Result]:
     """Joins the run and trains the rows that ``reader`` reads; the framework is up."""
     from sparkdl.learner.cache import cached_learner, forget_learner
@@ -120,7 +128,7 @@ def train_partition(
     settings = task.settings
     learner = cached_learner(task.archive)
     try:
-        with task.strategy.open(identity, learner.layout) as synchronizer:
+        with task.strategy.open(met, learner.layout) as synchronizer:
             partition, read_s = reader.result()
             with partition:
                 if settings.check_data:
@@ -154,13 +162,16 @@ def train_partition(
     control = getattr(synchronizer, "control", None)
     if isinstance(control, NoControl):  # what the driver could not hear while it ran
         results.append(Result(identity.rank, "epochs", json.dumps(control.epochs)))
+    alone = getattr(getattr(task.strategy, "rule", None), "independent", False)
+    if alone or (synchronizer.keeps_state and identity.gathering is not None):
+        # no server has these weights
+        weights = np.empty(learner.layout.size, np.float32)
+        learner.read_weights(weights)
+        results += _chunks(identity.rank, "weights", weights.tobytes())
     if synchronizer.keeps_state:
-        if identity.gathering is not None:  # no server has the weights
-            weights = np.empty(learner.layout.size, np.float32)
-            learner.read_weights(weights)
-            results += _chunks(identity.rank, "weights", weights.tobytes())
         learner.sync_model()
         results += _chunks(identity.rank, "optimizer", learner.optimizer_state())
+        results += _chunks(identity.rank, "rule", getattr(synchronizer, "rule_state", b""))
     return results
 
 

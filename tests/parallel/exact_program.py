@@ -333,7 +333,7 @@ class Ranks:
         driver = make_driver(case.driver if rank == size - 1 else "")
         with cut(layout, case.parts), strategy.open(self.meeting, layout, driver) as synchronizer:
             assert synchronizer.transport == case.communicator
-            assert len(synchronizer._gradients.parts) >= case.parts, synchronizer._gradients.parts
+            assert len(synchronizer._exchange.parts) >= case.parts, synchronizer._exchange.parts
             train(learner, synchronizer, batches, settings, num_rows=len(x), num_workers=size)
         flat = np.empty(layout.size, np.float32)
         learner.read_weights(flat)

@@ -44,12 +44,13 @@ from sparkdl.collective.rules.local import AdaptiveLocalSGD, DiLoCo, Downpour, L
 from sparkdl.collective.rules.mean import Mean, Sum
 from sparkdl.collective.rules.onebit_adam import OneBitAdam
 from sparkdl.collective.rules.power_sgd import PowerSGD
-from sparkdl.collective.rules.registry import make_rule, rule_names
+from sparkdl.collective.rules.registry import ALIASES, make_rule, rule_names
 from sparkdl.collective.rules.sliced import Sliced
 from sparkdl.collective.rules.straggler import StragglerDrop
 from sparkdl.collective.rules.streaming import StreamingDiLoCo
 
 __all__ = [
+    "ALIASES",
     "EASGD",
     "AdaptiveLocalSGD",
     "Adasum",

@@ -10,7 +10,7 @@ import numpy as np
 
 from sparkdl.collective.communicator import Communicator
 from sparkdl.errors import ConfigError
-from sparkdl.optimizers.flat import State
+from sparkdl.optimizers.flat import FlatOptimizer, State
 from sparkdl.weights import FloatArray, Layout
 
 Part = tuple[Callable[[FloatArray], None], int]
@@ -27,12 +27,16 @@ class ExchangeRule:
             :class:`GradientExchange`, :class:`WeightsExchange` or :class:`OptimizerExchange`.
         default_window: Batches between two exchanges if the user says ``frequency='auto'``.
         exact: Whether N workers take the steps of one process on the global batch.
+        takes_halves: Whether what it reduces may travel in 16 bits: plain sums and means.
+        own_window: The rule chooses the window itself: ``frequency`` is left at ``'auto'``.
     """
 
     name: ClassVar[str] = ""
     exchanges: ClassVar[Literal["gradient", "weights", "optimizer"]] = "gradient"
     default_window: ClassVar[int] = 1
     exact: ClassVar[bool] = False
+    takes_halves: ClassVar[bool] = False
+    own_window: ClassVar[bool] = False
 
     def bind(self, num_workers: int, optimizer: Mapping[str, Any] | None = None) -> Self:
         """The rule to use in a run: checked against it, and told of it; called on the driver.
@@ -61,8 +65,11 @@ class ExchangeRule:
         raise NotImplementedError
 
     def config(self) -> dict[str, Any]:
-        """The constructor arguments."""
-        return dict(vars(self))
+        """The constructor arguments, as plain values."""
+        return {
+            name: value.keras_config() if isinstance(value, FlatOptimizer) else value
+            for name, value in vars(self).items()
+        }
 
 
 class Exchange:
@@ -77,6 +84,8 @@ class Exchange:
     def __init__(self, communicator: Communicator, layout: Layout, extras: int = 0) -> None:
         self.communicator = communicator
         self.layout = layout
+        self.wire: str | None = None
+        """``'float16'`` or ``'bfloat16'``: what the trained segment travels as; None: float32."""
         self.sent_bytes = 0
         """Bytes of the arrays that this rank gave to collectives; a topology adds its factor."""
         size, trained = layout.size, layout.trained_size
@@ -103,9 +112,17 @@ class Exchange:
         """Ends threads and groups; the communicator stays open. Can be repeated."""
 
     def all_reduce(self, array: FloatArray, op: str, rows: int = 1) -> None:
-        """An all-reduce in place, counted."""
-        self.sent_bytes += array.nbytes
-        self.communicator.all_reduce(array, op, weight=rows, out=array)
+        """An all-reduce in place, counted; with :attr:`wire`, of the trained segment in halves."""
+        if self.wire is not None and array is self.whole:
+            self.all_reduce(self.tail, op, rows)
+            array = self.trained
+        sent: np.ndarray[Any, Any] = array
+        if self.wire is not None and array is self.trained:
+            sent = array.astype(half_dtype(self.wire))
+        self.sent_bytes += sent.nbytes
+        self.communicator.all_reduce(sent, op, weight=rows, out=sent)
+        if sent is not array:
+            np.copyto(array, sent, casting="unsafe")
 
     def average(self, array: FloatArray, rows: int) -> bool:
         """Row-weighted mean, in place, of an array that ends with the flag: had anyone rows?"""
@@ -197,6 +214,10 @@ class WeightsExchange(Exchange):
 
     center: FloatArray
     """What the ranks agree on, equal on all: the model to evaluate or to save."""
+    apart: ClassVar[bool] = False
+    """Whether the ranks' weights differ from the center after an exchange."""
+    adapts: ClassVar[bool] = False
+    """Whether :meth:`after_window` needs the loss and the learning rate."""
 
     def start(self, weights: FloatArray) -> None:
         """Takes the weights that all ranks begin with (equal on all)."""
@@ -228,7 +249,13 @@ class WeightsExchange(Exchange):
 
 
 class OptimizerExchange(FilledExchange):
-    """Takes the place of the optimizer: gradients go in, weights come out."""
+    """Takes the place of the optimizer: gradients go in, weights come out.
+
+    :meth:`state` is that of :attr:`optimizer` over the whole trained segment, as one process would
+    have it; so the compiled Keras optimizer can keep it from one run to the next.
+    """
+
+    optimizer: FlatOptimizer
 
     def start(self, weights: FloatArray) -> None:
         """Takes the weights that all ranks begin with (equal on all)."""
@@ -264,3 +291,12 @@ def choose_rate(rule: str, given: float | None, own: float | None) -> float:
             received="none",
         )
     return float(rate)
+
+
+def half_dtype(name: str) -> Any:
+    """``'float16'`` or ``'bfloat16'`` as NumPy's dtype."""
+    if name == "float16":
+        return np.float16
+    import ml_dtypes
+
+    return getattr(ml_dtypes, name)

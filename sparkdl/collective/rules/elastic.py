@@ -60,6 +60,8 @@ class EASGD(ExchangeRule):
 class EASGDExchange(WeightsExchange):
     """See :class:`EASGD`."""
 
+    apart = True
+
     def __init__(self, communicator: Communicator, layout: Layout, rate: float) -> None:
         super().__init__(communicator, layout)
         self._rate = np.float32(rate)

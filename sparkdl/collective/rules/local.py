@@ -61,6 +61,7 @@ class LocalSGD(ExchangeRule):
 
     name: ClassVar[str] = "local_sgd"
     exchanges = "weights"
+    takes_halves: ClassVar[bool] = True
     default_window: ClassVar[int] = 8
 
     def open(self, communicator: Communicator, layout: Layout) -> WeightsExchange:
@@ -89,6 +90,8 @@ class AdaptiveLocalSGD(ExchangeRule):
 
     name: ClassVar[str] = "adaptive_local_sgd"
     exchanges = "weights"
+    takes_halves: ClassVar[bool] = True
+    own_window: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         for option in ("first_window", "warm_up", "limit"):
@@ -100,6 +103,8 @@ class AdaptiveLocalSGD(ExchangeRule):
 
 class AdaptiveExchange(MeanExchange):
     """See :class:`AdaptiveLocalSGD`."""
+
+    adapts = True
 
     def __init__(self, communicator: Communicator, layout: Layout, rule: AdaptiveLocalSGD) -> None:
         super().__init__(communicator, layout, extras=2)
@@ -174,6 +179,7 @@ class Downpour(ExchangeRule):
 
     name: ClassVar[str] = "downpour"
     exchanges = "weights"
+    takes_halves: ClassVar[bool] = True
     default_window: ClassVar[int] = 8
 
     def open(self, communicator: Communicator, layout: Layout) -> WeightsExchange:
@@ -215,6 +221,7 @@ class DiLoCo(ExchangeRule):
 
     name: ClassVar[str] = "diloco"
     exchanges = "weights"
+    takes_halves: ClassVar[bool] = True
     default_window: ClassVar[int] = 500
 
     def __post_init__(self) -> None:

@@ -23,6 +23,7 @@ class Mean(ExchangeRule):
 
     name: ClassVar[str] = "mean"
     exact: ClassVar[bool] = True
+    takes_halves: ClassVar[bool] = True
 
     def open(self, communicator: Communicator, layout: Layout) -> MeanExchange:
         return MeanExchange(communicator, layout)
@@ -46,6 +47,7 @@ class Sum(ExchangeRule):
     """
 
     name: ClassVar[str] = "sum"
+    takes_halves: ClassVar[bool] = True
 
     def open(self, communicator: Communicator, layout: Layout) -> SumExchange:
         return SumExchange(communicator, layout)

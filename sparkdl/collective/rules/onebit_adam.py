@@ -42,7 +42,8 @@ class OneBitAdam(ExchangeRule):
     A rank without rows sends nothing that counts, and keeps its error.
 
     Args:
-        optimizer: The Adam to take; None: the compiled one, which :meth:`bind` takes.
+        optimizer: The Adam to take, or its Keras config; None: the compiled one, which
+            :meth:`bind` takes.
         freeze_step: Length of the warm-up, T; None: ``1 / (1 − beta_2)``, which is how far ``v``
             looks back. A run that is not longer is plain Adam.
         floor: See above; 0 is the paper's.
@@ -60,6 +61,8 @@ class OneBitAdam(ExchangeRule):
     exchanges = "optimizer"
 
     def __post_init__(self) -> None:
+        if isinstance(self.optimizer, Mapping):
+            object.__setattr__(self, "optimizer", _adam_of(self.optimizer))
         if self.freeze_step is not None:
             require_int(f"freeze_step of {self.name}", self.freeze_step, 1)
         require_not_negative(self.name, "floor", self.floor)
@@ -67,13 +70,7 @@ class OneBitAdam(ExchangeRule):
     def bind(self, num_workers: int, optimizer: Mapping[str, Any] | None = None) -> Self:
         if self.optimizer is not None or optimizer is None:
             return self
-        made = optimizer_from_config(
-            optimizer,
-            {"Adam": Adam},
-            where="with one bit (rule 'onebit_adam')",
-            hint="leave {option!r} out, or choose rule='mean'",
-        )
-        return replace(self, optimizer=made)
+        return replace(self, optimizer=_adam_of(optimizer))
 
     def open(self, communicator: Communicator, layout: Layout) -> OneBitAdamExchange:
         if self.optimizer is None:
@@ -85,6 +82,15 @@ class OneBitAdam(ExchangeRule):
         return OneBitAdamExchange(communicator, layout, self, self.optimizer)
 
 
+def _adam_of(config: Mapping[str, Any]) -> Adam:
+    return optimizer_from_config(
+        config,
+        {"Adam": Adam},
+        where="with one bit (rule 'onebit_adam')",
+        hint="leave {option!r} out, or choose rule='mean'",
+    )
+
+
 class OneBitAdamExchange(OptimizerExchange):
     """See :class:`OneBitAdam`."""
 
@@ -92,7 +98,7 @@ class OneBitAdamExchange(OptimizerExchange):
         self, communicator: Communicator, layout: Layout, rule: OneBitAdam, adam: Adam
     ) -> None:
         super().__init__(communicator, layout)
-        self._adam = adam
+        self.optimizer = self._adam = adam
         self._floor = rule.floor
         self._freeze_step = rule.freeze_step or max(1, round(1.0 / (1.0 - adam.beta_2)))
         self._adam_state = adam.init(np.zeros(layout.trained_size, np.float32))
@@ -121,17 +127,20 @@ class OneBitAdamExchange(OptimizerExchange):
         return True
 
     def state(self) -> State:
-        """Both moments and the steps; the errors, each rank's own, begin anew after a load."""
-        copied = {"mean": self._mean().copy(), "mean_square": self._mean_square()}
-        return {**copied, "steps": self._adam_state["steps"]}
+        """Adam's; the errors, each rank's own, begin anew after a load."""
+        return {
+            "scaled_mean": self._mean() / np.float32(1.0 - self._adam.beta_1),
+            "scaled_mean_square": self._adam_state["scaled_mean_square"].copy(),
+            "steps": self._adam_state["steps"],
+        }
 
     def load_state(self, state: State) -> None:
-        adam = self._adam
         self._adam_state = {
-            "scaled_mean": state["mean"] / np.float32(1.0 - adam.beta_1),
-            "scaled_mean_square": state["mean_square"] / np.float32(1.0 - adam.beta_2),
+            "scaled_mean": np.array(state["scaled_mean"], np.float32),
+            "scaled_mean_square": np.array(state["scaled_mean_square"], np.float32),
             "steps": int(state["steps"]),
         }
+        self._frozen = None
         self._frozen = self._freeze() if state["steps"] >= self._freeze_step else None
 
     def _mean(self) -> FloatArray:

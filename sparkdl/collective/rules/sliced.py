@@ -26,7 +26,8 @@ class Sliced(ExchangeRule):
 
     Args:
         optimizer: What steps the slices; None: the counterpart of the compiled Keras optimizer
-            (SGD, Adagrad, RMSprop, Adam, AdamW), which :meth:`bind` makes.
+            (SGD, Adagrad, RMSprop, Adam, AdamW), which :meth:`bind` makes. A Keras config
+            ``{'class_name': ..., 'config': {...}}`` is taken, too.
 
     References:
         Rajbhandari et al., ZeRO: memory optimizations toward training trillion parameter models,
@@ -40,16 +41,14 @@ class Sliced(ExchangeRule):
     exchanges = "optimizer"
     exact: ClassVar[bool] = True
 
+    def __post_init__(self) -> None:
+        if isinstance(self.optimizer, Mapping):
+            object.__setattr__(self, "optimizer", _counterpart(self.optimizer))
+
     def bind(self, num_workers: int, optimizer: Mapping[str, Any] | None = None) -> Self:
         if self.optimizer is not None or optimizer is None:
             return self
-        made = optimizer_from_config(
-            optimizer,
-            FLAT_CLASSES,
-            where="in slices (rule 'sliced')",
-            hint="leave {option!r} out, or choose rule='mean'",
-        )
-        return replace(self, optimizer=made)
+        return replace(self, optimizer=_counterpart(optimizer))
 
     def open(self, communicator: Communicator, layout: Layout) -> SlicedExchange:
         if self.optimizer is None:
@@ -61,6 +60,15 @@ class Sliced(ExchangeRule):
         return SlicedExchange(communicator, layout, self.optimizer)
 
 
+def _counterpart(config: Mapping[str, Any]) -> FlatOptimizer:
+    return optimizer_from_config(
+        config,
+        FLAT_CLASSES,
+        where="in slices (rule 'sliced')",
+        hint="leave {option!r} out, or choose rule='mean'",
+    )
+
+
 class SlicedExchange(OptimizerExchange):
     """See :class:`Sliced`."""
 
@@ -68,7 +76,7 @@ class SlicedExchange(OptimizerExchange):
         self, communicator: Communicator, layout: Layout, optimizer: FlatOptimizer
     ) -> None:
         super().__init__(communicator, layout)
-        self._optimizer = optimizer
+        self.optimizer = optimizer
         size, rank, count = layout.trained_size, communicator.rank, communicator.size
         self._mine = slice(size * rank // count, size * (rank + 1) // count)
         self.own_state: State = optimizer.init(
@@ -77,14 +85,14 @@ class SlicedExchange(OptimizerExchange):
         """Optimizer state of this rank's slice."""
 
     def step(self, weights: FloatArray, rows: int, learning_rate: float | None = None) -> bool:
-        rate = choose_rate(Sliced.name, learning_rate, self._optimizer.learning_rate)
+        rate = choose_rate(Sliced.name, learning_rate, self.optimizer.learning_rate)
         if not self.average(self.tail, rows):
             return False
         trained = self.layout.trained_size
         self.sent_bytes += self.trained.nbytes
         gradient = self.communicator.reduce_scatter(self.trained, "weighted", weight=rows)
         part = weights[self._mine]
-        self._optimizer.step(part, gradient, self.own_state, rate, part)
+        self.optimizer.step(part, gradient, self.own_state, rate, part)
         np.concatenate(self.all_gather(part), out=weights[:trained])
         np.copyto(weights[trained:], self.buffer[trained:])
         return True
@@ -97,8 +105,8 @@ class SlicedExchange(OptimizerExchange):
         }
 
     def load_state(self, state: State) -> None:
-        for name, value in state.items():
-            if isinstance(value, np.ndarray):
-                np.copyto(self.own_state[name], value[self._mine])
+        for name, own in self.own_state.items():
+            if isinstance(own, np.ndarray):
+                np.copyto(own, state[name][self._mine])
             else:
-                self.own_state[name] = value
+                self.own_state[name] = state[name]

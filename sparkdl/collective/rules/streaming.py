@@ -87,6 +87,8 @@ class _Fragment:
 class StreamingExchange(WeightsExchange):
     """See :class:`StreamingDiLoCo`. All ranks call it equally often, so operations keep order."""
 
+    apart = True
+
     def __init__(self, communicator: Communicator, layout: Layout, rule: StreamingDiLoCo) -> None:
         super().__init__(communicator, layout)
         self._rule = rule

@@ -1,0 +1,337 @@
+"""Rules inside the training loop: ranks as threads, a linear model in NumPy as the learner."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from rank_threads import on_ranks
+
+from sparkdl.collective.rule_synchronizer import RuleSynchronizer
+from sparkdl.collective.rules import (
+    EASGD,
+    AdaptiveLocalSGD,
+    DiLoCo,
+    ExchangeRule,
+    OneBitAdam,
+    StragglerDrop,
+    StreamingDiLoCo,
+    make_rule,
+    rule_names,
+)
+from sparkdl.collective.strategy import AllReduceSynchronizer, NoControl, join_state, split_state
+from sparkdl.config import EPOCH_WINDOW, LoopSettings
+from sparkdl.data import Batches, rows_from_numpy
+from sparkdl.errors import ConfigError
+from sparkdl.optimizers.flat import SGD, Adam, FlatOptimizer
+from sparkdl.weights import Layout
+from sparkdl.worker import train
+
+LAYOUT = Layout.of([("w", (3, 2), "float32"), ("b", (2,), "float32")], [("m", (3,), "float32")])
+TRUE = np.random.default_rng(1).normal(size=(3, 2))
+BATCH = 4
+
+
+class Linear:
+    """Least squares of two outputs, a running mean of the inputs, any flat optimizer."""
+
+    has_schedule = False
+    learning_rate = 0.05
+
+    def __init__(self, optimizer: FlatOptimizer | None = None) -> None:
+        self.flat = np.random.default_rng(5).normal(size=LAYOUT.size).astype(np.float32)
+        self.optimizer = optimizer or SGD(momentum=0.5)
+        self.state = self.optimizer.init(self.flat[:8])
+        self.step = 0
+        self.metrics = np.zeros(2)
+
+    def read_weights(self, out: np.ndarray) -> None:
+        out[:] = self.flat
+
+    def write_weights(self, flat: np.ndarray) -> None:
+        self.flat = flat.copy()
+
+    def _batches(self, window: Any) -> Any:
+        for i in range(window.num_batches):
+            yield window.x["x"][i], window.y["y"][i]
+
+    def _gradient(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        error = x @ self.flat[:6].reshape(3, 2) + self.flat[6:8] - y
+        self.metrics += [float((error**2).mean() * len(x)), len(x)]
+        statistics = 0.9 * self.flat[8:] + 0.1 * x.mean(0)
+        parts = [(x.T @ error).ravel() / len(x), error.mean(0), statistics]
+        return np.concatenate(parts).astype(np.float32)
+
+    def gradients(self, window: Any, out: np.ndarray) -> None:
+        ((x, y),) = self._batches(window)
+        out[:] = self._gradient(x, y)
+
+    def apply_gradients(self, flat: np.ndarray) -> None:
+        x = self.flat[:8]
+        self.optimizer.step(x, flat[:8], self.state, self.learning_rate, x)
+        self.flat[8:] = flat[8:]
+        self.step += 1
+
+    def train(self, window: Any) -> None:
+        for x, y in self._batches(window):
+            self.apply_gradients(self._gradient(x, y))
+
+    def know_gradients(self, agree: Callable[[list[bool]], list[bool]]) -> None:
+        assert agree([True, True]) == [True, True]
+
+    def metric_state(self) -> np.ndarray:
+        return self.metrics.copy()
+
+    def reset_metrics(self) -> None:
+        self.metrics = np.zeros(2)
+
+    def evaluate(self, windows: Any) -> np.ndarray:
+        return self.flat.astype(float)
+
+    def set_step(self, step: int) -> None:
+        """No schedule."""
+
+    def optimizer_state(self) -> bytes:
+        return b"%d" % self.step
+
+    def load_optimizer_state(self, state: bytes) -> None:
+        self.step = int(state)
+
+    def dump_state(self) -> bytes:
+        return self.flat.tobytes()
+
+    def optimizer_slots(self, names: list[str]) -> dict[str, np.ndarray] | None:
+        slots = self.optimizer.keras_slots()
+        if set(names) != {slot for slot, _ in slots.values()}:
+            return None
+        return {s: self.state[n] * np.float32(f) for n, (s, f) in slots.items()}
+
+    def load_optimizer_slots(self, slots: dict[str, np.ndarray], step: int) -> None:
+        for name, (slot, factor) in self.optimizer.keras_slots().items():
+            self.state[name] = slots[slot] / np.float32(factor)
+        if "steps" in self.state:
+            self.state["steps"] = step
+        self.step = step
+
+
+def rows_of(rank: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+    x = np.random.default_rng(100 + rank).normal(size=(count, 3))
+    return x, x @ TRUE + 1.0
+
+
+class Kept(NoControl):
+    """A line that keeps what a checkpoint would, and stops after some reports."""
+
+    def __init__(self, stop_after: int = 10**9) -> None:
+        super().__init__()
+        self.states: list[bytes] = []
+        self.stop_after, self.reports = stop_after, 0
+
+    def report(self, meta: dict[str, Any], *, wait: bool, batch: int, rows: int) -> None:
+        self.reports += 1
+        super().report(meta, wait=wait, batch=batch, rows=rows)
+
+    def keep_state(self, state: bytes, epoch: int) -> None:
+        self.states.append(state)
+
+    @property
+    def stopped(self) -> bool:  # type: ignore[override]
+        return self.reports >= self.stop_after
+
+
+def fit(
+    rule: ExchangeRule, counts: list[int], *, window: int = 1, epochs: int = 1,
+    learners: list[Linear] | None = None, optimizer: FlatOptimizer | None = None,
+    lines: list[Kept] | None = None, wire: str | None = None, state: bytes = b"",
+    report_interval_s: float = 1e9, first_epoch: int = 0,
+) -> tuple[list[Linear], list[AllReduceSynchronizer]]:  # fmt: skip
+    """Every rank through the real loop; rank ``i`` has ``counts[i]`` rows."""
+    chosen = learners or [Linear(optimizer) for _ in counts]
+    config = {"class_name": type(chosen[0].optimizer).__name__, "config": {}}
+    if config["class_name"] == "SGD":
+        config["config"] = {"momentum": chosen[0].optimizer.momentum}  # type: ignore[attr-defined]
+    bound = rule.bind(len(counts), config)
+    settings = LoopSettings(
+        epochs=epochs, first_epoch=first_epoch, batch_size=BATCH, window=1, shuffle=False,
+        keep_state=lines is not None, report_interval_s=report_interval_s,
+    )  # fmt: skip
+
+    def work(communicator: Any) -> AllReduceSynchronizer:
+        rank = communicator.rank
+        x, y = rows_of(rank, counts[rank])
+        source = Batches(rows_from_numpy({"x": x}, {"y": y}), BATCH, shuffle=False)
+        steps = RuleSynchronizer(communicator, LAYOUT, bound, window, wire=wire, state=state)
+        line = None if lines is None else lines[rank]
+        synchronizer = AllReduceSynchronizer(communicator, LAYOUT, line, steps=steps)
+        held_out = Batches(rows_from_numpy({"x": x}, {"y": y}), BATCH, shuffle=False)
+        train(
+            chosen[rank], synchronizer, source, settings, validation=held_out,
+            num_rows=len(x), num_workers=len(counts),
+        )  # fmt: skip
+        steps.close()
+        return synchronizer
+
+    return chosen, on_ranks(len(counts), work)
+
+
+def loss_of(learner: Linear) -> float:
+    x, y = rows_of(77, 200)
+    return float(((x @ learner.flat[:6].reshape(3, 2) + learner.flat[6:8] - y) ** 2).mean())
+
+
+FAST = {
+    "straggler_drop": StragglerDrop(patience=20.0, grace_s=2.0),
+    "onebit_adam": OneBitAdam(Adam(), freeze_step=40),
+    "streaming_diloco": StreamingDiLoCo(fragments=2, period=1, delay=1),
+}
+
+
+@pytest.mark.parametrize("name", rule_names())
+@pytest.mark.parametrize("counts", [[37, 37], [61, 8], [0, 50], [33, 10, 0, 21]], ids=str)
+def test_every_rule_learns_and_leaves_the_ranks_equal(name: str, counts: list[int]) -> None:
+    rule = FAST.get(name, make_rule(name))
+    window = 1 if name == "adaptive_local_sgd" or rule.exchanges != "weights" else 3
+    optimizer = Adam() if name == "onebit_adam" else None
+    learners, _ = fit(rule, counts, window=window, epochs=16, optimizer=optimizer)
+    assert loss_of(learners[0]) < 0.25 * loss_of(Linear())
+    assert len({learner.flat.tobytes() for learner in learners}) == 1
+
+
+@pytest.mark.parametrize("name", ["mean", "sliced"])
+@pytest.mark.parametrize("window", [1, 3])
+def test_accumulated_batches_are_one_large_batch(name: str, window: int) -> None:
+    counts = [44, 26]  # 11 and 7 batches; the last of the second has 2 rows
+    learners, _ = fit(make_rule(name), counts, window=window, epochs=2)
+    alone = Linear()
+    data = [rows_of(rank, count) for rank, count in enumerate(counts)]
+    for _ in range(2):
+        for first in range(0, 44, BATCH * window):
+            parts = [slice(first, first + BATCH * window)] * 2
+            x = np.concatenate([d[0][p] for d, p in zip(data, parts, strict=True)])
+            y = np.concatenate([d[1][p] for d, p in zip(data, parts, strict=True)])
+            alone.apply_gradients(alone._gradient(x, y))
+    for learner in learners:
+        np.testing.assert_allclose(learner.flat[:8], alone.flat[:8], atol=1e-5)
+        assert learner.step == alone.step == 2 * -(-11 // window)
+
+
+@pytest.mark.parametrize("window", [1, 2, 5, EPOCH_WINDOW])
+def test_local_sgd_is_the_mean_at_each_exchange(window: int) -> None:
+    counts = [40, 24]
+    learners, _ = fit(make_rule("local_sgd"), counts, window=window, epochs=2)
+    alone = [Linear(), Linear()]
+    every = window or 10
+    for _ in range(2):
+        for first in range(0, 10, every):
+            rows = []
+            for rank, learner in enumerate(alone):
+                x, y = rows_of(rank, counts[rank])
+                done = 0
+                for i in range(first, min(first + every, 10)):
+                    part = slice(i * BATCH, (i + 1) * BATCH)
+                    if len(x[part]):
+                        learner.apply_gradients(learner._gradient(x[part], y[part]))
+                        done += len(x[part])
+                rows.append(done)
+            mean = sum(n * a.flat for n, a in zip(rows, alone, strict=True)) / sum(rows)
+            for learner in alone:
+                learner.flat = mean.astype(np.float32)
+    for learner, known in zip(learners, alone, strict=True):
+        np.testing.assert_allclose(learner.flat, known.flat, atol=1e-5)
+
+
+def test_halves_on_the_wire_are_near_and_half_as_many() -> None:
+    for name, window in (("mean", 2), ("local_sgd", 3)):
+        whole, (plain, _) = fit(make_rule(name), [40, 24], window=window, epochs=2)
+        halves, (sent, _) = fit(make_rule(name), [40, 24], window=window, epochs=2, wire="float16")
+        np.testing.assert_allclose(halves[0].flat, whole[0].flat, atol=5e-3)
+        assert halves[0].flat.tobytes() == halves[1].flat.tobytes()
+        assert sent._exchange.sent_bytes < plain._exchange.sent_bytes  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("name", ["mean", "sliced", "local_sgd", "easgd", "streaming_diloco"])
+def test_all_stop_together_in_the_middle_of_an_epoch(name: str) -> None:
+    lines = [Kept(), Kept(stop_after=1), Kept()]
+    learners, synchronizers = fit(
+        make_rule(name), [4000, 3000, 20], window=5, epochs=3, lines=lines, report_interval_s=0.0
+    )
+    assert all(s.stopped for s in synchronizers)
+    assert len({learner.flat.tobytes() for learner in learners}) == 1
+    assert learners[0].step < 200  # of 1000 in an epoch
+    assert not any(line.epochs for line in lines)
+
+
+def test_adaptive_windows_are_the_same_on_all_ranks() -> None:
+    rule = AdaptiveLocalSGD(first_window=9, limit=6)
+    learners, (first, second) = fit(rule, [120, 60], epochs=3)
+    sent = [s._exchange.sent_bytes for s in (first, second)]  # type: ignore[union-attr]
+    exchanges = sent[0] / ((LAYOUT.size + 3) * 4)
+    assert sent[0] == sent[1]
+    assert 15 < exchanges < 90  # between every sixth batch and every batch
+    assert loss_of(learners[0]) < 0.5 * loss_of(Linear())
+
+
+def test_the_center_is_what_is_evaluated_and_kept() -> None:
+    lines = [Kept(), Kept()]
+    learners, _ = fit(EASGD(), [40, 24], window=4, epochs=3, lines=lines)
+    for epoch in range(3):
+        seen = [line.epochs[epoch]["val_metrics"] for line in lines]
+        assert seen[0] == seen[1]  # the local weights differ
+        kept, _ = split_state(lines[0].states[epoch])
+        np.testing.assert_array_equal(np.frombuffer(kept, np.float32), np.float32(seen[0]))
+    assert seen[0] == learners[0].flat.tolist()  # the last one is the run's model
+    assert lines[1].states == []
+
+
+@pytest.mark.parametrize("optimizer", [SGD(momentum=0.5, nesterov=True), Adam()], ids=repr)
+def test_the_optimizer_keeps_the_slices_between_runs(optimizer: FlatOptimizer) -> None:
+    sliced = make_rule("sliced", optimizer=optimizer)
+    at_once, _ = fit(sliced, [40, 24], epochs=4, optimizer=optimizer)
+    learners, synchronizers = fit(sliced, [40, 24], epochs=2, optimizer=optimizer)
+    assert [s.rule_state for s in synchronizers] == [b"", b""]  # the optimizer has it all
+    fit(sliced, [40, 24], epochs=2, learners=learners, optimizer=optimizer)
+    np.testing.assert_allclose(learners[0].flat, at_once[0].flat, atol=1e-6)
+    alone, _ = fit(make_rule("mean"), [40, 24], epochs=4, optimizer=optimizer)
+    for name, value in alone[0].state.items():
+        np.testing.assert_allclose(learners[0].state[name], value, atol=1e-5)
+
+
+def test_outer_momentum_goes_on_in_a_second_run() -> None:
+    plain = SGD()  # the inner optimizer keeps nothing, so that runs can be told apart
+    at_once, _ = fit(DiLoCo(), [40, 24], window=5, epochs=4, optimizer=plain)
+    learners, (first, _) = fit(DiLoCo(), [40, 24], window=5, epochs=2, optimizer=plain)
+    assert first.rule_state
+    anew = [Linear(plain), Linear(plain)]
+    for mine, other in zip(anew, learners, strict=True):
+        mine.flat = other.flat.copy()
+    fit(DiLoCo(), [40, 24], window=5, epochs=2, learners=learners, state=first.rule_state)
+    np.testing.assert_allclose(learners[0].flat, at_once[0].flat, atol=1e-6)
+    fit(DiLoCo(), [40, 24], window=5, epochs=2, learners=anew)
+    assert np.abs(anew[0].flat - at_once[0].flat).max() > 1e-3
+
+
+def test_another_optimizer_than_the_models_keeps_its_state_apart() -> None:
+    rule = make_rule("sliced", optimizer=Adam())
+    learners, synchronizers = fit(rule, [40, 24], epochs=2)  # compiled with SGD
+    assert all(s.rule_state for s in synchronizers)
+    fit(rule, [40, 24], epochs=2, learners=learners, state=synchronizers[0].rule_state)
+    at_once, _ = fit(rule, [40, 24], epochs=4)
+    np.testing.assert_allclose(learners[0].flat, at_once[0].flat, atol=1e-6)
+
+
+def test_states_of_learner_and_rule_are_told_apart() -> None:
+    for learner, rule in ((b"abc", b""), (b"", b"xyz"), (b"abc", b"xyz" * 100)):
+        assert split_state(join_state(learner, rule)) == (learner, rule)
+
+
+def test_what_is_no_exchange_is_refused() -> None:
+    class Broken(ExchangeRule):
+        def open(self, communicator: Any, layout: Layout) -> Any:
+            from sparkdl.collective.rules import Exchange
+
+            return Exchange(communicator, layout)
+
+    with pytest.raises(ConfigError, match="no exchange"):
+        fit(Broken(), [8])
