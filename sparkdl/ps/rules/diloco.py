@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from sparkdl.config import AUTO_WINDOW
 from sparkdl.ps.rules.base import Commit, Rule, State
 from sparkdl.ps.rules.blocks import add_scaled, blocks, scratch
 from sparkdl.ps.rules.options import require, require_fraction, require_positive
@@ -69,6 +70,10 @@ class AsyncDiLoCo(Rule):
     Over N commits this is one synchronous DiLoCo step; a Nesterov step per commit would instead
     apply the momentum N times as often and swing. One worker alone is :class:`DiLoCo`.
 
+    A worker goes on from a center that has its own change, but not yet the others': it takes some
+    tens of exchanges to learn, so the default window follows the length of the epoch. On a slow
+    network give ``frequency`` up to a sixteenth of an epoch (the paper: 500 batches).
+
     Args:
         learning_rate: The outer learning rate.
         momentum: The outer momentum, in [0, 1).
@@ -83,7 +88,7 @@ class AsyncDiLoCo(Rule):
     period: int | None = None
 
     name: ClassVar[str] = "async_diloco"
-    default_window: ClassVar[int] = 500
+    default_window: ClassVar[int] = AUTO_WINDOW
 
     def __post_init__(self) -> None:
         require_positive(self.name, "learning_rate", self.learning_rate)

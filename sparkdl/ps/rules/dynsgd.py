@@ -62,7 +62,8 @@ class Experimental(Rule):
         center += (delta / window) / (1 + (center - stale)² / learning_rate)
 
     ``stale`` is the center at the worker's last pull, kept on the server, one copy per worker
-    (memory: workers + 1 times the model).
+    (memory: workers + 1 times the model). A window of k batches moves the center by a k-th of what
+    was trained, hence the default of 1 (dist-keras: 5).
 
     Args:
         learning_rate: The constant in the equation; None takes the worker's current one.
@@ -73,7 +74,7 @@ class Experimental(Rule):
     learning_rate: float | None = 0.1
 
     name: ClassVar[str] = "experimental"
-    default_window: ClassVar[int] = 5
+    default_window: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
         if self.learning_rate is not None:
