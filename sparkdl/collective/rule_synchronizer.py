@@ -149,7 +149,7 @@ class RuleSynchronizer:
             The state to go on from where the optimizer has no room for it; empty for none.
         """
         state = self._exchange.state()
-        if not state or self._steps.keep(learner, state):
+        if self._steps.keep(learner, state) or not state:
             return b""
         buffer = io.BytesIO()
         np.savez(buffer, **state)
