@@ -2,10 +2,11 @@
 
 Run: ``python benchmarks/rule_cost.py [--megabytes 100] [--repeats 7]``. Rules are timed alternately
 with ``np.add(center, delta, out=center)``, so that a busy machine slows both; medians are printed
-as Markdown tables. "per byte" divides by the memory that the rule moves: np.add reads two vectors
-and writes one; every vector that a rule keeps and changes adds a read and a write. Goals: at most
-2.5 times ``np.add``; fp16, int8 and onebit at least 1 GB/s, topk at least 0.3 GB/s of float32 input
-per core.
+as Markdown tables. "memory alone" is the least that the rule can cost by the memory that it moves:
+np.add reads two vectors and writes one; every vector that a rule keeps and changes adds a read and
+a write. Goals: at most 2.5 times ``np.add``; fp16, int8 and onebit at least 1 GB/s, topk at least
+0.3 GB/s of float32 input per core. Rules of mode 'allreduce' are timed in a world of one: what they
+compute beside the network.
 """
 
 from __future__ import annotations
@@ -17,8 +18,18 @@ from collections.abc import Callable
 
 import numpy as np
 
+from sparkdl.collective.communicator import SoloCommunicator
+from sparkdl.collective.rules import (
+    Exchange,
+    GradientExchange,
+    OptimizerExchange,
+    WeightsExchange,
+)
+from sparkdl.collective.rules import make_rule as make_exchange_rule
+from sparkdl.collective.rules import rule_names as exchange_names
 from sparkdl.ps.codecs import codec_names, make_codec
 from sparkdl.ps.rules import Commit, Rule, make_rule, rule_names
+from sparkdl.weights import FloatArray, Layout
 
 COMMIT = Commit(
     worker=0, num_workers=1, clock=9, pulled_clock=6, batches=5, rows=320, learning_rate=0.1
@@ -47,7 +58,7 @@ def print_rules(size: int, repeats: int) -> None:
     rng = np.random.default_rng(0)
     center = rng.standard_normal(size, np.float32)
     delta = rng.standard_normal(size, np.float32) * np.float32(1e-3)
-    print("| rule | ms | × np.add | per byte |\n|---|---|---|---|")
+    print("| rule | ms | × np.add | memory alone |\n|---|---|---|---|")
     for name, rule in variants():
         state = rule.init(center)
 
@@ -63,9 +74,52 @@ def print_rules(size: int, repeats: int) -> None:
         own = statistics.median(t for _, t in times)
         # The initial center of the rules with backups is read only before a worker's first commit.
         kept = sum(isinstance(v, np.ndarray) for k, v in state.items() if k != "initial")
-        per_byte = own / plain * 3 / (3 + 2 * kept)
-        print(f"| {name} | {own * 1e3:.1f} | {own / plain:.2f} | {per_byte:.2f} |")
+        print(f"| {name} | {own * 1e3:.1f} | {own / plain:.2f} | {(3 + 2 * kept) / 3:.2f} |")
     print(f"\nnp.add: {plain * 1e3:.1f} ms for {4 * size / 1e6:.0f} MB\n")
+
+
+def print_exchanges(size: int, repeats: int) -> None:
+    side = int(size**0.5)
+    layout = Layout.of([("w", (side, side), "float32")])
+    rng = np.random.default_rng(0)
+    weights = rng.standard_normal(layout.size, np.float32)
+    change = rng.standard_normal(layout.size, np.float32) * np.float32(1e-3)
+    print("| rule of mode 'allreduce' | ms | × np.add |\n|---|---|---|")
+    for name in exchange_names():
+        rule = make_exchange_rule(name)
+        if name == "streaming_diloco":
+            rule = make_exchange_rule(name, fragments=1, period=1, delay=0)
+        elif name == "onebit_adam":
+            rule = make_exchange_rule(name, freeze_step=1)
+        rule = rule.bind(1, {"class_name": "Adam", "config": {"learning_rate": 0.001}})
+        with SoloCommunicator() as alone:
+            exchange = rule.open(alone, layout)
+            call = one_exchange(exchange, weights, change)
+            for _ in range(2):
+                call()
+            times = [
+                (seconds(lambda: np.add(weights, change, out=weights)), seconds(call))
+                for _ in range(repeats)
+            ]
+            exchange.close()
+        plain = statistics.median(t for t, _ in times)
+        own = statistics.median(t for _, t in times)
+        print(f"| {name} | {own * 1e3:.1f} | {own / plain:.2f} |")
+    print()
+
+
+def one_exchange(exchange: Exchange, weights: FloatArray, change: FloatArray) -> Callable[[], None]:
+    """What a rule does with a gradient, or with the weights after a window."""
+    if isinstance(exchange, GradientExchange):
+        np.copyto(exchange.buffer, change)
+        return lambda: exchange.take_step([(lambda out: None, 1)], lambda buffer: None) and None
+    if isinstance(exchange, OptimizerExchange):
+        exchange.start(weights)
+        np.copyto(exchange.buffer, change)
+        return lambda: exchange.step(weights, 1, 1e-6) and None
+    assert isinstance(exchange, WeightsExchange)
+    exchange.start(weights)
+    return lambda: exchange.after_window(weights, 1, 1.0, 0.1) and None
 
 
 def print_codecs(size: int, repeats: int) -> None:
@@ -99,6 +153,7 @@ def main() -> None:
     options = parser.parse_args()
     size = options.megabytes * 1_000_000 // 4
     print_rules(size, options.repeats)
+    print_exchanges(size, options.repeats)
     print_codecs(size, options.repeats)
 
 

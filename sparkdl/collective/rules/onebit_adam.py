@@ -12,14 +12,14 @@ import numpy.typing as npt
 from sparkdl.collective.base import shard_edges
 from sparkdl.collective.communicator import Communicator
 from sparkdl.collective.rules.base import ExchangeRule, OptimizerExchange, choose_rate
+from sparkdl.collective.rules.sign_code import Bytes, SignCode
 from sparkdl.config import require_int
 from sparkdl.errors import ConfigError
+from sparkdl.optimizers.blocks import blocks, scratch
 from sparkdl.optimizers.flat import Adam, State
 from sparkdl.optimizers.keras_config import optimizer_from_config
 from sparkdl.optimizers.options import require_not_negative
 from sparkdl.weights import FloatArray, Layout
-
-Bytes = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
@@ -167,100 +167,77 @@ class OneBitAdamExchange(OptimizerExchange):
         )  # fmt: skip
         rank = self.communicator.rank
         mine = slice(self._edges[rank], self._edges[rank + 1])
-        return _Frozen(self._mean(), inverse, active, mine)
+        return _Frozen(self._mean(), inverse, SignCode(root.size, self._starts, active), mine)
 
     def _step_frozen(self, frozen: _Frozen, x: FloatArray, rows: int, rate: float) -> None:
-        adam, u = self._adam, self.trained
+        code, u = frozen.code, self.trained
         if rows:
-            u *= np.float32(1.0 - adam.beta_1)
-            u += np.float32(adam.beta_1) * frozen.mean
-            u += frozen.worker_error
-            u *= frozen.active
+            self._add_gradient(frozen, u)
         else:
             u.fill(0.0)
-        bits, scales = self._compress(u, 0, frozen.active)
+        bits, sizes = code.encode(u)
         if rows:
-            np.subtract(u, self._decompress(bits, scales, 0, u.size), out=frozen.worker_error)
-            frozen.worker_error *= frozen.active
+            code.keep_rest(u, sizes, 0, frozen.worker_error)
         weight = np.array([rows], np.float64)
-        sent = np.concatenate([weight.view(np.uint8), scales.view(np.uint8), bits])
-        total = self._mean_of_mine(self.all_gather(sent), frozen.mine)
+        sent = np.concatenate([weight.view(np.uint8), sizes.view(np.uint8), bits])
+        start, total = frozen.mine.start, frozen.total
+        self._mean_of_mine(self.all_gather(sent), frozen)
         total += frozen.server_error
-        total *= frozen.active[frozen.mine]
-        bits, scales = self._compress(total, frozen.mine.start, frozen.active[frozen.mine])
-        decoded = self._decompress(bits, scales, frozen.mine.start, total.size)
-        np.subtract(total, decoded, out=frozen.server_error)
-        frozen.server_error *= frozen.active[frozen.mine]
-        self._gather_mean(frozen, np.concatenate([scales.view(np.uint8), bits]))
+        bits, sizes = code.encode(total, start)
+        code.keep_rest(total, sizes, start, frozen.server_error)
+        self._gather_mean(frozen, np.concatenate([sizes.view(np.uint8), bits]))
         self._adam_state["steps"] += 1
-        steps = self._adam_state["steps"]
+        steps, adam = self._adam_state["steps"], self._adam
         corrected = np.sqrt(1.0 - adam.beta_2**self._freeze_step) / (1.0 - adam.beta_1**steps)
-        change = frozen.mean * frozen.inverse
-        change *= np.float32(rate * corrected)
-        x -= change
+        factor, change = np.float32(rate * corrected), scratch(x.size)
+        for part in blocks(x.size):
+            step = change[: part.stop - part.start]
+            np.multiply(frozen.mean[part], frozen.inverse[part], out=step)
+            np.multiply(step, factor, out=step)
+            np.subtract(x[part], step, out=x[part])
 
-    def _mean_of_mine(self, sent: list[npt.NDArray[Any]], mine: slice) -> FloatArray:
+    def _add_gradient(self, frozen: _Frozen, u: FloatArray) -> None:
+        """``u = beta_1 · m + (1 − beta_1) · u + e``, of the active coordinates."""
+        decay, rest = np.float32(self._adam.beta_1), np.float32(1.0 - self._adam.beta_1)
+        buffer = scratch(u.size)
+        for part in blocks(u.size):
+            values, old = u[part], buffer[: part.stop - part.start]
+            np.multiply(values, rest, out=values)
+            np.multiply(frozen.mean[part], decay, out=old)
+            np.add(values, old, out=values)
+            np.add(values, frozen.worker_error[part], out=values)
+        frozen.code.silence(u)
+
+    def _mean_of_mine(self, sent: list[npt.NDArray[Any]], frozen: _Frozen) -> None:
         """The row-weighted mean of all ranks' decoded momentum over this rank's slice."""
         weights = [float(message[:8].view(np.float64)[0]) for message in sent]
-        total = np.zeros(mine.stop - mine.start, np.float32)
-        first = int(np.searchsorted(self._starts, mine.start))
-        scales_end = 8 + 4 * self._starts.size
-        count = self._segments(mine.start, mine.stop).size
+        code, start, stop = frozen.code, frozen.mine.start, frozen.mine.stop
+        first = code.pieces(0, start)
+        last = first + code.pieces(start, stop)
+        end = 8 + 4 * code.pieces(0, self.layout.trained_size)
+        frozen.total.fill(0.0)
+        decoded = np.empty_like(frozen.total)
         for message, weight in zip(sent, weights, strict=True):
             if weight:
-                scales = message[8:scales_end].view(np.float32)[first : first + count]
-                decoded = self._decompress(
-                    message[scales_end:], scales, mine.start, total.size, mine.start
-                )
-                decoded *= np.float32(weight / sum(weights))
-                total += decoded
-        return total
+                sizes = message[8:end].view(np.float32)[first:last]
+                sizes = sizes * np.float32(weight / sum(weights))
+                code.decode(message[end:], sizes, start, decoded, skip=start)
+                frozen.total += decoded
 
     def _gather_mean(self, frozen: _Frozen, sent: Bytes) -> None:
         """Every slice's new momentum, from the rank that owns it."""
         for rank, message in enumerate(self.all_gather(sent)):
             start, stop = self._edges[rank], self._edges[rank + 1]
-            end = 4 * self._segments(start, stop).size
-            scales = message[:end].view(np.float32)
-            frozen.mean[start:stop] = self._decompress(message[end:], scales, start, stop - start)
-        frozen.mean *= frozen.active
-
-    def _segments(self, start: int, stop: int) -> npt.NDArray[np.int64]:
-        """Starts of the pieces with a scale of their own within a range of the buffer."""
-        first, last = np.searchsorted(self._starts, (start, stop))
-        return self._starts[first:last] - start
-
-    def _compress(
-        self, values: FloatArray, start: int, active: npt.NDArray[np.bool_]
-    ) -> tuple[Bytes, FloatArray]:
-        """Signs as bits, and each piece's mean size over its active coordinates."""
-        if not values.size:
-            return np.zeros(0, np.uint8), np.zeros(0, np.float32)
-        segments = self._segments(start, start + values.size)
-        sums = np.add.reduceat(np.abs(values), segments, dtype=np.float64)
-        counts = np.add.reduceat(active, segments, dtype=np.int64)
-        return np.packbits(values >= 0.0), (sums / np.maximum(counts, 1)).astype(np.float32)
-
-    def _decompress(
-        self, bits: Bytes, scales: FloatArray, start: int, size: int, skip: int = 0
-    ) -> FloatArray:
-        """The ``size`` values from ``start`` of the model on; ``skip`` of the bits are before."""
-        first = skip // 8
-        raw = np.unpackbits(bits[first : -(-(skip + size) // 8)])
-        signs = raw[skip - 8 * first :][:size].astype(np.float32)
-        signs *= np.float32(2.0)
-        signs -= np.float32(1.0)
-        segments = self._segments(start, start + size)
-        signs *= np.repeat(scales, np.diff(np.append(segments, size)))
-        return signs
+            end = 4 * frozen.code.pieces(start, stop)
+            sizes = message[:end].view(np.float32)
+            frozen.code.decode(message[end:], sizes, start, frozen.mean[start:stop])
 
 
 class _Frozen:
     """What the steps after the warm-up go by; ``mine`` is this rank's slice."""
 
-    def __init__(
-        self, mean: FloatArray, inverse: FloatArray, active: npt.NDArray[np.bool_], mine: slice
-    ) -> None:
-        self.mean, self.inverse, self.active, self.mine = mean, inverse, active, mine
+    def __init__(self, mean: FloatArray, inverse: FloatArray, code: SignCode, mine: slice) -> None:
+        self.mean, self.inverse, self.code, self.mine = mean, inverse, code, mine
         self.worker_error = np.zeros_like(mean)
-        self.server_error = np.zeros(mine.stop - mine.start, np.float32)
+        self.total = np.zeros(mine.stop - mine.start, np.float32)
+        self.server_error = np.zeros_like(self.total)
