@@ -1,0 +1,63 @@
+"""What an optimizer on flat float32 vectors is."""
+
+from __future__ import annotations
+
+import abc
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from sparkdl.optimizers.options import require_positive
+from sparkdl.weights import FloatArray
+
+State = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class FlatOptimizer(abc.ABC):
+    """Base of the optimizers: frozen options; what changes lives in the state of :meth:`init`.
+
+    They treat elements one by one, so that a slice of the weights with its slice of the state is
+    stepped as the whole would be.
+
+    Args:
+        learning_rate: Step size; None: the caller's at each step.
+    """
+
+    learning_rate: float | None = None
+
+    name: ClassVar[str] = ""
+
+    def __post_init__(self) -> None:
+        if self.learning_rate is not None:
+            require_positive(self.name, "learning_rate", self.learning_rate)
+
+    @abc.abstractmethod
+    def init(self, weights: FloatArray) -> State:
+        """The state before the first step: a flat dict of float32 arrays, ints or floats."""
+
+    @abc.abstractmethod
+    def step(
+        self,
+        weights: FloatArray,
+        gradient: FloatArray,
+        state: State,
+        rate: float,
+        out: FloatArray,
+    ) -> None:
+        """One step along ``-gradient`` into ``out``, which may be ``weights``.
+
+        Changes ``state``; ``gradient`` stays as it is. ``rate`` is the learning rate.
+        """
+
+    def keras_slots(self) -> dict[str, tuple[str, float]]:
+        """How the state is found in the Keras optimizer of this name.
+
+        Returns:
+            Each array of the state -> the attribute with Keras' variables, and a factor: Keras'
+            value is this one times the factor.
+        """
+        return {}
+
+    def keras_config(self) -> dict[str, Any]:
+        """The counterpart of ``optimizer_from_config``."""
+        return {"class_name": type(self).__name__, "config": dict(vars(self))}
