@@ -30,7 +30,7 @@ from sparkdl.history import EpochProgress, RunProgress
 from sparkdl.ps.client import Client, connect
 from sparkdl.ps.rules import make_rule
 from sparkdl.ps.strategy import ServerStrategy
-from sparkdl.spark.allreduce_rules import choose_exchange, optimizer_config
+from sparkdl.spark.allreduce_rules import WIRES, choose_exchange, optimizer_config
 from sparkdl.spark.cluster import is_connect
 from sparkdl.spark.function_task import RankFailure, describe
 from sparkdl.spark.server_run import ServerOptions, ServerRun
@@ -78,6 +78,11 @@ class AllReduceRecipe:
     in_step: bool = True
     barrier: bool = True
 
+    @property
+    def compression(self) -> str | None:
+        """What the user called :attr:`wire`."""
+        return {wire: name for name, wire in WIRES.items()}.get(self.wire or "")
+
     def prepare(self, model: Any, num_workers: int) -> None:
         """Checks the rule against the run.
 
@@ -86,6 +91,15 @@ class AllReduceRecipe:
         """
         self.memory.optimizer = optimizer_config(model.optimizer)
         self.rule.bind(num_workers, self.memory.optimizer)
+
+    @property
+    def rule_state(self) -> bytes:
+        """What the rule keeps where the Keras optimizer has no room: an outer momentum."""
+        return self.memory.state
+
+    def resume(self, rule_state: bytes) -> None:
+        """Goes on from what an earlier run's rule kept."""
+        self.memory.state = rule_state
 
     def reports_live(self, spark: Any) -> bool:
         """Whether the driver hears of the workers while they train."""

@@ -9,10 +9,11 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from sparkdl.config import LoopSettings
+from sparkdl.errors import ConfigError, ResourceError
 from sparkdl.learner import keras_base
 from sparkdl.learner.archive import encode_model, restore_state
 from sparkdl.spark.checkpoints import Checkpoints
-from sparkdl.spark.cluster import wait_for_slots
+from sparkdl.spark.cluster import check_barrier, default_parallelism, wait_for_slots
 from sparkdl.spark.metrics import prepare_metrics
 from sparkdl.spark.monitor import FitMonitor
 from sparkdl.spark.resources import UseGpu
@@ -38,8 +39,19 @@ class Recipe(Protocol):
         """Whether the stage is a barrier stage."""
 
     @property
+    def compression(self) -> Any:
+        """What the user asked for, as plain values."""
+
+    @property
     def max_restarts(self) -> int:
         """How often a lost stage is begun again."""
+
+    @property
+    def rule_state(self) -> bytes:
+        """What the rule keeps beside the model, as of the last epoch that the driver has."""
+
+    def resume(self, rule_state: bytes) -> None:
+        """Goes on from what an earlier run's rule kept."""
 
     def prepare(self, model: Any, num_workers: int) -> None:
         """Fits the recipe and the model to each other; ConfigError if they do not go together."""
@@ -148,7 +160,7 @@ def _train_stage(plan: FitPlan, settings: LoopSettings, monitor: FitMonitor) -> 
             if plan.checkpoints is not None:
                 if not monitor.has_callbacks:
                     bring_weights()
-                plan.checkpoints.save(model, epoch)
+                plan.checkpoints.save(model, epoch, plan.recipe.rule_state)
 
         monitor.begin()
         try:
@@ -181,3 +193,43 @@ def _with_workers_left(plan: FitPlan, lost: StageLost, restarts: int) -> FitPlan
         stacklevel=4,
     )
     return replace(plan, num_workers=workers, at_once=min(plan.at_once, workers))
+
+
+def count_workers(
+    recipe: Recipe, mode: str, source: Source, num_workers: int | None, repartition: bool
+) -> tuple[int, int]:
+    """Workers of a run, and how many of them can run at the same time (0: unknown).
+
+    Args:
+        recipe: Says whether all must run at once.
+        mode: For messages.
+        source: The rows.
+        num_workers: What the user asked; None for as many as there are cores.
+        repartition: Spread the rows over the workers; False: a worker for each partition.
+
+    Raises:
+        ConfigError: ``num_workers`` is not the number of partitions, with repartition=False.
+        ResourceError: There is no room for all where all must run at once.
+    """
+    if not repartition:
+        count: int = source.frame.rdd.getNumPartitions()
+        if num_workers not in (None, count):
+            raise ConfigError(
+                "num_workers and the data's partitions differ",
+                expected=f"num_workers={count} (or None) with repartition=False",
+                received=f"num_workers={num_workers}",
+            )
+    else:
+        count = num_workers or default_parallelism(source.spark)
+    if recipe.barrier:
+        check_barrier(source.spark, count)
+        return count, count
+    slots = wait_for_slots(source.spark, count, 15.0 if recipe.in_step else 0.0)
+    if recipe.in_step and slots is not None and slots < count:
+        raise ResourceError(
+            f"mode {mode!r} needs all workers at the same time",
+            expected=f"{count} task slots",
+            received=f"{slots}",
+            hint=f"num_workers={max(slots, 1)}, more executors, or mode='asynchronous'",
+        )
+    return count, 0 if slots is None else min(count, slots)

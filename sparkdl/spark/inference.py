@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from sparkdl.data import Batch, DataSpec, decode
+from sparkdl.data import Batch, Batches, DataSpec, decode, rows_from_numpy
 from sparkdl.errors import DataError, ResourceError, WorkerError
 from sparkdl.learner.archive import ModelArchive
 from sparkdl.learner.signature import Signature
@@ -19,7 +19,7 @@ from sparkdl.spark.cluster import is_connect
 from sparkdl.spark.resources import UseGpu, needs_child, placement_of, start_framework
 from sparkdl.spark.results import RESULT_SCHEMA, Result, failure_result, to_batch
 from sparkdl.spark.schema import make_spec, selection
-from sparkdl.spark.sources import Columns, Source
+from sparkdl.spark.sources import Columns, Source, wanted_spec
 from sparkdl.spark.wire import named_batches, wire_names
 
 Arrays = dict[str, npt.NDArray[Any]]
@@ -344,3 +344,32 @@ def _window(batch: Batch, start: int, stop: int) -> _Window:
 
     weight = None if batch.sample_weight is None else cut(batch.sample_weight)
     return _Window(cut(batch.x), cut(batch.y), weight, 1, stop - start)
+
+
+def evaluate_arrays(
+    model: Any, data: Sequence[Any], signature: Signature, *, batch_size: int
+) -> npt.NDArray[np.float64]:
+    """Evaluates small NumPy data here, without Spark.
+
+    Args:
+        model: Compiled.
+        data: ``(x, y)`` or ``(x, y, sample_weight)``.
+        signature: Of the model.
+        batch_size: Rows per forward pass.
+
+    Returns:
+        The metric state.
+
+    Raises:
+        DataError: The data do not fit the model, or there are none.
+    """
+    from sparkdl.learner import make_learner
+
+    x, y = data[0], data[1]
+    weight = data[2] if len(data) == 3 else None
+    rows = rows_from_numpy(x, y, weight, wanted_spec(x, y, weight, signature))
+    windows = Batches(rows, batch_size, shuffle=False).windows(0, 8)
+    state: npt.NDArray[np.float64] = np.asarray(make_learner(model).evaluate(windows))
+    if not state.size:
+        raise DataError("there are no rows to evaluate", received="0 rows")
+    return state

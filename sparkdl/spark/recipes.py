@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from sparkdl.collective.rules import make_rule as make_exchange_rule
+from sparkdl.collective.rules import rule_names as exchange_names
 from sparkdl.config import MODES, parse_frequency, require_int, require_name
-from sparkdl.errors import ConfigError
+from sparkdl.errors import ConfigError, ModelError
+from sparkdl.ps.rules import make_rule, rule_names
 from sparkdl.spark.allreduce_rules import require_family
 from sparkdl.spark.allreduce_run import AllReduceRecipe, choose_allreduce
 from sparkdl.spark.compression import choose_codec
@@ -65,3 +69,26 @@ def choose_recipe(
     chosen, window = choose_rule(mode, frequency, rule)
     codec = choose_codec(compression, chosen, window, options.transport, model.optimizer)
     return ServerRecipe(replace(options, codec=codec), chosen, window)
+
+
+def restore_rule(mode: str, saved: Mapping[str, Any]) -> Any:
+    """A rule from what ``get_config`` said of it.
+
+    Args:
+        mode: Modes with a server have other rules than ``'allreduce'``, some of the same name.
+        saved: ``name`` and the constructor's arguments.
+
+    Raises:
+        ModelError: It is a rule of the user's own, which only the user can make.
+    """
+    options = dict(saved)
+    name = options.pop("name")
+    names = exchange_names() if mode == "allreduce" else rule_names()
+    if name not in names:
+        raise ModelError(
+            f"the model was trained with a rule of your own, {name!r}",
+            expected="one of " + ", ".join(map(repr, names)),
+            received=repr(name),
+            hint="load_spark_model(path, rule=your rule)",
+        )
+    return (make_exchange_rule if mode == "allreduce" else make_rule)(name, **options)

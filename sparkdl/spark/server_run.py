@@ -109,6 +109,12 @@ class ServerRecipe:
     max_restarts: int = 0
 
     @property
+    def compression(self) -> dict[str, Any] | None:
+        """The codec as plain values."""
+        codec = self.options.codec
+        return None if codec is None else {"name": codec.name, **codec.config()}
+
+    @property
     def in_step(self) -> bool:
         """Whether all workers train in step, and so must run at the same time."""
         return self.rule.blocking
@@ -116,6 +122,14 @@ class ServerRecipe:
     def reports_live(self, spark: Any) -> bool:
         """Always: workers that do not reach the server do not train."""
         return True
+
+    @property
+    def rule_state(self) -> bytes:
+        """Empty: the server's state of a rule ends with the run."""
+        return b""
+
+    def resume(self, rule_state: bytes) -> None:
+        """Nothing to go on from."""
 
     def prepare(self, model: Any, num_workers: int) -> None:
         """Gives the model the optimizer that the rule wants, if it wants one.

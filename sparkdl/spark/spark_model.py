@@ -11,31 +11,22 @@ import numpy as np
 
 from sparkdl import config
 from sparkdl.config import LoopSettings, require_int, require_name
-from sparkdl.errors import ConfigError, DataError, ModelError, ResourceError
+from sparkdl.errors import ConfigError, ModelError
 from sparkdl.learner import keras_base
 from sparkdl.learner.archive import encode_model
 from sparkdl.learner.ensemble import build_ensemble
-from sparkdl.learner.signature import Signature, model_signature
-from sparkdl.spark import persistence
+from sparkdl.learner.signature import model_signature
 from sparkdl.spark.arguments import FitOptions, check_share, verbosity
 from sparkdl.spark.checkpoints import Checkpoints
-from sparkdl.spark.cluster import check_barrier, default_parallelism, wait_for_slots
-from sparkdl.spark.fitting import FitPlan, run_fit
-from sparkdl.spark.inference import evaluate_source, predict_frame, predict_rdd
+from sparkdl.spark.fitting import FitPlan, count_workers, run_fit
+from sparkdl.spark.inference import evaluate_arrays, evaluate_source, predict_frame, predict_rdd
 from sparkdl.spark.metrics import prepare_metrics
+from sparkdl.spark.model_file import read_model, write_model
 from sparkdl.spark.monitor import FitMonitor
-from sparkdl.spark.recipes import choose_recipe
+from sparkdl.spark.recipes import choose_recipe, restore_rule
 from sparkdl.spark.resources import UseGpu, check_use_gpu
 from sparkdl.spark.server_run import ServerOptions
-from sparkdl.spark.sources import (
-    Columns,
-    Source,
-    add_validation,
-    is_frame,
-    is_rdd,
-    open_source,
-    wanted_spec,
-)
+from sparkdl.spark.sources import Columns, add_validation, is_frame, is_rdd, open_source
 from sparkdl.spark.training import StageSummary
 
 
@@ -172,7 +163,6 @@ class SparkModel:
 
     def get_config(self) -> dict[str, Any]:
         """The arguments as plain values (the model left out), to be saved or shown."""
-        codec = self.server.codec
         return {
             "mode": self.mode,
             "frequency": self.frequency,
@@ -180,9 +170,9 @@ class SparkModel:
             "num_workers": self.num_workers,
             "batch_size": self.batch_size,
             "port": self.server.port,
-            "rule": None if self.rule is None else {"name": self.rule.name, **self.rule.config()},
+            "rule": {"name": self.rule.name, **self.rule.config()},
             "communicator": self.communicator,
-            "compression": None if codec is None else {"name": codec.name, **codec.config()},
+            "compression": self._recipe.compression,
             "use_gpu": self.use_gpu,
             "server_bind": self.server.bind,
             "server_address": self.server.advertised,
@@ -279,12 +269,16 @@ class SparkModel:
         if validation_data is not None:
             held_out = open_source(validation_data, signature, columns)
         source = add_validation(source, held_out, validation_split, self.seed)
-        num_workers, at_once = self._count_workers(source)
+        num_workers, at_once = count_workers(
+            self._recipe, self.mode, source, self.num_workers, self.repartition
+        )
         self._recipe.prepare(model, num_workers)
         checkpoints = Checkpoints.at(checkpoint_dir)
         first_epoch = options.initial_epoch
         if resume and checkpoints is not None:
-            first_epoch = checkpoints.restore(model) or first_epoch
+            done, rule_state = checkpoints.restore(model)
+            first_epoch = done or first_epoch
+            self._recipe.resume(rule_state)
         last_epoch = epochs if (resume or options.initial_epoch) else first_epoch + epochs
         if first_epoch >= last_epoch:
             return self._nothing_to_do(callbacks, last_epoch)
@@ -312,7 +306,7 @@ class SparkModel:
             self._model, self._ensemble = build_ensemble(model, members)
             self._summary = replace(self._summary, members={})
         if checkpoints is not None and not monitor.stopped_inside:
-            checkpoints.save(model, monitor.epochs_done)
+            checkpoints.save(model, monitor.epochs_done, recipe.rule_state)
         self._epochs_trained += monitor.epochs_done - first_epoch
         self._history = monitor.end()
         return self._history
@@ -322,32 +316,6 @@ class SparkModel:
         monitor.begin()
         self._history = monitor.end()
         return self._history
-
-    def _count_workers(self, source: Source) -> tuple[int, int]:
-        """Workers of the run, and how many of them can run at the same time (0: unknown)."""
-        if not self.repartition:
-            count: int = source.frame.rdd.getNumPartitions()
-            if self.num_workers not in (None, count):
-                raise ConfigError(
-                    "num_workers and the data's partitions differ",
-                    expected=f"num_workers={count} (or None) with repartition=False",
-                    received=f"num_workers={self.num_workers}",
-                )
-        else:
-            count = self.num_workers or default_parallelism(source.spark)
-        recipe = self._recipe
-        if recipe.barrier:
-            check_barrier(source.spark, count)
-            return count, count
-        slots = wait_for_slots(source.spark, count, 15.0 if recipe.in_step else 0.0)
-        if recipe.in_step and slots is not None and slots < count:
-            raise ResourceError(
-                f"mode {self.mode!r} needs all workers at the same time",
-                expected=f"{count} task slots",
-                received=f"{slots}",
-                hint=f"num_workers={max(slots, 1)}, more executors, or mode='asynchronous'",
-            )
-        return count, 0 if slots is None else min(count, slots)
 
     def _batch_size(self, batch_size: int | None) -> int:
         return self.batch_size if batch_size is None else require_int("batch_size", batch_size, 1)
@@ -423,7 +391,7 @@ class SparkModel:
         signature = model_signature(self._model)
         columns = Columns(features, label, sample_weight, self.decoder)
         if isinstance(data, (tuple, list)):
-            results = self._evaluate_numpy(data, signature, batch_size)
+            state = evaluate_arrays(self._model, data, signature, batch_size=batch_size)
         else:
             source = open_source(data, signature, columns)
             prepare_metrics(self._model, source)
@@ -431,23 +399,10 @@ class SparkModel:
                 source, encode_model(self._model, self.custom_objects), batch_size=batch_size,
                 use_gpu=self.use_gpu,
             )  # fmt: skip
-            results = keras_base.metric_results(self._model, state)
+        results = keras_base.metric_results(self._model, state)
         if verbosity(verbose, auto=0):
             print(" - ".join(f"{k}: {np.round(v, 4)}" for k, v in results.items()), flush=True)
         return results
-
-    def _evaluate_numpy(self, data: Any, signature: Signature, batch_size: int) -> dict[str, Any]:
-        from sparkdl.data import Batches, rows_from_numpy
-        from sparkdl.learner import make_learner
-
-        x, y = data[0], data[1]
-        weight = data[2] if len(data) == 3 else None
-        rows = rows_from_numpy(x, y, weight, wanted_spec(x, y, weight, signature))
-        windows = Batches(rows, batch_size, shuffle=False).windows(0, 8)
-        state = make_learner(self._model).evaluate(windows)
-        if not state.size:
-            raise DataError("there are no rows to evaluate", received="0 rows")
-        return keras_base.metric_results(self._model, np.asarray(state))
 
     # -- files ---------------------------------------------------------------------------------
 
@@ -462,25 +417,7 @@ class SparkModel:
             ResourceError: The path cannot be written.
             ConfigError: The path does not end in ``.keras``.
         """
-        if not str(path).endswith(".keras"):
-            raise ConfigError(
-                "the path does not name a Keras file", expected="a path that ends in '.keras'",
-                received=repr(path),
-            )  # fmt: skip
-        if not overwrite and persistence.exists(path):
-            raise ResourceError(
-                f"{path!r} exists", expected="a new path", received="an existing one",
-                hint="save(path, overwrite=True)",
-            )  # fmt: skip
-        persistence.check_writable(path)
-        try:
-            content = persistence.model_bytes(self._model)
-        except Exception as error:
-            raise ModelError(
-                f"model {self._model.name!r} cannot be saved",
-                received=f"{type(error).__name__}: {error}",
-            ) from error
-        persistence.write_bytes(path, persistence.with_settings(content, self.get_config()))
+        write_model(path, self._model, self.get_config(), overwrite=overwrite)
 
 
 def load_spark_model(
@@ -507,17 +444,7 @@ def load_spark_model(
         ResourceError: The path cannot be read.
         ModelError: The file holds no compiled Keras model.
     """
-    content = persistence.read_bytes(path)
-    settings = persistence.settings_of(content)
-    try:
-        model = persistence.model_from_bytes(content, custom_objects, safe_mode)
-    except Exception as error:
-        raise ModelError(
-            f"{path!r} cannot be loaded",
-            received=f"{type(error).__name__}: {error}",
-            hint="pass custom_objects={'MyLayer': MyLayer} for classes of your own, and "
-            "safe_mode=False for Lambda layers of a file that you trust",
-        ) from error
+    model, settings = read_model(path, custom_objects, safe_mode=safe_mode)
     strange = sorted(set(settings) - set(inspect.signature(SparkModel).parameters))
     if strange:
         raise ModelError(
@@ -528,17 +455,6 @@ def load_spark_model(
         )
     port = settings.get("port", 0)
     settings["port"] = tuple(port) if isinstance(port, list) else port
-    rule = settings.pop("rule", None)
-    if rule:
-        from sparkdl.ps.rules import make_rule, rule_names
-
-        name = rule.pop("name")
-        if name not in rule_names():
-            raise ModelError(
-                f"{path!r} was trained with a rule of your own",
-                expected="one of " + ", ".join(map(repr, rule_names())),
-                received=repr(name),
-                hint="SparkModel(keras.models.load_model(path), rule=your rule)",
-            )
-        settings["rule"] = make_rule(name, **rule)
+    if "rule" not in overrides and settings.get("rule"):
+        settings["rule"] = restore_rule(settings["mode"], settings["rule"])
     return SparkModel(model, custom_objects=custom_objects, **{**settings, **overrides})

@@ -97,6 +97,25 @@ def test_settings_weights_and_overwriting(tmp_path: Path, form: str) -> None:
         same(keras.models.load_model(tmp_path / "new" / "model.keras"), first.model)
 
 
+@pytest.mark.parametrize(
+    ("frequency", "arguments"),
+    [
+        ("auto", {"compression": "bf16"}),
+        (4, {"rule": "mean"}),
+        ("auto", {"rule": "diloco"}),  # a rule of this name works through a server, too
+        ("epoch", {"rule": "easgd", "communicator": "builtin", "max_restarts": 1}),
+        ("auto", {"rule": "powersgd", "seed": 3}),
+    ],
+)
+def test_settings_of_all_reduce(tmp_path: Path, frequency: Any, arguments: dict[str, Any]) -> None:
+    path = f"{tmp_path}/model.keras"
+    first = SparkModel(dense(), "allreduce", frequency, **arguments)
+    first.save(path)
+    loaded = load_spark_model(path)
+    assert loaded.get_config() == first.get_config()
+    assert type(loaded.rule) is type(first.rule)
+
+
 def test_wrong_paths_are_refused_before_anything_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -206,10 +225,10 @@ def test_the_last_two_checkpoints_are_kept(tmp_path: Path) -> None:
     assert checkpoints is not None
     model = dense()
     for epoch in (1, 2, 5, 6, 6):  # epochs that end together are saved once
-        checkpoints.save(model, epoch)
+        checkpoints.save(model, epoch, b"momentum %d" % epoch)
     names = sorted(p.name for p in tmp_path.iterdir())
     assert names == ["checkpoint.json", "epoch-00005.keras", "epoch-00006.keras"]
-    assert checkpoints.restore(model) == 6
+    assert checkpoints.restore(model) == (6, b"momentum 6")
     (tmp_path / "checkpoint.json").write_text("{}")
     with pytest.raises(ConfigError, match="no index of checkpoints"):
         checkpoints.restore(model)

@@ -1,0 +1,60 @@
+"""A SparkModel as one ``.keras`` file: Keras' model, and its settings beside it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sparkdl.errors import ConfigError, ModelError, ResourceError
+from sparkdl.spark import persistence
+
+
+def write_model(path: str, model: Any, settings: dict[str, Any], *, overwrite: bool) -> None:
+    """Writes the model with its optimizer state, and the settings.
+
+    Raises:
+        ConfigError: The path does not end in ``.keras``.
+        ResourceError: The path cannot be written, or exists and ``overwrite`` is False.
+        ModelError: Keras cannot save the model.
+    """
+    if not str(path).endswith(".keras"):
+        raise ConfigError(
+            "the path does not name a Keras file", expected="a path that ends in '.keras'",
+            received=repr(path),
+        )  # fmt: skip
+    if not overwrite and persistence.exists(path):
+        raise ResourceError(
+            f"{path!r} exists", expected="a new path", received="an existing one",
+            hint="save(path, overwrite=True)",
+        )  # fmt: skip
+    persistence.check_writable(path)
+    try:
+        content = persistence.model_bytes(model)
+    except Exception as error:
+        raise ModelError(
+            f"model {model.name!r} cannot be saved",
+            received=f"{type(error).__name__}: {error}",
+        ) from error
+    persistence.write_bytes(path, persistence.with_settings(content, settings))
+
+
+def read_model(
+    path: str, custom_objects: dict[str, Any] | None, *, safe_mode: bool
+) -> tuple[Any, dict[str, Any]]:
+    """The counterpart of :func:`write_model`; no settings if plain Keras wrote the file.
+
+    Raises:
+        ResourceError: The path cannot be read.
+        ModelError: The file holds no Keras model that can be loaded so.
+    """
+    content = persistence.read_bytes(path)
+    settings = persistence.settings_of(content)
+    try:
+        model = persistence.model_from_bytes(content, custom_objects, safe_mode)
+    except Exception as error:
+        raise ModelError(
+            f"{path!r} cannot be loaded",
+            received=f"{type(error).__name__}: {error}",
+            hint="pass custom_objects={'MyLayer': MyLayer} for classes of your own, and "
+            "safe_mode=False for Lambda layers of a file that you trust",
+        ) from error
+    return model, settings
