@@ -55,7 +55,7 @@ def train_in_child(
                 status = child.status()
             finally:
                 child.close(grace_s=5.0)
-            output.seek(max(0, output.tell() - _TAIL_BYTES))
+            output.seek(max(0, output.seek(0, os.SEEK_END) - _TAIL_BYTES))
             tail = output.read().decode(errors="replace")
     if child.process.returncode < 0:
         raise TransportError(

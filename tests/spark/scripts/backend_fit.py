@@ -46,7 +46,7 @@ def main() -> None:
         model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
         return model
 
-    for mode in ("asynchronous", "synchronous"):
+    for mode in ("asynchronous", "synchronous", "allreduce"):
         spark_model = SparkModel(make(), mode, num_workers=2)
         history = spark_model.fit(frame, epochs=6, verbose=0, validation_split=0.1)
         result = spark_model.evaluate(frame)
