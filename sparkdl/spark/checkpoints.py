@@ -30,10 +30,17 @@ class Checkpoints:
         persistence.check_writable(f"{folder}/{_INDEX}")
         return cls(str(folder).rstrip("/"))
 
-    def save(self, model: Any, epoch: int) -> None:
-        """Writes the model after ``epoch`` epochs; the index is changed last."""
+    def save(self, model: Any, epoch: int, rule_state: bytes = b"") -> None:
+        """Writes the model after ``epoch`` epochs; the index is changed last.
+
+        Args:
+            model: Its weights and optimizer state.
+            epoch: Epochs done.
+            rule_state: What the run's rule keeps beside them.
+        """
         name = f"epoch-{epoch:05d}.keras"
-        persistence.write_bytes(f"{self.folder}/{name}", persistence.model_bytes(model))
+        content = persistence.with_rule_state(persistence.model_bytes(model), rule_state)
+        persistence.write_bytes(f"{self.folder}/{name}", content)
         before = self._index() or {}
         previous = before.get("file") if before.get("file") != name else before.get("previous")
         index = json.dumps({"epoch": epoch, "file": name, "previous": previous})
@@ -42,11 +49,15 @@ class Checkpoints:
         if oldest is not None and oldest not in (name, previous):
             persistence.delete(f"{self.folder}/{oldest}")
 
-    def restore(self, model: Any) -> int | None:
-        """Loads the newest checkpoint into ``model``; returns its epoch, None if there is none."""
+    def restore(self, model: Any) -> tuple[int, bytes]:
+        """Loads the newest checkpoint into ``model``.
+
+        Returns:
+            Its epoch and the rule's state; 0 and nothing if there is no checkpoint.
+        """
         index = self._index()
         if index is None:
-            return None
+            return 0, b""
         if not model.optimizer.built:  # else Keras would leave its state out
             model.optimizer.build(model.trainable_variables)
         content = persistence.read_bytes(f"{self.folder}/{index['file']}")
@@ -59,7 +70,7 @@ class Checkpoints:
                     expected="the model that wrote it",
                     received=str(error).splitlines()[0],
                 ) from error
-        return int(index["epoch"])
+        return int(index["epoch"]), persistence.rule_state_of(content)
 
     def _index(self) -> dict[str, Any] | None:
         path = f"{self.folder}/{_INDEX}"

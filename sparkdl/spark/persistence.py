@@ -14,6 +14,7 @@ from typing import Any
 from sparkdl.errors import ModelError, ResourceError
 
 _SETTINGS = "sparkdl.json"
+_RULE_STATE = "sparkdl_rule.npz"
 
 
 def write_bytes(path: str, content: bytes) -> None:
@@ -147,6 +148,22 @@ def settings_of(content: bytes) -> dict[str, Any]:
     except (zipfile.BadZipFile, ValueError) as error:
         raise ModelError("this is no Keras file", received=str(error)) from error
     return dict(settings)
+
+
+def with_rule_state(content: bytes, state: bytes) -> bytes:
+    """A ``.keras`` file with what a rule keeps between runs beside Keras' own parts."""
+    if not state:
+        return content
+    buffer = io.BytesIO(content)
+    with zipfile.ZipFile(buffer, "a") as archive:
+        archive.writestr(_RULE_STATE, state)
+    return buffer.getvalue()
+
+
+def rule_state_of(content: bytes) -> bytes:
+    """What :func:`with_rule_state` added; empty if nothing."""
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        return archive.read(_RULE_STATE) if _RULE_STATE in archive.namelist() else b""
 
 
 def _resolve(path: str) -> tuple[Any, str]:

@@ -69,15 +69,26 @@ def test_exact_rules_take_the_steps_of_plain_keras(
         np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-3, atol=1e-5, err_msg=a.path)
 
 
-def test_outer_momentum_goes_on_in_a_second_fit(digits_df: Any) -> None:
-    """With whole batches and plain SGD every step is known: two fits are one."""
+def test_outer_momentum_goes_on_in_a_second_fit(digits_df: Any, tmp_path: Any) -> None:
+    """With whole batches and plain SGD every step is known: two fits, or a resumed one, are one."""
     options: dict[str, Any] = {"batch_size": 2000, "optimizer": keras.optimizers.SGD(0.1)}
     at_once = fitted(digits_df, DiLoCo(), epochs=8, **options)
     options["optimizer"] = keras.optimizers.SGD(0.1)
     twice = fitted(digits_df, DiLoCo(), epochs=4, **options)
     twice.fit(digits_df, epochs=4, verbose=0)
-    for a, b in zip(at_once.model.get_weights(), twice.model.get_weights(), strict=True):
-        np.testing.assert_allclose(a, b, rtol=0, atol=1e-6)
+    folder = str(tmp_path)
+    first, resumed = (
+        SparkModel(
+            make_mlp(optimizer=keras.optimizers.SGD(0.1)), "allreduce", rule=DiLoCo(),
+            num_workers=2, batch_size=2000,
+        )
+        for _ in range(2)
+    )  # fmt: skip
+    first.fit(digits_df, epochs=4, verbose=0, checkpoint_dir=folder)
+    resumed.fit(digits_df, epochs=8, verbose=0, checkpoint_dir=folder, resume=True)
+    for other in (twice, resumed):
+        for a, b in zip(at_once.model.get_weights(), other.model.get_weights(), strict=True):
+            np.testing.assert_allclose(a, b, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("rule", ["sliced", "easgd", "straggler_drop"])
