@@ -9,7 +9,7 @@ import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import workload
-from elephas.spark_model import SparkModel
+from elephas.spark_model import AsynchronousSparkModel
 from elephas.utils.rdd_utils import to_simple_rdd
 
 
@@ -26,10 +26,12 @@ def main() -> None:
     rdd.count()
     port = 4000 + os.getpid() % 2000
 
-    def make(number: int) -> SparkModel:
-        return SparkModel(
+    def make(number: int) -> AsynchronousSparkModel:
+        # Its SparkModel takes mode="asynchronous" too, and trains synchronously. Without
+        # num_workers it leaves the two partitions as they are.
+        return AsynchronousSparkModel(
             model, mode="asynchronous", frequency=frequency, parameter_server_mode="http",
-            num_workers=2, port=port + number,
+            port=port + number,
         )  # fmt: skip
 
     weights = model.get_weights()

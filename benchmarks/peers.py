@@ -1,6 +1,6 @@
 """sparkdl against Elephas 7.3 (``make bench-peers``), each in its own virtual environment.
 
-    python benchmarks/peers.py [--repeats 3]
+    python benchmarks/peers.py [--repeats 3] [--only epoch batch]
 
 The same network, data, cluster and epochs; the wall time of the whole ``fit`` call, alternately.
 A small fit comes first in both, so that TensorFlow's import in the executors is not counted.
@@ -69,10 +69,12 @@ spark.stop()
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--only", nargs="*", default=["epoch", "batch"])
     args = parser.parse_args()
-    cases = [("epoch", "auto", workload.ROWS, 3), ("batch", "batch", 30_000, 1)]
-    rows = []
-    for peer_frequency, ours_frequency, count, epochs in cases:
+    count, epochs, rows = workload.ROWS, workload.EPOCHS, []
+    for peer_frequency, ours_frequency in (("epoch", "auto"), ("batch", "batch")):
+        if peer_frequency not in args.only:
+            continue
         ours, theirs = [], []
         for _ in range(args.repeats):
             theirs.append(elephas(peer_frequency, count, epochs))
@@ -81,8 +83,7 @@ def main() -> None:
         speed = workload.median([r["rows_s"] for r in theirs])
         mine = workload.median([r["rows_s"] for r in ours])
         rows.append([
-            f"asynchronous, {peer_frequency} (sparkdl: {ours_frequency}), {count:,} rows, "
-            f"{epochs} epochs",
+            f"asynchronous, {peer_frequency} (sparkdl: {ours_frequency})",
             f"{speed:,.0f}", f"{workload.median([r['loss'] for r in theirs]):.3f}",
             f"{mine:,.0f}", f"{workload.median([r['loss'] for r in ours]):.3f}",
             f"{mine / speed:.1f}",

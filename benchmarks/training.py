@@ -1,29 +1,33 @@
 """Training speed and loss: plain Keras, bare processes, and sparkdl in each mode; one run.
 
-    python benchmarks/training.py [--repeats 5] [--workers 2]
+    python benchmarks/training.py [--repeats 5] [--workers 2] [--part server allreduce]
 
-All are run alternately, medians are printed. "fit" is the wall time of the whole call, Spark job,
-data transfer and all; "training" counts from the first to the last step of the workers.
+All of a part are run alternately, medians are printed. "fit" is the wall time of the whole call,
+Spark job, data transfer and all; "training" counts from the first to the last step of the workers.
+The part "allreduce" has Horovod driven by hand (``horovodrun``, no Spark) as its yardstick.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 sys.path.insert(0, os.path.dirname(__file__))
 import workload
-from workload import BATCH, EPOCHS, ROWS, make_data, make_frame, make_model, start_spark
+from workload import BATCH, EPOCHS, ROWS, make_data, make_frame, make_model, median, start_spark
 
 
 class Bare:
     """Two independent processes with the same compiled step."""
 
-    def __init__(self, workers: int, window: int = 8) -> None:
+    def __init__(self, workers: int, window: int = 16) -> None:
         script = os.path.join(os.path.dirname(__file__), "bare_process.py")
         self.processes = [
             subprocess.Popen(
@@ -47,84 +51,157 @@ class Bare:
             process.wait()
 
 
+class ByHand:
+    """Horovod without Spark: ``horovodrun`` and a script as in Horovod's documentation."""
+
+    def __init__(self, workers: int) -> None:
+        self.workers = workers
+        self.program = os.path.join(os.path.dirname(sys.executable), "horovodrun")
+        self.found = os.path.exists(self.program)
+
+    def run(self) -> Run:
+        script = os.path.join(os.path.dirname(os.path.abspath(__file__)), "horovod_by_hand.py")
+        done = subprocess.run(
+            [self.program, "--gloo", "-np", str(self.workers), sys.executable, script],
+            capture_output=True, text=True, timeout=300, check=False,
+        )  # fmt: skip
+        said = re.findall(r"RESULT (\S+) (\S+)", done.stdout)
+        if len(said) != self.workers:
+            raise RuntimeError(done.stdout[-2000:] + done.stderr[-4000:])
+        return Run(0.0, ROWS * EPOCHS / sum(float(speed) for speed, _ in said), float(said[0][1]))
+
+
+@dataclass(frozen=True)
+class Run:
+    """Seconds of the whole call, of the training in it (0: not known), and the last loss."""
+
+    seconds: float
+    training_s: float
+    loss: float
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--part", nargs="*", default=["server", "allreduce"])
     args = parser.parse_args()
     x, y = make_data()
     spark = start_spark(args.workers)
     try:
-        run(spark, x, y, args)
+        frame = make_frame(spark, x, y, args.workers)
+        for part in args.part:
+            PARTS[part](Bench(frame, x, y, args.workers, args.repeats))
     finally:
         spark.stop()
 
 
-def run(spark: Any, x: Any, y: Any, args: Any) -> None:
-    from sparkdl import SparkModel
+@dataclass(frozen=True)
+class Bench:
+    """What is trained on, and how often."""
 
-    frame = make_frame(spark, x, y, args.workers)
-    bare = Bare(args.workers)
-    keras_model = make_model()
-    keras_model.fit(x[:BATCH], y[:BATCH], verbose=0)
+    frame: Any
+    x: Any
+    y: Any
+    workers: int
+    repeats: int
 
-    def keras_fit(**options: Any) -> tuple[float, float, float]:
+    def keras(self) -> Run:
         model = make_model()
         started = time.perf_counter()
-        history = model.fit(x, y, batch_size=BATCH, epochs=EPOCHS, verbose=0, **options)
-        return time.perf_counter() - started, 0.0, history.history["loss"][-1]
+        history = model.fit(self.x, self.y, batch_size=BATCH, epochs=EPOCHS, verbose=0)
+        return Run(time.perf_counter() - started, 0.0, history.history["loss"][-1])
 
-    def spark_fit(mode: str, frequency: Any = "auto", **options: Any) -> tuple[float, float, float]:
+    def fit(self, mode: str, frequency: Any = "auto", **options: Any) -> Run:
+        from sparkdl import SparkModel
+
         spark_model = SparkModel(
-            make_model(), mode, frequency, num_workers=args.workers, batch_size=BATCH, **options
+            make_model(), mode, frequency, num_workers=self.workers, batch_size=BATCH, **options
         )
         started = time.perf_counter()
-        history = spark_model.fit(frame, epochs=EPOCHS, verbose=0)
+        history = spark_model.fit(self.frame, epochs=EPOCHS, verbose=0)
         seconds = time.perf_counter() - started
-        return seconds, spark_model.summary.seconds, history.history["loss"][-1]
+        return Run(seconds, spark_model.summary.seconds, history.history["loss"][-1])
 
-    cases: dict[str, Any] = {
-        "plain Keras fit, one process": keras_fit,
-        "asynchronous, auto": lambda: spark_fit("asynchronous"),
-        "asynchronous, batch": lambda: spark_fit("asynchronous", "batch"),
-        "asynchronous, epoch": lambda: spark_fit("asynchronous", "epoch"),
-        "hogwild, auto": lambda: spark_fit("hogwild"),
-        "synchronous, batch (exact)": lambda: spark_fit("synchronous"),
-        "synchronous, window 16": lambda: spark_fit("synchronous", 16),
-        "asynchronous, auto, socket": lambda: spark_fit(
+    def alternate(self, cases: dict[str, Callable[[], Run]]) -> dict[str, list[Run]]:
+        """Every case once to warm up, then all of them in turn."""
+        make_model().fit(self.x[:BATCH], self.y[:BATCH], verbose=0)
+        for case in cases.values():
+            case()
+        runs: dict[str, list[Run]] = {name: [] for name in cases}
+        for _ in range(self.repeats):
+            for name, case in cases.items():
+                runs[name].append(case())
+        return runs
+
+
+def print_table(runs: dict[str, list[Run]], yardstick: str, name: str) -> None:
+    """A row per case; training speeds are compared with that of ``yardstick``."""
+    speeds = {k: median([rate(r.seconds) for r in v]) for k, v in runs.items()}
+    training = {k: median([rate(r.training_s) for r in v]) for k, v in runs.items()}
+    losses = {k: median([r.loss for r in v]) for k, v in runs.items()}
+    limit, base, base_loss = training.get(yardstick, 0.0), speeds[KERAS], losses[KERAS]
+    rows = [
+        [
+            case,
+            f"{speeds[case]:,.0f}" if speeds[case] else "",
+            f"{(speeds[case] or training[case]) / base:.2f}",
+            f"{training[case]:,.0f}" if training[case] else "",
+            f"{training[case] / limit:.2f}" if training[case] and limit else "",
+            f"{losses[case]:.3f}" if losses[case] else "",
+            f"{losses[case] / base_loss:.3f}" if losses[case] else "",
+        ]
+        for case in runs
+    ]
+    header = ["", "fit rows/s", "× Keras", "training rows/s", f"× {name}", "loss", "× Keras' loss"]
+    print("\n" + workload.table(header, rows), flush=True)
+
+
+def rate(seconds: float) -> float:
+    return ROWS * EPOCHS / seconds if seconds else 0.0
+
+
+def run_server(bench: Bench) -> None:
+    cold, warm = bench.fit("asynchronous"), bench.fit("asynchronous")
+    print(f"first fit in a session: {cold.seconds:.2f} s, second: {warm.seconds:.2f} s", flush=True)
+    bare = Bare(bench.workers)
+    limit = f"{bench.workers} bare processes, same step"
+    cases = {
+        KERAS: bench.keras,
+        "asynchronous, auto": lambda: bench.fit("asynchronous"),
+        "asynchronous, batch": lambda: bench.fit("asynchronous", "batch"),
+        "asynchronous, epoch": lambda: bench.fit("asynchronous", "epoch"),
+        "hogwild, auto": lambda: bench.fit("hogwild"),
+        "synchronous, batch (exact)": lambda: bench.fit("synchronous"),
+        "synchronous, window 16": lambda: bench.fit("synchronous", 16),
+        "asynchronous, auto, socket": lambda: bench.fit(
             "asynchronous", parameter_server_mode="socket"
         ),
-        "asynchronous, auto, http": lambda: spark_fit("asynchronous", parameter_server_mode="http"),
+        "asynchronous, auto, http": lambda: bench.fit("asynchronous", parameter_server_mode="http"),
+        limit: lambda: Run(0.0, ROWS * EPOCHS / bare.run(), 0.0),
     }
-    cold = cases["asynchronous, auto"]()
-    warm = cases["asynchronous, auto"]()
-    print(f"first fit in a session: {cold[0]:.2f} s, second: {warm[0]:.2f} s\n", flush=True)
-    results: dict[str, list[Any]] = {name: [] for name in cases}
-    limits: list[float] = []
-    for _ in range(args.repeats):
-        for name, case in cases.items():
-            results[name].append(case())
-        limits.append(bare.run())
-    bare.close()
-    limit = workload.median(limits)
-    base = workload.median([ROWS * EPOCHS / r[0] for r in results["plain Keras fit, one process"]])
-    base_loss = workload.median([r[2] for r in results["plain Keras fit, one process"]])
-    rows = []
-    for name, runs in results.items():
-        speed = workload.median([ROWS * EPOCHS / r[0] for r in runs])
-        training = workload.median([ROWS * EPOCHS / r[1] if r[1] else 0.0 for r in runs])
-        loss = workload.median([r[2] for r in runs])
-        rows.append([
-            name, f"{speed:,.0f}", f"{speed / base:.2f}", f"{training:,.0f}" if training else "",
-            f"{training / limit:.2f}" if training else "", f"{loss:.3f}", f"{loss / base_loss:.3f}",
-        ])  # fmt: skip
-    rows.append([
-        f"{args.workers} bare processes, same step", f"{limit:,.0f}", f"{limit / base:.2f}",
-        f"{limit:,.0f}", "1.00", "", "",
-    ])  # fmt: skip
-    print(workload.table(
-        ["", "fit rows/s", "× Keras", "training rows/s", "× bare", "loss", "× Keras' loss"], rows
-    ))  # fmt: skip
+    try:
+        print_table(bench.alternate(cases), limit, "bare")
+    finally:
+        bare.close()
 
+
+def run_allreduce(bench: Bench) -> None:
+    by_hand = ByHand(bench.workers)
+    cases: dict[str, Callable[[], Run]] = {
+        KERAS: bench.keras,
+        "allreduce, builtin": lambda: bench.fit("allreduce", communicator="builtin"),
+    }
+    yardstick = f"Horovod by hand, {bench.workers} processes"
+    if by_hand.found:
+        cases["allreduce, horovod"] = lambda: bench.fit("allreduce", communicator="horovod")
+        cases[yardstick] = by_hand.run
+    else:
+        print("Horovod is not installed (make horovod): its rows are left out")
+    print_table(bench.alternate(cases), yardstick, "by hand")
+
+
+KERAS = "plain Keras fit, one process"
+PARTS: dict[str, Callable[[Bench], None]] = {"server": run_server, "allreduce": run_allreduce}
 
 main()

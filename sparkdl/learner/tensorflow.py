@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -34,8 +35,6 @@ class TensorFlowLearner(KerasLearner):
         self._train_window = self._compile_window(model.train_step, with_weights=True)
         self._test_window = self._compile_window(model.test_step, with_weights=False)
         self._gradients = tf.function(self._trace_gradients, autograph=False, reduce_retracing=True)
-        self._apply = tf.function(self._trace_apply, autograph=False)
-        self._assign = tf.function(self._trace_assign, autograph=False)
         self._concat = tf.function(self._trace_concat, autograph=False)
         self._call = tf.function(
             model.predict_step, autograph=False, reduce_retracing=True, jit_compile=self._jit
@@ -54,6 +53,19 @@ class TensorFlowLearner(KerasLearner):
 
     def reload(self) -> None:
         self._flat = None
+
+    @cached_property
+    def _assign(self) -> Any:
+        return self._compile_flat(self._trace_assign)
+
+    @cached_property
+    def _apply(self) -> Any:
+        return self._compile_flat(self._trace_apply)
+
+    def _compile_flat(self, function: Callable[[tf.Tensor], None]) -> Any:
+        """Compiled for the one signature it has: to look that up would take as long as the call."""
+        flat = tf.TensorSpec([self._layout.size], tf.float32)
+        return tf.function(function, autograph=False).get_concrete_function(flat)
 
     def _trace_concat(self) -> tf.Tensor:
         parts = [
@@ -75,8 +87,12 @@ class TensorFlowLearner(KerasLearner):
     def _evaluate_window(self, window: WindowLike) -> None:
         self._test_window(*self._tensors(window), window.num_batches)
 
-    def _tensors(self, window: WindowLike) -> tuple[Any, Any, Any]:
-        x, y, sample_weight = self.data(window.x, window.y, window.sample_weight)
+    def _tensors(self, window: WindowLike, batch: int | None = None) -> tuple[Any, Any, Any]:
+        """A window's arrays, or those of one of its batches, as the model takes them."""
+        given: Any = (window.x, window.y, window.sample_weight)
+        if batch is not None:  # cut here, where it costs nothing
+            given = _map(lambda array: array[batch], given)
+        x, y, sample_weight = self.data(*given)
         return (
             _map(tf.convert_to_tensor, x),
             _map(tf.convert_to_tensor, y),
@@ -105,8 +121,7 @@ class TensorFlowLearner(KerasLearner):
     def gradients(self, window: WindowLike, out: FloatArray) -> None:
         require_one_batch(window)
         self.build_metrics(window)
-        batch = _map(lambda t: t[0], self._tensors(window))
-        np.copyto(out, self._gradients(*batch).numpy())
+        np.copyto(out, self._gradients(*self._tensors(window, 0)).numpy())
         self._flat = None
 
     def _trace_gradients(self, x: Any, y: Any, sample_weight: Any) -> tf.Tensor:
