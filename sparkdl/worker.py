@@ -236,7 +236,7 @@ class _Loop:
             batches_done = position * self.pieces * self.piece
         batches_done = min(batches_done, total)
         pieces = batches = rows = 0
-        whole_epoch = self.settings.window == EPOCH_WINDOW
+        whole_epoch = self.settings.window == EPOCH_WINDOW and not inside
         with closing(self._pieces(epoch, batches_done)) as windows:
             for window in windows:
                 pieces += 1

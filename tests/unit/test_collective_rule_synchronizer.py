@@ -154,7 +154,7 @@ def fit(
         config["config"] = {"momentum": chosen[0].optimizer.momentum}  # type: ignore[attr-defined]
     bound = rule.bind(len(counts), config)
     settings = LoopSettings(
-        epochs=epochs, first_epoch=first_epoch, batch_size=BATCH, window=1, shuffle=False,
+        epochs=epochs, first_epoch=first_epoch, batch_size=BATCH, window=window, shuffle=False,
         keep_state=lines is not None, report_interval_s=report_interval_s,
     )  # fmt: skip
 
@@ -220,7 +220,9 @@ def test_accumulated_batches_are_one_large_batch(name: str, window: int) -> None
 @pytest.mark.parametrize("window", [1, 2, 5, EPOCH_WINDOW])
 def test_local_sgd_is_the_mean_at_each_exchange(window: int) -> None:
     counts = [40, 24]
-    learners, _ = fit(make_rule("local_sgd"), counts, window=window, epochs=2)
+    learners, (first, second) = fit(make_rule("local_sgd"), counts, window=window, epochs=2)
+    epochs = [s.control.epochs[1]["rows"] for s in (first, second)]  # type: ignore[attr-defined]
+    assert epochs == counts
     alone = [Linear(), Linear()]
     every = window or 10
     for _ in range(2):
