@@ -1,7 +1,7 @@
 """Every update rule against plain Keras at equal epochs: MNIST (CNN) and a9a (two layers).
 
     python benchmarks/rules.py [--tasks mnist a9a] [--workers 2 4] [--seeds 3] [--only RULE ...]
-                               [--limit-s 450] [--results FILE] [--table] [--quick]
+                               [--limit-s 450] [--results FILE] [--table] [--summary] [--quick]
 
 Workers are threads of this process over a real server, or real all-reduce rules: no Spark (see
 ``worker_threads``). Finished runs are lines of a JSON file, and are not run again; ``--limit-s``
@@ -362,6 +362,32 @@ def print_tables(args: argparse.Namespace) -> None:
         print(workload.table(header, rows))
 
 
+def print_summary(args: argparse.Namespace) -> None:
+    """One row for each rule: points from plain Keras on all tasks, and what travels."""
+    done = list(read_results(args.results).values())
+    header = ["rule", "batches between exchanges"]
+    header += [f"{task}, {workers} workers" for task in args.tasks for workers in args.workers]
+    header += [f"MB, {workers} workers" for workers in args.workers]
+    rows = []
+    for case in [c for c in all_cases() if not args.only or c.rule in args.only]:
+        points, moved = [], []
+        for task in args.tasks:
+            reference = Group(
+                [x for x in done if x["task"] == task and is_plain(x, case.optimizer)]
+            )
+            for workers in args.workers:
+                count = 1 if case.rule == "single" else workers
+                lines = [x for x in done if x["task"] == task and is_of(x, case, count)]
+                group = Group(lines)
+                points.append(group.points(reference) if lines and reference.lines else "")
+                if task == args.tasks[0]:
+                    moved.append(f"{group.mean('bytes_per_epoch') / 1e6:.1f}" if lines else "")
+        suffix = "" if case.family == "server" else ", all-reduce"
+        window = {-1: "automatic", 0: "epoch"}.get(case.batches, str(case.batches))
+        rows.append([f"`{case.rule}`{suffix}", window, *points, *moved])
+    print(workload.table(header, rows))
+
+
 def is_plain(line: dict[str, Any], optimizer: str) -> bool:
     return line["family"] == "plain" and line["rule"] == optimizer
 
@@ -383,6 +409,11 @@ class Group:
     def spread(self) -> float:
         values = [line["metric"] for line in self.lines]
         return statistics.stdev(values) if len(values) > 1 else 0.0
+
+    def points(self, reference: Group) -> str:
+        """Difference of the means to ``reference`` in points, and the seeds' spread."""
+        points = 100 * (self.mean("metric") - reference.mean("metric"))
+        return f"{points:+.2f} ± {100 * self.spread:.2f}"
 
     def steps_to(self, loss: float) -> str:
         """Batches of Keras' size, over all workers, until the test loss is that low; mean over the
@@ -418,11 +449,15 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=[])
     parser.add_argument("--limit-s", type=float, default=float("inf"))
     parser.add_argument("--results", type=Path, default=RESULTS)
-    parser.add_argument("--table", action="store_true")
+    parser.add_argument("--table", action="store_true", help="print what is there")
+    parser.add_argument("--summary", action="store_true", help="that, a row for each rule")
     parser.add_argument("--quick", action="store_true", help="640 rows, one epoch: does it run?")
     args = parser.parse_args()
     if datasets.folder() is None:
         print("The data are not here; set SPARKDL_DATA.")
+        return
+    if args.summary:
+        print_summary(args)
         return
     if not args.table:
         import tensorflow as tf
