@@ -2,6 +2,10 @@
 # Builds Horovod's wheel from its PyPI source against the installed TensorFlow, keeps it in a cache,
 # and installs it. Run again, it installs the cached wheel, or does nothing.
 #
+# Two lines of Horovod 0.28.1 are mended, so the wheel's version ends in +sparkdl1: the second
+# connection among the ranks took another network interface than HOROVOD_GLOO_IFACE says, and over
+# Gloo the check for stalled ranks knew no ranks, so that it never ended a wait.
+#
 #   PYTHON=/path/to/venv/bin/python sh docker/build_horovod.sh
 #
 # Variables: PYTHON; HOROVOD_VERSION; SPARKDL_WHEELS (the cache); JOBS (compilers at once);
@@ -13,6 +17,7 @@ PYTHON=${PYTHON:-python3}
 VERSION=${HOROVOD_VERSION:-0.28.1}
 JOBS=${JOBS:-$(nproc)}
 GPU=${HOROVOD_GPU_OPERATIONS:-}
+MENDED=$VERSION+sparkdl1
 
 say() { echo "build_horovod: $*" >&2; }
 
@@ -27,7 +32,7 @@ CACHE=${SPARKDL_WHEELS:-${XDG_CACHE_HOME:-$HOME/.cache}/sparkdl/wheels}/$TAG${GP
 mkdir -p "$CACHE"
 
 installed() {
-  "$PYTHON" - "$VERSION" <<'PY'
+  "$PYTHON" - "$MENDED" <<'PY'
 import sys, importlib.metadata as m
 try:
     sys.exit(m.version("horovod") != sys.argv[1])
@@ -39,11 +44,11 @@ PY
 works() { "$PYTHON" -c 'import horovod.tensorflow' >/dev/null 2>&1; }
 
 if installed && works; then
-  say "horovod $VERSION is installed for $TAG and imports"
+  say "horovod $MENDED is installed for $TAG and imports"
   exit 0
 fi
 
-WHEEL=$(find "$CACHE" -name "horovod-$VERSION-*.whl" | head -n 1)
+WHEEL=$(find "$CACHE" -name "horovod-$MENDED-*.whl" | head -n 1)
 if [ -z "$WHEEL" ]; then
   missing=""
   for package in libhighwayhash-dev libfarmhash-dev cmake g++; do
@@ -71,21 +76,37 @@ if [ -z "$WHEEL" ]; then
   # own, before the environment's, which stays as it is
   "$PYTHON" -m pip install -q --target "$WORK/tools" 'setuptools<81' wheel psutil cloudpickle packaging
 
-  say "building horovod $VERSION for $TAG (some minutes)"
+  PYTHONPATH="$WORK/tools" "$PYTHON" -m pip download -q --no-deps --no-build-isolation \
+    --no-binary :all: -d "$WORK" "horovod==$VERSION"
+  tar xzf "$WORK/horovod-$VERSION.tar.gz" -C "$WORK"
+  SOURCE=$WORK/horovod-$VERSION
+  sed -i '/^void GlooContext::InitializeForProcessSet/,/^}/ s/device_attr.iface = gloo_iface_;/gloo_iface_ = global_context.gloo_iface_;\n  &/' \
+    "$SOURCE/horovod/common/gloo/gloo_context.cc"
+  sed -i 's/global_ranks_.reserve(size_);/global_ranks_.resize(size_);/' \
+    "$SOURCE/horovod/common/gloo/gloo_controller.cc"
+  sed -i "s/__version__ = '$VERSION'/__version__ = '$MENDED'/" "$SOURCE/horovod/__init__.py"
+  if ! grep -q 'gloo_iface_ = global_context' "$SOURCE/horovod/common/gloo/gloo_context.cc" ||
+    ! grep -q 'resize(size_)' "$SOURCE/horovod/common/gloo/gloo_controller.cc" ||
+    ! grep -q "$MENDED" "$SOURCE/horovod/__init__.py"; then
+    say "the source of horovod $VERSION is not what this script mends"
+    exit 1
+  fi
+
+  say "building horovod $MENDED for $TAG (some minutes)"
   CPLUS_INCLUDE_PATH="$WORK/include${CPLUS_INCLUDE_PATH:+:$CPLUS_INCLUDE_PATH}" \
     PYTHONPATH="$WORK/tools" \
     HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITH_GLOO=1 HOROVOD_WITHOUT_MPI=1 \
     HOROVOD_WITHOUT_PYTORCH=1 HOROVOD_WITHOUT_MXNET=1 \
     MAKEFLAGS="-j$JOBS" CMAKE_BUILD_PARALLEL_LEVEL="$JOBS" \
     "$PYTHON" -m pip wheel --no-deps --no-build-isolation --no-cache-dir \
-    -w "$WORK/wheel" "horovod==$VERSION" >"$CACHE/build.log" 2>&1 || {
+    -w "$WORK/wheel" "$SOURCE" >"$CACHE/build.log" 2>&1 || {
     say "the build failed; the end of $CACHE/build.log:"
     tail -n 30 "$CACHE/build.log" >&2
     exit 1
   }
   # moved last, so that a build that was cut off leaves no wheel in the cache
   mv "$WORK"/wheel/horovod-*.whl "$CACHE/"
-  WHEEL=$(find "$CACHE" -name "horovod-$VERSION-*.whl" | head -n 1)
+  WHEEL=$(find "$CACHE" -name "horovod-$MENDED-*.whl" | head -n 1)
   say "kept $WHEEL"
 fi
 
@@ -95,4 +116,4 @@ works || {
   say "installed, but it does not import:"
   "$PYTHON" -c 'import horovod.tensorflow' >&2 || exit 1
 }
-say "installed horovod $VERSION from $WHEEL"
+say "installed horovod $MENDED from $WHEEL"

@@ -228,9 +228,9 @@ class SoloConnector:
 
 # Names are resolved when used: the registry imports no transport.
 COMMUNICATORS = {
-    "auto": "sparkdl.collective.horovod:AutoConnector",
+    "auto": "sparkdl.collective.horovod_connector:AutoConnector",
     "builtin": "sparkdl.collective.builtin:BuiltinConnector",
-    "horovod": "sparkdl.collective.horovod:HorovodConnector",
+    "horovod": "sparkdl.collective.horovod_connector:HorovodConnector",
     "solo": "sparkdl.collective.communicator:SoloConnector",
 }
 

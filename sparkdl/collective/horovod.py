@@ -27,15 +27,12 @@ import numpy as np
 
 from sparkdl.collective.arithmetic import put_scaled, reduction_factors
 from sparkdl.collective.base import (
-    DEFAULT_TIMEOUT_S,
     OPS,
     Array,
     OrderedCommunicator,
     shard_edges,
 )
-from sparkdl.collective.communicator import Connector, make_communicator
 from sparkdl.collective.member import Member
-from sparkdl.collective.pending import name_ranks
 from sparkdl.errors import (
     ConfigError,
     ProtocolError,
@@ -66,78 +63,6 @@ def unavailable() -> str:
     except Exception as error:  # a missing package, or a library built for another TensorFlow
         return f"{type(error).__name__}: {error}"
     return "" if hvd.gloo_built() else "Horovod is built without Gloo"
-
-
-class HorovodConnector:
-    """A Horovod communicator in the making.
-
-    Args:
-        rank: This rank, from 0.
-        interface: Network interface for Gloo; None: the one that has the advertised address.
-        timeout_s: Limit for one operation.
-        **options: Of :class:`sparkdl.collective.builtin.BuiltinConnector`.
-    """
-
-    def __init__(
-        self,
-        rank: int,
-        *,
-        interface: str | None = None,
-        timeout_s: float = DEFAULT_TIMEOUT_S,
-        **options: Any,
-    ) -> None:
-        self._rank, self._interface, self._timeout_s = rank, interface, timeout_s
-        self._beside: Connector = make_communicator(
-            "builtin", rank=rank, timeout_s=timeout_s, **options
-        )
-
-    def prepare(self) -> Member:
-        """Opens and holds the sockets of the communicator beside; imports nothing."""
-        return _named(self._beside.prepare(), HorovodCommunicator.name)
-
-    def connect(self, members: Sequence[Member], token: bytes) -> HorovodCommunicator:
-        """Connects all ranks and initialises Horovod.
-
-        Raises:
-            ResourceError: Horovod cannot be used on some ranks; they are named.
-        """
-        _refuse_others(members, HorovodCommunicator.name)
-        beside = self._connect_beside(members, token)
-        try:
-            lacking = _lacking(beside)
-            if lacking:
-                raise ResourceError(
-                    f"Horovod cannot be used on {name_ranks(sorted(lacking))}",
-                    expected="horovod.tensorflow to import on all ranks",
-                    received="; ".join(f"rank {r}: {why}" for r, why in sorted(lacking.items())),
-                    hint="docker/build_horovod.sh builds and installs it; "
-                    "communicator='builtin' needs nothing",
-                )
-            return HorovodCommunicator(beside, members, self._interface, self._timeout_s)
-        except BaseException:
-            beside.close()
-            raise
-
-    def connect_what_there_is(self, members: Sequence[Member], token: bytes) -> OrderedCommunicator:
-        """Horovod if all ranks have it, else the built-in communicator."""
-        beside = self._connect_beside(members, token)
-        try:
-            if _lacking(beside):
-                return beside
-            return HorovodCommunicator(beside, members, self._interface, self._timeout_s)
-        except BaseException:
-            beside.close()
-            raise
-
-    def _connect_beside(self, members: Sequence[Member], token: bytes) -> OrderedCommunicator:
-        beside = self._beside.connect([_named(m, "builtin") for m in members], token)
-        if not isinstance(beside, OrderedCommunicator):
-            raise ConfigError("Horovod needs the built-in communicator beside it")
-        return beside
-
-    def close(self) -> None:
-        """Closes the sockets, if :meth:`connect` did not take them over."""
-        self._beside.close()
 
 
 class HorovodCommunicator(OrderedCommunicator):
@@ -414,51 +339,3 @@ def _slots(host_ids: Sequence[str]) -> list[tuple[str, int, int, int, int, int, 
             )
         )
     return slots
-
-
-def _named(member: Member, name: str) -> Member:
-    return Member(member.host, member.port, member.host_id, member.local, name)
-
-
-def _refuse_others(members: Sequence[Member], name: str) -> None:
-    others = sorted({m.communicator for m in members} - {name})
-    if others:
-        raise ConfigError(
-            f"cannot connect the {name} communicator",
-            expected="all ranks prepared for it",
-            received=f"ranks prepared for {', '.join(map(repr, others))}",
-        )
-
-
-def _lacking(beside: OrderedCommunicator) -> dict[int, str]:
-    """Rank -> why Horovod cannot be used there."""
-    reason = np.frombuffer(unavailable()[:500].encode(), np.uint8)
-    told = [array.tobytes().decode(errors="replace") for array in beside.all_gather(reason)]
-    return {rank: why for rank, why in enumerate(told) if why}
-
-
-class AutoConnector:
-    """Horovod if it imports on all ranks, else the built-in communicator.
-
-    Args:
-        rank: This rank, from 0.
-        **options: Of :class:`HorovodConnector`.
-    """
-
-    name = "auto"
-
-    def __init__(self, rank: int, **options: Any) -> None:
-        self._horovod = HorovodConnector(rank, **options)
-
-    def prepare(self) -> Member:
-        """Opens and holds the sockets that either needs; imports nothing."""
-        return _named(self._horovod.prepare(), self.name)
-
-    def connect(self, members: Sequence[Member], token: bytes) -> OrderedCommunicator:
-        """Connects what all ranks have."""
-        _refuse_others(members, self.name)
-        return self._horovod.connect_what_there_is(members, token)
-
-    def close(self) -> None:
-        """Closes the sockets, if :meth:`connect` did not take them over."""
-        self._horovod.close()

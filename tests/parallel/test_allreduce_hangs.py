@@ -1,0 +1,47 @@
+"""A rank that stops, dies or goes elsewhere in the middle: an error in time, which names it."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import hang_program
+import pytest
+
+
+@pytest.mark.parametrize("what", ["stopped", "killed", "elsewhere"])
+@pytest.mark.parametrize("communicator", ["builtin", "horovod"])
+def test_the_others_get_an_error_that_names_it(
+    tmp_path: Path, communicator: str, what: str
+) -> None:
+    if communicator == "horovod" and not importlib.util.find_spec("horovod"):
+        pytest.skip("Horovod is not installed: make horovod")
+    processes = []
+    try:
+        for rank in range(2):
+            arguments = [str(tmp_path), str(rank), "2", communicator, what]
+            processes.append(
+                subprocess.Popen(
+                    [sys.executable, hang_program.__file__, *arguments],
+                    env={**os.environ, "KERAS_BACKEND": "tensorflow", "CUDA_VISIBLE_DEVICES": ""},
+                    stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                )
+            )  # fmt: skip
+        output, log = processes[0].communicate(timeout=90)
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+            for stream in (process.stdout, process.stderr):
+                stream.close()
+    assert processes[0].returncode == 0, log[-4000:]
+    told = json.loads(output.strip().splitlines()[-1])
+    assert told["error"] == ("TransportError" if what == "killed" else "WaitTimeoutError"), told
+    assert "rank 1" in told["text"], told
+    limit = 5.0 if what == "killed" else hang_program.TIMEOUT_S + 10.0
+    assert told["seconds"] < limit, told
+    assert told["close_s"] < 10.0, told
