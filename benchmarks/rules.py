@@ -8,8 +8,8 @@ Workers are threads of this process over a real server, or real all-reduce rules
 ends a portion early, ``--table`` only prints.
 
 Each rule has its own default window. Rules that add up the workers' changes train Keras' batch on
-each worker; rules that average them share it (batch / workers each), so that in both cases an
-epoch moves the model by as many steps as Keras' epoch. Rules that need an optimizer of their own
+each worker; rules that average them, or scale down stale ones, share it (batch / workers each), so
+that in both cases an epoch moves the model by as many steps as Keras' epoch. Rules that need an optimizer of their own
 stand against plain Keras with it.
 """
 
@@ -67,7 +67,7 @@ OWN_OPTIMIZER = {
     "eamsgd": "nesterov",
 }
 ADDING = {
-    "downpour", "downpour_adagrad", "hogwild", "adag", "experimental", "dc_asgd", "gap_aware",
+    "downpour", "downpour_adagrad", "hogwild", "adag", "experimental", "dc_asgd",
     "sgd", "adagrad", "rmsprop", "adam", "adamw", "single", "ensemble",
 }  # fmt: skip
 
@@ -413,7 +413,7 @@ class Group:
     def points(self, reference: Group) -> str:
         """Difference of the means to ``reference`` in points, and the seeds' spread."""
         points = 100 * (self.mean("metric") - reference.mean("metric"))
-        return f"{points:+.2f} ± {100 * self.spread:.2f}"
+        return f"{points:+.2f}" + (f" ± {100 * self.spread:.2f}" if len(self.lines) > 1 else "")
 
     def steps_to(self, loss: float) -> str:
         """Batches of Keras' size, over all workers, until the test loss is that low; mean over the
@@ -434,7 +434,7 @@ class Group:
         moved = self.mean("bytes_per_epoch") / 1e6
         return [
             label, str(line["workers"]), str(line["batch"]),
-            f"{self.mean('metric'):.4f} ± {self.spread:.4f}",
+            f"{self.mean('metric'):.4f}" + (f" ± {self.spread:.4f}" if self.lines[1:] else ""),
             "" if self is reference else f"{points:+.2f}",
             f"{self.mean('loss'):.4f}", self.steps_to(1.05 * reference.mean("loss")),
             f"{moved:.2f}" if line["family"] != "plain" else "", f"{self.mean('seconds'):.1f}",
