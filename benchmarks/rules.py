@@ -9,8 +9,8 @@ ends a portion early, ``--table`` only prints.
 
 Each rule has its own default window. Rules that add up the workers' changes train Keras' batch on
 each worker; rules that average them, or scale down stale ones, share it (batch / workers each), so
-that in both cases an epoch moves the model by as many steps as Keras' epoch. Rules that need an optimizer of their own
-stand against plain Keras with it.
+that in both cases an epoch moves the model by as many steps as Keras' epoch. Rules that need an
+optimizer of their own stand against plain Keras with it.
 """
 
 from __future__ import annotations
