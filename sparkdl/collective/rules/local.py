@@ -233,7 +233,7 @@ class DiLoCo(ExchangeRule):
 
 
 class DiLoCoExchange(MeanExchange):
-    """See :class:`DiLoCo`; the outer optimizer's gradient is ``−D``."""
+    """See :class:`DiLoCo`."""
 
     def __init__(self, communicator: Communicator, layout: Layout, rule: DiLoCo) -> None:
         super().__init__(communicator, layout)
@@ -242,8 +242,8 @@ class DiLoCoExchange(MeanExchange):
         self._outer_state = self._outer.init(np.empty(layout.trained_size, np.float32))
 
     def _advance(self, center: FloatArray, change: FloatArray) -> None:
-        np.negative(change, out=change)
-        self._outer.step(center, change, self._outer_state, self._rate, center)
+        # along the change, which points downhill, not against it
+        self._outer.step(center, change, self._outer_state, -self._rate, center)
 
     def state(self) -> State:
         return {name: array.copy() for name, array in self._outer_state.items()}

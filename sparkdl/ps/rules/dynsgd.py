@@ -94,18 +94,17 @@ class Experimental(Rule):
         """One damped step; the worker's backup becomes the new center."""
         rate = self.learning_rate or learning_rate_of(self.name, commit)
         stale = Backups.of(state, commit.worker)
-        inverse_rate = np.float32(1.0 / rate)
-        inverse_window = np.float32(1.0 / max(commit.batches, 1))
-        one = np.float32(1.0)
+        # (delta / k) / (1 + d² / rate) as delta · (rate / k) / (rate + d²): an operation less
+        constant = np.float32(rate)
+        share = np.float32(rate / max(commit.batches, 1))
         first, second = scratch(center.size), scratch(center.size)
         for part in blocks(center.size):
             n = part.stop - part.start
             damping, step = first[:n], second[:n]
             np.subtract(center[part], stale[part], out=damping)
             np.multiply(damping, damping, out=damping)
-            np.multiply(damping, inverse_rate, out=damping)
-            np.add(damping, one, out=damping)
-            np.multiply(delta[part], inverse_window, out=step)
+            np.add(damping, constant, out=damping)
+            np.multiply(delta[part], share, out=step)
             np.divide(step, damping, out=step)
             np.add(center[part], step, out=out[part])
             stale[part] = out[part]
