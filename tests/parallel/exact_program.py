@@ -318,7 +318,9 @@ class Ranks:
             trainee = Trainee(*key)
             self.learners[key] = trainee, make_learner(trainee.model)
         trainee, learner = self.learners[key]
-        trainee.reset(seed=rank)  # all but the first begin apart
+        sizes = ROWS[size][case.rows]
+        root = sizes.index(max(sizes))
+        trainee.reset(seed=0 if rank == root else rank + 1)  # all begin apart, and take the root's
         learner.reload()
         layout = learner.layout
         strategy = AllReduceStrategy(

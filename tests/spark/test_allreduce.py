@@ -196,6 +196,7 @@ def test_with_fewer_slots_fewer_workers_go_on(digits_df: Any, digits: Any) -> No
     assert_steps_of_one_process(model, digits, "adam", 40)
 
 
+@pytest.mark.slow
 def test_a_worker_that_hangs_is_named(digits_df: Any) -> None:
     stopped: list[psutil.Process] = []
 
