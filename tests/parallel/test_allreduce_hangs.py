@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -13,13 +14,25 @@ import hang_program
 import pytest
 
 
-@pytest.mark.parametrize("what", ["stopped", "killed", "elsewhere"])
-@pytest.mark.parametrize("communicator", ["builtin", "horovod"])
+@pytest.mark.parametrize(
+    ("communicator", "what"),
+    [
+        ("builtin", "killed"),
+        ("builtin", "elsewhere"),
+        ("horovod", "killed"),
+        pytest.param("builtin", "stopped", marks=pytest.mark.slow),
+        pytest.param("horovod", "stopped", marks=pytest.mark.slow),
+        pytest.param("horovod", "elsewhere", marks=pytest.mark.slow),
+    ],
+)
 def test_the_others_get_an_error_that_names_it(
     tmp_path: Path, communicator: str, what: str
 ) -> None:
-    if communicator == "horovod" and not importlib.util.find_spec("horovod"):
-        pytest.skip("Horovod is not installed: make horovod")
+    if communicator == "horovod":
+        if not importlib.util.find_spec("horovod"):
+            pytest.skip("Horovod is not installed: make horovod")
+        if what == "elsewhere" and "sparkdl" not in importlib.metadata.version("horovod"):
+            pytest.skip("this build of Horovod has no limit on a stalled rank: make horovod")
     processes = []
     try:
         for rank in range(2):
@@ -42,6 +55,6 @@ def test_the_others_get_an_error_that_names_it(
     told = json.loads(output.strip().splitlines()[-1])
     assert told["error"] == ("TransportError" if what == "killed" else "WaitTimeoutError"), told
     assert "rank 1" in told["text"], told
-    limit = 5.0 if what == "killed" else hang_program.TIMEOUT_S + 10.0
+    limit = 5.0 if what == "killed" else 2 * hang_program.TIMEOUT_S + 15.0
     assert told["seconds"] < limit, told
     assert told["close_s"] < 10.0, told

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import inspect
 import os
@@ -94,8 +95,9 @@ def test_a_local_rank_that_raises_or_dies(capsys: pytest.CaptureFixture[str]):
             HorovodRunner(np=-2).run(work, how=how)
         assert caught.value.rank == 1
         assert time.monotonic() - began < 30  # the framework is imported by both ranks first
-    commands = [" ".join(c.cmdline()) for c in psutil.Process().children(recursive=True)]
-    assert not [c for c in commands if "function_child" in c]
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):  # a process of Spark's that has just ended
+            assert "function_child" not in " ".join(child.cmdline())
 
 
 def test_above_zero_runs_in_a_barrier_stage(spark: Any, capfd: pytest.CaptureFixture[str]):
