@@ -128,7 +128,6 @@ def be_worker() -> None:
     while (given := _read_object()) is not None:
         job, meeting, rank = given
         if job.sizes not in learners:
-            learners.clear()  # large ones need the memory
             learner = make_learner(make_model(job.sizes))
             learners[job.sizes] = learner, learner.optimizer_state()
         learner, fresh = learners[job.sizes]

@@ -71,15 +71,16 @@ def check_table(hosts: Hosts, args: argparse.Namespace) -> str:
     job = Job(sizes, 1, batches=batches, batch_size=8 if args.quick else 256)
     size = size_of(sizes)
     counts = [2] if args.quick else [2, 3, 4]
-    for payload in ("delta", "gradient"):
-        hosts.run(replace(job, workers=max(counts), alone=payload, batches=2))  # compiles
+    tiny = replace(job, sizes=TINY, batches=30, batch_size=1)
+    for cold in (job, tiny):  # compiles all kinds of steps
+        cold = replace(cold, workers=max(counts), batches=2)
+        for same in (cold, replace(cold, alone="delta"), replace(cold, alone="gradient")):
+            hosts.run(same)
     local = {
         (payload, count): per_step(hosts.run(replace(job, workers=count, alone=payload)))
         for payload in ("delta", "gradient")
         for count in [1, *counts]
     }
-    tiny = replace(job, sizes=TINY, batches=30, batch_size=1)
-    hosts.run(replace(tiny, workers=2, alone="gradient", batches=2))
     alone = per_step(hosts.run(replace(tiny, alone="gradient")))
     exchange = per_step(hosts.run(replace(tiny, rule=BSP()))) - alone
     tiny_ring = per_step(hosts.run(replace(tiny, workers=2)))
