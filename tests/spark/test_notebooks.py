@@ -72,6 +72,18 @@ def test_write_your_own_rule(tmp_path: Path) -> None:
     assert "learned: True" in shown
 
 
+def test_allreduce_and_custom_loops(tmp_path: Path) -> None:
+    notebook = run_notebook(ROOT / "notebooks" / "02_allreduce_and_custom_loops.ipynb", tmp_path)
+    shown = printed(notebook)
+    assert "the same weights on both ranks: True" in shown
+    assert "[rank 0] epoch 8: " in shown
+    assert "worker 1 failed: ValueError: a bad row" in shown
+    found = [float(f) for f in re.findall(r"held-out accuracy: ([0-9.]+)", shown)]
+    assert len(found) == 3
+    assert min(found) >= 0.9, found
+    assert len(figures(notebook)) == 1
+
+
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
 def test_stored_outputs_are_whole_and_name_no_machine(path: Path) -> None:
     notebook = nbformat.read(path, as_version=4)
