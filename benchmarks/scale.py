@@ -82,12 +82,12 @@ def check_table(hosts: Hosts, args: argparse.Namespace) -> str:
         for count in [1, *counts]
     }
     alone = per_step(hosts.run(replace(tiny, alone="gradient")))
-    exchange = per_step(hosts.run(replace(tiny, rule=BSP()))) - alone
+    exchange = max(1e-4, per_step(hosts.run(replace(tiny, rule=BSP()))) - alone)
     tiny_ring = per_step(hosts.run(replace(tiny, workers=2)))
     tiny_two = per_step(hosts.run(replace(tiny, workers=2, alone="gradient")))
     one = per_step(hosts.run(replace(job, rule=BSP())))
     apply = apply_rate(int(size // 4))
-    moving = one - local["gradient", 1] - exchange - size / apply
+    moving = max(1e-4, one - local["gradient", 1] - exchange - size / apply)
     link = 2 * size / moving
     ring_s = max(tiny_ring - tiny_two, 0.0) / 2
     print(
