@@ -16,6 +16,10 @@ SCRIPTS = [
     ("two_hosts.py",),
     ("large_model.py",),
     ("barrier_start.py",),
+    ("rules.py",),
+    ("stragglers.py",),
+    ("slow_network.py",),
+    ("scale.py",),
 ]
 
 
