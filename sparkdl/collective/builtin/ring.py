@@ -25,7 +25,8 @@ from sparkdl.collective.builtin.waiting import SLICE_MS, SPIN_S, Watch, spin_unt
 from sparkdl.errors import ProtocolError
 
 _LENGTH = struct.Struct("<I")
-_CHUNK_BYTES = 256 << 10
+_LEAST_CHUNK_BYTES, _MOST_CHUNK_BYTES = 256 << 10, 1 << 20
+"""What is received before it is reduced and sent on: less begins sooner, more costs fewer calls."""
 
 
 @dataclasses.dataclass
@@ -61,7 +62,7 @@ class Ring:
         self.capacity = capacity
         self._next, self._previous = to_next, from_previous
         self._watch = watch
-        self._scratch = bytearray(_CHUNK_BYTES)
+        self._scratch = bytearray(_MOST_CHUNK_BYTES)
         for connection in (to_next, from_previous):
             set_tcp_options(connection)
 
@@ -197,6 +198,8 @@ class Ring:
         came = [0] * len(steps)  # bytes of each step that are in place
         filled = 0  # bytes in the scratch piece
         scratch = memoryview(self._scratch)
+        longest = max((len(view) for view in (*outgoing, *incoming)), default=0)
+        chunk = min(_MOST_CHUNK_BYTES, max(_LEAST_CHUNK_BYTES, longest // 64 // 4096 * 4096))
         s = r = sent = 0
         while True:
             moved = False
@@ -205,13 +208,13 @@ class Ring:
             if s < len(outgoing):
                 limit = len(outgoing[0]) if s == 0 else came[s - 1]
                 if sent < limit:
-                    count = self._send(outgoing[s][sent : min(limit, sent + _CHUNK_BYTES)])
+                    count = self._send(outgoing[s][sent : min(limit, sent + chunk)])
                     sent += count
                     moved = count > 0
             while r < len(incoming) and came[r] == len(incoming[r]):
                 r += 1
             if r < len(incoming):
-                end = min(len(incoming[r]), came[r] + _CHUNK_BYTES)
+                end = min(len(incoming[r]), came[r] + chunk)
                 join = steps[r].join
                 if join is None:
                     count = self._receive_into(incoming[r][came[r] : end])
