@@ -37,6 +37,7 @@ from sparkdl.spark.server_run import ServerOptions, ServerRun
 from sparkdl.weights import FloatArray, Layout
 
 COMMUNICATORS = ("auto", "horovod", "builtin")
+CONNECT_TIMEOUT_S = 20.0
 _EMPTY = Layout.of([("nothing", (1,), "float32")])
 """What the server of a run holds in which no weights travel through it."""
 
@@ -110,13 +111,12 @@ class AllReduceRecipe:
         self, layout: Layout, center: FloatArray, num_workers: int, spark: Any, at_once: int
     ) -> Iterator[Future[Any]]:
         """Starts the line to the driver in the background, if there can be one."""
+        live = self.reports_live(spark)
         strategy = AllReduceStrategy(
-            secrets.token_bytes(32), layout, self._communicator(),
-            # a rank may evaluate, or compile its first step, while the others wait
-            {"timeout_s": max(self.options.worker_timeout_s, self.options.start_timeout_s)},
-            self.wire, self._bound_rule(num_workers), self.window, self.memory.state,
+            secrets.token_bytes(32), layout, self._communicator(), self._limits(live), self.wire,
+            self._bound_rule(num_workers), self.window, self.memory.state,
         )  # fmt: skip
-        if not self.reports_live(spark):
+        if not live:
             future: Future[Any] = Future()
             future.set_result(SilentRun(GangStrategy(strategy, None), layout, self.memory))
             yield future
@@ -128,6 +128,18 @@ class AllReduceRecipe:
             max_state_bytes=16 * layout.size_bytes + (64 << 20),
         ) as starting:  # fmt: skip
             yield _Mapped(starting, lambda line: AllReduceRun(line, strategy, layout, self.memory))
+
+    def _limits(self, live: bool) -> dict[str, float]:
+        """How long the communicator waits: for ranks that evaluate or compile, and to connect.
+
+        Ranks that met by the line come to connect at the same moment; without it one may still
+        import its framework.
+        """
+        start_s = self.options.start_timeout_s
+        return {
+            "timeout_s": max(self.options.worker_timeout_s, start_s),
+            "connect_timeout_s": min(CONNECT_TIMEOUT_S, start_s) if live else start_s,
+        }
 
     def _communicator(self) -> str:
         """Horovod's operations are TensorFlow's: other backends do not import it for nothing."""
