@@ -183,6 +183,8 @@ class ServerSynchronizer:
     def keep_state(self, learner: Any, epoch: int) -> None:
         """Leaves the optimizer state for a checkpoint: the lead's in step, else rank 0's."""
         if self._client.lead if self._rule.blocking else self._client.rank == 0:
+            if self._windows is not None:
+                self._windows.drain(learner)  # its exchange would land in the buffer used here
             self._client.keep_state(learner.optimizer_state(), epoch)
 
     def finish(self, learner: Any) -> None:

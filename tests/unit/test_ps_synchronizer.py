@@ -18,8 +18,10 @@ from sparkdl.ps.messages import Limits
 from sparkdl.ps.rules import AEASGD, BSP, Downpour, Rule
 from sparkdl.ps.server import Server, ServerConfig
 from sparkdl.ps.state import Settings
+from sparkdl.ps.strategy import ServerSynchronizer
 from sparkdl.ps.synchronizer import GradientSynchronizer, WindowSynchronizer
 from sparkdl.weights import FloatArray, Layout
+from sparkdl.worker import Report
 
 LAYOUT = Layout.of([("w", (6,), "float32")], [("m", (2,), "float32")])
 STEP = Progress(epoch=0, batch=1, batches=1, rows=1)
@@ -175,6 +177,34 @@ def test_overlap_begins_where_exchanges_take_long(exchange_s: float, begins: boo
         assert sync.overlaps == begins
         np.testing.assert_allclose(learner.weights, 12)
         np.testing.assert_allclose(client.pull(), 12)
+
+
+def test_state_is_kept_whole_beside_an_exchange_under_way() -> None:
+    class Stateful(Learner):
+        def optimizer_state(self) -> bytes:
+            return bytes(range(100))  # several times the buffer
+
+        def train(self, window: Any) -> None:
+            self.weights += 1
+
+    with clients(Downpour(), 1) as ([client], server):
+        learner = Stateful()
+        sync = ServerSynchronizer(Downpour(), client, LAYOUT, overlap=True)
+        sync.start(learner, 1, 1, 1)
+        quick = client.push_pull
+
+        def push_pull(progress: Any) -> Any:
+            time.sleep(0.05)
+            return quick(progress)
+
+        client.push_pull = push_pull
+        for batch in range(1, 5):
+            sync.train(learner, object(), Report(0, batch, batch, 1, 1, 0.1))
+            sync.keep_state(learner, batch)
+        sync.finish(learner)
+        np.testing.assert_allclose(learner.weights, 4)
+        kept = np.concatenate([server.state._kept.get(offset, 64)[0] for offset in (0, 64)])
+        assert kept.tobytes() == bytes(range(100))
 
 
 def test_overlap_raises_in_the_training_thread() -> None:
