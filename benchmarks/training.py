@@ -132,6 +132,7 @@ class Bench:
         for _ in range(self.repeats):
             for name, case in cases.items():
                 runs[name].append(case())
+                print(name, runs[name][-1], file=sys.stderr, flush=True)
         return runs
 
 

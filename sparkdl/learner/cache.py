@@ -31,6 +31,11 @@ def cached_learner(archive: ModelArchive) -> Any:
     return learner
 
 
+def is_kept(archive: ModelArchive) -> bool:
+    """Whether :func:`cached_learner` has a compiled model for ``archive``."""
+    return archive.key in _learners
+
+
 def forget_learner(archive: ModelArchive) -> None:
     """Drops a learner whose state cannot be trusted (its fit ended in an exception)."""
     _learners.pop(archive.key, None)

@@ -6,7 +6,7 @@ import json
 import os
 import time
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -122,10 +122,12 @@ def train_partition(
     reader: Future[tuple[Partition, float]], task: TrainTask, identity: Identity, met: Any
 ) -> list[Result]:
     """Joins the run and trains the rows that ``reader`` reads; the framework is up."""
-    from sparkdl.learner.cache import cached_learner, forget_learner
+    from sparkdl.learner.cache import cached_learner, forget_learner, is_kept
     from sparkdl.worker import train
 
     settings = task.settings
+    if is_kept(task.archive):  # to set its state is quick, but would hold the reading thread up
+        wait([reader])
     learner = cached_learner(task.archive)
     try:
         with task.strategy.open(met, learner.layout) as synchronizer:

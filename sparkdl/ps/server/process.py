@@ -108,14 +108,14 @@ class ServerProcess:
         """Ends the server, waiting at most ``timeout_s`` for a clean end. May be called twice."""
         process: subprocess.Popen[bytes] | None = getattr(self, "_process", None)
         if process is not None:
+            reader: threading.Thread | None = getattr(self, "_reader", None)
             for end in (_close_input, subprocess.Popen.terminate, subprocess.Popen.kill):
                 end(process)
+                if reader is not None:  # ends with the process, while Popen.wait looks now and then
+                    reader.join(timeout_s)
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(timeout_s)
+                    process.wait(timeout_s if reader is None else 0.5)
                     break
-            reader: threading.Thread | None = getattr(self, "_reader", None)
-            if reader is not None:
-                reader.join(5)
             for stream in (process.stdout, process.stderr):
                 if stream is not None:
                     stream.close()
