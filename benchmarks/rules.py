@@ -118,12 +118,8 @@ def all_cases() -> list[Case]:
     cases = [Case("server", name) for name in server_names()]
     cases += [Case("allreduce", name) for name in all_reduce_names()]
     cases += [Case(family, "diloco", "25") for family in ("server", "allreduce")]
-    others = {
-        "downpour": "5", "hogwild": "8", "experimental": "5", "async_diloco": "500",
-        "dynsgd": "16", "ssp": "16", "aeasgd": "8",
-    }  # fmt: skip
-    cases += [Case("server", rule, window) for rule, window in others.items()]
-    return cases + [Case("allreduce", rule, "32") for rule in ("local_sgd", "easgd")]
+    others = {"downpour": "5", "hogwild": "8", "experimental": "5", "async_diloco": "500"}
+    return cases + [Case("server", rule, window) for rule, window in others.items()]
 
 
 class Bench:
