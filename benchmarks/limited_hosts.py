@@ -272,18 +272,23 @@ class Hosts:
     Args:
         workers: Most workers of any job.
         mbit: Rate of each host's link, in each direction.
-        relay: Limit by a relay beside the server even where namespaces are permitted.
         directory: For the workers' final weights, ``<rank>.npy``.
+        relay: Limit by a relay beside the server even where namespaces are permitted.
+        queue_ms: See :class:`limited_network.LimitedNetwork`.
     """
 
-    def __init__(self, workers: int, mbit: float, directory: str, relay: bool = False) -> None:
+    def __init__(
+        self, workers: int, mbit: float, directory: str, relay: bool = False, queue_ms: int = 200
+    ) -> None:
         self.network: LimitedNetwork | None = None
         self.directory = Path(directory)
         self._mbit, self._stack = mbit, contextlib.ExitStack()
         self.description = f"a relay before the server that forwards at {mbit:g} Mbit/s"
         if not relay:
             try:
-                self.network = self._stack.enter_context(LimitedNetwork(workers + 1, mbit))
+                self.network = self._stack.enter_context(
+                    LimitedNetwork(workers + 1, mbit, queue_ms)
+                )
                 self.description = f"network namespaces, links of {mbit:g} Mbit/s (tc tbf)"
             except PermissionError as error:
                 print(f"({error})")

@@ -26,17 +26,20 @@ class LimitedNetwork:
     Args:
         hosts: Their number.
         mbit: Rate of each link.
+        queue_ms: How long a byte may wait before a link; with much more than a real switch has,
+            acknowledgements are late where both directions are busy.
 
     Raises:
         PermissionError: Namespaces or limits are not permitted here.
     """
 
-    def __init__(self, hosts: int, mbit: float) -> None:
+    def __init__(self, hosts: int, mbit: float, queue_ms: int = 200) -> None:
         self._id = f"sl{os.getpid() % 100_000}"
         self._net = f"10.{64 + os.getpid() // 250 % 64}.{os.getpid() % 250}"
         self._hosts, self._rate = hosts, f"{mbit:g}mbit"
         # a bucket below 1 ms of the rate would not reach it; tbf takes some kilobytes at least
         self._bucket = f"{max(16_384, int(mbit * 125))}"
+        self._queue = f"{queue_ms}ms"
         self._made: list[list[str]] = []
 
     def __enter__(self) -> Self:
@@ -61,7 +64,8 @@ class LimitedNetwork:
         self._ip("-n", name, "addr", "add", f"{self.address(host)}/24", "dev", "eth0")
         self._ip("-n", name, "link", "set", "eth0", "up")
         self._ip("-n", name, "link", "set", "lo", "up")
-        limit = ["root", "tbf", "rate", self._rate, "burst", self._bucket, "latency", "200ms"]
+        limit = ["root", "tbf", "rate", self._rate, "burst", self._bucket]
+        limit += ["latency", self._queue]
         _call(["tc", "qdisc", "add", "dev", port, *limit])
         _call([*self.command(host), "tc", "qdisc", "add", "dev", "eth0", *limit])
 
