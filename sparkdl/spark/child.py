@@ -16,7 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from sparkdl.errors import TransportError, WorkerError
+from sparkdl.errors import WorkerError
 from sparkdl.spark.child_process import ChildProcess, ParentLine
 from sparkdl.spark.resources import Placement
 from sparkdl.spark.results import Result
@@ -25,14 +25,19 @@ from sparkdl.spark.trainer import Identity, give_up, train_here
 _TAIL_BYTES = 4000
 
 
+class ChildLost(RuntimeError):
+    """A task's child was killed: Spark does what it does when a Python worker is."""
+
+
 def train_in_child(
     batches: Iterator[pa.RecordBatch], pickled: bytes, identity: Identity, placement: Placement
 ) -> list[Result]:
     """Runs :func:`sparkdl.spark.trainer.train_here` in a child process and returns its results.
 
     Raises:
+        ChildLost: The child was killed.
         WorkerError: The child ended without an answer; with the end of its output.
-        TransportError: The child was killed, or lost the server: another try may do.
+        TransportError: The child lost the server: another try may do.
     """
     with tempfile.TemporaryDirectory(prefix="sparkdl-") as folder:
         path = os.path.join(folder, "partition.arrow")
@@ -58,12 +63,7 @@ def train_in_child(
             output.seek(max(0, output.seek(0, os.SEEK_END) - _TAIL_BYTES))
             tail = output.read().decode(errors="replace")
     if child.process.returncode < 0:
-        raise TransportError(
-            f"the child process of rank {identity.rank} {status}",
-            expected="its results",
-            received=tail or "no output",
-            hint="out of memory? It counts as the executor's memory overhead",
-        )
+        raise ChildLost(f"the child process of rank {identity.rank} {status}\n{tail}")
     raise WorkerError(identity.rank, f"its child process {status}", tail)
 
 

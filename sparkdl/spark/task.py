@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from sparkdl.spark.child import train_in_child
+from sparkdl.spark.child import ChildLost, train_in_child
 from sparkdl.spark.gathering import BarrierGathering
 from sparkdl.spark.resources import needs_child, placement_of
 from sparkdl.spark.results import to_batch
@@ -48,6 +48,8 @@ def run_task(batches: Iterator[pa.RecordBatch], pickled: bytes) -> Iterator[pa.R
             results = train_in_child(batches, pickled, identity, placement)
         else:
             results = train_here(batches, task, identity, placement)
+    except ChildLost:
+        raise
     except Exception as error:
         results = [give_up(task, identity, error)]
     for result in results:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import signal
 import sys
 import threading
 import time
@@ -57,15 +57,20 @@ def main() -> None:
         model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
         return model
 
+    def children() -> list[psutil.Process]:
+        found = []
+        for process in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                if "sparkdl.spark.child" in process.cmdline():
+                    found.append(process)
+        return found
+
     def kill_a_child() -> None:
         deadline = time.monotonic() + 60
-        while time.monotonic() < deadline:
-            for process in psutil.Process().children(recursive=True):
-                if "sparkdl.spark.child" in process.cmdline():
-                    time.sleep(6)  # in the middle of training
-                    os.kill(process.pid, signal.SIGKILL)
-                    return
+        while not children() and time.monotonic() < deadline:
             time.sleep(0.1)
+        time.sleep(6)  # in the middle of training
+        children()[0].kill()
 
     try:
         told = sparkdl.run(where, num_workers=2, backend="jax", communicator="builtin")
@@ -95,8 +100,7 @@ def main() -> None:
         print(said, len(history.history["loss"]))
         assert len(said) == 1, said
         assert len(history.history["loss"]) == 500
-        left = [p for p in psutil.Process().children(recursive=True) if "child" in p.cmdline()]
-        assert not left, left
+        assert not children()
     finally:
         spark.stop()
     print("OTHER-BACKEND-OK")
