@@ -54,7 +54,7 @@ def per_step(told: list[Any]) -> float:
 def check(args: argparse.Namespace) -> None:
     with (
         tempfile.TemporaryDirectory(prefix="sparkdl-scale-") as directory,
-        Hosts(4, args.mbit, directory, queue_ms=50) as hosts,
+        Hosts(4, args.mbit, directory) as hosts,
     ):
         if hosts.network is None:
             print("The check needs network namespaces; skipped.")
