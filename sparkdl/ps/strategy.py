@@ -100,6 +100,8 @@ class ServerSynchronizer:
         if rule.payload == "gradient":
             self._gradients = GradientSynchronizer(client, layout)
         else:
+            if overlap is None and client.transport == "shm":
+                overlap = False  # no network to hide: an exchange costs the processors that train
             self._windows = WindowSynchronizer(rule, client, layout, overlap=overlap)
         self._epoch = -1
         self._epoch_rows = 0
