@@ -24,7 +24,7 @@ from sparkdl.errors import (
     UnknownNameError,
 )
 from sparkdl.learner.signature import model_signature
-from sparkdl.spark import spark_model as module
+from sparkdl.spark import fitting as module
 from sparkdl.spark.sources import pair_encoder
 
 
@@ -89,7 +89,7 @@ def refused(
         (UnknownNameError, {"rule": "downpur"}, ["did you mean 'downpour'?"]),
         (UnknownNameError, {"parameter_server_mode": "tcp"}, ["'socket'", "'http'"]),
         (UnknownNameError, {"frequency": "batches"}, ["did you mean 'batch'?"]),
-        (UnknownNameError, {"communicator": "mpi"}, ["'horovod'"]),
+        (UnknownNameError, {"mode": "allreduce", "communicator": "mpi"}, ["'horovod'"]),
         (ConfigError, {"frequency": 0}, ["frequency", "0"]),
         (ConfigError, {"num_workers": 0}, ["num_workers", ">= 1"]),
         (ConfigError, {"num_workers": 2.0}, ["num_workers", "2.0"]),
