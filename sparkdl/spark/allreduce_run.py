@@ -25,7 +25,7 @@ from sparkdl.collective.strategy import (
     EarlyGathering,
     split_state,
 )
-from sparkdl.errors import TransportError, UnknownNameError
+from sparkdl.errors import TransportError
 from sparkdl.history import EpochProgress, RunProgress
 from sparkdl.ps.client import Client, connect
 from sparkdl.ps.rules import make_rule
@@ -169,10 +169,8 @@ def choose_allreduce(
 
     Raises:
         ConfigError: A combination that makes no sense.
-        UnknownNameError: No such communicator.
+        UnknownNameError: No such rule.
     """
-    if communicator not in COMMUNICATORS:
-        raise UnknownNameError("communicator", communicator, COMMUNICATORS)
     chosen, window, wire = choose_exchange(
         frequency, rule, compression, communicator, model.optimizer
     )

@@ -12,7 +12,7 @@ from sparkdl.config import MODES, parse_frequency, require_int, require_name
 from sparkdl.errors import ConfigError, ModelError
 from sparkdl.ps.rules import make_rule, rule_names
 from sparkdl.spark.allreduce_rules import require_family
-from sparkdl.spark.allreduce_run import AllReduceRecipe, choose_allreduce
+from sparkdl.spark.allreduce_run import COMMUNICATORS, AllReduceRecipe, choose_allreduce
 from sparkdl.spark.compression import choose_codec
 from sparkdl.spark.server_run import ServerOptions, ServerRecipe, choose_rule
 
@@ -36,6 +36,7 @@ def choose_recipe(
         UnknownNameError: No such mode, rule, communicator or codec.
     """
     require_name("mode", mode, MODES)
+    require_name("communicator", communicator, COMMUNICATORS)
     frequency = parse_frequency(frequency)
     if max_restarts is not None:
         require_int("max_restarts", max_restarts, 0)
