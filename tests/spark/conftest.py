@@ -59,7 +59,7 @@ def make_mlp(inputs: int = 64, classes: int = 10, optimizer: Any = "adam", **opt
     model = keras.Sequential(
         [
             keras.Input((inputs,)),
-            keras.layers.Dense(64, activation="relu"),
+            keras.layers.Dense(64, activation=options.pop("activation", "relu")),
             keras.layers.Dense(classes, activation="softmax"),
         ]
     )
