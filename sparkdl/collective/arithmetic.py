@@ -82,3 +82,12 @@ def reduce_in_order(
         elif factor != 0.0:
             put_scaled(part, factor, scratch)
             ufunc(out, scratch, out=out)
+
+
+def half_dtype(name: str) -> Any:
+    """``'float16'`` or ``'bfloat16'`` as NumPy's dtype."""
+    if name == "float16":
+        return np.float16
+    import ml_dtypes
+
+    return getattr(ml_dtypes, name)

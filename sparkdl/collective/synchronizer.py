@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from sparkdl.collective.arithmetic import half_dtype
 from sparkdl.collective.communicator import Communicator, Handle
 from sparkdl.errors import ConfigError
 from sparkdl.weights import FloatArray, Layout
@@ -180,7 +181,7 @@ class GradientSynchronizer:
             self.communicator.all_reduce(target, "weighted", weight=self.rows, out=target)
             return
         if self.wire is not None and place.start < self.layout.trained_size:
-            sent = target = sent.astype(_dtype(self.wire))
+            sent = target = sent.astype(half_dtype(self.wire))
         handle = self.communicator.all_reduce_async(sent, "weighted", weight=self.rows, out=target)
         self._handles.append((place, target, handle))
 
@@ -281,11 +282,3 @@ def _aligned_zeros(size: int) -> FloatArray:
     room = np.zeros(size + _ALIGNMENT // 4, np.float32)
     first = -room.ctypes.data % _ALIGNMENT // 4
     return room[first : first + size]
-
-
-def _dtype(name: str) -> Any:
-    if name == "float16":
-        return np.float16
-    import ml_dtypes
-
-    return getattr(ml_dtypes, name)

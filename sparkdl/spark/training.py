@@ -190,14 +190,14 @@ def _members(rows: list[Any], task: TrainTask) -> dict[int, FloatArray]:
     Raises:
         WorkerError: A rank's are missing: its task was lost after it had said that it was done.
     """
-    found: dict[int, bytes] = {}
+    found: dict[int, list[bytes]] = {}
     for row in rows:
         if row.kind == "weights":
-            found[row.rank] = found.get(row.rank, b"") + bytes(row.content)
+            found.setdefault(row.rank, []).append(row.content)
     for rank in range(task.num_workers):
         if rank not in found:
             raise WorkerError(rank, "its trained model was lost with its executor")
-    return {rank: np.frombuffer(content, np.float32) for rank, content in sorted(found.items())}
+    return {r: np.frombuffer(b"".join(parts), np.float32) for r, parts in sorted(found.items())}
 
 
 def _watch(

@@ -107,6 +107,7 @@ class SharedMemory:
 
     def _share(self, size: int) -> mmap.mmap:
         if self.index == 0:
+            _require_memfd()
             number = os.memfd_create("sparkdl", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             try:
                 os.ftruncate(number, size)
@@ -407,11 +408,12 @@ class _Parts:
         return start, min(start + self.piece, self.edges[segment + 1])
 
 
-def check_available() -> None:
+def _require_memfd() -> None:
     """Raises TransportError where the system has no anonymous shared memory."""
     if not hasattr(os, "memfd_create"):
         raise TransportError(
             "cannot share memory between ranks",
             expected="a system with memfd_create (Linux)",
             received=os.uname().sysname,
+            hint="communicator='horovod', or a mode with a server",
         )

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 
+from sparkdl.collective.arithmetic import half_dtype
 from sparkdl.collective.communicator import Communicator
 from sparkdl.errors import ConfigError
 from sparkdl.optimizers.flat import FlatOptimizer, State
@@ -291,12 +292,3 @@ def choose_rate(rule: str, given: float | None, own: float | None) -> float:
             received="none",
         )
     return float(rate)
-
-
-def half_dtype(name: str) -> Any:
-    """``'float16'`` or ``'bfloat16'`` as NumPy's dtype."""
-    if name == "float16":
-        return np.float16
-    import ml_dtypes
-
-    return getattr(ml_dtypes, name)
