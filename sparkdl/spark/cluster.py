@@ -6,7 +6,9 @@ import contextlib
 import re
 import socket
 import threading
+import time
 import uuid
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -186,6 +188,9 @@ def _can_bind(host: str) -> bool:
 class Stage:
     """One Spark job run in a thread, so that the driver can watch, stop or fail it.
 
+    Nothing runs before :meth:`start`, so that a ``try`` around it, with :meth:`cancel` in its
+    ``finally``, holds whenever an interrupt comes.
+
     Args:
         spark: The session.
         action: Runs the job and returns its result.
@@ -193,19 +198,27 @@ class Stage:
     """
 
     def __init__(self, spark: Any, action: Callable[[], Any], description: str) -> None:
-        from pyspark import InheritableThread
-
         self._spark, self._action, self._description = spark, action, description
         self._group = f"sparkdl-{uuid.uuid4().hex[:12]}"
         self.result: Any = None
         self.error: BaseException | None = None
-        if is_connect(spark):
-            self._thread = threading.Thread(target=self._run, daemon=True)
-        else:
-            self._thread = InheritableThread(target=self._run, daemon=True)
-        self._thread.start()
+        self._lock = threading.Lock()
+        self._begun = self._abandoned = False
+        # Not the thread's own state: an interrupted join() takes a running thread for ended.
+        self._ended = threading.Event()
+
+    def start(self) -> None:
+        """Begins the job."""
+        from pyspark import InheritableThread
+
+        kind = threading.Thread if is_connect(self._spark) else InheritableThread
+        kind(target=self._run, name=self._group, daemon=True).start()
 
     def _run(self) -> None:
+        with self._lock:
+            if self._abandoned:
+                return
+            self._begun = True
         try:
             if is_connect(self._spark):
                 self._spark.addTag(self._group)
@@ -220,22 +233,34 @@ class Stage:
             self.result = self._action()
         except BaseException as error:  # handed to the driver's thread
             self.error = error
+        finally:
+            self._ended.set()
 
     @property
     def running(self) -> bool:
-        return self._thread.is_alive()
+        return self._begun and not self._ended.is_set()
 
     def wait(self, timeout_s: float) -> bool:
         """Waits for the end; False if it still runs."""
-        self._thread.join(timeout_s)
-        return not self._thread.is_alive()
+        return self._ended.wait(timeout_s)
 
     def cancel(self, timeout_s: float = 20.0) -> None:
-        """Cancels the job and waits until its thread has ended."""
-        if self._thread.is_alive():
+        """Cancels the job and waits until its thread has ended; warns if it has not by then."""
+        with self._lock:
+            self._abandoned = True
+        deadline = time.monotonic() + timeout_s
+        while self.running and time.monotonic() < deadline:
+            # Again and again: Spark forgets a cancellation that comes before its job.
             with contextlib.suppress(Exception):
                 if is_connect(self._spark):
                     self._spark.interruptTag(self._group)
                 else:
                     self._spark.sparkContext.cancelJobGroup(self._group)
-            self._thread.join(timeout_s)
+            self.wait(min(0.5, timeout_s))
+        if self.running:
+            warnings.warn(
+                f"Spark has not ended the job {self._description!r} within {timeout_s:g} s of its "
+                "cancellation; its tasks may still hold their cores",
+                RuntimeWarning,
+                stacklevel=3,
+            )

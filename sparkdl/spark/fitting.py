@@ -12,6 +12,7 @@ from sparkdl.config import LoopSettings
 from sparkdl.errors import ConfigError, ResourceError
 from sparkdl.learner import keras_base
 from sparkdl.learner.archive import encode_model, restore_state
+from sparkdl.spark import interrupts
 from sparkdl.spark.checkpoints import Checkpoints
 from sparkdl.spark.cluster import check_barrier, default_parallelism, wait_for_slots
 from sparkdl.spark.metrics import prepare_metrics
@@ -140,8 +141,9 @@ def _train_stage(plan: FitPlan, settings: LoopSettings, monitor: FitMonitor) -> 
         layout, center, plan.num_workers, source.spark, plan.at_once
     ) as starting:
         # The server's process comes up meanwhile.
-        prepare_metrics(model, source)
-        archive = encode_model(model, plan.custom_objects)
+        with interrupts.held():
+            prepare_metrics(model, source)
+            archive = encode_model(model, plan.custom_objects)
         run: Run = starting.result()
 
         def bring_weights() -> None:

@@ -199,6 +199,7 @@ def _run_stage(task: FunctionTask, spark: Any) -> dict[int, bytes]:
             "sparkdl: run",
         )
         stack.callback(stage.cancel)
+        stage.start()
         _follow(stage, server, count, task.start_timeout_s)
         rows = _rows_of(stage, server, count)
     done = {r.rank: json.loads(r.text) for r in rows if r.kind == "done"}

@@ -20,6 +20,7 @@ from sparkdl.spark.arguments import FitOptions, check_share, verbosity
 from sparkdl.spark.checkpoints import Checkpoints
 from sparkdl.spark.fitting import FitPlan, count_workers, run_fit
 from sparkdl.spark.inference import evaluate_arrays, evaluate_source, predict_frame, predict_rdd
+from sparkdl.spark.interrupts import heard, held
 from sparkdl.spark.metrics import prepare_metrics
 from sparkdl.spark.model_file import read_model, write_model
 from sparkdl.spark.monitor import FitMonitor
@@ -192,6 +193,7 @@ class SparkModel:
 
     # -- training ------------------------------------------------------------------------------
 
+    @heard()
     def fit(
         self,
         data: Any,
@@ -359,6 +361,7 @@ class SparkModel:
             batch_size=batch_size, use_gpu=self.use_gpu, output_column=output_column,
         )  # fmt: skip
 
+    @heard()
     def evaluate(
         self,
         data: Any,
@@ -394,11 +397,10 @@ class SparkModel:
             state = evaluate_arrays(self._model, data, signature, batch_size=batch_size)
         else:
             source = open_source(data, signature, columns)
-            prepare_metrics(self._model, source)
-            state = evaluate_source(
-                source, encode_model(self._model, self.custom_objects), batch_size=batch_size,
-                use_gpu=self.use_gpu,
-            )  # fmt: skip
+            with held():
+                prepare_metrics(self._model, source)
+                archive = encode_model(self._model, self.custom_objects)
+            state = evaluate_source(source, archive, batch_size=batch_size, use_gpu=self.use_gpu)
         results = keras_base.metric_results(self._model, state)
         if verbosity(verbose, auto=0):
             print(" - ".join(f"{k}: {np.round(v, 4)}" for k, v in results.items()), flush=True)

@@ -16,6 +16,7 @@ from sparkdl.errors import DataError, SparkDLError, TransportError, WorkerError
 from sparkdl.history import RunProgress
 from sparkdl.learner import keras_base
 from sparkdl.learner.archive import pickle_by_value
+from sparkdl.spark import interrupts
 from sparkdl.spark.cluster import Stage, barrier_refusal, is_connect
 from sparkdl.spark.function_task import described_in
 from sparkdl.spark.monitor import FitMonitor
@@ -143,6 +144,7 @@ def train_stage(
         f"sparkdl: fit {model.name}",
     )
     try:
+        stage.start()
         stopped = _watch(stage, run, monitor, on_epoch)
         rows = _results(stage, run, barrier, task.num_workers)
         _raise_failures(rows, run, barrier)
@@ -175,13 +177,15 @@ def train_stage(
             members=_members(rows, task) if getattr(rule, "independent", False) else {},
         )
     finally:
-        with contextlib.suppress(Exception):
-            if stage.running:
-                run.command({"stop": True})
-        stage.cancel()
-        if broadcast is not None:
+        try:
             with contextlib.suppress(Exception):
-                broadcast.destroy()
+                if stage.running:
+                    run.command({"stop": True})
+        finally:  # also if the user interrupts a second time
+            stage.cancel()
+            if broadcast is not None:
+                with contextlib.suppress(Exception):
+                    broadcast.destroy()
 
 
 def _members(rows: list[Any], task: TrainTask) -> dict[int, FloatArray]:
@@ -210,6 +214,7 @@ def _watch(
     wait_s = 0.02
     while not stage.wait(wait_s):
         wait_s = min(POLL_S, wait_s * 1.5)
+        interrupts.check()
         progress = run.progress()
         if progress.failure is not None:
             # The others are told by the server; give the stage a moment to end by itself.

@@ -101,18 +101,25 @@ def test_a_killed_server_ends_in_one_clear_error(digits_df: Any) -> None:
     assert SparkModel(make_mlp(), num_workers=2).fit(digits_df, verbose=0).history["loss"]
 
 
-def test_interrupt_ends_the_fit_and_leaves_nothing(spark: Any, digits_df: Any) -> None:
-    timer = threading.Timer(6.0, lambda: os.kill(os.getpid(), signal.SIGINT))
-    timer.start()
-    with pytest.raises(KeyboardInterrupt):
-        SparkModel(make_mlp(), num_workers=2, batch_size=4).fit(
-            digits_df, epochs=100_000, verbose=0
-        )
-    timer.join()
-    deadline = time.monotonic() + 20
-    while spark.sparkContext.statusTracker().getActiveJobsIds():
-        assert time.monotonic() < deadline, "the job still runs"
-        time.sleep(0.2)
+@pytest.mark.parametrize("mode", ["asynchronous", "allreduce"])
+def test_interrupt_ends_the_fit_and_leaves_nothing(spark: Any, digits_df: Any, mode: str) -> None:
+    """Also one that comes before the server is up, or while Keras builds the model."""
+    SparkModel(make_mlp(), mode, num_workers=2).fit(digits_df, verbose=0)
+    for delay in (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 3.0):
+        spark_model = SparkModel(make_mlp(), mode, num_workers=2, batch_size=4)
+        timer = threading.Timer(delay, lambda: os.kill(os.getpid(), signal.SIGINT))
+        timer.start()
+        started = time.monotonic()
+        with pytest.raises(KeyboardInterrupt):
+            spark_model.fit(digits_df, epochs=100_000, verbose=0)
+        assert time.monotonic() - started < delay + 10
+        timer.join()
+        deadline = time.monotonic() + 20
+        while spark.sparkContext.statusTracker().getActiveJobsIds():
+            assert time.monotonic() < deadline, f"after {delay} s: the job still runs"
+            time.sleep(0.05)
+    # and the session is as good as new
+    assert SparkModel(make_mlp(), mode, num_workers=2).fit(digits_df, verbose=0).history["loss"]
 
 
 def test_two_fits_at_the_same_time(digits_df: Any) -> None:

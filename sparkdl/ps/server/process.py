@@ -68,7 +68,8 @@ class ServerProcess:
                 os.rmdir(self._directory)
                 self._directory = tempfile.mkdtemp(prefix="sparkdl-", dir="/tmp")
         self._start_timeout_s = start_timeout_s
-        self._ready = False
+        self._answer = b""
+        self._answered = threading.Event()
         try:
             listeners = Listeners.bind(config, self._directory)
             try:
@@ -80,6 +81,9 @@ class ServerProcess:
                 target=self._read_errors, name="sparkdl-ps-stderr", daemon=True
             )
             self._reader.start()
+            threading.Thread(
+                target=self._read_answer, name="sparkdl-ps-stdout", daemon=True
+            ).start()
             if wait:
                 self.wait_ready()
         except BaseException:
@@ -167,19 +171,11 @@ class ServerProcess:
         Raises:
             ResourceError: The process did not start; with its error output.
         """
-        if self._ready:
-            return
         timeout_s = self._start_timeout_s
-        lines: list[bytes] = []
-        stdout = self._process.stdout
-        assert stdout is not None
-        reader = threading.Thread(target=lambda: lines.append(stdout.readline()), daemon=True)
-        reader.start()
-        reader.join(timeout_s)
-        if lines and lines[0]:
-            answer = json.loads(lines[0])
+        self._answered.wait(timeout_s)
+        if self._answer:
+            answer = json.loads(self._answer)
             if "ready" in answer:
-                self._ready = True
                 return
             raise ResourceError(
                 answer["what"],
@@ -195,6 +191,14 @@ class ServerProcess:
             expected=f"an answer within {timeout_s:g} s",
             received=self.errors.strip() or "no output",
         )
+
+    def _read_answer(self) -> None:
+        """Reads the one line that the server prints, whoever waits for it and however often."""
+        assert self._process.stdout is not None
+        try:
+            self._answer = self._process.stdout.readline()
+        finally:
+            self._answered.set()
 
     def _read_errors(self) -> None:
         assert self._process.stderr is not None
