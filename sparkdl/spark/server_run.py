@@ -164,8 +164,9 @@ class ServerRun:
         if self._connected is None:
             self._server.wait_ready()
             self._connected = DriverClient(
-                self._server.address, self._server.token, self.strategy.layout
-            )
+                self._server.address, self._server.token, self.strategy.layout,
+                check=self._server.check,
+            )  # fmt: skip
         return self._connected
 
     @classmethod

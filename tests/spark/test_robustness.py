@@ -89,14 +89,16 @@ def test_a_killed_worker_is_replaced_and_the_model_is_right(digits_df: Any, mode
 
 
 def test_a_killed_server_ends_in_one_clear_error(digits_df: Any) -> None:
+    killed: list[float] = []
+
     def kill() -> None:
         os.kill(_server().pid, signal.SIGKILL)
+        killed.append(time.monotonic())
 
     spark_model = SparkModel(make_mlp(), num_workers=2, batch_size=8)
-    started = time.monotonic()
-    with pytest.raises(TransportError, match="parameter server"):
+    with pytest.raises(TransportError, match=r"parameter server(.|\n)*exit status -9"):
         spark_model.fit(digits_df, epochs=1000, verbose=0, callbacks=[_AtEpoch(1, kill)])
-    assert time.monotonic() - started < 60
+    assert time.monotonic() - killed[0] < 10
     # and the session is as good as new
     assert SparkModel(make_mlp(), num_workers=2).fit(digits_df, verbose=0).history["loss"]
 

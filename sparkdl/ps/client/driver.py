@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
@@ -24,6 +25,7 @@ class DriverClient:
         mode: As in :func:`connect`.
         timeouts: How long to wait.
         opener: Opens connections instead of ``address`` (in-process servers).
+        check: Called before a request is tried again; raises if the server has ended.
 
     Raises:
         TransportError: No way leads to the server; says what was tried.
@@ -39,6 +41,7 @@ class DriverClient:
         mode: str = "auto",
         timeouts: Timeouts | None = None,
         opener: Opener | None = None,
+        check: Callable[[], None] | None = None,
     ) -> None:
         t = timeouts or Timeouts()
         self._limits = Limits.of(layout)
@@ -46,7 +49,7 @@ class DriverClient:
             if address is None:
                 raise ConfigError("a driver's client needs an address or an opener")
             opener = openers_of(address, token, mode, self._limits, t)
-        self._link = Link(opener, self._limits, t, buffered=True, name="the driver")
+        self._link = Link(opener, self._limits, t, buffered=True, name="the driver", check=check)
         with explained(opener, t):
             self._link.open()
 

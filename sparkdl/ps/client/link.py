@@ -7,7 +7,7 @@ import errno
 import random
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -55,14 +55,24 @@ class Opener(Protocol):
 class Link:
     """One channel, reopened with backoff when it breaks. Serializes its requests.
 
+    ``check`` is called before each new try, and raises when none can succeed.
+
     ``bytes_sent`` and ``bytes_received`` count headers and bodies of the requests that were
     answered; over shm the bodies stay in memory.
     """
 
     def __init__(
-        self, opener: Opener, limits: Limits, timeouts: Timeouts, *, buffered: bool, name: str
+        self,
+        opener: Opener,
+        limits: Limits,
+        timeouts: Timeouts,
+        *,
+        buffered: bool,
+        name: str,
+        check: Callable[[], None] | None = None,
     ) -> None:
         self._opener = opener
+        self._check = check
         self._timeouts = timeouts
         self._name = name
         self._lock = threading.RLock()
@@ -135,6 +145,8 @@ class Link:
                 except BROKEN as raised:
                     self._drop()
                     error = raised
+                if self._check is not None:
+                    self._check()
                 now = time.monotonic()
                 deadline = deadline or now + self._timeouts.reconnect_s
                 if now >= deadline or self.closed:
