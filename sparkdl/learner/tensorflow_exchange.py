@@ -114,20 +114,29 @@ class HorovodExchange:
         """The joined values, the sum of the weights, and whether anybody wants to stop."""
         slots = self._layout.slots
         joined: list[Any] = [None] * len(slots)
-        told = self._sum([tf.stack([weight, stop])], "said")[0]  # while the gradient is computed
-        share = tf.math.divide_no_nan(weight, told[0])
+        told: Any = None
+        # beside the first part: to ask before it would be another round of messages
+        said, factor = [tf.stack([weight, stop])], weight
+        if self._wire is not None:  # but a sum of halves could overflow, so they are shares
+            told, said = self._sum(said, "said")[0], []
+            factor = tf.math.divide_no_nan(weight, told[0])
         for index, part in enumerate(self._parts):
             chosen = [i for i, s in enumerate(slots) if part.start <= s.offset < part.stop]
             wire = self._wire if part.start < self._layout.trained_size else None
-            sent = self._scaled([values[i] for i in chosen], [slots[i] for i in chosen], share)
+            sent = self._scaled([values[i] for i in chosen], [slots[i] for i in chosen], factor)
             if wire is not None:
                 sent = [tf.cast(t, wire) for t in sent]
-            for i, tensor in zip(chosen, self._sum(sent, f"part.{index}"), strict=True):
+            got = self._sum([*said, *sent], f"part.{index}")
+            if said:
+                told, got, said = got[0], got[1:], []
+            for i, tensor in zip(chosen, got, strict=True):
+                if self._wire is None:
+                    tensor = tf.math.divide_no_nan(tensor, told[0])
                 joined[i] = tf.cast(tensor, slots[i].dtype)
         return joined, told[0], told[1]
 
-    def _scaled(self, values: list[Any], slots: list[Any], share: tf.Tensor) -> list[tf.Tensor]:
-        """Each times this worker's share; zeros without one: 0 · inf must not spread."""
+    def _scaled(self, values: list[Any], slots: list[Any], factor: tf.Tensor) -> list[tf.Tensor]:
+        """Each times this worker's weight; zeros without one: 0 · inf must not spread."""
         dense = [
             tf.zeros(s.shape) if v is None else tf.cast(tf.convert_to_tensor(v), tf.float32)
             for v, s in zip(values, slots, strict=True)
@@ -135,7 +144,9 @@ class HorovodExchange:
         if not dense:
             return []
         scaled: list[tf.Tensor] = tf.cond(
-            share > 0, lambda: [t * share for t in dense], lambda: [tf.zeros_like(t) for t in dense]
+            factor > 0,
+            lambda: [t * factor for t in dense],
+            lambda: [tf.zeros_like(t) for t in dense],
         )
         return scaled
 
