@@ -16,7 +16,7 @@ from elephas.utils.rdd_utils import to_simple_rdd
 def main() -> None:
     import keras
 
-    frequency, rows, epochs = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    frequency, server, rows, epochs = *sys.argv[1:3], int(sys.argv[3]), int(sys.argv[4])
     x, y = workload.make_data()
     spark = workload.start_spark(2)
     model = workload.make_model()
@@ -30,7 +30,7 @@ def main() -> None:
         # Its SparkModel takes mode="asynchronous" too, and trains synchronously. Without
         # num_workers it leaves the two partitions as they are.
         return AsynchronousSparkModel(
-            model, mode="asynchronous", frequency=frequency, parameter_server_mode="http",
+            model, mode="asynchronous", frequency=frequency, parameter_server_mode=server,
             port=port + number,
         )  # fmt: skip
 

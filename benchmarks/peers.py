@@ -1,9 +1,11 @@
 """sparkdl against Elephas 7.3 (``make bench-peers``), each in its own virtual environment.
 
-    python benchmarks/peers.py [--repeats 3] [--only epoch batch]
+    python benchmarks/peers.py [--repeats 3] [--only epoch batch] [--servers http socket]
 
 The same network, data, cluster and epochs; the wall time of the whole ``fit`` call, alternately.
 A small fit comes first in both, so that TensorFlow's import in the executors is not counted.
+Elephas has a server over HTTP (its default) and one over sockets. The latter is so slow batch by
+batch that it gets a tenth of the rows, for one epoch, and its loss is not compared.
 """
 
 from __future__ import annotations
@@ -22,14 +24,14 @@ sys.path.insert(0, HERE)
 import workload  # noqa: E402
 
 
-def elephas(frequency: str, rows: int, epochs: int) -> dict[str, float]:
+def elephas(frequency: str, server: str, rows: int, epochs: int) -> dict[str, float]:
     python = os.path.join(PEERS, "bin", "python")
     if not os.path.exists(python):
         subprocess.run([sys.executable, "-m", "venv", PEERS], check=True)
         subprocess.run([python, "-m", "pip", "install", "-q", "elephas==7.3.0"], check=True)
     environment = {k: v for k, v in os.environ.items() if k != "PYSPARK_PYTHON"}
     done = subprocess.run(
-        [python, os.path.join(HERE, "peer_elephas.py"), frequency, str(rows), str(epochs)],
+        [python, os.path.join(HERE, "peer_elephas.py"), frequency, server, str(rows), str(epochs)],
         env={**environment, "SPARK_LOCAL_IP": "127.0.0.1"}, capture_output=True, text=True,
         timeout=550, check=False,
     )  # fmt: skip
@@ -70,24 +72,34 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--only", nargs="*", default=["epoch", "batch"])
+    parser.add_argument("--servers", nargs="*", default=["http", "socket"])
     args = parser.parse_args()
-    count, epochs, rows = workload.ROWS, workload.EPOCHS, []
-    for peer_frequency, ours_frequency in (("epoch", "auto"), ("batch", "batch")):
-        if peer_frequency not in args.only:
+    rows = []
+    for frequency, ours_frequency in (("epoch", "auto"), ("batch", "batch")):
+        if frequency not in args.only:
             continue
-        ours, theirs = [], []
+        theirs: dict[str, list[dict[str, float]]] = {server: [] for server in args.servers}
+        ours = []
         for _ in range(args.repeats):
-            theirs.append(elephas(peer_frequency, count, epochs))
-            ours.append(sparkdl(ours_frequency, count, epochs))
+            for server, results in theirs.items():
+                few = (frequency, server) == ("batch", "socket")
+                size = (workload.ROWS // 10, 1) if few else (workload.ROWS, workload.EPOCHS)
+                results.append(elephas(frequency, server, *size))
+                if few:
+                    results[-1].pop("loss")
+                time.sleep(1)
+            ours.append(sparkdl(ours_frequency, workload.ROWS, workload.EPOCHS))
             time.sleep(1)
-        speed = workload.median([r["rows_s"] for r in theirs])
         mine = workload.median([r["rows_s"] for r in ours])
-        rows.append([
-            f"asynchronous, {peer_frequency} (sparkdl: {ours_frequency})",
-            f"{speed:,.0f}", f"{workload.median([r['loss'] for r in theirs]):.3f}",
-            f"{mine:,.0f}", f"{workload.median([r['loss'] for r in ours]):.3f}",
-            f"{mine / speed:.1f}",
-        ])  # fmt: skip
+        for server, results in theirs.items():
+            speed = workload.median([r["rows_s"] for r in results])
+            losses = [r["loss"] for r in results if "loss" in r]
+            rows.append([
+                f"asynchronous, {frequency}, {server} (sparkdl: {ours_frequency})",
+                f"{speed:,.0f}", f"{workload.median(losses):.3f}" if losses else "",
+                f"{mine:,.0f}", f"{workload.median([r['loss'] for r in ours]):.3f}",
+                f"{mine / speed:.1f}",
+            ])  # fmt: skip
     print(workload.table(
         ["", "Elephas rows/s", "loss after", "sparkdl rows/s", "loss after", "×"], rows
     ))  # fmt: skip

@@ -118,7 +118,10 @@ def all_cases() -> list[Case]:
     cases = [Case("server", name) for name in server_names()]
     cases += [Case("allreduce", name) for name in all_reduce_names()]
     cases += [Case(family, "diloco", "25") for family in ("server", "allreduce")]
-    others = {"downpour": "5", "hogwild": "8", "experimental": "5", "async_diloco": "500"}
+    others = {
+        "downpour": "5", "hogwild": "8", "dynsgd": "5", "ssp": "5", "experimental": "5",
+        "async_diloco": "500",
+    }  # fmt: skip
     return cases + [Case("server", rule, window) for rule, window in others.items()]
 
 

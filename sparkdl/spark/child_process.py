@@ -16,6 +16,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from typing import IO, Any
 
 from sparkdl.errors import TransportError
@@ -31,10 +32,17 @@ class ChildProcess:
         rank: Its rank.
         setup: The first message.
         output: Where its standard output and error go; as for ``subprocess.Popen``.
+        pass_fds: Descriptors that it shall have too, under the same numbers.
     """
 
     def __init__(
-        self, module: str, rank: int, setup: Any, *, output: int | IO[bytes] | None = None
+        self,
+        module: str,
+        rank: int,
+        setup: Any,
+        *,
+        output: int | IO[bytes] | None = None,
+        pass_fds: Sequence[int] = (),
     ) -> None:
         self.rank = rank
         self.socket, theirs = socket.socketpair()
@@ -45,7 +53,7 @@ class ChildProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=None if output is None else subprocess.STDOUT,
-                pass_fds=[theirs.fileno()],
+                pass_fds=[theirs.fileno(), *pass_fds],
                 env={**os.environ, "PYTHONPATH": path},
             )
         try:

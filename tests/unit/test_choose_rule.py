@@ -9,7 +9,7 @@ import pytest
 from sparkdl.config import AUTO_WINDOW, EPOCH_WINDOW
 from sparkdl.errors import ConfigError, UnknownNameError
 from sparkdl.ps.codecs import DGC
-from sparkdl.ps.rules import DynSGD
+from sparkdl.ps.rules import StalenessAware
 from sparkdl.spark.compression import choose_codec
 from sparkdl.spark.server_run import ServerOptions, choose_rule, parse_status
 
@@ -34,8 +34,8 @@ def test_defaults(mode: str, frequency: Any, name: str, payload: str, window: in
 
 
 def test_a_rule_brings_its_own_window() -> None:
-    rule, window = choose_rule("asynchronous", "auto", DynSGD())
-    assert window == rule.default_window
+    rule, window = choose_rule("asynchronous", "auto", StalenessAware())
+    assert window == rule.default_window == 5
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from sparkdl.config import AUTO_WINDOW
 from sparkdl.ps.rules.backup import Backups
 from sparkdl.ps.rules.base import Commit, Rule, State
 from sparkdl.ps.rules.blocks import add_scaled, blocks, scratch
@@ -26,7 +27,7 @@ class DynSGD(Rule):
     """
 
     name: ClassVar[str] = "dynsgd"
-    default_window: ClassVar[int] = 5
+    default_window: ClassVar[int] = AUTO_WINDOW
 
     def update(
         self, center: FloatArray, delta: FloatArray, state: State, commit: Commit, out: FloatArray

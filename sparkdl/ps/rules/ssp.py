@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from sparkdl.config import AUTO_WINDOW
 from sparkdl.ps.rules.base import Commit, Rule, State
 from sparkdl.ps.rules.blocks import add_scaled
 from sparkdl.ps.rules.options import require
@@ -39,7 +40,7 @@ class SSP(Rule):
     scale: Literal["mean", "sum"] = "mean"
 
     name: ClassVar[str] = "ssp"
-    default_window: ClassVar[int] = 5
+    default_window: ClassVar[int] = AUTO_WINDOW
 
     def __post_init__(self) -> None:
         ok = isinstance(self.staleness, int) and not isinstance(self.staleness, bool)
