@@ -46,6 +46,7 @@ class Job:
         epochs: Of ``batches`` batches on each worker.
         batches: Per epoch.
         batch_size: Rows.
+        seed: Of the rows' order and, of the CNN, the initial weights.
         alone: Only what a worker does by itself, with ``'delta'`` or ``'gradient'`` exchanges.
     """
 
@@ -57,6 +58,7 @@ class Job:
     epochs: int = 1
     batches: int = 4
     batch_size: int = 16
+    seed: int = 0
     alone: str = ""
 
 
@@ -75,12 +77,12 @@ class Told:
     transport: str
 
 
-def make_model(sizes: tuple[int, ...]) -> Any:
+def make_model(sizes: tuple[int, ...], seed: int = 0) -> Any:
     """A network of dense layers with plain SGD; without sizes the CNN of MNIST with Adam."""
     import keras
 
     if not sizes:
-        return datasets.mnist_model()
+        return datasets.mnist_model(7 + seed)
     keras.utils.set_random_seed(1)
     layers: list[Any] = [keras.Input((sizes[0],))]
     layers += [keras.layers.Dense(n, activation="relu") for n in sizes[1:-1]]
@@ -133,7 +135,7 @@ def be_worker() -> None:
         learner, fresh = learners[job.sizes]
         learner.load_optimizer_state(fresh)
         rows = rows_from_numpy(*rows_of(job, rank))
-        batches = Batches(rows, job.batch_size, rank=rank)
+        batches = Batches(rows, job.batch_size, rank=rank, seed=job.seed)
         settings = LoopSettings(epochs=job.epochs, batch_size=job.batch_size, window=job.window)
         with _synchronizer(job, meeting, rank, learner.layout) as inner:
             timed = _Timed(inner)
@@ -340,7 +342,7 @@ class Hosts:
         from sparkdl.ps.state import Settings
         from sparkdl.ps.strategy import ServerStrategy
 
-        model = make_model(job.sizes)
+        model = make_model(job.sizes, job.seed)
         layout = model_layout(model)
         rule = job.rule.bind(job.workers)
         codec = None if job.codec is None else job.codec.bind(job.workers)

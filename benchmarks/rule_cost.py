@@ -1,17 +1,20 @@
 """What one server update and one encoding cost, against one ``np.add`` over the same memory.
 
-Run: ``python benchmarks/rule_cost.py [--megabytes 100] [--repeats 7]``. Rules are timed alternately
-with ``np.add(center, delta, out=center)``, so that a busy machine slows both; medians are printed
-as Markdown tables. "memory alone" is the least that the rule can cost by the memory that it moves:
-np.add reads two vectors and writes one; every vector that a rule keeps and changes adds a read and
-a write. Goals: at most 2.5 times ``np.add``; fp16, int8 and onebit at least 1 GB/s, topk at least
-0.3 GB/s of float32 input per core. Rules of mode 'allreduce' are timed in a world of one: what they
-compute beside the network.
+    python benchmarks/rule_cost.py [--megabytes 100] [--repeats 7] [--threads 2]
+
+Rules are timed alternately with ``np.add(center, delta, out=center)``, so that a busy machine slows
+both; medians are printed as Markdown tables. A rule is timed in one thread and in as many as a
+server takes (up to 4, one per core), np.add always in one. "memory alone" is the least that the
+rule can cost by the memory that it moves: np.add reads two vectors and writes one; every vector
+that a rule keeps and changes adds a read and a write. Goals: at most 2.5 times ``np.add``; fp16,
+int8 and onebit at least 1 GB/s, topk at least 0.3 GB/s of float32 input per core. Rules of mode
+'allreduce' are timed in a world of one: what they compute beside the network.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import time
 from collections.abc import Callable
@@ -27,6 +30,7 @@ from sparkdl.collective.rules import (
 )
 from sparkdl.collective.rules import make_rule as make_exchange_rule
 from sparkdl.collective.rules import rule_names as exchange_names
+from sparkdl.optimizers.blocks import use_threads
 from sparkdl.ps.codecs import codec_names, make_codec
 from sparkdl.ps.rules import Commit, Rule, make_rule, rule_names
 from sparkdl.weights import FloatArray, Layout
@@ -54,11 +58,12 @@ def variants() -> list[tuple[str, Rule]]:
     return rules
 
 
-def print_rules(size: int, repeats: int) -> None:
+def print_rules(size: int, repeats: int, threads: int) -> None:
     rng = np.random.default_rng(0)
     center = rng.standard_normal(size, np.float32)
     delta = rng.standard_normal(size, np.float32) * np.float32(1e-3)
-    print("| rule | ms | × np.add | memory alone |\n|---|---|---|---|")
+    print(f"| rule | ms | × np.add | × np.add, {threads} threads | memory alone |")
+    print("|---|---|---|---|---|")
     for name, rule in variants():
         state = rule.init(center)
 
@@ -69,12 +74,20 @@ def print_rules(size: int, repeats: int) -> None:
             np.add(center, delta, out=center)
 
         update()
-        times = [(seconds(add), seconds(update)) for _ in range(repeats)]
-        plain = statistics.median(t for t, _ in times)
-        own = statistics.median(t for _, t in times)
+        times: list[tuple[float, ...]] = []
+        for _ in range(repeats):
+            use_threads(1)
+            times.append((seconds(add), seconds(update)))
+            use_threads(threads)
+            times[-1] += (seconds(update),)
+        use_threads(1)
+        plain, own, shared = (statistics.median(column) for column in zip(*times, strict=True))
         # The initial center of the rules with backups is read only before a worker's first commit.
         kept = sum(isinstance(v, np.ndarray) for k, v in state.items() if k != "initial")
-        print(f"| {name} | {own * 1e3:.1f} | {own / plain:.2f} | {(3 + 2 * kept) / 3:.2f} |")
+        print(
+            f"| {name} | {own * 1e3:.1f} | {own / plain:.2f} | {shared / plain:.2f} | "
+            f"{(3 + 2 * kept) / 3:.2f} |"
+        )
     print(f"\nnp.add: {plain * 1e3:.1f} ms for {4 * size / 1e6:.0f} MB\n")
 
 
@@ -150,9 +163,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--megabytes", type=int, default=100)
     parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--threads", type=int, default=min(4, os.cpu_count() or 1))
     options = parser.parse_args()
     size = options.megabytes * 1_000_000 // 4
-    print_rules(size, options.repeats)
+    print_rules(size, options.repeats, options.threads)
     print_exchanges(size, options.repeats)
     print_codecs(size, options.repeats)
 

@@ -20,7 +20,7 @@ import os
 import statistics
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -85,20 +85,30 @@ def diloco_table(hosts: Hosts, args: argparse.Namespace) -> str:
     rows: list[list[str]] = []
     base = 0.0
     for name, job in cases:
-        told = hosts.run(job)
-        moved = statistics.fmean(sum(t.moved[-1]) for t in told) / 1e6
-        base = base or moved
-        seconds = max(t.steps[-1] - t.steps[0] for t in told)
-        write_model(judge, model_layout(judge), np.load(hosts.directory / "0.npy"))
-        result = judge.evaluate(x, y, verbose=0, return_dict=True)
+        results = []
+        for seed in range(args.seeds):
+            told = hosts.run(replace(job, seed=seed))
+            moved = statistics.fmean(sum(t.moved[-1]) for t in told) / 1e6
+            base = base or moved
+            write_model(judge, model_layout(judge), np.load(hosts.directory / "0.npy"))
+            judged = judge.evaluate(x, y, verbose=0, return_dict=True)
+            seconds = max(t.steps[-1] - t.steps[0] for t in told)
+            results.append((judged["loss"], judged["accuracy"], seconds))
+        losses, accuracies, times = zip(*results, strict=True)
         rows.append([
-            name, f"{result['loss']:.4f}", f"{result['accuracy']:.4f}", f"{moved:.2f}",
-            f"{base / moved:.0f}", f"{seconds:.1f}",
+            name, _spread(losses), _spread(accuracies), f"{moved:.2f}",
+            f"{base / moved:.0f}", f"{statistics.median(times):.1f}",
         ])  # fmt: skip
         print("  ", *rows[-1], flush=True)
     return workload.table(
         ["", "test loss", "test accuracy", "MB per worker", "fewer bytes, ×", "seconds"], rows
     )
+
+
+def _spread(values: Sequence[float]) -> str:
+    """Mean ± standard deviation, or one value."""
+    mean = f"{statistics.fmean(values):.4f}"
+    return mean if len(values) == 1 else f"{mean} ± {statistics.stdev(values):.4f}"
 
 
 def main() -> None:
@@ -110,6 +120,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=["codecs", "diloco"])
     parser.add_argument("--codecs", nargs="*", default=known, choices=known)
     parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--seeds", type=int, default=1, help="of the runs on MNIST")
     parser.add_argument("--windows", type=int, nargs="*", default=[10, 25, 50])
     parser.add_argument("--relay", action="store_true")
     parser.add_argument("--quick", action="store_true", help="a small network: does it run?")

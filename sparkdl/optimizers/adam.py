@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from sparkdl.optimizers.base import FlatOptimizer, State
-from sparkdl.optimizers.blocks import blocks, scratch
+from sparkdl.optimizers.blocks import each_block
 from sparkdl.optimizers.options import (
     require,
     require_fraction,
@@ -94,10 +94,9 @@ class Adam(FlatOptimizer):
         epsilon = np.float32(self.epsilon / root)
         beta_1, beta_2 = np.float32(self.beta_1), np.float32(self.beta_2)
         keep = np.float32(1.0 - rate * shrink)
-        buffer = scratch(weights.size)
-        for part in blocks(weights.size):
-            g, step = gradient[part], buffer[: part.stop - part.start]
-            mean, square = means[part], squares[part]
+
+        def body(part: slice, step: FloatArray) -> None:
+            g, mean, square = gradient[part], means[part], squares[part]
             np.multiply(g, g, out=step)
             np.multiply(square, beta_2, out=square)
             np.add(square, step, out=square)
@@ -112,6 +111,8 @@ class Adam(FlatOptimizer):
                 np.add(out[part], step, out=out[part])
             else:
                 np.add(weights[part], step, out=out[part])
+
+        each_block(weights.size, body, 1)
 
 
 @dataclass(frozen=True)

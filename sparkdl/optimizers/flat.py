@@ -13,7 +13,7 @@ import numpy as np
 
 from sparkdl.optimizers.adam import Adam, AdamW
 from sparkdl.optimizers.base import FlatOptimizer, State
-from sparkdl.optimizers.blocks import add_scaled, blocks, scratch
+from sparkdl.optimizers.blocks import add_scaled, each_block
 from sparkdl.optimizers.options import (
     require_fraction,
     require_not_negative,
@@ -75,9 +75,9 @@ class SGD(FlatOptimizer):
             return
         velocities: FloatArray = state["velocity"]
         step_per_gradient, momentum = np.float32(-rate), np.float32(self.momentum)
-        buffer = scratch(weights.size)
-        for part in blocks(weights.size):
-            velocity, step = velocities[part], buffer[: part.stop - part.start]
+
+        def body(part: slice, step: FloatArray) -> None:
+            velocity = velocities[part]
             np.multiply(gradient[part], step_per_gradient, out=step)
             if self.nesterov:
                 # Kept already multiplied by momentum for the next step, which saves a pass.
@@ -89,6 +89,8 @@ class SGD(FlatOptimizer):
                 np.multiply(velocity, momentum, out=velocity)
                 np.add(velocity, step, out=velocity)
                 np.add(weights[part], velocity, out=out[part])
+
+        each_block(weights.size, body, 1)
 
 
 @dataclass(frozen=True)
@@ -132,13 +134,9 @@ class Adagrad(FlatOptimizer):
         """One step along ``-gradient``."""
         accumulators: FloatArray = state["accumulator"]
         factor, epsilon = np.float32(-rate), np.float32(self.epsilon)
-        buffer = scratch(weights.size)
-        for part in blocks(weights.size):
-            g, total, step = (
-                gradient[part],
-                accumulators[part],
-                buffer[: part.stop - part.start],
-            )
+
+        def body(part: slice, step: FloatArray) -> None:
+            g, total = gradient[part], accumulators[part]
             np.multiply(g, g, out=step)
             np.add(total, step, out=total)
             np.add(total, epsilon, out=step)
@@ -146,6 +144,8 @@ class Adagrad(FlatOptimizer):
             np.divide(g, step, out=step)
             np.multiply(step, factor, out=step)
             np.add(weights[part], step, out=out[part])
+
+        each_block(weights.size, body, 1)
 
 
 @dataclass(frozen=True)
@@ -214,10 +214,9 @@ class RMSprop(FlatOptimizer):
         means: FloatArray | None = state.get("mean")
         velocities: FloatArray | None = state.get("momentum")
         squares: FloatArray = state["mean_square"]
-        first, second = scratch(weights.size), scratch(weights.size)
-        for part in blocks(weights.size):
-            n = part.stop - part.start
-            g, mean_square, step, square = gradient[part], squares[part], first[:n], second[:n]
+
+        def body(part: slice, step: FloatArray, square: FloatArray) -> None:
+            g, mean_square = gradient[part], squares[part]
             np.multiply(mean_square, rho, out=mean_square)
             np.multiply(g, rest, out=step)
             np.multiply(step, g, out=square)
@@ -240,3 +239,5 @@ class RMSprop(FlatOptimizer):
                 np.add(velocity, step, out=velocity)
                 step = velocity
             np.add(weights[part], step, out=out[part])
+
+        each_block(weights.size, body, 2)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import pickle
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,7 @@ from hypothesis import strategies as st
 
 from sparkdl.errors import ConfigError, UnknownNameError
 from sparkdl.ps.rules import BSP, Commit, DynSGD, Rule, State, make_rule, rule_names
-from sparkdl.ps.rules.blocks import BLOCK, blocks
+from sparkdl.ps.rules.blocks import BLOCK, blocks, each_block, use_threads
 from sparkdl.weights import FloatArray
 
 VARIANTS: list[dict[str, Any]] = [
@@ -247,6 +249,61 @@ def test_blocks_cover_everything_once(size: int, first: int) -> None:
     for part in blocks(size, first):
         seen[part] += 1
     assert (seen == 1).all()
+
+
+@pytest.fixture
+def three_threads() -> Iterator[None]:
+    use_threads(3)
+    yield
+    use_threads(1)
+
+
+@pytest.mark.usefixtures("three_threads")
+@pytest.mark.parametrize("size", [0, 1, 3 * BLOCK, 8 * BLOCK + 5, 13 * BLOCK])
+def test_threads_cover_everything_once(size: int) -> None:
+    seen, threads = np.zeros(size, np.int8), set()
+
+    def body(part: slice, buffer: FloatArray) -> None:
+        threads.add(threading.get_ident())
+        assert buffer.size == part.stop - part.start
+        seen[part] += 1
+
+    each_block(size, body, 1)
+    assert (seen == 1).all()
+    assert len(threads) <= 3
+
+
+@pytest.mark.usefixtures("three_threads")
+def test_an_error_in_a_thread_is_raised_when_all_have_ended() -> None:
+    size, done = 12 * BLOCK, []
+
+    def body(part: slice) -> None:
+        if part.stop == size:
+            raise FloatingPointError("the last block")
+        done.append(part.start)
+
+    with pytest.raises(FloatingPointError, match="last block"):
+        each_block(size, body)
+    assert len(done) == 11
+
+
+@every_rule
+def test_threads_change_no_bit(spec: dict[str, Any]) -> None:
+    rule, size = make_rule(spec), 9 * BLOCK + 1
+    rng = np.random.default_rng(0)
+    x0, *deltas = (rng.normal(0, 1, size).astype(np.float32) for _ in range(3))
+    centers = []
+    for threads in (1, 3):
+        use_threads(threads)
+        try:
+            center = x0.copy()
+            state = rule.init(center)
+            for clock, delta in enumerate(deltas):
+                rule.update(center, delta, state, Commit(0, 3, clock, 0, 2, 64, 0.1), center)
+        finally:
+            use_threads(1)
+        centers.append(center)
+    np.testing.assert_array_equal(*centers)
 
 
 def test_an_adapted_rule_overrides_just_what_its_object_has() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from sparkdl.ps.rules.backup import Backups
 from sparkdl.ps.rules.base import Commit, Rule, State
-from sparkdl.ps.rules.blocks import blocks, scratch
+from sparkdl.ps.rules.blocks import each_block
 from sparkdl.ps.rules.options import (
     learning_rate_of,
     require_fraction,
@@ -106,10 +106,9 @@ class DCASGD(Rule):
         squares: FloatArray | None = state["mean_square"] if self.adaptive else None
         root_new = np.float32(np.sqrt(1.0 - self.decay) * to_gradient)
         decay, epsilon = np.float32(self.decay), np.float32(self.epsilon)
-        first, second = scratch(center.size), scratch(center.size)
-        for part in blocks(center.size):
-            n = part.stop - part.start
-            sent, gap, root = delta[part], first[:n], second[:n]
+
+        def body(part: slice, gap: FloatArray, root: FloatArray) -> None:
+            sent = delta[part]
             np.subtract(center[part], stale[part], out=gap)
             np.multiply(gap, sent, out=gap)
             np.multiply(gap, slope, out=gap)
@@ -128,6 +127,8 @@ class DCASGD(Rule):
                 np.multiply(gap, scale, out=gap)
             np.add(center[part], gap, out=out[part])
             stale[part] = out[part]
+
+        each_block(center.size, body, 2)
 
 
 @dataclass(frozen=True)
@@ -196,10 +197,9 @@ class GapAware(Rule):
         least = np.float32(reach * self.epsilon)
         decay, gradient = np.float32(self.decay), np.float32(to_gradient)
         scale = np.float32(to_step)
-        first, second = scratch(center.size), scratch(center.size)
-        for part in blocks(center.size):
-            n = part.stop - part.start
-            sent, mean_square, gap, typical = delta[part], squares[part], first[:n], second[:n]
+
+        def body(part: slice, gap: FloatArray, typical: FloatArray) -> None:
+            sent, mean_square = delta[part], squares[part]
             np.multiply(mean_square, decay, out=mean_square)
             np.multiply(sent, gradient, out=typical)
             np.multiply(typical, typical, out=typical)
@@ -217,3 +217,5 @@ class GapAware(Rule):
                 np.multiply(gap, scale, out=gap)
             np.add(center[part], gap, out=out[part])
             stale[part] = out[part]
+
+        each_block(center.size, body, 2)

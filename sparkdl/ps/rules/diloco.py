@@ -9,7 +9,7 @@ import numpy as np
 
 from sparkdl.config import AUTO_WINDOW
 from sparkdl.ps.rules.base import Commit, Rule, State
-from sparkdl.ps.rules.blocks import add_scaled, blocks, scratch
+from sparkdl.ps.rules.blocks import add_scaled, each_block
 from sparkdl.ps.rules.options import require, require_fraction, require_positive
 from sparkdl.weights import FloatArray
 
@@ -137,17 +137,18 @@ def _nesterov(
 
     ``decayed`` holds ``lr · mu · m``, which takes one pass less than ``m`` itself.
     """
-    first, second = scratch(center.size), scratch(center.size)
     momentum, factor = np.float32(rule.momentum), np.float32(scale * rule.learning_rate)
-    for part in blocks(center.size):
-        n = part.stop - part.start
-        m, step = decayed[part], first[:n]
+
+    def body(part: slice, step: FloatArray, summed: FloatArray) -> None:
+        m = decayed[part]
         np.multiply(delta[part], factor, out=step)
         if total is delta:
             np.add(m, step, out=m)
         else:
-            np.multiply(total[part], factor, out=second[:n])
-            np.add(m, second[:n], out=m)
+            np.multiply(total[part], factor, out=summed)
+            np.add(m, summed, out=m)
         np.multiply(m, momentum, out=m)
         np.add(step, m, out=step)
         np.add(center[part], step, out=out[part])
+
+    each_block(center.size, body, 2)

@@ -9,7 +9,7 @@ import numpy as np
 
 from sparkdl.config import AUTO_WINDOW
 from sparkdl.ps.rules.base import Commit, Rule, State
-from sparkdl.ps.rules.blocks import blocks, scratch
+from sparkdl.ps.rules.blocks import each_block
 from sparkdl.ps.rules.options import (
     learning_rate_of,
     require_payload,
@@ -81,10 +81,9 @@ class DownpourAdagrad(Rule):
             1.0 if self.payload == "gradient" else -1.0 / learning_rate_of(self.name, commit)
         )
         gamma, epsilon = np.float32(-self.gamma), np.float32(self.epsilon)
-        first, second = scratch(center.size), scratch(center.size)
-        for part in blocks(center.size):
-            n = part.stop - part.start
-            gradient, root, total = first[:n], second[:n], squares[part]
+
+        def body(part: slice, gradient: FloatArray, root: FloatArray) -> None:
+            total = squares[part]
             np.multiply(delta[part], gradient_per_delta, out=gradient)
             np.multiply(gradient, gradient, out=root)
             np.add(total, root, out=total)
@@ -93,3 +92,5 @@ class DownpourAdagrad(Rule):
             np.multiply(gradient, gamma, out=gradient)
             np.divide(gradient, root, out=gradient)
             np.add(center[part], gradient, out=out[part])
+
+        each_block(center.size, body, 2)

@@ -10,7 +10,7 @@ import numpy as np
 from sparkdl.config import AUTO_WINDOW
 from sparkdl.ps.rules.backup import Backups
 from sparkdl.ps.rules.base import Commit, Rule, State
-from sparkdl.ps.rules.blocks import add_scaled, blocks, scratch
+from sparkdl.ps.rules.blocks import add_scaled, each_block
 from sparkdl.ps.rules.options import learning_rate_of, require_positive
 from sparkdl.weights import FloatArray
 
@@ -98,10 +98,8 @@ class Experimental(Rule):
         # (delta / k) / (1 + d² / rate) as delta · (rate / k) / (rate + d²): an operation less
         constant = np.float32(rate)
         share = np.float32(rate / max(commit.batches, 1))
-        first, second = scratch(center.size), scratch(center.size)
-        for part in blocks(center.size):
-            n = part.stop - part.start
-            damping, step = first[:n], second[:n]
+
+        def body(part: slice, damping: FloatArray, step: FloatArray) -> None:
             np.subtract(center[part], stale[part], out=damping)
             np.multiply(damping, damping, out=damping)
             np.add(damping, constant, out=damping)
@@ -109,3 +107,5 @@ class Experimental(Rule):
             np.divide(step, damping, out=step)
             np.add(center[part], step, out=out[part])
             stale[part] = out[part]
+
+        each_block(center.size, body, 2)

@@ -15,6 +15,7 @@ from typing import Any, TextIO
 import numpy as np
 
 from sparkdl.errors import SparkDLError
+from sparkdl.optimizers.blocks import use_threads
 from sparkdl.ps.server.config import ServerConfig
 from sparkdl.ps.server.listeners import Listeners
 from sparkdl.ps.server.local import Server
@@ -22,6 +23,8 @@ from sparkdl.ps.server.process import LENGTH
 from sparkdl.ps.transports.address import Address
 from sparkdl.ps.transports.shm import map_file
 from sparkdl.weights import FloatArray
+
+_MOST_THREADS = 4  # for one update; more only wait for memory
 
 
 def _read_part() -> bytes:
@@ -57,6 +60,7 @@ def main() -> None:
             },
         )
         return
+    use_threads(min(_MOST_THREADS, os.cpu_count() or 1))
     server.start()
     _say(output, {"ready": True})
     threading.Thread(target=_watch_input, args=(ended,), daemon=True).start()
