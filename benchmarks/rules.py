@@ -117,12 +117,13 @@ def all_cases() -> list[Case]:
 
     cases = [Case("server", name) for name in server_names()]
     cases += [Case("allreduce", name) for name in all_reduce_names()]
-    cases += [Case(family, "diloco", "25") for family in ("server", "allreduce")]
-    others = {
-        "downpour": "5", "hogwild": "8", "dynsgd": "5", "ssp": "5", "experimental": "5",
-        "async_diloco": "500",
-    }  # fmt: skip
-    return cases + [Case("server", rule, window) for rule, window in others.items()]
+    others = [
+        ("server", "diloco", "25"), ("allreduce", "diloco", "25"), ("server", "downpour", "5"),
+        ("server", "hogwild", "8"), ("server", "dynsgd", "5"), ("server", "ssp", "5"),
+        ("server", "experimental", "5"), ("server", "async_diloco", "500"),
+        ("server", "aeasgd", "64"), ("allreduce", "easgd", "32"),
+    ]  # fmt: skip
+    return cases + [Case(*other) for other in others]
 
 
 class Bench:
