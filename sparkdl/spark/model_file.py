@@ -1,4 +1,4 @@
-"""A SparkModel as one ``.keras`` file: Keras' model, and its settings beside it."""
+"""A SparkModel as one ``.keras`` file: Keras' model, its settings, and its rule's state."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from sparkdl.errors import ConfigError, ModelError, ResourceError
 from sparkdl.spark import persistence
 
 
-def write_model(path: str, model: Any, settings: dict[str, Any], *, overwrite: bool) -> None:
-    """Writes the model with its optimizer state, and the settings.
+def write_model(
+    path: str, model: Any, settings: dict[str, Any], rule_state: bytes, *, overwrite: bool
+) -> None:
+    """Writes the model with its optimizer state, the settings, and what the rule keeps.
 
     Raises:
         ConfigError: The path does not end in ``.keras``.
@@ -34,12 +36,13 @@ def write_model(path: str, model: Any, settings: dict[str, Any], *, overwrite: b
             f"model {model.name!r} cannot be saved",
             received=f"{type(error).__name__}: {error}",
         ) from error
-    persistence.write_bytes(path, persistence.with_settings(content, settings))
+    content = persistence.with_settings(content, settings)
+    persistence.write_bytes(path, persistence.with_rule_state(content, rule_state))
 
 
 def read_model(
     path: str, custom_objects: dict[str, Any] | None, *, safe_mode: bool
-) -> tuple[Any, dict[str, Any]]:
+) -> tuple[Any, dict[str, Any], bytes]:
     """The counterpart of :func:`write_model`; no settings if plain Keras wrote the file.
 
     Raises:
@@ -57,4 +60,4 @@ def read_model(
             hint="pass custom_objects={'MyLayer': MyLayer} for classes of your own, and "
             "safe_mode=False for Lambda layers of a file that you trust",
         ) from error
-    return model, settings
+    return model, settings, persistence.rule_state_of(content)

@@ -419,7 +419,8 @@ class SparkModel:
             ResourceError: The path cannot be written.
             ConfigError: The path does not end in ``.keras``.
         """
-        write_model(path, self._model, self.get_config(), overwrite=overwrite)
+        state = self._recipe.rule_state
+        write_model(path, self._model, self.get_config(), state, overwrite=overwrite)
 
 
 def load_spark_model(
@@ -440,13 +441,13 @@ def load_spark_model(
 
     Returns:
         A SparkModel with the same mode and settings; its next ``fit`` goes on with the optimizer
-        state.
+        state and, in mode ``'allreduce'``, the outer momentum of rules like ``'diloco'``.
 
     Raises:
         ResourceError: The path cannot be read.
         ModelError: The file holds no compiled Keras model.
     """
-    model, settings = read_model(path, custom_objects, safe_mode=safe_mode)
+    model, settings, rule_state = read_model(path, custom_objects, safe_mode=safe_mode)
     strange = sorted(set(settings) - set(inspect.signature(SparkModel).parameters))
     if strange:
         raise ModelError(
@@ -459,4 +460,7 @@ def load_spark_model(
     settings["port"] = tuple(port) if isinstance(port, list) else port
     if "rule" not in overrides and settings.get("rule"):
         settings["rule"] = restore_rule(settings["mode"], settings["rule"])
-    return SparkModel(model, custom_objects=custom_objects, **{**settings, **overrides})
+    loaded = SparkModel(model, custom_objects=custom_objects, **{**settings, **overrides})
+    if not {"mode", "rule"} & set(overrides):
+        loaded._recipe.resume(rule_state)
+    return loaded

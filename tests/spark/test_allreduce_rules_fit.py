@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from conftest import make_mlp
 
-from sparkdl import SparkModel
+from sparkdl import SparkModel, load_spark_model
 from sparkdl.collective.rules import DiLoCo, OneBitAdam, StragglerDrop, rule_names
 from sparkdl.errors import ConfigError
 
@@ -85,7 +85,7 @@ def test_exact_rules_take_the_steps_of_plain_keras(
 
 @pytest.mark.slow
 def test_outer_momentum_goes_on_in_a_second_fit(digits_df: Any, tmp_path: Any) -> None:
-    """With whole batches and plain SGD every step is known: two fits, or a resumed one, are one."""
+    """Whole batches, plain SGD, so every step is known: two fits are one, also from files."""
     options: dict[str, Any] = {"batch_size": 2000, "optimizer": keras.optimizers.SGD(0.1)}
     at_once = fitted(digits_df, DiLoCo(), epochs=8, **options)
     options["optimizer"] = keras.optimizers.SGD(0.1)
@@ -101,7 +101,11 @@ def test_outer_momentum_goes_on_in_a_second_fit(digits_df: Any, tmp_path: Any) -
     )  # fmt: skip
     first.fit(digits_df, epochs=4, verbose=0, checkpoint_dir=folder)
     resumed.fit(digits_df, epochs=8, verbose=0, checkpoint_dir=folder, resume=True)
-    for other in (twice, resumed):
+    options["optimizer"] = keras.optimizers.SGD(0.1)
+    fitted(digits_df, DiLoCo(), epochs=4, **options).save(f"{folder}/half.keras")
+    loaded = load_spark_model(f"{folder}/half.keras")
+    loaded.fit(digits_df, epochs=4, verbose=0)
+    for other in (twice, resumed, loaded):
         for a, b in zip(at_once.model.get_weights(), other.model.get_weights(), strict=True):
             np.testing.assert_allclose(a, b, rtol=0, atol=1e-6)
 
