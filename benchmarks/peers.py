@@ -75,11 +75,11 @@ def main() -> None:
     parser.add_argument("--servers", nargs="*", default=["http", "socket"])
     args = parser.parse_args()
     rows = []
-    for frequency, ours_frequency in (("epoch", "auto"), ("batch", "batch")):
+    for frequency, our_frequencies in (("epoch", ("auto", "epoch")), ("batch", ("batch",))):
         if frequency not in args.only:
             continue
         theirs: dict[str, list[dict[str, float]]] = {server: [] for server in args.servers}
-        ours = []
+        ours: dict[str, list[dict[str, float]]] = {name: [] for name in our_frequencies}
         for _ in range(args.repeats):
             for server, results in theirs.items():
                 few = (frequency, server) == ("batch", "socket")
@@ -88,18 +88,20 @@ def main() -> None:
                 if few:
                     results[-1].pop("loss")
                 time.sleep(1)
-            ours.append(sparkdl(ours_frequency, workload.ROWS, workload.EPOCHS))
-            time.sleep(1)
-        mine = workload.median([r["rows_s"] for r in ours])
+            for name, results in ours.items():
+                results.append(sparkdl(name, workload.ROWS, workload.EPOCHS))
+                time.sleep(1)
         for server, results in theirs.items():
             speed = workload.median([r["rows_s"] for r in results])
             losses = [r["loss"] for r in results if "loss" in r]
-            rows.append([
-                f"asynchronous, {frequency}, {server} (sparkdl: {ours_frequency})",
-                f"{speed:,.0f}", f"{workload.median(losses):.3f}" if losses else "",
-                f"{mine:,.0f}", f"{workload.median([r['loss'] for r in ours]):.3f}",
-                f"{mine / speed:.1f}",
-            ])  # fmt: skip
+            for name, own in ours.items():
+                mine = workload.median([r["rows_s"] for r in own])
+                rows.append([
+                    f"asynchronous, {frequency}, {server} (sparkdl: {name})",
+                    f"{speed:,.0f}", f"{workload.median(losses):.3f}" if losses else "",
+                    f"{mine:,.0f}", f"{workload.median([r['loss'] for r in own]):.3f}",
+                    f"{mine / speed:.1f}",
+                ])  # fmt: skip
     print(workload.table(
         ["", "Elephas rows/s", "loss after", "sparkdl rows/s", "loss after", "×"], rows
     ))  # fmt: skip

@@ -26,6 +26,8 @@ from sparkdl.spark.cluster import driver_address
 from sparkdl.weights import FloatArray, Layout
 
 DEFAULT_RULES = {"asynchronous": "downpour", "hogwild": "hogwild", "synchronous": "bsp"}
+# What all workers learn in an epoch would take the center too far if it were added up; ADR 0030.
+EPOCH_RULES = {"asynchronous": {"name": "geo"}, "hogwild": {"name": "hogwild", "scale": "mean"}}
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,8 @@ def choose_rule(mode: str, frequency: str | int, rule: Any) -> tuple[Rule, int]:
     if rule is None and mode == "synchronous":
         payload = "gradient" if frequency in ("auto", "batch", 1) else "delta"
         chosen = make_rule("bsp", payload=payload)
+    elif rule is None and frequency == "epoch":
+        chosen = make_rule(EPOCH_RULES[mode])
     else:
         chosen = make_rule(DEFAULT_RULES[mode] if rule is None else rule)
     if chosen.blocking != (mode == "synchronous"):

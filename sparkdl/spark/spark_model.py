@@ -48,6 +48,7 @@ class SparkModel:
             ``'synchronous'`` (server, every round waits for all; with ``frequency='batch'``, its
             default, exactly one process on the global batch) or ``'allreduce'``.
         frequency: ``'auto'``, ``'batch'``, ``'epoch'`` or a number: batches between two exchanges.
+            For ``'epoch'`` modes that do not wait add a p-th of each worker's change.
         parameter_server_mode: ``'auto'`` (the fastest that a worker can reach), ``'shm'``,
             ``'socket'`` or ``'http'``.
         num_workers: Workers; None for as many as there are task slots.

@@ -182,3 +182,20 @@ def test_progress_bar_shows_loss_accuracy_and_speed(digits_df: Any, capfd: Any) 
 def test_fit_refuses_what_it_would_ignore(digits_df: Any) -> None:
     with pytest.raises(ConfigError, match="class_weight"):
         SparkModel(make_mlp()).fit(digits_df, class_weight={0: 2.0})
+
+
+@pytest.mark.parametrize("mode", ["asynchronous", "hogwild"])
+def test_whole_epochs_between_exchanges_are_averaged(spark: Any, mode: str) -> None:
+    """Every worker finds the weights in its first epoch; four of them added up are 4 times that."""
+    weights = np.array([1.0, -2.0, 0.5, 3.0], np.float32)
+    x = np.random.default_rng(0).normal(size=(2048, 4)).astype(np.float32)
+    frame = spark.createDataFrame(
+        [(row.tolist(), float(row @ weights)) for row in x], "features array<float>, label double"
+    )
+    model = keras.Sequential(
+        [keras.Input((4,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")]
+    )
+    model.compile(keras.optimizers.SGD(0.05), "mse")
+    spark_model = SparkModel(model, mode, "epoch", num_workers=4, batch_size=4)
+    spark_model.fit(frame, epochs=1, verbose=0)
+    np.testing.assert_allclose(model.get_weights()[0][:, 0], weights, rtol=0.01)

@@ -19,9 +19,10 @@ from sparkdl.spark.server_run import ServerOptions, choose_rule, parse_status
     [
         ("asynchronous", "auto", "downpour", "delta", AUTO_WINDOW),
         ("asynchronous", "batch", "downpour", "delta", 1),
-        ("asynchronous", "epoch", "downpour", "delta", EPOCH_WINDOW),
+        ("asynchronous", "epoch", "geo", "delta", EPOCH_WINDOW),
         ("asynchronous", 7, "downpour", "delta", 7),
         ("hogwild", "auto", "hogwild", "delta", AUTO_WINDOW),
+        ("hogwild", "epoch", "hogwild", "delta", EPOCH_WINDOW),
         ("synchronous", "auto", "bsp", "gradient", 1),
         ("synchronous", "batch", "bsp", "gradient", 1),
         ("synchronous", "epoch", "bsp", "delta", EPOCH_WINDOW),
@@ -31,6 +32,12 @@ from sparkdl.spark.server_run import ServerOptions, choose_rule, parse_status
 def test_defaults(mode: str, frequency: Any, name: str, payload: str, window: int) -> None:
     rule, chosen = choose_rule(mode, frequency, None)
     assert (rule.name, rule.payload, chosen) == (name, payload, window)
+
+
+def test_whole_epochs_are_averaged_not_added_up() -> None:
+    assert choose_rule("hogwild", "epoch", None)[0].config() == {"scale": "mean"}
+    assert choose_rule("hogwild", "auto", None)[0].config() == {"scale": "sum"}
+    assert choose_rule("asynchronous", "epoch", "downpour")[0].name == "downpour"
 
 
 def test_a_rule_brings_its_own_window() -> None:

@@ -29,6 +29,7 @@ VARIANTS: list[dict[str, Any]] = [
     {"name": "sgd", "momentum": 0.9, "nesterov": True},
     {"name": "rmsprop", "momentum": 0.9, "centered": True},
     {"name": "ssp", "scale": "sum"},
+    {"name": "hogwild", "scale": "mean"},
 ]
 every_rule = pytest.mark.parametrize("spec", VARIANTS, ids=str)
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 
 from sparkdl.config import AUTO_WINDOW
 from sparkdl.ps.rules.base import Commit, Rule, State
 from sparkdl.ps.rules.blocks import BLOCK, blocks
+from sparkdl.ps.rules.options import require
 from sparkdl.weights import FloatArray
 
 
@@ -22,15 +23,26 @@ class Hogwild(Rule):
     writes to the same coordinate within nanoseconds can lose one of them. To make even that rare,
     each worker starts its walk over the center at another place.
 
+    With ``scale='mean'`` a worker adds only ``delta_j / workers``: for windows so long that the
+    workers' changes would take the center too far together.
+
+    Args:
+        scale: ``'sum'`` or ``'mean'``.
+
     Thread-safe: ``update`` may run in many threads (or, on shared memory, processes) on one center.
 
     Reference: Niu, Recht, Ré and Wright, 2011, "Hogwild!: A Lock-Free Approach to Parallelizing
     Stochastic Gradient Descent", arXiv:1106.5730.
     """
 
+    scale: Literal["sum", "mean"] = "sum"
+
     name: ClassVar[str] = "hogwild"
     lock_free: ClassVar[bool] = True
     default_window: ClassVar[int] = AUTO_WINDOW
+
+    def __post_init__(self) -> None:
+        require(self.scale in ("sum", "mean"), self.name, "scale", "'sum' or 'mean'", self.scale)
 
     def update(
         self, center: FloatArray, delta: FloatArray, state: State, commit: Commit, out: FloatArray
@@ -41,8 +53,13 @@ class Hogwild(Rule):
             np.copyto(out, center)
         count = -(-center.size // BLOCK)
         first = commit.worker * count // max(commit.num_workers, 1)
+        share = None
+        if self.scale == "mean" and commit.num_workers > 1:
+            share = np.float32(1.0 / commit.num_workers)
         for part in blocks(center.size, first):
             target, change = out[part], delta[part]
+            if share is not None:
+                change = change * share
             moved = change != 0
             if moved.all():
                 np.add(target, change, out=target)
