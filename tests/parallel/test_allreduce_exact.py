@@ -22,7 +22,7 @@ import pytest
 from exact_program import Case
 
 WORLDS = [("tensorflow", 2), ("jax", 2), ("tensorflow", 3), ("tensorflow", 4), ("torch", 2)]
-HEAVIER = WORLDS[2:]
+HEAVIER = WORLDS[1:]
 CASES = [
     pytest.param(
         b, s, c, id=f"{b}, {s} ranks: {c.name}", marks=[pytest.mark.slow] * ((b, s) in HEAVIER)

@@ -134,6 +134,7 @@ def test_gpus_are_pinned_before_the_function_runs():
     assert "GPU-RUN-OK" in run_script("gpu_run.py")
 
 
+@pytest.mark.slow
 def test_spark_connect():
     pytest.importorskip("grpc_status", reason="pyspark[connect] is not installed")
     assert "CONNECT-RUN-OK" in run_script("connect_run.py")
