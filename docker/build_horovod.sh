@@ -51,9 +51,15 @@ fi
 WHEEL=$(find "$CACHE" -name "horovod-$MENDED-*.whl" | head -n 1)
 if [ -z "$WHEEL" ]; then
   missing=""
-  for package in libhighwayhash-dev libfarmhash-dev cmake g++; do
+  for package in libhighwayhash-dev libfarmhash-dev cmake make g++; do
     dpkg -s "$package" >/dev/null 2>&1 || missing="$missing $package"
   done
+  HEADERS=$("$PYTHON" -c '
+import os, sys, sysconfig
+there = os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h"))
+print("" if there else "python{}.{}-dev".format(*sys.version_info[:2]))
+')
+  missing="$missing${HEADERS:+ $HEADERS}" # a Python of one's own build brings its headers along
   if [ -n "$missing" ]; then
     if [ "$(id -u)" != 0 ]; then
       say "missing Debian packages; as root: apt-get install -y$missing"
@@ -100,8 +106,9 @@ if [ -z "$WHEEL" ]; then
     MAKEFLAGS="-j$JOBS" CMAKE_BUILD_PARALLEL_LEVEL="$JOBS" \
     "$PYTHON" -m pip wheel --no-deps --no-build-isolation --no-cache-dir \
     -w "$WORK/wheel" "$SOURCE" >"$CACHE/build.log" 2>&1 || {
-    say "the build failed; the end of $CACHE/build.log:"
-    tail -n 30 "$CACHE/build.log" >&2
+    say "the build failed; errors in $CACHE/build.log, and its end:"
+    grep -n -A 5 -i 'CMake Error\|[^a-z]error:' "$CACHE/build.log" | head -n 30 >&2
+    tail -n 10 "$CACHE/build.log" >&2
     exit 1
   }
   # moved last, so that a build that was cut off leaves no wheel in the cache
