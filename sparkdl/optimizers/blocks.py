@@ -16,8 +16,7 @@ from sparkdl.weights import FloatArray
 
 BLOCK = 262_144
 """Elements per block: 1 MiB of float32. A few of them fit a shared cache, and a call on one is long
-enough that threads seldom wait for the interpreter (a quarter of it costs Adam 1.7 times as much in
-two threads, and the same in one)."""
+enough that threads seldom wait for the interpreter."""
 
 
 def blocks(size: int, first: int = 0) -> Iterator[slice]:

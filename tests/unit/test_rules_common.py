@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparkdl.errors import ConfigError, UnknownNameError
+from sparkdl.optimizers.blocks import BLOCK, blocks, each_block, use_threads
 from sparkdl.ps.rules import BSP, Commit, DynSGD, Rule, State, make_rule, rule_names
-from sparkdl.ps.rules.blocks import BLOCK, blocks, each_block, use_threads
 from sparkdl.weights import FloatArray
 
 VARIANTS: list[dict[str, Any]] = [

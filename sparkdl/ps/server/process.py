@@ -195,10 +195,9 @@ class ServerProcess:
     def _read_answer(self) -> None:
         """Reads the one line that the server prints, whoever waits for it and however often."""
         assert self._process.stdout is not None
-        try:
+        with contextlib.suppress(OSError, ValueError):  # closed by stop() before it began
             self._answer = self._process.stdout.readline()
-        finally:
-            self._answered.set()
+        self._answered.set()
 
     def _read_errors(self) -> None:
         assert self._process.stderr is not None
