@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import secrets
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -38,6 +39,9 @@ from sparkdl.weights import FloatArray, Layout
 
 COMMUNICATORS = ("auto", "horovod", "builtin")
 CONNECT_TIMEOUT_S = 20.0
+_LEAVING_S = 1.5
+"""Until every rank has left the stage's ``allGather``, which looks for its answer once a second:
+Spark 4.3 ends the executor of a task that waits there when its stage is ended."""
 _EMPTY = Layout.of([("nothing", (1,), "float32")])
 """What the server of a run holds in which no weights travel through it."""
 
@@ -226,6 +230,7 @@ class GangStrategy:
             RankFailure: There is no line to it: Spark ends the others, and carries the news.
         """
         if self.line is None:
+            time.sleep(_LEAVING_S)
             raise RankFailure(describe(identity.rank, error)) from error
         self.line.report_failure(identity, error)
 

@@ -129,7 +129,7 @@ class ParentGathering:
     def __init__(self, line: ParentLine, rank: int) -> None:
         self._line, self.rank = line, rank
 
-    def all_gather(self, text: str, timeout_s: float | None) -> list[str]:
+    def all_gather(self, text: str, timeout_s: float) -> list[str]:
         """Every rank's text, by way of the parent, which keeps the time."""
         self._line.tell("gather", (text, timeout_s))
         texts = self._line.answer()

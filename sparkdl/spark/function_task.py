@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -51,7 +52,6 @@ class FunctionTask:
         all_results: Whether other ranks than 0 send their result.
         capture: Whether standard output and error go to the driver.
         address: Where the driver takes log lines; None: they come with the result.
-        options: For the communicator's connector.
     """
 
     function: bytes
@@ -65,7 +65,6 @@ class FunctionTask:
     all_results: bool = True
     capture: bool = True
     address: tuple[str, int] | None = None
-    options: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -126,11 +125,51 @@ def call(task: FunctionTask, gathering: Gathering) -> Outcome:
         DataError: The result cannot be pickled.
         Exception: Whatever the function raises.
     """
+    rank = gathering.rank
+    with connected(task, gathering) as (communicator, farewell):
+        objects = _unpickled(task.function, rank)
+        with use(communicator):
+            result = objects["fn"](*objects["args"], **objects["kwargs"])
+        content = None
+        if task.all_results or rank == 0:
+            content = _pickled(result, rank)
+        # a rank that is done stays, so that its leaving does not look like a failure
+        farewell.barrier()
+        return Outcome(content, str(getattr(communicator, "name", "")))
+
+
+@contextlib.contextmanager
+def connected(task: FunctionTask, gathering: Gathering) -> Iterator[tuple[Any, Any]]:
+    """The communicator among all ranks, and another one to part by; closed whatever happens.
+
+    Nothing that may fail comes before it, and nothing waits for the launcher after it: a barrier
+    stage that ends while a task waits in ``allGather`` takes that task's executor down with it.
+    """
+    recipes = (
+        (task.communicator, task.timeout_s),
+        ("builtin", math.inf),  # the others may train on for days
+    )
+    with contextlib.ExitStack() as stack:
+        connectors = [
+            make_communicator(name, rank=gathering.rank, timeout_s=limit) for name, limit in recipes
+        ]
+        for connector in connectors:
+            stack.callback(connector.close)
+        mine = json.dumps([c.prepare().to_json() for c in connectors])
+        told = [json.loads(t) for t in gathering.all_gather(mine, task.start_timeout_s)]
+        made = []
+        for i in (1, 0):  # the first that connects shows that all ranks have left the gathering
+            members = [Member.from_json(texts[i]) for texts in told]
+            made.append(connectors[i].connect(members, task.token))
+            stack.callback(made[-1].close)
+        yield made[1], made[0]
+
+
+def _unpickled(function: bytes, rank: int) -> dict[str, Any]:
     import cloudpickle
 
-    rank = gathering.rank
     try:
-        objects = cloudpickle.loads(task.function)
+        objects: dict[str, Any] = cloudpickle.loads(function)
     except Exception as error:
         raise DataError(
             f"rank {rank} cannot unpickle the function or its arguments",
@@ -138,32 +177,7 @@ def call(task: FunctionTask, gathering: Gathering) -> Outcome:
             received=f"{type(error).__name__}: {error}",
             hint="ship them with spark.submit.pyFiles (addPyFile), or install them there",
         ) from error
-    with connected(task, gathering) as communicator:
-        with use(communicator):
-            result = objects["fn"](*objects["args"], **objects["kwargs"])
-        content = None
-        if task.all_results or rank == 0:
-            content = _pickled(result, rank)
-        # a rank that is done stays, so that its leaving does not look like a failure
-        gathering.all_gather("done", None)
-        return Outcome(content, str(getattr(communicator, "name", "")))
-
-
-@contextlib.contextmanager
-def connected(task: FunctionTask, gathering: Gathering) -> Iterator[Any]:
-    """The communicator among all ranks; closed at the end, whatever happens."""
-    connector = make_communicator(
-        task.communicator, rank=gathering.rank, timeout_s=task.timeout_s, **task.options
-    )
-    try:
-        texts = gathering.all_gather(connector.prepare().to_json(), task.start_timeout_s)
-        communicator = connector.connect([Member.from_json(t) for t in texts], task.token)
-    finally:
-        connector.close()
-    try:
-        yield communicator
-    finally:
-        communicator.close()
+    return objects
 
 
 def _pickled(result: Any, rank: int) -> bytes:
@@ -183,7 +197,7 @@ def _pickled(result: Any, rank: int) -> bytes:
 
 def call_here(task: FunctionTask, function: Callable[[], Any]) -> Any:
     """Runs a function in this process as the only rank, and returns what it returns."""
-    with connected(task, AloneGathering()) as communicator, use(communicator):
+    with connected(task, AloneGathering()) as (communicator, _), use(communicator):
         return function()
 
 

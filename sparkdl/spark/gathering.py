@@ -17,8 +17,8 @@ class Gathering(Protocol):
     @property
     def rank(self) -> int: ...
 
-    def all_gather(self, text: str, timeout_s: float | None) -> list[str]:
-        """Every rank's text in rank order; None waits as long as the others run."""
+    def all_gather(self, text: str, timeout_s: float) -> list[str]:
+        """Every rank's text in rank order."""
 
 
 class AloneGathering:
@@ -26,7 +26,7 @@ class AloneGathering:
 
     rank = 0
 
-    def all_gather(self, text: str, timeout_s: float | None) -> list[str]:
+    def all_gather(self, text: str, timeout_s: float) -> list[str]:
         """The only rank's text."""
         return [text]
 
@@ -42,15 +42,13 @@ class BarrierGathering:
         self._context = context
         self.rank = int(context.partitionId())
 
-    def all_gather(self, text: str, timeout_s: float | None) -> list[str]:
-        """``allGather``; without a limit the stage ends the wait if a rank dies.
+    def all_gather(self, text: str, timeout_s: float) -> list[str]:
+        """``allGather``; of a stage that ends meanwhile Spark ends the waiting task's executor too.
 
         Raises:
             WaitTimeoutError: Not all came in time. Spark does not say who is missing; the driver
                 adds it where it can.
         """
-        if timeout_s is None:
-            return list(self._context.allGather(text))
         answers: list[list[str] | BaseException] = []
 
         def work() -> None:

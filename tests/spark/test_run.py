@@ -164,6 +164,50 @@ def test_a_killed_rank_is_named(spark: Any):
     assert caught.value.rank == 1
 
 
+class Unreadable:
+    """Cannot be unpickled where ``rank`` runs."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if sparkdl_task_rank() == state["rank"]:
+            raise ImportError("no such module here")
+
+
+def sparkdl_task_rank() -> int:
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    return -1 if context is None else int(context.partitionId())
+
+
+@pytest.mark.parametrize("moment", ["unpickling", "at once", "while another is done"])
+def test_a_failure_leaves_the_executors_alive(spark: Any, moment: str):
+    """Spark ends the executor of a task that waits in ``allGather`` when its stage is ended."""
+
+    def work(broken: Any) -> int:
+        if sparkdl.communicator().rank == 1:
+            time.sleep(2.0 if moment == "while another is done" else 0.0)
+            raise RuntimeError("enough")
+        return 0
+
+    def lost() -> int:
+        executors = spark.sparkContext._jsc.sc().statusStore().executorList(False)
+        return sum(not executors.apply(i).isActive() for i in range(executors.size()))
+
+    before = lost()
+    broken = Unreadable(1) if moment == "unpickling" else None
+    expected = "no such module here" if moment == "unpickling" else "enough"
+    with pytest.raises(WorkerError, match=expected) as caught:
+        sparkdl.run(work, args=(broken,), num_workers=2, communicator="builtin")
+    assert caught.value.rank == 1
+    deadline = time.monotonic() + 3.0
+    while time.monotonic() < deadline:
+        assert lost() == before
+        time.sleep(0.2)
+
+
 def test_a_result_that_cannot_be_pickled(spark: Any):
     def work() -> Any:
         rank = sparkdl.communicator().rank
