@@ -17,6 +17,8 @@ SCRIPTS = [
     ("large_model.py",),
     ("barrier_start.py",),
     ("rules.py",),
+    ("many_workers.py",),
+    ("many_workers.py", "--optimizer", "sgd", "--workers", "2", "8", "32"),
     ("stragglers.py",),
     ("slow_network.py",),
     ("scale.py",),

@@ -98,11 +98,14 @@ print("" if there else "python{}.{}-dev".format(*sys.version_info[:2]))
     exit 1
   fi
 
+  # Horovod leaves out some headers of the standard library, which g++ 13 no longer brings along
+  HEADERS="-include cstdint -include stdexcept -include string"
   say "building horovod $MENDED for $TAG (some minutes)"
   CPLUS_INCLUDE_PATH="$WORK/include${CPLUS_INCLUDE_PATH:+:$CPLUS_INCLUDE_PATH}" \
     PYTHONPATH="$WORK/tools" \
     HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITH_GLOO=1 HOROVOD_WITHOUT_MPI=1 \
     HOROVOD_WITHOUT_PYTORCH=1 HOROVOD_WITHOUT_MXNET=1 \
+    CXXFLAGS="$HEADERS${CXXFLAGS:+ $CXXFLAGS}" CMAKE_POLICY_VERSION_MINIMUM=3.5 \
     MAKEFLAGS="-j$JOBS" CMAKE_BUILD_PARALLEL_LEVEL="$JOBS" \
     "$PYTHON" -m pip wheel --no-deps --no-build-isolation --no-cache-dir \
     -w "$WORK/wheel" "$SOURCE" >"$CACHE/build.log" 2>&1 || {

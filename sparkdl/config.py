@@ -15,7 +15,7 @@ FREQUENCIES = ("auto", "batch", "epoch")
 EPOCH_WINDOW = 0
 """A window of 0 batches stands for a whole epoch."""
 AUTO_WINDOW = -1
-"""Each worker takes 16 batches, or a sixteenth of its epoch if that is less."""
+"""A number that suits the workers and their rows; see ``sparkdl.worker.auto_window``."""
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,9 @@ MAX_PIECE = 16
 """Batches in one compiled call at most: more would gain nothing and take memory for the rows."""
 PIECE_BYTES = 64 << 20
 """Rows of one compiled call at most (two are in memory at a time), but at least one batch."""
+MOST_STALE = 32
+"""Batches that all workers together train between two exchanges of each, with the automatic window:
+so many changes that do not know of each other still add up well."""
 
 
 @dataclass(frozen=True)
@@ -159,6 +162,22 @@ def train(
     return seconds
 
 
+def auto_window(steps_per_epoch: int, num_workers: int) -> int:
+    """Batches between two exchanges where the user names none.
+
+    Longer gains no speed; more than a sixteenth of an epoch learns worse, and so do more batches of
+    all workers together than :data:`MOST_STALE` (ADR 0009).
+
+    Args:
+        steps_per_epoch: Batches of this worker's epoch.
+        num_workers: Ranks in all.
+
+    >>> [auto_window(1000, p) for p in (1, 2, 4, 8, 64)]
+    [16, 16, 8, 4, 1]
+    """
+    return max(1, min(MAX_PIECE, steps_per_epoch // 16, MOST_STALE // num_workers))
+
+
 class _Loop:
     """One run of the loop. A long window is trained in pieces, a compiled call each."""
 
@@ -177,8 +196,7 @@ class _Loop:
         if window == EPOCH_WINDOW:
             window = max(1, batches.steps_per_epoch)
         elif window == AUTO_WINDOW:
-            # Longer gains no speed; more than a sixteenth of an epoch learns worse (benchmarks).
-            window = max(1, min(MAX_PIECE, batches.steps_per_epoch // 16))
+            window = auto_window(batches.steps_per_epoch, num_workers)
         longest = _longest_piece(batches)
         if synchronizer.every_batch:
             window = longest

@@ -119,6 +119,12 @@ def test_the_automatic_window_is_at_most_a_sixteenth_of_an_epoch() -> None:
     assert [r.batches for r in tiny.exchanges] == [1, 1]
 
 
+@pytest.mark.parametrize(("workers", "window"), [(1, 16), (2, 16), (4, 8), (32, 1), (100, 1)])
+def test_the_automatic_window_shrinks_with_the_number_of_workers(workers: int, window: int) -> None:
+    _, sync = run(4 * 640, AUTO_WINDOW, num_workers=workers)
+    assert {r.batches for r in sync.exchanges} == {window}
+
+
 def test_a_retried_task_goes_on_where_committed_work_ended() -> None:
     sync = Synchronizer(Start(epoch=1, position=5))
     learner, _ = run(30, 2, epochs=3, sync=sync)

@@ -22,9 +22,10 @@ from sparkdl.weights import FloatArray
 class Downpour(Rule):
     """Adds each worker's whole change: ``center += delta``.
 
-    The deltas of p workers add up: with many workers, a lower learning rate or a rule that scales
-    (``dynsgd``, ``ssp``) is the safer choice. The default window follows the length of the
-    worker's epoch: the paper's 5 batches are too long for an epoch of 60 (``benchmarks/rules.py``).
+    The deltas of p workers add up, so the default window shrinks with their number; with many, an
+    exchange after each batch learns best (``benchmarks/many_workers.py``). It also follows the
+    length of the worker's epoch: the paper's 5 batches are too long for one of 60
+    (``benchmarks/rules.py``).
 
     Reference: Dean et al., 2012, "Large Scale Distributed Deep Networks" (NIPS), section 4.1.
     """
