@@ -2,9 +2,10 @@
 # Builds Horovod's wheel from its PyPI source against the installed TensorFlow, keeps it in a cache,
 # and installs it. Run again, it installs the cached wheel, or does nothing.
 #
-# Two lines of Horovod 0.28.1 are mended, so the wheel's version ends in +sparkdl1: the second
-# connection among the ranks took another network interface than HOROVOD_GLOO_IFACE says, and over
-# Gloo the check for stalled ranks knew no ranks, so that it never ended a wait.
+# Horovod 0.28.1 is mended, so the wheel's version ends in +sparkdl1: the second connection among the
+# ranks took another network interface than HOROVOD_GLOO_IFACE says; over Gloo the check for stalled
+# ranks knew no ranks, so that it never ended a wait; and for GPUs it wants what TensorFlow 2.21 no
+# longer has.
 #
 #   PYTHON=/path/to/venv/bin/python sh docker/build_horovod.sh
 #
@@ -90,9 +91,25 @@ print("" if there else "python{}.{}-dev".format(*sys.version_info[:2]))
     "$SOURCE/horovod/common/gloo/gloo_context.cc"
   sed -i 's/global_ranks_.reserve(size_);/global_ranks_.resize(size_);/' \
     "$SOURCE/horovod/common/gloo/gloo_controller.cc"
+  # On GPUs two things of TensorFlow are gone: the interface of operations for XLA, which Horovod has
+  # only if HOROVOD_ENABLE_XLA_OPS asks for it, and a function that gave the stream's CUDA handle.
+  sed -i 's/^#if HAVE_GPU$/#if 0/' "$SOURCE/horovod/tensorflow/xla_mpi_ops.cc"
+  cat >"$WORK/include/gpu_stream_value.h" <<'CPP'
+namespace stream_executor {
+namespace gpu {
+inline GpuStreamHandle AsGpuStreamValue(Stream* stream) {
+  return static_cast<GpuStreamHandle>(stream->platform_specific_handle().stream);
+}
+}  // namespace gpu
+}  // namespace stream_executor
+CPP
+  sed -i '0,/^#endif \/\/ HAVE_GPU$/ s//#include "gpu_stream_value.h"\n&/' \
+    "$SOURCE/horovod/tensorflow/mpi_ops.cc"
   sed -i "s/__version__ = '$VERSION'/__version__ = '$MENDED'/" "$SOURCE/horovod/__init__.py"
   if ! grep -q 'gloo_iface_ = global_context' "$SOURCE/horovod/common/gloo/gloo_context.cc" ||
     ! grep -q 'resize(size_)' "$SOURCE/horovod/common/gloo/gloo_controller.cc" ||
+    ! grep -q '^#if 0$' "$SOURCE/horovod/tensorflow/xla_mpi_ops.cc" ||
+    ! grep -q gpu_stream_value.h "$SOURCE/horovod/tensorflow/mpi_ops.cc" ||
     ! grep -q "$MENDED" "$SOURCE/horovod/__init__.py"; then
     say "the source of horovod $VERSION is not what this script mends"
     exit 1
