@@ -33,7 +33,7 @@ from sparkdl.ps.rules import make_rule
 from sparkdl.ps.strategy import ServerStrategy
 from sparkdl.spark.allreduce_rules import WIRES, choose_exchange, optimizer_config
 from sparkdl.spark.cluster import is_connect
-from sparkdl.spark.function_task import RankFailure, describe
+from sparkdl.spark.rank_failure import RankFailure, describe
 from sparkdl.spark.server_run import ServerOptions, ServerRun
 from sparkdl.weights import FloatArray, Layout
 

@@ -15,9 +15,10 @@ from typing import Any
 from sparkdl.driver_log import LineSplitter, log_through, shorten
 from sparkdl.errors import WaitTimeoutError, WorkerError
 from sparkdl.spark.child_process import ChildProcess, ParentLine
-from sparkdl.spark.function_task import FunctionTask, Outcome, call, describe
+from sparkdl.spark.function_task import FunctionTask, Outcome, call
 from sparkdl.spark.gathering import TAKEN_ALONG_S, Gathering
 from sparkdl.spark.log_stream import show
+from sparkdl.spark.rank_failure import describe, worker_error
 from sparkdl.spark.resources import function_environment
 
 _MODULE = "sparkdl.spark.function_child"
@@ -25,7 +26,7 @@ _TAIL_LINES = 40
 
 
 class ChildFailure(Exception):
-    """A rank's failure in the words of :func:`sparkdl.spark.function_task.describe`."""
+    """A rank's failure in the words of :func:`sparkdl.spark.rank_failure.describe`."""
 
     def __init__(self, described: dict[str, Any]) -> None:
         super().__init__(described.get("error", ""))
@@ -208,13 +209,6 @@ class _Family:
         tail.append(line)
         del tail[:-_TAIL_LINES]
         show(rank, line)
-
-
-def worker_error(described: dict[str, Any], hint: str = "") -> WorkerError:
-    """What the driver raises for a rank's failure."""
-    return WorkerError(
-        int(described["rank"]), str(described["error"]), str(described["traceback"]), hint
-    )
 
 
 # -- the child's side ----------------------------------------------------------------------------

@@ -22,14 +22,11 @@ from sparkdl.errors import (
 from sparkdl.learner import BACKENDS
 from sparkdl.learner.archive import pickle_by_value
 from sparkdl.spark import cluster
-from sparkdl.spark.function_child import run_local, worker_error
-from sparkdl.spark.function_task import (
-    FunctionTask,
-    call_here,
-    described_in,
-    function_stage,
-)
+from sparkdl.spark.function_child import run_local
+from sparkdl.spark.function_stage import function_stage
+from sparkdl.spark.function_task import FunctionTask, call_here
 from sparkdl.spark.log_stream import LineServer, show
+from sparkdl.spark.rank_failure import described_in, worker_error
 from sparkdl.spark.resources import UseGpu, check_use_gpu
 from sparkdl.spark.results import RESULT_SCHEMA
 

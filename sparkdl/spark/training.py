@@ -18,8 +18,8 @@ from sparkdl.learner import keras_base
 from sparkdl.learner.archive import pickle_by_value
 from sparkdl.spark import interrupts
 from sparkdl.spark.cluster import Stage, barrier_refusal, is_connect
-from sparkdl.spark.function_task import described_in
 from sparkdl.spark.monitor import FitMonitor
+from sparkdl.spark.rank_failure import described_in
 from sparkdl.spark.results import RESULT_SCHEMA
 from sparkdl.spark.sources import Source, spread
 from sparkdl.spark.task import stage_function

@@ -17,8 +17,8 @@ from sparkdl.ps.rules import make_rule
 from sparkdl.ps.server import Server, ServerConfig
 from sparkdl.ps.state import Settings
 from sparkdl.spark.allreduce_run import DriverLine
-from sparkdl.spark.function_task import RankFailure, describe, described_in
 from sparkdl.spark.gathering import AloneGathering, BarrierGathering, taken_along
+from sparkdl.spark.rank_failure import RankFailure, describe, described_in
 from sparkdl.weights import Layout
 
 LAYOUT = Layout.of([("nothing", (1,), "float32")])
