@@ -91,6 +91,9 @@ print("" if there else "python{}.{}-dev".format(*sys.version_info[:2]))
     "$SOURCE/horovod/common/gloo/gloo_context.cc"
   sed -i 's/global_ranks_.reserve(size_);/global_ranks_.resize(size_);/' \
     "$SOURCE/horovod/common/gloo/gloo_controller.cc"
+  # assigned to in a template that nobody uses; g++ 14 looks at it all the same
+  sed -i 's/^  const size_type count_;/  size_type count_;/' \
+    "$SOURCE/third_party/flatbuffers/include/flatbuffers/stl_emulation.h"
   # On GPUs two things of TensorFlow are gone: the interface of operations for XLA, which Horovod has
   # only if HOROVOD_ENABLE_XLA_OPS asks for it, and a function that gave the stream's CUDA handle.
   sed -i 's/^#if HAVE_GPU$/#if 0/' "$SOURCE/horovod/tensorflow/xla_mpi_ops.cc"
