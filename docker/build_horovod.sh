@@ -119,13 +119,13 @@ CPP
   fi
 
   # Horovod leaves out some headers of the standard library, which g++ 13 no longer brings along
-  HEADERS="-include cstdint -include stdexcept -include string"
+  INCLUDES="-include cstdint -include stdexcept -include string"
   say "building horovod $MENDED for $TAG (some minutes)"
   CPLUS_INCLUDE_PATH="$WORK/include${CPLUS_INCLUDE_PATH:+:$CPLUS_INCLUDE_PATH}" \
     PYTHONPATH="$WORK/tools" \
     HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITH_GLOO=1 HOROVOD_WITHOUT_MPI=1 \
     HOROVOD_WITHOUT_PYTORCH=1 HOROVOD_WITHOUT_MXNET=1 \
-    CXXFLAGS="$HEADERS${CXXFLAGS:+ $CXXFLAGS}" CMAKE_POLICY_VERSION_MINIMUM=3.5 \
+    CXXFLAGS="$INCLUDES${CXXFLAGS:+ $CXXFLAGS}" CMAKE_POLICY_VERSION_MINIMUM=3.5 \
     MAKEFLAGS="-j$JOBS" CMAKE_BUILD_PARALLEL_LEVEL="$JOBS" \
     "$PYTHON" -m pip wheel --no-deps --no-build-isolation --no-cache-dir \
     -w "$WORK/wheel" "$SOURCE" >"$CACHE/build.log" 2>&1 || {

@@ -15,10 +15,7 @@ from typing import Any
 from sparkdl.collective.communicator import Member, make_communicator
 from sparkdl.collective.current import use
 from sparkdl.errors import DataError
-from sparkdl.spark.gathering import (
-    AloneGathering,
-    Gathering,
-)
+from sparkdl.spark.gathering import AloneGathering, Gathering
 from sparkdl.spark.resources import UseGpu
 
 
@@ -93,24 +90,25 @@ def connected(task: FunctionTask, gathering: Gathering) -> Iterator[tuple[Any, A
     Nothing that may fail comes before it, and nothing waits for the launcher after it: a barrier
     stage that ends while a task waits in ``allGather`` takes that task's executor down with it.
     """
-    recipes = (
-        (task.communicator, task.timeout_s),
-        ("builtin", math.inf),  # the others may train on for days
+    rank = gathering.rank
+    connectors = (
+        make_communicator("builtin", rank=rank, timeout_s=math.inf),  # others may train for days
+        make_communicator(task.communicator, rank=rank, timeout_s=task.timeout_s),
     )
     with contextlib.ExitStack() as stack:
-        connectors = [
-            make_communicator(name, rank=gathering.rank, timeout_s=limit) for name, limit in recipes
-        ]
         for connector in connectors:
             stack.callback(connector.close)
         mine = json.dumps([c.prepare().to_json() for c in connectors])
         told = [json.loads(t) for t in gathering.all_gather(mine, task.start_timeout_s)]
-        made = []
-        for i in (1, 0):  # the first that connects shows that all ranks have left the gathering
-            members = [Member.from_json(texts[i]) for texts in told]
-            made.append(connectors[i].connect(members, task.token))
-            stack.callback(made[-1].close)
-        yield made[1], made[0]
+
+        def join(index: int) -> Any:
+            members = [Member.from_json(texts[index]) for texts in told]
+            communicator = connectors[index].connect(members, task.token)
+            stack.callback(communicator.close)
+            return communicator
+
+        farewell = join(0)  # now all ranks have left the gathering: from here on one may fail
+        yield join(1), farewell
 
 
 def _unpickled(function: bytes, rank: int) -> dict[str, Any]:
