@@ -9,6 +9,7 @@ import numpy as np
 
 from sparkdl.optimizers.base import FlatOptimizer, State
 from sparkdl.optimizers.blocks import each_block
+from sparkdl.optimizers.compiled import run_compiled
 from sparkdl.optimizers.options import (
     require,
     require_fraction,
@@ -94,6 +95,9 @@ class Adam(FlatOptimizer):
         epsilon = np.float32(self.epsilon / root)
         beta_1, beta_2 = np.float32(self.beta_1), np.float32(self.beta_2)
         keep = np.float32(1.0 - rate * shrink)
+        scalars = (beta_1, beta_2, epsilon, alpha, keep)
+        if out is weights and run_compiled(_loop, (out, gradient, means, squares), scalars):
+            return
 
         def body(part: slice, step: FloatArray) -> None:
             g, mean, square = gradient[part], means[part], squares[part]
@@ -113,6 +117,24 @@ class Adam(FlatOptimizer):
                 np.add(weights[part], step, out=out[part])
 
         each_block(weights.size, body, 1)
+
+
+def _loop(
+    weights: FloatArray,
+    gradient: FloatArray,
+    means: FloatArray,
+    squares: FloatArray,
+    beta_1: float,
+    beta_2: float,
+    epsilon: float,
+    alpha: float,
+    keep: float,
+) -> None:
+    for i in range(weights.size):
+        squares[i] = squares[i] * beta_2 + gradient[i] * gradient[i]
+        means[i] = means[i] * beta_1 + gradient[i]
+        step = means[i] / (np.sqrt(squares[i]) + epsilon) * alpha
+        weights[i] = weights[i] * keep + step
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ import numpy as np
 from sparkdl.optimizers.adam import Adam, AdamW
 from sparkdl.optimizers.base import FlatOptimizer, State
 from sparkdl.optimizers.blocks import add_scaled, each_block
+from sparkdl.optimizers.compiled import run_compiled
 from sparkdl.optimizers.options import (
     require_fraction,
     require_not_negative,
@@ -134,6 +135,9 @@ class Adagrad(FlatOptimizer):
         """One step along ``-gradient``."""
         accumulators: FloatArray = state["accumulator"]
         factor, epsilon = np.float32(-rate), np.float32(self.epsilon)
+        vectors = (out, gradient, accumulators)
+        if out is weights and run_compiled(_adagrad, vectors, (factor, epsilon)):
+            return
 
         def body(part: slice, step: FloatArray) -> None:
             g, total = gradient[part], accumulators[part]
@@ -146,6 +150,14 @@ class Adagrad(FlatOptimizer):
             np.add(weights[part], step, out=out[part])
 
         each_block(weights.size, body, 1)
+
+
+def _adagrad(
+    weights: FloatArray, gradient: FloatArray, totals: FloatArray, factor: float, epsilon: float
+) -> None:
+    for i in range(weights.size):
+        totals[i] = totals[i] + gradient[i] * gradient[i]
+        weights[i] = weights[i] + gradient[i] / np.sqrt(totals[i] + epsilon) * factor
 
 
 @dataclass(frozen=True)
@@ -214,6 +226,10 @@ class RMSprop(FlatOptimizer):
         means: FloatArray | None = state.get("mean")
         velocities: FloatArray | None = state.get("momentum")
         squares: FloatArray = state["mean_square"]
+        if out is weights and means is None and velocities is None:
+            scalars = (rho, rest, epsilon, factor)
+            if run_compiled(_rmsprop, (out, gradient, squares), scalars):
+                return
 
         def body(part: slice, step: FloatArray, square: FloatArray) -> None:
             g, mean_square = gradient[part], squares[part]
@@ -241,3 +257,17 @@ class RMSprop(FlatOptimizer):
             np.add(weights[part], step, out=out[part])
 
         each_block(weights.size, body, 2)
+
+
+def _rmsprop(
+    weights: FloatArray,
+    gradient: FloatArray,
+    squares: FloatArray,
+    rho: float,
+    rest: float,
+    epsilon: float,
+    factor: float,
+) -> None:
+    for i in range(weights.size):
+        squares[i] = squares[i] * rho + gradient[i] * rest * gradient[i]
+        weights[i] = weights[i] + gradient[i] / np.sqrt(squares[i] + epsilon) * factor

@@ -1,5 +1,6 @@
-"""The blocks of :mod:`sparkdl.optimizers.blocks`, under the name that the rules use."""
+"""The walks of :mod:`sparkdl.optimizers`, under the name that the rules use."""
 
 from sparkdl.optimizers.blocks import BLOCK, add_scaled, blocks, each_block
+from sparkdl.optimizers.compiled import run_compiled
 
-__all__ = ["BLOCK", "add_scaled", "blocks", "each_block"]
+__all__ = ["BLOCK", "add_scaled", "blocks", "each_block", "run_compiled"]

@@ -9,7 +9,7 @@ import numpy as np
 
 from sparkdl.ps.rules.backup import Backups
 from sparkdl.ps.rules.base import Commit, Rule, State
-from sparkdl.ps.rules.blocks import each_block
+from sparkdl.ps.rules.blocks import each_block, run_compiled
 from sparkdl.ps.rules.options import (
     learning_rate_of,
     require_fraction,
@@ -106,6 +106,14 @@ class DCASGD(Rule):
         squares: FloatArray | None = state["mean_square"] if self.adaptive else None
         root_new = np.float32(np.sqrt(1.0 - self.decay) * to_gradient)
         decay, epsilon = np.float32(self.decay), np.float32(self.epsilon)
+        if out is center:
+            if squares is None:
+                done = run_compiled(_compensated, (out, delta, stale), (slope, scale, one))
+            else:
+                scalars = (slope, scale, one, decay, root_new, epsilon)
+                done = run_compiled(_adaptive, (out, delta, stale, squares), scalars)
+            if done:
+                return
 
         def body(part: slice, gap: FloatArray, root: FloatArray) -> None:
             sent = delta[part]
@@ -197,6 +205,9 @@ class GapAware(Rule):
         least = np.float32(reach * self.epsilon)
         decay, gradient = np.float32(self.decay), np.float32(to_gradient)
         scale = np.float32(to_step)
+        scalars = (decay, gradient, spread, least, scale)
+        if out is center and run_compiled(_gap_aware, (out, delta, stale, squares), scalars):
+            return
 
         def body(part: slice, gap: FloatArray, typical: FloatArray) -> None:
             sent, mean_square = delta[part], squares[part]
@@ -219,3 +230,57 @@ class GapAware(Rule):
             stale[part] = out[part]
 
         each_block(center.size, body, 2)
+
+
+def _compensated(
+    center: FloatArray,
+    sent: FloatArray,
+    stale: FloatArray,
+    slope: float,
+    scale: float,
+    one: float,
+) -> None:
+    for i in range(center.size):
+        gap = (center[i] - stale[i]) * sent[i] * slope
+        center[i] = center[i] + (gap + one) * sent[i] * scale
+        stale[i] = center[i]
+
+
+def _adaptive(
+    center: FloatArray,
+    sent: FloatArray,
+    stale: FloatArray,
+    squares: FloatArray,
+    slope: float,
+    scale: float,
+    one: float,
+    decay: float,
+    root_new: float,
+    epsilon: float,
+) -> None:
+    for i in range(center.size):
+        root = sent[i] * root_new
+        squares[i] = squares[i] * decay + root * root
+        gap = (center[i] - stale[i]) * sent[i] * slope / np.sqrt(squares[i] + epsilon)
+        center[i] = center[i] + (gap + one) * sent[i] * scale
+        stale[i] = center[i]
+
+
+def _gap_aware(
+    center: FloatArray,
+    sent: FloatArray,
+    stale: FloatArray,
+    squares: FloatArray,
+    decay: float,
+    gradient: float,
+    spread: float,
+    least: float,
+    scale: float,
+) -> None:
+    for i in range(center.size):
+        root = sent[i] * gradient
+        squares[i] = squares[i] * decay + root * root
+        typical = np.sqrt(squares[i]) * spread + least
+        gap = abs(center[i] - stale[i])
+        center[i] = center[i] + typical / (gap + typical) * sent[i] * scale
+        stale[i] = center[i]

@@ -9,7 +9,7 @@ import numpy as np
 
 from sparkdl.config import AUTO_WINDOW
 from sparkdl.ps.rules.base import Commit, Rule, State
-from sparkdl.ps.rules.blocks import add_scaled, each_block
+from sparkdl.ps.rules.blocks import add_scaled, each_block, run_compiled
 from sparkdl.ps.rules.options import require, require_fraction, require_positive
 from sparkdl.weights import FloatArray
 
@@ -138,6 +138,9 @@ def _nesterov(
     ``decayed`` holds ``lr · mu · m``, which takes one pass less than ``m`` itself.
     """
     momentum, factor = np.float32(rule.momentum), np.float32(scale * rule.learning_rate)
+    alone, scalars = total is delta and out is center, (momentum, factor)
+    if alone and run_compiled(_nesterov_loop, (out, delta, decayed), scalars):
+        return
 
     def body(part: slice, step: FloatArray, summed: FloatArray) -> None:
         m = decayed[part]
@@ -152,3 +155,12 @@ def _nesterov(
         np.add(center[part], step, out=out[part])
 
     each_block(center.size, body, 2)
+
+
+def _nesterov_loop(
+    center: FloatArray, delta: FloatArray, decayed: FloatArray, momentum: float, factor: float
+) -> None:
+    for i in range(center.size):
+        step = delta[i] * factor
+        decayed[i] = (decayed[i] + step) * momentum
+        center[i] = center[i] + (step + decayed[i])

@@ -9,7 +9,7 @@ import numpy as np
 
 from sparkdl.config import AUTO_WINDOW
 from sparkdl.ps.rules.base import Commit, Rule, State
-from sparkdl.ps.rules.blocks import each_block
+from sparkdl.ps.rules.blocks import each_block, run_compiled
 from sparkdl.ps.rules.options import (
     learning_rate_of,
     require_payload,
@@ -82,6 +82,9 @@ class DownpourAdagrad(Rule):
             1.0 if self.payload == "gradient" else -1.0 / learning_rate_of(self.name, commit)
         )
         gamma, epsilon = np.float32(-self.gamma), np.float32(self.epsilon)
+        scalars = (gradient_per_delta, gamma, epsilon)
+        if out is center and run_compiled(_adagrad, (out, delta, squares), scalars):
+            return
 
         def body(part: slice, gradient: FloatArray, root: FloatArray) -> None:
             total = squares[part]
@@ -95,3 +98,17 @@ class DownpourAdagrad(Rule):
             np.add(center[part], gradient, out=out[part])
 
         each_block(center.size, body, 2)
+
+
+def _adagrad(
+    center: FloatArray,
+    delta: FloatArray,
+    squares: FloatArray,
+    gradient_per_delta: float,
+    gamma: float,
+    epsilon: float,
+) -> None:
+    for i in range(center.size):
+        gradient = delta[i] * gradient_per_delta
+        squares[i] = squares[i] + gradient * gradient
+        center[i] = center[i] + gradient * gamma / (np.sqrt(squares[i]) + epsilon)

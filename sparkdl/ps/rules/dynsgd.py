@@ -10,7 +10,7 @@ import numpy as np
 from sparkdl.config import AUTO_WINDOW
 from sparkdl.ps.rules.backup import Backups
 from sparkdl.ps.rules.base import Commit, Rule, State
-from sparkdl.ps.rules.blocks import add_scaled, each_block
+from sparkdl.ps.rules.blocks import add_scaled, each_block, run_compiled
 from sparkdl.ps.rules.options import learning_rate_of, require_positive
 from sparkdl.weights import FloatArray
 
@@ -98,6 +98,8 @@ class Experimental(Rule):
         # (delta / k) / (1 + d² / rate) as delta · (rate / k) / (rate + d²): an operation less
         constant = np.float32(rate)
         share = np.float32(rate / max(commit.batches, 1))
+        if out is center and run_compiled(_damped, (out, delta, stale), (constant, share)):
+            return
 
         def body(part: slice, damping: FloatArray, step: FloatArray) -> None:
             np.subtract(center[part], stale[part], out=damping)
@@ -109,3 +111,12 @@ class Experimental(Rule):
             stale[part] = out[part]
 
         each_block(center.size, body, 2)
+
+
+def _damped(
+    center: FloatArray, delta: FloatArray, stale: FloatArray, constant: float, share: float
+) -> None:
+    for i in range(center.size):
+        gap = center[i] - stale[i]
+        center[i] = center[i] + delta[i] * share / (gap * gap + constant)
+        stale[i] = center[i]
