@@ -48,6 +48,7 @@ class Job:
         batch_size: Rows.
         seed: Of the rows' order and, of the CNN, the initial weights.
         alone: Only what a worker does by itself, with ``'delta'`` or ``'gradient'`` exchanges.
+        stagger_s: Each worker begins so much later than the one before it.
     """
 
     sizes: tuple[int, ...]
@@ -60,6 +61,7 @@ class Job:
     batch_size: int = 16
     seed: int = 0
     alone: str = ""
+    stagger_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -138,7 +140,7 @@ def be_worker() -> None:
         batches = Batches(rows, job.batch_size, rank=rank, seed=job.seed)
         settings = LoopSettings(epochs=job.epochs, batch_size=job.batch_size, window=job.window)
         with _synchronizer(job, meeting, rank, learner.layout) as inner:
-            timed = _Timed(inner)
+            timed = _Timed(inner, job.stagger_s * rank)
             train(
                 learner, timed, batches, settings, num_rows=len(rows), num_workers=job.workers
             )  # fmt: skip
@@ -215,8 +217,8 @@ class _Alone:
 class _Timed:
     """A synchronizer that notes when each exchange was over, and what it moved."""
 
-    def __init__(self, inner: Any) -> None:
-        self._inner = inner
+    def __init__(self, inner: Any, delay_s: float = 0.0) -> None:
+        self._inner, self._delay_s = inner, delay_s
         self.steps: list[float] = []
         self.moved: list[tuple[int, int]] = []
 
@@ -225,6 +227,7 @@ class _Timed:
 
     def start(self, *given: Any) -> Any:
         started = self._inner.start(*given)
+        time.sleep(self._delay_s)
         self._note()
         return started
 

@@ -17,6 +17,7 @@ import argparse
 import math
 import os
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -54,7 +55,7 @@ def per_step(told: list[Any]) -> float:
 def check(args: argparse.Namespace) -> None:
     with (
         tempfile.TemporaryDirectory(prefix="sparkdl-scale-") as directory,
-        Hosts(4, args.mbit, directory) as hosts,
+        Hosts(4, args.mbit, directory, queue_ms=10) as hosts,
     ):
         if hosts.network is None:
             print("The check needs network namespaces; skipped.")
@@ -90,21 +91,28 @@ def check_table(hosts: Hosts, args: argparse.Namespace) -> str:
     moving = max(1e-4, one - local["gradient", 1] - exchange - size / apply)
     link = 2 * size / moving
     ring_s = max(tiny_ring - tiny_two, 0.0) / 2
+    duplex = duplex_share(hosts)
     print(
         f"measured: computing {1e3 * local['gradient', 1]:.0f} ms a step, link "
-        f"{link / 1e6:.1f} MB/s, an exchange of next to nothing {1e3 * exchange:.2f} ms "
+        f"{link / 1e6:.1f} MB/s ({100 * duplex:.1f} % of it both ways at once), an exchange "
+        f"of next to nothing {1e3 * exchange:.2f} ms "
         f"(ring of two: {2e3 * ring_s:.2f} ms), server adds {apply / 1e9:.1f} GB/s\n",
         flush=True,
     )
     rows = []
     for count in counts:
-        base = Machine(0.0, link, exchange / 2, apply)
+        base = Machine(0.0, link, exchange / 2, apply, duplex=duplex)
         delta = replace(base, compute_s=local["delta", count])
         gradient = replace(base, compute_s=local["gradient", count])
         ring = replace(gradient, latency_s=ring_s)
+        # Left to themselves the workers stay in step for some ten exchanges before they spread out;
+        # they begin spread out, as they are for the rest of a long run.
+        apart = server_seconds(delta, count, size, steps=200) / count
+        longer = 2 * batches  # no two exchanges are alike
         for name, predicted, real in (
-            ("server, asynchronous", server_seconds(delta, count, size, steps=batches),
-             replace(job, rule=Downpour())),
+            ("server, asynchronous",
+             server_seconds(delta, count, size, steps=longer, stagger_s=apart),
+             replace(job, rule=Downpour(), batches=longer, stagger_s=apart)),
             ("server, synchronous", server_seconds(gradient, count, size, steps=batches,
              waits=True), replace(job, rule=BSP())),
             ("ring", ring_seconds(ring, count, size, steps=batches), job),
@@ -117,6 +125,25 @@ def check_table(hosts: Hosts, args: argparse.Namespace) -> str:
             print("  ", *rows[-1], flush=True)
     header = ["exchange", "workers", "predicted s per step", "measured s per step", "off by"]
     return workload.table(header, rows)
+
+
+def duplex_share(hosts: Hosts) -> float:
+    """Share of a link's rate that plain sockets get where both directions are busy."""
+    script = os.path.join(os.path.dirname(os.path.abspath(__file__)), "link_rate.py")
+    network = hosts.network
+    assert network is not None
+    command = [sys.executable, script]
+    with subprocess.Popen(
+        [*network.command(1), *command, "listen", network.address(1)], stdout=subprocess.PIPE
+    ) as listening:
+        assert listening.stdout is not None
+        listening.stdout.readline()
+        told = subprocess.run(
+            [*network.command(2), *command, "connect", network.address(1)],
+            capture_output=True, check=True, timeout=120,
+        )  # fmt: skip
+    one, both = map(float, told.stdout.split())
+    return min(1.0, both / one)
 
 
 def apply_rate(size: int) -> float:
@@ -261,7 +288,7 @@ def plot(curves: Any, counts: list[int], machine: Machine, path: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--only", nargs="*", default=["check", "predict"])
-    parser.add_argument("--mbit", type=float, default=400.0)
+    parser.add_argument("--mbit", type=float, default=200.0)
     parser.add_argument("--plot", help="an SVG file to write")
     parser.add_argument("--quick", action="store_true", help="small: does it run?")
     args = parser.parse_args()

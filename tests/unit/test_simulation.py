@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 FILE = Path(__file__).parents[2] / "benchmarks" / "simulation.py"
@@ -25,6 +27,14 @@ def simulation() -> Any:
     spec.loader.exec_module(module)
     del sys.modules[spec.name]
     return module
+
+
+def _note(times: list[float], clock: Any) -> None:
+    times.append(clock.now)
+
+
+def _nothing() -> None:
+    pass
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 8, 100])
@@ -65,10 +75,49 @@ def test_few_workers_do_not_disturb_each_other_at_a_server(simulation: Any) -> N
     assert seconds == pytest.approx(102 * WHOLE, rel=0.01)
 
 
-def test_a_synchronous_server_takes_all_in_and_gives_all_out(simulation: Any) -> None:
+def test_a_synchronous_server_takes_all_in_and_gives_all_out(
+    simulation: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where connections share evenly; else those answered first begin to send already."""
+    monkeypatch.setattr(simulation, "PIECES", (8, 8))
     machine = simulation.Machine(COMPUTE, LINK, 0.0)
     seconds = simulation.server_seconds(machine, 16, SIZE, waits=True)
     assert seconds == pytest.approx(COMPUTE + 2 * 16 * WHOLE, rel=0.1)
+
+
+@pytest.mark.parametrize(("count", "measured"), [(2, 0.91), (4, 0.79)])
+def test_connections_share_a_link_as_unevenly_as_measured(
+    simulation: Any, count: int, measured: float
+) -> None:
+    """When the first of equal messages that begin at once is through, of the time of all."""
+    rng, shares = np.random.default_rng(5), []
+    for _ in range(200):
+        clock = simulation.Clock()
+        ended: list[float] = []
+        note = functools.partial(_note, ended, clock)
+        into = simulation.Resource(clock, LINK)
+        for pieces in rng.integers(simulation.PIECES[0], simulation.PIECES[1] + 1, count):
+            out = simulation.Resource(clock, LINK)
+            simulation.send(out, into, SIZE, 0.0, _nothing, note, int(pieces))
+        clock.run()
+        assert max(ended) == pytest.approx(count * WHOLE)
+        shares.append(min(ended) / max(ended))
+    assert np.mean(shares) == pytest.approx(measured, abs=0.04)
+
+
+def test_a_direction_slows_down_while_the_other_is_busy(simulation: Any) -> None:
+    """Two hosts that send to each other at once, with 80 % left to each direction."""
+    machine = simulation.Machine(0.0, LINK, 0.0, duplex=0.8)
+    for both, expected in ((True, WHOLE / 0.8), (False, WHOLE)):
+        clock = simulation.Clock()
+        out, into = simulation.make_links(clock, machine, 2)
+        times: list[float] = []
+        note = functools.partial(_note, times, clock)
+        for a, b in ((0, 1), (1, 0))[: 1 + both]:
+            simulation.send(out[a], into[b], SIZE, 0.0, _nothing, note, 20)
+        clock.run()
+        assert max(times) == pytest.approx(expected, rel=0.05)
+    assert simulation.ring_seconds(machine, 2, SIZE) == pytest.approx(WHOLE / 0.8)
 
 
 def test_as_many_shards_as_workers_remove_the_servers_limit(simulation: Any) -> None:

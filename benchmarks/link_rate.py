@@ -1,0 +1,65 @@
+"""What TCP carries over a link in one direction, and in each of two at once.
+
+    python benchmarks/link_rate.py listen ADDRESS
+    python benchmarks/link_rate.py connect ADDRESS
+
+Started by scale.py on two hosts; the second prints bytes per second: one way, both ways. Where both
+directions are busy, the acknowledgements of what comes in take from what goes out.
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+PORT, SIZE, CHUNK = 7411, 20_000_000, 1 << 18
+
+
+def send(connection: socket.socket) -> None:
+    connection.sendall(bytes(SIZE))
+
+
+def receive(connection: socket.socket) -> None:
+    left, buffer = SIZE, bytearray(CHUNK)
+    while left:
+        count = connection.recv_into(buffer, min(CHUNK, left))
+        if not count:
+            raise ConnectionError("the other end is gone")
+        left -= count
+
+
+def together(connection: socket.socket, *works: Callable[[socket.socket], None]) -> float:
+    """Bytes per second and direction, until all is done at both ends."""
+    started = time.perf_counter()
+    threads = [threading.Thread(target=work, args=(connection,)) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    connection.sendall(b".")
+    connection.recv(1)
+    return SIZE / (time.perf_counter() - started)
+
+
+def main() -> None:
+    role, address = sys.argv[1:]
+    if role == "listen":
+        with socket.create_server((address, PORT)) as listener:
+            listener.settimeout(60)
+            print("listening", flush=True)
+            connection = listener.accept()[0]
+    else:
+        connection = socket.create_connection((address, PORT), timeout=60)
+    with connection:
+        connection.settimeout(60)
+        one = together(connection, receive if role == "listen" else send)
+        both = together(connection, receive, send)
+    if role == "connect":
+        print(one, both, flush=True)
+
+
+if __name__ == "__main__":
+    main()
