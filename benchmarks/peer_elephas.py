@@ -35,9 +35,7 @@ def main() -> None:
         )  # fmt: skip
 
     weights = model.get_weights()
-    few = to_simple_rdd(spark.sparkContext, x[:256], one_hot[:256]).repartition(2)
-    warm = make(0)
-    warm.fit(few, epochs=1, batch_size=workload.BATCH, verbose=0, validation_split=0)
+    make(0).fit(rdd, epochs=epochs, batch_size=workload.BATCH, verbose=0, validation_split=0)
     model.set_weights(weights)
     spark_model = make(1)
     started = time.perf_counter()

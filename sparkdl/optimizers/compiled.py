@@ -59,10 +59,14 @@ def run_compiled(
 @cache
 def _compile(loop: Loop) -> Any:
     try:
-        from numba import njit
+        from numba import config, njit
     except ModuleNotFoundError:
         return None
     except ImportError as error:  # it says which NumPy it needs
         logger.warning("numba cannot be used, updates of large models take longer: %s", error)
+        return None
+    if (
+        config.DISABLE_JIT
+    ):  # the environment's NUMBA_DISABLE_JIT: a loop in Python would take minutes
         return None
     return njit(nogil=True, error_model="numpy")(loop)

@@ -99,10 +99,18 @@ def test_without_numba_numpy_does_it(
 def test_a_numba_that_cannot_be_used_says_why_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    broken = types.ModuleType("numba")  # raises ImportError for njit, as one of another NumPy does
+    broken = types.ModuleType("numba")  # raises ImportError, as one for another NumPy does
     monkeypatch.setitem(sys.modules, "numba", broken)
     monkeypatch.setattr(compiled, "COMPILED_FROM", 1)
     for _ in range(2):
         assert not run_compiled(double, (np.ones(5, np.float32),), (2.0,))
     assert [r.levelname for r in caplog.records] == ["WARNING"]
-    assert "njit" in caplog.text
+    assert "numba cannot be used" in caplog.text
+
+
+def test_numba_without_its_compiler_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    import numba
+
+    monkeypatch.setattr(numba.config, "DISABLE_JIT", 1)
+    monkeypatch.setattr(compiled, "COMPILED_FROM", 1)
+    assert not run_compiled(double, (np.ones(5, np.float32),), (2.0,))
