@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import socket
 import sys
-import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 PORT, SIZE, CHUNK = 7411, 20_000_000, 1 << 18
 
@@ -34,11 +34,9 @@ def receive(connection: socket.socket) -> None:
 def together(connection: socket.socket, *works: Callable[[socket.socket], None]) -> float:
     """Bytes per second and direction, until all is done at both ends."""
     started = time.perf_counter()
-    threads = [threading.Thread(target=work, args=(connection,)) for work in works]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(len(works)) as pool:
+        for future in [pool.submit(work, connection) for work in works]:
+            future.result()
     connection.sendall(b".")
     connection.recv(1)
     return SIZE / (time.perf_counter() - started)

@@ -55,6 +55,7 @@ def per_step(told: list[Any]) -> float:
 def check(args: argparse.Namespace) -> None:
     with (
         tempfile.TemporaryDirectory(prefix="sparkdl-scale-") as directory,
+        # a longer queue, as no switch has it, would hold acknowledgements up behind data
         Hosts(4, args.mbit, directory, queue_ms=10) as hosts,
     ):
         if hosts.network is None:

@@ -96,7 +96,7 @@ class Adam(FlatOptimizer):
         beta_1, beta_2 = np.float32(self.beta_1), np.float32(self.beta_2)
         keep = np.float32(1.0 - rate * shrink)
         scalars = (beta_1, beta_2, epsilon, alpha, keep)
-        if out is weights and run_compiled(_loop, (out, gradient, means, squares), scalars):
+        if run_compiled(_loop, weights, out, (gradient, means, squares), scalars):
             return
 
         def body(part: slice, step: FloatArray) -> None:

@@ -27,30 +27,39 @@ Loop = Callable[..., None]
 
 
 def run_compiled(
-    loop: Loop, vectors: tuple[FloatArray, ...], scalars: tuple[np.float32 | float, ...]
+    loop: Loop,
+    weights: FloatArray,
+    out: FloatArray,
+    vectors: tuple[FloatArray, ...],
+    scalars: tuple[np.float32 | float, ...],
 ) -> bool:
-    """Calls ``loop(*vectors, *scalars)``, compiled, in pieces and in several threads.
+    """Calls ``loop(weights, *vectors, *scalars)``, compiled, in pieces and in several threads.
 
     Args:
         loop: A plain function that goes through the elements with ``for i in range(...)`` and uses
             nothing but arithmetic, ``abs`` and ``np.sqrt``. It gets its scalars as float32; a
             number written in it would make the arithmetic float64.
-        vectors: Float32 vectors of one length, which do not overlap.
+        weights: What the loop changes in place.
+        out: Where the caller wants the new weights: in place, or nothing is done.
+        vectors: What else it goes through: float32 of one length; none overlaps another.
         scalars: The numbers of the formula.
 
     Returns:
-        False if nothing was done: the vectors are shorter than :data:`COMPILED_FROM`, or numba is
-        not installed (``pip install 'sparkdl-keras[fast]'``).
+        False if nothing was done: ``out`` is not ``weights``, these are fewer than
+        :data:`COMPILED_FROM`, or numba is not installed (``pip install 'sparkdl-keras[fast]'``).
     """
-    size = vectors[0].size
-    compiled = _compile(loop) if size >= COMPILED_FROM else None
+    size = weights.size
+    compiled = _compile(loop) if out is weights and size >= COMPILED_FROM else None
     if compiled is None:
         return False
     numbers = [np.float32(value) for value in scalars]
-    compiled(*(vector[:0] for vector in vectors), *numbers)  # compiles once, not in every thread
+    all_vectors = (weights, *vectors)
+    compiled(
+        *(vector[:0] for vector in all_vectors), *numbers
+    )  # compiles once, not in every thread
 
     def body(part: slice) -> None:
-        compiled(*(vector[part] for vector in vectors), *numbers)
+        compiled(*(vector[part] for vector in all_vectors), *numbers)
 
     each_block(size, body)
     return True

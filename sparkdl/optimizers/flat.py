@@ -135,8 +135,8 @@ class Adagrad(FlatOptimizer):
         """One step along ``-gradient``."""
         accumulators: FloatArray = state["accumulator"]
         factor, epsilon = np.float32(-rate), np.float32(self.epsilon)
-        vectors = (out, gradient, accumulators)
-        if out is weights and run_compiled(_adagrad, vectors, (factor, epsilon)):
+        vectors = (gradient, accumulators)
+        if run_compiled(_adagrad, weights, out, vectors, (factor, epsilon)):
             return
 
         def body(part: slice, step: FloatArray) -> None:
@@ -226,10 +226,9 @@ class RMSprop(FlatOptimizer):
         means: FloatArray | None = state.get("mean")
         velocities: FloatArray | None = state.get("momentum")
         squares: FloatArray = state["mean_square"]
-        if out is weights and means is None and velocities is None:
-            scalars = (rho, rest, epsilon, factor)
-            if run_compiled(_rmsprop, (out, gradient, squares), scalars):
-                return
+        plain, scalars = means is None and velocities is None, (rho, rest, epsilon, factor)
+        if plain and run_compiled(_rmsprop, weights, out, (gradient, squares), scalars):
+            return
 
         def body(part: slice, step: FloatArray, square: FloatArray) -> None:
             g, mean_square = gradient[part], squares[part]

@@ -75,15 +75,23 @@ def double(x: Any, factor: float) -> None:
 
 def test_short_vectors_are_left_to_numpy() -> None:
     x = np.ones(compiled.COMPILED_FROM - 1, np.float32)
-    assert not run_compiled(double, (x,), (2.0,))
+    assert not run_compiled(double, x, x, (), (2.0,))
     assert x.max() == 1.0
     assert compiled._compile.cache_info().currsize == 0
+
+
+def test_another_vector_for_the_result_is_left_to_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled, "COMPILED_FROM", 1)
+    x, out = np.ones(5, np.float32), np.zeros(5, np.float32)
+    assert not run_compiled(double, x, out, (), (2.0,))
+    assert x.max() == 1.0
+    assert out.max() == 0.0
 
 
 def test_scalars_do_not_widen_the_arithmetic(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled, "COMPILED_FROM", 1)
     x = np.full(5, 3.0, np.float32)
-    assert run_compiled(double, (x,), (0.1,))
+    assert run_compiled(double, x, x, (), (0.1,))
     np.testing.assert_array_equal(x, np.full(5, np.float32(3.0) * np.float32(0.1)))
 
 
@@ -92,7 +100,8 @@ def test_without_numba_numpy_does_it(
 ) -> None:
     monkeypatch.setitem(sys.modules, "numba", None)
     monkeypatch.setattr(compiled, "COMPILED_FROM", 1)
-    assert not run_compiled(double, (np.ones(5, np.float32),), (2.0,))
+    x = np.ones(5, np.float32)
+    assert not run_compiled(double, x, x, (), (2.0,))
     assert not caplog.records
 
 
@@ -102,8 +111,9 @@ def test_a_numba_that_cannot_be_used_says_why_once(
     broken = types.ModuleType("numba")  # raises ImportError, as one for another NumPy does
     monkeypatch.setitem(sys.modules, "numba", broken)
     monkeypatch.setattr(compiled, "COMPILED_FROM", 1)
+    x = np.ones(5, np.float32)
     for _ in range(2):
-        assert not run_compiled(double, (np.ones(5, np.float32),), (2.0,))
+        assert not run_compiled(double, x, x, (), (2.0,))
     assert [r.levelname for r in caplog.records] == ["WARNING"]
     assert "numba cannot be used" in caplog.text
 
@@ -113,4 +123,5 @@ def test_numba_without_its_compiler_is_not_used(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(numba.config, "DISABLE_JIT", 1)
     monkeypatch.setattr(compiled, "COMPILED_FROM", 1)
-    assert not run_compiled(double, (np.ones(5, np.float32),), (2.0,))
+    x = np.ones(5, np.float32)
+    assert not run_compiled(double, x, x, (), (2.0,))

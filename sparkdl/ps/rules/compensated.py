@@ -106,14 +106,14 @@ class DCASGD(Rule):
         squares: FloatArray | None = state["mean_square"] if self.adaptive else None
         root_new = np.float32(np.sqrt(1.0 - self.decay) * to_gradient)
         decay, epsilon = np.float32(self.decay), np.float32(self.epsilon)
-        if out is center:
-            if squares is None:
-                done = run_compiled(_compensated, (out, delta, stale), (slope, scale, one))
-            else:
-                scalars = (slope, scale, one, decay, root_new, epsilon)
-                done = run_compiled(_adaptive, (out, delta, stale, squares), scalars)
-            if done:
-                return
+        if squares is None:
+            scalars: tuple[np.float32, ...] = (slope, scale, one)
+            done = run_compiled(_compensated, center, out, (delta, stale), scalars)
+        else:
+            scalars = (slope, scale, one, decay, root_new, epsilon)
+            done = run_compiled(_adaptive, center, out, (delta, stale, squares), scalars)
+        if done:
+            return
 
         def body(part: slice, gap: FloatArray, root: FloatArray) -> None:
             sent = delta[part]
@@ -206,7 +206,7 @@ class GapAware(Rule):
         decay, gradient = np.float32(self.decay), np.float32(to_gradient)
         scale = np.float32(to_step)
         scalars = (decay, gradient, spread, least, scale)
-        if out is center and run_compiled(_gap_aware, (out, delta, stale, squares), scalars):
+        if run_compiled(_gap_aware, center, out, (delta, stale, squares), scalars):
             return
 
         def body(part: slice, gap: FloatArray, typical: FloatArray) -> None:

@@ -138,8 +138,8 @@ def _nesterov(
     ``decayed`` holds ``lr · mu · m``, which takes one pass less than ``m`` itself.
     """
     momentum, factor = np.float32(rule.momentum), np.float32(scale * rule.learning_rate)
-    alone, scalars = total is delta and out is center, (momentum, factor)
-    if alone and run_compiled(_nesterov_loop, (out, delta, decayed), scalars):
+    alone, scalars = total is delta, (momentum, factor)
+    if alone and run_compiled(_nesterov_loop, center, out, (delta, decayed), scalars):
         return
 
     def body(part: slice, step: FloatArray, summed: FloatArray) -> None:

@@ -83,7 +83,7 @@ class DownpourAdagrad(Rule):
         )
         gamma, epsilon = np.float32(-self.gamma), np.float32(self.epsilon)
         scalars = (gradient_per_delta, gamma, epsilon)
-        if out is center and run_compiled(_adagrad, (out, delta, squares), scalars):
+        if run_compiled(_adagrad, center, out, (delta, squares), scalars):
             return
 
         def body(part: slice, gradient: FloatArray, root: FloatArray) -> None:

@@ -98,7 +98,7 @@ class Experimental(Rule):
         # (delta / k) / (1 + d² / rate) as delta · (rate / k) / (rate + d²): an operation less
         constant = np.float32(rate)
         share = np.float32(rate / max(commit.batches, 1))
-        if out is center and run_compiled(_damped, (out, delta, stale), (constant, share)):
+        if run_compiled(_damped, center, out, (delta, stale), (constant, share)):
             return
 
         def body(part: slice, damping: FloatArray, step: FloatArray) -> None:
