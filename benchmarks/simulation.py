@@ -107,8 +107,8 @@ def make_links(clock: Clock, machine: Machine, count: int) -> tuple[list[Resourc
 PIECES = (10, 20)
 """Of a message, at least and at most; connections that share a link take turns, a piece each. TCP
 does not share evenly, so their number is drawn: of two (four) equal messages that begin at once the
-first is then through after 0.88 (0.80) of the time of all; in network namespaces it was 0.91
-(0.79 and 0.81, links of 200 Mbit/s, 24 tries of each)."""
+first is then through after 0.88 (0.80) of the time of all; in network namespaces it was 0.90 and
+0.91 (0.78 and 0.81; tried by hand, 200 Mbit/s, 12 times with each of two queues)."""
 
 
 def send(
