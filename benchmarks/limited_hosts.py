@@ -108,7 +108,7 @@ def rows_of(job: Job, rank: int) -> tuple[np.ndarray, np.ndarray]:
 def be_server() -> None:
     """Serves until stdin closes; prints its address."""
     from sparkdl.ps.server import Server
-    from sparkdl.ps.server.listeners import Listeners
+    from sparkdl.transport.listeners import Listeners
 
     config, center = _read_object()
     listeners = Listeners.bind(config, None)
@@ -233,7 +233,7 @@ class _Timed:
 
     def train(self, learner: Any, window: Any, report: Any) -> None:
         """One exchange; a window that has one in each batch is trained batch by batch."""
-        from sparkdl.learner.keras_base import split_window
+        from sparkdl.learner.keras_learner import split_window
 
         if not self._inner.every_batch:
             self._inner.train(learner, window, report)
@@ -340,7 +340,7 @@ class Hosts:
         return [Told(*json.loads(_read_line(worker))) for worker in workers]
 
     def _run_with_server(self, job: Job, workers: list[Any]) -> list[Told]:
-        from sparkdl.learner.keras_base import model_layout, read_model
+        from sparkdl.learner.keras_learner import model_layout, read_model
         from sparkdl.ps.server import ServerConfig
         from sparkdl.ps.state import Settings
         from sparkdl.ps.strategy import ServerStrategy
@@ -362,7 +362,7 @@ class Hosts:
 
     @contextlib.contextmanager
     def _server(self, config: Any, center: np.ndarray) -> Iterator[Any]:
-        from sparkdl.ps.transports.address import Address
+        from sparkdl.transport.address import Address
 
         if self.network is not None:
             config = replace(config, bind_address=self.network.address(0))

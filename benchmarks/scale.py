@@ -215,7 +215,7 @@ def loopback_rate(size: int = 100_000_000) -> float:
     from sparkdl.ps.client import Progress, connect
     from sparkdl.ps.rules import Single
     from sparkdl.ps.server import Server, ServerConfig
-    from sparkdl.ps.server.listeners import Listeners
+    from sparkdl.transport.listeners import Listeners
     from sparkdl.weights import Layout
 
     layout = Layout.of([("w", (size // 4,), "float32")])

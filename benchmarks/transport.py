@@ -23,7 +23,7 @@ from collections.abc import Callable
 import numpy as np
 
 from sparkdl.ps.client import Client, Progress, connect
-from sparkdl.ps.rules.base import Commit, Rule, State
+from sparkdl.ps.rules.rule import Commit, Rule, State
 from sparkdl.ps.server import ServerConfig, ServerProcess
 from sparkdl.weights import FloatArray, Layout
 

@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sparkdl.collective.current import current as communicator
-    from sparkdl.driver_log import log_to_driver as log_to_driver
     from sparkdl.errors import SparkDLError as SparkDLError
+    from sparkdl.launch.log_lines import log_to_driver as log_to_driver
     from sparkdl.learner.distributed_callbacks import BroadcastCallback as BroadcastCallback
     from sparkdl.learner.distributed_callbacks import LogCallback as LogCallback
     from sparkdl.learner.distributed_callbacks import MetricAverageCallback as MetricAverageCallback
     from sparkdl.learner.distributed_optimizer import DistributedOptimizer as DistributedOptimizer
-    from sparkdl.spark.launch import HorovodRunner as HorovodRunner
-    from sparkdl.spark.launch import run as run
+    from sparkdl.spark.run import HorovodRunner as HorovodRunner
+    from sparkdl.spark.run import run as run
     from sparkdl.spark.spark_model import SparkModel as SparkModel
     from sparkdl.spark.spark_model import load_spark_model as load_spark_model
 
@@ -33,10 +33,10 @@ __version__ = "0.1.0"
 _HOMES = {
     "SparkModel": "sparkdl.spark.spark_model",
     "load_spark_model": "sparkdl.spark.spark_model",
-    "run": "sparkdl.spark.launch",
-    "HorovodRunner": "sparkdl.spark.launch",
+    "run": "sparkdl.spark.run",
+    "HorovodRunner": "sparkdl.spark.run",
     "communicator": "sparkdl.collective.current:current",
-    "log_to_driver": "sparkdl.driver_log",
+    "log_to_driver": "sparkdl.launch.log_lines",
     "DistributedOptimizer": "sparkdl.learner.distributed_optimizer",
     "BroadcastCallback": "sparkdl.learner.distributed_callbacks",
     "MetricAverageCallback": "sparkdl.learner.distributed_callbacks",

@@ -140,7 +140,7 @@ def train(
     Every row is trained once per epoch, the last partial batch included.
 
     Args:
-        learner: See :class:`sparkdl.learner.base.Learner`.
+        learner: See :class:`sparkdl.protocols.Learner`.
         synchronizer: How updates travel.
         batches: This worker's rows.
         settings: Epochs, window and so on.

@@ -20,12 +20,12 @@ import numpy as np
 import numpy.typing as npt
 
 from sparkdl.collective.arithmetic import put_scaled, reduction_factors
-from sparkdl.collective.base import (
+from sparkdl.collective.member import Member
+from sparkdl.collective.ordered import (
     DEFAULT_TIMEOUT_S,
     Array,
     OrderedCommunicator,
 )
-from sparkdl.collective.member import Member
 from sparkdl.collective.pending import Pending
 from sparkdl.errors import ConfigError, UnknownNameError
 
@@ -58,8 +58,8 @@ class Communicator(Protocol):
 
     Every rank calls the same operations in the same order, with arrays of equal shape and dtype
     (``all_gather`` alone takes different shapes). Results are the same bits on all ranks. Arrays
-    of any shape; dtypes: ``sparkdl.collective.base.DTYPES``. One operation runs at a time, in the
-    order of the calls. A wait that passes the communicator's limit raises WaitTimeoutError, which
+    of any shape; dtypes: ``sparkdl.collective.ordered.DTYPES``. One operation runs at a time, in
+    the order of the calls. A wait that passes the communicator's limit raises WaitTimeoutError, which
     names the missing ranks; a rank that is gone raises TransportError on all others within
     seconds. After either the communicator has failed for good.
     """

@@ -26,13 +26,13 @@ from typing import Any
 import numpy as np
 
 from sparkdl.collective.arithmetic import put_scaled, reduction_factors
-from sparkdl.collective.base import (
+from sparkdl.collective.member import Member
+from sparkdl.collective.ordered import (
     OPS,
     Array,
     OrderedCommunicator,
     shard_edges,
 )
-from sparkdl.collective.member import Member
 from sparkdl.errors import (
     ConfigError,
     ProtocolError,

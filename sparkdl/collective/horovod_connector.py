@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from sparkdl.collective.base import DEFAULT_TIMEOUT_S, OrderedCommunicator
 from sparkdl.collective.communicator import Connector, make_communicator
 from sparkdl.collective.horovod import HorovodCommunicator, unavailable
 from sparkdl.collective.member import Member
+from sparkdl.collective.ordered import DEFAULT_TIMEOUT_S, OrderedCommunicator
 from sparkdl.collective.pending import name_ranks
 from sparkdl.errors import ConfigError, ResourceError
 

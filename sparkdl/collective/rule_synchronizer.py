@@ -32,7 +32,7 @@ from sparkdl.worker import MAX_PIECE
 
 
 class RuleLearner(GradientLearner, Protocol):
-    """What rules ask of a learner beyond :class:`GradientLearner`; see ``sparkdl.learner.base``."""
+    """What rules ask of a learner beyond :class:`GradientLearner`; see ``sparkdl.protocols``."""
 
     def train(self, window: Any) -> None: ...
 

@@ -204,7 +204,7 @@ class GradientSynchronizer:
         self.stop_agreed = self.stop_agreed or value > 0
 
     def agree_on_gradients(self, mine: list[bool]) -> list[bool]:
-        """Which trained variables have a gradient; see :class:`sparkdl.learner.base.Reducer`."""
+        """Which trained variables have a gradient; see :class:`sparkdl.protocols.Reducer`."""
         if self._has_gradient is None:
             told = self.communicator.all_gather(np.array(mine, np.uint8))
             known = [values for values in told if values.size]

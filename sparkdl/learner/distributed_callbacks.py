@@ -11,8 +11,8 @@ import numpy as np
 
 from sparkdl.collective.communicator import Communicator
 from sparkdl.collective.current import current
-from sparkdl.driver_log import log_to_driver
 from sparkdl.errors import ConfigError, ModelError
+from sparkdl.launch.log_lines import log_to_driver
 from sparkdl.learner.distributed_optimizer import is_distributed
 
 

@@ -19,13 +19,13 @@ import numpy as np
 import numpy.typing as npt
 from jax import lax
 
-from sparkdl.learner.base import Arrays, WindowLike
-from sparkdl.learner.keras_base import (
+from sparkdl.learner.keras_learner import (
     KerasLearner,
     flatten_arrays,
     match_gradients,
     require_one_batch,
 )
+from sparkdl.protocols import Arrays, WindowLike
 from sparkdl.weights import FloatArray
 
 # Keras' own names for the four parts of the state of a train step, in its order.
@@ -33,7 +33,7 @@ _State = tuple[list[Any], list[Any], list[Any], list[Any]]
 
 
 class JaxLearner(KerasLearner):
-    """See :class:`sparkdl.learner.base.Learner`.
+    """See :class:`sparkdl.protocols.Learner`.
 
     A window with fewer batches than an earlier one is padded to it, so that an epoch needs two
     compilations: one for full batches, one for the smaller last one. The state is donated to each

@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from sparkdl.learner.base import Reducer, WindowLike
-from sparkdl.learner.keras_base import KerasLearner, match_gradients, require_one_batch
+from sparkdl.learner.keras_learner import KerasLearner, match_gradients, require_one_batch
 from sparkdl.learner.tensorflow_exchange import HorovodExchange, NumpyExchange, flatten, split
+from sparkdl.protocols import Reducer, WindowLike
 from sparkdl.weights import FloatArray
 
 
 class TensorFlowLearner(KerasLearner):
-    """See :class:`sparkdl.learner.base.Learner`."""
+    """See :class:`sparkdl.protocols.Learner`."""
 
     def __init__(self, model: Any) -> None:
         super().__init__(model)

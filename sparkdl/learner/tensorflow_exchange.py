@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from sparkdl.learner.base import Reducer
+from sparkdl.protocols import Reducer
 from sparkdl.weights import FloatArray, Layout
 
 
@@ -41,7 +41,7 @@ class NumpyExchange:
     Args:
         layout: Of the flat buffer.
         reducer: Gives the reducer of the present run.
-        parts: See :class:`sparkdl.learner.base.Reducer`.
+        parts: See :class:`sparkdl.protocols.Reducer`.
     """
 
     def __init__(self, layout: Layout, reducer: Callable[[], Reducer], parts: list[slice]) -> None:
@@ -100,7 +100,7 @@ class HorovodExchange:
     Args:
         layout: Of the flat buffer.
         wire: ``'float16'``, ``'bfloat16'`` or None: what gradients travel as.
-        parts: See :class:`sparkdl.learner.base.Reducer`.
+        parts: See :class:`sparkdl.protocols.Reducer`.
     """
 
     def __init__(self, layout: Layout, wire: str | None, parts: list[slice]) -> None:

@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from sparkdl.learner.base import WindowLike
-from sparkdl.learner.keras_base import KerasLearner, match_gradients, require_one_batch
+from sparkdl.learner.keras_learner import KerasLearner, match_gradients, require_one_batch
+from sparkdl.protocols import WindowLike
 from sparkdl.weights import FloatArray
 
 # PyTorch has no (or hardly any) operations on these; Keras takes the wider type, too.
@@ -26,7 +26,7 @@ _WIDER = {"uint16": np.int32, "uint32": np.int64, "uint64": np.int64}
 
 
 class TorchLearner(KerasLearner):
-    """See :class:`sparkdl.learner.base.Learner`.
+    """See :class:`sparkdl.protocols.Learner`.
 
     ``torch.compile`` is used where Keras would: only for a model compiled with
     ``jit_compile=True``.

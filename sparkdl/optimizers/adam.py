@@ -7,9 +7,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from sparkdl.optimizers.base import FlatOptimizer, State
 from sparkdl.optimizers.blocks import each_block
 from sparkdl.optimizers.compiled import run_compiled
+from sparkdl.optimizers.optimizer import FlatOptimizer, State
 from sparkdl.optimizers.options import (
     require,
     require_fraction,

@@ -12,9 +12,9 @@ from typing import ClassVar
 import numpy as np
 
 from sparkdl.optimizers.adam import Adam, AdamW
-from sparkdl.optimizers.base import FlatOptimizer, State
 from sparkdl.optimizers.blocks import add_scaled, each_block
 from sparkdl.optimizers.compiled import run_compiled
+from sparkdl.optimizers.optimizer import FlatOptimizer, State
 from sparkdl.optimizers.options import (
     require_fraction,
     require_not_negative,

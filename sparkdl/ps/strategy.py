@@ -14,9 +14,9 @@ import numpy.typing as npt
 from sparkdl.errors import ModelError
 from sparkdl.ps.client import Client, Progress, connect
 from sparkdl.ps.codecs import Compression
-from sparkdl.ps.rules.base import Rule
+from sparkdl.ps.rules.rule import Rule
 from sparkdl.ps.synchronizer import GradientSynchronizer, WindowSynchronizer
-from sparkdl.ps.transports.address import Address
+from sparkdl.transport.address import Address
 from sparkdl.weights import Layout
 from sparkdl.worker import Report, Start
 

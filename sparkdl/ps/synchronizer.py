@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from sparkdl.errors import ConfigError
-from sparkdl.ps.rules.base import Rule
+from sparkdl.ps.rules.rule import Rule
 from sparkdl.weights import FloatArray, Layout
 
 OVERLAP_FROM = 0.25

@@ -12,23 +12,28 @@ import numpy as np
 from sparkdl import config
 from sparkdl.config import LoopSettings, require_int, require_name
 from sparkdl.errors import ConfigError, ModelError
-from sparkdl.learner import keras_base
+from sparkdl.files.checkpoints import Checkpoints
+from sparkdl.files.model_file import read_model, write_model
+from sparkdl.launch.devices import UseGpu, check_use_gpu
+from sparkdl.launch.interrupts import heard, held
+from sparkdl.learner import keras_learner
 from sparkdl.learner.archive import encode_model
 from sparkdl.learner.ensemble import build_ensemble
 from sparkdl.learner.signature import model_signature
-from sparkdl.spark.arguments import FitOptions, check_share, verbosity
-from sparkdl.spark.checkpoints import Checkpoints
-from sparkdl.spark.fitting import FitPlan, count_workers, run_fit
-from sparkdl.spark.inference import evaluate_arrays, evaluate_source, predict_frame, predict_rdd
-from sparkdl.spark.interrupts import heard, held
-from sparkdl.spark.metrics import prepare_metrics
-from sparkdl.spark.model_file import read_model, write_model
-from sparkdl.spark.monitor import FitMonitor
-from sparkdl.spark.recipes import choose_recipe, restore_rule
-from sparkdl.spark.resources import UseGpu, check_use_gpu
-from sparkdl.spark.server_run import ServerOptions
-from sparkdl.spark.sources import Columns, add_validation, is_frame, is_rdd, open_source
-from sparkdl.spark.training import StageSummary
+from sparkdl.progress.monitor import FitMonitor
+from sparkdl.spark.columns.sources import Columns, add_validation, is_frame, is_rdd, open_source
+from sparkdl.spark.driver.arguments import FitOptions, check_share, verbosity
+from sparkdl.spark.driver.fitting import FitPlan, count_workers, run_fit
+from sparkdl.spark.driver.metrics import prepare_metrics
+from sparkdl.spark.driver.recipes import choose_recipe, restore_rule
+from sparkdl.spark.driver.server_run import ServerOptions
+from sparkdl.spark.driver.training import StageSummary
+from sparkdl.spark.inference.inference import (
+    evaluate_arrays,
+    evaluate_source,
+    predict_frame,
+    predict_rdd,
+)
 
 
 class SparkModel:
@@ -108,7 +113,7 @@ class SparkModel:
         require_name("parameter_server_mode", parameter_server_mode, config.TRANSPORTS)
         if num_workers is not None:
             require_int("num_workers", num_workers, 1)
-        keras_base.require_compiled(model)
+        keras_learner.require_compiled(model)
         self._model = model
         self.mode = mode
         self.frequency = config.parse_frequency(frequency)
@@ -246,7 +251,7 @@ class SparkModel:
             WorkerError: A worker raised; the message ends with its traceback.
             TransportError: The parameter server died.
         """
-        keras_base.require_compiled(self._model)
+        keras_learner.require_compiled(self._model)
         if self._ensemble or (
             checkpoint_dir is not None and getattr(self.rule, "independent", False)
         ):
@@ -402,7 +407,7 @@ class SparkModel:
                 prepare_metrics(self._model, source)
                 archive = encode_model(self._model, self.custom_objects)
             state = evaluate_source(source, archive, batch_size=batch_size, use_gpu=self.use_gpu)
-        results = keras_base.metric_results(self._model, state)
+        results = keras_learner.metric_results(self._model, state)
         if verbosity(verbose, auto=0):
             print(" - ".join(f"{k}: {np.round(v, 4)}" for k, v in results.items()), flush=True)
         return results

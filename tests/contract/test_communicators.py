@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 from test_communicators_worlds import ProcessWorld, ThreadWorld, example
 
-from sparkdl.collective.base import shard_edges
 from sparkdl.collective.communicator import (
     Communicator,
     Member,
     SoloCommunicator,
     make_communicator,
 )
-from sparkdl.collective.threads import connect_threads
+from sparkdl.collective.ordered import shard_edges
 from sparkdl.errors import ConfigError, ProtocolError, UnknownNameError
+from sparkdl.testing.thread_communicator import connect_threads
 
 WORLDS = {
     "solo": lambda: ThreadWorld([SoloCommunicator()]),

@@ -13,7 +13,6 @@ import pytest
 from test_communicators_worlds import TOKEN, ProcessWorld, ThreadWorld
 
 from sparkdl.collective.communicator import make_communicator
-from sparkdl.collective.threads import connect_threads
 from sparkdl.errors import (
     AuthenticationError,
     ConfigError,
@@ -22,6 +21,7 @@ from sparkdl.errors import (
     TransportError,
     WaitTimeoutError,
 )
+from sparkdl.testing.thread_communicator import connect_threads
 
 PATHS = {
     "shared": ["a", "a", "a"],

@@ -18,8 +18,8 @@ from sparkdl.collective.rules import (
     make_rule,
     rule_names,
 )
-from sparkdl.collective.threads import connect_threads
 from sparkdl.optimizers.flat import Adam
+from sparkdl.testing.thread_communicator import connect_threads
 
 WORLDS = {
     "shared-2": lambda: ProcessWorld([None] * 2),

@@ -13,10 +13,10 @@ from test_transports import STEP, in_thread
 from sparkdl.errors import ConfigError, ProtocolError
 from sparkdl.ps.client import Client, DriverClient, Timeouts, connect
 from sparkdl.ps.codecs import DGC, Codec, Compression, TopK, codec_names, make_codec
-from sparkdl.ps.messages import Flag, Kind, Limits, Message, check_sizes
 from sparkdl.ps.rules import BSP, SSP, Downpour, Hogwild, Rule
 from sparkdl.ps.server import Server, ServerConfig, ServerProcess
 from sparkdl.ps.state import Settings
+from sparkdl.transport.frames import Flag, Kind, Limits, Message, check_sizes
 from sparkdl.weights import Layout
 
 LAYOUT = Layout.of([("w", (300, 100), "float32")], [("m", (10,), "float32")])

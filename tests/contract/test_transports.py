@@ -26,10 +26,10 @@ from sparkdl.errors import (
     WorkerError,
 )
 from sparkdl.ps.client import Client, DriverClient, Progress, Timeouts, connect
-from sparkdl.ps.messages import Kind, Limits, Message
 from sparkdl.ps.rules import BSP, Downpour, Rule
 from sparkdl.ps.server import Server, ServerConfig, ServerProcess
 from sparkdl.ps.state import Settings
+from sparkdl.transport.frames import Kind, Limits, Message
 from sparkdl.weights import Layout
 
 LAYOUT = Layout.of([("w", (300, 100), "float32")], [("m", (10,), "float32")])

@@ -18,11 +18,11 @@ import pytest
 
 from sparkdl.errors import ConfigError, ResourceError
 from sparkdl.ps.client import Timeouts, connect
-from sparkdl.ps.messages import HEADER, HEADER_BYTES, Kind, Message, encode
 from sparkdl.ps.rules import Downpour
 from sparkdl.ps.server import ServerConfig, ServerProcess
-from sparkdl.ps.transports.base import listen, ports_of
-from sparkdl.ps.transports.http_client import CLIENT_HEADER, FRAME_PATH
+from sparkdl.transport.frames import HEADER, HEADER_BYTES, Kind, Message, encode
+from sparkdl.transport.http_client import CLIENT_HEADER, FRAME_PATH
+from sparkdl.transport.listening import listen, ports_of
 from sparkdl.weights import Layout
 
 LAYOUT = Layout.of([("w", (50_000,), "float32")])

@@ -24,10 +24,10 @@ from sparkdl.collective.rules import (
     make_rule,
     rule_names,
 )
-from sparkdl.collective.threads import connect_threads
 from sparkdl.data import Batches, rows_from_numpy
 from sparkdl.learner import make_learner
-from sparkdl.learner.keras_base import model_layout, read_model
+from sparkdl.learner.keras_learner import model_layout, read_model
+from sparkdl.testing.thread_communicator import connect_threads
 
 BATCH = 16
 ROWS = [200, 136]

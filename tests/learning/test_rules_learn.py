@@ -10,7 +10,7 @@ import pytest
 from harness import run_workers, split
 
 from sparkdl.config import EPOCH_WINDOW
-from sparkdl.learner.keras_base import write_model
+from sparkdl.learner.keras_learner import write_model
 from sparkdl.learner.local_optimizer import adopt_optimizer
 from sparkdl.ps.codecs import DGC, RandomK, TopK, codec_names, make_codec
 from sparkdl.ps.rules import EAMSGD, Averaging, make_rule, rule_names

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import rank_programs
 
+from sparkdl.launch.function_child import run_local
+from sparkdl.launch.function_task import FunctionTask
 from sparkdl.learner.archive import pickle_by_value
-from sparkdl.spark.function_child import run_local
-from sparkdl.spark.function_task import FunctionTask
 
 WORLDS = [
     ("tensorflow", "builtin"),

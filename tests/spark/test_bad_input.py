@@ -25,7 +25,7 @@ from sparkdl.errors import (
 )
 from sparkdl.learner.signature import model_signature
 from sparkdl.spark import fitting as module
-from sparkdl.spark.sources import pair_encoder
+from sparkdl.spark.columns.sources import pair_encoder
 
 
 def dense(inputs: int = 3, outputs: int = 1, loss: Any = "mse", build: bool = True) -> Any:

@@ -42,7 +42,7 @@ def test_the_framework_is_imported_with_its_devices_and_the_environment_restored
         sys.meta_path.insert(0, Spy())
         os.environ.pop('CUDA_VISIBLE_DEVICES', None)
         before = dict(os.environ)
-        from sparkdl.spark.resources import Placement, needs_child, start_framework
+        from sparkdl.launch.devices import Placement, needs_child, start_framework
         here = Placement('tensorflow', {gpus!r}, 1)
         assert not needs_child(here)
         start_framework(here)

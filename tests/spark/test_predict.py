@@ -17,7 +17,7 @@ from sparkdl import SparkModel
 from sparkdl.data import ColumnSpec, DataSpec
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.learner.archive import encode_model
-from sparkdl.spark.inference import InferenceTask, predict_batches, predict_rows
+from sparkdl.spark.inference.inference import InferenceTask, predict_batches, predict_rows
 
 N = 53
 

@@ -12,8 +12,8 @@ import pytest
 
 import sparkdl
 from sparkdl.errors import ConfigError, ResourceError, UnknownNameError, WorkerError
+from sparkdl.launch.results import CHUNK_BYTES as ROW_BYTES
 from sparkdl.spark import cluster, launch
-from sparkdl.spark.results import CHUNK_BYTES as ROW_BYTES
 
 
 def who(scale: float = 1.0) -> tuple[int, int, float, str]:

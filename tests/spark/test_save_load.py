@@ -14,8 +14,8 @@ from keras import layers
 
 from sparkdl import SparkModel, load_spark_model
 from sparkdl.errors import ConfigError, ModelError, ResourceError
-from sparkdl.spark import persistence
-from sparkdl.spark.checkpoints import Checkpoints
+from sparkdl.files import storage as persistence
+from sparkdl.files.checkpoints import Checkpoints
 
 N = 40
 X = np.random.default_rng(0).normal(size=(N, 3)).astype("float32")

@@ -26,12 +26,6 @@ from sparkdl.collective.arithmetic import (
     reduction_factors,
     reduction_ufunc,
 )
-from sparkdl.collective.base import (
-    MAX_DIMENSIONS,
-    OPS,
-    OrderedCommunicator,
-    shard_edges,
-)
 from sparkdl.collective.builtin.places import Places
 from sparkdl.collective.builtin.records import (
     HEADER_BYTES,
@@ -49,6 +43,12 @@ from sparkdl.collective.builtin.ring import Ring
 from sparkdl.collective.builtin.shared import SharedMemory
 from sparkdl.collective.builtin.waiting import Watch
 from sparkdl.collective.member import Member
+from sparkdl.collective.ordered import (
+    MAX_DIMENSIONS,
+    OPS,
+    OrderedCommunicator,
+    shard_edges,
+)
 from sparkdl.errors import ProtocolError
 
 _SMALL_BYTES = 16 << 10

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparkdl.collective.arithmetic import Array
-from sparkdl.collective.base import OPS
+from sparkdl.collective.ordered import OPS
 from sparkdl.errors import ProtocolError
 
 KINDS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "barrier", "group")

@@ -31,7 +31,8 @@ A rule of one's own subclasses :class:`ExchangeRule`, and one of the three excha
 """
 
 from sparkdl.collective.rules.adasum import Adasum
-from sparkdl.collective.rules.base import (
+from sparkdl.collective.rules.elastic import EASGD
+from sparkdl.collective.rules.exchange_rule import (
     Exchange,
     ExchangeRule,
     GradientExchange,
@@ -39,7 +40,6 @@ from sparkdl.collective.rules.base import (
     Part,
     WeightsExchange,
 )
-from sparkdl.collective.rules.elastic import EASGD
 from sparkdl.collective.rules.local import AdaptiveLocalSGD, DiLoCo, Downpour, LocalSGD
 from sparkdl.collective.rules.mean import Mean, Sum
 from sparkdl.collective.rules.onebit_adam import OneBitAdam

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from sparkdl.collective.communicator import Communicator
-from sparkdl.collective.rules.base import ExchangeRule, GradientExchange
+from sparkdl.collective.rules.exchange_rule import ExchangeRule, GradientExchange
 from sparkdl.errors import ConfigError
 from sparkdl.weights import FloatArray, Layout
 

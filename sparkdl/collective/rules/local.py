@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from sparkdl.collective.communicator import Communicator
-from sparkdl.collective.rules.base import ExchangeRule, WeightsExchange
+from sparkdl.collective.rules.exchange_rule import ExchangeRule, WeightsExchange
 from sparkdl.config import require_int
 from sparkdl.errors import ConfigError
 from sparkdl.optimizers.flat import SGD, State

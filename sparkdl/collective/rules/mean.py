@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from sparkdl.collective.communicator import Communicator
-from sparkdl.collective.rules.base import ExchangeRule, GradientExchange
+from sparkdl.collective.rules.exchange_rule import ExchangeRule, GradientExchange
 from sparkdl.weights import Layout
 
 

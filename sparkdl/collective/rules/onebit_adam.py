@@ -9,9 +9,9 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 
-from sparkdl.collective.base import shard_edges
 from sparkdl.collective.communicator import Communicator
-from sparkdl.collective.rules.base import ExchangeRule, OptimizerExchange, choose_rate
+from sparkdl.collective.ordered import shard_edges
+from sparkdl.collective.rules.exchange_rule import ExchangeRule, OptimizerExchange, choose_rate
 from sparkdl.collective.rules.sign_code import Bytes, SignCode
 from sparkdl.config import require_int
 from sparkdl.errors import ConfigError

@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from sparkdl.collective.communicator import Communicator
-from sparkdl.collective.rules.base import ExchangeRule, GradientExchange
+from sparkdl.collective.rules.exchange_rule import ExchangeRule, GradientExchange
 from sparkdl.config import require_int
 from sparkdl.weights import FloatArray, Layout
 

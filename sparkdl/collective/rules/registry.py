@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from sparkdl.collective.rules.adasum import Adasum
-from sparkdl.collective.rules.base import ExchangeRule
 from sparkdl.collective.rules.elastic import EASGD
+from sparkdl.collective.rules.exchange_rule import ExchangeRule
 from sparkdl.collective.rules.local import AdaptiveLocalSGD, DiLoCo, Downpour, LocalSGD
 from sparkdl.collective.rules.mean import Mean, Sum
 from sparkdl.collective.rules.onebit_adam import OneBitAdam

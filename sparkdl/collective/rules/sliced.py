@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from sparkdl.collective.communicator import Communicator
-from sparkdl.collective.rules.base import ExchangeRule, OptimizerExchange, choose_rate
+from sparkdl.collective.rules.exchange_rule import ExchangeRule, OptimizerExchange, choose_rate
 from sparkdl.errors import ConfigError
 from sparkdl.optimizers.flat import FlatOptimizer, State
 from sparkdl.optimizers.keras_config import FLAT_CLASSES, optimizer_from_config

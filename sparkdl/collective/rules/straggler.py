@@ -14,7 +14,7 @@ import numpy as np
 
 from sparkdl.collective.communicator import Communicator
 from sparkdl.collective.pending import name_ranks
-from sparkdl.collective.rules.base import ExchangeRule, GradientExchange, Part
+from sparkdl.collective.rules.exchange_rule import ExchangeRule, GradientExchange, Part
 from sparkdl.config import require_int
 from sparkdl.errors import WaitTimeoutError
 from sparkdl.optimizers.options import require, require_not_negative, require_positive

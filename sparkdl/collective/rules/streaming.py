@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from sparkdl.collective.communicator import Communicator, Handle
-from sparkdl.collective.rules.base import ExchangeRule, WeightsExchange
+from sparkdl.collective.rules.exchange_rule import ExchangeRule, WeightsExchange
 from sparkdl.config import require_int
 from sparkdl.optimizers.flat import SGD, State
 from sparkdl.optimizers.options import require, require_fraction, require_positive

@@ -11,8 +11,8 @@ number, so it counts exactly once.
 """
 
 from sparkdl.ps.client.driver import DriverClient
-from sparkdl.ps.client.link import Opener, Timeouts
 from sparkdl.ps.client.records import Progress, Welcome
 from sparkdl.ps.client.worker import Client, connect
+from sparkdl.transport.connection import Opener, Timeouts
 
 __all__ = ["Client", "DriverClient", "Opener", "Progress", "Timeouts", "Welcome", "connect"]

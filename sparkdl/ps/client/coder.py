@@ -6,7 +6,7 @@ import numpy as np
 
 from sparkdl.errors import ProtocolError
 from sparkdl.ps.codecs import Compression
-from sparkdl.ps.messages import ByteArray, Flag, Message
+from sparkdl.transport.frames import ByteArray, Flag, Message
 from sparkdl.weights import FloatArray
 
 

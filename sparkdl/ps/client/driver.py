@@ -9,9 +9,9 @@ from typing import Any, Self
 import numpy as np
 
 from sparkdl.errors import ConfigError, ProtocolError
-from sparkdl.ps.client.link import Link, Opener, Timeouts, explained, openers_of
-from sparkdl.ps.messages import Kind, Limits, Message
-from sparkdl.ps.transports.address import Address
+from sparkdl.transport.address import Address
+from sparkdl.transport.connection import Link, Opener, Timeouts, explained, openers_of
+from sparkdl.transport.frames import Kind, Limits, Message
 from sparkdl.weights import FloatArray, Layout
 
 

@@ -15,11 +15,11 @@ import numpy as np
 
 from sparkdl.errors import ProtocolError, WorkerError
 from sparkdl.ps.client.coder import Coder
-from sparkdl.ps.client.link import Link, Opener, Timeouts, explained, openers_of
 from sparkdl.ps.client.records import Progress, Welcome
 from sparkdl.ps.codecs import Compression
-from sparkdl.ps.messages import ByteArray, Flag, Kind, Limits, Message
-from sparkdl.ps.transports.address import Address
+from sparkdl.transport.address import Address
+from sparkdl.transport.connection import Link, Opener, Timeouts, explained, openers_of
+from sparkdl.transport.frames import ByteArray, Flag, Kind, Limits, Message
 from sparkdl.weights import FloatArray, Layout
 
 

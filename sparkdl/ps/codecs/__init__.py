@@ -4,7 +4,7 @@
 error feedback where the codec loses something worth keeping.
 """
 
-from sparkdl.ps.codecs.base import Codec, Compressor, ErrorFeedback, Memoryless
+from sparkdl.ps.codecs.codec import Codec, Compressor, ErrorFeedback, Memoryless
 from sparkdl.ps.codecs.compression import Compression, Segments
 from sparkdl.ps.codecs.dgc import DGC, DGCCompressor
 from sparkdl.ps.codecs.halves import BF16, FP16, Raw

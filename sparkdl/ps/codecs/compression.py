@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sparkdl.errors import ConfigError
-from sparkdl.ps.codecs.base import ByteArray, Codec, Compressor, check_size, malformed
+from sparkdl.ps.codecs.codec import ByteArray, Codec, Compressor, check_size, malformed
 from sparkdl.weights import FloatArray, Layout
 
 

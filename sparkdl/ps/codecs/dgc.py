@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from sparkdl.errors import ConfigError
-from sparkdl.ps.codecs.base import (
+from sparkdl.ps.codecs.codec import (
     ByteArray,
     Codec,
     Compressor,

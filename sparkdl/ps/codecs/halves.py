@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from sparkdl.ps.codecs.base import (
+from sparkdl.ps.codecs.codec import (
     ByteArray,
     Codec,
     Generator,

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sparkdl.errors import ConfigError, UnknownNameError
-from sparkdl.ps.codecs.base import Codec
+from sparkdl.ps.codecs.codec import Codec
 from sparkdl.ps.codecs.dgc import DGC
 from sparkdl.ps.codecs.halves import BF16, FP16, Raw
 from sparkdl.ps.codecs.onebit import OneBit

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparkdl.errors import ConfigError
-from sparkdl.ps.codecs.base import (
+from sparkdl.ps.codecs.codec import (
     CHUNK,
     ByteArray,
     Codec,

@@ -6,7 +6,6 @@ Every rule is a frozen object of pure functions on flat float32 vectors (see :cl
 
 from sparkdl.ps.rules.adag import Adag
 from sparkdl.ps.rules.averaging import Averaging, Ensemble, Single
-from sparkdl.ps.rules.base import Commit, Peer, Rule, State
 from sparkdl.ps.rules.bsp import BSP
 from sparkdl.ps.rules.compensated import DCASGD, GapAware
 from sparkdl.ps.rules.diloco import AsyncDiLoCo, DiLoCo
@@ -17,6 +16,7 @@ from sparkdl.ps.rules.geo import GeoSGD
 from sparkdl.ps.rules.hogwild import Hogwild
 from sparkdl.ps.rules.optimizer import SGD, Adagrad, Adam, AdamW, RMSprop
 from sparkdl.ps.rules.registry import make_rule, rule_names
+from sparkdl.ps.rules.rule import Commit, Peer, Rule, State
 from sparkdl.ps.rules.ssp import SSP
 
 __all__ = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sparkdl.ps.rules.base import Rule
+from sparkdl.ps.rules.rule import Rule
 
 _VALUES = ("payload", "blocking", "lock_free", "default_window", "independent")
 _METHODS = (

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from sparkdl.errors import ConfigError
-from sparkdl.ps.rules.base import Peer, Rule
+from sparkdl.ps.rules.rule import Peer, Rule
 from sparkdl.weights import FloatArray
 
 

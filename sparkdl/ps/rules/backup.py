@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sparkdl.ps.rules.base import State
+from sparkdl.ps.rules.rule import State
 from sparkdl.weights import FloatArray
 
 

@@ -7,8 +7,8 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from sparkdl.ps.rules.base import Commit, Rule, State
 from sparkdl.ps.rules.options import require_payload
+from sparkdl.ps.rules.rule import Commit, Rule, State
 from sparkdl.weights import FloatArray
 
 

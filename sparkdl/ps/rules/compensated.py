@@ -8,7 +8,6 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from sparkdl.ps.rules.backup import Backups
-from sparkdl.ps.rules.base import Commit, Rule, State
 from sparkdl.ps.rules.blocks import each_block, run_compiled
 from sparkdl.ps.rules.options import (
     learning_rate_of,
@@ -17,6 +16,7 @@ from sparkdl.ps.rules.options import (
     require_payload,
     require_positive,
 )
+from sparkdl.ps.rules.rule import Commit, Rule, State
 from sparkdl.weights import FloatArray
 
 

@@ -9,9 +9,9 @@ import numpy as np
 
 from sparkdl.config import AUTO_WINDOW
 from sparkdl.ps.rules.backup import Backups
-from sparkdl.ps.rules.base import Commit, Rule, State
 from sparkdl.ps.rules.blocks import add_scaled, each_block, run_compiled
 from sparkdl.ps.rules.options import learning_rate_of, require_positive
+from sparkdl.ps.rules.rule import Commit, Rule, State
 from sparkdl.weights import FloatArray
 
 

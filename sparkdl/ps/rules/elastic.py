@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from sparkdl.errors import ConfigError
-from sparkdl.ps.rules.base import Peer, Rule
 from sparkdl.ps.rules.options import require, require_fraction, require_positive
+from sparkdl.ps.rules.rule import Peer, Rule
 from sparkdl.weights import FloatArray
 
 

@@ -7,9 +7,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from sparkdl.ps.rules.base import Peer, Rule
 from sparkdl.ps.rules.elastic import unbound
 from sparkdl.ps.rules.options import require
+from sparkdl.ps.rules.rule import Peer, Rule
 from sparkdl.weights import FloatArray
 
 

@@ -8,9 +8,9 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from sparkdl.config import AUTO_WINDOW
-from sparkdl.ps.rules.base import Commit, Rule, State
 from sparkdl.ps.rules.blocks import BLOCK, blocks
 from sparkdl.ps.rules.options import require
+from sparkdl.ps.rules.rule import Commit, Rule, State
 from sparkdl.weights import FloatArray
 
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from sparkdl.optimizers import flat
-from sparkdl.ps.rules.base import Commit, Rule, State
 from sparkdl.ps.rules.options import learning_rate_of
+from sparkdl.ps.rules.rule import Commit, Rule, State
 from sparkdl.weights import FloatArray
 
 

@@ -13,7 +13,7 @@ from sparkdl.optimizers.options import (
     require_not_negative,
     require_positive,
 )
-from sparkdl.ps.rules.base import Commit
+from sparkdl.ps.rules.rule import Commit
 
 __all__ = [
     "is_number",

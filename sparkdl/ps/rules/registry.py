@@ -10,7 +10,6 @@ from sparkdl.errors import ConfigError, UnknownNameError
 from sparkdl.ps.rules.adag import Adag
 from sparkdl.ps.rules.adapted import adapt
 from sparkdl.ps.rules.averaging import Averaging, Ensemble, Single
-from sparkdl.ps.rules.base import Rule
 from sparkdl.ps.rules.bsp import BSP
 from sparkdl.ps.rules.compensated import DCASGD, GapAware
 from sparkdl.ps.rules.diloco import AsyncDiLoCo, DiLoCo
@@ -21,6 +20,7 @@ from sparkdl.ps.rules.geo import GeoSGD
 from sparkdl.ps.rules.hogwild import Hogwild
 from sparkdl.ps.rules.keras_config import from_keras_config
 from sparkdl.ps.rules.optimizer import SGD, Adagrad, Adam, AdamW, RMSprop
+from sparkdl.ps.rules.rule import Rule
 from sparkdl.ps.rules.ssp import SSP
 
 _RULES: dict[str, type[Rule]] = {

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from sparkdl.config import AUTO_WINDOW
-from sparkdl.ps.rules.base import Commit, Rule, State
 from sparkdl.ps.rules.blocks import add_scaled
 from sparkdl.ps.rules.options import require
+from sparkdl.ps.rules.rule import Commit, Rule, State
 from sparkdl.weights import FloatArray
 
 

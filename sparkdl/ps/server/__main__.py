@@ -17,11 +17,11 @@ import numpy as np
 from sparkdl.errors import SparkDLError
 from sparkdl.optimizers.blocks import use_threads
 from sparkdl.ps.server.config import ServerConfig
-from sparkdl.ps.server.listeners import Listeners
-from sparkdl.ps.server.local import Server
 from sparkdl.ps.server.process import LENGTH
-from sparkdl.ps.transports.address import Address
-from sparkdl.ps.transports.shm import map_file
+from sparkdl.transport.address import Address
+from sparkdl.transport.listeners import Listeners
+from sparkdl.transport.server import Server
+from sparkdl.transport.shm import map_file
 from sparkdl.weights import FloatArray
 
 _MOST_THREADS = 4  # for one update; more only wait for memory

@@ -8,10 +8,10 @@ from typing import get_args
 
 from sparkdl.errors import ConfigError, UnknownNameError
 from sparkdl.ps.codecs import Codec, Compression
-from sparkdl.ps.rules.base import Rule
+from sparkdl.ps.rules.rule import Rule
 from sparkdl.ps.state import Settings
-from sparkdl.ps.transports.address import Mode
-from sparkdl.ps.transports.base import PortSpec, ports_of
+from sparkdl.transport.address import Mode
+from sparkdl.transport.listening import PortSpec, ports_of
 from sparkdl.weights import Layout
 
 

@@ -29,8 +29,8 @@ import numpy as np
 
 from sparkdl.errors import ResourceError, TransportError
 from sparkdl.ps.server.config import ServerConfig
-from sparkdl.ps.server.listeners import Listeners
-from sparkdl.ps.transports.shm import anonymous_file
+from sparkdl.transport.listeners import Listeners
+from sparkdl.transport.shm import anonymous_file
 from sparkdl.weights import FloatArray
 
 LENGTH = struct.Struct("<Q")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from sparkdl.ps.codecs import Compression, Segments
-from sparkdl.ps.messages import ByteArray, Message
-from sparkdl.ps.rules.base import Commit, Rule, State
+from sparkdl.ps.rules.rule import Commit, Rule, State
 from sparkdl.ps.state.records import Worker
 from sparkdl.ps.state.rounds import Round
+from sparkdl.transport.frames import ByteArray, Message
 from sparkdl.weights import FloatArray, Layout
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sparkdl.ps.codecs import Compression
-from sparkdl.ps.messages import ByteArray, Flag, Kind, Message
+from sparkdl.transport.frames import ByteArray, Flag, Kind, Message
 from sparkdl.weights import FloatArray
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from sparkdl.errors import ProtocolError, TransportError
-from sparkdl.ps.messages import Flag, Kind, Message
 from sparkdl.ps.state.records import Wait, Worker
 from sparkdl.ps.state.roster import Roster
 from sparkdl.ps.state.rounds import integer_of
+from sparkdl.transport.frames import Flag, Kind, Message
 
 
 class Joining(Roster):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from sparkdl.errors import ProtocolError
-from sparkdl.ps.messages import ByteArray, Message
 from sparkdl.ps.state.rounds import integer_of
+from sparkdl.transport.frames import ByteArray, Message
 
 
 class KeptState:

@@ -10,13 +10,13 @@ import numpy as np
 
 from sparkdl.errors import ProtocolError, SparkDLError, TransportError, WaitTimeoutError
 from sparkdl.ps.codecs import Compression
-from sparkdl.ps.messages import COMMITS, Flag, Kind, Message
-from sparkdl.ps.rules.base import Commit, Rule
+from sparkdl.ps.rules.rule import Commit, Rule
 from sparkdl.ps.state.records import Payload, Settings, Wait, Worker
 from sparkdl.ps.state.reporting import Reporting
 from sparkdl.ps.state.roster import Replies
 from sparkdl.ps.state.rounds import Round
 from sparkdl.ps.state.telemetry import parse_telemetry
+from sparkdl.transport.frames import COMMITS, Flag, Kind, Message
 from sparkdl.weights import FloatArray, Layout
 
 

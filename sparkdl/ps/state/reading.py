@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from sparkdl.ps.messages import ByteArray
+from sparkdl.transport.frames import ByteArray
 
 PIECE_BYTES = 4 << 20
 

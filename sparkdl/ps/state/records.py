@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from sparkdl.errors import ConfigError
-from sparkdl.ps.messages import Message
+from sparkdl.transport.frames import Message
 from sparkdl.weights import FloatArray
 
 WaitReason = Literal["start", "gather", "twin", "join", "round", "gate", "epoch"]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from sparkdl.errors import ProtocolError, WorkerError
-from sparkdl.ps.messages import Flag, Kind, Message
 from sparkdl.ps.state.joining import Joining
 from sparkdl.ps.state.records import Wait
 from sparkdl.ps.state.telemetry import parse_telemetry
+from sparkdl.transport.frames import Flag, Kind, Message
 
 
 class Reporting(Joining):

@@ -10,8 +10,7 @@ import numpy as np
 
 from sparkdl.errors import ProtocolError, SparkDLError, TransportError, WorkerError
 from sparkdl.ps.codecs import Compression
-from sparkdl.ps.messages import ByteArray, Flag, Kind, Limits, Message, error_to_meta
-from sparkdl.ps.rules.base import Rule
+from sparkdl.ps.rules.rule import Rule
 from sparkdl.ps.state.center import Center
 from sparkdl.ps.state.holdings import Holdings
 from sparkdl.ps.state.kept import KeptState
@@ -19,6 +18,7 @@ from sparkdl.ps.state.reading import Reading
 from sparkdl.ps.state.records import Settings, Wait, Worker
 from sparkdl.ps.state.rounds import Round, StateTransfer
 from sparkdl.ps.state.telemetry import Telemetry
+from sparkdl.transport.frames import ByteArray, Flag, Kind, Limits, Message, error_to_meta
 from sparkdl.weights import FloatArray, Layout
 
 Replies = list[tuple[int, Message]]

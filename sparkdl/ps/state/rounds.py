@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from sparkdl.errors import ProtocolError
-from sparkdl.ps.messages import ByteArray, Message
 from sparkdl.ps.state.records import Payload
+from sparkdl.transport.frames import ByteArray, Message
 from sparkdl.weights import FloatArray
 
 BLOCK = 1 << 16

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sparkdl.errors import ProtocolError
-from sparkdl.ps.messages import Message
+from sparkdl.transport.frames import Message
 
 _VECTORS = ("metrics", "val_metrics")
 _COUNTS = ("rows", "val_rows")

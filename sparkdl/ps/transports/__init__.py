@@ -1,1 +1,0 @@
-"""Ways for frames to travel: http (Flask), socket, shm, inproc. All thin, one contract suite."""

@@ -1,0 +1,102 @@
+"""``RunState``: what training goes on from, in one format for every place that needs it.
+
+Checkpoints, ranks that rejoin, stages that start again and the results of a fit all hold the same
+four things. Nothing in the bytes is executed or unpickled when they are read.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from sparkdl.errors import ProtocolError
+from sparkdl.weights import FloatArray, Layout
+
+_HEADER = struct.Struct("<4sHxxqQQQ")
+_MAGIC, _VERSION = b"SDRS", 1
+
+
+class Stateful(Protocol):
+    """A learner, as far as its state is concerned."""
+
+    @property
+    def layout(self) -> Layout: ...
+
+    def read_weights(self, out: FloatArray) -> None: ...
+
+    def write_weights(self, flat: FloatArray) -> None: ...
+
+    def optimizer_state(self) -> bytes: ...
+
+    def load_optimizer_state(self, state: bytes) -> None: ...
+
+
+def _no_weights() -> FloatArray:
+    return np.empty(0, np.float32)
+
+
+@dataclass(frozen=True)
+class RunState:
+    """The state of a run between two epochs (of a rejoin: between two rounds).
+
+    Args:
+        epoch: Epochs that are done.
+        weights: Flat float32 buffer of the model's layout; empty where a server holds the weights.
+        optimizer: The Keras optimizer's variables, as a learner's ``optimizer_state`` returns them.
+        rule: What an all-reduce rule keeps beside the optimizer (an outer momentum).
+
+    >>> RunState.from_bytes(RunState(3, np.ones(2, np.float32), b'momentum').to_bytes()).epoch
+    3
+    """
+
+    epoch: int
+    weights: FloatArray = field(default_factory=_no_weights, repr=False)
+    optimizer: bytes = field(default=b"", repr=False)
+    rule: bytes = field(default=b"", repr=False)
+
+    @classmethod
+    def of(cls, learner: Stateful, epoch: int, rule: bytes = b"") -> RunState:
+        """The weights and the optimizer state that ``learner`` has now."""
+        weights = np.empty(learner.layout.size, np.float32)
+        learner.read_weights(weights)
+        return cls(epoch, weights, learner.optimizer_state(), rule)
+
+    def load_into(self, learner: Stateful) -> None:
+        """Sets the learner's weights and optimizer state, each if this state has it."""
+        if self.weights.size:
+            learner.write_weights(self.weights)
+        if self.optimizer:
+            learner.load_optimizer_state(self.optimizer)
+
+    def to_bytes(self) -> bytes:
+        """Header, weights, optimizer state, rule state; little-endian."""
+        weights = np.ascontiguousarray(self.weights, np.float32).tobytes()
+        sizes = len(weights), len(self.optimizer), len(self.rule)
+        header = _HEADER.pack(_MAGIC, _VERSION, self.epoch, *sizes)
+        return b"".join((header, weights, self.optimizer, self.rule))
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> RunState:
+        """The counterpart of :meth:`to_bytes`.
+
+        Raises:
+            ProtocolError: The bytes are no run state, of another version, or cut off.
+        """
+        try:
+            magic, version, epoch, *sizes = _HEADER.unpack_from(content)
+        except struct.error:
+            magic, version, epoch, sizes = b"", 0, 0, []
+        whole = _HEADER.size + sum(sizes)
+        if magic != _MAGIC or version != _VERSION or len(content) != whole or sizes[0] % 4:
+            raise ProtocolError(
+                "these bytes are no whole run state",
+                expected=f"{_MAGIC!r}, version {_VERSION}, {whole} bytes",
+                received=f"{magic!r}, version {version}, {len(content)} bytes",
+                hint="the file is truncated, or another version of sparkdl wrote it",
+            )
+        first, second = _HEADER.size + sizes[0], _HEADER.size + sizes[0] + sizes[1]
+        weights = np.frombuffer(content, np.float32, sizes[0] // 4, _HEADER.size)
+        return cls(epoch, weights, content[first:second], content[second:])

@@ -1,0 +1,397 @@
+"""One run without a server: gradients between the workers, and a line to the driver.
+
+On classic Spark the line is a small server process beside the driver (the parameter server's state
+machine with nothing in its center): it takes metrics, keeps rank 0's state of the last epoch, and
+tells the workers to stop. On Spark Connect the workers cannot reach the client: they bring their
+metrics with them when the stage ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from sparkdl.collective.rules import ExchangeRule, Mean
+from sparkdl.collective.strategy import (
+    AllReduceStrategy,
+    AllReduceSynchronizer,
+    EarlyGathering,
+    split_state,
+)
+from sparkdl.errors import TransportError
+from sparkdl.launch.failures import RankFailure, describe
+from sparkdl.progress.run_progress import EpochProgress, RunProgress
+from sparkdl.ps.client import Client, connect
+from sparkdl.ps.rules import make_rule
+from sparkdl.ps.strategy import ServerStrategy
+from sparkdl.spark.driver.allreduce_rules import WIRES, choose_exchange, optimizer_config
+from sparkdl.spark.driver.cluster import is_connect
+from sparkdl.spark.driver.server_run import ServerOptions, ServerRun
+from sparkdl.weights import FloatArray, Layout
+
+COMMUNICATORS = ("auto", "horovod", "builtin")
+CONNECT_TIMEOUT_S = 20.0
+_LEAVING_S = 1.5
+"""Until every rank has left the stage's ``allGather``, which looks for its answer once a second:
+Spark 4.3 ends the executor of a task that waits there when its stage is ended."""
+_EMPTY = Layout.of([("nothing", (1,), "float32")])
+"""What the server of a run holds in which no weights travel through it."""
+
+
+@dataclass
+class RuleMemory:
+    """What a recipe keeps between its runs.
+
+    Args:
+        optimizer: Of the model at the last :meth:`AllReduceRecipe.prepare`.
+        state: The rule's, where the Keras optimizer has no room for it (an outer momentum).
+    """
+
+    optimizer: dict[str, Any] | None = None
+    state: bytes = b""
+
+
+@dataclass(frozen=True)
+class AllReduceRecipe:
+    """How ``mode='allreduce'`` runs; see :class:`sparkdl.spark.driver.fitting.Recipe`.
+
+    Args:
+        communicator: Its name.
+        wire: What gradients travel as; None for float32.
+        options: Of the line to the driver.
+        max_restarts: How often a lost stage is begun again.
+        rule: How the ranks' gradients or weights become one.
+        window: Batches between two of its exchanges.
+        memory: What it keeps from one fit to the next.
+    """
+
+    communicator: str
+    wire: str | None
+    options: ServerOptions
+    max_restarts: int
+    rule: ExchangeRule
+    window: int = 1
+    memory: RuleMemory = field(default_factory=RuleMemory, compare=False, repr=False)
+    in_step: bool = True
+    barrier: bool = True
+
+    @property
+    def compression(self) -> str | None:
+        """What the user called :attr:`wire`."""
+        return {wire: name for name, wire in WIRES.items()}.get(self.wire or "")
+
+    def prepare(self, model: Any, num_workers: int) -> None:
+        """Checks the rule against the run.
+
+        Raises:
+            ConfigError: It cannot work with that many workers, or with the model's optimizer.
+        """
+        self.memory.optimizer = optimizer_config(model.optimizer)
+        self.rule.bind(num_workers, self.memory.optimizer)
+
+    @property
+    def rule_state(self) -> bytes:
+        """What the rule keeps where the Keras optimizer has no room: an outer momentum."""
+        return self.memory.state
+
+    def resume(self, rule_state: bytes) -> None:
+        """Goes on from what an earlier run's rule kept."""
+        self.memory.state = rule_state
+
+    def reports_live(self, spark: Any) -> bool:
+        """Whether the driver hears of the workers while they train."""
+        return not is_connect(spark)
+
+    @contextlib.contextmanager
+    def start(
+        self, layout: Layout, center: FloatArray, num_workers: int, spark: Any, at_once: int
+    ) -> Iterator[Future[Any]]:
+        """Starts the line to the driver in the background, if there can be one."""
+        live = self.reports_live(spark)
+        strategy = AllReduceStrategy(
+            secrets.token_bytes(32), layout, self._communicator(), self._limits(live), self.wire,
+            self._bound_rule(num_workers), self.window, self.memory.state,
+        )  # fmt: skip
+        if not live:
+            future: Future[Any] = Future()
+            future.set_result(SilentRun(GangStrategy(strategy, None), layout, self.memory))
+            yield future
+            return
+        rule = make_rule("bsp", payload="gradient")
+        zero = np.zeros(1, np.float32)
+        with ServerRun.start(
+            self.options, rule, _EMPTY, zero, num_workers, spark,
+            max_state_bytes=16 * layout.size_bytes + (64 << 20),
+        ) as starting:  # fmt: skip
+            yield _Mapped(starting, lambda line: AllReduceRun(line, strategy, layout, self.memory))
+
+    def _limits(self, live: bool) -> dict[str, float]:
+        """How long the communicator waits: for ranks that evaluate or compile, and to connect.
+
+        Ranks that met by the line come to connect at the same moment; without it one may still
+        import its framework.
+        """
+        start_s = self.options.start_timeout_s
+        return {
+            "timeout_s": max(self.options.worker_timeout_s, start_s),
+            "connect_timeout_s": min(CONNECT_TIMEOUT_S, start_s) if live else start_s,
+        }
+
+    def _communicator(self) -> str:
+        """Horovod's operations are TensorFlow's: other backends do not import it for nothing."""
+        import keras
+
+        if self.communicator == "auto" and keras.backend.backend() != "tensorflow":
+            return "builtin"
+        return self.communicator
+
+    def _bound_rule(self, num_workers: int) -> ExchangeRule | None:
+        """None for the mean at every step, which is faster inside the compiled step."""
+        if type(self.rule) is Mean and self.window == 1:
+            return None
+        return self.rule.bind(num_workers, self.memory.optimizer)
+
+
+def choose_allreduce(
+    frequency: str | int,
+    rule: Any,
+    communicator: str,
+    compression: Any,
+    max_restarts: int,
+    options: ServerOptions,
+    model: Any,
+) -> AllReduceRecipe:
+    """The recipe for what the user asked.
+
+    Raises:
+        ConfigError: A combination that makes no sense.
+        UnknownNameError: No such rule.
+    """
+    chosen, window, wire = choose_exchange(
+        frequency, rule, compression, communicator, model.optimizer
+    )
+    return AllReduceRecipe(communicator, wire, options, max_restarts, chosen, window)
+
+
+@dataclass(frozen=True)
+class GangStrategy:
+    """The workers' recipe: the communicator, and the line to the driver.
+
+    Args:
+        gradients: How gradients travel.
+        line: To the driver; None without.
+    """
+
+    gradients: AllReduceStrategy
+    line: ServerStrategy | None
+
+    @contextlib.contextmanager
+    def meet(self, identity: Any) -> Iterator[Any]:
+        """Begins to meet the other ranks, before this one imports anything or reads its rows.
+
+        Args:
+            identity: This worker's.
+
+        Yields:
+            What :meth:`open` takes in its place.
+        """
+        if self.line is not None:  # the ranks meet there, which is quick, and names who is missing
+            yield identity
+            return
+        early = EarlyGathering(identity, self.gradients.connector(identity.rank))
+        with contextlib.closing(early):
+            yield early
+
+    @contextlib.contextmanager
+    def open(self, identity: Any, layout: Layout) -> Iterator[AllReduceSynchronizer]:
+        """Connects to the driver, then all workers with each other."""
+        with contextlib.ExitStack() as stack:
+            control = None
+            if self.line is not None:
+                client = connect(
+                    self.line.address, self.line.token, rank=identity.rank,
+                    attempt=identity.attempt, layout=_EMPTY,
+                )  # fmt: skip
+                control = DriverLine(stack.enter_context(client), identity.rank)
+            yield stack.enter_context(self.gradients.open(control or identity, layout, control))
+
+    def report_failure(self, identity: Any, error: BaseException) -> None:
+        """Tells the driver that this worker failed for good.
+
+        Raises:
+            RankFailure: There is no line to it: Spark ends the others, and carries the news.
+        """
+        if self.line is None:
+            time.sleep(_LEAVING_S)
+            raise RankFailure(describe(identity.rank, error)) from error
+        self.line.report_failure(identity, error)
+
+
+class DriverLine:
+    """A worker's line to the driver; see :class:`sparkdl.collective.strategy.Control`."""
+
+    def __init__(self, client: Client, rank: int) -> None:
+        self._client, self.rank = client, rank
+
+    def all_gather(self, text: str) -> list[str]:
+        """Every rank's text, by way of the server: a barrier's ``allGather`` takes a second.
+
+        Raises:
+            WaitTimeoutError: Some ranks did not come in time; they are named.
+        """
+        texts = self._client.hello(text=text).texts
+        return [texts[rank] for rank in sorted(texts)]
+
+    def join(self, rows: int, batches: int) -> None:
+        """Tells what this worker has."""
+        self._client.hello(rows=rows, batches_per_epoch=batches)
+
+    def report(self, meta: dict[str, Any], *, wait: bool, batch: int, rows: int) -> None:
+        self._client.report(meta, wait=wait, batch=batch, rows=rows)
+
+    def keep_state(self, state: bytes, epoch: int) -> None:
+        self._client.keep_state(state, epoch)
+
+    def finish(self) -> None:
+        self._client.finish()
+
+    @property
+    def stopped(self) -> bool:
+        return self._client.stopped
+
+    @property
+    def learning_rate(self) -> float | None:
+        return self._client.learning_rate
+
+
+class AllReduceRun:
+    """The driver's part where it hears of the workers; see :class:`Run`."""
+
+    def __init__(
+        self, line: ServerRun, gradients: AllReduceStrategy, layout: Layout, memory: RuleMemory
+    ) -> None:
+        self._line, self._layout, self._memory = line, layout, memory
+        self.strategy = GangStrategy(gradients, line.strategy)
+
+    def progress(self) -> RunProgress:
+        """What the workers report; raises TransportError if the line's server is gone."""
+        return self._line.progress()
+
+    def command(self, command: dict[str, Any]) -> None:
+        """Passes a command on to the workers."""
+        self._line.command(command)
+
+    def checkpoint(self) -> tuple[int, FloatArray, bytes] | None:
+        """Epochs done, weights and optimizer state that rank 0 left last; None if it has not."""
+        with contextlib.suppress(TransportError):
+            epoch, state = self._line.kept_state()
+            if epoch >= 0:
+                learner, self._memory.state = split_state(state)
+                size = self._layout.size_bytes
+                return epoch, np.frombuffer(learner[:size], np.float32), learner[size:]
+        return None
+
+    def pull(self) -> FloatArray:
+        """The weights after the last epoch."""
+        kept = self.checkpoint()
+        if kept is None:
+            raise TransportError(
+                "no worker has left its weights yet", expected="an epoch that has ended"
+            )
+        return kept[1]
+
+    def optimizer_state(self) -> bytes:
+        """The optimizer state after the last epoch."""
+        kept = self.checkpoint()
+        return b"" if kept is None else kept[2]
+
+    def result(self, rows: list[Any]) -> FloatArray:
+        """The trained weights, which one rank returned; keeps the rule's state."""
+        self._memory.state = joined(rows, "rule")
+        return joined_weights(rows)
+
+
+@dataclass
+class SilentRun:
+    """The driver's part where the workers cannot reach it: all news come with the result."""
+
+    strategy: GangStrategy
+    layout: Layout
+    memory: RuleMemory
+    rows: list[Any] = field(default_factory=list)
+
+    def progress(self) -> RunProgress:
+        """Nothing while the stage runs; after it, all epochs."""
+        told = [json.loads(r.text) for r in self.rows if r.kind == "epochs"]
+        epochs: dict[int, EpochProgress] = {}
+        for number in sorted({int(n) for worker in told for n in worker}):
+            parts = [worker[str(number)] for worker in told if str(number) in worker]
+            epochs[number] = EpochProgress(
+                missing=0,
+                batches=sum(p["batches"] for p in parts),
+                rows=sum(p["rows"] for p in parts),
+                metrics=_sum_states(p["metrics"] for p in parts),
+                val_metrics=_sum_states(p.get("val_metrics", []) for p in parts),
+            )
+        return RunProgress(
+            epochs=epochs,
+            batches_per_epoch=max((e.batches for e in epochs.values()), default=0),
+            rows=sum(e.rows for e in epochs.values()),
+        )
+
+    def command(self, command: dict[str, Any]) -> None:
+        """The workers cannot hear it: the driver acts on it between two stages."""
+
+    def checkpoint(self) -> None:
+        """None: the driver's own model is what the last whole stage left."""
+
+    def pull(self) -> FloatArray:
+        """The weights that the stage returned."""
+        return joined_weights(self.rows)
+
+    def optimizer_state(self) -> bytes:
+        """The optimizer state that the stage returned."""
+        return joined(self.rows, "optimizer")
+
+    def result(self, rows: list[Any]) -> FloatArray:
+        """Takes the stage's result in; returns the trained weights."""
+        self.rows = rows
+        self.memory.state = joined(rows, "rule")
+        return joined_weights(rows)
+
+
+class _Mapped(Future[Any]):
+    """A future whose result goes through a function."""
+
+    def __init__(self, source: Future[Any], function: Any) -> None:
+        super().__init__()
+        self._source, self._function = source, function
+
+    def result(self, timeout: float | None = None) -> Any:
+        return self._function(self._source.result(timeout))
+
+
+def joined_weights(rows: list[Any]) -> FloatArray:
+    """The weights in the result rows of a stage."""
+    return np.frombuffer(joined(rows, "weights"), np.float32)
+
+
+def joined(rows: list[Any], kind: str) -> bytes:
+    """What the result rows of a kind hold, one after the other."""
+    return b"".join(bytes(r.content) for r in rows if r.kind == kind)
+
+
+def _sum_states(states: Any) -> Any:
+    """The sum of metric states; a worker without rows has none."""
+    longest = 0
+    arrays = [np.asarray(s, np.float64) for s in states]
+    longest = max((a.size for a in arrays), default=0)
+    return sum((np.pad(a, (0, longest - a.size)) for a in arrays), np.zeros(longest))

@@ -1,0 +1,54 @@
+"""Metric variables on the driver, which take the state that the workers sum up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from sparkdl.errors import DataError
+from sparkdl.learner import keras_learner
+from sparkdl.learner.metrics import check_metrics_add_up
+from sparkdl.learner.signature import model_signature
+from sparkdl.spark.columns.sources import Source
+
+
+@dataclass(frozen=True)
+class _Example:
+    """Shape and dtype of a batch, for Keras' symbolic build."""
+
+    row_shape: Any
+    dtype: str
+    shape: Any = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shape", (None, *self.row_shape))
+
+
+def prepare_metrics(model: Any, source: Source) -> None:
+    """Makes the model's metric variables here, to put the workers' numbers into them.
+
+    Raises:
+        DataError: The model cannot take these columns.
+        ModelError: A metric's variables must not be summed.
+    """
+    spec = source.spec
+    x, y, weights = (
+        {name: _Example(s.shape, s.dtype) for name, s in part.items()}
+        for part in (spec.features, spec.labels, spec.weights)
+    )
+    try:
+        keras_learner.build_metrics(model, x, y, weights or None)  # type: ignore[arg-type]
+    except Exception as error:
+        signature = model_signature(model)
+        raise DataError(
+            f"model {model.name!r} cannot take these columns",
+            expected=f"inputs {_shapes(signature.inputs)}, outputs {_shapes(signature.outputs)}",
+            received=f"{type(error).__name__}: {error}",
+            hint="try model.fit on a few rows as NumPy arrays",
+        ) from error
+    check_metrics_add_up(model, x, spec.labels)
+
+
+def _shapes(specs: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {spec.shape}" for name, spec in specs.items())

@@ -1,0 +1,293 @@
+"""Connections that reopen when they break: how a request gets through exactly once."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from sparkdl.errors import (
+    AuthenticationError,
+    ProtocolError,
+    TransportError,
+    UnknownNameError,
+    WaitTimeoutError,
+)
+from sparkdl.transport.address import Address, boot_id
+from sparkdl.transport.channel import Channel
+from sparkdl.transport.frames import HEADER_BYTES, ByteArray, Kind, Limits, Message, error_from_meta
+from sparkdl.transport.shm import ShmChannel
+from sparkdl.transport.socket import SocketChannel
+
+BROKEN = (OSError, EOFError)
+
+
+@dataclass(frozen=True)
+class Timeouts:
+    """Seconds that a client waits.
+
+    Args:
+        connect_s: For one connection attempt, and its first frame.
+        reconnect_s: How long a broken connection is tried again before TransportError.
+        reply_s: For a reply that the server does not defer, e.g. a pull or a heartbeat.
+        heartbeat_s: Between two heartbeats; None for a third of the server's lease.
+    """
+
+    connect_s: float = 10.0
+    reconnect_s: float = 10.0
+    reply_s: float = 120.0
+    heartbeat_s: float | None = None
+
+
+class Opener(Protocol):
+    """Opens a connection: with a buffer, or (``raw`` None) for control only."""
+
+    def __call__(self, raw: ByteArray | None, like: Channel | None) -> Channel: ...
+
+
+class Link:
+    """One channel, reopened with backoff when it breaks. Serializes its requests.
+
+    ``check`` is called before each new try, and raises when none can succeed.
+
+    ``bytes_sent`` and ``bytes_received`` count headers and bodies of the requests that were
+    answered; over shm the bodies stay in memory.
+    """
+
+    def __init__(
+        self,
+        opener: Opener,
+        limits: Limits,
+        timeouts: Timeouts,
+        *,
+        buffered: bool,
+        name: str,
+        check: Callable[[], None] | None = None,
+    ) -> None:
+        self._opener = opener
+        self._check = check
+        self._timeouts = timeouts
+        self._name = name
+        self._lock = threading.RLock()
+        self._raw = limits.allocate() if buffered else None
+        self.channel: Channel | None = None
+        self.like: Channel | None = None
+        self.closed = False
+        self.bytes_sent = 0
+        self.bytes_received = 0
+
+    @property
+    def raw(self) -> ByteArray:
+        channel_raw = None if self.channel is None else self.channel.raw
+        raw = self._raw if channel_raw is None else channel_raw
+        if raw is None:
+            raise ProtocolError("this connection has no buffer")
+        return raw
+
+    def request(
+        self, message: Message, body: int | ByteArray = 0, *, deferred: bool = False
+    ) -> Message:
+        """Sends a frame, again after a broken connection, and returns the reply.
+
+        Args:
+            message: What to send.
+            body: So many bytes from the start of ``raw``, or these bytes, which are put there anew
+                for each try.
+            deferred: Whether the server may take its time.
+
+        Raises:
+            TransportError: The server stayed unreachable for ``reconnect_s``.
+            SparkDLError: Whatever the server answered with.
+        """
+        with self._lock:
+            limit_s = None if deferred else self._timeouts.reply_s
+            deadline: float | None = None
+            delay_s = 0.05
+            tries = refusals = 0
+            while True:
+                if self.closed:
+                    raise TransportError(f"{self._name} is closed")
+                tries += 1
+                try:
+                    channel = self._open()
+                    message.body = self._body(body)
+                    reply = channel.request(message, limit_s)
+                    self.bytes_sent += HEADER_BYTES + message.body_bytes
+                    self.bytes_received += HEADER_BYTES + reply.body_bytes
+                    break
+                except AuthenticationError as raised:
+                    self._drop()
+                    refusals += 1
+                    if refusals > 1:  # a server that goes down closes just as well
+                        raise
+                    error: Exception = raised
+                except ProtocolError:
+                    self._drop()  # out of step
+                    raise
+                except TimeoutError as raised:
+                    unreachable = self.channel is None or raised.errno == errno.ETIMEDOUT
+                    self._drop()
+                    if not unreachable:
+                        raise WaitTimeoutError(
+                            f"{self._name} got no answer to {message.kind.name}",
+                            expected=f"within {limit_s:g} s",
+                            received="silence",
+                            hint="is the driver's host overloaded?",
+                        ) from raised
+                    error = raised
+                except BROKEN as raised:
+                    self._drop()
+                    error = raised
+                if self._check is not None:
+                    self._check()
+                now = time.monotonic()
+                deadline = deadline or now + self._timeouts.reconnect_s
+                if now >= deadline or self.closed:
+                    raise TransportError(
+                        f"{self._name} lost the parameter server",
+                        expected=f"an answer to {message.kind.name}",
+                        received=f"{type(error).__name__}: {error}; {tries} tries over "
+                        f"{self._timeouts.reconnect_s:g} s",
+                        hint="is the driver alive, and reachable from this host?",
+                    ) from error
+                time.sleep(min(delay_s * (0.5 + random.random()), max(deadline - now, 0.0)))
+                delay_s = min(2 * delay_s, 1.0)
+            if reply.kind is Kind.ERROR:
+                raise error_from_meta(reply.meta)
+            return reply
+
+    def _body(self, body: int | ByteArray) -> ByteArray | None:
+        if isinstance(body, int):
+            return self.raw[:body] if body else None
+        target = self.raw[: body.size]
+        np.copyto(target, body)
+        return target
+
+    def _open(self) -> Channel:
+        if self.channel is None:
+            channel = self._opener(self._raw, self.like)
+            if channel.raw is not None and channel.raw is not self._raw:
+                if self._raw is not None and self._raw.size == channel.raw.size:
+                    np.copyto(channel.raw, self._raw)  # what was to be sent goes on
+                self._raw = channel.raw
+            self.channel = channel
+        return self.channel
+
+    def open(self) -> None:
+        with self._lock:
+            self._open()
+
+    def _drop(self) -> None:
+        if self.channel is not None:
+            self.channel.close()
+            self.channel = None
+
+    def abort(self) -> None:
+        """Wakes up a request that waits, from another thread."""
+        channel = self.channel
+        if channel is not None:
+            channel.abort()
+
+    def reset(self, like: Channel | None) -> None:
+        """Opens anew at the next request, as a companion of ``like``."""
+        with self._lock:
+            self._drop()
+            self.like = like
+
+    def close(self, farewell: Message | None = None) -> None:
+        """Closes for good; says ``farewell`` first if no request is under way."""
+        if farewell is not None and self._lock.acquire(timeout=0.2):
+            try:
+                if self.channel is not None:
+                    with contextlib.suppress(Exception):
+                        self.channel.request(farewell, 2.0)
+            finally:
+                self._lock.release()
+        self.closed = True
+        self.abort()
+        with self._lock:
+            self._drop()
+
+
+@dataclass
+class Openers:
+    """Ways to reach one address, in the order that the mode tries them."""
+
+    address: Address
+    token: str
+    limits: Limits
+    timeout_s: float
+    modes: tuple[str, ...] = ()
+    failures: dict[str, str] = field(default_factory=dict)
+
+    def __call__(self, raw: ByteArray | None, like: Channel | None) -> Channel:
+        last: OSError | EOFError | None = None
+        for mode in self.modes:
+            try:
+                channel = self._open(mode, raw, like)
+            except AuthenticationError:
+                raise
+            except BROKEN as error:
+                self.failures[mode] = str(error)
+                last = error
+                continue
+            if raw is not None or like is None:
+                self.modes = (mode,)  # stay with what works
+            return channel
+        raise last or ConnectionRefusedError("no transport to try")
+
+    def _open(self, mode: str, raw: ByteArray | None, like: Channel | None) -> Channel:
+        address, token, limits = self.address, self.token, self.limits
+        if mode == "shm":
+            return ShmChannel(address.uds, token, limits, raw is not None, self.timeout_s)
+        if mode == "socket":
+            return SocketChannel(address.host, address.port, token, limits, raw, self.timeout_s)
+        from sparkdl.transport.http_client import HttpChannel
+
+        client = like.client if isinstance(like, HttpChannel) else None
+        return HttpChannel(address.http, token, limits, raw, self.timeout_s, client)
+
+
+def openers_of(address: Address, token: str, mode: str, limits: Limits, t: Timeouts) -> Openers:
+    usable = {
+        "shm": bool(address.uds) and address.boot_id == boot_id(),
+        "socket": bool(address.port),
+        "http": bool(address.http),
+    }
+    if mode != "auto" and mode not in usable:
+        raise UnknownNameError("parameter_server_mode", mode, ("auto", *usable))
+    modes = tuple(m for m, ok in usable.items() if ok and mode in ("auto", m))
+    if mode == "auto" and address.mode != "auto":
+        modes = tuple(m for m in modes if m == address.mode)
+    if not modes:
+        raise TransportError(
+            f"the parameter server cannot be reached by mode {mode!r} from here",
+            expected="shm: a worker on the server's host; socket, http: a server that has them",
+            received=str(address),
+            hint="mode='auto' takes what works",
+        )
+    return Openers(address, token, limits, t.connect_s, modes)
+
+
+@contextlib.contextmanager
+def explained(opener: Opener, timeouts: Timeouts) -> Iterator[None]:
+    try:
+        yield
+    except AuthenticationError:
+        raise
+    except BROKEN as error:
+        tried = opener.failures if isinstance(opener, Openers) else {"": str(error)}
+        raise TransportError(
+            "the parameter server cannot be reached",
+            expected=f"an open connection within {timeouts.connect_s:g} s",
+            received="; ".join(f"{mode}: {text}" for mode, text in tried.items()),
+            hint="is the driver's address reachable from the executors? "
+            "advertised_address and port ranges help behind NAT and firewalls",
+        ) from error

@@ -1,0 +1,100 @@
+"""Frames on a stream socket: received straight into a buffer, sent straight from one."""
+
+from __future__ import annotations
+
+import select
+import socket
+from collections.abc import Callable
+
+from sparkdl.transport.frames import (
+    HEADER_BYTES,
+    ByteArray,
+    Limits,
+    Message,
+    PiecewiseBody,
+    check_sizes,
+    decode_header,
+    decode_meta,
+    encode,
+)
+
+
+def receive_into(connection: socket.socket, view: memoryview) -> None:
+    """Fills ``view``.
+
+    Raises:
+        EOFError: The peer closed before it was full.
+    """
+    position, size = 0, len(view)
+    while position < size:
+        count = connection.recv_into(view[position:])
+        if count == 0:
+            raise EOFError("the peer closed the connection")
+        position += count
+
+
+def receive_frame(
+    connection: socket.socket,
+    limits: Limits,
+    buffer: Callable[[], ByteArray],
+    *,
+    inline_weights: bool = True,
+) -> Message:
+    """Reads one frame; its body goes straight into ``buffer()``.
+
+    Args:
+        connection: A stream socket.
+        limits: Checked before anything is allocated.
+        buffer: Called only for a frame with a body.
+        inline_weights: Whether the body follows on the stream; otherwise it is in ``buffer()``
+            already (shared memory).
+    """
+    head = bytearray(HEADER_BYTES)
+    receive_into(connection, memoryview(head))
+    message, meta_len, body_len = decode_header(head)
+    check_sizes(message.kind, meta_len, body_len, limits, message.flags)
+    if meta_len:
+        meta = bytearray(meta_len)
+        receive_into(connection, memoryview(meta))
+        message.meta = decode_meta(message.kind, meta)
+    if body_len:
+        message.body = buffer()[:body_len]
+        if inline_weights:
+            receive_into(connection, message.body.data)
+    return message
+
+
+def send_frame(
+    connection: socket.socket, message: Message, limits: Limits, *, inline_weights: bool = True
+) -> None:
+    """Writes one frame; the body from where it lies."""
+    connection.sendall(encode(message, max_meta_bytes=limits.max_meta_bytes))
+    if not inline_weights:
+        return
+    if message.reading is not None:
+        send_reading(connection, message.reading)
+    elif message.body is not None:
+        connection.sendall(message.body.data)
+
+
+def send_reading(connection: socket.socket, reading: PiecewiseBody) -> None:
+    """Writes a body that may change: never blocks while it holds a piece of it.
+
+    Raises:
+        TimeoutError: The peer took nothing for the socket's timeout.
+    """
+    poller = select.poll()
+    poller.register(connection, select.POLLOUT)
+    limit_s = connection.gettimeout()
+    done = False
+
+    def send(piece: memoryview) -> int:
+        try:
+            return connection.send(piece, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return 0
+
+    while not done:
+        if not poller.poll(None if limit_s is None else limit_s * 1000):
+            raise TimeoutError("the peer reads nothing")
+        done = reading.read(send)

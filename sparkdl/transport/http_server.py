@@ -1,0 +1,385 @@
+"""HTTP: a Flask app behind cheroot, which passes ingresses and firewalls that raw TCP does not.
+
+``POST /v1/frame`` takes and answers one frame; ``GET /health`` and ``GET /metrics`` are for people
+and Prometheus. HTTP has no connections of its own, so a client names itself by a random id, and
+its lease alone says whether it lives. Bodies are read from the socket straight into the client's
+buffer, and sent straight from one: two small hooks into cheroot's gateway do that, any other WSGI
+server works too, with copies.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from cheroot import wsgi
+from cheroot.server import HTTPConnection
+
+from sparkdl.errors import AuthenticationError, ProtocolError, SparkDLError, TransportError
+from sparkdl.transport.dispatcher import Dispatcher
+from sparkdl.transport.frames import (
+    HEADER_BYTES,
+    Kind,
+    Limits,
+    Message,
+    PiecewiseBody,
+    encode,
+)
+from sparkdl.transport.framing import send_reading
+from sparkdl.transport.http_client import (
+    CLIENT_HEADER,
+    FRAME_PATH,
+    Reader,
+    read_head,
+    read_meta,
+)
+from sparkdl.transport.listening import is_connected, token_matches, tune
+
+if TYPE_CHECKING:
+    from flask import Flask, Response
+
+PIECE_BYTES = 1 << 20
+IO_TIMEOUT_S = 20.0
+
+_METRICS = {
+    "commits": ("counter", "Commits applied"),
+    "rounds": ("counter", "Rounds of a blocking rule"),
+    "clock": ("counter", "Commits or rounds applied"),
+    "rows": ("counter", "Rows committed"),
+    "bytes_in": ("counter", "Bytes received in frames"),
+    "bytes_out": ("counter", "Bytes sent in frames"),
+    "workers_alive": ("gauge", "Workers that joined and live"),
+    "workers_finished": ("gauge", "Workers that are done"),
+    "waiting": ("gauge", "Requests whose reply is deferred"),
+    "staleness_mean": ("gauge", "Mean commits between a pull and its push"),
+    "staleness_max": ("gauge", "Most commits between a pull and its push"),
+    "failed": ("gauge", "1 after a worker failed"),
+}
+
+
+class _Clients:
+    """Client ids and the dispatcher's connections; those idle for long are closed."""
+
+    def __init__(self, dispatcher: Dispatcher, max_clients: int, idle_s: float) -> None:
+        self._dispatcher = dispatcher
+        self._max_clients = max_clients
+        self._idle_s = idle_s
+        self._lock = threading.Lock()
+        self._known: dict[str, tuple[int, threading.Lock]] = {}
+        self._seen: dict[str, float] = {}
+
+    def find(self, client: str) -> tuple[int, threading.Lock]:
+        """The connection of ``client`` and the lock of its one outstanding request."""
+        now = time.monotonic()
+        with self._lock:
+            for old in [c for c, t in self._seen.items() if now - t > self._idle_s]:
+                number, busy = self._known[old]
+                if old != client and not busy.locked():
+                    self._drop(old, number)
+            if client not in self._known:
+                if len(self._known) >= self._max_clients:
+                    raise ProtocolError("too many clients", expected=f"at most {self._max_clients}")
+                self._known[client] = (self._dispatcher.open(), threading.Lock())
+            self._seen[client] = now
+            return self._known[client]
+
+    def forget(self, client: str) -> None:
+        with self._lock:
+            if client in self._known:
+                self._drop(client, self._known[client][0])
+
+    def _drop(self, client: str, number: int) -> None:
+        del self._known[client], self._seen[client]
+        self._dispatcher.close(number)
+
+
+def make_app(dispatcher: Dispatcher, token: str, max_clients: int = 1024) -> Flask:
+    """The Flask app; any WSGI server can run it.
+
+    Args:
+        dispatcher: Where messages go.
+        token: The run's secret, expected as ``Authorization: Bearer``.
+        max_clients: Bound of clients, each of which may cost one buffer.
+    """
+    from flask import Flask, Response, request
+
+    app = Flask("sparkdl.parameter_server", static_folder=None)
+    limits, state = dispatcher.limits, dispatcher.state
+    clients = _Clients(dispatcher, max_clients, max(10 * state.settings.lease_s, 60.0))
+
+    def authorized() -> bool:
+        scheme, _, received = request.headers.get("Authorization", "").partition(" ")
+        return scheme.lower() == "bearer" and token_matches(received.strip(), token)
+
+    def refuse(status: int, error: SparkDLError) -> Response:
+        response = Response(str(error) + "\n", status, mimetype="text/plain")
+        response.headers["Connection"] = "close"  # the request's body may be unread
+        return response
+
+    @app.get("/health")
+    def health() -> Response:
+        return Response("ok\n", mimetype="text/plain")
+
+    @app.get("/metrics")
+    def metrics() -> Response:
+        lines: list[str] = []
+        for name, value in state.metrics().items():
+            kind, text = _METRICS[name]
+            lines += [
+                f"# HELP sparkdl_ps_{name} {text}",
+                f"# TYPE sparkdl_ps_{name} {kind}",
+                f"sparkdl_ps_{name} {value:g}"
+                if value != int(value)
+                else f"sparkdl_ps_{name} {int(value)}",
+            ]
+        return Response("\n".join(lines) + "\n", content_type="text/plain; version=0.0.4")
+
+    @app.post(FRAME_PATH)
+    def frame() -> Response:
+        if not authorized():
+            return refuse(401, AuthenticationError("a wrong or missing bearer token"))
+        length = request.content_length
+        if length is None or not HEADER_BYTES <= length <= limits.max_frame_bytes:
+            return refuse(
+                413,
+                ProtocolError(
+                    "the frame's size is out of bounds",
+                    expected=f"Content-Length of {HEADER_BYTES} .. {limits.max_frame_bytes}",
+                    received=str(length),
+                ),
+            )
+        client = request.headers.get(CLIENT_HEADER, "")
+        if not 8 <= len(client) <= 64:
+            return refuse(400, ProtocolError(f"no {CLIENT_HEADER} header"))
+        environ = request.environ
+        read: Reader = environ.get("sparkdl.read") or _reader(environ["wsgi.input"])
+        try:
+            message, meta_len, body_len = read_head(read, limits)
+            if HEADER_BYTES + meta_len + body_len != length:
+                raise ProtocolError(
+                    "Content-Length and the frame's sizes differ",
+                    expected=str(HEADER_BYTES + meta_len + body_len),
+                    received=str(length),
+                )
+            message.meta = read_meta(read, message.kind, meta_len)
+            number, busy = clients.find(client)
+        except ProtocolError as error:
+            return refuse(400, error)
+        if message.kind is Kind.HEARTBEAT:  # may overtake the client's outstanding request
+            return _respond(dispatcher.answer(number, message), limits, True)
+        if not busy.acquire(timeout=5.0):
+            return refuse(409, ProtocolError("this client has an outstanding request"))
+        try:
+            if body_len:
+                message.body = state.buffer(number)[:body_len]
+                read(message.body.data)
+            tcp: socket.socket | None = environ.get("sparkdl.socket")
+            reply = dispatcher.call(number, message, lambda: tcp is None or is_connected(tcp))
+        except BaseException:
+            busy.release()
+            raise
+        if message.kind is Kind.BYE:
+            clients.forget(client)
+        if reply is None:
+            busy.release()
+            return refuse(503, TransportError("the server ends"))
+        return _respond(reply, limits, tcp is not None, busy.release)
+
+    return app
+
+
+def _reader(stream: Any) -> Reader:
+    """``readinto`` for WSGI servers that offer only ``read``."""
+
+    def read(view: memoryview) -> None:
+        position = 0
+        while position < len(view):
+            chunk = stream.read(min(len(view) - position, 1 << 20))
+            if not chunk:
+                raise EOFError("the request ended early")
+            view[position : position + len(chunk)] = chunk
+            position += len(chunk)
+
+    return read
+
+
+def _respond(
+    reply: Message, limits: Limits, direct: bool, done: Callable[[], None] | None = None
+) -> Response:
+    from flask import Response
+
+    head = encode(reply, max_meta_bytes=limits.max_meta_bytes)
+    parts = _Parts(head, reply, direct, done)
+    response = Response(parts, mimetype="application/octet-stream", direct_passthrough=True)
+    response.content_length = len(head) + reply.body_bytes
+    return response
+
+
+def _pieces(reading: PiecewiseBody) -> Iterator[bytes]:
+    """A reading as the bytes that WSGI wants."""
+    taken: list[bytes] = []
+
+    def take(piece: memoryview) -> int:
+        taken[:] = [bytes(piece[:PIECE_BYTES])]
+        return len(taken[0])
+
+    done = False
+    while not done:
+        done = reading.read(take)
+        yield taken[0]
+
+
+class _Parts:
+    """A response's head and body; tells when the WSGI server is through with them."""
+
+    def __init__(
+        self, head: bytes, reply: Message, direct: bool, done: Callable[[], None] | None
+    ) -> None:
+        self._head, self._reply, self._direct, self._done = head, reply, direct, done
+
+    def __iter__(self) -> Iterator[Any]:
+        yield self._head
+        reading, body = self._reply.reading, self._reply.body
+        if self._direct:
+            if reading is not None:
+                yield reading
+            elif body is not None:
+                yield body.data
+        elif reading is not None:
+            yield from _pieces(reading)
+        elif body is not None:
+            for start in range(0, body.size, PIECE_BYTES):
+                yield body[start : start + PIECE_BYTES].tobytes()
+
+    def close(self) -> None:
+        if self._done is not None:
+            self._done()
+            self._done = None
+
+
+# -------------------------------------------------------------------- server
+
+
+class _Gateway(wsgi.Gateway_10):
+    """cheroot's gateway with two short cuts past its Python-level buffers."""
+
+    def get_environ(self) -> Any:
+        environ: Any = super().get_environ()  # type: ignore[no-untyped-call]
+        self._tcp: socket.socket = self.req.conn.socket
+        environ["sparkdl.read"] = self._read
+        environ["sparkdl.socket"] = self._tcp
+        return environ
+
+    def _read(self, view: memoryview) -> None:
+        """Fills ``view``: what cheroot has buffered first, the rest straight from the socket."""
+        stream, reader = self.req.rfile, self.req.conn.rfile
+        if len(view) > stream.remaining:
+            raise EOFError("the request's body is shorter than its frame")
+        position = 0
+        if reader.has_data():
+            buffered = len(reader._read_buf) - reader._read_pos
+            chunk = reader.read(min(len(view), buffered))
+            view[: len(chunk)] = chunk
+            position = len(chunk)
+        while position < len(view):
+            count = self._tcp.recv_into(view[position:])
+            if count == 0:
+                raise EOFError("the client closed the connection")
+            position += count
+        stream.remaining -= len(view)
+
+    def respond(self) -> None:
+        response = self.req.server.wsgi_app(self.env, self.start_response)
+        try:
+            for chunk in response:
+                self.write(chunk)
+        finally:
+            self.req.ensure_headers_sent()
+            if hasattr(response, "close"):
+                response.close()
+
+    def start_response(self, *arguments: Any) -> Any:
+        if self.req.rfile.remaining:  # cheroot would read an unread body, of any size, to its end
+            self.req.close_connection = True
+        return super().start_response(*arguments)
+
+    def write(self, chunk: Any) -> None:
+        if isinstance(chunk, bytes):
+            if chunk:
+                super().write(chunk)
+            return
+        self.req.ensure_headers_sent()
+        if isinstance(chunk, memoryview):
+            self._tcp.sendall(chunk)
+        else:
+            send_reading(self._tcp, chunk)
+
+
+class _Connection(HTTPConnection):
+    """A connection whose small responses leave at once, and whose silence is bounded."""
+
+    def __init__(self, server: Any, sock: socket.socket, *arguments: Any) -> None:
+        super().__init__(server, sock, *arguments)
+        tune(sock)  # not every kernel hands TCP_NODELAY on from the listener
+        sock.settimeout(IO_TIMEOUT_S)  # within a request; between requests the server's applies
+
+
+class _Cheroot(wsgi.Server):
+    """cheroot on a socket that is listening already."""
+
+    keep_alive_conn_limit = 1 << 16
+    ConnectionClass = _Connection
+
+    def __init__(self, listener: socket.socket, app: Any, num_threads: int) -> None:
+        self._listener = listener
+        super().__init__(
+            listener.getsockname()[:2],
+            app,
+            numthreads=num_threads,
+            server_name="sparkdl",
+            request_queue_size=1024,
+            timeout=600,
+            shutdown_timeout=1,
+        )
+        self.gateway = _Gateway
+
+    def bind(self, family: int, kind: int, proto: int = 0) -> socket.socket:
+        self.socket = self._listener
+        return self._listener
+
+    def error_log(self, msg: str = "", level: int = 20, traceback: bool = False) -> None:
+        logging.getLogger(__name__).log(level, msg, exc_info=traceback)
+
+
+class HttpServer:
+    """Runs the app until closed.
+
+    Args:
+        listener: Listening TCP socket; owned from now on.
+        dispatcher: Where messages go.
+        token: The run's secret.
+        num_threads: Requests served at a time. A deferred reply holds a thread, so this must
+            exceed the number of workers.
+    """
+
+    name = "http"
+
+    def __init__(
+        self, listener: socket.socket, dispatcher: Dispatcher, token: str, num_threads: int
+    ) -> None:
+        app = make_app(dispatcher, token, max_clients=4 * num_threads)
+        self._server = _Cheroot(listener, app, num_threads)
+        self._server.prepare()
+        self._thread = threading.Thread(
+            target=self._server.serve, name="sparkdl-ps-http", daemon=True
+        )
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stops accepting and ends the threads."""
+        self._server.stop()
+        self._thread.join(5)

@@ -1,0 +1,95 @@
+"""The sockets of a server, bound before it runs, so that what is advertised is held."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Mapping
+from typing import Any, Self
+
+from sparkdl.ps.server.config import ServerConfig
+from sparkdl.transport.address import Address, boot_id
+from sparkdl.transport.listening import listen, ports_of
+
+
+class Listeners:
+    """Listening sockets by transport, and the address that they make up.
+
+    The process that binds need not be the one that serves: a connection waits in the kernel's
+    queue until the server accepts it. So workers may be sent the address while the server's
+    process still starts.
+
+    Args:
+        address: What workers connect to.
+        sockets: Transport name -> listening socket; owned from now on.
+    """
+
+    def __init__(self, address: Address, sockets: Mapping[str, socket.socket]) -> None:
+        self.address = address
+        self.sockets = dict(sockets)
+
+    @classmethod
+    def bind(cls, config: ServerConfig, directory: str | None) -> Self:
+        """Binds all that the configuration asks for.
+
+        Args:
+            config: See :class:`ServerConfig`.
+            directory: Private directory for the Unix socket; None for no shm transport.
+
+        Raises:
+            ResourceError: No port is free, or the address is not this host's.
+        """
+        mode = config.mode
+        framed = mode in ("auto", "socket")
+        host = config.advertised_address or _reachable(config.bind_address)
+        found: dict[str, Any] = {"boot_id": boot_id(), "mode": mode}
+        sockets: dict[str, socket.socket] = {}
+        try:
+            if framed:
+                sockets["socket"] = tcp = listen(config.bind_address, config.port)
+                found.update(host=host, port=tcp.getsockname()[1])
+            if mode in ("auto", "shm") and directory and hasattr(socket, "AF_UNIX"):
+                path = os.path.join(directory, "ps.sock")
+                sockets["shm"] = uds = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+                uds.bind(path)
+                uds.listen(1024)
+                found.update(uds=path)
+            fixed = framed and len(list(ports_of(config.port))) == 1
+            sockets["http"] = web = listen(config.bind_address, 0 if fixed else config.port)
+        except BaseException:
+            cls(Address(""), sockets).close()
+            raise
+        literal = f"[{host.strip('[]')}]" if ":" in host else host
+        return cls(Address(http=f"http://{literal}:{web.getsockname()[1]}", **found), sockets)
+
+    @classmethod
+    def adopt(cls, address: Address, descriptors: Mapping[str, int]) -> Self:
+        """The listeners that another process bound and passed on."""
+        return cls(address, {name: socket.socket(fileno=fd) for name, fd in descriptors.items()})
+
+    @property
+    def descriptors(self) -> dict[str, int]:
+        """Transport name -> file descriptor, to be passed on."""
+        return {name: listener.fileno() for name, listener in self.sockets.items()}
+
+    def close(self) -> None:
+        """Closes this process' handles; may be called twice."""
+        for listener in self.sockets.values():
+            with contextlib.suppress(OSError):
+                listener.close()
+        self.sockets.clear()
+
+
+def _reachable(bind_address: str) -> str:
+    """An address of this host for others, if ``bind_address`` is a wildcard."""
+    if bind_address.strip("[]") not in ("", "0.0.0.0", "::"):
+        return bind_address.strip("[]")
+    family = socket.AF_INET6 if ":" in bind_address else socket.AF_INET
+    probe = "2001:db8::1" if family == socket.AF_INET6 else "192.0.2.1"
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as udp:
+            udp.connect((probe, 9))  # sends nothing; asks the kernel for the route
+            return str(udp.getsockname()[0])
+    except OSError:
+        return socket.gethostname()

@@ -1,0 +1,139 @@
+"""Shared memory, for workers on the server's host.
+
+Control frames go over a Unix domain socket; the body lies in a mailbox that both processes map.
+The server makes the mailbox (a memfd where there is one) and passes its descriptor, so it has no
+name, and nothing is left behind whoever is killed. The client's buffer *is* the mailbox: a push
+copies nothing, a pull is one copy by the server.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import socket
+import tempfile
+
+import numpy as np
+
+from sparkdl.errors import ProtocolError
+from sparkdl.transport.channel import deliver_body, require_raw
+from sparkdl.transport.frames import ByteArray, Kind, Limits, Message
+from sparkdl.transport.framing import receive_frame, send_frame
+from sparkdl.transport.socket import open_stream
+from sparkdl.transport.stream_server import StreamServer
+
+
+def anonymous_file(size_bytes: int, name: str) -> int:
+    """Descriptor of ``size_bytes`` of zeroed shared memory without a name in any file system."""
+    if hasattr(os, "memfd_create"):
+        descriptor = os.memfd_create(name, os.MFD_CLOEXEC)
+    else:
+        descriptor, path = tempfile.mkstemp(prefix=name)
+        os.unlink(path)
+    try:
+        os.ftruncate(descriptor, size_bytes)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def map_file(descriptor: int, size_bytes: int) -> ByteArray:
+    """Maps a descriptor as bytes; the array keeps the mapping alive, the descriptor may close."""
+    return np.frombuffer(mmap.mmap(descriptor, size_bytes), np.uint8)
+
+
+class ShmServer(StreamServer):
+    """Serves a Unix domain socket; one mailbox per connection that asks for one."""
+
+    name = "shm"
+
+    def _answer_open(self, connection: socket.socket, opening: Message, number: int) -> None:
+        limits = self._dispatcher.limits
+        if not opening.meta.get("mailbox"):
+            send_frame(connection, Message(Kind.OK), limits)
+            return
+        descriptor = anonymous_file(limits.buffer_bytes, "sparkdl-mailbox")
+        try:
+            self._dispatcher.state.attach(number, map_file(descriptor, limits.buffer_bytes))
+            send_frame(connection, Message(Kind.OK), limits)
+            socket.send_fds(connection, [b"m"], [descriptor])
+        finally:
+            os.close(descriptor)
+
+    def _receive(self, connection: socket.socket, number: int) -> Message:
+        state = self._dispatcher.state
+        return receive_frame(
+            connection,
+            self._dispatcher.limits,
+            lambda: state.buffer(number),
+            inline_weights=False,
+        )
+
+    def _send(self, connection: socket.socket, number: int, reply: Message) -> None:
+        if reply.body_bytes:
+            deliver_body(reply, self._dispatcher.state.buffer(number))
+        send_frame(connection, reply, self._dispatcher.limits, inline_weights=False)
+
+
+class ShmChannel:
+    """A client's end: control over the Unix socket ``path``, bodies in the mailbox.
+
+    Raises:
+        AuthenticationError: The server closed at the sight of the token.
+        OSError: The server is not on this host, or cannot be reached.
+    """
+
+    name = "shm"
+
+    def __init__(
+        self, path: str, token: str, limits: Limits, mailbox: bool, timeout_s: float
+    ) -> None:
+        self._limits = limits
+        self._raw: ByteArray | None = None
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self._socket.settimeout(timeout_s)
+            self._socket.connect(path)
+            open_stream(self._socket, token, limits, mailbox=mailbox)
+            if mailbox:
+                self._raw = self._receive_mailbox()
+        except BaseException:
+            self._socket.close()
+            raise
+
+    def _receive_mailbox(self) -> ByteArray:
+        data, descriptors, _, _ = socket.recv_fds(self._socket, 1, 1)
+        try:
+            if not data or len(descriptors) != 1:
+                raise ProtocolError("the parameter server sent no mailbox")
+            size = os.fstat(descriptors[0]).st_size
+            if size != self._limits.buffer_bytes:
+                raise ProtocolError(
+                    "the mailbox does not fit the layout",
+                    expected=f"{self._limits.buffer_bytes} bytes",
+                    received=f"{size} bytes",
+                )
+            return map_file(descriptors[0], size)
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+    @property
+    def raw(self) -> ByteArray | None:
+        return self._raw
+
+    def request(self, message: Message, timeout_s: float | None) -> Message:
+        self._socket.settimeout(timeout_s)
+        send_frame(self._socket, message, self._limits, inline_weights=False)
+        return receive_frame(
+            self._socket, self._limits, lambda: require_raw(self._raw), inline_weights=False
+        )
+
+    def abort(self) -> None:
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._socket.close()

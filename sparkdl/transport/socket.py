@@ -1,0 +1,87 @@
+"""Framed TCP: the body is received straight into, and sent straight from, one buffer."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+
+from sparkdl.errors import AuthenticationError
+from sparkdl.transport.channel import require_raw
+from sparkdl.transport.frames import ByteArray, Kind, Limits, Message
+from sparkdl.transport.framing import receive_frame, send_frame
+from sparkdl.transport.listening import tune
+from sparkdl.transport.stream_server import StreamServer
+
+SocketServer = StreamServer
+
+
+class SocketChannel:
+    """A client's end of a framed TCP connection.
+
+    Args:
+        host: The server's advertised host; IPv6 literals with or without brackets.
+        port: Its port.
+        token: The run's secret.
+        limits: From the layout.
+        raw: Buffer for bodies; None for a control channel.
+        timeout_s: For connecting and the first frame.
+
+    Raises:
+        AuthenticationError: The server closed at the sight of the token.
+        OSError: The server cannot be reached.
+    """
+
+    name = "socket"
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        token: str,
+        limits: Limits,
+        raw: ByteArray | None,
+        timeout_s: float,
+    ) -> None:
+        self._limits = limits
+        self._raw = raw
+        self._socket = socket.create_connection((host.strip("[]"), port), timeout_s)
+        try:
+            tune(self._socket)
+            open_stream(self._socket, token, limits)
+        except BaseException:
+            self._socket.close()
+            raise
+
+    @property
+    def raw(self) -> ByteArray | None:
+        return self._raw
+
+    def request(self, message: Message, timeout_s: float | None) -> Message:
+        self._socket.settimeout(timeout_s)
+        send_frame(self._socket, message, self._limits)
+        return receive_frame(self._socket, self._limits, lambda: require_raw(self._raw))
+
+    def abort(self) -> None:
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def open_stream(connection: socket.socket, token: str, limits: Limits, **meta: bool) -> None:
+    """Sends OPEN; returns when the server has accepted the token.
+
+    Raises:
+        AuthenticationError: It closed instead.
+    """
+    send_frame(connection, Message(Kind.OPEN, meta={"token": token, **meta}), limits)
+    try:
+        receive_frame(connection, limits, lambda: require_raw(None))
+    except (EOFError, ConnectionResetError) as error:
+        raise AuthenticationError(
+            "the parameter server closed the connection at the sight of the token",
+            expected="the token of this run",
+            received="another one, or a server that is going down",
+            hint="workers of an earlier run cannot join a later one",
+        ) from error

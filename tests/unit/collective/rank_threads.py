@@ -1,0 +1,55 @@
+"""Ranks as threads of this process, for the tests of what they do together."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from sparkdl.collective.communicator import SoloCommunicator
+from sparkdl.collective.rules import Part
+from sparkdl.testing.thread_communicator import connect_threads
+
+
+def on_ranks(size: int, work: Callable[[Any], Any]) -> list[Any]:
+    """What ``work(communicator)`` returns on each rank; one rank is the world of one."""
+    if size == 1:
+        with SoloCommunicator() as alone:
+            return [work(alone)]
+    communicators = connect_threads(size, timeout_s=20.0)
+    results: list[Any] = [None] * size
+    errors: list[Exception] = []
+
+    def run(rank: int) -> None:
+        try:
+            results[rank] = work(communicators[rank])
+        except Exception as error:
+            errors.append(error)
+            communicators[rank].close()
+
+    threads = [threading.Thread(target=run, args=(r,)) for r in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not any(t.is_alive() for t in threads), "a rank hangs"
+    for communicator in communicators:
+        communicator.close()
+    if errors:
+        raise errors[0]
+    return results
+
+
+def vector(seed: int, size: int = 6) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=size).astype(np.float32)
+
+
+def part(values: np.ndarray, rows: int) -> Part:
+    """A batch whose gradient and statistics are known."""
+
+    def compute(out: np.ndarray) -> None:
+        out[:] = values
+
+    return compute, rows

@@ -1,0 +1,154 @@
+"""How the ranks of a stage without a server of weights find each other."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparkdl.collective.strategy import AllReduceStrategy, EarlyGathering
+from sparkdl.errors import TransportError, WaitTimeoutError
+from sparkdl.launch.failures import RankFailure, describe, described_in
+from sparkdl.launch.gathering import AloneGathering, BarrierGathering, taken_along
+from sparkdl.ps.client import Client
+from sparkdl.ps.rules import make_rule
+from sparkdl.ps.server import Server, ServerConfig
+from sparkdl.ps.state import Settings
+from sparkdl.spark.driver.allreduce_run import DriverLine
+from sparkdl.transport.frames import Limits
+from sparkdl.weights import Layout
+
+LAYOUT = Layout.of([("nothing", (1,), "float32")])
+TOKEN = b"t" * 16
+
+
+def in_threads(*actions: Any) -> list[Any]:
+    """What each gives, or the exception that it raises."""
+    results: list[Any] = [None] * len(actions)
+
+    def work(i: int) -> None:
+        try:
+            results[i] = actions[i]()
+        except BaseException as error:
+            results[i] = error
+
+    threads = [threading.Thread(target=work, args=(i,), daemon=True) for i in range(len(actions))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10.0)
+    return results
+
+
+def line_server(ranks: int, **settings: Any) -> Server:
+    rule = make_rule("bsp", payload="gradient")
+    config = ServerConfig(LAYOUT, rule, ranks, settings=Settings(ranks, **settings))
+    return Server(config, np.zeros(1, np.float32))
+
+
+def line(server: Server, rank: int) -> Client:
+    def opener(raw: Any, like: Any) -> Any:
+        return server.channel(server.config.token, buffer=raw is not None)
+
+    return Client(opener, Limits.of(LAYOUT), rank=rank, attempt=0)
+
+
+def test_the_line_tells_every_rank_what_all_said() -> None:
+    with line_server(3) as server, line(server, 0) as a, line(server, 1) as b, line(server, 2) as c:
+        lines = [DriverLine(client, rank) for rank, client in enumerate((a, b, c))]
+        said = [lambda line=line: line.all_gather(f"I am {line.rank}") for line in lines]
+        assert in_threads(*said) == [["I am 0", "I am 1", "I am 2"]] * 3
+        for each in lines:  # later news of the same rank wait for nobody
+            each.join(rows=10 * each.rank, batches=each.rank)
+
+
+def test_the_line_names_who_is_missing() -> None:
+    with line_server(3, start_timeout_s=0.3) as server, line(server, 0) as a, line(server, 2) as c:
+        answers = in_threads(*(lambda c=c, r=r: DriverLine(c, r).all_gather("") for c, r in
+                               ((a, 0), (c, 2))))  # fmt: skip
+    for error in answers:
+        assert isinstance(error, WaitTimeoutError)
+        assert "1" in error.received, error.received
+
+
+class Files:
+    """The launcher's exchange among threads."""
+
+    def __init__(self, rank: int, texts: list[str | None], delay_s: float = 0.0) -> None:
+        self.rank, self._texts, self._delay_s = rank, texts, delay_s
+
+    def all_gather(self, text: str) -> list[str]:
+        time.sleep(self._delay_s)
+        self._texts[self.rank] = text
+        while None in self._texts:
+            time.sleep(0.01)
+        return [t for t in self._texts if t is not None]
+
+
+def test_what_was_begun_early_is_there_when_it_is_needed() -> None:
+    strategy = AllReduceStrategy(TOKEN, LAYOUT, "builtin", {"advertised_host": "127.0.0.1"})
+    texts: list[str | None] = [None, None]
+
+    def rank(number: int) -> Any:
+        early = EarlyGathering(Files(number, texts, 0.2), strategy.connector(number))
+        try:
+            with strategy.connect(early) as communicator:
+                return float(communicator.all_reduce(np.ones(1))[0])
+        finally:
+            early.close()
+
+    assert in_threads(lambda: rank(0), lambda: rank(1)) == [2.0, 2.0]
+
+
+def test_an_early_exchange_that_fails_raises_where_it_is_needed() -> None:
+    class Broken(AloneGathering):
+        def all_gather(self, text: str, timeout_s: float | None = None) -> list[str]:
+            raise WaitTimeoutError("nobody came")
+
+    strategy = AllReduceStrategy(TOKEN, LAYOUT, "builtin")
+    early = EarlyGathering(Broken(), strategy.connector(0))
+    with pytest.raises(WaitTimeoutError, match="nobody came"), strategy.connect(early):
+        pass
+
+
+def test_a_barrier_has_a_limit() -> None:
+    class Context:
+        def partitionId(self) -> int:
+            return 1
+
+        def allGather(self, text: str) -> list[str]:
+            if text == "wait":
+                time.sleep(1.0)
+            if text == "fail":
+                raise RuntimeError("the stage is over")
+            return ["", text]
+
+    gathering = BarrierGathering(Context())
+    assert gathering.rank == 1
+    assert gathering.all_gather("a", 5.0) == ["", "a"]
+    with pytest.raises(RuntimeError, match="over"):
+        gathering.all_gather("fail", 5.0)
+    with pytest.raises(WaitTimeoutError, match="rank 1 waited"):
+        gathering.all_gather("wait", 0.1)
+
+
+def test_a_failure_that_another_rank_caused_is_known() -> None:
+    gone = TransportError("rank 1 is gone; rank 0 cannot go on")
+    assert taken_along(gone)
+    assert not taken_along(WaitTimeoutError("missing rank 1"))
+    assert not taken_along(ValueError("bad row"))
+    wrapped = RuntimeError("Graph execution error: TransportError: rank 1 is gone; rank 0 ...")
+    assert taken_along(wrapped)
+
+
+def test_a_rank_failure_survives_pickling() -> None:
+    import pickle
+
+    failure = RankFailure(describe(3, ValueError("bad row")))
+    again = pickle.loads(pickle.dumps(failure))
+    assert str(again) == str(failure)
+    assert described_in(again) == failure.described
+    assert failure.described["rank"] == 3

@@ -1,0 +1,80 @@
+"""The state of a rule's optimizer is kept in the Keras optimizer from one run to the next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+from sparkdl.collective.communicator import SoloCommunicator
+from sparkdl.collective.rule_synchronizer import RuleSynchronizer
+from sparkdl.collective.rules import make_rule
+from sparkdl.collective.strategy import AllReduceSynchronizer
+from sparkdl.config import LoopSettings
+from sparkdl.data import Batches, rows_from_numpy
+from sparkdl.learner import make_learner
+from sparkdl.spark.driver.allreduce_rules import optimizer_config
+from sparkdl.worker import train
+
+OPTIMIZERS: dict[str, Callable[[], Any]] = {
+    "Adam": lambda: keras.optimizers.Adam(0.01),
+    "AdamW": lambda: keras.optimizers.AdamW(0.01, weight_decay=0.1),
+    "SGD": lambda: keras.optimizers.SGD(0.05),
+    "momentum": lambda: keras.optimizers.SGD(0.05, momentum=0.9),
+    "Nesterov": lambda: keras.optimizers.SGD(0.05, momentum=0.9, nesterov=True),
+    "RMSprop": lambda: keras.optimizers.RMSprop(0.01, momentum=0.5, centered=True),
+    "Adagrad": lambda: keras.optimizers.Adagrad(0.1),
+    "schedule": lambda: keras.optimizers.Adam(
+        keras.optimizers.schedules.ExponentialDecay(0.02, 4, 0.5)
+    ),
+}
+
+
+def data() -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    return rng.normal(size=(50, 5)).astype("float32"), rng.normal(size=(50, 1)).astype("float32")
+
+
+def model_with(optimizer: Any) -> Any:
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential(
+        [keras.Input((5,)), keras.layers.Dense(4, activation="tanh"), keras.layers.Dense(1)]
+    )
+    model.compile(optimizer, "mse")
+    return model
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_two_sliced_runs_are_plain_keras(name: str) -> None:
+    """Weights, every optimizer variable and the step counter, after two runs of two epochs."""
+    x, y = data()
+    model = model_with(OPTIMIZERS[name]())
+    learner = make_learner(model)
+    rule = make_rule("sliced").bind(1, optimizer_config(model.optimizer))
+    for _ in range(2):
+        with SoloCommunicator() as alone:
+            steps = RuleSynchronizer(alone, learner.layout, rule)
+            synchronizer = AllReduceSynchronizer(alone, learner.layout, steps=steps)
+            batches = Batches(rows_from_numpy(x, y), 20, shuffle=False)
+            train(
+                learner, synchronizer, batches, LoopSettings(epochs=2, batch_size=20), num_rows=50
+            )
+            assert synchronizer.rule_state == b""
+    learner.sync_model()
+    plain = model_with(OPTIMIZERS[name]())
+    plain.fit(x, y, batch_size=20, epochs=4, shuffle=False, verbose=0)
+    for mine, known in zip(model.variables, plain.variables, strict=True):
+        np.testing.assert_allclose(mine.numpy(), known.numpy(), atol=1e-5)
+    pairs = zip(model.optimizer.variables, plain.optimizer.variables, strict=True)
+    for mine, known in pairs:
+        np.testing.assert_allclose(mine.numpy(), known.numpy(), atol=1e-5, err_msg=mine.path)
+    assert int(model.optimizer.iterations.numpy()) == 12
+
+
+def test_variables_that_an_optimizer_does_not_have_are_none() -> None:
+    learner = make_learner(model_with(keras.optimizers.SGD(0.1)))
+    assert learner.optimizer_slots(["_momentums", "_velocities"]) is None
+    assert learner.optimizer_slots([]) == {}

@@ -1,0 +1,153 @@
+"""Which rule and window a mode gets, and which combinations are refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sparkdl.config import AUTO_WINDOW, EPOCH_WINDOW
+from sparkdl.errors import ConfigError, UnknownNameError
+from sparkdl.ps.codecs import DGC
+from sparkdl.ps.rules import StalenessAware
+from sparkdl.spark.driver.compression import choose_codec
+from sparkdl.spark.driver.server_run import ServerOptions, choose_rule, parse_status
+
+
+@pytest.mark.parametrize(
+    ("mode", "frequency", "name", "payload", "window"),
+    [
+        ("asynchronous", "auto", "downpour", "delta", AUTO_WINDOW),
+        ("asynchronous", "batch", "downpour", "delta", 1),
+        ("asynchronous", "epoch", "geo", "delta", EPOCH_WINDOW),
+        ("asynchronous", 7, "downpour", "delta", 7),
+        ("hogwild", "auto", "hogwild", "delta", AUTO_WINDOW),
+        ("hogwild", "epoch", "hogwild", "delta", EPOCH_WINDOW),
+        ("synchronous", "auto", "bsp", "gradient", 1),
+        ("synchronous", "batch", "bsp", "gradient", 1),
+        ("synchronous", "epoch", "bsp", "delta", EPOCH_WINDOW),
+        ("synchronous", 4, "bsp", "delta", 4),
+    ],
+)
+def test_defaults(mode: str, frequency: Any, name: str, payload: str, window: int) -> None:
+    rule, chosen = choose_rule(mode, frequency, None)
+    assert (rule.name, rule.payload, chosen) == (name, payload, window)
+
+
+def test_whole_epochs_are_averaged_not_added_up() -> None:
+    assert choose_rule("hogwild", "epoch", None)[0].config() == {"scale": "mean"}
+    assert choose_rule("hogwild", "auto", None)[0].config() == {"scale": "sum"}
+    assert choose_rule("asynchronous", "epoch", "downpour")[0].name == "downpour"
+
+
+def test_a_rule_brings_its_own_window() -> None:
+    rule, window = choose_rule("asynchronous", "auto", StalenessAware())
+    assert window == rule.default_window == 5
+
+
+@pytest.mark.parametrize(
+    ("mode", "frequency", "rule"),
+    [
+        ("asynchronous", "auto", "bsp"),
+        ("synchronous", "auto", "downpour"),
+        ("hogwild", "auto", "dynsgd"),
+        ("synchronous", 5, "bsp"),
+        ("synchronous", "auto", "ensemble"),
+        ("asynchronous", 5, "adam"),
+    ],
+)
+def test_combinations_that_make_no_sense_are_refused(mode: str, frequency: Any, rule: str) -> None:
+    with pytest.raises(ConfigError):
+        choose_rule(mode, frequency, rule)
+
+
+class _Optimizer:
+    """Stands for a compiled optimizer: its class's name and momentum are all that is asked."""
+
+    def __init__(self, momentum: float) -> None:
+        self.momentum = momentum
+
+
+SGD = type("SGD", (_Optimizer,), {})
+Adam = type("Adam", (_Optimizer,), {})
+
+
+@pytest.mark.parametrize(
+    ("compression", "mode", "rule", "frequency", "transport", "optimizer", "reason"),
+    [
+        ("fp16", "asynchronous", None, "auto", "shm", SGD(0.0), "shared memory"),
+        ("fp16", "asynchronous", "ensemble", "auto", "auto", SGD(0.0), "never exchange"),
+        ("topk", "asynchronous", None, "epoch", "auto", SGD(0.0), "one exchange per epoch"),
+        ("onebit", "synchronous", "averaging", "auto", "auto", SGD(0.0), "exchange per epoch"),
+        ("dgc", "asynchronous", "downpour", "auto", "auto", SGD(0.0), "for gradients"),
+        ("dgc", "asynchronous", "adam", "auto", "auto", SGD(0.0), "rule 'adam'"),
+        ("dgc", "synchronous", None, "auto", "auto", SGD(0.9), "without momentum"),
+        ("dgc", "synchronous", None, "auto", "auto", Adam(0.0), "Adam"),
+        ({"name": "topk", "ratio": 2}, "asynchronous", None, "auto", "auto", SGD(0.0), "ratio"),
+        ("zip", "asynchronous", None, "auto", "auto", SGD(0.0), "'fp16'"),
+    ],
+)
+def test_compression_that_makes_no_sense_is_refused(
+    compression: Any, mode: str, rule: Any, frequency: Any, transport: str, optimizer: Any,
+    reason: str,
+) -> None:  # fmt: skip
+    chosen, window = choose_rule(mode, frequency, rule)
+    with pytest.raises(ConfigError, match=reason):
+        choose_codec(compression, chosen, window, transport, optimizer)
+
+
+@pytest.mark.parametrize(
+    ("compression", "mode", "rule", "optimizer"),
+    [
+        (None, "asynchronous", None, Adam(0.0)),
+        ("none", "asynchronous", None, Adam(0.0)),
+        ("fp16", "synchronous", "averaging", Adam(0.0)),
+        ("topk", "hogwild", None, Adam(0.0)),
+        ("int8", "synchronous", None, Adam(0.0)),
+        ("dgc", "synchronous", None, SGD(0.0)),
+        ("dgc", "asynchronous", "sgd", Adam(0.0)),
+        (DGC(momentum=0.0), "asynchronous", None, Adam(0.0)),
+    ],
+)
+def test_compression_that_makes_sense(
+    compression: Any, mode: str, rule: Any, optimizer: Any
+) -> None:
+    chosen, window = choose_rule(mode, "auto", rule)
+    codec = choose_codec(compression, chosen, window, "auto", optimizer)
+    assert (codec is None) == (compression in (None, "none"))
+
+
+def test_unknown_rules_are_refused_with_the_known_ones() -> None:
+    with pytest.raises(UnknownNameError, match="'dynsgd'"):
+        choose_rule("asynchronous", "auto", "dynsdg")
+
+
+@pytest.mark.parametrize("options", [{"port": -1}, {"port": "a-b"}, {"start_timeout_s": 0}])
+def test_server_options_are_checked_when_built(options: Any) -> None:
+    with pytest.raises(ConfigError):
+        ServerOptions(**options)
+
+
+def _status(**workers: Any) -> dict[str, Any]:
+    base = {
+        "alive": True, "epoch": 0, "batch": 3, "batches_per_epoch": 10, "rows": 12,
+        "finished": False, "clock": 2, "staleness_mean": 1.0,
+    }  # fmt: skip
+    return {
+        "workers": {rank[1:]: {**base, **news} for rank, news in workers.items()},
+        "epochs": {"0": {"rows": 24, "metrics": [1.0, 2.0], "ended": [0]}},
+        "failure": None,
+    }
+
+
+def test_an_epoch_of_workers_in_step_ends_without_a_dead_one() -> None:
+    status = _status(r0={}, r1={"alive": False})
+    assert parse_status(status, 2, in_step=True).epochs[0].missing == 0
+    assert parse_status(status, 2, in_step=False).epochs[0].missing == 1
+
+
+def test_progress_counts_the_batches_of_all_workers() -> None:
+    progress = parse_status(_status(r0={"epoch": 1, "batch": 2}, r1={}), 2, in_step=False)
+    assert progress.epochs[0].batches == 10 + 3
+    assert progress.batches_per_epoch == 20
+    assert progress.staleness == 1.0

@@ -1,0 +1,313 @@
+"""Blocking rules: rounds, ranks that die in them, joiners, timeouts."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from ps_world import Flag, Kind, Rounds, World, code
+
+from sparkdl.ps.state.records import Payload
+from sparkdl.ps.state.rounds import BLOCK, Round
+from sparkdl.transport.frames import Message
+
+GRADIENT = "gradient"
+
+
+def started(workers: int = 2, payload: str = "delta", **limits: float) -> World:
+    world = World(Rounds(payload), workers=workers, **limits)
+    world.join(*range(workers), meta={"batches_per_epoch": 3})
+    return world
+
+
+def test_hello_waits_for_all_and_agrees_on_the_steps() -> None:
+    world = World(Rounds())
+    assert world.hello(0, meta={"batches_per_epoch": 3}) is None
+    world.hello(1, meta={"batches_per_epoch": 7})
+    assert world.last(0).meta["steps_per_epoch"] == world.last(1).meta["steps_per_epoch"] == 7
+
+
+def test_a_start_that_never_completes_names_the_missing_ranks() -> None:
+    world = World(Rounds(), workers=4, start_timeout_s=30)
+    world.hello(1)
+    world.wait(29)
+    world.hello(3)
+    world.wait(2)
+    for rank in (1, 3):
+        assert code(world.last(rank)) == "timeout"
+        assert "missing: 0, 2" in world.last(rank).meta["what"]
+
+
+def test_a_round_is_the_row_weighted_mean() -> None:
+    world = started()
+    assert world.commit(0, 1.0, 1, rows=3) is None
+    world.commit(1, 5.0, 1, rows=1)
+    for rank in (0, 1):
+        np.testing.assert_array_equal(world.bodies[rank], np.full(4, 2.0))
+        assert world.last(rank).rows == 4
+        assert world.last(rank).clock == 1
+
+
+def test_gradients_leave_the_snapshot_alone() -> None:
+    world = started(payload=GRADIENT)
+    world.commit(0, 1.0, 1)
+    world.commit(1, 3.0, 1)
+    np.testing.assert_array_equal(world.bodies[0], np.full(4, 2.0))
+    np.testing.assert_array_equal(world.center, np.zeros(4))
+    world.send(0, Kind.SNAPSHOT, 9.0, epoch=1)
+    np.testing.assert_array_equal(world.center, np.full(4, 9.0))
+
+
+def test_a_rank_without_rows_contributes_nothing() -> None:
+    world = started()
+    world.commit(0, np.nan, 1, rows=0)
+    world.commit(1, 5.0, 1, rows=2)
+    np.testing.assert_array_equal(world.center, np.full(4, 5.0))
+    world.commit(0, np.nan, 2, rows=0)
+    world.commit(1, np.nan, 2, rows=0)
+    np.testing.assert_array_equal(world.center, np.full(4, 5.0))
+    assert world.last(0).rows == 0
+
+
+@given(
+    st.integers(1, 5).flatmap(
+        lambda n: st.tuples(
+            hnp.arrays(np.float32, (n, 11), elements=st.floats(-100, 100, width=32)),
+            st.lists(st.integers(0, 9), min_size=n, max_size=n).filter(any),
+        )
+    )
+)
+def test_the_mean_equals_numpy(case: tuple[np.ndarray, list[int]]) -> None:
+    values, rows = case
+    round_ = Round()
+    for rank, (row, weight) in enumerate(zip(values, rows, strict=True)):
+        round_.payloads[rank] = Payload(rank, row.copy(), Message(Kind.PUSH, rows=weight))
+    expected = np.average(values.astype(np.float64), axis=0, weights=rows)
+    out = round_.payloads[0].values
+    round_.mean(out)
+    np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-4)
+
+
+def test_the_mean_goes_block_by_block() -> None:
+    generator = np.random.default_rng(0)
+    values = generator.normal(size=(2, 2 * BLOCK + 7)).astype(np.float32)
+    round_ = Round()
+    for rank in (0, 1):
+        round_.payloads[rank] = Payload(rank, values[rank].copy(), Message(Kind.PUSH, rows=1))
+    out = np.empty(values.shape[1], np.float32)
+    round_.mean(out)
+    np.testing.assert_allclose(out, values.mean(axis=0), rtol=1e-5, atol=1e-6)
+
+
+def test_the_round_goes_on_without_a_dead_rank() -> None:
+    world = started(workers=3)
+    world.commit(0, 1.0, 1)
+    world.commit(1, 3.0, 1)
+    world.drop(2)
+    assert world.answers(0) == 1
+    world.wait(3)  # the grace
+    np.testing.assert_array_equal(world.bodies[0], np.full(4, 2.0))
+
+
+def test_the_lease_ends_a_silent_rank() -> None:
+    world = started(lease_s=10)
+    world.commit(0, 1.0, 1)
+    for _ in range(3):
+        world.wait(4)
+        world.send(0, Kind.HEARTBEAT, rank=0)
+    assert world.last(0).kind in (Kind.WEIGHTS, Kind.OK)
+    np.testing.assert_array_equal(world.center, np.full(4, 1.0))
+
+
+def test_a_broken_connection_may_come_back_within_the_grace() -> None:
+    world = started()
+    world.commit(0, 2.0, 1)
+    world.drop(0)  # its payload is here; its reply is lost
+    world.wait(1)
+    assert world.commit(100, 2.0, 1, attempt=0) is None  # resent
+    world.commit(1, 4.0, 1)
+    np.testing.assert_array_equal(world.bodies[100], np.full(4, 3.0))
+    assert world.state.clock == 1
+
+
+def test_a_lost_reply_is_sent_again() -> None:
+    world = started(payload=GRADIENT)
+    world.commit(0, 2.0, 1)
+    world.drop(0)
+    world.commit(1, 4.0, 1)  # the round counts the payload of the broken connection
+    reply = world.commit(100, 2.0, 1, attempt=0)
+    assert reply is not None
+    assert reply.flags & Flag.DUPLICATE
+    np.testing.assert_array_equal(world.bodies[100], np.full(4, 3.0))
+
+
+def test_a_lost_reply_still_tells_the_rows_of_its_round() -> None:
+    world = started(payload=GRADIENT)
+    world.commit(0, 2.0, 1, rows=3)
+    world.drop(0)
+    world.commit(1, 4.0, 1, rows=2)
+    reply = world.commit(100, 2.0, 1, attempt=0, rows=3)
+    assert reply is not None
+    assert reply.rows == 5
+
+
+def test_a_dropped_rank_that_comes_back_is_told() -> None:
+    world = started()
+    world.drop(0)
+    world.wait(3)
+    reply = world.commit(0, 1.0, 1)
+    assert code(reply) == "transport"
+    assert reply is not None
+    assert "dropped" in reply.meta["what"]
+
+
+def test_finished_ranks_leave_the_rounds() -> None:
+    world = started(workers=3)
+    world.commit(0, 1.0, 1)
+    world.commit(1, 1.0, 1)
+    world.send(2, Kind.FINISH)
+    assert world.last(0).kind is Kind.WEIGHTS
+    reply = world.hello(102, attempt=1, rank=2)
+    assert reply is not None
+    assert reply.flags & Flag.DONE
+
+
+def test_a_round_that_never_completes_names_the_missing_ranks() -> None:
+    world = started(workers=3, round_timeout_s=20, lease_s=1000)
+    world.commit(1, 1.0, 1)
+    world.wait(21)
+    assert code(world.last(1)) == "timeout"
+    assert "missing: 0, 2" in world.last(1).meta["what"]
+
+
+def test_stop_and_learning_rate_arrive_at_one_step_for_all() -> None:
+    world = started()
+    world.commit(0, 1.0, 1)
+    world.send(999, Kind.CONTROL, rank=-1, meta={"stop": True, "learning_rate": 0.1})
+    beat = world.send(1, Kind.HEARTBEAT)
+    assert beat is not None
+    assert not beat.flags & Flag.STOP
+    world.commit(1, 1.0, 1)
+    assert world.last(0).flags & world.last(1).flags & Flag.STOP
+    assert world.last(0).learning_rate == world.last(1).learning_rate == 0.1
+
+
+def test_a_failure_answers_those_who_wait_in_a_round() -> None:
+    world = started(workers=3)
+    world.commit(0, 1.0, 1)
+    world.send(1, Kind.FAIL, meta={"error": "E", "traceback": "T"})
+    assert code(world.last(0)) == "aborted"
+
+
+# ------------------------------------------------------------------ joiners
+
+
+def test_a_joiner_of_delta_rounds_starts_from_the_center() -> None:
+    world = started()
+    world.commit(0, 1.0, 1, epoch=1, batch=5)
+    world.commit(1, 1.0, 1, epoch=1, batch=5)
+    world.drop(1)
+    world.wait(3)
+    world.commit(0, 1.0, 2, epoch=1, batch=6)
+    welcome = world.hello(101, attempt=1, rank=1)
+    assert welcome is not None
+    assert (welcome.epoch, welcome.batch, welcome.meta["source"]) == (1, 6, "center")
+    assert world.commit(0, 1.0, 3) is None  # nobody passes the joiner
+    world.commit(101, 1.0, 1, attempt=1, rank=1)
+    assert world.last(0).clock == 3
+
+
+def test_a_joiner_of_gradient_rounds_gets_a_live_ranks_state() -> None:
+    world = started(workers=3, payload=GRADIENT)
+    world.drop(2)
+    assert world.hello(102, attempt=1, rank=2) is None  # takes over; waits for a state
+    assert world.commit(0, 1.0, 1, epoch=0, batch=1) is None
+    world.commit(1, 1.0, 1, epoch=0, batch=1)
+    assert world.last(0).flags & Flag.UPLOAD
+    assert not world.last(1).flags & Flag.UPLOAD
+    assert world.commit(1, 1.0, 2, epoch=0, batch=2) is None
+    blob = np.arange(100, dtype=np.uint8)
+    for part in (slice(0, 60), slice(60, 100)):
+        raw = world.state.buffer(0)
+        chunk = blob[part]
+        raw[: chunk.size] = chunk
+        message = Message(
+            Kind.STATE_PUT, rank=0, epoch=0, batch=1, meta={"offset": part.start, "total": 100},
+            body=raw[: chunk.size],
+        )  # fmt: skip
+        world._take(world.state.receive(0, message, world.now))
+    welcome = world.last(102)
+    assert (welcome.epoch, welcome.batch, welcome.meta["source"]) == (0, 1, "state")
+    state = world.send(102, Kind.STATE_GET, attempt=1, rank=2, meta={"offset": 0})
+    assert state is not None
+    assert state.body is not None
+    np.testing.assert_array_equal(state.body, blob)
+    assert world.commit(0, 4.0, 2) is None  # the round waits for the joiner
+    world.commit(102, 1.0, 1, attempt=1, rank=2)
+    np.testing.assert_array_equal(world.bodies[1], np.full(4, 2.0))
+    assert not world.last(0).flags & Flag.UPLOAD
+
+
+def test_another_rank_uploads_if_the_first_dies() -> None:
+    world = started(workers=3, payload=GRADIENT)
+    world.drop(2)
+    world.hello(102, attempt=1, rank=2)
+    world.commit(0, 1.0, 1)
+    world.commit(1, 1.0, 1)
+    assert world.last(0).flags & Flag.UPLOAD
+    world.commit(1, 1.0, 2)
+    world.drop(0)
+    world.wait(3)
+    assert world.last(1).flags & Flag.UPLOAD
+
+
+def test_when_all_have_died_the_first_back_starts_from_the_snapshot() -> None:
+    world = started(payload=GRADIENT)
+    world.commit(0, 1.0, 1, epoch=0, batch=1)
+    world.commit(1, 1.0, 1, epoch=0, batch=1)
+    world.send(0, Kind.SNAPSHOT, 7.0, epoch=1)
+    world.drop(0)
+    world.drop(1)
+    world.wait(3)
+    welcome = world.hello(100, attempt=1, rank=0)
+    assert welcome is not None
+    assert (welcome.epoch, welcome.batch, welcome.meta["source"]) == (1, 0, "snapshot")
+    world.send(100, Kind.PULL, attempt=1, rank=0)
+    np.testing.assert_array_equal(world.bodies[100], np.full(4, 7.0))
+    assert world.hello(101, attempt=1, rank=1) is None  # gets the state of the first
+    world.commit(100, 1.0, 1, attempt=1, rank=0)
+    assert world.last(100).flags & Flag.UPLOAD
+
+
+def test_joiners_whose_only_source_died_start_from_the_snapshot() -> None:
+    world = started(payload=GRADIENT)
+    world.drop(1)
+    assert world.hello(101, attempt=1, rank=1) is None
+    world.drop(0)
+    world.wait(3)
+    assert world.last(101).meta["source"] == "snapshot"
+
+
+@pytest.mark.parametrize(
+    "meta",
+    [{}, {"offset": 0, "total": 10**12}, {"offset": 5, "total": 50}, {"offset": 0, "total": True}],
+)
+def test_a_state_out_of_bounds_is_refused(meta: dict[str, int]) -> None:
+    world = started(payload=GRADIENT)
+    world.drop(1)
+    world.hello(101, attempt=1, rank=1)
+    world.commit(0, 1.0, 1)
+    assert world.last(0).flags & Flag.UPLOAD
+    reply = world.send(0, Kind.STATE_PUT, 1.0, meta=meta)
+    assert code(reply) == "protocol"
+
+
+def test_the_lowest_live_rank_leads() -> None:
+    world = started(payload=GRADIENT)
+    assert world.last(0).flags & Flag.LEAD
+    world.drop(0)
+    world.commit(1, 1.0, 1)
+    world.wait(3)
+    assert world.last(1).flags & Flag.LEAD

@@ -1,0 +1,329 @@
+"""Window and gradient synchronizers over an in-process server, with learners of a few lines."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparkdl.errors import ConfigError
+from sparkdl.ps.client import Client, Progress
+from sparkdl.ps.rules import AEASGD, BSP, Downpour, Rule
+from sparkdl.ps.server import Server, ServerConfig
+from sparkdl.ps.state import Settings
+from sparkdl.ps.strategy import ServerSynchronizer
+from sparkdl.ps.synchronizer import GradientSynchronizer, WindowSynchronizer
+from sparkdl.transport.frames import Limits
+from sparkdl.weights import FloatArray, Layout
+from sparkdl.worker import Report
+
+LAYOUT = Layout.of([("w", (6,), "float32")], [("m", (2,), "float32")])
+STEP = Progress(epoch=0, batch=1, batches=1, rows=1)
+
+
+class Learner:
+    """Weights that are pulled towards each batch: loss = mean((w - x)**2) / 2, plain SGD."""
+
+    def __init__(self, rate: float = 0.5) -> None:
+        self.weights = np.zeros(LAYOUT.size, np.float32)
+        self.rate = rate
+        self.loaded = 0
+
+    def read_weights(self, out: FloatArray) -> None:
+        out[...] = self.weights
+
+    def write_weights(self, flat: FloatArray) -> None:
+        self.weights[...] = flat
+
+    def gradients(self, batch: Any, out: FloatArray) -> None:
+        out[...] = (self.weights - np.asarray(batch, np.float32)[:, None]).mean(axis=0)
+        out[LAYOUT.trained_size :] = np.mean(batch)
+
+    def apply_gradients(self, flat: FloatArray) -> None:
+        trained = slice(0, LAYOUT.trained_size)
+        self.weights[trained] -= self.rate * flat[trained]
+        self.weights[LAYOUT.trained_size :] = flat[LAYOUT.trained_size :]
+
+    def dump_state(self) -> bytes:
+        return self.weights.tobytes()
+
+    def load_state(self, state: bytes) -> None:
+        self.loaded += 1
+        self.weights[...] = np.frombuffer(state, np.float32)
+
+
+@contextmanager
+def clients(rule: Rule, count: int) -> Iterator[tuple[list[Client], Server]]:
+    config = ServerConfig(LAYOUT, rule, count, settings=Settings(count, grace_s=0.2))
+    with Server(config, np.zeros(LAYOUT.size, np.float32)) as server:
+        made = [connect(server, rank) for rank in range(count)]
+        try:
+            yield made, server
+        finally:
+            for client in made:
+                client.close()
+
+
+def connect(server: Server, rank: int, attempt: int = 0) -> Client:
+    def opener(raw: Any, like: Any) -> Any:
+        return server.channel(server.config.token, buffer=raw is not None)
+
+    return Client(opener, Limits.of(LAYOUT), rank=rank, attempt=attempt)
+
+
+def together(*actions: Any) -> None:
+    errors: list[BaseException] = []
+
+    def body(action: Any) -> None:
+        try:
+            action()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=body, args=(action,), daemon=True) for action in actions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+        assert not thread.is_alive()
+    if errors:
+        raise errors[0]
+
+
+def test_windows_exchange_by_the_rule() -> None:
+    with clients(Downpour(), 2) as (made, _):
+        learners = [Learner(), Learner()]
+        syncs = [WindowSynchronizer(Downpour(), c, LAYOUT) for c in made]
+        for client, sync, learner in zip(made, syncs, learners, strict=True):
+            client.hello()
+            sync.start(learner)
+        learners[0].weights += 1
+        syncs[0].after_window(learners[0], STEP)
+        learners[1].weights += 2
+        syncs[1].after_window(learners[1], STEP)
+        syncs[0].after_window(learners[0], STEP)
+        for learner in learners:
+            np.testing.assert_allclose(learner.weights, [3] * 6 + [1.5] * 2)
+
+
+def test_an_elastic_exchange_conserves() -> None:
+    rule = AEASGD().bind(1)
+    with clients(rule, 1) as ([client], _):
+        client.hello()
+        learner, sync = Learner(), WindowSynchronizer(rule, client, LAYOUT)
+        sync.start(learner)
+        learner.weights += 1
+        sync.after_window(learner, STEP)
+        center = client.pull()
+        assert 0 < center[0] < 1
+        np.testing.assert_allclose(learner.weights + center, 1, rtol=1e-6)
+
+
+def test_overlap_keeps_what_was_trained_meanwhile() -> None:
+    with clients(Downpour(), 1) as ([client], _):
+        client.hello()
+        learner, sync = Learner(), WindowSynchronizer(Downpour(), client, LAYOUT, overlap=True)
+        sync.start(learner)
+        for window in range(1, 6):
+            learner.weights += 1
+            sync.after_window(learner, replace(STEP, batch=window))
+        sync.drain(learner)
+        np.testing.assert_allclose(learner.weights, 5)
+        np.testing.assert_allclose(client.pull(), 5)
+
+
+def test_overlap_with_others_gets_their_part() -> None:
+    with clients(Downpour(), 2) as (made, _):
+        learners = [Learner(), Learner()]
+        syncs = [WindowSynchronizer(Downpour(), c, LAYOUT, overlap=True) for c in made]
+        for client, sync, learner in zip(made, syncs, learners, strict=True):
+            client.hello()
+            sync.start(learner)
+        for _ in range(4):
+            for sync, learner, change in zip(syncs, learners, (1, 10), strict=True):
+                learner.weights += change
+                sync.after_window(learner, STEP)
+        for sync, learner in zip(syncs, learners, strict=True):
+            sync.drain(learner)
+        trained = slice(0, LAYOUT.trained_size)
+        np.testing.assert_allclose(made[0].pull()[trained], 44)
+        np.testing.assert_allclose(learners[1].weights[trained], 44)
+
+
+@pytest.mark.parametrize(("exchange_s", "begins"), [(0.03, True), (0.0, False)])
+def test_overlap_begins_where_exchanges_take_long(exchange_s: float, begins: bool) -> None:
+    with clients(Downpour(), 1) as ([client], _):
+        client.hello()
+        learner, sync = Learner(), WindowSynchronizer(Downpour(), client, LAYOUT)
+        sync.start(learner)
+        quick = client.push_pull
+
+        def push_pull(progress: Any) -> Any:
+            time.sleep(exchange_s)
+            return quick(progress)
+
+        client.push_pull = push_pull
+        for window in range(1, 13):
+            time.sleep(0.02)
+            learner.weights += 1
+            sync.after_window(learner, replace(STEP, batch=window))
+        sync.drain(learner)
+        assert sync.overlaps == begins
+        np.testing.assert_allclose(learner.weights, 12)
+        np.testing.assert_allclose(client.pull(), 12)
+
+
+def test_state_is_kept_whole_beside_an_exchange_under_way() -> None:
+    class Stateful(Learner):
+        def optimizer_state(self) -> bytes:
+            return bytes(range(100))  # several times the buffer
+
+        def train(self, window: Any) -> None:
+            self.weights += 1
+
+    with clients(Downpour(), 1) as ([client], server):
+        learner = Stateful()
+        sync = ServerSynchronizer(Downpour(), client, LAYOUT, overlap=True)
+        sync.start(learner, 1, 1, 1)
+        quick = client.push_pull
+
+        def push_pull(progress: Any) -> Any:
+            time.sleep(0.05)
+            return quick(progress)
+
+        client.push_pull = push_pull
+        for batch in range(1, 5):
+            sync.train(learner, object(), Report(0, batch, batch, 1, 1, 0.1))
+            sync.keep_state(learner, batch)
+        sync.finish(learner)
+        np.testing.assert_allclose(learner.weights, 4)
+        kept = np.concatenate([server.state._kept.get(offset, 64)[0] for offset in (0, 64)])
+        assert kept.tobytes() == bytes(range(100))
+
+
+def test_overlap_raises_in_the_training_thread() -> None:
+    with clients(Downpour(), 1) as ([client], _):
+        client.hello()
+        learner, sync = Learner(), WindowSynchronizer(Downpour(), client, LAYOUT, overlap=True)
+        sync.start(learner)
+        client.close()
+        sync.after_window(learner, STEP)
+        with pytest.raises(Exception, match="closed"):
+            sync.drain(learner)
+
+
+def test_gradients_without_waiting_train_on_from_the_center() -> None:
+    class Descent(Rule):
+        payload = "gradient"
+
+        def update(self, center: Any, delta: Any, state: Any, commit: Any, out: Any) -> None:
+            out[...] = center - np.float32(0.5) * delta
+
+    with clients(Descent(), 1) as ([client], _):
+        client.hello()
+        learner, alone = Learner(), Learner()
+        sync = GradientSynchronizer(client, LAYOUT)
+        sync.start(learner)
+        flat = np.zeros(LAYOUT.size, np.float32)
+        for batch in ([1.0, 2.0], [3.0]):
+            assert sync.step(learner, batch, replace(STEP, rows=len(batch))) == len(batch)
+            alone.gradients(batch, flat)
+            alone.apply_gradients(flat)
+        assert sync.step(learner, None, replace(STEP, rows=0)) == 0
+        np.testing.assert_allclose(learner.weights, alone.weights)
+
+
+def test_a_pull_is_told_to_the_rule() -> None:
+    told: list[tuple[int, float]] = []
+
+    class Told(Downpour):
+        def pulled(self, center: Any, state: Any, worker: int) -> None:
+            told.append((worker, float(center[0])))
+
+    with clients(Told(), 2) as (made, _):
+        for client in made:
+            client.hello()
+            client.pull()
+            client.buffer[...] = 1
+            client.push_pull(STEP)
+        assert told == [(0, 0.0), (1, 1.0)]
+
+
+@pytest.mark.parametrize("rule", [AEASGD(), BSP(payload="delta")])
+def test_overlap_is_for_plain_deltas(rule: Rule) -> None:
+    with pytest.raises(ConfigError, match="overlap"):
+        WindowSynchronizer(rule, None, LAYOUT, overlap=True)  # type: ignore[arg-type]
+
+
+def test_gradient_steps_equal_one_process_on_the_global_batch() -> None:
+    batches = {0: [[1.0, 2.0, 3.0], [4.0]], 1: [[5.0], None]}
+    alone = Learner()
+    flat = np.zeros(LAYOUT.size, np.float32)
+    for whole in ([1.0, 2.0, 3.0, 5.0], [4.0]):
+        alone.gradients(whole, flat)
+        alone.apply_gradients(flat)
+    with clients(BSP(), 2) as (made, server):
+        learners = [Learner(), Learner()]
+
+        def work(rank: int) -> None:
+            client, learner = made[rank], learners[rank]
+            client.hello(batches_per_epoch=len(batches[rank]))
+            sync = GradientSynchronizer(client, LAYOUT)
+            sync.start(learner)
+            for i, batch in enumerate(batches[rank]):
+                progress = Progress(0, i + 1, 1, 0 if batch is None else len(batch))
+                assert sync.step(learner, batch, progress) == (4, 1)[i]
+            sync.snapshot(learner, epoch=1)
+            client.finish()
+
+        together(lambda: work(0), lambda: work(1))
+        for learner in learners:
+            np.testing.assert_allclose(learner.weights, alone.weights, rtol=1e-6)
+        np.testing.assert_array_equal(server.state._center.weights, learners[0].weights)
+
+
+def test_a_retried_rank_joins_with_the_state_of_a_live_one() -> None:
+    with clients(BSP(), 2) as (made, server):
+        learners = [Learner(), Learner(), Learner()]
+        syncs = [GradientSynchronizer(c, LAYOUT) for c in made]
+        together(*[c.hello for c in made])
+        for sync, learner in zip(syncs, learners, strict=False):
+            sync.start(learner)
+
+        def step(sync: Any, learner: Learner, number: int) -> None:
+            sync.step(learner, [float(number)], Progress(0, number, 1, 1))
+
+        together(*[lambda i=i: step(syncs[i], learners[i], 1) for i in (0, 1)])
+        made[1].close()
+        late = connect(server, 1, attempt=1)
+        fresh = GradientSynchronizer(late, LAYOUT)
+
+        def join() -> None:
+            welcome = late.hello()
+            assert welcome.source == "state"
+            fresh.start(learners[2])
+            for number in range(welcome.batch + 1, 6):
+                step(fresh, learners[2], number)
+
+        def stay() -> None:
+            for number in range(2, 6):
+                step(syncs[0], learners[0], number)
+                if number == 2:
+                    while not late.welcome:  # so that it certainly joins before the end
+                        threading.Event().wait(0.01)
+
+        joining = threading.Thread(target=lambda: together(join), daemon=True)
+        joining.start()
+        while "join" not in {w.reason for w in server.state._waits.values()}:
+            threading.Event().wait(0.01)
+        together(stay)
+        joining.join(10)
+        assert learners[2].loaded == 1
+        np.testing.assert_array_equal(learners[0].weights, learners[2].weights)
+        late.close()
