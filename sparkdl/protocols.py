@@ -1,12 +1,13 @@
-"""What a worker trains: the protocol that the loop and the synchronizers use.
+"""The seams of training: what the loop, learners, batches and synchronizers ask of each other.
 
-A learner owns a compiled Keras model and turns windows of batches into changed weights. It hides
-the backend; all it exchanges with the outside is NumPy.
+The loop (:mod:`sparkdl.worker`) trains a *learner* on *batches* and lets a *synchronizer* exchange
+what was learned. NumPy and protocols only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,9 +16,11 @@ import numpy.typing as npt
 from sparkdl.weights import FloatArray, Layout
 
 Arrays = dict[str, npt.NDArray[Any]]
+MetricState = npt.NDArray[np.float64]
+"""All metric variables of a model (loss first) as one vector; vectors of workers add up."""
 
 
-class WindowLike(Protocol):
+class Window(Protocol):
     """Batches stacked along the first axis: each array is ``(num_batches, batch_size, ...)``."""
 
     @property
@@ -106,10 +109,10 @@ class Learner(Protocol):
     def write_weights(self, flat: FloatArray) -> None:
         """Sets the model's variables from ``flat``, a buffer of the layout."""
 
-    def train(self, window: WindowLike) -> None:
+    def train(self, window: Window) -> None:
         """Trains every batch of ``window``, one optimizer step each, in one compiled call."""
 
-    def gradients(self, window: WindowLike, out: FloatArray) -> None:
+    def gradients(self, window: Window, out: FloatArray) -> None:
         """The gradient of one batch, and the statistics after it, into ``out``; no step is taken.
 
         ``window.num_batches`` must be 1. The trained segment of ``out`` gets the gradient of the
@@ -119,7 +122,7 @@ class Learner(Protocol):
     def apply_gradients(self, flat: FloatArray) -> None:
         """One optimizer step with the trained segment; sets the statistics from the other."""
 
-    def train_reducing(self, window: WindowLike, reducer: Reducer) -> None:
+    def train_reducing(self, window: Window, reducer: Reducer) -> None:
         """Trains every batch of ``window``; ``reducer`` joins the workers' gradients in between."""
 
     def skip_reducing(self, reducer: Reducer) -> None:
@@ -131,13 +134,13 @@ class Learner(Protocol):
         What it returns (if not empty) is gone by from the next :meth:`apply_gradients` on.
         """
 
-    def metric_state(self) -> npt.NDArray[np.float64]:
+    def metric_state(self) -> MetricState:
         """All metric variables (loss first) as one vector; vectors of workers add up."""
 
     def reset_metrics(self) -> None:
         """Zeroes the metric variables (at the start of an epoch)."""
 
-    def evaluate(self, windows: Any) -> npt.NDArray[np.float64]:
+    def evaluate(self, windows: Iterator[Window]) -> MetricState:
         """The metric state over ``windows`` with the present weights; training's is untouched."""
 
     def predict(self, x: Arrays) -> Arrays:
@@ -181,3 +184,102 @@ class Learner(Protocol):
 
     def reload(self) -> None:
         """Takes over the Keras model's variables after they were changed from outside."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where a worker begins: beyond zero if an earlier attempt of its task was cut off.
+
+    Args:
+        epoch: Epoch to begin with.
+        position: How far that epoch is committed already: windows where all workers take them
+            together, batches otherwise.
+        windows_per_epoch: Windows that all workers take together (synchronous training), or None
+            where each worker takes as many as it has.
+        done: All work of this rank is committed already.
+    """
+
+    epoch: int = 0
+    position: int = 0
+    windows_per_epoch: int | None = None
+    done: bool = False
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a worker says of its work with an exchange.
+
+    Args:
+        epoch: The epoch it is in.
+        batches_done: Batches trained in this epoch, this exchange included.
+        windows_done: Windows trained in this epoch, this one included.
+        batches: Batches in this exchange.
+        rows: Rows in this exchange.
+        learning_rate: The optimizer's rate now.
+        metrics: The metric state of this epoch so far, now and then (None in between).
+    """
+
+    epoch: int
+    batches_done: int
+    windows_done: int
+    batches: int
+    rows: int
+    learning_rate: float
+    metrics: MetricState | None = None
+
+
+class Synchronizer(Protocol):
+    """How the updates of a worker travel."""
+
+    def start(self, learner: Learner, rows: int, batches: int, windows: int) -> Start:
+        """Joins the run, with what this worker has per epoch; sets the learner's weights."""
+
+    def train(self, learner: Learner, window: Window | None, report: Report) -> None:
+        """Trains some batches and exchanges; None takes part in a step without a batch."""
+
+    def train_on(self, learner: Learner, window: Window, report: Report) -> None:
+        """Trains some batches of a longer window; the exchange comes with the last of them."""
+
+    def end_epoch(
+        self,
+        learner: Learner,
+        epoch: int,
+        metrics: MetricState,
+        validation: MetricState | None,
+        wait: bool,
+    ) -> None:
+        """Reports an epoch's metrics; with ``wait``, returns when the driver says so."""
+
+    def keep_state(self, learner: Learner, epoch: int) -> None:
+        """Leaves what a checkpoint after ``epoch`` epochs needs with the driver."""
+
+    def finish(self, learner: Learner) -> None:
+        """Says that this worker is done."""
+
+    @property
+    def every_batch(self) -> bool:
+        """The exchange is inside ``train``, at each batch of a window; it counts batches."""
+
+    @property
+    def keeps_state(self) -> bool:
+        """After the end: whether this worker's optimizer state is the one that the run keeps."""
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the driver has asked all workers to stop."""
+
+    @property
+    def learning_rate(self) -> float | None:
+        """A learning rate that the driver has set since the start, or None."""
+
+
+class BatchSource(Protocol):
+    """What the loop asks of the data: see :class:`sparkdl.data.batches.Batches`."""
+
+    @property
+    def full_batches(self) -> int: ...
+    @property
+    def steps_per_epoch(self) -> int: ...
+    @property
+    def batch_bytes(self) -> int: ...
+    def windows(self, epoch: int, window: int, start_batch: int = 0) -> Iterator[Window]: ...

@@ -7,15 +7,14 @@ partition) and a *synchronizer* (how updates travel). It runs without Spark and 
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from contextlib import closing
-from dataclasses import dataclass
-from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from sparkdl.config import AUTO_WINDOW, EPOCH_WINDOW, LoopSettings
+from sparkdl.protocols import BatchSource, Learner, Report, Start, Synchronizer, Window
 
 MAX_PIECE = 16
 """Batches in one compiled call at most: more would gain nothing and take memory for the rows."""
@@ -26,107 +25,8 @@ MOST_STALE = 32
 so many changes that do not know of each other still add up well."""
 
 
-@dataclass(frozen=True)
-class Start:
-    """Where a worker begins: beyond zero if an earlier attempt of its task was cut off.
-
-    Args:
-        epoch: Epoch to begin with.
-        position: How far that epoch is committed already: windows where all workers take them
-            together, batches otherwise.
-        windows_per_epoch: Windows that all workers take together (synchronous training), or None
-            where each worker takes as many as it has.
-        done: All work of this rank is committed already.
-    """
-
-    epoch: int = 0
-    position: int = 0
-    windows_per_epoch: int | None = None
-    done: bool = False
-
-
-@dataclass(frozen=True)
-class Report:
-    """What a worker says of its work with an exchange.
-
-    Args:
-        epoch: The epoch it is in.
-        batches_done: Batches trained in this epoch, this exchange included.
-        windows_done: Windows trained in this epoch, this one included.
-        batches: Batches in this exchange.
-        rows: Rows in this exchange.
-        learning_rate: The optimizer's rate now.
-        metrics: The metric state of this epoch so far, now and then (None in between).
-    """
-
-    epoch: int
-    batches_done: int
-    windows_done: int
-    batches: int
-    rows: int
-    learning_rate: float
-    metrics: npt.NDArray[np.float64] | None = None
-
-
-class Synchronizer(Protocol):
-    """How the updates of a worker travel."""
-
-    def start(self, learner: Any, rows: int, batches: int, windows: int) -> Start:
-        """Joins the run, with what this worker has per epoch; sets the learner's weights."""
-
-    def train(self, learner: Any, window: Any | None, report: Report) -> None:
-        """Trains some batches and exchanges; None takes part in a step without a batch."""
-
-    def train_on(self, learner: Any, window: Any, report: Report) -> None:
-        """Trains some batches of a longer window; the exchange comes with the last of them."""
-
-    def end_epoch(
-        self,
-        learner: Any,
-        epoch: int,
-        metrics: npt.NDArray[np.float64],
-        validation: npt.NDArray[np.float64] | None,
-        wait: bool,
-    ) -> None:
-        """Reports an epoch's metrics; with ``wait``, returns when the driver says so."""
-
-    def keep_state(self, learner: Any, epoch: int) -> None:
-        """Leaves what a checkpoint after ``epoch`` epochs needs with the driver."""
-
-    def finish(self, learner: Any) -> None:
-        """Says that this worker is done."""
-
-    @property
-    def every_batch(self) -> bool:
-        """The exchange is inside ``train``, at each batch of a window; it counts batches."""
-
-    @property
-    def keeps_state(self) -> bool:
-        """After the end: whether this worker's optimizer state is the one that the run keeps."""
-
-    @property
-    def stopped(self) -> bool:
-        """Whether the driver has asked all workers to stop."""
-
-    @property
-    def learning_rate(self) -> float | None:
-        """A learning rate that the driver has set since the start, or None."""
-
-
-class BatchSource(Protocol):
-    """What the loop asks of the data: see :class:`sparkdl.data.batches.Batches`."""
-
-    @property
-    def full_batches(self) -> int: ...
-    @property
-    def steps_per_epoch(self) -> int: ...
-    @property
-    def batch_bytes(self) -> int: ...
-    def windows(self, epoch: int, window: int, start_batch: int = 0) -> Iterator[Any]: ...
-
-
 def train(
-    learner: Any,
+    learner: Learner,
     synchronizer: Synchronizer,
     batches: BatchSource,
     settings: LoopSettings,
@@ -183,7 +83,7 @@ class _Loop:
 
     def __init__(
         self,
-        learner: Any,
+        learner: Learner,
         synchronizer: Synchronizer,
         batches: BatchSource,
         settings: LoopSettings,
@@ -283,7 +183,7 @@ class _Loop:
                 return False
         return True
 
-    def _pieces(self, epoch: int, first_batch: int) -> Generator[Any]:
+    def _pieces(self, epoch: int, first_batch: int) -> Generator[Window]:
         yield from self.batches.windows(epoch, self.piece, first_batch)
 
     def _report(

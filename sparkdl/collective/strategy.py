@@ -17,8 +17,9 @@ from sparkdl.collective.rule_synchronizer import RuleSynchronizer
 from sparkdl.collective.rules import ExchangeRule
 from sparkdl.collective.synchronizer import GradientSynchronizer
 from sparkdl.errors import ModelError
+from sparkdl.protocols import Report, Start
 from sparkdl.weights import Layout
-from sparkdl.worker import MAX_PIECE, Report, Start
+from sparkdl.worker import MAX_PIECE
 
 MetricState = npt.NDArray[np.float64]
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from sparkdl.errors import ConfigError, ModelError
 from sparkdl.learner.optimizer_state import pack_arrays, read_slots, with_slots
 from sparkdl.learner.signature import list_names, takes_list
-from sparkdl.protocols import Arrays, Reducer, WindowLike
+from sparkdl.protocols import Arrays, Reducer, Window
 from sparkdl.weights import FloatArray, Layout
 
 
@@ -59,7 +59,7 @@ class KerasLearner:
         weights = None if sample_weight is None else self.targets(sample_weight)
         return self.inputs(x), self.targets(y), weights
 
-    def build_metrics(self, window: WindowLike) -> None:
+    def build_metrics(self, window: Window) -> None:
         """Creates the metric variables, which Keras makes at the first batch."""
         if self._metrics_ready:
             return
@@ -74,13 +74,13 @@ class KerasLearner:
 
     # -- steps in two halves ---------------------------------------------------------------------
 
-    def gradients(self, window: WindowLike, out: FloatArray) -> None:
+    def gradients(self, window: Window, out: FloatArray) -> None:
         raise NotImplementedError
 
     def apply_gradients(self, flat: FloatArray) -> None:
         raise NotImplementedError
 
-    def train_reducing(self, window: WindowLike, reducer: Reducer) -> None:
+    def train_reducing(self, window: Window, reducer: Reducer) -> None:
         for batch in split_window(window):
             reducer.rows = batch.num_rows
             self.gradients(batch, reducer.buffer)
@@ -109,7 +109,7 @@ class KerasLearner:
     def reset_metrics(self) -> None:
         self.model.reset_metrics()
 
-    def evaluate(self, windows: Iterable[WindowLike]) -> npt.NDArray[np.float64]:
+    def evaluate(self, windows: Iterable[Window]) -> npt.NDArray[np.float64]:
         saved: list[Any] | None = None
         for window in windows:
             self.build_metrics(window)
@@ -124,7 +124,7 @@ class KerasLearner:
             variable.assign(value)
         return state
 
-    def _evaluate_window(self, window: WindowLike) -> None:
+    def _evaluate_window(self, window: Window) -> None:
         raise NotImplementedError
 
     # -- optimizer -----------------------------------------------------------------------------
@@ -232,7 +232,7 @@ def require_compiled(model: Any) -> None:
         )
 
 
-def require_one_batch(window: WindowLike) -> None:
+def require_one_batch(window: Window) -> None:
     """Raises ModelError unless ``window`` is a single batch, as a gradient is of one."""
     if window.num_batches != 1:
         raise ModelError(
@@ -242,7 +242,7 @@ def require_one_batch(window: WindowLike) -> None:
         )
 
 
-def split_window(window: WindowLike) -> Iterator[WindowLike]:
+def split_window(window: Window) -> Iterator[Window]:
     """The batches of a window as windows of one; all have the same number of rows."""
     if window.num_batches == 1:
         yield window

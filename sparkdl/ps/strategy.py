@@ -12,13 +12,13 @@ import numpy as np
 import numpy.typing as npt
 
 from sparkdl.errors import ModelError
+from sparkdl.protocols import Report, Start
 from sparkdl.ps.client import Client, Progress, connect
 from sparkdl.ps.codecs import Compression
 from sparkdl.ps.rules.rule import Rule
 from sparkdl.ps.synchronizer import GradientSynchronizer, WindowSynchronizer
 from sparkdl.transport.address import Address
 from sparkdl.weights import Layout
-from sparkdl.worker import Report, Start
 
 MetricState = npt.NDArray[np.float64]
 

@@ -10,7 +10,8 @@ import pytest
 from sparkdl import worker
 from sparkdl.config import AUTO_WINDOW, EPOCH_WINDOW, LoopSettings
 from sparkdl.data import Batches, rows_from_numpy
-from sparkdl.worker import Report, Start, train
+from sparkdl.protocols import Report, Start
+from sparkdl.worker import train
 
 
 class Learner:

@@ -12,9 +12,9 @@ from sparkdl.collective.communicator import SoloCommunicator
 from sparkdl.collective.strategy import AllReduceStrategy, AllReduceSynchronizer
 from sparkdl.collective.synchronizer import GradientSynchronizer
 from sparkdl.errors import ConfigError, ModelError
+from sparkdl.protocols import Report
 from sparkdl.testing.thread_communicator import connect_threads
 from sparkdl.weights import Layout
-from sparkdl.worker import Report
 
 LAYOUT = Layout.of([("w", (3,), "float32")], [("mean", (3,), "float32")])
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from sparkdl.errors import ConfigError
+from sparkdl.protocols import Report
 from sparkdl.ps.client import Client, Progress
 from sparkdl.ps.rules import AEASGD, BSP, Downpour, Rule
 from sparkdl.ps.server import Server, ServerConfig
@@ -21,7 +22,6 @@ from sparkdl.ps.strategy import ServerSynchronizer
 from sparkdl.ps.synchronizer import GradientSynchronizer, WindowSynchronizer
 from sparkdl.transport.frames import Limits
 from sparkdl.weights import FloatArray, Layout
-from sparkdl.worker import Report
 
 LAYOUT = Layout.of([("w", (6,), "float32")], [("m", (2,), "float32")])
 STEP = Progress(epoch=0, batch=1, batches=1, rows=1)
