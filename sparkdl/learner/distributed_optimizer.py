@@ -12,7 +12,7 @@ import keras
 from sparkdl.collective.communicator import Communicator
 from sparkdl.collective.current import current
 from sparkdl.errors import ConfigError, ModelError
-from sparkdl.learner.gradient_exchange import GradientExchange, as_dense, make_exchange
+from sparkdl.learner.distributed_gradients import GradientReducer, as_dense, make_reducer
 
 
 def DistributedOptimizer(
@@ -66,7 +66,7 @@ def DistributedOptimizer(
     """
     _check(optimizer, backward_passes_per_step)
     communicator = current() if communicator is None else communicator
-    exchange = make_exchange(communicator, op, compression, sparse_as_dense)
+    reducer = make_reducer(communicator, op, compression, sparse_as_dense)
     scaled = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
     if keras.config.dtype_policy().name == "mixed_float16" and not scaled:
         # Keras would put it around this one, where each rank would decide on its own to skip
@@ -74,7 +74,7 @@ def DistributedOptimizer(
     plain = type(optimizer)
     cls = type(plain.__name__, (_Distributed, plain), {"__class__": property(lambda self: plain)})
     made = _made_anew(optimizer, cls)
-    made._distribution = _Distribution(exchange, backward_passes_per_step)
+    made._distribution = _Distribution(reducer, backward_passes_per_step)
     if optimizer.built:
         made.build(_trained_by(optimizer))
         with made._distribution.hidden():
@@ -92,12 +92,12 @@ class _Distribution:
     """What a distributed optimizer has beside the plain one; plain Python, so Keras tracks none.
 
     Args:
-        exchange: Joins gradients.
+        reducer: Joins gradients over the ranks.
         passes: Backward passes per applied step.
     """
 
-    def __init__(self, exchange: GradientExchange, passes: int) -> None:
-        self.exchange, self.passes = exchange, passes
+    def __init__(self, reducer: GradientReducer, passes: int) -> None:
+        self.reducer, self.passes = reducer, passes
         self.inside = False
         self.hiding = False
         self.sums: list[Any] = []
@@ -189,7 +189,7 @@ class _Distributed:
                     self.build(trainable_variables)
         if state.passes == 1:
             with state.joined():
-                super().apply(state.exchange(grads), trainable_variables)  # type: ignore[misc]
+                super().apply(state.reducer(grads), trainable_variables)  # type: ignore[misc]
         elif keras.backend.backend() == "jax":
             self._apply_values(grads, trainable_variables)
         else:
@@ -202,7 +202,7 @@ class _Distributed:
         state = self._distribution
         base: Any = super()
         if state.passes == 1:
-            grads = state.exchange(grads)
+            grads = state.reducer(grads)
             with state.joined():
                 return base.stateless_apply(  # type: ignore[no-any-return]
                     optimizer_variables, grads, trainable_variables
@@ -219,7 +219,7 @@ class _Distributed:
                     for g, p in zip(grads, places, strict=False)]  # fmt: skip
             with state.joined():
                 trained, mine = base.stateless_apply(
-                    values, state.exchange(sums), trainable_variables
+                    values, state.reducer(sums), trainable_variables
                 )
             mine = [0 * v if i in places else v for i, v in enumerate(mine)]
             return list(trained), mine
@@ -244,7 +244,7 @@ class _Distributed:
             means = [None if g is None else total / state.passes
                      for total, g in zip(sums, grads, strict=True)]  # fmt: skip
             with state.joined():
-                base.apply(state.exchange(means), trainable_variables)
+                base.apply(state.reducer(means), trainable_variables)
             for total in sums:
                 total.assign(keras.ops.zeros_like(total))
             state.count.assign(0)
@@ -291,7 +291,7 @@ def _check(optimizer: Any, passes: Any) -> None:
         )
     if isinstance(passes, bool) or not isinstance(passes, int) or passes < 1:
         raise ConfigError(
-            "backward_passes_per_step is wrong",
+            "backward_passes_per_step cannot be this number",
             expected="a whole number of at least 1",
             received=repr(passes),
         )

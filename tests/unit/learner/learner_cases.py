@@ -15,7 +15,8 @@ from sparkdl.errors import ConfigError, ModelError
 from sparkdl.learner import make_learner
 from sparkdl.learner.archive import decode_model, encode_model
 from sparkdl.learner.cache import cached_learner, forget_learner
-from sparkdl.learner.keras_learner import metric_results, model_layout, read_model, write_model
+from sparkdl.learner.metric_state import metric_results
+from sparkdl.learner.model_weights import model_layout, read_model, write_model
 from sparkdl.protocols import BatchStack
 
 BACKEND = keras.backend.backend()
@@ -156,7 +157,7 @@ def test_number_of_compilations():
     else:
         assert counts[2] == counts[1] == counts[0] <= 3
     if BACKEND == "jax":
-        assert learner._train_window.compilations == 2
+        assert learner._train_steps.compilations == 2
 
 
 def test_gradient_of_a_linear_model_by_hand():

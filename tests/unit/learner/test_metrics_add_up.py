@@ -13,8 +13,8 @@ from keras import ops
 
 from sparkdl.data import ColumnSpec
 from sparkdl.errors import ModelError
-from sparkdl.learner.keras_learner import build_metrics
-from sparkdl.learner.metrics import check_metrics_add_up
+from sparkdl.learner.metric_check import check_metrics_add_up
+from sparkdl.learner.metric_state import build_metrics
 
 
 @dataclass

@@ -21,7 +21,8 @@ import numpy as np
 import numpy.typing as npt
 
 from sparkdl.errors import ModelError
-from sparkdl.learner.keras_learner import arrange, arrange_inputs, flatten_arrays
+from sparkdl.learner.metric_state import flatten_arrays
+from sparkdl.learner.structure import arrange, arrange_inputs
 
 DECLARATION = "sums_over_workers"
 """Class attribute by which a metric says that its variables are sums (True) or are not (False)."""
