@@ -26,8 +26,8 @@ from sparkdl.collective.rules import (
 from sparkdl.collective.synchronizer import GradientLearner, take_root_state
 from sparkdl.config import EPOCH_WINDOW
 from sparkdl.errors import ConfigError
+from sparkdl.protocols import MAX_STACK
 from sparkdl.weights import FloatArray, Layout
-from sparkdl.worker import MAX_PIECE
 
 
 class RuleLearner(GradientLearner, Protocol):
@@ -57,7 +57,7 @@ class RuleSynchronizer:
 
     All ranks count the steps of an epoch alike, those without a batch included, and exchange when
     ``window`` of them are done and at the end of an epoch. They agree on stopping with the first
-    exchange after each :data:`~sparkdl.worker.MAX_PIECE` steps.
+    exchange after each :data:`~sparkdl.protocols.MAX_STACK` steps.
 
     Args:
         communicator: Connected; used by this synchronizer alone while it trains.
@@ -185,7 +185,7 @@ class RuleSynchronizer:
         self._window = self._steps.exchange(learner) or self._window
         self._since_agreement += self._since_exchange
         self._since_exchange = 0
-        if self._since_agreement >= MAX_PIECE:
+        if self._since_agreement >= MAX_STACK:
             self._since_agreement = 0
             wish = np.array([self.stop_wanted], np.float32)
             self._communicator.all_reduce(wish, "max", out=wish)

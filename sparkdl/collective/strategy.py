@@ -17,9 +17,8 @@ from sparkdl.collective.rule_synchronizer import RuleSynchronizer
 from sparkdl.collective.rules import ExchangeRule
 from sparkdl.collective.synchronizer import GradientSynchronizer
 from sparkdl.errors import ModelError
-from sparkdl.protocols import Report, Start
+from sparkdl.protocols import MAX_STACK, Report, Start
 from sparkdl.weights import Layout
-from sparkdl.worker import MAX_PIECE
 
 MetricState = npt.NDArray[np.float64]
 
@@ -195,7 +194,7 @@ class AllReduceSynchronizer:
     """The loop's view of training without a server; see :class:`sparkdl.worker.Synchronizer`.
 
     The ranks agree on the steps of an epoch at the start; on stopping, at every
-    :data:`~sparkdl.worker.MAX_PIECE` steps and at the end of an epoch; and on the learning rate
+    :data:`~sparkdl.protocols.MAX_STACK` steps and at the end of an epoch; and on the learning rate
     at the end of an epoch: no rank goes its own way.
 
     Args:
@@ -314,7 +313,7 @@ class AllReduceSynchronizer:
 
     @property
     def stopped(self) -> bool:
-        if self._exchange.stop_agreed and self._steps % MAX_PIECE == 0:
+        if self._exchange.stop_agreed and self._steps % MAX_STACK == 0:
             self._stopped = True
         return self._stopped
 

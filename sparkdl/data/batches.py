@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
@@ -139,7 +139,7 @@ class Batches:
                 stack.num_rows,
             )
 
-    def stacks(self, epoch: int, most_batches: int, start_batch: int = 0) -> Iterator[BatchStack]:
+    def stacks(self, epoch: int, most_batches: int, start_batch: int = 0) -> Generator[BatchStack]:
         """The batches of an epoch in stacks, gathered ahead in a background thread.
 
         The thread ends with the iterator: at the end of the epoch, on ``close()``, on an
