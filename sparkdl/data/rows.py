@@ -50,11 +50,6 @@ class Rows:
         return self._storage
 
     @property
-    def in_memory(self) -> bool:
-        """Whether the rows lie in memory rather than in a mapped file."""
-        return self.storage.block_rows is None
-
-    @property
     def row_bytes(self) -> int:
         """Bytes of one row as the model gets it; 0 without rows."""
         first = self.slice(0, 1)
