@@ -38,6 +38,11 @@ _NEEDS = {
 _IN_PROCESS = {"inproc", "solo", "threads-2", "threads-3", "threads-4"}
 """Parameters of the contract suites for which no other process is started."""
 _OURS = ("sparkdl",)
+_SET_BY_OTHERS = (
+    "PYTEST", "SPARK", "PYSPARK", "_",
+    "TF2_", "TPU", "KMP_", "HDF5_", "ENABLE_RUNTIME_UPTIME",  # frameworks, when they are imported
+)  # fmt: skip
+"""Beginnings of the names of environment variables that others set in this process."""
 _TEMP = tempfile.mkdtemp(prefix="pytest-")  # of this run alone, so that others do not show
 os.environ["TMPDIR"] = tempfile.tempdir = _TEMP
 atexit.register(shutil.rmtree, _TEMP, ignore_errors=True)
@@ -120,7 +125,6 @@ def nothing_left_behind() -> Iterator[None]:
     changed = {
         k
         for k in {*os.environ, *before[3]}
-        if os.environ.get(k) != before[3].get(k) and not k.startswith(("PYTEST", "SPARK", "PYSPARK",
-                                                                       "TF2_", "_", "TPU"))
-    }  # fmt: skip
+        if os.environ.get(k) != before[3].get(k) and not k.startswith(_SET_BY_OTHERS)
+    }
     assert not changed, f"environment changed: {changed}"

@@ -1,4 +1,4 @@
-"""Rows by number: what batches are gathered from, in memory or spilled alike."""
+"""Rows by number, in memory or spilled to disk; batches are gathered from them."""
 
 from __future__ import annotations
 
@@ -107,5 +107,5 @@ class Rows:
         )
 
     def close(self) -> None:
-        """Lets go of the memory and of the spilled file; arrays handed out stay valid."""
+        """Frees the memory or the spilled file; arrays that were handed out stay valid."""
         self._storage = None

@@ -32,9 +32,9 @@ def DistributedOptimizer(
     (as the plain optimizer; wrap it again to go on training on several ranks).
 
     Works in ``model.fit`` and in hand-written loops (``optimizer.apply``), on the TensorFlow, JAX
-    and PyTorch backends. On TensorFlow compile with ``jit_compile=False``: XLA cannot call out of
-    a graph. With ``mixed_float16`` the loss is scaled outside of the exchange, so an overflow on
-    one rank makes all ranks skip the step alike. All ranks must make the same number of steps.
+    and PyTorch backends. On TensorFlow compile with ``jit_compile=False``: a graph compiled by XLA
+    cannot call the communicator. With ``mixed_float16`` the joined gradients are checked for an
+    overflow, so all ranks skip the step alike. All ranks must make the same number of steps.
 
     Args:
         optimizer: Any ``keras.optimizers.Optimizer``; it is not changed. Its state is taken over.
@@ -53,7 +53,7 @@ def DistributedOptimizer(
         A new optimizer of a subclass of ``type(optimizer)``.
 
     Raises:
-        ConfigError: A wrong argument.
+        ConfigError: An argument that cannot be used.
         ModelError: The optimizer cannot be made anew from its configuration.
 
     References:
@@ -69,7 +69,7 @@ def DistributedOptimizer(
     reducer = make_reducer(communicator, op, compression, sparse_as_dense)
     scaled = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
     if keras.config.dtype_policy().name == "mixed_float16" and not scaled:
-        # Keras would put it around this one, where each rank would decide on its own to skip
+        # Keras would wrap the distributed optimizer in one: each rank would skip steps on its own.
         optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
     plain = type(optimizer)
     cls = type(plain.__name__, (_Distributed, plain), {"__class__": property(lambda self: plain)})
@@ -89,7 +89,7 @@ def is_distributed(optimizer: Any) -> bool:
 
 
 class _Distribution:
-    """What a distributed optimizer has beside the plain one; plain Python, so Keras tracks none.
+    """What a distributed optimizer has beside the plain one, in an object that Keras ignores.
 
     Args:
         reducer: Joins gradients over the ranks.
@@ -105,7 +105,7 @@ class _Distribution:
 
     @contextlib.contextmanager
     def joined(self) -> Iterator[None]:
-        """Gradients that are applied here are joined already."""
+        """Within, ``apply`` takes gradients that are joined already."""
         before, self.inside = self.inside, True
         try:
             yield
@@ -114,7 +114,7 @@ class _Distribution:
 
     @contextlib.contextmanager
     def hidden(self) -> Iterator[None]:
-        """``variables`` are those of the plain optimizer."""
+        """Within, ``variables`` are those of the plain optimizer."""
         before, self.hiding = self.hiding, True
         try:
             yield
@@ -167,12 +167,12 @@ class _Distributed:
         return [v for v in found if not state.owns(v)]
 
     def save_own_variables(self, store: Any) -> None:
-        """As the plain optimizer."""
+        """As the plain optimizer does."""
         with self._distribution.hidden():
             super().save_own_variables(store)  # type: ignore[misc]
 
     def load_own_variables(self, store: Any) -> None:
-        """As the plain optimizer."""
+        """As the plain optimizer does."""
         with self._distribution.hidden():
             super().load_own_variables(store)  # type: ignore[misc]
 
@@ -277,7 +277,7 @@ def _place(variables: Sequence[Any], wanted: Any) -> int:
 def _check(optimizer: Any, passes: Any) -> None:
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise ConfigError(
-            "DistributedOptimizer cannot wrap this",
+            "DistributedOptimizer cannot wrap this object",
             expected="a keras.optimizers.Optimizer",
             received=f"{type(optimizer).__name__}: {optimizer!r}"[:200],
             hint="keras.optimizers.get('adam') makes one of a name",

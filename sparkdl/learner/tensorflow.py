@@ -155,7 +155,7 @@ class TensorFlowLearner(KerasLearner):
         self.build_metrics(stack)
         self._reducer, reducer.rows = reducer, stack.num_rows // stack.num_batches
         steps = self._steps_with(reducer)
-        given = (*self._tensors(stack), tf.constant(stack.num_batches), *_said(reducer))
+        given = (*self._tensors(stack), tf.constant(stack.num_batches), *_weight_and_stop(reducer))
         if not self._has_gradient:
             steps.get_concrete_function(*given)  # tracing finds which variables have one
         reducer.agree_on_gradients(self._has_gradient)
@@ -170,12 +170,12 @@ class TensorFlowLearner(KerasLearner):
             return
         reducer.rows = 0
         self._has_gradient = reducer.agree_on_gradients([]) or self._has_gradient
-        agreed = self._skip_with(reducer)(*_said(reducer))
+        agreed = self._skip_with(reducer)(*_weight_and_stop(reducer))
         reducer.agree_on_stop(float(agreed))
         self._flat = None
 
     def _steps_with(self, reducer: Reducer) -> Any:
-        """The compiled loop over a stack's batches, with this kind of exchange in each."""
+        """The compiled loop over a stack's batches, with an exchange in each step."""
         kind = _kind(reducer)
         if kind not in self._reducing:
             exchange = self._exchange_of(reducer)
@@ -190,9 +190,9 @@ class TensorFlowLearner(KerasLearner):
                     gradients = match_gradients(self.model, captured, self.trained)
                     self._has_gradient = [g is not None for g in gradients]
                     values = [*gradients, *(v.value for v in self.averaged)]
-                    parts, _, told = exchange(values, weight, stop)
+                    parts, _, stopping = exchange(values, weight, stop)
                     self._apply_parts(parts)
-                    return index + 1, tf.maximum(agreed, told)
+                    return index + 1, tf.maximum(agreed, stopping)
 
                 return tf.while_loop(
                     lambda index, _: index < count, body, (tf.constant(0), tf.constant(0.0)),
@@ -210,13 +210,13 @@ class TensorFlowLearner(KerasLearner):
 
             def run(weight: tf.Tensor, stop: tf.Tensor) -> tf.Tensor:
                 values = [tf.zeros(s.shape) for s in self._layout.slots]
-                parts, total, told = exchange(values, weight, stop)
+                parts, total, stopping = exchange(values, weight, stop)
 
                 def apply() -> tf.Tensor:
                     self._apply_parts(parts)
-                    return told
+                    return stopping
 
-                return tf.cond(total > 0, apply, lambda: told)
+                return tf.cond(total > 0, apply, lambda: stopping)
 
             self._reducing[kind] = tf.function(run, autograph=False)
         return self._reducing[kind]
@@ -237,7 +237,7 @@ def _kind(reducer: Reducer) -> tuple[Any, ...]:
     return (None, parts) if reducer.in_graph is None else (reducer.in_graph.wire, "horovod", parts)
 
 
-def _said(reducer: Reducer) -> tuple[tf.Tensor, tf.Tensor]:
+def _weight_and_stop(reducer: Reducer) -> tuple[tf.Tensor, tf.Tensor]:
     """This worker's weight and its wish to stop, for an exchange inside the step."""
     if reducer.in_graph is None:
         return tf.constant(0.0), tf.constant(0.0)

@@ -100,7 +100,7 @@ def test_sums_and_what_is_declared_are_taken(metric: Any) -> None:
     ],
 )
 def test_what_is_no_sum_is_refused_by_name(metric: Any, said: str) -> None:
-    with pytest.raises(ModelError, match="cannot be put together") as caught:
+    with pytest.raises(ModelError, match="cannot be summed over the workers") as caught:
         check(model_with("accuracy", metric(name="mine")))
     assert "'mine'" in str(caught.value)
     assert said in caught.value.received
