@@ -61,7 +61,7 @@ def be_rank(
         rng.normal(size=(BATCH * STEPS, 1024)).astype("float32"),
         rng.integers(0, 10, BATCH * STEPS),
     )
-    window = next(iter(Batches(rows, BATCH, rank=rank).windows(0, STEPS)))
+    window = next(iter(Batches(rows, BATCH, rank=rank).stacks(0, STEPS)))
     connector = make_communicator(name, rank=rank)
     pipe.send(connector.prepare().to_json())
     texts, token = pipe.recv()

@@ -33,7 +33,7 @@ def main() -> None:
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2, activation="softmax")])
     model.compile("adam", "sparse_categorical_crossentropy")
     learner = make_learner(model)
-    window = next(iter(Batches(rows_from_numpy(x, (x[:, 0] > 0).astype(int)), 8).windows(0, 8)))
+    window = next(iter(Batches(rows_from_numpy(x, (x[:, 0] > 0).astype(int)), 8).stacks(0, 8)))
     connector = make_communicator(communicator_name, rank=rank, timeout_s=TIMEOUT_S)
     texts = Meeting(folder, rank, size).all_gather(connector.prepare().to_json())
     told: dict[str, Any] = {"error": None}
