@@ -16,7 +16,7 @@ from sparkdl.learner import keras_learner
 from sparkdl.learner.archive import encode_model, restore_state
 from sparkdl.progress.monitor import FitMonitor
 from sparkdl.spark.columns.sources import Source
-from sparkdl.spark.driver.choice import Exchange
+from sparkdl.spark.driver.choice import ChosenExchange
 from sparkdl.spark.driver.cluster import check_barrier, default_parallelism, wait_for_slots
 from sparkdl.spark.driver.metrics import prepare_metrics
 from sparkdl.spark.driver.training import Run, StageLost, StageSummary, train_stage
@@ -195,7 +195,7 @@ def _with_workers_left(plan: FitPlan, lost: StageLost, restarts: int) -> FitPlan
     return replace(plan, num_workers=workers, at_once=min(plan.at_once, workers))
 
 
-def count_workers(exchange: Exchange, config: FitConfig, source: Source) -> tuple[int, int]:
+def count_workers(exchange: ChosenExchange, config: FitConfig, source: Source) -> tuple[int, int]:
     """Workers of a run, and how many of them can run at the same time (0: unknown).
 
     Args:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from sparkdl.config import FitConfig
 from sparkdl.ps.choice import ServerExchange
 from sparkdl.spark.driver.allreduce_run import AllReduceRecipe
-from sparkdl.spark.driver.choice import Exchange
+from sparkdl.spark.driver.choice import ChosenExchange
 from sparkdl.spark.driver.server_run import ServerOptions, ServerRecipe
 
 
-def recipe_of(config: FitConfig, exchange: Exchange) -> ServerRecipe | AllReduceRecipe:
+def recipe_of(config: FitConfig, exchange: ChosenExchange) -> ServerRecipe | AllReduceRecipe:
     """The recipe for checked settings."""
     options = ServerOptions(
         config.parameter_server_mode, config.port, config.server_bind, config.server_address,
