@@ -16,7 +16,7 @@ from sparkdl.data.columns import ColumnSpec, DataSpec, Kind
 from sparkdl.errors import DataError
 from sparkdl.learner.signature import Shape, Signature, TensorSpec
 from sparkdl.spark.columns.decoders import Decoder, DecoderFunction
-from sparkdl.spark.columns.wire import is_vector
+from sparkdl.spark.columns.wire import is_vector_column
 
 ColumnNames = str | Iterable[str]
 
@@ -92,6 +92,15 @@ def make_spec(
 def _match(
     given: Any, wanted: Mapping[str, TensorSpec], argument: str, what: str, strict: bool
 ) -> dict[str, Any]:
+    """What the user named for each of the model's inputs (or outputs).
+
+    Args:
+        given: One choice, for a model with one input, or input name -> choice.
+        wanted: The model's inputs.
+        argument: Of ``fit``, for messages.
+        what: ``'input'`` or ``'output'``, for messages.
+        strict: Whether the names in ``given`` must be those of ``wanted``.
+    """
     if isinstance(given, Mapping):
         names = dict(given)
         if strict and set(names) != set(wanted):
@@ -111,6 +120,7 @@ def _match(
 
 
 def _names(columns: ColumnNames, argument: str) -> tuple[str, ...]:
+    """One or several column names as a tuple."""
     if isinstance(columns, str):
         return (columns,)
     if not isinstance(columns, Iterable):
@@ -123,6 +133,7 @@ def _names(columns: ColumnNames, argument: str) -> tuple[str, ...]:
 
 
 def _field(schema: T.StructType, name: str, argument: str) -> T.StructField:
+    """The column of that name, if there is exactly one."""
     if not isinstance(name, str):
         raise DataError(
             f"{argument} must name columns", expected="str", received=f"{type(name).__name__}"
@@ -152,6 +163,7 @@ def _feature(
     wanted: TensorSpec | None,
     decoder: Decoder | None,
 ) -> ColumnSpec:
+    """How to read the columns of one input."""
     if not columns:
         raise DataError("features names no column", expected="at least one", received="()")
     fields = [_field(schema, name, "features") for name in columns]
@@ -170,7 +182,7 @@ def _feature(
         if not isinstance(kind, (T.BinaryType, T.StructType, T.StringType)):
             raise _wrong_type(field, "features", "a binary, image or string column for a decoder")
         return ColumnSpec(columns, _known(shape, field), dtype, "decoded", decoder=decoder)
-    if is_vector(kind):
+    if is_vector_column(kind):
         _check_vector_size(field, shape)
         return ColumnSpec(columns, (None,) if shape is None else shape, dtype, "array")
     if isinstance(kind, T.ArrayType):
@@ -192,6 +204,7 @@ def _feature(
 def _label(
     schema: T.StructType, columns: tuple[str, ...], signature: Signature, output: str
 ) -> ColumnSpec:
+    """How to read the columns of one output's labels."""
     if len(columns) != 1:
         return _several_labels(schema, columns, signature, output)
     name = columns[0]
@@ -225,7 +238,7 @@ def _label(
                 received=kind.simpleString(),
             )
         return ColumnSpec((name,), (1,) if shape == (1,) else (), dtype, "scalars")
-    if is_vector(kind):
+    if is_vector_column(kind):
         _check_vector_size(field, shape)
         return ColumnSpec((name,), (None,) if shape is None else shape, dtype, "array")
     if isinstance(kind, T.ArrayType) and _is_number(_element(kind)[1]):
@@ -263,7 +276,7 @@ def _own_label(field: T.StructField) -> ColumnSpec:
     """Labels for a loss of the user's own: as they are, since only the loss knows what it wants."""
     kind = field.dataType
     depth, element = _element(kind) if isinstance(kind, T.ArrayType) else (0, kind)
-    if is_vector(kind):
+    if is_vector_column(kind):
         return ColumnSpec((field.name,), (None,), "float32", "array")
     if not _is_number(element):
         raise _wrong_type(field, "label", "numbers, an array or an ML vector")
@@ -273,6 +286,7 @@ def _own_label(field: T.StructField) -> ColumnSpec:
 
 
 def _weight(schema: T.StructType, name: str) -> ColumnSpec:
+    """How to read a column of sample weights."""
     field = _field(schema, name, "sample_weight")
     if not _is_number(field.dataType):
         raise _wrong_type(field, "sample_weight", "a numeric column")
@@ -285,6 +299,7 @@ def _scalars_shape(
     argument: str = "feature",
     side: str = "input",
 ) -> Shape:
+    """The shape of a row made of numeric columns: the model's, if they are as many values."""
     count = len(columns)
     if shape is None:
         return (count,)
@@ -299,6 +314,7 @@ def _scalars_shape(
 
 
 def _known(shape: Shape | None, field: T.StructField) -> Shape:
+    """``shape``, if the model has one: bytes do not tell theirs."""
     if shape is None:
         raise DataError(
             f"the shape of column {field.name!r} cannot be known",
@@ -310,6 +326,7 @@ def _known(shape: Shape | None, field: T.StructField) -> Shape:
 
 
 def _check_vector_size(field: T.StructField, shape: Shape | None) -> None:
+    """Compares the size in the metadata of a column of vectors, if it is there, with the model."""
     attributes = (field.metadata or {}).get("ml_attr", {})
     size = attributes.get("num_attrs")
     if size is None or shape is None or any(d is None for d in shape):
@@ -323,6 +340,7 @@ def _check_vector_size(field: T.StructField, shape: Shape | None) -> None:
 
 
 def _element(kind: T.ArrayType) -> tuple[int, T.DataType]:
+    """How deep an array is nested, and what its innermost elements are."""
     depth, element = 1, kind.elementType
     while isinstance(element, T.ArrayType):
         depth, element = depth + 1, element.elementType

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pyspark.sql import types as T
 
 PROBLEM = "__sparkdl_problem"
-"""A text column: the error that an encoder upstream found instead of a row."""
+"""A text column: the error that :class:`~sparkdl.spark.columns.pairs.PairEncoder` found in a row."""
 
 
 def wire_names(count: int) -> list[str]:
@@ -42,22 +42,22 @@ def selection(schema: T.StructType, spec: DataSpec, names: list[str]) -> list[An
     columns = []
     for name, alias in zip(spec.columns, names, strict=True):
         column = F.col("`" + name.replace("`", "``") + "`")
-        if is_vector(schema[name].dataType):
+        if is_vector_column(schema[name].dataType):
             column = vector_to_array(column, "float32")
         columns.append(column.alias(alias))
     return columns
 
 
-def is_vector(kind: T.DataType) -> bool:
+def is_vector_column(kind: T.DataType) -> bool:
     """Whether a column holds vectors of ``pyspark.ml`` or ``pyspark.mllib``."""
-    return hasattr(kind, "sqlType") and type(kind).__name__ == "VectorUDT"
+    return type(kind).__name__ == "VectorUDT"
 
 
 def named_batches(batches: Iterable[pa.RecordBatch], spec: DataSpec) -> Iterator[pa.RecordBatch]:
     """On the executor: batches with the names of ``spec.columns``.
 
     Raises:
-        DataError: What the encoder of an RDD found.
+        DataError: An element of an RDD that is no example; found before, raised here.
     """
     columns = [name for name in spec.columns if name != spec.role_column]
     names = dict(zip(wire_names(len(columns)), columns, strict=True))
