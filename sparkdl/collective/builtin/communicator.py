@@ -19,12 +19,14 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from sparkdl.collective.arguments import MAX_DIMENSIONS, OPS
 from sparkdl.collective.arithmetic import (
     Array,
     put_scaled,
     reduce_in_order,
     reduction_factors,
     reduction_ufunc,
+    shard_edges,
 )
 from sparkdl.collective.builtin.places import Places
 from sparkdl.collective.builtin.records import (
@@ -43,12 +45,7 @@ from sparkdl.collective.builtin.ring import Ring
 from sparkdl.collective.builtin.shared import SharedMemory
 from sparkdl.collective.builtin.waiting import Watch
 from sparkdl.collective.member import Member
-from sparkdl.collective.ordered import (
-    MAX_DIMENSIONS,
-    OPS,
-    OrderedCommunicator,
-    shard_edges,
-)
+from sparkdl.collective.ordered import OrderedCommunicator
 from sparkdl.errors import ProtocolError
 
 _SMALL_BYTES = 16 << 10
