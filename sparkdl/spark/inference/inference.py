@@ -11,9 +11,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from sparkdl.config import UseGpu
 from sparkdl.data import Batch, Batches, DataSpec, decode, rows_from_numpy
 from sparkdl.errors import DataError, ResourceError, WorkerError
-from sparkdl.launch.devices import UseGpu, needs_child, placement_of, start_framework
+from sparkdl.launch.devices import needs_child, placement_of, start_framework
 from sparkdl.launch.results import RESULT_SCHEMA, Result, failure_result, to_batch
 from sparkdl.learner.archive import ModelArchive
 from sparkdl.learner.signature import Signature

@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import pytest
 
+from sparkdl.collective.choice import optimizer_config
 from sparkdl.collective.rule_synchronizer import RuleSynchronizer
 from sparkdl.collective.rules import make_rule
 from sparkdl.collective.solo import SoloCommunicator
@@ -16,7 +17,6 @@ from sparkdl.collective.synchronizer import AllReduceSynchronizer
 from sparkdl.config import LoopSettings
 from sparkdl.data import Batches, rows_from_numpy
 from sparkdl.learner import make_learner
-from sparkdl.spark.driver.allreduce_rules import optimizer_config
 from sparkdl.worker import train
 
 OPTIMIZERS: dict[str, Callable[[], Any]] = {
