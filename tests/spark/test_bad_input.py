@@ -25,7 +25,7 @@ from sparkdl.errors import (
     UnknownNameError,
 )
 from sparkdl.learner.signature import model_signature
-from sparkdl.spark.columns.sources import pair_encoder
+from sparkdl.spark.columns.pairs import pair_encoder
 from sparkdl.spark.driver import fitting as module
 
 
