@@ -59,8 +59,8 @@ class AllReduceSynchronizer:
     """The :class:`~sparkdl.protocols.Synchronizer` of training without a server.
 
     The ranks agree on the number of steps of an epoch at the start; on stopping, after each
-    :data:`~sparkdl.protocols.MAX_STACK` steps and at the end of an epoch; and on the learning rate at
-    the end of an epoch. So all ranks always do the same.
+    :data:`~sparkdl.protocols.MAX_STACK` steps and at the end of an epoch; and on the learning rate
+    at the end of an epoch. So all ranks always do the same.
 
     Args:
         communicator: Connected.
