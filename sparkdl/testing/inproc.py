@@ -12,7 +12,6 @@ from sparkdl.transport.frames import (
     ByteArray,
     Limits,
     Message,
-    check_sizes,
     decode_header,
     decode_meta,
     encode,
@@ -44,7 +43,7 @@ class InprocChannel:
         self._aborted = threading.Event()
         self._number = dispatcher.open()
         if raw is not None:
-            dispatcher.state.attach(self._number, raw)
+            dispatcher.service.attach(self._number, raw)
 
     @property
     def raw(self) -> ByteArray | None:
@@ -53,8 +52,7 @@ class InprocChannel:
     def request(self, message: Message, timeout_s: float | None) -> Message:
         frame = encode(message, max_meta_bytes=self._limits.max_meta_bytes)
         received, meta_len, body_len = decode_header(frame[:HEADER_BYTES])
-        limits = self._dispatcher.limits
-        check_sizes(received.kind, meta_len, body_len, limits, received.flags)
+        self._dispatcher.limits.check(received, meta_len, body_len)
         received.meta = decode_meta(received.kind, frame[HEADER_BYTES:])
         received.body = message.body
         if self._aborted.is_set():
