@@ -24,12 +24,14 @@ class ListenOptions:
             where the mode has one, else Flask; both stay inside a range.
         bind_address: Interface to listen on.
         advertised_address: What ranks connect to; None for ``bind_address``.
+        web: Whether HTTP listens in every mode, for ``/health`` and ``/metrics``.
     """
 
     mode: Mode = "auto"
     port: PortSpec = 0
     bind_address: str = "127.0.0.1"
     advertised_address: str | None = None
+    web: bool = True
 
     def __post_init__(self) -> None:
         if self.mode not in get_args(Mode):
@@ -79,6 +81,8 @@ class Listeners:
                 uds.bind(path)
                 uds.listen(1024)
                 found.update(uds=path)
+            if not (options.web or mode == "http"):
+                return cls(Address(http="", **found), sockets)
             fixed = framed and len(list(ports_of(options.port))) == 1
             sockets["http"] = web = listen(options.bind_address, 0 if fixed else options.port)
         except BaseException:
@@ -103,6 +107,16 @@ class Listeners:
             with contextlib.suppress(OSError):
                 listener.close()
         self.sockets.clear()
+
+
+def loopback_of(bind_address: str) -> str:
+    """An address under which this host itself reaches what listens on ``bind_address``.
+
+    >>> loopback_of('0.0.0.0'), loopback_of('10.0.0.5')
+    ('127.0.0.1', '10.0.0.5')
+    """
+    host = bind_address.strip("[]")
+    return {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
 
 
 def _reachable(bind_address: str) -> str:
