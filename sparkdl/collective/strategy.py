@@ -18,6 +18,7 @@ from sparkdl.collective.rules import ExchangeRule
 from sparkdl.collective.synchronizer import AllReduceGradientSynchronizer
 from sparkdl.errors import ModelError
 from sparkdl.protocols import Report, Start
+from sparkdl.run_state import RunState
 from sparkdl.weights import Layout
 from sparkdl.worker import MAX_PIECE
 
@@ -298,7 +299,7 @@ class AllReduceSynchronizer:
         """The root's weights, optimizer state and the rule's."""
         rule_state = self._exchange.save_state(learner)
         if self._communicator.rank == self._root:
-            self.control.keep_state(join_state(learner.dump_state(), rule_state), epoch)
+            self.control.keep_state(RunState.of(learner, epoch, rule_state).to_bytes(), epoch)
 
     def finish(self, learner: Any) -> None:
         """Waits for all, so that nobody's leaving looks like a failure."""
@@ -326,19 +327,3 @@ class AllReduceSynchronizer:
     def transport(self) -> str:
         """Name of the communicator in use."""
         return str(getattr(self._communicator, "name", type(self._communicator).__name__))
-
-
-def join_state(learner: bytes, rule: bytes) -> bytes:
-    """A learner's state, a rule's, and the length of that."""
-    return learner + rule + len(rule).to_bytes(8, "little")
-
-
-def split_state(state: bytes) -> tuple[bytes, bytes]:
-    """The counterpart of :func:`join_state`.
-
-    >>> split_state(join_state(b'weights', b'momentum'))
-    (b'weights', b'momentum')
-    """
-    size = int.from_bytes(state[-8:], "little")
-    end = len(state) - 8
-    return state[: end - size], state[end - size : end]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-
-
 from sparkdl.coordinator.blobs import KeptBlob, chunk_reply
 from sparkdl.coordinator.group import Group
 from sparkdl.coordinator.lines import MAX_LINES_BYTES, LogLines, pack_lines
@@ -181,5 +179,3 @@ def bounded(epochs: dict[int, EpochTotals]) -> dict[int, EpochTotals]:
             break
         result[number] = epoch
     return result
-
-

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import socket
 import threading
 import time
+import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -203,9 +205,7 @@ class Session(Closing):
         for line in [*lines, None]:
             if batch and (line is None or size + len(line) > MAX_LINES_BYTES // 4):
                 body = pack_lines(batch)
-                self.request(
-                    Message(Kind.LOG, content=Content.BLOB, total=body.size), body
-                )
+                self.request(Message(Kind.LOG, content=Content.BLOB, total=body.size), body)
                 batch, size = [], 0
             if line is not None:
                 batch.append(line)
@@ -326,3 +326,13 @@ def open_session(
     openers = openers_of(endpoint, mode, limits, timeouts)
     with explained(openers, timeouts):
         return Session(openers, limits, rank=rank, attempt=attempt, timeouts=timeouts)
+
+
+def report_failure(endpoint: Endpoint, rank: int, attempt: int, error: BaseException) -> None:
+    """Tells a run's coordinator that a rank failed for good; silent if it cannot be reached."""
+    described = "".join(traceback.format_exception_only(error)).strip()
+    with (
+        contextlib.suppress(Exception),
+        open_session(endpoint, rank=rank, attempt=attempt) as session,
+    ):
+        session.fail(described, "".join(traceback.format_exception(error)))

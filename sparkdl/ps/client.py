@@ -17,8 +17,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import numpy as np
-
 from sparkdl.closing import Closing
 from sparkdl.coordinator.session import Session, Welcome, open_session
 from sparkdl.errors import ProtocolError

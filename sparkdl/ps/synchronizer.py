@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from sparkdl.errors import ConfigError
-from sparkdl.protocols import Learner, Window
+from sparkdl.protocols import BatchStack, Learner
 from sparkdl.ps.client import Progress
 from sparkdl.ps.rules.rule import Rule
 from sparkdl.run_state import RunState
@@ -209,7 +209,7 @@ class ServerGradientSynchronizer:
         else:
             learner.write_weights(self._client.pull())
 
-    def step(self, learner: Learner, batch: Window | None, progress: Progress) -> int:
+    def step(self, learner: Learner, batch: BatchStack | None, progress: Progress) -> int:
         """One step of all ranks together.
 
         Args:

@@ -7,7 +7,7 @@ import errno
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -17,7 +17,6 @@ from sparkdl.errors import (
     AuthenticationError,
     ProtocolError,
     TransportError,
-    UnknownNameError,
     WaitTimeoutError,
 )
 from sparkdl.transport.channel import Channel

@@ -7,8 +7,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from sparkdl.transport.service import Replies, Service
 from sparkdl.transport.frames import HEADER_BYTES, Limits, Message
+from sparkdl.transport.service import Replies, Service
 
 POLL_S = 0.2
 

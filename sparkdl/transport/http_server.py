@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 PIECE_BYTES = 1 << 20
 IO_TIMEOUT_S = 20.0
 
+
 class _Clients:
     """Client ids and the dispatcher's connections; those idle for long are closed."""
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from sparkdl.coordinator.worker import Worker
 from sparkdl.ps.codecs import Compression, Segments
 from sparkdl.ps.rules.rule import Commit, Rule, State
-from sparkdl.coordinator.worker import Worker
 from sparkdl.ps.store.rounds import Round
 from sparkdl.transport.frames import ByteArray, Message
 from sparkdl.weights import FloatArray, Layout

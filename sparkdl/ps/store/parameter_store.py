@@ -194,9 +194,7 @@ class ParameterStore:
     def expire(self) -> None:
         """Ends the waits of commits that passed their limit; each error names who was missing."""
         group, limit_s = self._group, self._group.settings.round_timeout_s
-        late = [
-            (c, w) for c, w in group.waiting("round", "gate") if group.now - w.since > limit_s
-        ]
+        late = [(c, w) for c, w in group.waiting("round", "gate") if group.now - w.since > limit_s]
         missing = self.missing()
         for connection, wait in late:
             if wait.reason == "gate":
