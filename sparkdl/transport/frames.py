@@ -327,7 +327,8 @@ def decode_header(head: bytes | bytearray | memoryview) -> tuple[Message, int, i
             hint="install the same sparkdl on the driver and on all executors",
         )
     try:
-        message = Message(Kind(kind), Flag(flags), *numbers, content=Content(content))
+        message = Message(Kind(kind), Flag(flags), *numbers)
+        message.content = Content(content)
     except ValueError as error:
         raise ProtocolError(
             "a frame of an unknown kind or with an unknown body",

@@ -1,8 +1,8 @@
 """One run without a server: gradients between the workers, and a line to the driver.
 
 On classic Spark a coordinator in the driver takes metrics, keeps one rank's state of the last
-epoch, and tells the workers to stop. On Spark Connect the workers cannot reach the client: they bring
-their metrics with them when the stage ends.
+epoch, and tells the workers to stop. On Spark Connect the workers cannot reach the client: they
+bring their metrics with them when the stage ends.
 """
 
 from __future__ import annotations
