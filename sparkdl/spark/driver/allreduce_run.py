@@ -19,11 +19,8 @@ from typing import Any
 import numpy as np
 
 from sparkdl.collective.rules import ExchangeRule, Mean
-from sparkdl.collective.strategy import (
-    AllReduceStrategy,
-    AllReduceSynchronizer,
-    EarlyGathering,
-)
+from sparkdl.collective.strategy import AllReduceStrategy, EarlyGathering
+from sparkdl.collective.synchronizer import AllReduceSynchronizer
 from sparkdl.coordinator.host import CoordinatorHost
 from sparkdl.coordinator.session import Session, open_session, report_failure
 from sparkdl.coordinator.settings import Settings
