@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,8 +19,11 @@ from sparkdl.launch.devices import UseGpu, check_use_gpu
 from sparkdl.launch.interrupts import heard, held
 from sparkdl.learner import keras_learner
 from sparkdl.learner.archive import encode_model
+from sparkdl.learner.callback_sink import CallbackSink
 from sparkdl.learner.ensemble import build_ensemble
 from sparkdl.learner.signature import model_signature
+from sparkdl.progress.bar import ProgressBar
+from sparkdl.progress.events import TrainingBegan, TrainingEnded
 from sparkdl.progress.monitor import FitMonitor
 from sparkdl.spark.columns.sources import Columns, add_validation, is_frame, is_rdd, open_source
 from sparkdl.spark.driver.arguments import FitOptions, check_share, verbosity
@@ -290,9 +294,13 @@ class SparkModel:
         last_epoch = epochs if (resume or options.initial_epoch) else first_epoch + epochs
         if first_epoch >= last_epoch:
             return self._nothing_to_do(callbacks, last_epoch)
+        keras_callbacks = CallbackSink(
+            model, callbacks, epochs=last_epoch, verbose=verbosity(verbose)
+        )
         monitor = FitMonitor(
-            model, callbacks, epochs=last_epoch, first_epoch=first_epoch,
-            verbose=verbosity(verbose),
+            keras_callbacks, [ProgressBar(verbosity(verbose))],
+            partial(keras_learner.metric_results, model),
+            epochs=last_epoch, first_epoch=first_epoch,
         )  # fmt: skip
         recipe = self._recipe
         settings = LoopSettings(
@@ -308,7 +316,11 @@ class SparkModel:
             recipe, model, self.custom_objects, source, num_workers, at_once, settings,
             self.use_gpu, self.repartition, checkpoints,
         )  # fmt: skip
-        self._summary = run_fit(plan, monitor)
+        try:
+            self._summary = run_fit(plan, monitor)
+        except BaseException as error:
+            monitor.fail(error)
+            raise
         if self._summary.members:
             members = list(self._summary.members.values())
             self._model, self._ensemble = build_ensemble(model, members)
@@ -316,13 +328,15 @@ class SparkModel:
         if checkpoints is not None and not monitor.stopped_inside:
             checkpoints.save(model, monitor.epochs_done, recipe.rule_state)
         self._epochs_trained += monitor.epochs_done - first_epoch
-        self._history = monitor.end()
+        monitor.end()
+        self._history = keras_callbacks.history
         return self._history
 
     def _nothing_to_do(self, callbacks: Any, epochs: int) -> Any:
-        monitor = FitMonitor(self._model, callbacks, epochs=epochs, first_epoch=epochs, verbose=0)
-        monitor.begin()
-        self._history = monitor.end()
+        keras_callbacks = CallbackSink(self._model, callbacks, epochs=epochs, verbose=0)
+        keras_callbacks.handle(TrainingBegan(epochs, epochs))
+        keras_callbacks.handle(TrainingEnded(epochs))
+        self._history = keras_callbacks.history
         return self._history
 
     def _batch_size(self, batch_size: int | None) -> int:

@@ -28,6 +28,7 @@ from sparkdl.collective.strategy import (
 )
 from sparkdl.errors import TransportError
 from sparkdl.launch.failures import RankFailure, describe
+from sparkdl.progress.commands import Command
 from sparkdl.progress.run_progress import EpochProgress, RunProgress
 from sparkdl.ps.client import Client, connect
 from sparkdl.ps.rules import make_rule
@@ -285,7 +286,7 @@ class AllReduceRun:
         """What the workers report; raises TransportError if the line's server is gone."""
         return self._line.progress()
 
-    def command(self, command: dict[str, Any]) -> None:
+    def command(self, command: Command) -> None:
         """Passes a command on to the workers."""
         self._line.command(command)
 
@@ -331,8 +332,11 @@ class SilentRun:
     def progress(self) -> RunProgress:
         """Nothing while the stage runs; after it, all epochs."""
         told = [json.loads(r.text) for r in self.rows if r.kind == "epochs"]
+        done = [json.loads(r.text) for r in self.rows if r.kind == "done"]
+        seconds = max((float(d["seconds"]) for d in done), default=0.0)
+        numbers = sorted({int(n) for worker in told for n in worker})
         epochs: dict[int, EpochProgress] = {}
-        for number in sorted({int(n) for worker in told for n in worker}):
+        for number in numbers:
             parts = [worker[str(number)] for worker in told if str(number) in worker]
             epochs[number] = EpochProgress(
                 missing=0,
@@ -340,6 +344,7 @@ class SilentRun:
                 rows=sum(p["rows"] for p in parts),
                 metrics=_sum_states(p["metrics"] for p in parts),
                 val_metrics=_sum_states(p.get("val_metrics", []) for p in parts),
+                seconds=seconds / len(numbers),
             )
         return RunProgress(
             epochs=epochs,
@@ -347,7 +352,7 @@ class SilentRun:
             rows=sum(e.rows for e in epochs.values()),
         )
 
-    def command(self, command: dict[str, Any]) -> None:
+    def command(self, command: Command) -> None:
         """The workers cannot hear it: the driver acts on it between two stages."""
 
     def checkpoint(self) -> None:

@@ -14,7 +14,8 @@ from sparkdl.config import AUTO_WINDOW, EPOCH_WINDOW
 from sparkdl.errors import ConfigError
 from sparkdl.learner.ensemble import require_cloneable
 from sparkdl.learner.local_optimizer import adopt_optimizer
-from sparkdl.progress.run_progress import EpochProgress, RunProgress
+from sparkdl.progress.commands import Command
+from sparkdl.progress.run_progress import EpochProgress, RunProgress, WorkerFailure
 from sparkdl.ps.client import DriverClient
 from sparkdl.ps.codecs import Codec
 from sparkdl.ps.rules import Rule, make_rule
@@ -238,9 +239,11 @@ class ServerRun:
         rule = self.strategy.rule
         return parse_status(status, self._server.config.num_workers, in_step=rule.blocking)
 
-    def command(self, command: dict[str, Any]) -> None:
+    def command(self, command: Command) -> None:
         """Passes a command on to the workers."""
-        self._driver.control(**command)
+        self._driver.control(
+            stop=command.stop, learning_rate=command.learning_rate, release=command.release
+        )
 
     def pull(self) -> FloatArray:
         """The present center (a copy)."""
@@ -296,6 +299,7 @@ def parse_status(status: dict[str, Any], num_workers: int, *, in_step: bool) -> 
             metrics=np.asarray(entry.get("metrics") or (), np.float64),
             val_metrics=np.asarray(entry.get("val_metrics") or (), np.float64),
         )
+    failure = status.get("failure")
     commits = sum(int(w.get("clock") or 0) for w in workers)
     stale = sum(float(w.get("staleness_mean") or 0) * int(w.get("clock") or 0) for w in workers)
     return RunProgress(
@@ -303,6 +307,6 @@ def parse_status(status: dict[str, Any], num_workers: int, *, in_step: bool) -> 
         batches_per_epoch=sum(per_epoch),
         rows=sum(int(w.get("rows") or 0) for w in workers),
         joined=len(workers),
-        failure=status.get("failure"),
+        failure=None if failure is None else WorkerFailure(**failure),
         staleness=stale / commits if commits else 0.0,
     )
