@@ -45,7 +45,7 @@ class EpochBegan:
 
 @dataclass(frozen=True)
 class WorkersJoined:
-    """The number of workers that have joined has changed; no step is known to be done yet."""
+    """The number of workers that have joined has changed; told until the epoch has progressed."""
 
     epoch: int
     workers: int

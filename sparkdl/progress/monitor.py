@@ -122,6 +122,9 @@ class FitMonitor:
             return None
         now = self._clock()
         self._recent.look(now, progress.rows)
+        if progress.joined != self._workers and not self._batches and self._epoch < self._epochs:
+            self._workers = progress.joined
+            self._tell(WorkersJoined(self._epoch, progress.joined))
         released: int | None = None
         ended = self._ended(progress)
         speed = self._speed_of(now, ended)
@@ -191,9 +194,6 @@ class FitMonitor:
                     progress.staleness,
                 )
             )
-        elif not self._batches and progress.joined != self._workers:
-            self._workers = progress.joined
-            self._tell(WorkersJoined(self._epoch, progress.joined))
 
     def _end_epoch(self, epoch: EpochProgress, progress: RunProgress, speed: float | None) -> None:
         metrics = dict(self._metric_values(epoch.metrics))
