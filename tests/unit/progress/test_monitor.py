@@ -27,8 +27,8 @@ def test_events_come_in_order() -> None:
     monitor.begin()
     monitor.begin()
     assert monitor.update(report(joined=0)) is None
-    assert monitor.update(report(joined=1)) is None
-    assert monitor.update(report(joined=1)) is None
+    assert monitor.update(report(joined=2)) is None
+    assert monitor.update(report(joined=2)) is None
     assert monitor.update(report(epoch(400, missing=2))) is None
     assert monitor.update(report(epoch(400, missing=2))) is None  # nothing new: no event
     assert monitor.update(report(epoch(1000), epoch(100, missing=1))) == Command(release=0)
@@ -38,7 +38,7 @@ def test_events_come_in_order() -> None:
         "TrainingBegan", "EpochBegan", "WorkersJoined", "EpochProgressed", "EpochEnded",
         "EpochBegan", "EpochProgressed", "EpochEnded", "TrainingEnded",
     ]  # fmt: skip
-    assert sink.of(WorkersJoined) == [WorkersJoined(0, 1)]
+    assert sink.of(WorkersJoined) == [WorkersJoined(0, 2)]
     assert [(e.epoch, e.metrics) for e in sink.of(EpochEnded)] == [
         (0, {"loss": 1.0}), (1, {"loss": 0.5}),
     ]  # fmt: skip
