@@ -26,14 +26,14 @@ def main() -> None:
     rows = rows_from_numpy(x[rank::workers].copy(), y[rank::workers].copy())
     learner = make_learner(workload.make_model())
     batches = Batches(rows, workload.BATCH, rank=rank)
-    for w in batches.windows(0, window):
+    for w in batches.stacks(0, window):
         learner.train(w)
     print("ready", flush=True)
     while sys.stdin.readline():
         started = time.perf_counter()
         for epoch in range(workload.EPOCHS):
             learner.reset_metrics()
-            for w in batches.windows(epoch, window):
+            for w in batches.stacks(epoch, window):
                 learner.train(w)
         seconds = time.perf_counter() - started
         print(seconds, flush=True)

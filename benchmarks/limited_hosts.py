@@ -233,13 +233,11 @@ class _Timed:
 
     def train(self, learner: Any, window: Any, report: Any) -> None:
         """One exchange; a window that has one in each batch is trained batch by batch."""
-        from sparkdl.learner.keras_learner import split_window
-
         if not self._inner.every_batch:
             self._inner.train(learner, window, report)
             self._note()
             return
-        for batch in split_window(window):
+        for batch in window.single_batches():
             self._inner.train(learner, batch, report)
             self._note()
 

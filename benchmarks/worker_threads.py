@@ -219,7 +219,7 @@ def run_with_all_reduce(
         driver.pause = pauses[rank] if pauses else None
         taken = 0
         for epoch in range(epochs):
-            with closing(batches.windows(epoch, driver.piece)) as pieces:
+            with closing(batches.stacks(epoch, driver.piece)) as pieces:
                 left = steps
                 for piece in pieces:
                     left -= piece.num_batches
@@ -359,7 +359,7 @@ def warm_up(learner: Any, x: np.ndarray, y: np.ndarray) -> None:
     for batch in (4, 6, 8):
         batches = Batches(rows_from_numpy(x[: 2 * batch], y[: 2 * batch]), batch, shuffle=False)
         for window in (1, 2):
-            with closing(batches.windows(0, window)) as pieces:
+            with closing(batches.stacks(0, window)) as pieces:
                 for piece in pieces:
                     if window == 1:
                         learner.gradients(piece, flat)

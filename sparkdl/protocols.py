@@ -6,13 +6,15 @@ what was learned. NumPy and protocols only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from sparkdl.run_state import RunState
 from sparkdl.weights import FloatArray, Layout
 
 Arrays = dict[str, npt.NDArray[Any]]
@@ -20,19 +22,45 @@ MetricState = npt.NDArray[np.float64]
 """All metric variables of a model (loss first) as one vector; vectors of workers add up."""
 
 
-class Window(Protocol):
-    """Batches stacked along the first axis: each array is ``(num_batches, batch_size, ...)``."""
+@dataclass(frozen=True)
+class BatchStack:
+    """Batches stacked along the first axis, for one compiled call; all have as many rows.
 
-    @property
-    def x(self) -> Arrays: ...
-    @property
-    def y(self) -> Arrays: ...
-    @property
-    def sample_weight(self) -> Arrays | None: ...
-    @property
-    def num_batches(self) -> int: ...
-    @property
-    def num_rows(self) -> int: ...
+    The arrays may be views of the partition's memory: do not write into them.
+
+    Args:
+        x: Input name -> array of shape ``(num_batches, rows per batch, ...)``.
+        y: Output name -> array of labels, stacked alike.
+        sample_weight: Output name -> array, or None.
+        num_batches: Batches in the stack.
+        num_rows: Rows in the stack.
+    """
+
+    x: Arrays
+    y: Arrays
+    sample_weight: Arrays | None
+    num_batches: int
+    num_rows: int
+
+    def part(self, first: int, count: int = 1) -> BatchStack:
+        """The batches ``first`` to ``first + count`` as a stack, without a copy."""
+        if count == self.num_batches:
+            return self
+
+        def cut(arrays: Arrays) -> Arrays:
+            return {name: array[first : first + count] for name, array in arrays.items()}
+
+        return BatchStack(
+            cut(self.x),
+            cut(self.y),
+            None if self.sample_weight is None else cut(self.sample_weight),
+            count,
+            self.num_rows // self.num_batches * count,
+        )
+
+    def single_batches(self) -> Iterator[BatchStack]:
+        """Each batch as a stack of one."""
+        return (self.part(index) for index in range(self.num_batches))
 
 
 class Reducer(Protocol):
@@ -109,21 +137,21 @@ class Learner(Protocol):
     def write_weights(self, flat: FloatArray) -> None:
         """Sets the model's variables from ``flat``, a buffer of the layout."""
 
-    def train(self, window: Window) -> None:
-        """Trains every batch of ``window``, one optimizer step each, in one compiled call."""
+    def train(self, stack: BatchStack) -> None:
+        """Trains every batch of ``stack``, one optimizer step each, in one compiled call."""
 
-    def gradients(self, window: Window, out: FloatArray) -> None:
+    def gradients(self, stack: BatchStack, out: FloatArray) -> None:
         """The gradient of one batch, and the statistics after it, into ``out``; no step is taken.
 
-        ``window.num_batches`` must be 1. The trained segment of ``out`` gets the gradient of the
+        ``stack.num_batches`` must be 1. The trained segment of ``out`` gets the gradient of the
         mean loss (0 where a variable has none); the averaged segment the statistics.
         """
 
     def apply_gradients(self, flat: FloatArray) -> None:
         """One optimizer step with the trained segment; sets the statistics from the other."""
 
-    def train_reducing(self, window: Window, reducer: Reducer) -> None:
-        """Trains every batch of ``window``; ``reducer`` joins the workers' gradients in between."""
+    def train_reducing(self, stack: BatchStack, reducer: Reducer) -> None:
+        """Trains every batch of ``stack``; ``reducer`` joins the workers' gradients in between."""
 
     def skip_reducing(self, reducer: Reducer) -> None:
         """One step of the others in which this worker has no batch."""
@@ -140,8 +168,8 @@ class Learner(Protocol):
     def reset_metrics(self) -> None:
         """Zeroes the metric variables (at the start of an epoch)."""
 
-    def evaluate(self, windows: Iterator[Window]) -> MetricState:
-        """The metric state over ``windows`` with the present weights; training's is untouched."""
+    def evaluate(self, stacks: Iterable[BatchStack]) -> MetricState:
+        """The metric state over ``stacks`` with the present weights; training's is untouched."""
 
     def predict(self, x: Arrays) -> Arrays:
         """The model's outputs by name for one batch of inputs ``(rows, ...)``."""
@@ -234,10 +262,10 @@ class Synchronizer(Protocol):
     def start(self, learner: Learner, rows: int, batches: int, windows: int) -> Start:
         """Joins the run, with what this worker has per epoch; sets the learner's weights."""
 
-    def train(self, learner: Learner, window: Window | None, report: Report) -> None:
+    def train(self, learner: Learner, stack: BatchStack | None, report: Report) -> None:
         """Trains some batches and exchanges; None takes part in a step without a batch."""
 
-    def train_on(self, learner: Learner, window: Window, report: Report) -> None:
+    def train_on(self, learner: Learner, stack: BatchStack, report: Report) -> None:
         """Trains some batches of a longer window; the exchange comes with the last of them."""
 
     def end_epoch(
@@ -272,6 +300,53 @@ class Synchronizer(Protocol):
     def learning_rate(self) -> float | None:
         """A learning rate that the driver has set since the start, or None."""
 
+    @property
+    def transport(self) -> str:
+        """Name of the way that the updates take: ``'shm'``, ``'horovod'`` and so on."""
+
+    def result(self, learner: Learner, epoch: int) -> RunState | None:
+        """After ``finish``: what the run keeps of this worker after ``epoch`` epochs, or None.
+
+        Its ``weights`` are empty where a server holds them.
+        """
+
+
+class RankIdentity(Protocol):
+    """Which of the run's processes this is, as the launcher numbers them."""
+
+    @property
+    def rank(self) -> int:
+        """From 0."""
+
+    @property
+    def attempt(self) -> int:
+        """A number that no other attempt at the work of this rank has."""
+
+    def all_gather(self, text: str) -> list[str]:
+        """Every rank's text in rank order. Only where all ranks are launched together."""
+
+
+class Strategy(Protocol):
+    """How updates travel, made on the driver, pickled, and opened by each rank's process."""
+
+    def meet(self, rank: RankIdentity) -> AbstractContextManager[RankIdentity]:
+        """Begins to meet the other ranks; called only where all ranks are launched together.
+
+        :meth:`open` takes what the context manager gives. It is entered before the framework
+        starts, so that ranks wait for each other meanwhile.
+        """
+
+    def open(self, rank: RankIdentity, layout: Layout) -> AbstractContextManager[Synchronizer]:
+        """The connected synchronizer of this rank; leaving it closes the connection.
+
+        Raises:
+            TransportError: A server or another rank cannot be reached.
+            ModelError: ``layout`` is not that of the driver's model.
+        """
+
+    def report_failure(self, rank: RankIdentity, error: BaseException) -> None:
+        """Tells the other ranks and the driver that this rank failed and is not tried again."""
+
 
 class BatchSource(Protocol):
     """What the loop asks of the data: see :class:`sparkdl.data.batches.Batches`."""
@@ -282,4 +357,6 @@ class BatchSource(Protocol):
     def steps_per_epoch(self) -> int: ...
     @property
     def batch_bytes(self) -> int: ...
-    def windows(self, epoch: int, window: int, start_batch: int = 0) -> Iterator[Window]: ...
+    def stacks(
+        self, epoch: int, most_batches: int, start_batch: int = 0
+    ) -> Iterator[BatchStack]: ...

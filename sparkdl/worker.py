@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparkdl.config import AUTO_WINDOW, EPOCH_WINDOW, LoopSettings
-from sparkdl.protocols import BatchSource, Learner, Report, Start, Synchronizer, Window
+from sparkdl.protocols import BatchSource, BatchStack, Learner, Report, Start, Synchronizer
 
 MAX_PIECE = 16
 """Batches in one compiled call at most: more would gain nothing and take memory for the rows."""
@@ -131,7 +131,7 @@ class _Loop:
             position = 0
             held_out = None
             if self.validation is not None:
-                pieces = self.validation.windows(0, _longest_piece(self.validation))
+                pieces = self.validation.stacks(0, _longest_piece(self.validation))
                 held_out = self.learner.evaluate(pieces)
             if self.settings.keep_state:
                 self.synchronizer.keep_state(self.learner, epoch + 1)
@@ -183,8 +183,8 @@ class _Loop:
                 return False
         return True
 
-    def _pieces(self, epoch: int, first_batch: int) -> Generator[Window]:
-        yield from self.batches.windows(epoch, self.piece, first_batch)
+    def _pieces(self, epoch: int, first_batch: int) -> Generator[BatchStack]:
+        yield from self.batches.stacks(epoch, self.piece, first_batch)
 
     def _report(
         self, epoch: int, batches_done: int, windows_done: int, batches: int, rows: int

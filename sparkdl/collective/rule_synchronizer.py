@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -54,7 +53,7 @@ class RuleLearner(GradientLearner, Protocol):
 
 
 class RuleSynchronizer:
-    """Steps and exchanges of one rank; takes the place of a :class:`GradientSynchronizer`.
+    """Steps and exchanges of one rank; takes the place of a :class:`AllReduceGradientSynchronizer`.
 
     All ranks count the steps of an epoch alike, those without a batch included, and exchange when
     ``window`` of them are done and at the end of an epoch. They agree on stopping with the first
@@ -127,7 +126,7 @@ class RuleSynchronizer:
         first = 0
         while first < window.num_batches:
             count = min(window.num_batches - first, self._steps_to_exchange())
-            self._steps.take(learner, _Piece.of(window, first, count))
+            self._steps.take(learner, window.part(first, count))
             self._count(learner, count)
             first += count
 
@@ -230,7 +229,7 @@ class _FilledSteps(_Steps):
 
     def take(self, learner: RuleLearner, window: Any) -> None:
         for index in range(window.num_batches):
-            batch = _Piece.of(window, index, 1)
+            batch = window.part(index)
 
             def compute(out: FloatArray, batch: Any = batch) -> None:
                 learner.gradients(batch, out)
@@ -373,28 +372,3 @@ def _steps_for(exchange: Exchange) -> _Steps:
         expected="a GradientExchange, WeightsExchange or OptimizerExchange",
         received=type(exchange).__name__,
     )
-
-
-@dataclass(frozen=True)
-class _Piece:
-    """Some batches of a window."""
-
-    x: dict[str, Any]
-    y: dict[str, Any]
-    sample_weight: dict[str, Any] | None
-    num_batches: int
-    num_rows: int
-
-    @classmethod
-    def of(cls, window: Any, first: int, count: int) -> Any:
-        """Batches ``first .. first + count`` of ``window``; all have the same number of rows."""
-        if count == window.num_batches:
-            return window
-        part, weight = slice(first, first + count), window.sample_weight
-        return cls(
-            {name: array[part] for name, array in window.x.items()},
-            {name: array[part] for name, array in window.y.items()},
-            None if weight is None else {name: array[part] for name, array in weight.items()},
-            count,
-            window.num_rows // window.num_batches * count,
-        )

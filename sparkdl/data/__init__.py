@@ -1,7 +1,7 @@
 """Arrow record batches -> shuffled NumPy batches. Needs NumPy and pyarrow alone."""
 
 from sparkdl.data.arrays import rows_from_numpy, to_arrow_table
-from sparkdl.data.batches import Batches, EpochPlan, Window
+from sparkdl.data.batches import Batches, EpochPlan
 from sparkdl.data.columns import Batch, ColumnSpec, DataSpec
 from sparkdl.data.decode import decode
 from sparkdl.data.partition import Partition, read_partition
@@ -15,7 +15,6 @@ __all__ = [
     "EpochPlan",
     "Partition",
     "Rows",
-    "Window",
     "decode",
     "read_partition",
     "rows_from_numpy",

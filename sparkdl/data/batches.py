@@ -1,7 +1,4 @@
-"""Rows -> shuffled windows of batches, gathered one window ahead of the training.
-
-A *window* is what one compiled call trains on: up to ``window`` full batches, stacked.
-"""
+"""Rows -> shuffled batches, stacked for one compiled call each, one stack ahead of the training."""
 
 from __future__ import annotations
 
@@ -17,30 +14,7 @@ from sparkdl.data.columns import Array, Batch
 from sparkdl.data.rows import Rows
 from sparkdl.data.storage import IndexArray, Storage
 from sparkdl.errors import ConfigError
-
-
-@dataclass(frozen=True)
-class Window:
-    """Batches stacked for one compiled call.
-
-    Args:
-        x: Input name -> array of shape ``(num_batches, rows per batch, ...)``.
-        y: Output name -> array.
-        sample_weight: Output name -> array, or None.
-        num_batches: Batches in the window.
-        num_rows: Rows in the window.
-        first_batch: Number of the window's first batch in its epoch.
-
-    The arrays are new for each window, or, without shuffling, views of the partition's memory:
-    do not write into them.
-    """
-
-    x: dict[str, Array]
-    y: dict[str, Array]
-    sample_weight: dict[str, Array] | None
-    num_batches: int
-    num_rows: int
-    first_batch: int
+from sparkdl.protocols import BatchStack
 
 
 @dataclass(frozen=True)
@@ -54,7 +28,7 @@ class EpochPlan:
     >>> plan = EpochPlan(num_rows=10, batch_size=4)
     >>> plan.steps_per_epoch, plan.full_batches, plan.tail_rows
     (3, 2, 2)
-    >>> list(plan.windows(8))
+    >>> list(plan.stacks(8))
     [(0, 2), (2, 1)]
     """
 
@@ -84,19 +58,19 @@ class EpochPlan:
         """All batches, the smaller last one included."""
         return -(-self.num_rows // self.batch_size)
 
-    def windows(self, window: int, start_batch: int = 0) -> Iterator[tuple[int, int]]:
-        """``(first batch, number of batches)`` for each window from ``start_batch`` on.
+    def stacks(self, most_batches: int, start_batch: int = 0) -> Iterator[tuple[int, int]]:
+        """``(first batch, number of batches)`` for each stack from ``start_batch`` on.
 
-        The smaller last batch is a window of its own, since its shape differs.
+        The smaller last batch is a stack of its own, since its shape differs.
         """
-        if window < 1 or start_batch < 0:
+        if most_batches < 1 or start_batch < 0:
             raise ConfigError(
-                "cannot cut an epoch into windows",
-                expected="window >= 1 and start_batch >= 0",
-                received=f"window={window}, start_batch={start_batch}",
+                "cannot cut an epoch into stacks of batches",
+                expected="most_batches >= 1 and start_batch >= 0",
+                received=f"most_batches={most_batches}, start_batch={start_batch}",
             )
-        for first in range(start_batch, self.full_batches, window):
-            yield first, min(window, self.full_batches - first)
+        for first in range(start_batch, self.full_batches, most_batches):
+            yield first, min(most_batches, self.full_batches - first)
         if self.tail_rows and start_batch <= self.full_batches:
             yield self.full_batches, 1
 
@@ -117,7 +91,7 @@ class Batches:
         shuffle: Whether to permute; otherwise the rows come in their order, without a copy.
         seed: Seed of the run.
         rank: Number of the worker; workers get different orders.
-        prefetch: Windows to gather ahead in a background thread; 0 gathers without a thread.
+        prefetch: Stacks to gather ahead in a background thread; 0 gathers without a thread.
     """
 
     def __init__(
@@ -156,33 +130,33 @@ class Batches:
 
     def epoch(self, epoch: int, start_batch: int = 0) -> Iterator[Batch]:
         """The batches of an epoch one by one, from ``start_batch`` on."""
-        for window in self.windows(epoch, 1, start_batch):
-            weights = window.sample_weight
+        for stack in self.stacks(epoch, 1, start_batch):
+            weights = stack.sample_weight
             yield Batch(
-                _first(window.x),
-                _first(window.y),
+                _first(stack.x),
+                _first(stack.y),
                 None if weights is None else _first(weights),
-                window.num_rows,
+                stack.num_rows,
             )
 
-    def windows(self, epoch: int, window: int, start_batch: int = 0) -> Iterator[Window]:
-        """The windows of an epoch, gathered ahead in a background thread.
+    def stacks(self, epoch: int, most_batches: int, start_batch: int = 0) -> Iterator[BatchStack]:
+        """The batches of an epoch in stacks, gathered ahead in a background thread.
 
         The thread ends with the iterator: at the end of the epoch, on ``close()``, on an
         exception, or when the iterator is dropped. What a gather raises is raised here.
 
         Args:
             epoch: Number of the epoch; each has its own order.
-            window: Most batches in a window.
+            most_batches: Batches in a stack at most.
             start_batch: Batches at the start of the epoch to skip.
         """
-        jobs = self.plan.windows(window, start_batch)
+        jobs = self.plan.stacks(most_batches, start_batch)
         order = self._order(epoch)
         if self.prefetch < 1:
             for first, count in jobs:
                 yield self._gather(order, first, count)
             return
-        pending: deque[Future[Window]] = deque()
+        pending: deque[Future[BatchStack]] = deque()
         pool = ThreadPoolExecutor(1, thread_name_prefix="sparkdl-batches")
         try:
             for first, count in jobs:
@@ -203,7 +177,7 @@ class Batches:
             return _FullOrder(len(self.rows), self.seed, key)
         return _BlockOrder(storage, storage.block_rows, self.seed, key)
 
-    def _gather(self, order: _Order | None, first: int, count: int) -> Window:
+    def _gather(self, order: _Order | None, first: int, count: int) -> BatchStack:
         start = first * self.batch_size
         stop = min(start + count * self.batch_size, len(self.rows))
         if order is None:
@@ -211,13 +185,12 @@ class Batches:
         else:
             batch = self.rows.take(order.indices(start, stop))
         weights = batch.sample_weight
-        return Window(
+        return BatchStack(
             _stack(batch.x, count),
             _stack(batch.y, count),
             None if weights is None else _stack(weights, count),
             count,
             batch.num_rows,
-            first,
         )
 
 
@@ -285,7 +258,7 @@ class _BlockOrder:
     def _rows(self, group: int) -> IndexArray:
         if self._current[0] != group:
             blocks = self._groups[group]
-            # A window may reach back into the group before; the one behind is read ahead.
+            # A stack may begin in the group before; the group after is read ahead.
             near = self._groups[max(group - 1, 0) : group + 2]
             self._storage.focus(np.concatenate(near))
             rows = np.concatenate(

@@ -25,7 +25,7 @@ from sparkdl.learner.keras_learner import (
     match_gradients,
     require_one_batch,
 )
-from sparkdl.protocols import Arrays, Window
+from sparkdl.protocols import Arrays, BatchStack
 from sparkdl.weights import FloatArray
 
 # Keras' own names for the four parts of the state of a train step, in its order.
@@ -83,7 +83,7 @@ class JaxLearner(KerasLearner):
             for variable, value in zip(variables, values, strict=True):
                 variable.assign(value)
 
-    def build_metrics(self, window: Window) -> None:
+    def build_metrics(self, window: BatchStack) -> None:
         if not self._metrics_ready:
             super().build_metrics(window)
             self._set(metrics=_copies(self.model.metrics_variables))
@@ -136,7 +136,7 @@ class JaxLearner(KerasLearner):
 
     # -- training ------------------------------------------------------------------------------
 
-    def train(self, window: Window) -> None:
+    def train(self, window: BatchStack) -> None:
         self.build_metrics(window)
         jax.block_until_ready(self._state)  # one window in flight, so that inputs cannot pile up
         data = self.data(window.x, window.y, window.sample_weight)
@@ -151,7 +151,7 @@ class JaxLearner(KerasLearner):
     def _compile(self, function: Callable[..., Any], donate: tuple[int, ...] = ()) -> Any:
         return jax.jit(function, donate_argnums=donate) if self._compiles else function
 
-    def gradients(self, window: Window, out: FloatArray) -> None:
+    def gradients(self, window: BatchStack, out: FloatArray) -> None:
         require_one_batch(window)
         self._layout.check(out)
         self.build_metrics(window)
@@ -204,7 +204,7 @@ class JaxLearner(KerasLearner):
         super().reset_metrics()
         self._set(metrics=_copies(self.model.metrics_variables))
 
-    def evaluate(self, windows: Iterable[Window]) -> npt.NDArray[np.float64]:
+    def evaluate(self, windows: Iterable[BatchStack]) -> npt.NDArray[np.float64]:
         saved: list[Any] | None = None
         for window in windows:
             self.build_metrics(window)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import keras
@@ -14,7 +13,7 @@ import numpy.typing as npt
 from sparkdl.errors import ConfigError, ModelError
 from sparkdl.learner.optimizer_state import pack_arrays, read_slots, with_slots
 from sparkdl.learner.signature import list_names, takes_list
-from sparkdl.protocols import Arrays, Reducer, Window
+from sparkdl.protocols import Arrays, BatchStack, Reducer
 from sparkdl.weights import FloatArray, Layout
 
 
@@ -59,7 +58,7 @@ class KerasLearner:
         weights = None if sample_weight is None else self.targets(sample_weight)
         return self.inputs(x), self.targets(y), weights
 
-    def build_metrics(self, window: Window) -> None:
+    def build_metrics(self, window: BatchStack) -> None:
         """Creates the metric variables, which Keras makes at the first batch."""
         if self._metrics_ready:
             return
@@ -74,14 +73,14 @@ class KerasLearner:
 
     # -- steps in two halves ---------------------------------------------------------------------
 
-    def gradients(self, window: Window, out: FloatArray) -> None:
+    def gradients(self, window: BatchStack, out: FloatArray) -> None:
         raise NotImplementedError
 
     def apply_gradients(self, flat: FloatArray) -> None:
         raise NotImplementedError
 
-    def train_reducing(self, window: Window, reducer: Reducer) -> None:
-        for batch in split_window(window):
+    def train_reducing(self, window: BatchStack, reducer: Reducer) -> None:
+        for batch in window.single_batches():
             reducer.rows = batch.num_rows
             self.gradients(batch, reducer.buffer)
             self._has_gradient = reducer.agree_on_gradients(self._has_gradient)
@@ -109,14 +108,14 @@ class KerasLearner:
     def reset_metrics(self) -> None:
         self.model.reset_metrics()
 
-    def evaluate(self, windows: Iterable[Window]) -> npt.NDArray[np.float64]:
+    def evaluate(self, windows: Iterable[BatchStack]) -> npt.NDArray[np.float64]:
         saved: list[Any] | None = None
         for window in windows:
             self.build_metrics(window)
             if saved is None:
                 saved = [np.array(v.numpy()) for v in self.model.metrics_variables]
                 self.reset_metrics()
-            self._evaluate_window(window)
+            self._evaluate_stack(window)
         if saved is None:
             return np.zeros(0)
         state = self.metric_state()
@@ -124,7 +123,7 @@ class KerasLearner:
             variable.assign(value)
         return state
 
-    def _evaluate_window(self, window: Window) -> None:
+    def _evaluate_stack(self, window: BatchStack) -> None:
         raise NotImplementedError
 
     # -- optimizer -----------------------------------------------------------------------------
@@ -232,7 +231,7 @@ def require_compiled(model: Any) -> None:
         )
 
 
-def require_one_batch(window: Window) -> None:
+def require_one_batch(window: BatchStack) -> None:
     """Raises ModelError unless ``window`` is a single batch, as a gradient is of one."""
     if window.num_batches != 1:
         raise ModelError(
@@ -240,31 +239,6 @@ def require_one_batch(window: Window) -> None:
             expected="a window of 1 batch",
             received=f"{window.num_batches}",
         )
-
-
-def split_window(window: Window) -> Iterator[Window]:
-    """The batches of a window as windows of one; all have the same number of rows."""
-    if window.num_batches == 1:
-        yield window
-        return
-    rows = window.num_rows // window.num_batches
-    weight = window.sample_weight
-    for i in range(window.num_batches):
-        yield _OneBatch(
-            {k: v[i : i + 1] for k, v in window.x.items()},
-            {k: v[i : i + 1] for k, v in window.y.items()},
-            None if weight is None else {k: v[i : i + 1] for k, v in weight.items()},
-            rows,
-        )
-
-
-@dataclass(frozen=True)
-class _OneBatch:
-    x: Arrays
-    y: Arrays
-    sample_weight: Arrays | None
-    num_rows: int
-    num_batches: int = 1
 
 
 def match_gradients(

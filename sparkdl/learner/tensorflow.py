@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from sparkdl.learner.keras_learner import KerasLearner, match_gradients, require_one_batch
 from sparkdl.learner.tensorflow_exchange import HorovodExchange, NumpyExchange, flatten, split
-from sparkdl.protocols import Reducer, Window
+from sparkdl.protocols import BatchStack, Reducer
 from sparkdl.weights import FloatArray
 
 
@@ -80,14 +80,14 @@ class TensorFlowLearner(KerasLearner):
 
     # -- training ------------------------------------------------------------------------------
 
-    def train(self, window: Window) -> None:
+    def train(self, window: BatchStack) -> None:
         self.build_metrics(window)
         self._flat = self._train_window(*self._tensors(window), window.num_batches)
 
-    def _evaluate_window(self, window: Window) -> None:
+    def _evaluate_stack(self, window: BatchStack) -> None:
         self._test_window(*self._tensors(window), window.num_batches)
 
-    def _tensors(self, window: Window, batch: int | None = None) -> tuple[Any, Any, Any]:
+    def _tensors(self, window: BatchStack, batch: int | None = None) -> tuple[Any, Any, Any]:
         """A window's arrays, or those of one of its batches, as the model takes them."""
         given: Any = (window.x, window.y, window.sample_weight)
         if batch is not None:  # cut here, where it costs nothing
@@ -118,7 +118,7 @@ class TensorFlowLearner(KerasLearner):
         )
         return lambda x, y, w, n: compiled(x, y, w, tf.constant(n))
 
-    def gradients(self, window: Window, out: FloatArray) -> None:
+    def gradients(self, window: BatchStack, out: FloatArray) -> None:
         require_one_batch(window)
         self.build_metrics(window)
         np.copyto(out, self._gradients(*self._tensors(window, 0)).numpy())
@@ -153,7 +153,7 @@ class TensorFlowLearner(KerasLearner):
 
     # -- steps with an exchange inside -----------------------------------------------------------
 
-    def train_reducing(self, window: Window, reducer: Reducer) -> None:
+    def train_reducing(self, window: BatchStack, reducer: Reducer) -> None:
         self.build_metrics(window)
         self._reducer, reducer.rows = reducer, window.num_rows // window.num_batches
         steps = self._steps_with(reducer)

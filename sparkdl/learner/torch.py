@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 
 from sparkdl.learner.keras_learner import KerasLearner, match_gradients, require_one_batch
-from sparkdl.protocols import Window
+from sparkdl.protocols import BatchStack
 from sparkdl.weights import FloatArray
 
 # PyTorch has no (or hardly any) operations on these; Keras takes the wider type, too.
@@ -77,7 +77,7 @@ class TorchLearner(KerasLearner):
 
     # -- training ------------------------------------------------------------------------------
 
-    def train(self, window: Window) -> None:
+    def train(self, window: BatchStack) -> None:
         self.build_metrics(window)
         self._set_training(True)
         data = self._tensors(window)
@@ -85,7 +85,7 @@ class TorchLearner(KerasLearner):
             for index in range(window.num_batches):
                 self._train_step(_batch(data, index))
 
-    def _evaluate_window(self, window: Window) -> None:
+    def _evaluate_stack(self, window: BatchStack) -> None:
         self._set_training(False)
         data = self._tensors(window)
         with torch.no_grad(), self._unreported_metrics():
@@ -111,7 +111,7 @@ class TorchLearner(KerasLearner):
         if self.model.training is not mode:
             torch.nn.Module.train(self.model, mode)
 
-    def _tensors(self, window: Window) -> Any:
+    def _tensors(self, window: BatchStack) -> Any:
         return _map(self._tensor, self.data(window.x, window.y, window.sample_weight))
 
     def _tensor(self, array: npt.NDArray[Any]) -> torch.Tensor:
@@ -122,7 +122,7 @@ class TorchLearner(KerasLearner):
             warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
             return torch.from_numpy(array).to(self._device, non_blocking=True)
 
-    def gradients(self, window: Window, out: FloatArray) -> None:
+    def gradients(self, window: BatchStack, out: FloatArray) -> None:
         require_one_batch(window)
         self._layout.check(out)
         self.build_metrics(window)

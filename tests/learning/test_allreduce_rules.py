@@ -73,7 +73,7 @@ def run(
         batches = Batches(rows_from_numpy(*parts[rank]), BATCH, shuffle=False, rank=rank)
         rows_seen = 0
         for epoch in range(epochs):
-            windows = iter(batches.windows(epoch, 1))
+            windows = iter(batches.stacks(epoch, 1))
             for step in range(steps):
                 batch = next(windows, None)
                 rows = 0 if batch is None else batch.num_rows

@@ -23,7 +23,7 @@ def main() -> None:
     import keras
 
     from sparkdl.collective.communicator import Member, make_communicator
-    from sparkdl.collective.synchronizer import GradientSynchronizer
+    from sparkdl.collective.synchronizer import AllReduceGradientSynchronizer
     from sparkdl.data import Batches, rows_from_numpy
     from sparkdl.learner import make_learner
 
@@ -33,14 +33,14 @@ def main() -> None:
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2, activation="softmax")])
     model.compile("adam", "sparse_categorical_crossentropy")
     learner = make_learner(model)
-    window = next(iter(Batches(rows_from_numpy(x, (x[:, 0] > 0).astype(int)), 8).windows(0, 8)))
+    window = next(iter(Batches(rows_from_numpy(x, (x[:, 0] > 0).astype(int)), 8).stacks(0, 8)))
     connector = make_communicator(communicator_name, rank=rank, timeout_s=TIMEOUT_S)
     texts = Meeting(folder, rank, size).all_gather(connector.prepare().to_json())
     told: dict[str, Any] = {"error": None}
     began = time.monotonic()
     communicator = connector.connect([Member.from_json(t) for t in texts], TOKEN)
     try:
-        synchronizer = GradientSynchronizer(communicator, learner.layout)
+        synchronizer = AllReduceGradientSynchronizer(communicator, learner.layout)
         synchronizer.start(learner, scale=8.0)
         for step in range(8):
             if step == 4 and rank == size - 1:

@@ -17,12 +17,11 @@ from sparkdl.launch.devices import UseGpu, needs_child, placement_of, start_fram
 from sparkdl.launch.results import RESULT_SCHEMA, Result, failure_result, to_batch
 from sparkdl.learner.archive import ModelArchive
 from sparkdl.learner.signature import Signature
+from sparkdl.protocols import Arrays, BatchStack
 from sparkdl.spark.columns.schema import make_spec, selection
 from sparkdl.spark.columns.sources import Columns, Source, wanted_spec
 from sparkdl.spark.columns.wire import named_batches, wire_names
 from sparkdl.spark.driver.cluster import is_connect
-
-Arrays = dict[str, npt.NDArray[Any]]
 
 
 @dataclass(frozen=True)
@@ -308,26 +307,17 @@ def evaluate_batches(batches: Iterator[pa.RecordBatch], pickled: bytes) -> Itera
     try:
         task, learner = _open(pickled)
         named = named_batches(batches, task.spec)
-        state = learner.evaluate(evaluation_windows(named, task.spec, task.batch_size))
+        state = learner.evaluate(evaluation_stacks(named, task.spec, task.batch_size))
         results = [Result(rank, "metrics", json.dumps(state.tolist()))] if state.size else []
     except Exception as error:
         results = [failure_result(rank, error)]
     yield to_batch(results)
 
 
-@dataclass(frozen=True)
-class _Window:
-    x: Arrays
-    y: Arrays
-    sample_weight: Arrays | None
-    num_batches: int
-    num_rows: int
-
-
-def evaluation_windows(
+def evaluation_stacks(
     batches: Iterator[pa.RecordBatch], spec: DataSpec, batch_size: int
-) -> Iterator[_Window]:
-    """Arrow batches as windows of one step each; never more than one Arrow batch in memory."""
+) -> Iterator[BatchStack]:
+    """Arrow batches as stacks of one batch each; never more than one Arrow batch in memory."""
     row = 0
     for record in batches:
         if not record.num_rows:
@@ -335,15 +325,15 @@ def evaluation_windows(
         decoded = decode(record, spec, row)
         row += record.num_rows
         for start in range(0, record.num_rows, batch_size):
-            yield _window(decoded, start, min(start + batch_size, record.num_rows))
+            yield _stack_of_one(decoded, start, min(start + batch_size, record.num_rows))
 
 
-def _window(batch: Batch, start: int, stop: int) -> _Window:
+def _stack_of_one(batch: Batch, start: int, stop: int) -> BatchStack:
     def cut(arrays: Mapping[str, npt.NDArray[Any]]) -> Arrays:
         return {name: array[None, start:stop] for name, array in arrays.items()}
 
     weight = None if batch.sample_weight is None else cut(batch.sample_weight)
-    return _Window(cut(batch.x), cut(batch.y), weight, 1, stop - start)
+    return BatchStack(cut(batch.x), cut(batch.y), weight, 1, stop - start)
 
 
 def evaluate_arrays(
@@ -368,8 +358,8 @@ def evaluate_arrays(
     x, y = data[0], data[1]
     weight = data[2] if len(data) == 3 else None
     rows = rows_from_numpy(x, y, weight, wanted_spec(x, y, weight, signature))
-    windows = Batches(rows, batch_size, shuffle=False).windows(0, 8)
-    state: npt.NDArray[np.float64] = np.asarray(make_learner(model).evaluate(windows))
+    stacks = Batches(rows, batch_size, shuffle=False).stacks(0, 8)
+    state: npt.NDArray[np.float64] = np.asarray(make_learner(model).evaluate(stacks))
     if not state.size:
         raise DataError("there are no rows to evaluate", received="0 rows")
     return state

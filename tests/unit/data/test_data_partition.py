@@ -253,7 +253,7 @@ def test_spilled_rows_are_read_in_blocks_within_the_budget():
     rows = read_partition(iter(table.to_batches(max_chunksize=90)), spec, 3200).train
     storage = rows.storage
     assert storage.block_rows * 16 * storage.group_blocks * 3 <= 3200
-    order = [w.x["features"][0, :, 0] for w in Batches(rows, 10, seed=1).windows(0, 1)]
+    order = [w.x["features"][0, :, 0] for w in Batches(rows, 10, seed=1).stacks(0, 1)]
     flat = np.concatenate(order) / 4
     assert sorted(flat) == list(range(996))
     group = storage.block_rows * storage.group_blocks
@@ -277,7 +277,7 @@ def test_reading_spilled_rows_keeps_to_the_budget(shuffle, tmp_path):
     spec = DataSpec({"x": ColumnSpec(("f",), (1 << 10,), "uint8", "binary")})
     rows = read_partition(batches(), spec, 8 << 20, str(tmp_path)).train
     before, most = mapped_bytes(), 0
-    for window in Batches(rows, 60, shuffle=shuffle, prefetch=0).windows(0, 16):
+    for window in Batches(rows, 60, shuffle=shuffle, prefetch=0).stacks(0, 16):
         assert window.x["x"].min() >= 0
         most = max(most, mapped_bytes() - before)
     assert most < 16 << 20

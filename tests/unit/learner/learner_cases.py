@@ -11,12 +11,12 @@ import keras
 import numpy as np
 import pytest
 
-from sparkdl.data.batches import Window
 from sparkdl.errors import ConfigError, ModelError
 from sparkdl.learner import make_learner
 from sparkdl.learner.archive import decode_model, encode_model
 from sparkdl.learner.cache import cached_learner, forget_learner
 from sparkdl.learner.keras_learner import metric_results, model_layout, read_model, write_model
+from sparkdl.protocols import BatchStack
 
 BACKEND = keras.backend.backend()
 JIT = False if BACKEND == "tensorflow" else "auto"  # XLA compiles long; the learner needs none
@@ -47,7 +47,7 @@ def windows(x, y, batch_size, window, sample_weight=None):
             }
 
         weight = None if sample_weight is None else cut(sample_weight)
-        yield Window(cut(x), cut(y), weight, count, count * size, first)
+        yield BatchStack(cut(x), cut(y), weight, count, count * size)
 
 
 def classes(rows=30, features=4, num_classes=3):
@@ -166,7 +166,7 @@ def test_gradient_of_a_linear_model_by_hand():
     x = np.array([[[1.0, 2.0], [3.0, 4.0]]], np.float32)
     y = np.array([[[0.0], [1.0]]], np.float32)
     out = np.empty(3, np.float32)
-    learner.gradients(Window({"features": x}, {"label": y}, None, 1, 2, 0), out)
+    learner.gradients(BatchStack({"features": x}, {"label": y}, None, 1, 2), out)
     error = x[0].sum(1, keepdims=True) - y[0]  # kernel ones, bias zero
     expected = np.concatenate([(2 * error * x[0]).mean(0), (2 * error).mean(0)])
     close(out, expected)
