@@ -146,8 +146,9 @@ class Checkpoints:
         try:
             told = json.loads(storage.read_bytes(path, _MAX_INDEX_BYTES))
             index = _Index(told["epoch"], told["file"], told.get("previous"))
-            if [_epoch_of(name) for name in index.files][0] != index.epoch:
-                raise ValueError(f"epoch {index.epoch!r} in {index.file!r}")
+            epochs = [_epoch_of(name) for name in index.files]
+            if epochs[0] != index.epoch or len(set(epochs)) < len(epochs):
+                raise ValueError(f"epoch {index.epoch!r} in {index.files!r}")
             return index
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ConfigError(

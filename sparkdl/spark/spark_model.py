@@ -14,17 +14,18 @@ from sparkdl import config
 from sparkdl.config import LoopSettings, require_int, require_name
 from sparkdl.errors import ConfigError, ModelError
 from sparkdl.files.checkpoints import Checkpoints
-from sparkdl.files.model_file import read_model, write_model
+from sparkdl.files.model_file import check_path, read_model, write_model
 from sparkdl.launch.devices import UseGpu, check_use_gpu
 from sparkdl.launch.interrupts import heard, held
 from sparkdl.learner import keras_learner
-from sparkdl.learner.archive import encode_model
+from sparkdl.learner.archive import encode_model, load_state, model_bytes, model_from_bytes
 from sparkdl.learner.callback_sink import CallbackSink
 from sparkdl.learner.ensemble import build_ensemble
 from sparkdl.learner.signature import model_signature
 from sparkdl.progress.bar import ProgressBar
 from sparkdl.progress.events import TrainingBegan, TrainingEnded
 from sparkdl.progress.monitor import FitMonitor
+from sparkdl.run_state import RunState
 from sparkdl.spark.columns.sources import Columns, add_validation, is_frame, is_rdd, open_source
 from sparkdl.spark.driver.arguments import FitOptions, check_share, verbosity
 from sparkdl.spark.driver.fitting import FitPlan, count_workers, run_fit
@@ -288,9 +289,11 @@ class SparkModel:
         checkpoints = Checkpoints.at(checkpoint_dir)
         first_epoch = options.initial_epoch
         if resume and checkpoints is not None:
-            done, rule_state = checkpoints.restore(model)
-            first_epoch = done or first_epoch
-            self._recipe.resume(rule_state)
+            checkpoint = checkpoints.restore()
+            if checkpoint is not None:
+                load_state(model, checkpoint.model_file, checkpoints.folder)
+                first_epoch = checkpoint.state.epoch
+            self._recipe.resume(b"" if checkpoint is None else checkpoint.state.rule)
         last_epoch = epochs if (resume or options.initial_epoch) else first_epoch + epochs
         if first_epoch >= last_epoch:
             return self._nothing_to_do(callbacks, last_epoch)
@@ -326,7 +329,8 @@ class SparkModel:
             self._model, self._ensemble = build_ensemble(model, members)
             self._summary = replace(self._summary, members={})
         if checkpoints is not None and not monitor.stopped_inside:
-            checkpoints.save(model, monitor.epochs_done, recipe.rule_state)
+            state = RunState(monitor.epochs_done, rule=recipe.rule_state)
+            checkpoints.save(model_bytes(model), state)
         self._epochs_trained += monitor.epochs_done - first_epoch
         monitor.end()
         self._history = keras_callbacks.history
@@ -439,8 +443,9 @@ class SparkModel:
             ResourceError: The path cannot be written.
             ConfigError: The path does not end in ``.keras``.
         """
-        state = self._recipe.rule_state
-        write_model(path, self._model, self.get_config(), state, overwrite=overwrite)
+        check_path(path, overwrite=overwrite)
+        state = RunState(self._epochs_trained, rule=self._recipe.rule_state)
+        write_model(path, model_bytes(self._model), self.get_config(), state)
 
 
 def load_spark_model(
@@ -467,7 +472,9 @@ def load_spark_model(
         ResourceError: The path cannot be read.
         ModelError: The file holds no compiled Keras model.
     """
-    model, settings, rule_state = read_model(path, custom_objects, safe_mode=safe_mode)
+    file = read_model(path)
+    settings: dict[str, Any] = dict(file.settings)
+    model = model_from_bytes(file.content, custom_objects, safe_mode=safe_mode, path=path)
     strange = sorted(set(settings) - set(inspect.signature(SparkModel).parameters))
     if strange:
         raise ModelError(
@@ -482,5 +489,5 @@ def load_spark_model(
         settings["rule"] = restore_rule(settings["mode"], settings["rule"])
     loaded = SparkModel(model, custom_objects=custom_objects, **{**settings, **overrides})
     if not {"mode", "rule"} & set(overrides):
-        loaded._recipe.resume(rule_state)
+        loaded._recipe.resume(b"" if file.state is None else file.state.rule)
     return loaded

@@ -14,8 +14,9 @@ from sparkdl.files.checkpoints import Checkpoints
 from sparkdl.launch import interrupts
 from sparkdl.launch.devices import UseGpu
 from sparkdl.learner import keras_learner
-from sparkdl.learner.archive import encode_model, restore_state
+from sparkdl.learner.archive import encode_model, model_bytes, restore_state
 from sparkdl.progress.monitor import FitMonitor
+from sparkdl.run_state import RunState
 from sparkdl.spark.columns.sources import Source
 from sparkdl.spark.driver.cluster import check_barrier, default_parallelism, wait_for_slots
 from sparkdl.spark.driver.metrics import prepare_metrics
@@ -162,7 +163,8 @@ def _train_stage(plan: FitPlan, settings: LoopSettings, monitor: FitMonitor) -> 
             if plan.checkpoints is not None:
                 if not monitor.has_callbacks:
                     bring_weights()
-                plan.checkpoints.save(model, epoch, plan.recipe.rule_state)
+                state = RunState(epoch, rule=plan.recipe.rule_state)
+                plan.checkpoints.save(model_bytes(model), state)
 
         monitor.begin()
         try:
