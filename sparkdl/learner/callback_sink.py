@@ -38,6 +38,11 @@ class CallbackSink:
             verbose=verbose, epochs=epochs, steps=None,
         )  # fmt: skip
 
+    @property
+    def wants_progress(self) -> bool:
+        """Whether there are callbacks to have batch events."""
+        return self.has_callbacks
+
     def handle(self, event: Event) -> None:
         """Calls the methods of the callbacks that the event stands for."""
         match event:
@@ -46,7 +51,7 @@ class CallbackSink:
                 self._callbacks.on_train_begin()
             case EpochBegan():
                 self._callbacks.on_epoch_begin(event.epoch)
-            case EpochProgressed() if self.has_callbacks:
+            case EpochProgressed():
                 self._callbacks.on_train_batch_begin(event.batches - 1)
                 self._callbacks.on_train_batch_end(event.batches - 1, dict(event.metrics))
             case EpochEnded():

@@ -42,6 +42,11 @@ class ProgressBar:
         self._epochs = self._length = 0
         self._title = ""
 
+    @property
+    def wants_progress(self) -> bool:
+        """Whether somebody watches."""
+        return self._live
+
     def handle(self, event: Event) -> None:
         """Writes what the event says."""
         if not self._verbose:

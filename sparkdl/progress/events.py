@@ -133,6 +133,11 @@ class Sink(Protocol):
     What it raises ends the fit.
     """
 
+    @property
+    def wants_progress(self) -> bool:
+        """Whether ``EpochProgressed`` is of use to it: computing metrics several times a second
+        costs time, so that event is left out where no sink wants it."""
+
     def handle(self, event: Event) -> None:
         """Takes one event; a sink leaves out those that are of no use to it."""
 

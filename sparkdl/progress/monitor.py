@@ -150,7 +150,8 @@ class FitMonitor:
         """Says that training ended with ``error``; nothing if it has not begun."""
         if self._training:
             first_line = str(error).partition("\n")[0]
-            self._tell(TrainingFailed(f"{type(error).__name__}: {first_line}"))
+            name = type(error).__name__
+            self._tell(TrainingFailed(f"{name}: {first_line}" if first_line else name))
 
     # -- parts of them -------------------------------------------------------------------------
 
@@ -182,8 +183,10 @@ class FitMonitor:
     def _show(self, now: float, epoch: EpochProgress | None, progress: RunProgress) -> None:
         rows = 0 if epoch is None else epoch.rows
         self._epoch_speed.look(now, rows, workers=progress.joined)
-        if epoch is not None and epoch.batches > self._batches and epoch.metrics.size:
-            self._batches = epoch.batches
+        if epoch is None or epoch.batches <= self._batches or not epoch.metrics.size:
+            return
+        self._batches = epoch.batches
+        if any(sink.wants_progress for sink in self._sinks):
             self._tell(
                 EpochProgressed(
                     self._epoch,

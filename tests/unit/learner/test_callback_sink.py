@@ -11,7 +11,7 @@ import numpy as np
 from sparkdl.learner.callback_sink import CallbackSink
 from sparkdl.learner.keras_learner import metric_results
 from sparkdl.progress.commands import Command
-from sparkdl.progress.events import EpochBegan, EpochEnded, EpochProgressed, TrainingBegan
+from sparkdl.progress.events import EpochBegan, EpochEnded, TrainingBegan
 from sparkdl.progress.monitor import FitMonitor
 from sparkdl.progress.run_progress import EpochProgress, RunProgress
 
@@ -79,9 +79,10 @@ def test_without_callbacks_there_is_a_history_and_no_batch_event() -> None:
     model = make_model()
     sink = CallbackSink(model, None, epochs=1, verbose=0)
     assert not sink.has_callbacks
+    assert not sink.wants_progress
     model.stop_training = True  # of an earlier fit
     for event in (
-        TrainingBegan(0, 1), EpochBegan(0), EpochProgressed(0, 1, 2, {"loss": 2.0}),
+        TrainingBegan(0, 1), EpochBegan(0),
         EpochEnded(0, 2, 2, metrics={"loss": 1.0, "f1": [0.5, 0.25]}),
     ):  # fmt: skip
         sink.handle(event)

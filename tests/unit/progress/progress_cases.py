@@ -30,6 +30,7 @@ class Recorder:
     """A sink that keeps the events, and decides what the test says."""
 
     has_callbacks: bool = False
+    wants_progress: bool = True
     stop_wanted: bool = False
     learning_rate: float | None = 0.1
     events: list[Event] = field(default_factory=list)

@@ -177,7 +177,7 @@ def test_a_quiet_run_writes_nothing_into_a_log_file(capsys: pytest.CaptureFixtur
     """Before: "no workers yet" again and again wherever ipykernel was imported."""
 
     class NoCallbacks:
-        has_callbacks = stop_wanted = False
+        has_callbacks = stop_wanted = wants_progress = False
         learning_rate = None
 
         def handle(self, event: Event) -> None: ...

@@ -46,6 +46,16 @@ def test_events_come_in_order() -> None:
     assert (monitor.epochs_done, monitor.stopped) == (2, False)
 
 
+def test_metrics_are_not_computed_for_nobody() -> None:
+    sink = Recorder(wants_progress=False)
+    monitor = make_monitor(sink)
+    monitor.begin()
+    monitor.update(report(epoch(400, missing=2)))
+    monitor.update(report(epoch(1000)))
+    assert not sink.of(EpochProgressed)
+    assert len(sink.of(EpochEnded)) == 1
+
+
 def test_validation_metrics_are_told_apart() -> None:
     sink = Recorder()
     monitor = make_monitor(sink)
@@ -127,7 +137,10 @@ def test_a_failure_is_told_if_the_training_had_begun() -> None:
     assert not sink.events
     monitor.begin()
     monitor.fail(ValueError("first line\nsecond line"))
-    assert sink.events[-1] == TrainingFailed("ValueError: first line")
+    monitor.fail(KeyboardInterrupt())
+    assert sink.events[-2:] == [
+        TrainingFailed("ValueError: first line"), TrainingFailed("KeyboardInterrupt"),
+    ]  # fmt: skip
 
 
 # -- speeds (before: 0, 1 or 4 rows/s, or those of another epoch) -------------------------------
