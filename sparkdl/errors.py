@@ -4,7 +4,8 @@
 
     SparkDLError
     ├── ConfigError (ValueError)          a wrong argument, found before anything starts
-    │   └── UnknownNameError              a name that is not in the list of known ones
+    │   ├── UnknownNameError              a name that is not in the list of known ones
+    │   └── ReadOnlyError (AttributeError)   an attribute that cannot be assigned to
     ├── DataError (ValueError)            the data do not fit the model or the call
     ├── ModelError (ValueError)           the model cannot be trained or sent as it is
     ├── ResourceError (RuntimeError)      too few slots, no GPU, a port in use
@@ -89,6 +90,10 @@ class UnknownNameError(ConfigError):
             received=repr(name),
             hint=f"did you mean {close[0]!r}?" if close else "",
         )
+
+
+class ReadOnlyError(ConfigError, AttributeError):
+    """An attribute that is settled when its object is made, and was assigned to later."""
 
 
 class DataError(SparkDLError, ValueError):

@@ -10,13 +10,9 @@ import numpy as np
 import pytest
 from test_communicators_worlds import ProcessWorld, ThreadWorld, example
 
-from sparkdl.collective.communicator import (
-    Communicator,
-    Member,
-    SoloCommunicator,
-    make_communicator,
-)
-from sparkdl.collective.ordered import shard_edges
+from sparkdl.collective.arithmetic import shard_edges
+from sparkdl.collective.communicator import Communicator, Member, make_communicator
+from sparkdl.collective.solo import SoloCommunicator
 from sparkdl.errors import ConfigError, ProtocolError, UnknownNameError
 from sparkdl.testing.thread_communicator import connect_threads
 

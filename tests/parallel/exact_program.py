@@ -282,7 +282,7 @@ class Meeting:
 
 def make_driver(kind: str) -> Any:
     """What a rank hears from the driver."""
-    from sparkdl.collective.strategy import NoControl
+    from sparkdl.collective.control import NoControl
 
     class Driver(NoControl):
         learning_rate = LATER_RATE if kind == "rate" else None
@@ -335,7 +335,7 @@ class Ranks:
         driver = make_driver(case.driver if rank == size - 1 else "")
         with cut(layout, case.parts), strategy.open(self.meeting, layout, driver) as synchronizer:
             assert synchronizer.transport == case.communicator
-            assert len(synchronizer._exchange.parts) >= case.parts, synchronizer._exchange.parts
+            assert len(synchronizer._steps.parts) >= case.parts, synchronizer._steps.parts
             train(learner, synchronizer, batches, settings, num_rows=len(x), num_workers=size)
         flat = np.empty(layout.size, np.float32)
         learner.read_weights(flat)

@@ -87,7 +87,10 @@ def test_settings_weights_and_overwriting(tmp_path: Path, form: str) -> None:
     first.model.layers[-1].set_weights([np.ones((3, 1)), np.ones(1)])
     first.save(path)
     loaded = load_spark_model(path)
-    assert loaded.get_config() == first.get_config()
+    network = {"port": 0, "server_bind": None, "server_address": None}
+    assert loaded.get_config() == {**first.get_config(), **network}
+    own = load_spark_model(path, port=(7000, 7010), server_bind="127.0.0.1")
+    assert own.get_config() == first.get_config()
     same(loaded.model, first.model)
     assert loaded.model.compiled
     with pytest.raises(ResourceError, match="exists"):
@@ -117,6 +120,21 @@ def test_settings_of_all_reduce(tmp_path: Path, frequency: Any, arguments: dict[
     loaded = load_spark_model(path)
     assert loaded.get_config() == first.get_config()
     assert type(loaded.rule) is type(first.rule)
+
+
+def test_a_file_does_not_say_where_the_server_is(tmp_path: Path) -> None:
+    """Or whoever wrote it could lead the workers, with token and weights, to his own machine."""
+    content = with_parts(
+        model_bytes(dense()),
+        settings={
+            "mode": "synchronous", "batch_size": 7, "port": [8000, 8001],
+            "server_bind": "0.0.0.0", "server_address": "evil.example.org",
+        },
+    )  # fmt: skip
+    (tmp_path / "model.keras").write_bytes(content)
+    loaded = load_spark_model(f"{tmp_path}/model.keras")
+    assert (loaded.mode, loaded.batch_size) == ("synchronous", 7)
+    assert (loaded.port, loaded.server_bind, loaded.server_address) == (0, None, None)
 
 
 def test_wrong_paths_are_refused_before_anything_else(

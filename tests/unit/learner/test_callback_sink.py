@@ -28,7 +28,7 @@ class Calls(keras.callbacks.Callback):
         self.names: list[str] = []
 
     def __getattribute__(self, name: str) -> Any:
-        if name.startswith("on_") and not name.startswith(("on_test", "on_predict")):
+        if name.startswith("on_") and not name.startswith(("on_test", "on_predict", "on_batch")):
             self.names.append(name)
         return super().__getattribute__(name)
 

@@ -8,10 +8,10 @@ import pytest
 
 from sparkdl.config import AUTO_WINDOW, EPOCH_WINDOW
 from sparkdl.errors import ConfigError, UnknownNameError
+from sparkdl.ps.choice import choose_codec, choose_rule
 from sparkdl.ps.codecs import DGC
 from sparkdl.ps.rules import StalenessAware
-from sparkdl.spark.driver.compression import choose_codec
-from sparkdl.spark.driver.server_run import ServerOptions, choose_rule, parse_status
+from sparkdl.spark.driver.server_run import ServerOptions, parse_status
 
 
 @pytest.mark.parametrize(
