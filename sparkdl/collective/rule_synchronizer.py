@@ -15,9 +15,8 @@ from sparkdl.collective.gradient_synchronizer import take_root_state
 from sparkdl.collective.rule_steps import steps_of
 from sparkdl.collective.rules import ExchangeRule
 from sparkdl.config import EPOCH_WINDOW
-from sparkdl.protocols import BatchStack, Learner
+from sparkdl.protocols import MAX_STACK, BatchStack, Learner
 from sparkdl.weights import Layout
-from sparkdl.worker import MAX_PIECE
 
 
 class RuleSynchronizer:
@@ -25,7 +24,7 @@ class RuleSynchronizer:
 
     All ranks count the steps of an epoch in the same way, steps without a batch included. They
     exchange when ``window`` steps are done and at the end of an epoch. They agree on stopping with
-    the first exchange after each :data:`~sparkdl.worker.MAX_PIECE` steps.
+    the first exchange after each :data:`~sparkdl.protocols.MAX_STACK` steps.
 
     Args:
         communicator: Connected; used by this synchronizer alone while it trains.
@@ -151,7 +150,7 @@ class RuleSynchronizer:
         self._window = self._steps.exchange(learner) or self._window
         self._since_agreement += self._since_exchange
         self._since_exchange = 0
-        if self._since_agreement >= MAX_PIECE:
+        if self._since_agreement >= MAX_STACK:
             self._since_agreement = 0
             wish = np.array([self.stop_wanted], np.float32)
             self._communicator.all_reduce(wish, "max", out=wish)

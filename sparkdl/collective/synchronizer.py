@@ -9,10 +9,9 @@ import numpy as np
 from sparkdl.collective.communicator import Communicator
 from sparkdl.collective.control import Control, NoControl
 from sparkdl.collective.gradient_synchronizer import AllReduceGradientSynchronizer
-from sparkdl.protocols import BatchStack, Learner, MetricState, Report, Start
+from sparkdl.protocols import MAX_STACK, BatchStack, Learner, MetricState, Report, Start
 from sparkdl.run_state import RunState
 from sparkdl.weights import Layout
-from sparkdl.worker import MAX_PIECE
 
 
 class StepSynchronizer(Protocol):
@@ -60,8 +59,8 @@ class AllReduceSynchronizer:
     """The :class:`~sparkdl.protocols.Synchronizer` of training without a server.
 
     The ranks agree on the number of steps of an epoch at the start; on stopping, after each
-    :data:`~sparkdl.worker.MAX_PIECE` steps and at the end of an epoch; and on the learning rate at
-    the end of an epoch. So all ranks always do the same.
+    :data:`~sparkdl.protocols.MAX_STACK` steps and at the end of an epoch; and on the learning rate
+    at the end of an epoch. So all ranks always do the same.
 
     Args:
         communicator: Connected.
@@ -185,7 +184,7 @@ class AllReduceSynchronizer:
     @property
     def stopped(self) -> bool:
         """Whether all ranks stop here."""
-        if self._steps.stop_agreed and self._steps_done % MAX_PIECE == 0:
+        if self._steps.stop_agreed and self._steps_done % MAX_STACK == 0:
             self._stopped = True
         return self._stopped
 

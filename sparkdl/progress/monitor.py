@@ -19,8 +19,9 @@ from sparkdl.progress.events import (
     TrainingFailed,
     WorkersJoined,
 )
-from sparkdl.progress.run_progress import EpochProgress, MetricState, RunProgress
+from sparkdl.progress.run_progress import EpochProgress, RunProgress
 from sparkdl.progress.speed import EpochSpeed, RecentSpeed
+from sparkdl.protocols import MetricState
 
 
 class Steering(Sink, Protocol):

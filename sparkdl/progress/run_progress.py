@@ -4,25 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import numpy as np
-import numpy.typing as npt
-
-MetricState = npt.NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class WorkerFailure:
-    """A worker that raised.
-
-    Args:
-        rank: Its rank.
-        error: The exception as one line.
-        traceback: The worker's formatted traceback.
-    """
-
-    rank: int
-    error: str
-    traceback: str = ""
+from sparkdl.coordinator.status import Failure
+from sparkdl.protocols import MetricState
 
 
 @dataclass(frozen=True)
@@ -66,5 +49,5 @@ class RunProgress:
     batches_per_epoch: int = 0
     rows: int = 0
     joined: int = 0
-    failure: WorkerFailure | None = None
+    failure: Failure | None = None
     staleness: float = 0.0

@@ -21,7 +21,7 @@ from sparkdl.errors import ConfigError, ReadOnlyError
 from sparkdl.files.checkpoints import Checkpoints
 from sparkdl.files.model_file import check_path, read_model, write_model
 from sparkdl.launch.interrupts import heard, held
-from sparkdl.learner import keras_learner
+from sparkdl.learner import keras_learner, metric_state
 from sparkdl.learner.archive import encode_model, load_state, model_bytes, model_from_bytes
 from sparkdl.learner.callback_sink import CallbackSink
 from sparkdl.learner.ensemble import build_ensemble
@@ -325,7 +325,7 @@ class SparkModel:
         )
         monitor = FitMonitor(
             keras_callbacks, [ProgressBar(verbosity(verbose))],
-            partial(keras_learner.metric_results, model),
+            partial(metric_state.metric_results, model),
             epochs=last_epoch, first_epoch=first_epoch,
         )  # fmt: skip
         recipe = self._recipe
@@ -448,7 +448,7 @@ class SparkModel:
                 prepare_metrics(self._model, source)
                 archive = encode_model(self._model, self.custom_objects)
             state = evaluate_source(source, archive, batch_size=batch_size, use_gpu=self.use_gpu)
-        results = keras_learner.metric_results(self._model, state)
+        results = metric_state.metric_results(self._model, state)
         if verbosity(verbose, auto=0):
             print(" - ".join(f"{k}: {np.round(v, 4)}" for k, v in results.items()), flush=True)
         return results

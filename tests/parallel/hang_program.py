@@ -49,7 +49,7 @@ def main() -> None:
                 elif what == "killed":
                     os.kill(os.getpid(), signal.SIGKILL)
                 else:  # another branch, which takes its time
-                    time.sleep(60)
+                    time.sleep(600)
             began = time.monotonic()
             synchronizer.train(learner, window)
     except Exception as error:

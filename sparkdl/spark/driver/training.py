@@ -12,15 +12,16 @@ from typing import Any, NoReturn, Protocol
 import numpy as np
 
 from sparkdl import errors
+from sparkdl.coordinator.status import Failure
 from sparkdl.errors import DataError, SparkDLError, TransportError, WorkerError
 from sparkdl.launch import interrupts
 from sparkdl.launch.failures import described_in
 from sparkdl.launch.results import RESULT_SCHEMA
-from sparkdl.learner import keras_learner
+from sparkdl.learner import model_weights, optimizer_state
 from sparkdl.learner.archive import pickle_by_value
 from sparkdl.progress.commands import Command
 from sparkdl.progress.monitor import FitMonitor
-from sparkdl.progress.run_progress import RunProgress, WorkerFailure
+from sparkdl.progress.run_progress import RunProgress
 from sparkdl.spark.columns.sources import Source, spread
 from sparkdl.spark.driver.cluster import Stage, barrier_refusal, is_connect
 from sparkdl.spark.executor.train_stage import stage_function
@@ -59,8 +60,8 @@ class StageSummary:
 class Run(Protocol):
     """How the driver takes part in a run: a parameter server, or a communicator's rank 0."""
 
-    def progress(self) -> RunProgress:
-        """What the workers report now.
+    def progress(self, since_epoch: int = 0) -> RunProgress:
+        """What the workers report now, of the epochs from ``since_epoch`` on.
 
         Raises:
             TransportError: The server is gone.
@@ -152,13 +153,13 @@ def train_stage(
         weights = run.result(rows)
         stopped = _last_news(run, monitor, on_epoch) or stopped
         if weights.size and (not stopped or monitor.stopped_inside):
-            keras_learner.write_model(model, keras_learner.model_layout(model), weights)
+            model_weights.write_model(model, model_weights.model_layout(model), weights)
         keeper = min((r.rank for r in rows if r.kind == "optimizer"), default=-1)
         state = b"".join(
             bytes(r.content) for r in rows if r.kind == "optimizer" and r.rank == keeper
         )
         if state and (not stopped or monitor.stopped_inside or not run.optimizer_state()):
-            keras_learner.load_optimizer_state(model, state)
+            optimizer_state.load_optimizer_state(model, state)
         if getattr(model.optimizer, "use_ema", False) and not stopped:
             model.optimizer.finalize_variable_values(model.trainable_variables)
         done = {r.rank: json.loads(r.text) for r in rows if r.kind == "done"}
@@ -216,7 +217,7 @@ def _watch(
     while not stage.wait(wait_s):
         wait_s = min(POLL_S, wait_s * 1.5)
         interrupts.check()
-        progress = run.progress()
+        progress = run.progress(monitor.epochs_done)
         if progress.failure is not None:
             # The others are told by the server; give the stage a moment to end by itself.
             failed_at = failed_at or time.monotonic()
@@ -239,7 +240,7 @@ def _watch(
 def _last_news(run: Run, monitor: FitMonitor, on_epoch: Callable[[int], None] | None) -> bool:
     """Epochs that ended between the last look and the end; True if a callback stops there."""
     before = monitor.epochs_done
-    command = monitor.update(run.progress())
+    command = monitor.update(run.progress(monitor.epochs_done))
     if command is not None and command.learning_rate is not None:
         run.command(command)
     if monitor.epochs_done > before and on_epoch is not None:
@@ -305,9 +306,9 @@ def raise_failure(rank: int, described: dict[str, Any]) -> NoReturn:
     raise _worker_error(_failure_of(rank, described))
 
 
-def _failure_of(rank: int, described: dict[str, Any]) -> WorkerFailure:
-    return WorkerFailure(rank, described.get("error", ""), described.get("traceback", ""))
+def _failure_of(rank: int, described: dict[str, Any]) -> Failure:
+    return Failure(rank, described.get("error", ""), described.get("traceback", ""))
 
 
-def _worker_error(failure: WorkerFailure) -> WorkerError:
+def _worker_error(failure: Failure) -> WorkerError:
     return WorkerError(failure.rank, failure.error, failure.traceback)

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 
 from sparkdl.learner.callback_sink import CallbackSink
-from sparkdl.learner.keras_learner import metric_results
+from sparkdl.learner.metric_state import metric_results
 from sparkdl.progress.commands import Command
 from sparkdl.progress.events import EpochBegan, EpochEnded, TrainingBegan
 from sparkdl.progress.monitor import FitMonitor

@@ -10,7 +10,8 @@ import numpy as np
 
 from sparkdl.progress.events import Event, Metrics
 from sparkdl.progress.monitor import FitMonitor
-from sparkdl.progress.run_progress import EpochProgress, MetricState, RunProgress
+from sparkdl.progress.run_progress import EpochProgress, RunProgress
+from sparkdl.protocols import MetricState
 
 E = TypeVar("E")
 
