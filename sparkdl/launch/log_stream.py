@@ -25,8 +25,6 @@ import struct
 import threading
 import time
 
-from sparkdl.launch.log_lines import LineSplitter
-
 _NONCE_BYTES = 32
 _HELLO = struct.Struct("<i32s")
 _LENGTH = struct.Struct("<I")
@@ -265,13 +263,3 @@ class LineServer:
         if self._guests.pop(number, None) is not None:
             self._selector.unregister(guest.socket)
             guest.socket.close()
-
-
-def show(rank: int, text: str) -> None:
-    """Prints a rank's line on the driver."""
-    print(f"[rank {rank}] {text}", flush=True)
-
-
-def splitter(rank: int) -> LineSplitter:
-    """Shows whatever a rank's process writes, line by line."""
-    return LineSplitter(lambda line: show(rank, line))

@@ -12,7 +12,7 @@ import numpy as np
 from sparkdl.collective.communicator import Communicator
 from sparkdl.collective.current import current
 from sparkdl.errors import ConfigError, ModelError
-from sparkdl.launch.log_lines import log_to_driver
+from sparkdl.log_lines import log_to_driver
 from sparkdl.learner.distributed_optimizer import is_distributed
 
 
