@@ -50,7 +50,7 @@ def be_rank(
 ) -> None:
     """One rank; answers ``compute``, ``all-reduce`` and ``both`` with seconds per step."""
     from sparkdl.collective.communicator import Member, make_communicator
-    from sparkdl.collective.synchronizer import GradientSynchronizer
+    from sparkdl.collective.synchronizer import AllReduceGradientSynchronizer
     from sparkdl.data import Batches, rows_from_numpy
     from sparkdl.learner.tensorflow import configure_threads
 
@@ -66,7 +66,7 @@ def be_rank(
     pipe.send(connector.prepare().to_json())
     texts, token = pipe.recv()
     with connector.connect([Member.from_json(t) for t in texts], token) as communicator:
-        synchronizer = GradientSynchronizer(communicator, learner.layout)
+        synchronizer = AllReduceGradientSynchronizer(communicator, learner.layout)
         synchronizer.start(learner, scale=float(BATCH))
         gradient = np.zeros(learner.layout.size, np.float32)
         all_reduce = reducer(communicator, gradient)

@@ -15,7 +15,7 @@ from sparkdl.collective.communicator import Communicator
 from sparkdl.collective.ordered import shard_edges
 from sparkdl.config import require_int
 from sparkdl.errors import ConfigError, DataError
-from sparkdl.optimizers.options import require, require_positive
+from sparkdl.options import require, require_positive
 
 Array = npt.NDArray[np.float32]
 Wide = npt.NDArray[np.float64]

@@ -53,7 +53,7 @@ class RuleLearner(GradientLearner, Protocol):
 
 
 class RuleSynchronizer:
-    """Steps and exchanges of one rank; takes the place of a :class:`GradientSynchronizer`.
+    """Steps and exchanges of one rank; takes the place of a :class:`AllReduceGradientSynchronizer`.
 
     All ranks count the steps of an epoch alike, those without a batch included, and exchange when
     ``window`` of them are done and at the end of an epoch. They agree on stopping with the first

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from sparkdl.collective.communicator import Communicator, Connector, Member, make_communicator
 from sparkdl.collective.rule_synchronizer import RuleSynchronizer
 from sparkdl.collective.rules import ExchangeRule
-from sparkdl.collective.synchronizer import GradientSynchronizer
+from sparkdl.collective.synchronizer import AllReduceGradientSynchronizer
 from sparkdl.errors import ModelError
 from sparkdl.protocols import Report, Start
 from sparkdl.weights import Layout
@@ -123,7 +123,7 @@ class AllReduceStrategy:
         layout: Of the flat buffer.
         communicator: Name of the communicator.
         options: For its connector.
-        wire: What gradients travel as; see :class:`GradientSynchronizer`.
+        wire: What gradients travel as; see :class:`AllReduceGradientSynchronizer`.
         rule: What becomes of them; None: their mean, at every step.
         window: Steps between two exchanges of the rule.
         rule_state: Of an earlier run; see :class:`RuleSynchronizer`.
@@ -163,9 +163,9 @@ class AllReduceStrategy:
 
     def _steps(
         self, communicator: Communicator, layout: Layout
-    ) -> GradientSynchronizer | RuleSynchronizer:
+    ) -> AllReduceGradientSynchronizer | RuleSynchronizer:
         if self.rule is None:
-            return GradientSynchronizer(communicator, layout, wire=self.wire)
+            return AllReduceGradientSynchronizer(communicator, layout, wire=self.wire)
         return RuleSynchronizer(
             communicator, layout, self.rule, self.window, wire=self.wire, state=self.rule_state
         )
@@ -202,7 +202,7 @@ class AllReduceSynchronizer:
         communicator: Connected.
         layout: Of the flat buffer.
         control: This worker's line to the driver.
-        steps: What a step is; None for a :class:`GradientSynchronizer`.
+        steps: What a step is; None for a :class:`AllReduceGradientSynchronizer`.
     """
 
     every_batch = True
@@ -213,11 +213,11 @@ class AllReduceSynchronizer:
         layout: Layout,
         control: Control | None = None,
         *,
-        steps: GradientSynchronizer | RuleSynchronizer | None = None,
+        steps: AllReduceGradientSynchronizer | RuleSynchronizer | None = None,
     ) -> None:
         self._communicator = communicator
         self.control: Control = NoControl() if control is None else control
-        self._exchange = steps or GradientSynchronizer(communicator, layout)
+        self._exchange = steps or AllReduceGradientSynchronizer(communicator, layout)
         self._root = 0
         self.rule_state = b""
         self._epoch = -1

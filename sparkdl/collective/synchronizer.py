@@ -51,7 +51,7 @@ class GradientLearner(Protocol):
     def skip_reducing(self, reducer: Any) -> None: ...
 
 
-class GradientSynchronizer:
+class AllReduceGradientSynchronizer:
     """Each step: the row-weighted mean of all ranks' gradients, then one optimizer step on each.
 
     With ``n_i`` rows on rank ``i``, ``g = Σ n_i g_i / Σ n_i``: what one process computes on the

@@ -10,7 +10,7 @@ import numpy as np
 from sparkdl.optimizers.blocks import each_block
 from sparkdl.optimizers.compiled import run_compiled
 from sparkdl.optimizers.optimizer import FlatOptimizer, State
-from sparkdl.optimizers.options import (
+from sparkdl.options import (
     require,
     require_fraction,
     require_not_negative,
@@ -20,7 +20,7 @@ from sparkdl.weights import FloatArray
 
 
 @dataclass(frozen=True)
-class Adam(FlatOptimizer):
+class FlatAdam(FlatOptimizer):
     """Adam, in the efficient order of section 2 of the paper, as Keras has it.
 
     ::
@@ -43,6 +43,7 @@ class Adam(FlatOptimizer):
     epsilon: float = 1e-7
 
     name: ClassVar[str] = "adam"
+    keras_class: ClassVar[str] = "Adam"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -138,13 +139,13 @@ def _loop(
 
 
 @dataclass(frozen=True)
-class AdamW(Adam):
+class FlatAdamW(FlatAdam):
     """Adam with decoupled weight decay: ``weights *= 1 - rate · weight_decay``, then Adam's step.
 
     Decay acts on every trained coordinate; flat weights know no variable names to leave out.
 
     Args:
-        learning_rate, beta_1, beta_2, epsilon: As for :class:`Adam`.
+        learning_rate, beta_1, beta_2, epsilon: As for :class:`FlatAdam`.
         weight_decay: The decay per unit of learning rate.
 
     Reference: Loshchilov and Hutter, 2019, "Decoupled Weight Decay Regularization",
@@ -154,6 +155,7 @@ class AdamW(Adam):
     weight_decay: float = 0.004
 
     name: ClassVar[str] = "adamw"
+    keras_class: ClassVar[str] = "AdamW"
 
     def __post_init__(self) -> None:
         super().__post_init__()

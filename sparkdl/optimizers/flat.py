@@ -11,22 +11,30 @@ from typing import ClassVar
 
 import numpy as np
 
-from sparkdl.optimizers.adam import Adam, AdamW
+from sparkdl.optimizers.adam import FlatAdam, FlatAdamW
 from sparkdl.optimizers.blocks import add_scaled, each_block
 from sparkdl.optimizers.compiled import run_compiled
 from sparkdl.optimizers.optimizer import FlatOptimizer, State
-from sparkdl.optimizers.options import (
+from sparkdl.options import (
     require_fraction,
     require_not_negative,
     require_positive,
 )
 from sparkdl.weights import FloatArray
 
-__all__ = ["SGD", "Adagrad", "Adam", "AdamW", "FlatOptimizer", "RMSprop", "State"]
+__all__ = [
+    "FlatAdagrad",
+    "FlatAdam",
+    "FlatAdamW",
+    "FlatOptimizer",
+    "FlatRMSprop",
+    "FlatSGD",
+    "State",
+]
 
 
 @dataclass(frozen=True)
-class SGD(FlatOptimizer):
+class FlatSGD(FlatOptimizer):
     """Gradient descent, with momentum or Nesterov momentum if asked.
 
     ::
@@ -48,6 +56,7 @@ class SGD(FlatOptimizer):
     nesterov: bool = False
 
     name: ClassVar[str] = "sgd"
+    keras_class: ClassVar[str] = "SGD"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -95,7 +104,7 @@ class SGD(FlatOptimizer):
 
 
 @dataclass(frozen=True)
-class Adagrad(FlatOptimizer):
+class FlatAdagrad(FlatOptimizer):
     """Adagrad: ``a += g²; weights -= rate · g / √(a + epsilon)``.
 
     Args:
@@ -110,6 +119,7 @@ class Adagrad(FlatOptimizer):
     epsilon: float = 1e-7
 
     name: ClassVar[str] = "adagrad"
+    keras_class: ClassVar[str] = "Adagrad"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -161,7 +171,7 @@ def _adagrad(
 
 
 @dataclass(frozen=True)
-class RMSprop(FlatOptimizer):
+class FlatRMSprop(FlatOptimizer):
     """RMSprop.
 
     ::
@@ -187,6 +197,7 @@ class RMSprop(FlatOptimizer):
     centered: bool = False
 
     name: ClassVar[str] = "rmsprop"
+    keras_class: ClassVar[str] = "RMSprop"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import Any, TypeVar
 
 from sparkdl.errors import ConfigError, UnknownNameError
-from sparkdl.optimizers.flat import SGD, Adagrad, Adam, AdamW, FlatOptimizer, RMSprop
+from sparkdl.optimizers.flat import (
+    FlatAdagrad,
+    FlatAdam,
+    FlatAdamW,
+    FlatOptimizer,
+    FlatRMSprop,
+    FlatSGD,
+)
 
 Made = TypeVar("Made", bound=FlatOptimizer)
 
-FLAT_CLASSES: dict[str, type[FlatOptimizer]] = {
-    "SGD": SGD,
-    "Adagrad": Adagrad,
-    "RMSprop": RMSprop,
-    "Adam": Adam,
-    "AdamW": AdamW,
-}
-# Entries of a config that say nothing about the step.
+FLAT_CLASSES = (FlatSGD, FlatAdagrad, FlatRMSprop, FlatAdam, FlatAdamW)
+"""Every optimizer on flat vectors."""
+# Entries of a config that do not change the step.
 _HARMLESS = frozenset(
     {"name", "ema_momentum", "is_legacy_optimizer", "jit_compile", "is_scheduled"}
 )
@@ -27,7 +29,7 @@ _SWITCHED_OFF = (None, False)
 
 def optimizer_from_config(
     config: Mapping[str, Any],
-    classes: Mapping[str, type[Made]],
+    classes: Iterable[type[Made]],
     *,
     where: str,
     hint: str,
@@ -38,7 +40,8 @@ def optimizer_from_config(
         config: ``{'class_name': 'Adam', 'config': {...}}``, as ``keras.optimizers.serialize`` and
             ``{'class_name': type(o).__name__, 'config': o.get_config()}`` give it. A learning rate
             schedule becomes None: the caller's current learning rate.
-        classes: Keras class names to classes; Adam with weight decay becomes ``'AdamW'``.
+        classes: Those to choose from, by the Keras class that each takes the steps of. Keras' Adam
+            with weight decay becomes AdamW.
         where: Where it runs, for error messages.
         hint: What to do about an option that is not supported.
 
@@ -49,16 +52,21 @@ def optimizer_from_config(
     Example:
         >>> config = {'class_name': 'SGD', 'config': {'learning_rate': 0.5}}
         >>> optimizer_from_config(config, FLAT_CLASSES, where='here', hint='')
-        SGD(learning_rate=0.5, momentum=0.0, nesterov=False)
+        FlatSGD(learning_rate=0.5, momentum=0.0, nesterov=False)
     """
     class_name = str(config.get("class_name", "")).rpartition(">")[2]
-    if class_name not in classes:
-        raise UnknownNameError(f"optimizer {where}", class_name, classes)
+    known_classes = {cls.keras_class: cls for cls in classes}
+    if class_name not in known_classes:
+        raise UnknownNameError(f"optimizer {where}", class_name, known_classes)
     options = dict(config.get("config", {}))
     chosen = class_name
-    if class_name == "Adam" and options.get("weight_decay") is not None and "AdamW" in classes:
+    if (
+        class_name == "Adam"
+        and options.get("weight_decay") is not None
+        and "AdamW" in known_classes
+    ):
         chosen = "AdamW"
-    make = classes[chosen]
+    make = known_classes[chosen]
     known = {field.name for field in fields(make)}
     taken: dict[str, Any] = {}
     for option, value in options.items():

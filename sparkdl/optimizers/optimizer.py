@@ -6,7 +6,7 @@ import abc
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from sparkdl.optimizers.options import require_positive
+from sparkdl.options import require_positive
 from sparkdl.weights import FloatArray
 
 State = dict[str, Any]
@@ -26,10 +26,11 @@ class FlatOptimizer(abc.ABC):
     learning_rate: float | None = None
 
     name: ClassVar[str] = ""
+    keras_class: ClassVar[str] = ""
+    """Name of the Keras optimizer that takes the same steps."""
 
     def __post_init__(self) -> None:
-        if self.learning_rate is not None:
-            require_positive(self.name, "learning_rate", self.learning_rate)
+        require_positive(self.name, "learning_rate", self.learning_rate, or_none=True)
 
     @abc.abstractmethod
     def init(self, weights: FloatArray) -> State:
@@ -60,4 +61,4 @@ class FlatOptimizer(abc.ABC):
 
     def keras_config(self) -> dict[str, Any]:
         """The counterpart of ``optimizer_from_config``."""
-        return {"class_name": type(self).__name__, "config": dict(vars(self))}
+        return {"class_name": self.keras_class, "config": dict(vars(self))}

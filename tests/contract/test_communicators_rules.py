@@ -18,7 +18,7 @@ from sparkdl.collective.rules import (
     make_rule,
     rule_names,
 )
-from sparkdl.optimizers.flat import Adam
+from sparkdl.optimizers.flat import FlatAdam
 from sparkdl.testing.thread_communicator import connect_threads
 
 WORLDS = {
@@ -29,8 +29,8 @@ WORLDS = {
 if importlib.util.find_spec("horovod"):
     WORLDS["horovod-2"] = lambda: ProcessWorld([None] * 2, name="horovod")
 CONFIGURED: dict[str, Any] = {
-    "sliced": Sliced(Adam()),
-    "onebit_adam": OneBitAdam(Adam(), freeze_step=2),
+    "sliced": Sliced(FlatAdam()),
+    "onebit_adam": OneBitAdam(FlatAdam(), freeze_step=2),
     "straggler_drop": StragglerDrop(least=1.0),
     "streaming_diloco": StreamingDiLoCo(fragments=2, period=1, delay=1),
 }

@@ -347,9 +347,9 @@ def cut(layout: Any, parts: int) -> Iterator[None]:
     """Within, gradients travel in at least so many parts."""
     from sparkdl.collective import strategy
 
-    kind = strategy.GradientSynchronizer
+    kind = strategy.AllReduceGradientSynchronizer
     made = kind if parts == 1 else functools.partial(kind, part_bytes=layout.size_bytes // 10)
-    with mock.patch.object(strategy, "GradientSynchronizer", made):
+    with mock.patch.object(strategy, "AllReduceGradientSynchronizer", made):
         yield
 
 

@@ -23,7 +23,7 @@ def main() -> None:
     import keras
 
     from sparkdl.collective.communicator import Member, make_communicator
-    from sparkdl.collective.synchronizer import GradientSynchronizer
+    from sparkdl.collective.synchronizer import AllReduceGradientSynchronizer
     from sparkdl.data import Batches, rows_from_numpy
     from sparkdl.learner import make_learner
 
@@ -40,7 +40,7 @@ def main() -> None:
     began = time.monotonic()
     communicator = connector.connect([Member.from_json(t) for t in texts], TOKEN)
     try:
-        synchronizer = GradientSynchronizer(communicator, learner.layout)
+        synchronizer = AllReduceGradientSynchronizer(communicator, learner.layout)
         synchronizer.start(learner, scale=8.0)
         for step in range(8):
             if step == 4 and rank == size - 1:

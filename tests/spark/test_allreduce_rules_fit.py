@@ -10,7 +10,7 @@ import pytest
 from conftest import make_mlp
 
 from sparkdl import SparkModel, load_spark_model
-from sparkdl.collective.rules import DiLoCo, OneBitAdam, StragglerDrop, rule_names
+from sparkdl.collective.rules import DiLoCoExchangeRule, OneBitAdam, StragglerDrop, rule_names
 from sparkdl.errors import ConfigError
 
 CONFIGURED: dict[str, Any] = {
@@ -87,14 +87,14 @@ def test_exact_rules_take_the_steps_of_plain_keras(
 def test_outer_momentum_goes_on_in_a_second_fit(digits_df: Any, tmp_path: Any) -> None:
     """Whole batches, plain SGD, so every step is known: two fits are one, also from files."""
     options: dict[str, Any] = {"batch_size": 2000, "optimizer": keras.optimizers.SGD(0.1)}
-    at_once = fitted(digits_df, DiLoCo(), epochs=8, **options)
+    at_once = fitted(digits_df, DiLoCoExchangeRule(), epochs=8, **options)
     options["optimizer"] = keras.optimizers.SGD(0.1)
-    twice = fitted(digits_df, DiLoCo(), epochs=4, **options)
+    twice = fitted(digits_df, DiLoCoExchangeRule(), epochs=4, **options)
     twice.fit(digits_df, epochs=4, verbose=0)
     folder = str(tmp_path)
     first, resumed = (
         SparkModel(
-            make_mlp(optimizer=keras.optimizers.SGD(0.1)), "allreduce", rule=DiLoCo(),
+            make_mlp(optimizer=keras.optimizers.SGD(0.1)), "allreduce", rule=DiLoCoExchangeRule(),
             num_workers=2, batch_size=2000,
         )
         for _ in range(2)
@@ -102,7 +102,7 @@ def test_outer_momentum_goes_on_in_a_second_fit(digits_df: Any, tmp_path: Any) -
     first.fit(digits_df, epochs=4, verbose=0, checkpoint_dir=folder)
     resumed.fit(digits_df, epochs=8, verbose=0, checkpoint_dir=folder, resume=True)
     options["optimizer"] = keras.optimizers.SGD(0.1)
-    fitted(digits_df, DiLoCo(), epochs=4, **options).save(f"{folder}/half.keras")
+    fitted(digits_df, DiLoCoExchangeRule(), epochs=4, **options).save(f"{folder}/half.keras")
     loaded = load_spark_model(f"{folder}/half.keras")
     loaded.fit(digits_df, epochs=4, verbose=0)
     for other in (twice, resumed, loaded):

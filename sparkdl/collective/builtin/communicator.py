@@ -38,7 +38,7 @@ from sparkdl.collective.builtin.records import (
     payload_of,
     unpack_records,
 )
-from sparkdl.collective.builtin.rendezvous import LOCAL, RING, Address, Link, Listener
+from sparkdl.collective.builtin.rendezvous import LOCAL, RING, Address, ConnectionKey, Listener
 from sparkdl.collective.builtin.ring import Ring
 from sparkdl.collective.builtin.shared import SharedMemory
 from sparkdl.collective.builtin.waiting import Watch
@@ -134,12 +134,12 @@ class BuiltinCommunicator(OrderedCommunicator):
                 connection.close()
             raise
 
-    def _plan(self) -> tuple[dict[Link, Address], list[Link]]:
+    def _plan(self) -> tuple[dict[ConnectionKey, Address], list[ConnectionKey]]:
         """Each pair on a host is dialed by its higher rank; each ring by the rank before."""
-        dial: dict[Link, Address] = {}
-        expect: list[Link] = []
+        dial: dict[ConnectionKey, Address] = {}
+        expect: list[ConnectionKey] = []
         for other in self._places.local:
-            link = Link(LOCAL, self._world[other])
+            link = ConnectionKey(LOCAL, self._world[other])
             if other < self._rank:
                 dial[link] = "\0" + self._members[other].local
             elif other > self._rank:
@@ -149,18 +149,20 @@ class BuiltinCommunicator(OrderedCommunicator):
             at = ring.index(self._rank)
             after, before = ring[(at + 1) % len(ring)], ring[at - 1]
             member = self._members[after]
-            dial[Link(RING, self._world[after])] = (member.host, member.port)
-            expect.append(Link(RING, self._world[before]))
+            dial[ConnectionKey(RING, self._world[after])] = (member.host, member.port)
+            expect.append(ConnectionKey(RING, self._world[before]))
         return dial, expect
 
     def _join(
-        self, dialed: Mapping[Link, socket.socket], accepted: Mapping[Link, socket.socket]
+        self,
+        dialed: Mapping[ConnectionKey, socket.socket],
+        accepted: Mapping[ConnectionKey, socket.socket],
     ) -> None:
         local, ring = self._places.local, self._places.ring
         if len(local) > 1:
             links = {}
             for index, other in enumerate(local):
-                link = Link(LOCAL, self._world[other])
+                link = ConnectionKey(LOCAL, self._world[other])
                 if other != self._rank:
                     links[index] = dialed[link] if link in dialed else accepted[link]
             self._shared = SharedMemory(
@@ -171,8 +173,8 @@ class BuiltinCommunicator(OrderedCommunicator):
             self._ring = Ring(
                 at,
                 ring,
-                dialed[Link(RING, self._world[ring[(at + 1) % len(ring)]])],
-                accepted[Link(RING, self._world[ring[at - 1]])],
+                dialed[ConnectionKey(RING, self._world[ring[(at + 1) % len(ring)]])],
+                accepted[ConnectionKey(RING, self._world[ring[at - 1]])],
                 self._capacity,
                 self._watch,
             )

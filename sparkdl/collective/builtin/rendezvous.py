@@ -44,7 +44,7 @@ _RETRY_S = 0.05
 Address = tuple[str, int] | str
 
 
-class Link(NamedTuple):
+class ConnectionKey(NamedTuple):
     """Which connection this is, seen from one rank: its kind and the other rank."""
 
     kind: int
@@ -82,7 +82,7 @@ class _Talk:
 class _Dial(_Talk):
     """A handshake that this rank began."""
 
-    def __init__(self, link: Link, address: Address, deadline: float) -> None:
+    def __init__(self, link: ConnectionKey, address: Address, deadline: float) -> None:
         self.link, self.address = link, address
         if isinstance(address, str):
             family, target = socket.AF_UNIX, address
@@ -118,7 +118,7 @@ class Listener:
         self, bind_host: str = "0.0.0.0", port: int | tuple[int, int] = 0, *, local: bool = True
     ) -> None:
         self.refused: list[str] = []
-        self._stash: dict[tuple[bytes, Link], socket.socket] = {}
+        self._stash: dict[tuple[bytes, ConnectionKey], socket.socket] = {}
         self._tcp = _listen(bind_host, port)
         self.port = int(self._tcp.getsockname()[1])
         self.local = ""
@@ -142,10 +142,10 @@ class Listener:
         rank: int,
         token: bytes,
         group: bytes,
-        dial: Mapping[Link, Address],
-        expect: Sequence[Link],
+        dial: Mapping[ConnectionKey, Address],
+        expect: Sequence[ConnectionKey],
         timeout_s: float,
-    ) -> tuple[dict[Link, socket.socket], dict[Link, socket.socket]]:
+    ) -> tuple[dict[ConnectionKey, socket.socket], dict[ConnectionKey, socket.socket]]:
         """Dials some ranks and waits to be dialed by others, all at once.
 
         Args:
@@ -179,14 +179,14 @@ class Listener:
         """The listening sockets by file descriptor."""
         return {s.fileno(): s for s in self._sockets}
 
-    def put(self, group: bytes, link: Link, connection: socket.socket) -> None:
+    def put(self, group: bytes, link: ConnectionKey, connection: socket.socket) -> None:
         """Keeps an authenticated connection until its communicator asks for it."""
         former = self._stash.pop((group, link), None)
         if former is not None:
             former.close()
         self._stash[group, link] = connection
 
-    def pick(self, group: bytes, link: Link) -> socket.socket | None:
+    def pick(self, group: bytes, link: ConnectionKey) -> socket.socket | None:
         """A kept connection, or None."""
         return self._stash.pop((group, link), None)
 
@@ -201,14 +201,14 @@ class _Meeting:
         self.deadline = deadline
         self.poll = select.poll()
         self.talks: dict[int, _Talk] = {}
-        self.dialed: dict[Link, socket.socket] = {}
-        self.accepted: dict[Link, socket.socket] = {}
-        self.retries: list[tuple[float, Link, Address]] = []
+        self.dialed: dict[ConnectionKey, socket.socket] = {}
+        self.accepted: dict[ConnectionKey, socket.socket] = {}
+        self.retries: list[tuple[float, ConnectionKey, Address]] = []
         self.last_error = ""
 
     def run(
-        self, dial: Mapping[Link, Address], expect: Sequence[Link]
-    ) -> tuple[dict[Link, socket.socket], dict[Link, socket.socket]]:
+        self, dial: Mapping[ConnectionKey, Address], expect: Sequence[ConnectionKey]
+    ) -> tuple[dict[ConnectionKey, socket.socket], dict[ConnectionKey, socket.socket]]:
         listening = self.listener.fileno_map()
         for number in listening:
             self.poll.register(number, select.POLLIN)
@@ -232,7 +232,7 @@ class _Meeting:
                 elif number in self.talks:
                     self._advance(self.talks[number], events)
 
-    def _dial(self, link: Link, address: Address) -> None:
+    def _dial(self, link: ConnectionKey, address: Address) -> None:
         try:
             talk = _Dial(link, address, self.deadline)
         except OSError as error:
@@ -241,7 +241,7 @@ class _Meeting:
         self.talks[talk.socket.fileno()] = talk
         self.poll.register(talk.socket, select.POLLOUT)
 
-    def _retry(self, link: Link, address: Address, error: OSError) -> None:
+    def _retry(self, link: ConnectionKey, address: Address, error: OSError) -> None:
         self.last_error = f"{type(error).__name__}: {error} (rank {link.peer} at {address!r})"
         self.retries.append((time.monotonic() + _RETRY_S, link, address))
 
@@ -335,13 +335,13 @@ class _Meeting:
         talk.socket.send(_WELCOME)
         _, kind, group, sender, _, _ = _HELLO.unpack(talk.hello)
         self._end(talk)
-        self.listener.put(group, Link(kind, sender), talk.socket)
+        self.listener.put(group, ConnectionKey(kind, sender), talk.socket)
 
     def _refuse(self, why: str) -> None:
         self.listener.refused.append(why)
         raise ConnectionAbortedError(why)
 
-    def _give_up(self, absent: list[Link]) -> None:
+    def _give_up(self, absent: list[ConnectionKey]) -> None:
         ranks = sorted({link.peer for link in absent})
         refused = self.listener.refused
         raise WaitTimeoutError(

@@ -279,7 +279,7 @@ class SharedMemory:
             gather: False: only this rank's own segment of ``target`` is written.
         """
         own = self.index
-        parts = _Parts(edges, self._piece // source.itemsize)
+        parts = _SegmentPieces(edges, self._piece // source.itemsize)
         pieces = self._typed(source.dtype)
 
         def write(k: int, slot: int) -> None:
@@ -320,7 +320,7 @@ class SharedMemory:
     def all_gather(self, target: Array, edges: Sequence[int]) -> None:
         """Makes ``target`` whole on all ranks; rank ``i`` has ``[edges[i], edges[i + 1])``."""
         own = self.index
-        parts = _Parts(edges, self._piece // target.itemsize)
+        parts = _SegmentPieces(edges, self._piece // target.itemsize)
         pieces = self._typed(target.dtype)
 
         def publish(k: int, slot: int) -> None:
@@ -395,7 +395,7 @@ class SharedMemory:
         return self._pieces[key]
 
 
-class _Parts:
+class _SegmentPieces:
     """Segments cut into rounds of pieces."""
 
     def __init__(self, edges: Sequence[int], piece: int) -> None:

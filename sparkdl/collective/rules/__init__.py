@@ -30,6 +30,8 @@ compressed. At the end: ``exchange.close()``, after a barrier. ``exchange.state(
 A rule of one's own subclasses :class:`ExchangeRule`, and one of the three exchanges.
 """
 
+from typing import Any
+
 from sparkdl.collective.rules.adasum import Adasum
 from sparkdl.collective.rules.elastic import EASGD
 from sparkdl.collective.rules.exchange_rule import (
@@ -40,22 +42,27 @@ from sparkdl.collective.rules.exchange_rule import (
     Part,
     WeightsExchange,
 )
-from sparkdl.collective.rules.local import AdaptiveLocalSGD, DiLoCo, Downpour, LocalSGD
+from sparkdl.collective.rules.local import (
+    AdaptiveLocalSGD,
+    DiLoCoExchangeRule,
+    DownpourExchangeRule,
+    LocalSGD,
+)
 from sparkdl.collective.rules.mean import Mean, Sum
 from sparkdl.collective.rules.onebit_adam import OneBitAdam
 from sparkdl.collective.rules.power_sgd import PowerSGD
-from sparkdl.collective.rules.registry import ALIASES, make_rule, rule_names
 from sparkdl.collective.rules.sliced import Sliced
 from sparkdl.collective.rules.straggler import StragglerDrop
 from sparkdl.collective.rules.streaming import StreamingDiLoCo
+from sparkdl.registry import Registry
 
 __all__ = [
-    "ALIASES",
     "EASGD",
+    "EXCHANGE_RULES",
     "AdaptiveLocalSGD",
     "Adasum",
-    "DiLoCo",
-    "Downpour",
+    "DiLoCoExchangeRule",
+    "DownpourExchangeRule",
     "Exchange",
     "ExchangeRule",
     "GradientExchange",
@@ -73,3 +80,39 @@ __all__ = [
     "make_rule",
     "rule_names",
 ]
+
+EXCHANGE_RULES: Registry[ExchangeRule] = Registry(
+    "rule of mode 'allreduce'",
+    ExchangeRule,
+    (
+        *(Mean, Sum, LocalSGD, AdaptiveLocalSGD, EASGD, DownpourExchangeRule, DiLoCoExchangeRule),
+        *(StreamingDiLoCo, Adasum, PowerSGD, Sliced, StragglerDrop, OneBitAdam),
+    ),
+    aliases={"zero1": "sliced"},  # ZeRO stage 1 is the sliced all-reduce
+    hint="; the rules of sparkdl.ps work in the modes with a server",
+)
+"""A new rule is a new module here, imported above and named in this list."""
+
+
+def rule_names() -> list[str]:
+    """The names that ``rule=`` takes with ``mode='allreduce'``, sorted."""
+    return EXCHANGE_RULES.names()
+
+
+def make_rule(rule: object = "mean", **options: Any) -> ExchangeRule:
+    """The rule that ``rule`` and ``options`` stand for.
+
+    Args:
+        rule: A name (``'diloco'``), a dict ``{'name': ..., **options}``, an :class:`ExchangeRule`
+            (kept as it is) or a class of them.
+        **options: Constructor arguments, for a name or a class.
+
+    Raises:
+        UnknownNameError: No rule has that name; lists those known.
+        ConfigError: An option that the rule does not have, or a value it cannot take.
+
+    Example:
+        >>> make_rule('diloco', momentum=0.5)
+        DiLoCoExchangeRule(learning_rate=0.7, momentum=0.5)
+    """
+    return EXCHANGE_RULES.make(rule, options)

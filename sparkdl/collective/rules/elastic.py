@@ -11,7 +11,7 @@ import numpy as np
 from sparkdl.collective.communicator import Communicator
 from sparkdl.collective.rules.exchange_rule import ExchangeRule, WeightsExchange
 from sparkdl.errors import ConfigError
-from sparkdl.optimizers.options import require_positive
+from sparkdl.options import require_positive
 from sparkdl.weights import FloatArray, Layout
 
 

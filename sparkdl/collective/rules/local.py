@@ -12,12 +12,12 @@ from sparkdl.collective.communicator import Communicator
 from sparkdl.collective.rules.exchange_rule import ExchangeRule, WeightsExchange
 from sparkdl.config import require_int
 from sparkdl.errors import ConfigError
-from sparkdl.optimizers.flat import SGD, State
-from sparkdl.optimizers.options import require_fraction, require_positive
+from sparkdl.optimizers.flat import FlatSGD, State
+from sparkdl.options import require_fraction, require_positive
 from sparkdl.weights import FloatArray, Layout
 
 
-class MeanExchange(WeightsExchange):
+class MeanWeightsExchange(WeightsExchange):
     """``D = Σ n_i (x_i − x̃) / Σ n_i``; the center takes ``D`` in; every rank takes the center.
 
     Averaged statistics replace each rank's own. If no rank had rows nothing changes.
@@ -65,7 +65,7 @@ class LocalSGD(ExchangeRule):
     default_window: ClassVar[int] = 8
 
     def open(self, communicator: Communicator, layout: Layout) -> WeightsExchange:
-        return MeanExchange(communicator, layout)
+        return MeanWeightsExchange(communicator, layout)
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class AdaptiveLocalSGD(ExchangeRule):
         return AdaptiveExchange(communicator, layout, self)
 
 
-class AdaptiveExchange(MeanExchange):
+class AdaptiveExchange(MeanWeightsExchange):
     """See :class:`AdaptiveLocalSGD`."""
 
     adapts = True
@@ -163,7 +163,7 @@ def adaptive_window(
 
 
 @dataclass(frozen=True)
-class Downpour(ExchangeRule):
+class DownpourExchangeRule(ExchangeRule):
     """Synchronous Downpour: ``x̃ += Σ A_i (/p)``; ``x_i = x̃``; ``A_i = x_i − x̃`` of the window.
 
     With the mean, row-weighted, it is :class:`LocalSGD`.
@@ -183,12 +183,12 @@ class Downpour(ExchangeRule):
     default_window: ClassVar[int] = 8
 
     def open(self, communicator: Communicator, layout: Layout) -> WeightsExchange:
-        kind = MeanExchange if self.mean else AddedExchange
+        kind = MeanWeightsExchange if self.mean else SumWeightsExchange
         return kind(communicator, layout)
 
 
-class AddedExchange(MeanExchange):
-    """Changes are added, not averaged; see :class:`Downpour`."""
+class SumWeightsExchange(MeanWeightsExchange):
+    """Changes are added, not averaged; see :class:`DownpourExchangeRule`."""
 
     def _combine(self, rows: int) -> bool:
         if not self.average(self.tail, rows):
@@ -200,7 +200,7 @@ class AddedExchange(MeanExchange):
 
 
 @dataclass(frozen=True)
-class DiLoCo(ExchangeRule):
+class DiLoCoExchangeRule(ExchangeRule):
     """Many local steps, then an outer Nesterov step along the mean change ``D``::
 
         m  = momentum · m + D
@@ -232,12 +232,14 @@ class DiLoCo(ExchangeRule):
         return DiLoCoExchange(communicator, layout, self)
 
 
-class DiLoCoExchange(MeanExchange):
-    """See :class:`DiLoCo`."""
+class DiLoCoExchange(MeanWeightsExchange):
+    """See :class:`DiLoCoExchangeRule`."""
 
-    def __init__(self, communicator: Communicator, layout: Layout, rule: DiLoCo) -> None:
+    def __init__(
+        self, communicator: Communicator, layout: Layout, rule: DiLoCoExchangeRule
+    ) -> None:
         super().__init__(communicator, layout)
-        self._outer = SGD(rule.learning_rate, rule.momentum, nesterov=True)
+        self._outer = FlatSGD(rule.learning_rate, rule.momentum, nesterov=True)
         self._rate = rule.learning_rate
         self._outer_state = self._outer.init(np.empty(layout.trained_size, np.float32))
 

@@ -25,11 +25,11 @@ class Mean(ExchangeRule):
     exact: ClassVar[bool] = True
     takes_halves: ClassVar[bool] = True
 
-    def open(self, communicator: Communicator, layout: Layout) -> MeanExchange:
-        return MeanExchange(communicator, layout)
+    def open(self, communicator: Communicator, layout: Layout) -> MeanGradientExchange:
+        return MeanGradientExchange(communicator, layout)
 
 
-class MeanExchange(GradientExchange):
+class MeanGradientExchange(GradientExchange):
     """See :class:`Mean`."""
 
     def reduce(self, rows: int) -> bool:
@@ -49,11 +49,11 @@ class Sum(ExchangeRule):
     name: ClassVar[str] = "sum"
     takes_halves: ClassVar[bool] = True
 
-    def open(self, communicator: Communicator, layout: Layout) -> SumExchange:
-        return SumExchange(communicator, layout)
+    def open(self, communicator: Communicator, layout: Layout) -> SumGradientExchange:
+        return SumGradientExchange(communicator, layout)
 
 
-class SumExchange(GradientExchange):
+class SumGradientExchange(GradientExchange):
     """See :class:`Sum`."""
 
     def reduce(self, rows: int) -> bool:

@@ -16,9 +16,9 @@ from sparkdl.collective.rules.sign_code import Bytes, SignCode
 from sparkdl.config import require_int
 from sparkdl.errors import ConfigError
 from sparkdl.optimizers.blocks import blocks, scratch
-from sparkdl.optimizers.flat import Adam, State
+from sparkdl.optimizers.flat import FlatAdam, State
 from sparkdl.optimizers.keras_config import optimizer_from_config
-from sparkdl.optimizers.options import require_not_negative
+from sparkdl.options import require_not_negative
 from sparkdl.weights import FloatArray, Layout
 
 
@@ -53,7 +53,7 @@ class OneBitAdam(ExchangeRule):
         convergence speed, 2021.
     """
 
-    optimizer: Adam | None = None
+    optimizer: FlatAdam | None = None
     freeze_step: int | None = None
     floor: float = 0.1
 
@@ -82,10 +82,10 @@ class OneBitAdam(ExchangeRule):
         return OneBitAdamExchange(communicator, layout, self, self.optimizer)
 
 
-def _adam_of(config: Mapping[str, Any]) -> Adam:
+def _adam_of(config: Mapping[str, Any]) -> FlatAdam:
     return optimizer_from_config(
         config,
-        {"Adam": Adam},
+        (FlatAdam,),
         where="with one bit (rule 'onebit_adam')",
         hint="leave {option!r} out, or choose rule='mean'",
     )
@@ -95,7 +95,7 @@ class OneBitAdamExchange(OptimizerExchange):
     """See :class:`OneBitAdam`."""
 
     def __init__(
-        self, communicator: Communicator, layout: Layout, rule: OneBitAdam, adam: Adam
+        self, communicator: Communicator, layout: Layout, rule: OneBitAdam, adam: FlatAdam
     ) -> None:
         super().__init__(communicator, layout)
         self.optimizer = self._adam = adam

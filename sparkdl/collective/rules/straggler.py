@@ -17,7 +17,7 @@ from sparkdl.collective.pending import name_ranks
 from sparkdl.collective.rules.exchange_rule import ExchangeRule, GradientExchange, Part
 from sparkdl.config import require_int
 from sparkdl.errors import WaitTimeoutError
-from sparkdl.optimizers.options import require, require_not_negative, require_positive
+from sparkdl.options import require, require_not_negative, require_positive
 from sparkdl.weights import FloatArray, Layout
 
 _POLL_S = 0.002

@@ -10,8 +10,8 @@ import numpy as np
 from sparkdl.collective.communicator import Communicator, Handle
 from sparkdl.collective.rules.exchange_rule import ExchangeRule, WeightsExchange
 from sparkdl.config import require_int
-from sparkdl.optimizers.flat import SGD, State
-from sparkdl.optimizers.options import require, require_fraction, require_positive
+from sparkdl.optimizers.flat import FlatSGD, State
+from sparkdl.options import require, require_fraction, require_positive
 from sparkdl.weights import FloatArray, Layout
 
 
@@ -22,7 +22,7 @@ class StreamingDiLoCo(ExchangeRule):
     Every ``period`` windows the next fragment's mean change ``D`` sets out; ``delay`` windows
     later the fragment's center takes DiLoCo's outer step with it, and the rank takes
     ``x = α x + (1 − α) x̃``. With delay 0 nothing was trained meanwhile, and ``x = x̃``; so one
-    fragment without delay is :class:`sparkdl.collective.rules.DiLoCo`.
+    fragment without delay is :class:`sparkdl.collective.rules.DiLoCoExchangeRule`.
 
     Each fragment travels every ``fragments · period`` windows (the paper's ``H`` steps), so a
     window of 5 batches with the defaults is H = 100, τ = 5. Fragments are equal ranges of the
@@ -93,7 +93,7 @@ class StreamingExchange(WeightsExchange):
         super().__init__(communicator, layout)
         self._rule = rule
         self._windows = 0
-        self._outer = SGD(rule.learning_rate, rule.momentum, nesterov=True)
+        self._outer = FlatSGD(rule.learning_rate, rule.momentum, nesterov=True)
         self._outer_state = self._outer.init(np.empty(layout.trained_size, np.float32))
         trained, size, count = layout.trained_size, layout.size, rule.fragments
         self._fragments = [

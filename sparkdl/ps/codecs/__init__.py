@@ -4,14 +4,16 @@
 error feedback where the codec loses something worth keeping.
 """
 
+from typing import Any
+
 from sparkdl.ps.codecs.codec import Codec, Compressor, ErrorFeedback, Memoryless
 from sparkdl.ps.codecs.compression import Compression, Segments
 from sparkdl.ps.codecs.dgc import DGC, DGCCompressor
 from sparkdl.ps.codecs.halves import BF16, FP16, Raw
 from sparkdl.ps.codecs.onebit import OneBit
 from sparkdl.ps.codecs.quantized import Dithering, Int4, Int8
-from sparkdl.ps.codecs.registry import codec_names, make_codec
 from sparkdl.ps.codecs.sparse import RandomK, TopK
+from sparkdl.registry import Registry
 
 __all__ = [
     "BF16",
@@ -34,3 +36,32 @@ __all__ = [
     "codec_names",
     "make_codec",
 ]
+
+CODECS: Registry[Codec] = Registry(
+    "codec", Codec, (Raw, FP16, BF16, Int8, Int4, OneBit, TopK, DGC, RandomK, Dithering)
+)
+"""A new codec is a new module here, imported above and named in this list."""
+
+
+def codec_names() -> list[str]:
+    """The names that ``compression=`` takes, sorted."""
+    return CODECS.names()
+
+
+def make_codec(codec: object = None, **options: Any) -> Codec:
+    """The codec that ``codec`` and ``options`` stand for.
+
+    Args:
+        codec: None (no compression), a name, a dict ``{'name': ..., **options}``, a
+            :class:`Codec` (kept as it is) or a class of them.
+        **options: Constructor arguments, for a name or a class.
+
+    Raises:
+        UnknownNameError: No codec has that name; lists those known.
+        ConfigError: An option that the codec does not have, or a value it cannot take.
+
+    Example:
+        >>> make_codec('topk', ratio=0.1)
+        TopK(ratio=0.1, k=None)
+    """
+    return CODECS.make(Raw.name if codec is None else codec, options)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from sparkdl.ps.rules.blocks import add_scaled
+from sparkdl.optimizers.blocks import add_scaled
 from sparkdl.ps.rules.rule import Commit, Rule, State
 from sparkdl.weights import FloatArray
 

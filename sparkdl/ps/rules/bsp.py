@@ -7,8 +7,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from sparkdl.ps.rules.options import require_payload
-from sparkdl.ps.rules.rule import Commit, Rule, State
+from sparkdl.ps.rules.rule import Commit, Rule, State, require_payload
 from sparkdl.weights import FloatArray
 
 

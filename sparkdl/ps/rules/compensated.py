@@ -7,16 +7,11 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
+from sparkdl.optimizers.blocks import each_block
+from sparkdl.optimizers.compiled import run_compiled
+from sparkdl.options import require_fraction, require_not_negative, require_positive
 from sparkdl.ps.rules.backup import Backups
-from sparkdl.ps.rules.blocks import each_block, run_compiled
-from sparkdl.ps.rules.options import (
-    learning_rate_of,
-    require_fraction,
-    require_not_negative,
-    require_payload,
-    require_positive,
-)
-from sparkdl.ps.rules.rule import Commit, Rule, State
+from sparkdl.ps.rules.rule import Commit, Rule, State, learning_rate_of, require_payload
 from sparkdl.weights import FloatArray
 
 

@@ -8,8 +8,9 @@ from typing import ClassVar
 import numpy as np
 
 from sparkdl.config import AUTO_WINDOW
-from sparkdl.ps.rules.blocks import add_scaled, each_block, run_compiled
-from sparkdl.ps.rules.options import require, require_fraction, require_positive
+from sparkdl.optimizers.blocks import add_scaled, each_block
+from sparkdl.optimizers.compiled import run_compiled
+from sparkdl.options import require_fraction, require_positive, require_whole
 from sparkdl.ps.rules.rule import Commit, Rule, State
 from sparkdl.weights import FloatArray
 
@@ -93,9 +94,7 @@ class AsyncDiLoCo(Rule):
     def __post_init__(self) -> None:
         require_positive(self.name, "learning_rate", self.learning_rate)
         require_fraction(self.name, "momentum", self.momentum)
-        n = self.period
-        ok = n is None or (isinstance(n, int) and not isinstance(n, bool) and n >= 1)
-        require(ok, self.name, "period", "a whole number from 1, or None", n)
+        require_whole(self.name, "period", self.period, 1, or_none=True)
 
     def init(self, center: FloatArray) -> State:
         """The outer momentum and the sum of the changes since it last moved, from 0."""

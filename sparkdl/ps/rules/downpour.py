@@ -8,13 +8,10 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from sparkdl.config import AUTO_WINDOW
-from sparkdl.ps.rules.blocks import each_block, run_compiled
-from sparkdl.ps.rules.options import (
-    learning_rate_of,
-    require_payload,
-    require_positive,
-)
-from sparkdl.ps.rules.rule import Commit, Rule, State
+from sparkdl.optimizers.blocks import each_block
+from sparkdl.optimizers.compiled import run_compiled
+from sparkdl.options import require_positive
+from sparkdl.ps.rules.rule import Commit, Rule, State, learning_rate_of, require_payload
 from sparkdl.weights import FloatArray
 
 

@@ -8,10 +8,11 @@ from typing import ClassVar
 import numpy as np
 
 from sparkdl.config import AUTO_WINDOW
+from sparkdl.optimizers.blocks import add_scaled, each_block
+from sparkdl.optimizers.compiled import run_compiled
+from sparkdl.options import require_positive
 from sparkdl.ps.rules.backup import Backups
-from sparkdl.ps.rules.blocks import add_scaled, each_block, run_compiled
-from sparkdl.ps.rules.options import learning_rate_of, require_positive
-from sparkdl.ps.rules.rule import Commit, Rule, State
+from sparkdl.ps.rules.rule import Commit, Rule, State, learning_rate_of
 from sparkdl.weights import FloatArray
 
 
@@ -78,8 +79,7 @@ class Experimental(Rule):
     default_window: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
-        if self.learning_rate is not None:
-            require_positive(self.name, "learning_rate", self.learning_rate)
+        require_positive(self.name, "learning_rate", self.learning_rate, or_none=True)
 
     def init(self, center: FloatArray) -> State:
         """The initial center; a backup per worker joins it as the workers come."""

@@ -7,9 +7,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from sparkdl.errors import ConfigError
-from sparkdl.ps.rules.options import require, require_fraction, require_positive
-from sparkdl.ps.rules.rule import Peer, Rule
+from sparkdl.options import require, require_fraction, require_positive
+from sparkdl.ps.rules.rule import Peer, Rule, unbound
 from sparkdl.weights import FloatArray
 
 
@@ -47,8 +46,7 @@ class AEASGD(Rule):
 
     def __post_init__(self) -> None:
         for option in ("alpha", "rho", "learning_rate"):
-            if getattr(self, option) is not None:
-                require_positive(self.name, option, getattr(self, option))
+            require_positive(self.name, option, getattr(self, option), or_none=True)
         require(
             (self.rho is None) == (self.learning_rate is None),
             self.name,
@@ -138,13 +136,3 @@ class EAMSGD(AEASGD):
         """SGD with this Nesterov momentum; the learning rate stays the user's."""
         config = {"momentum": self.momentum, "nesterov": True}
         return {"class_name": "SGD", "config": config}
-
-
-def unbound(rule: str) -> ConfigError:
-    """The error of a rule that must know the number of workers and was not told."""
-    return ConfigError(
-        f"rule {rule!r}: the number of workers is not known",
-        expected="a rule returned by Rule.bind(num_workers)",
-        received="the rule as it was made",
-        hint="call rule = rule.bind(num_workers) before training",
-    )

@@ -7,9 +7,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from sparkdl.ps.rules.elastic import unbound
-from sparkdl.ps.rules.options import require
-from sparkdl.ps.rules.rule import Peer, Rule
+from sparkdl.options import require_whole
+from sparkdl.ps.rules.rule import Peer, Rule, unbound
 from sparkdl.weights import FloatArray
 
 
@@ -38,9 +37,7 @@ class GeoSGD(Rule):
     default_window: ClassVar[int] = 100
 
     def __post_init__(self) -> None:
-        p = self.num_workers
-        ok = p is None or (isinstance(p, int) and not isinstance(p, bool) and p >= 1)
-        require(ok, self.name, "num_workers", "a whole number from 1, or None", p)
+        require_whole(self.name, "num_workers", self.num_workers, 1, or_none=True)
 
     def bind(self, num_workers: int) -> GeoSGD:
         """The same rule for ``num_workers`` workers."""

@@ -8,8 +8,8 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from sparkdl.config import AUTO_WINDOW
-from sparkdl.ps.rules.blocks import BLOCK, blocks
-from sparkdl.ps.rules.options import require
+from sparkdl.optimizers.blocks import BLOCK, blocks
+from sparkdl.options import require_one_of
 from sparkdl.ps.rules.rule import Commit, Rule, State
 from sparkdl.weights import FloatArray
 
@@ -42,7 +42,7 @@ class Hogwild(Rule):
     default_window: ClassVar[int] = AUTO_WINDOW
 
     def __post_init__(self) -> None:
-        require(self.scale in ("sum", "mean"), self.name, "scale", "'sum' or 'mean'", self.scale)
+        require_one_of(self.name, "scale", self.scale, ("sum", "mean"))
 
     def update(
         self, center: FloatArray, delta: FloatArray, state: State, commit: Commit, out: FloatArray

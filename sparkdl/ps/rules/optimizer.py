@@ -8,17 +8,25 @@ all workers.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
-from sparkdl.optimizers import flat
-from sparkdl.ps.rules.options import learning_rate_of
-from sparkdl.ps.rules.rule import Commit, Rule, State
+from sparkdl.optimizers.flat import (
+    FlatAdagrad,
+    FlatAdam,
+    FlatAdamW,
+    FlatOptimizer,
+    FlatRMSprop,
+    FlatSGD,
+)
+from sparkdl.optimizers.keras_config import optimizer_from_config
+from sparkdl.ps.rules.rule import Commit, Rule, State, learning_rate_of
 from sparkdl.weights import FloatArray
 
 
 @dataclass(frozen=True)
-class ServerOptimizer(flat.FlatOptimizer, Rule):
+class ServerOptimizer(FlatOptimizer, Rule):
     """Base of the optimizers on the server.
 
     Args:
@@ -47,25 +55,47 @@ class ServerOptimizer(flat.FlatOptimizer, Rule):
 
 
 @dataclass(frozen=True)
-class SGD(flat.SGD, ServerOptimizer):
-    """:class:`sparkdl.optimizers.flat.SGD` on the server."""
+class SGD(FlatSGD, ServerOptimizer):
+    """:class:`sparkdl.optimizers.flat.FlatSGD` on the server."""
 
 
 @dataclass(frozen=True)
-class Adagrad(flat.Adagrad, ServerOptimizer):
-    """:class:`sparkdl.optimizers.flat.Adagrad` on the server."""
+class Adagrad(FlatAdagrad, ServerOptimizer):
+    """:class:`sparkdl.optimizers.flat.FlatAdagrad` on the server."""
 
 
 @dataclass(frozen=True)
-class RMSprop(flat.RMSprop, ServerOptimizer):
-    """:class:`sparkdl.optimizers.flat.RMSprop` on the server."""
+class RMSprop(FlatRMSprop, ServerOptimizer):
+    """:class:`sparkdl.optimizers.flat.FlatRMSprop` on the server."""
 
 
 @dataclass(frozen=True)
-class Adam(flat.Adam, ServerOptimizer):
-    """:class:`sparkdl.optimizers.flat.Adam` on the server."""
+class Adam(FlatAdam, ServerOptimizer):
+    """:class:`sparkdl.optimizers.flat.FlatAdam` on the server."""
 
 
 @dataclass(frozen=True)
-class AdamW(flat.AdamW, ServerOptimizer):
-    """:class:`sparkdl.optimizers.flat.AdamW` on the server."""
+class AdamW(FlatAdamW, ServerOptimizer):
+    """:class:`sparkdl.optimizers.flat.FlatAdamW` on the server."""
+
+
+def from_keras_config(config: Mapping[str, Any]) -> ServerOptimizer:
+    """The server's counterpart of a serialized Keras optimizer.
+
+    Args:
+        config: As for :func:`sparkdl.optimizers.keras_config.optimizer_from_config`.
+
+    Raises:
+        UnknownNameError: The server has no such optimizer.
+        ConfigError: An option that the server cannot honour is switched on.
+
+    Example:
+        >>> from_keras_config({'class_name': 'SGD', 'config': {'learning_rate': 0.5}})
+        SGD(learning_rate=0.5, momentum=0.0, nesterov=False)
+    """
+    return optimizer_from_config(
+        config,
+        (SGD, Adagrad, RMSprop, Adam, AdamW),
+        where="on the server",
+        hint="leave {option!r} out, or let the workers optimize (rule='bsp' or 'dynsgd')",
+    )

@@ -7,14 +7,18 @@ The *server half* (``init``, ``update``) says how a commit changes the center. T
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 
+from sparkdl.errors import ConfigError
+from sparkdl.optimizers.optimizer import State
+from sparkdl.options import require_one_of
 from sparkdl.weights import FloatArray
 
-State = dict[str, Any]
+__all__ = ["Commit", "Peer", "Rule", "State", "learning_rate_of", "require_payload", "unbound"]
 
 
 @dataclass(frozen=True)
@@ -150,3 +154,36 @@ class Rule:
     def config(self) -> dict[str, Any]:
         """The constructor arguments, JSON-able, so that a rule can be named across processes."""
         return dict(vars(self))
+
+
+def require_payload(rule: str, value: Any) -> None:
+    """Raises ConfigError unless ``value`` is ``'delta'`` or ``'gradient'``."""
+    require_one_of(rule, "payload", value, ("delta", "gradient"))
+
+
+def learning_rate_of(rule: str, commit: Commit) -> float:
+    """The learning rate of a commit whose rule cannot do without it.
+
+    Raises:
+        ConfigError: It is 0 or not finite.
+    """
+    rate = commit.learning_rate
+    if not (math.isfinite(rate) and rate > 0):
+        raise ConfigError(
+            f"rule {rule!r}: worker {commit.worker} committed without a learning rate",
+            expected="a learning rate above 0: the rule turns a delta into a gradient with it",
+            received=repr(rate),
+            hint="compile the model with an optimizer that has a learning rate above 0, "
+            "or choose rule='dynsgd', which needs none",
+        )
+    return rate
+
+
+def unbound(rule: str) -> ConfigError:
+    """The error of a rule that must know the number of workers and was not told."""
+    return ConfigError(
+        f"rule {rule!r}: the number of workers is not known",
+        expected="a rule returned by Rule.bind(num_workers)",
+        received="the rule as it was made",
+        hint="call rule = rule.bind(num_workers) before training",
+    )

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from sparkdl.config import AUTO_WINDOW
-from sparkdl.ps.rules.blocks import add_scaled
-from sparkdl.ps.rules.options import require
+from sparkdl.optimizers.blocks import add_scaled
+from sparkdl.options import require_one_of, require_whole
 from sparkdl.ps.rules.rule import Commit, Rule, State
 from sparkdl.weights import FloatArray
 
@@ -43,9 +43,8 @@ class SSP(Rule):
     default_window: ClassVar[int] = AUTO_WINDOW
 
     def __post_init__(self) -> None:
-        ok = isinstance(self.staleness, int) and not isinstance(self.staleness, bool)
-        require(ok, self.name, "staleness", "a whole number", self.staleness)
-        require(self.scale in ("mean", "sum"), self.name, "scale", "'mean' or 'sum'", self.scale)
+        require_whole(self.name, "staleness", self.staleness)
+        require_one_of(self.name, "scale", self.scale, ("mean", "sum"))
 
     def update(
         self, center: FloatArray, delta: FloatArray, state: State, commit: Commit, out: FloatArray

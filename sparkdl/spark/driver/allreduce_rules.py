@@ -6,12 +6,12 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
-from sparkdl.collective.rules import ALIASES, ExchangeRule
+from sparkdl.collective.rules import EXCHANGE_RULES, ExchangeRule
 from sparkdl.collective.rules import make_rule as make_exchange_rule
 from sparkdl.collective.rules import rule_names as exchange_names
 from sparkdl.config import EPOCH_WINDOW
 from sparkdl.errors import ConfigError
-from sparkdl.ps.rules import Rule, make_rule, rule_names
+from sparkdl.ps.rules import RULES, Rule, make_rule, rule_names
 
 WIRES = {"fp16": "float16", "bf16": "bfloat16"}
 
@@ -24,7 +24,7 @@ def require_family(mode: str, rule: Any) -> None:
     """
     name = _name_of(rule)
     if mode == "allreduce":
-        if _is_a(rule, Rule) or (name in rule_names() and not _is_exchange_name(name)):
+        if _is_a(rule, Rule) or (name in RULES and name not in EXCHANGE_RULES):
             server_mode = _server_mode(rule)
             raise ConfigError(
                 f"rule {name!r} works through a parameter server",
@@ -32,7 +32,7 @@ def require_family(mode: str, rule: Any) -> None:
                 received=f"rule={name!r}, mode='allreduce'",
                 hint=f"did you mean mode={server_mode!r}?",
             )
-    elif _is_a(rule, ExchangeRule) or (_is_exchange_name(name) and name not in rule_names()):
+    elif _is_a(rule, ExchangeRule) or (name in EXCHANGE_RULES and name not in RULES):
         raise ConfigError(
             f"rule {name!r} works between workers, without a server",
             expected="a rule of the modes with a server: " + ", ".join(rule_names()),
@@ -126,10 +126,6 @@ def _name_of(rule: Any) -> str:
     if isinstance(rule, str):
         return rule.strip().lower().replace("-", "_")
     return str(getattr(rule, "name", "") or getattr(rule, "__name__", ""))
-
-
-def _is_exchange_name(name: str) -> bool:
-    return name in exchange_names() or name in ALIASES
 
 
 def _is_a(rule: Any, kind: type) -> bool:

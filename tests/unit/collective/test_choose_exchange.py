@@ -8,11 +8,10 @@ from typing import Any
 import keras
 import pytest
 
-from sparkdl.collective.rules import DiLoCo, Mean, OneBitAdam, Sliced, make_rule
+from sparkdl.collective.rules import DiLoCoExchangeRule, Mean, OneBitAdam, Sliced, make_rule
 from sparkdl.config import EPOCH_WINDOW
 from sparkdl.errors import ConfigError, UnknownNameError
-from sparkdl.optimizers.flat import SGD as FlatSGD
-from sparkdl.optimizers.flat import Adam
+from sparkdl.optimizers.flat import FlatAdam, FlatSGD
 from sparkdl.ps.rules import BSP, DynSGD
 from sparkdl.spark.driver.allreduce_rules import choose_exchange, require_family
 
@@ -34,7 +33,7 @@ def choose(
         ("local_sgd", "auto", 8),
         ("local_sgd", "epoch", EPOCH_WINDOW),
         ({"name": "diloco", "momentum": 0.5}, 20, 20),
-        (DiLoCo, "auto", 500),
+        (DiLoCoExchangeRule, "auto", 500),
         ("adaptive_local_sgd", "auto", 1),
         ("zero1", 2, 2),
         ("onebit_adam", "auto", 1),
@@ -95,7 +94,7 @@ def test_what_makes_no_sense_is_refused_with_the_reason(
         ("synchronous", "Streaming-DiLoCo", "allreduce"),
         ("synchronous", "zero1", "allreduce"),
         ("hogwild", Mean(), "allreduce"),
-        ("synchronous", DiLoCo, "allreduce"),
+        ("synchronous", DiLoCoExchangeRule, "allreduce"),
     ],
     ids=str,
 )
@@ -119,7 +118,7 @@ def test_unknown_names_are_refused_with_the_known_ones() -> None:
 
 
 @pytest.mark.parametrize(
-    "rule", [Sliced(FlatSGD(momentum=0.5)), OneBitAdam(Adam(beta_1=0.8)), DiLoCo()]
+    "rule", [Sliced(FlatSGD(momentum=0.5)), OneBitAdam(FlatAdam(beta_1=0.8)), DiLoCoExchangeRule()]
 )
 def test_a_rule_is_made_again_from_its_plain_config(rule: Any) -> None:
     config = json.loads(json.dumps({"name": rule.name, **rule.config()}))

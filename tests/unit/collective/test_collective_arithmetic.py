@@ -7,13 +7,13 @@ import doctest
 import numpy as np
 import pytest
 
-from sparkdl.collective import arithmetic, base, communicator, horovod, member, pending
+from sparkdl.collective import arithmetic, communicator, horovod, member, ordered, pending
 from sparkdl.collective.builtin import places, shared
 from sparkdl.collective.builtin.places import Places
 
 
 def test_examples_in_docstrings():
-    for module in (arithmetic, base, communicator, horovod, member, pending, places, shared):
+    for module in (arithmetic, communicator, horovod, member, ordered, pending, places, shared):
         failed, tried = doctest.testmod(module)
         assert tried
         assert not failed

@@ -13,7 +13,7 @@ from sparkdl.collective.rule_synchronizer import RuleSynchronizer
 from sparkdl.collective.rules import (
     EASGD,
     AdaptiveLocalSGD,
-    DiLoCo,
+    DiLoCoExchangeRule,
     ExchangeRule,
     OneBitAdam,
     StragglerDrop,
@@ -25,7 +25,7 @@ from sparkdl.collective.strategy import AllReduceSynchronizer, NoControl, join_s
 from sparkdl.config import EPOCH_WINDOW, LoopSettings
 from sparkdl.data import Batches, rows_from_numpy
 from sparkdl.errors import ConfigError
-from sparkdl.optimizers.flat import SGD, Adam, FlatOptimizer
+from sparkdl.optimizers.flat import FlatAdam, FlatOptimizer, FlatSGD
 from sparkdl.weights import Layout
 from sparkdl.worker import train
 
@@ -42,7 +42,7 @@ class Linear:
 
     def __init__(self, optimizer: FlatOptimizer | None = None) -> None:
         self.flat = np.random.default_rng(5).normal(size=LAYOUT.size).astype(np.float32)
-        self.optimizer = optimizer or SGD(momentum=0.5)
+        self.optimizer = optimizer or FlatSGD(momentum=0.5)
         self.state = self.optimizer.init(self.flat[:8])
         self.step = 0
         self.metrics = np.zeros(2)
@@ -149,7 +149,7 @@ def fit(
 ) -> tuple[list[Linear], list[AllReduceSynchronizer]]:  # fmt: skip
     """Every rank through the real loop; rank ``i`` has ``counts[i]`` rows."""
     chosen = learners or [Linear(optimizer) for _ in counts]
-    config = {"class_name": type(chosen[0].optimizer).__name__, "config": {}}
+    config = {"class_name": chosen[0].optimizer.keras_class, "config": {}}
     if config["class_name"] == "SGD":
         config["config"] = {"momentum": chosen[0].optimizer.momentum}  # type: ignore[attr-defined]
     bound = rule.bind(len(counts), config)
@@ -183,7 +183,7 @@ def loss_of(learner: Linear) -> float:
 
 FAST = {
     "straggler_drop": StragglerDrop(patience=20.0, grace_s=2.0),
-    "onebit_adam": OneBitAdam(Adam(), freeze_step=40),
+    "onebit_adam": OneBitAdam(FlatAdam(), freeze_step=40),
     "streaming_diloco": StreamingDiLoCo(fragments=2, period=1, delay=1),
 }
 
@@ -193,7 +193,7 @@ FAST = {
 def test_every_rule_learns_and_leaves_the_ranks_equal(name: str, counts: list[int]) -> None:
     rule = FAST.get(name, make_rule(name))
     window = 1 if name == "adaptive_local_sgd" or rule.exchanges != "weights" else 3
-    optimizer = Adam() if name == "onebit_adam" else None
+    optimizer = FlatAdam() if name == "onebit_adam" else None
     learners, _ = fit(rule, counts, window=window, epochs=16, optimizer=optimizer)
     assert loss_of(learners[0]) < 0.25 * loss_of(Linear())
     assert len({learner.flat.tobytes() for learner in learners}) == 1
@@ -287,7 +287,7 @@ def test_the_center_is_what_is_evaluated_and_kept() -> None:
     assert lines[1].states == []
 
 
-@pytest.mark.parametrize("optimizer", [SGD(momentum=0.5, nesterov=True), Adam()], ids=repr)
+@pytest.mark.parametrize("optimizer", [FlatSGD(momentum=0.5, nesterov=True), FlatAdam()], ids=repr)
 def test_the_optimizer_keeps_the_slices_between_runs(optimizer: FlatOptimizer) -> None:
     sliced = make_rule("sliced", optimizer=optimizer)
     at_once, _ = fit(sliced, [40, 24], epochs=4, optimizer=optimizer)
@@ -301,22 +301,29 @@ def test_the_optimizer_keeps_the_slices_between_runs(optimizer: FlatOptimizer) -
 
 
 def test_outer_momentum_goes_on_in_a_second_run() -> None:
-    plain = SGD()  # the inner optimizer keeps nothing, so that runs can be told apart
-    at_once, _ = fit(DiLoCo(), [40, 24], window=5, epochs=4, optimizer=plain)
-    learners, (first, _) = fit(DiLoCo(), [40, 24], window=5, epochs=2, optimizer=plain)
+    plain = FlatSGD()  # the inner optimizer keeps nothing, so that runs can be told apart
+    at_once, _ = fit(DiLoCoExchangeRule(), [40, 24], window=5, epochs=4, optimizer=plain)
+    learners, (first, _) = fit(DiLoCoExchangeRule(), [40, 24], window=5, epochs=2, optimizer=plain)
     assert first.rule_state
     anew = [Linear(plain), Linear(plain)]
     for mine, other in zip(anew, learners, strict=True):
         mine.flat = other.flat.copy()
-    fit(DiLoCo(), [40, 24], window=5, epochs=2, learners=learners, state=first.rule_state)
+    fit(
+        DiLoCoExchangeRule(),
+        [40, 24],
+        window=5,
+        epochs=2,
+        learners=learners,
+        state=first.rule_state,
+    )
     np.testing.assert_allclose(learners[0].flat, at_once[0].flat, atol=1e-6)
-    fit(DiLoCo(), [40, 24], window=5, epochs=2, learners=anew)
+    fit(DiLoCoExchangeRule(), [40, 24], window=5, epochs=2, learners=anew)
     assert np.abs(anew[0].flat - at_once[0].flat).max() > 1e-3
 
 
 def test_another_optimizer_than_the_models_keeps_its_state_apart() -> None:
-    rule = make_rule("sliced", optimizer=Adam())
-    learners, synchronizers = fit(rule, [40, 24], epochs=2)  # compiled with SGD
+    rule = make_rule("sliced", optimizer=FlatAdam())
+    learners, synchronizers = fit(rule, [40, 24], epochs=2)  # compiled with FlatSGD
     assert all(s.rule_state for s in synchronizers)
     fit(rule, [40, 24], epochs=2, learners=learners, state=synchronizers[0].rule_state)
     at_once, _ = fit(rule, [40, 24], epochs=4)

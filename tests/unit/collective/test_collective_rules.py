@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 from rank_threads import on_ranks, part, vector
 
+from sparkdl.collective import rules
 from sparkdl.collective.rules import (
     EASGD,
     AdaptiveLocalSGD,
     Adasum,
-    DiLoCo,
-    Downpour,
+    DiLoCoExchangeRule,
+    DownpourExchangeRule,
     ExchangeRule,
     LocalSGD,
     Mean,
@@ -24,7 +25,6 @@ from sparkdl.collective.rules import (
     Sum,
     local,
     make_rule,
-    registry,
     rule_names,
 )
 from sparkdl.errors import ConfigError, UnknownNameError
@@ -72,7 +72,7 @@ def exchanged(
 
 
 def test_examples_in_docstrings():
-    for module in (local, registry):
+    for module in (local, rules):
         assert doctest.testmod(module).failed == 0
 
 
@@ -281,7 +281,7 @@ def test_elastic_averaging_refuses_to_overshoot():
 def test_downpour_equals_numpy(mean):
     start, changes = vector(7, N), [vector(r, N) for r in range(3)]
     want = start + (changes[0] + changes[2]) / (2 if mean else 1)
-    for x, center in exchanged(Downpour(mean=mean), start, [changes], [4, 0, 4]):
+    for x, center in exchanged(DownpourExchangeRule(mean=mean), start, [changes], [4, 0, 4]):
         np.testing.assert_allclose(x[:T], want[:T], atol=1e-6)
         np.testing.assert_allclose(x[T:], (start + (changes[0] + changes[2]) / 2)[T:], atol=1e-6)
         np.testing.assert_array_equal(x, center)
@@ -299,9 +299,9 @@ def diloco_by_hand(start: FloatArray, rounds: list[list[FloatArray]]) -> np.ndar
 def test_diloco_equals_numpy():
     start = vector(3, N)
     rounds = [[0.1 * vector(10 * t + r, N) for r in range(2)] for t in range(6)]
-    for x, _ in exchanged(DiLoCo(), start, rounds, [2, 2]):
+    for x, _ in exchanged(DiLoCoExchangeRule(), start, rounds, [2, 2]):
         np.testing.assert_allclose(x[:T], diloco_by_hand(start, rounds), atol=1e-5)
-    plain = exchanged(DiLoCo(learning_rate=1.0, momentum=0.0), start, rounds, [2, 3])
+    plain = exchanged(DiLoCoExchangeRule(learning_rate=1.0, momentum=0.0), start, rounds, [2, 3])
     averaged = exchanged(LocalSGD(), start, rounds, [2, 3])
     for (x, _), (want, _) in zip(plain, averaged, strict=True):
         np.testing.assert_allclose(x, want, atol=1e-6)
@@ -314,7 +314,7 @@ def test_the_outer_momentum_goes_on_in_a_second_run():
     def work(c: Any) -> FloatArray:
         x, state = start.copy(), None
         for half in (rounds[:3], rounds[3:]):
-            exchange = DiLoCo().open(c, LAYOUT)
+            exchange = DiLoCoExchangeRule().open(c, LAYOUT)
             exchange.start(x)
             if state is not None:
                 exchange.load_state(state)
@@ -333,7 +333,7 @@ def test_streaming_diloco_of_one_fragment_without_delay_is_diloco():
     start = vector(3, N)
     rounds = [[0.1 * vector(10 * t + r, N) for r in range(3)] for t in range(5)]
     rule = StreamingDiLoCo(fragments=1, period=1, delay=0)
-    want = exchanged(DiLoCo(), start, rounds, [2, 0, 5])
+    want = exchanged(DiLoCoExchangeRule(), start, rounds, [2, 0, 5])
     for (x, _), (expected, _) in zip(exchanged(rule, start, rounds, [2, 0, 5]), want, strict=True):
         np.testing.assert_array_equal(x, expected)
 
@@ -414,7 +414,7 @@ def test_names():
         assert type(rule)(**rule.config()) == rule
     assert make_rule("ZeRO1") == make_rule("sliced")
     assert make_rule("Local-SGD") == make_rule(LocalSGD) == make_rule({"name": "local_sgd"})
-    assert make_rule(DiLoCo, momentum=0.1) == DiLoCo(momentum=0.1)
+    assert make_rule(DiLoCoExchangeRule, momentum=0.1) == DiLoCoExchangeRule(momentum=0.1)
     with pytest.raises(UnknownNameError, match="'adasum'"):
         make_rule("adasumm")
     with pytest.raises(ConfigError, match="momentum"):
@@ -422,7 +422,7 @@ def test_names():
     with pytest.raises(ConfigError, match="server"):
         make_rule(object())
     with pytest.raises(ConfigError, match="further options"):
-        make_rule(DiLoCo(), momentum=0.5)
+        make_rule(DiLoCoExchangeRule(), momentum=0.5)
 
 
 @pytest.mark.parametrize(

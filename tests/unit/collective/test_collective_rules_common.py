@@ -25,7 +25,7 @@ from sparkdl.collective.rules import (
     make_rule,
     rule_names,
 )
-from sparkdl.optimizers.flat import Adam
+from sparkdl.optimizers.flat import FlatAdam
 from sparkdl.weights import FloatArray, Layout
 
 LAYOUT = Layout.of(
@@ -60,8 +60,8 @@ class SignMeanExchange(GradientExchange):
 
 
 CONFIGURED: dict[str, ExchangeRule] = {
-    "sliced": Sliced(Adam()),
-    "onebit_adam": OneBitAdam(Adam(), freeze_step=1),
+    "sliced": Sliced(FlatAdam()),
+    "onebit_adam": OneBitAdam(FlatAdam(), freeze_step=1),
     "straggler_drop": StragglerDrop(least=1.0),
     "streaming_diloco": StreamingDiLoCo(fragments=2, period=1, delay=1),
 }

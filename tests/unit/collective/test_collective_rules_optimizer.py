@@ -10,7 +10,14 @@ from rank_threads import on_ranks, part, vector
 
 from sparkdl.collective.rules import ExchangeRule, OneBitAdam, Sliced
 from sparkdl.errors import ConfigError, UnknownNameError
-from sparkdl.optimizers.flat import SGD, Adagrad, Adam, AdamW, FlatOptimizer, RMSprop
+from sparkdl.optimizers.flat import (
+    FlatAdagrad,
+    FlatAdam,
+    FlatAdamW,
+    FlatOptimizer,
+    FlatRMSprop,
+    FlatSGD,
+)
 from sparkdl.weights import FloatArray, Layout
 
 LAYOUT = Layout.of([("a", (3, 3), "float32"), ("b", (2,), "float32")], [("m", (2,), "float32")])
@@ -54,8 +61,8 @@ def together(
 
 
 OPTIMIZERS = [
-    SGD(), SGD(momentum=0.9), SGD(momentum=0.9, nesterov=True), Adam(), AdamW(weight_decay=0.1),
-    Adagrad(), RMSprop(),
+    FlatSGD(), FlatSGD(momentum=0.9), FlatSGD(momentum=0.9, nesterov=True), FlatAdam(),
+    FlatAdamW(weight_decay=0.1), FlatAdagrad(), FlatRMSprop(),
 ]  # fmt: skip
 
 
@@ -74,15 +81,15 @@ def state_elements(exchange: Any) -> int:
 
 
 def test_two_ranks_keep_half_the_state_each() -> None:
-    whole = state_elements(together(Sliced(Adam()), [1], 1, 0.1)[0][1])
-    halves = [state_elements(e) for _, e in together(Sliced(Adam()), [1, 1], 1, 0.1)]
+    whole = state_elements(together(Sliced(FlatAdam()), [1], 1, 0.1)[0][1])
+    halves = [state_elements(e) for _, e in together(Sliced(FlatAdam()), [1, 1], 1, 0.1)]
     assert whole == 2 * T
     assert sum(halves) == whole
     assert max(halves) <= whole // 2 + 2
 
 
 def test_a_sliced_run_goes_on_with_another_number_of_ranks() -> None:
-    rule = Sliced(Adam())
+    rule = Sliced(FlatAdam())
 
     def first(c: Any) -> tuple[FloatArray, Any]:
         exchange = rule.open(c, LAYOUT)
@@ -102,7 +109,7 @@ def test_a_sliced_run_goes_on_with_another_number_of_ranks() -> None:
         return x
 
     for x in on_ranks(3, second):
-        np.testing.assert_allclose(x, alone(Adam(), [1], 12, 0.05), atol=1e-5)
+        np.testing.assert_allclose(x, alone(FlatAdam(), [1], 12, 0.05), atol=1e-5)
 
 
 def config(name: str, **options: Any) -> dict[str, Any]:
@@ -110,9 +117,9 @@ def config(name: str, **options: Any) -> dict[str, Any]:
 
 
 def test_the_compiled_optimizer_is_taken() -> None:
-    assert Sliced().bind(2, config("SGD", momentum=0.9)).optimizer == SGD(0.05, 0.9)
-    assert Sliced(Adam()).bind(2, config("SGD")).optimizer == Adam()
-    assert OneBitAdam().bind(2, config("Adam")).optimizer == Adam(0.05)
+    assert Sliced().bind(2, config("SGD", momentum=0.9)).optimizer == FlatSGD(0.05, 0.9)
+    assert Sliced(FlatAdam()).bind(2, config("SGD")).optimizer == FlatAdam()
+    assert OneBitAdam().bind(2, config("Adam")).optimizer == FlatAdam(0.05)
     with pytest.raises(UnknownNameError, match="Lion"):
         Sliced().bind(2, config("Lion"))
     with pytest.raises(ConfigError, match="clipnorm"):
@@ -127,10 +134,10 @@ def test_the_compiled_optimizer_is_taken() -> None:
 
 
 def test_the_learning_rate_given_wins() -> None:
-    own = together(Sliced(SGD(0.05)), [1, 1], 3, None)[0][0]
-    np.testing.assert_allclose(own, alone(SGD(), [1, 1], 3, 0.05), atol=1e-6)
+    own = together(Sliced(FlatSGD(0.05)), [1, 1], 3, None)[0][0]
+    np.testing.assert_allclose(own, alone(FlatSGD(), [1, 1], 3, 0.05), atol=1e-6)
     with pytest.raises(ConfigError, match="learning rate"):
-        together(Sliced(SGD()), [1, 1], 1, None)
+        together(Sliced(FlatSGD()), [1, 1], 1, None)
 
 
 # -- 1-bit Adam -----------------------------------------------------------------------------------
@@ -138,8 +145,8 @@ def test_the_learning_rate_given_wins() -> None:
 
 @pytest.mark.parametrize("rows", [[4], [2, 2], [5, 0, 3]], ids=str)
 def test_one_bit_adam_is_adam_before_the_freeze(rows: list[int]) -> None:
-    for x, _ in together(OneBitAdam(Adam(), freeze_step=20), rows, 12, 0.05):
-        np.testing.assert_allclose(x, alone(Adam(), rows, 12, 0.05), atol=1e-6)
+    for x, _ in together(OneBitAdam(FlatAdam(), freeze_step=20), rows, 12, 0.05):
+        np.testing.assert_allclose(x, alone(FlatAdam(), rows, 12, 0.05), atol=1e-6)
 
 
 def classification(seed: int) -> tuple[FloatArray, FloatArray]:
@@ -186,8 +193,8 @@ def train_softmax(rule: ExchangeRule, ranks: int, steps: int) -> list[Any]:
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_one_bit_adam_goes_on_learning_after_the_freeze(ranks: int) -> None:
-    results = train_softmax(OneBitAdam(Adam(), freeze_step=60), ranks, 400)
-    dense = train_softmax(Sliced(Adam()), ranks, 400)
+    results = train_softmax(OneBitAdam(FlatAdam(), freeze_step=60), ranks, 400)
+    dense = train_softmax(Sliced(FlatAdam()), ranks, 400)
     flat, losses, sent = results[0]
     assert all(np.isfinite(losses))
     assert losses[-1] < 0.6 * losses[60]
@@ -203,7 +210,7 @@ def test_the_floor_holds_coordinates_that_hardly_had_a_gradient(floor: float, th
     layout = Layout.of([("a", (50,), "float32")])
 
     def work(c: Any) -> FloatArray:
-        exchange = OneBitAdam(Adam(), freeze_step=5, floor=floor).open(c, layout)
+        exchange = OneBitAdam(FlatAdam(), freeze_step=5, floor=floor).open(c, layout)
         x = np.zeros(50, np.float32)
         for i in range(10):
             gradient = vector(i, 50)
@@ -222,7 +229,7 @@ def test_one_bit_adam_loses_nothing_only_late() -> None:
     n = layout.size
 
     def work(c: Any) -> None:
-        exchange = OneBitAdam(Adam(), freeze_step=1).open(c, layout)
+        exchange = OneBitAdam(FlatAdam(), freeze_step=1).open(c, layout)
         x = np.zeros(n, np.float32)
         exchange.step(x, exchange.fill([part(vector(c.rank, n), 1)]), 0.1)
         frozen = exchange._frozen
@@ -241,7 +248,7 @@ def test_one_bit_adam_loses_nothing_only_late() -> None:
 
 
 def test_one_bit_adam_goes_on_after_a_restart() -> None:
-    rule = OneBitAdam(Adam(), freeze_step=3)
+    rule = OneBitAdam(FlatAdam(), freeze_step=3)
 
     def work(c: Any) -> None:
         exchange = rule.open(c, LAYOUT)

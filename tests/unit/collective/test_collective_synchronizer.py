@@ -10,7 +10,7 @@ import pytest
 
 from sparkdl.collective.communicator import SoloCommunicator
 from sparkdl.collective.strategy import AllReduceStrategy, AllReduceSynchronizer
-from sparkdl.collective.synchronizer import GradientSynchronizer
+from sparkdl.collective.synchronizer import AllReduceGradientSynchronizer
 from sparkdl.errors import ConfigError, ModelError
 from sparkdl.protocols import Report
 from sparkdl.testing.thread_communicator import connect_threads
@@ -102,7 +102,7 @@ def test_ranks_equal_one_process_on_the_global_batch(rows):
 
     def work(communicator: Any) -> Linear:
         learner = Linear(seed=communicator.rank)
-        synchronizer = GradientSynchronizer(communicator, LAYOUT)
+        synchronizer = AllReduceGradientSynchronizer(communicator, LAYOUT)
         synchronizer.start(learner)
         for parts in batches:
             x, y = parts[communicator.rank]
@@ -128,7 +128,7 @@ def test_ranks_equal_one_process_on_the_global_batch(rows):
 
 def test_a_step_of_nobody_changes_nothing():
     learner = Linear()
-    synchronizer = GradientSynchronizer(SoloCommunicator(), LAYOUT)
+    synchronizer = AllReduceGradientSynchronizer(SoloCommunicator(), LAYOUT)
     before = learner.w.copy()
     assert not synchronizer.step(learner, None, 0)
     assert (learner.w == before).all()
@@ -235,7 +235,9 @@ def test_parts_and_halves_on_the_wire_give_the_mean(part_bytes, wire):
     sent[1][-2:] = 1e6  # a statistic beyond half precision
 
     def work(communicator: Any) -> np.ndarray:
-        reducer = GradientSynchronizer(communicator, layout, wire=wire, part_bytes=part_bytes)
+        reducer = AllReduceGradientSynchronizer(
+            communicator, layout, wire=wire, part_bytes=part_bytes
+        )
         assert len(reducer.parts) == (3 if part_bytes == 4 else 1 + (wire is not None))
         reducer.rows = 1 + 2 * communicator.rank
         for part, place in enumerate(reducer.parts):
