@@ -17,7 +17,8 @@ from sparkdl.collective.rule_synchronizer import RuleSynchronizer
 from sparkdl.collective.rules import ExchangeRule
 from sparkdl.collective.synchronizer import AllReduceGradientSynchronizer
 from sparkdl.errors import ModelError
-from sparkdl.protocols import Report, Start
+from sparkdl.protocols import Learner, Report, Start
+from sparkdl.run_state import RunState
 from sparkdl.weights import Layout
 from sparkdl.worker import MAX_PIECE
 
@@ -88,6 +89,10 @@ class Control(Protocol):
     @property
     def learning_rate(self) -> float | None:
         """A learning rate that the driver has set, or None."""
+
+    @property
+    def epochs(self) -> dict[int, dict[str, Any]]:
+        """Final metrics of each epoch that the driver was not told of."""
 
 
 class NoControl:
@@ -311,6 +316,18 @@ class AllReduceSynchronizer:
     def keeps_state(self) -> bool:
         """The root's weights and optimizer state are those that the run keeps."""
         return self._communicator.rank == self._root
+
+    def result(self, learner: Learner, epoch: int) -> RunState | None:
+        """The root's weights and optimizer state, and the rule's."""
+        if not self.keeps_state:
+            return None
+        learner.sync_model()
+        return RunState.of(learner, epoch, self.rule_state)
+
+    @property
+    def unreported(self) -> dict[int, dict[str, Any]]:
+        """What a :class:`NoControl` kept."""
+        return self.control.epochs
 
     @property
     def stopped(self) -> bool:

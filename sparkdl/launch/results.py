@@ -1,4 +1,4 @@
-"""What ranks return to the driver: named results, cut into rows of bounded size and joined again."""
+"""What ranks return to the driver: results, cut into rows of bounded size and joined again."""
 
 from __future__ import annotations
 

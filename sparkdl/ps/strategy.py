@@ -5,18 +5,19 @@ from __future__ import annotations
 import contextlib
 import traceback
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from sparkdl.errors import ModelError
-from sparkdl.protocols import Report, Start
+from sparkdl.protocols import Learner, RankIdentity, Report, Start
 from sparkdl.ps.client import Client, Progress, connect
 from sparkdl.ps.codecs import Compression
 from sparkdl.ps.rules.rule import Rule
 from sparkdl.ps.synchronizer import GradientSynchronizer, WindowSynchronizer
+from sparkdl.run_state import RunState
 from sparkdl.transport.address import Address
 from sparkdl.weights import Layout
 
@@ -52,6 +53,16 @@ class ServerStrategy:
     rule: Rule
     overlap: bool | None = None
     compression: Compression | None = None
+
+    @property
+    def independent(self) -> bool:
+        """Whether the rule keeps the workers' models apart."""
+        return self.rule.independent
+
+    @contextlib.contextmanager
+    def meet(self, rank: RankIdentity) -> Iterator[RankIdentity]:
+        """Nothing to begin: the workers meet at the server."""
+        yield rank
 
     @contextlib.contextmanager
     def open(self, identity: Member, layout: Layout) -> Iterator[ServerSynchronizer]:
@@ -196,6 +207,21 @@ class ServerSynchronizer:
         # In step all have the same state; otherwise each has its own, and the first one's is kept.
         self.keeps_state = self._client.lead if self._rule.blocking else self._client.rank == 0
         self._client.finish()
+
+    def result(self, learner: Learner, epoch: int) -> RunState | None:
+        """The optimizer state that the run keeps; the weights too where no worker has the same."""
+        learner.sync_model()
+        if self._rule.independent:
+            state = RunState.of(learner, epoch)
+            return state if self.keeps_state else replace(state, optimizer=b"")
+        if self.keeps_state:
+            return RunState(epoch, optimizer=learner.optimizer_state())
+        return None
+
+    @property
+    def unreported(self) -> dict[int, dict[str, Any]]:
+        """Empty: the driver hears of every epoch from the server."""
+        return {}
 
     @property
     def every_batch(self) -> bool:

@@ -28,12 +28,8 @@ from sparkdl.spark.driver.metrics import prepare_metrics
 from sparkdl.spark.driver.recipes import choose_recipe, restore_rule
 from sparkdl.spark.driver.server_run import ServerOptions
 from sparkdl.spark.driver.training import StageSummary
-from sparkdl.spark.inference.inference import (
-    evaluate_arrays,
-    evaluate_source,
-    predict_frame,
-    predict_rdd,
-)
+from sparkdl.spark.inference.evaluate import evaluate_arrays, evaluate_source
+from sparkdl.spark.inference.predict import predict_frame, predict_rdd
 
 
 class SparkModel:

@@ -11,7 +11,6 @@ from pyspark.sql import types as T
 
 from sparkdl.data.columns import ColumnSpec, DataSpec, Kind
 from sparkdl.errors import DataError
-from sparkdl.learner.archive import pickle_by_value
 from sparkdl.learner.signature import Shape, Signature, TensorSpec
 
 Columns = str | Iterable[str]
@@ -52,9 +51,9 @@ def make_spec(
                 expected=f"names among {sorted(inputs)}",
                 received=str(strange),
             )
-        decoders = {name: Shipped(function) for name, function in decoder.items()}
+        decoders = {name: _checked(function) for name, function in decoder.items()}
     else:
-        decoders = {} if decoder is None else dict.fromkeys(inputs, Shipped(decoder))
+        decoders = {} if decoder is None else dict.fromkeys(inputs, _checked(decoder))
     feature_specs = {
         name: _feature(
             schema, _names(columns, "features"), signature.inputs.get(name), decoders.get(name)
@@ -86,38 +85,20 @@ def make_spec(
     return DataSpec(feature_specs, label_specs, weights, role_column)
 
 
-class Shipped:
-    """A function of the user's that reaches executors even if they cannot import its module."""
+def _checked(decoder: Any) -> Decoder:
+    """Returns the decoder.
 
-    def __init__(self, function: Callable[[Any], Any]) -> None:
-        if not callable(function):
-            raise DataError(
-                "a decoder must be a function",
-                expected="a function from one value to one array",
-                received=repr(function),
-            )
-        self.function = function
-        self.__name__ = getattr(function, "__name__", type(function).__name__)
-
-    def __call__(self, value: Any) -> Any:
-        return self.function(value)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Shipped) and other.function == self.function
-
-    def __hash__(self) -> int:
-        return hash(self.function)
-
-    def __getstate__(self) -> bytes:
-        parts = {"function": self.function}
-        if hasattr(self.function, "func"):  # functools.partial
-            parts["inner"] = self.function.func
-        return pickle_by_value(parts)
-
-    def __setstate__(self, state: bytes) -> None:
-        import cloudpickle
-
-        self.__init__(cloudpickle.loads(state)["function"])  # type: ignore[misc]
+    Raises:
+        DataError: It is no function.
+    """
+    if not callable(decoder):
+        raise DataError(
+            "a decoder must be a function",
+            expected="a function from one value to one array",
+            received=repr(decoder),
+        )
+    function: Decoder = decoder
+    return function
 
 
 def selection(schema: T.StructType, spec: DataSpec, names: list[str]) -> list[Any]:

@@ -9,10 +9,9 @@ metrics with them when the stage ends.
 from __future__ import annotations
 
 import contextlib
-import json
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,14 +26,16 @@ from sparkdl.collective.strategy import (
     split_state,
 )
 from sparkdl.errors import TransportError
-from sparkdl.launch.failures import RankFailure, describe
+from sparkdl.launch.failures import Failure, RankFailure
 from sparkdl.progress.run_progress import EpochProgress, RunProgress
 from sparkdl.ps.client import Client, connect
 from sparkdl.ps.rules import make_rule
 from sparkdl.ps.strategy import ServerStrategy
+from sparkdl.run_state import RunState
 from sparkdl.spark.driver.allreduce_rules import WIRES, choose_exchange, optimizer_config
 from sparkdl.spark.driver.cluster import is_connect
 from sparkdl.spark.driver.server_run import ServerOptions, ServerRun
+from sparkdl.spark.executor.trainer import TrainedRank
 from sparkdl.weights import FloatArray, Layout
 
 COMMUNICATORS = ("auto", "horovod", "builtin")
@@ -192,6 +193,7 @@ class GangStrategy:
 
     gradients: AllReduceStrategy
     line: ServerStrategy | None
+    independent = False
 
     @contextlib.contextmanager
     def meet(self, identity: Any) -> Iterator[Any]:
@@ -231,7 +233,7 @@ class GangStrategy:
         """
         if self.line is None:
             time.sleep(_LEAVING_S)
-            raise RankFailure(describe(identity.rank, error)) from error
+            raise RankFailure(Failure.of(identity.rank, error)) from error
         self.line.report_failure(identity, error)
 
 
@@ -240,6 +242,7 @@ class DriverLine:
 
     def __init__(self, client: Client, rank: int) -> None:
         self._client, self.rank = client, rank
+        self.epochs: dict[int, dict[str, Any]] = {}
 
     def all_gather(self, text: str) -> list[str]:
         """Every rank's text, by way of the server: a barrier's ``allGather`` takes a second.
@@ -313,10 +316,11 @@ class AllReduceRun:
         kept = self.checkpoint()
         return b"" if kept is None else kept[2]
 
-    def result(self, rows: list[Any]) -> FloatArray:
+    def result(self, trained: Mapping[int, TrainedRank]) -> FloatArray:
         """The trained weights, which one rank returned; keeps the rule's state."""
-        self._memory.state = joined(rows, "rule")
-        return joined_weights(rows)
+        state = kept_state(trained)
+        self._memory.state = state.rule
+        return state.weights
 
 
 @dataclass
@@ -326,14 +330,14 @@ class SilentRun:
     strategy: GangStrategy
     layout: Layout
     memory: RuleMemory
-    rows: list[Any] = field(default_factory=list)
+    trained: Mapping[int, TrainedRank] = field(default_factory=dict)
 
     def progress(self) -> RunProgress:
         """Nothing while the stage runs; after it, all epochs."""
-        told = [json.loads(r.text) for r in self.rows if r.kind == "epochs"]
+        told = [rank.unreported for rank in self.trained.values()]
         epochs: dict[int, EpochProgress] = {}
-        for number in sorted({int(n) for worker in told for n in worker}):
-            parts = [worker[str(number)] for worker in told if str(number) in worker]
+        for number in sorted({n for worker in told for n in worker}):
+            parts = [worker[number] for worker in told if number in worker]
             epochs[number] = EpochProgress(
                 missing=0,
                 batches=sum(p["batches"] for p in parts),
@@ -355,17 +359,18 @@ class SilentRun:
 
     def pull(self) -> FloatArray:
         """The weights that the stage returned."""
-        return joined_weights(self.rows)
+        return kept_state(self.trained).weights
 
     def optimizer_state(self) -> bytes:
         """The optimizer state that the stage returned."""
-        return joined(self.rows, "optimizer")
+        return kept_state(self.trained).optimizer
 
-    def result(self, rows: list[Any]) -> FloatArray:
-        """Takes the stage's result in; returns the trained weights."""
-        self.rows = rows
-        self.memory.state = joined(rows, "rule")
-        return joined_weights(rows)
+    def result(self, trained: Mapping[int, TrainedRank]) -> FloatArray:
+        """Takes over what the ranks returned; the trained weights."""
+        self.trained = trained
+        state = kept_state(trained)
+        self.memory.state = state.rule
+        return state.weights
 
 
 class _Mapped(Future[Any]):
@@ -379,14 +384,9 @@ class _Mapped(Future[Any]):
         return self._function(self._source.result(timeout))
 
 
-def joined_weights(rows: list[Any]) -> FloatArray:
-    """The weights in the result rows of a stage."""
-    return np.frombuffer(joined(rows, "weights"), np.float32)
-
-
-def joined(rows: list[Any], kind: str) -> bytes:
-    """What the result rows of a kind hold, one after the other."""
-    return b"".join(bytes(r.content) for r in rows if r.kind == kind)
+def kept_state(trained: Mapping[int, TrainedRank]) -> RunState:
+    """The state that one rank of a stage returned."""
+    return next((t.state for t in trained.values() if t.state is not None), RunState(0))
 
 
 def _sum_states(states: Any) -> Any:

@@ -13,7 +13,7 @@ from sparkdl.launch.failures import RankFailure, RanksLost, failure_in
 from sparkdl.launch.results import RESULT_SCHEMA, Result, join
 from sparkdl.launch.task import Task
 from sparkdl.spark.driver.cluster import Stage, barrier_refusal, is_connect
-from sparkdl.spark.executor.stage import MapInArrow, stage_function
+from sparkdl.spark.executor.stage import stage_function
 
 INLINE_BYTES = 900_000
 """A task up to this size travels inside the job, which is 0.05 s sooner than a broadcast of its own
@@ -41,7 +41,8 @@ class SparkLauncher:
     def launch(self, task: Task) -> Iterator[SparkRanks]:
         """Starts the stage; leaving cancels it. See :class:`sparkdl.launch.task.Launcher`."""
         spark = self._frame.sparkSession
-        function, broadcast = ship(task, spark, self._num_ranks)
+        shipped = ship(task, None if is_connect(spark) else spark.sparkContext)
+        function = stage_function(shipped, self._num_ranks)
         frame = self._frame
         stage = Stage(
             spark,
@@ -55,9 +56,9 @@ class SparkLauncher:
             try:
                 stage.cancel()
             finally:
-                if broadcast is not None:
+                if not isinstance(shipped, bytes):
                     with contextlib.suppress(Exception):
-                        broadcast.destroy()
+                        shipped.destroy()
 
 
 class SparkRanks:
@@ -91,17 +92,17 @@ class SparkRanks:
         raise _lost(error, self._noun) from error
 
 
-def ship(task: Task, spark: Any, num_ranks: int = 0) -> tuple[MapInArrow, Any]:
-    """A task on its way to the executors.
+def ship(task: Task, context: Any | None) -> Any:
+    """A pickled task on its way to the executors: as it is, or as Spark's broadcast if it is large.
 
-    Returns:
-        The function for ``mapInArrow``, and Spark's broadcast if the task is large, else None.
+    Args:
+        task: The task.
+        context: The SparkContext; None over Spark Connect, which has no broadcasts.
     """
     content = payload.dump(task)
-    broadcast = None
-    if len(content) > INLINE_BYTES and not is_connect(spark):
-        broadcast = spark.sparkContext.broadcast(content)
-    return stage_function(content if broadcast is None else broadcast, num_ranks), broadcast
+    if len(content) > INLINE_BYTES and context is not None:
+        return context.broadcast(content)
+    return content
 
 
 def _lost(error: BaseException, noun: str) -> RanksLost:

@@ -8,29 +8,34 @@ from typing import Any
 
 import pyarrow as pa
 
+from sparkdl.launch.devices import Resources
 from sparkdl.launch.rank import run_rank
-from sparkdl.launch.task import RankContext, Resources
+from sparkdl.launch.task import RankContext
 from sparkdl.spark.executor.barrier import BarrierGathering
 
 MapInArrow = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
-def stage_function(payload: Any, num_ranks: int) -> MapInArrow:
+def stage_function(shipped: Any, num_ranks: int) -> MapInArrow:
     """The function for ``mapInArrow``.
 
     Args:
-        payload: The pickled task, or Spark's broadcast of it.
+        shipped: The pickled task, or Spark's broadcast of it.
         num_ranks: Ranks of the launch; 0 if only Spark knows.
     """
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        from sparkdl.spark.executor.stage import run_task
+        from sparkdl.spark.executor.stage import content_of, run_task
 
-        yield from run_task(
-            batches, payload if isinstance(payload, bytes) else payload.value, num_ranks
-        )
+        yield from run_task(batches, content_of(shipped), num_ranks)
 
     return run
+
+
+def content_of(shipped: Any) -> bytes:
+    """A pickled task as it was shipped: by itself, or in Spark's broadcast."""
+    content: bytes = shipped if isinstance(shipped, bytes) else shipped.value
+    return content
 
 
 def run_task(
