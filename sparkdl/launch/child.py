@@ -33,7 +33,7 @@ from sparkdl import errors, payload
 from sparkdl.closing import Closing
 from sparkdl.errors import TransportError, WorkerError
 from sparkdl.launch.capture import LineSplitter
-from sparkdl.launch.failures import ChildTraceback, Failure, RanksLost, one_line
+from sparkdl.launch.failures import ChildTraceback, FailureDescription, RanksLost, one_line
 from sparkdl.launch.task import RankContext, Task
 from sparkdl.log_lines import Sink
 
@@ -202,7 +202,7 @@ class ParentConnection:
             for batch in task.run(self._rank, self._batches()):
                 self._tell("result", _to_bytes(batch))
         except (Exception, SystemExit) as error:
-            end = "raised", (_portable(error), Failure.of(self._rank.rank, error))
+            end = "raised", (_portable(error), FailureDescription.of(self._rank.rank, error))
         else:
             end = "done", None
         with contextlib.suppress(OSError), self._connection:  # the parent may have ended

@@ -14,11 +14,9 @@ import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
 
-from sparkdl.errors import ConfigError, ResourceError
-
-UseGpu = Literal["auto"] | bool
+from sparkdl.config import UseGpu
+from sparkdl.errors import ResourceError
 
 _FRAMEWORKS = {"tensorflow": "tensorflow", "jax": "jax", "torch": "torch"}
 _started = False
@@ -91,15 +89,6 @@ class DeviceRequest:
         elif not gpus and self.unscheduled:
             gpus = None
         return Placement(self.backend, gpus, resources.cores or os.cpu_count() or 1)
-
-
-def check_use_gpu(use_gpu: Any) -> UseGpu:
-    """Returns ``use_gpu`` if it is ``'auto'``, True or False; raises ConfigError."""
-    if use_gpu not in ("auto", True, False):
-        raise ConfigError(
-            "use_gpu is wrong", expected="'auto', True or False", received=repr(use_gpu)
-        )
-    return use_gpu  # type: ignore[no-any-return]
 
 
 def needs_child(placement: Placement) -> bool:

@@ -29,7 +29,7 @@ class RanksLost(WorkerError):
 
 
 @dataclass(frozen=True)
-class Failure:
+class FailureDescription:
     """Why a rank failed.
 
     Args:
@@ -51,7 +51,7 @@ class Failure:
     lines: str = ""
 
     @classmethod
-    def of(cls, rank: int, error: BaseException) -> Failure:
+    def of(cls, rank: int, error: BaseException) -> FailureDescription:
         """Describes an exception on a rank."""
         if isinstance(error, RankFailure):
             return error.failure
@@ -81,7 +81,7 @@ class Failure:
         return json.dumps(asdict(self))
 
     @classmethod
-    def from_json(cls, text: str) -> Failure:
+    def from_json(cls, text: str) -> FailureDescription:
         """The counterpart of :meth:`to_json`."""
         return cls(**json.loads(text))
 
@@ -111,7 +111,7 @@ class ChildTraceback(Exception):
         failure: The exception as the child described it.
     """
 
-    def __init__(self, failure: Failure) -> None:
+    def __init__(self, failure: FailureDescription) -> None:
         super().__init__(failure)
         self.failure = failure
 
@@ -122,7 +122,7 @@ class ChildTraceback(Exception):
 class RankFailure(RuntimeError):
     """Raised from a rank: its text has a description for people and one for the driver."""
 
-    def __init__(self, failure: Failure) -> None:
+    def __init__(self, failure: FailureDescription) -> None:
         self.failure = failure
         super().__init__(
             f"rank {failure.rank} failed: {failure.error}\n{_MARK}{failure.to_json()}{_END}"
@@ -132,7 +132,7 @@ class RankFailure(RuntimeError):
         return RankFailure, (self.failure,)
 
 
-def failure_in(error: BaseException) -> Failure | None:
+def failure_in(error: BaseException) -> FailureDescription | None:
     """What a :class:`RankFailure` inside Spark's exception describes, or None."""
     text = str(error)
     start = text.find(_MARK)
@@ -140,17 +140,17 @@ def failure_in(error: BaseException) -> Failure | None:
     if start < 0 or end < 0:
         return None
     try:
-        return Failure.from_json(text[start + len(_MARK) : end])
+        return FailureDescription.from_json(text[start + len(_MARK) : end])
     except (ValueError, TypeError):
         return None
 
 
-def failures_of(results: Iterable[Result]) -> list[Failure]:
+def failures_of(results: Iterable[Result]) -> list[FailureDescription]:
     """The failures that ranks returned, in rank order."""
-    return [Failure.from_json(r.text) for r in of_kind(results, "failed").values()]
+    return [FailureDescription.from_json(r.text) for r in of_kind(results, "failed").values()]
 
 
-def root_cause(failures: Iterable[Failure]) -> Failure | None:
+def root_cause(failures: Iterable[FailureDescription]) -> FailureDescription | None:
     """The first failure that no other rank caused; if all are secondary, the first of them."""
     return min(failures, key=lambda failure: failure.secondary, default=None)
 

@@ -22,7 +22,7 @@ from sparkdl.collective.current import use
 from sparkdl.errors import DataError, WorkerError
 from sparkdl.launch.capture import Capture
 from sparkdl.launch.devices import DeviceRequest, function_environment
-from sparkdl.launch.failures import Failure, RankFailure
+from sparkdl.launch.failures import FailureDescription, RankFailure
 from sparkdl.launch.gathering import AloneGathering
 from sparkdl.launch.log_stream import LineClient
 from sparkdl.launch.results import Result, of_kind
@@ -71,7 +71,9 @@ class FunctionTask:
                 communicator, result = self._call(rank)
         except (Exception, SystemExit) as error:
             unsent = "\n".join(lines.close())[-_LINES_IN_FAILURE:]
-            raise RankFailure(replace(Failure.of(rank.rank, error), lines=unsent)) from error
+            raise RankFailure(
+                replace(FailureDescription.of(rank.rank, error), lines=unsent)
+            ) from error
         unsent = "\n".join(lines.close())
         if unsent:
             yield from Result(rank.rank, "log", unsent).batches()
@@ -81,7 +83,7 @@ class FunctionTask:
 
     def failed(self, rank: RankContext, error: Exception | SystemExit) -> Iterator[pa.RecordBatch]:
         """Raises it, so that the launcher ends the other ranks, whatever they compute."""
-        raise RankFailure(Failure.of(rank.rank, error)) from error
+        raise RankFailure(FailureDescription.of(rank.rank, error)) from error
 
     @contextlib.contextmanager
     def _environment(self, rank: RankContext, sink: Sink) -> Iterator[None]:

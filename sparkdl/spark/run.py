@@ -12,8 +12,9 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from sparkdl.collective.communicator import COMMUNICATORS
+from sparkdl.config import UseGpu, check_use_gpu
 from sparkdl.errors import ConfigError, UnknownNameError, WaitTimeoutError
-from sparkdl.launch.devices import DeviceRequest, UseGpu, check_use_gpu
+from sparkdl.launch.devices import DeviceRequest
 from sparkdl.launch.failures import RankFailure
 from sparkdl.launch.function import FunctionTask, Returned, call_here, dump_call
 from sparkdl.launch.log_stream import LineServer

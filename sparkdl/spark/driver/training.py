@@ -8,11 +8,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from sparkdl.coordinator.status import Failure
 from sparkdl.errors import DataError, SparkDLError, TransportError, WorkerError
 from sparkdl.launch import interrupts
-from sparkdl.launch.failures import Failure, RankFailure, RanksLost, failures_of, root_cause
+from sparkdl.launch.failures import RankFailure, RanksLost, failures_of, root_cause
 from sparkdl.launch.results import Result
-from sparkdl.learner import keras_learner
+from sparkdl.learner import model_weights, optimizer_state
+from sparkdl.progress.commands import Command
 from sparkdl.progress.monitor import FitMonitor
 from sparkdl.progress.run_progress import RunProgress
 from sparkdl.protocols import Strategy
@@ -52,15 +54,15 @@ class StageSummary:
 class Run(Protocol):
     """How the driver takes part in a run: a parameter server, or a communicator's rank 0."""
 
-    def progress(self) -> RunProgress:
-        """What the workers report now.
+    def progress(self, since_epoch: int = 0) -> RunProgress:
+        """What the workers report now, of the epochs from ``since_epoch`` on.
 
         Raises:
             TransportError: The server is gone.
         """
 
-    def command(self, command: dict[str, Any]) -> None:
-        """Tells the workers: ``stop``, ``learning_rate`` or ``release`` (an epoch)."""
+    def command(self, command: Command) -> None:
+        """Tells the workers."""
 
     def pull(self) -> Any:
         """The workers' present weights as one flat buffer."""
@@ -140,7 +142,7 @@ def train_stage(
         finally:
             with contextlib.suppress(Exception):
                 if ranks.running:
-                    run.command({"stop": True})
+                    run.command(Command(stop=True))
 
 
 def _keep(
@@ -155,11 +157,11 @@ def _keep(
     weights = run.result(trained)
     stopped = _last_epochs(run, monitor, on_epoch) or stopped
     if weights.size and (not stopped or monitor.stopped_inside):
-        keras_learner.write_model(model, keras_learner.model_layout(model), weights)
+        model_weights.write_model(model, model_weights.model_layout(model), weights)
     states = [t.state.optimizer for t in trained.values() if t.state is not None]
     optimizer = next(filter(None, states), b"")
     if optimizer and (not stopped or monitor.stopped_inside or not run.optimizer_state()):
-        keras_learner.load_optimizer_state(model, optimizer)
+        optimizer_state.load_optimizer_state(model, optimizer)
     if getattr(model.optimizer, "use_ema", False) and not stopped:
         model.optimizer.finalize_variable_values(model.trainable_variables)
 
@@ -207,17 +209,18 @@ def _watch(
     while not ranks.wait(wait_s):
         wait_s = min(POLL_S, wait_s * 1.5)
         interrupts.check()
-        progress = run.progress()
+        progress = run.progress(monitor.epochs_done)
         if progress.failure is not None:
             failed_at = failed_at or time.monotonic()  # the server tells the other workers
             if time.monotonic() - failed_at > FAILED_GRACE_S:
-                raise _reported(progress.failure).worker_error()
+                raise _worker_error(progress.failure)
             continue
         if stopped:
             continue
-        for command in monitor.update(progress):
+        command = monitor.update(progress)
+        if command is not None:
             run.command(command)
-            stopped = stopped or "stop" in command
+            stopped = command.stop
         if monitor.epochs_done > epochs_done:
             epochs_done = monitor.epochs_done
             if on_epoch is not None:
@@ -228,14 +231,12 @@ def _watch(
 def _last_epochs(run: Run, monitor: FitMonitor, on_epoch: Callable[[int], None] | None) -> bool:
     """Shows epochs that ended after the last look; True if a callback stops there."""
     before = monitor.epochs_done
-    stopped = False
-    for command in monitor.update(run.progress()):
-        stopped = stopped or "stop" in command
-        if "learning_rate" in command:
-            run.command(command)
+    command = monitor.update(run.progress(monitor.epochs_done))
+    if command is not None and command.learning_rate is not None:
+        run.command(command)
     if monitor.epochs_done > before and on_epoch is not None:
         on_epoch(monitor.epochs_done)
-    return stopped
+    return command is not None and command.stop
 
 
 def _results(ranks: SparkRanks, run: Run, barrier: bool) -> list[Result]:
@@ -248,7 +249,7 @@ def _results(ranks: SparkRanks, run: Run, barrier: bool) -> list[Result]:
             raise
         failure = run.progress().failure
         if failure is not None:
-            raise _reported(failure).worker_error() from error
+            raise _worker_error(failure) from error
         raise StageLost(error) from error.__cause__
 
 
@@ -264,13 +265,10 @@ def _raise_failures(results: list[Result], run: Run, barrier: bool) -> None:
     with contextlib.suppress(TransportError):
         first = run.progress().failure
     if first is not None:
-        cause = next((f for f in failures if f.rank == first.get("rank")), cause)
+        cause = next((f for f in failures if f.rank == first.rank), cause)
     raise cause.library_error()
 
 
-def _reported(failure: Mapping[str, Any]) -> Failure:
+def _worker_error(failure: Failure) -> WorkerError:
     """A failure that a worker reported while it ran."""
-    return Failure(
-        int(failure.get("rank", -1)), "", str(failure.get("error", "")),
-        str(failure.get("traceback", "")),
-    )  # fmt: skip
+    return WorkerError(failure.rank, failure.error, failure.traceback)

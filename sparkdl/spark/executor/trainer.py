@@ -13,11 +13,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from sparkdl.config import LoopSettings
+from sparkdl.config import LoopSettings, UseGpu
 from sparkdl.data import Batches, DataSpec, Partition, read_partition
 from sparkdl.errors import TransportError, WaitTimeoutError, WorkerError
-from sparkdl.launch.devices import DeviceRequest, UseGpu, start_framework
-from sparkdl.launch.failures import Failure, RanksLost, is_secondary
+from sparkdl.launch.devices import DeviceRequest, start_framework
+from sparkdl.launch.failures import FailureDescription, RanksLost, is_secondary
 from sparkdl.launch.results import Result, of_kind
 from sparkdl.launch.task import RankContext
 from sparkdl.learner.archive import ModelArchive
@@ -76,7 +76,7 @@ class TrainTask:
         """
         if isinstance(error, RanksLost):
             raise error
-        failure = Failure.of(rank.rank, error)
+        failure = FailureDescription.of(rank.rank, error)
         if rank.gathering is None:
             lost = isinstance(error, TransportError) and not isinstance(error, WaitTimeoutError)
             if lost or isinstance(error, MemoryError):
@@ -132,6 +132,8 @@ class TrainTask:
         except BaseException:
             forget_learner(self.archive)
             raise
+        if synchronizer.keeps_state:
+            learner.sync_model()
         return TrainedRank(
             rank=rank.rank,
             rows=rows,

@@ -11,11 +11,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from sparkdl.config import UseGpu
 from sparkdl.data import Batch, Batches, DataSpec, decode, rows_from_numpy
 from sparkdl.errors import DataError
 from sparkdl.launch import interrupts
-from sparkdl.launch.devices import UseGpu
-from sparkdl.launch.failures import Failure, failures_of, root_cause
+from sparkdl.launch.failures import FailureDescription, failures_of, root_cause
 from sparkdl.launch.results import Result, of_kind
 from sparkdl.launch.task import RankContext
 from sparkdl.learner.archive import ModelArchive
@@ -43,7 +43,7 @@ class EvaluateTask(ModelTask):
 
     def failed(self, rank: RankContext, error: Exception | SystemExit) -> Iterator[pa.RecordBatch]:
         """Returns it: another attempt would find the same."""
-        yield from Failure.of(rank.rank, error).result(rank.rank).batches()
+        yield from FailureDescription.of(rank.rank, error).result(rank.rank).batches()
 
 
 def evaluate_source(

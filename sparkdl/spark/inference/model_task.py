@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from sparkdl.config import UseGpu
 from sparkdl.data import DataSpec
-from sparkdl.launch.devices import DeviceRequest, UseGpu, start_framework
+from sparkdl.launch.devices import DeviceRequest, start_framework
 from sparkdl.launch.task import RankContext
 from sparkdl.learner.archive import ModelArchive
 from sparkdl.protocols import Learner

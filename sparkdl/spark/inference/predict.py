@@ -13,15 +13,16 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from sparkdl import payload
+from sparkdl.config import UseGpu
 from sparkdl.data import DataSpec, decode
 from sparkdl.errors import DataError
-from sparkdl.launch.devices import UseGpu
 from sparkdl.launch.task import RankContext
 from sparkdl.learner.archive import ModelArchive
 from sparkdl.learner.signature import Signature
-from sparkdl.spark.columns.schema import make_spec, selection
-from sparkdl.spark.columns.sources import Columns, rdd_features, stack_inputs
-from sparkdl.spark.columns.wire import wire_names
+from sparkdl.spark.columns.matching import make_spec
+from sparkdl.spark.columns.pairs import rdd_features, stack_inputs
+from sparkdl.spark.columns.sources import Columns
+from sparkdl.spark.columns.wire import selection, wire_names
 from sparkdl.spark.driver.cluster import is_connect
 from sparkdl.spark.driver.launcher import ship
 from sparkdl.spark.executor.stage import content_of, run_task, stage_function

@@ -18,7 +18,7 @@ from sparkdl import payload
 from sparkdl.errors import ResourceError, WaitTimeoutError
 from sparkdl.launch.child import Child
 from sparkdl.launch.devices import DeviceRequest, Placement, Resources
-from sparkdl.launch.failures import Failure, RankFailure, is_secondary, root_cause
+from sparkdl.launch.failures import FailureDescription, RankFailure, is_secondary, root_cause
 from sparkdl.launch.gathering import AloneGathering
 from sparkdl.launch.processes import ProcessLauncher
 from sparkdl.launch.results import CHUNK_BYTES, Result, join_batches, of_kind
@@ -187,23 +187,27 @@ time.sleep(60)
 
 
 def test_failures_are_described_carried_and_ranked() -> None:
-    first = Failure.of(0, ConnectionResetError("a user's own"))
-    lost = Failure.of(1, RuntimeError("TransportError: rank 0 is gone; rank 1 cannot go on"))
+    first = FailureDescription.of(0, ConnectionResetError("a user's own"))
+    lost = FailureDescription.of(
+        1, RuntimeError("TransportError: rank 0 is gone; rank 1 cannot go on")
+    )
     assert not first.secondary
     assert lost.secondary
     assert root_cause([lost, first]) == first
     assert root_cause([lost]) == lost
     assert root_cause([]) is None
-    assert Failure.from_json(first.to_json()) == first
+    assert FailureDescription.from_json(first.to_json()) == first
     assert is_secondary(RankFailure(lost))
-    ours = Failure.of(2, ResourceError("no GPU", expected="one", hint="buy one"))
+    ours = FailureDescription.of(2, ResourceError("no GPU", expected="one", hint="buy one"))
     raised = ours.library_error()
     assert isinstance(raised, ResourceError)
     assert raised.what == "no GPU (worker 2)"
     assert raised.hint == "buy one"
-    again = Failure.of(5, ours.worker_error())  # told by another rank than the one that failed
+    again = FailureDescription.of(
+        5, ours.worker_error()
+    )  # told by another rank than the one that failed
     assert (again.rank, again.error) == (2, ours.error)
-    long = Failure.of(0, ValueError("x" * 10_000))
+    long = FailureDescription.of(0, ValueError("x" * 10_000))
     assert len(long.error) <= 2000
     assert len(long.traceback) <= 8100
 

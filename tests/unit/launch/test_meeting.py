@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from typing import Any
@@ -10,16 +11,15 @@ import numpy as np
 import pytest
 
 from sparkdl.collective.strategy import AllReduceStrategy, EarlyGathering
+from sparkdl.coordinator.host import CoordinatorHost
+from sparkdl.coordinator.session import open_session
+from sparkdl.coordinator.settings import Settings
 from sparkdl.errors import TransportError, WaitTimeoutError
-from sparkdl.launch.failures import Failure, RankFailure, failure_in, is_secondary
+from sparkdl.launch.failures import FailureDescription, RankFailure, failure_in, is_secondary
 from sparkdl.launch.task import RankContext
-from sparkdl.ps.client import Client
-from sparkdl.ps.rules import make_rule
-from sparkdl.ps.server import Server, ServerConfig
-from sparkdl.ps.state import Settings
 from sparkdl.spark.driver.allreduce_run import DriverLine
 from sparkdl.spark.executor.barrier import BarrierGathering
-from sparkdl.transport.frames import Limits
+from sparkdl.transport.listeners import ListenOptions
 from sparkdl.weights import Layout
 
 LAYOUT = Layout.of([("nothing", (1,), "float32")])
@@ -44,32 +44,29 @@ def in_threads(*actions: Any) -> list[Any]:
     return results
 
 
-def line_server(ranks: int, **settings: Any) -> Server:
-    rule = make_rule("bsp", payload="gradient")
-    config = ServerConfig(LAYOUT, rule, ranks, settings=Settings(ranks, **settings))
-    return Server(config, np.zeros(1, np.float32))
+def coordinator(ranks: int, **settings: Any) -> CoordinatorHost:
+    listen = ListenOptions("socket", 0, "127.0.0.1", None, web=False)
+    return CoordinatorHost(Settings(ranks, **settings), listen)
 
 
-def line(server: Server, rank: int) -> Client:
-    def opener(raw: Any, like: Any) -> Any:
-        return server.channel(server.config.token, buffer=raw is not None)
-
-    return Client(opener, Limits.of(LAYOUT), rank=rank, attempt=0)
-
-
-def test_the_line_tells_every_rank_what_all_said() -> None:
-    with line_server(3) as server, line(server, 0) as a, line(server, 1) as b, line(server, 2) as c:
-        lines = [DriverLine(client, rank) for rank, client in enumerate((a, b, c))]
+def test_the_coordinator_tells_every_rank_what_all_said() -> None:
+    with contextlib.ExitStack() as stack:
+        host = stack.enter_context(coordinator(3))
+        sessions = [
+            stack.enter_context(open_session(host.endpoint, rank=rank)) for rank in range(3)
+        ]
+        lines = [DriverLine(session) for session in sessions]
         said = [lambda line=line: line.all_gather(f"I am {line.rank}") for line in lines]
         assert in_threads(*said) == [["I am 0", "I am 1", "I am 2"]] * 3
-        for each in lines:  # later news of the same rank wait for nobody
+        for each in lines:  # what a rank says later waits for nobody
             each.join(rows=10 * each.rank, batches=each.rank)
 
 
-def test_the_line_names_who_is_missing() -> None:
-    with line_server(3, start_timeout_s=0.3) as server, line(server, 0) as a, line(server, 2) as c:
-        answers = in_threads(*(lambda c=c, r=r: DriverLine(c, r).all_gather("") for c, r in
-                               ((a, 0), (c, 2))))  # fmt: skip
+def test_the_coordinator_names_who_is_missing() -> None:
+    with contextlib.ExitStack() as stack:
+        host = stack.enter_context(coordinator(3, start_timeout_s=0.3))
+        sessions = [stack.enter_context(open_session(host.endpoint, rank=rank)) for rank in (0, 2)]
+        answers = in_threads(*(lambda s=s: DriverLine(s).all_gather("") for s in sessions))
     for error in answers:
         assert isinstance(error, WaitTimeoutError)
         assert "1" in error.received, error.received
@@ -147,7 +144,7 @@ def test_a_failure_that_another_rank_caused_is_known() -> None:
 def test_a_rank_failure_survives_pickling() -> None:
     import pickle
 
-    failure = RankFailure(Failure.of(3, ValueError("bad row")))
+    failure = RankFailure(FailureDescription.of(3, ValueError("bad row")))
     again = pickle.loads(pickle.dumps(failure))
     assert str(again) == str(failure)
     assert failure_in(again) == failure.failure

@@ -1,0 +1,117 @@
+"""The center, and the two ways a rule changes it: one commit, or the mean of a round."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sparkdl.coordinator.worker import Worker
+from sparkdl.ps.codecs import Compression, Segments
+from sparkdl.ps.rules.rule import Commit, Rule, State
+from sparkdl.ps.store.rounds import Round
+from sparkdl.transport.frames import ByteArray, Message
+from sparkdl.weights import FloatArray, Layout
+
+
+class Center:
+    """The flat weights on the server and the rule that changes them.
+
+    The rule sees the trained segment; the averaged segment is averaged here, never summed.
+    For a blocking rule on gradients the workers hold the weights: ``weights`` is then their
+    last snapshot, and ``result`` the mean gradient of the last round (``encoded``: as a codec's
+    payload, where there is one).
+
+    Args:
+        layout: What is where in the buffer.
+        weights: The initial center; taken as it is, not copied, and written to.
+        rule: How commits change it.
+        compression: Of the run; it is then applied to a round's mean gradient once for all ranks,
+            so that they stay in step, however each of them is connected.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        weights: FloatArray,
+        rule: Rule,
+        compression: Compression | None = None,
+    ) -> None:
+        layout.check(weights)
+        self._trained = slice(0, layout.trained_size)
+        self._averaged = slice(layout.trained_size, layout.size)
+        self.weights = weights
+        self.rule = rule
+        self.on_workers = rule.blocking and rule.payload == "gradient"
+        self.result = np.zeros_like(weights) if self.on_workers else weights
+        self._state: State = rule.init(weights[self._trained])
+        self._segments: Segments | None = None
+        self.encoded: ByteArray = np.empty(0, np.uint8)
+        if compression is not None and self.on_workers:
+            self._segments = compression.replies
+            self._compressor = self._segments.codec.compressor(layout.trained_size, seed=0)
+
+    def apply(self, values: FloatArray, commit: Commit) -> None:
+        """One asynchronous commit. The caller holds the lock, unless the rule needs none."""
+        weights = self.weights[self._trained]
+        self.rule.update(weights, values[self._trained], self._state, commit, weights)
+        if self._averaged.start == self._averaged.stop:
+            return
+        share = np.float32(1.0 / commit.num_workers)
+        statistics, sent = self.weights[self._averaged], values[self._averaged]
+        if self.rule.payload == "delta":
+            statistics += sent * share
+        else:
+            statistics += (sent - statistics) * share
+
+    def pulled(self, rank: int) -> None:
+        """Tells the rule that ``rank`` gets the center as it is now."""
+        self.rule.pulled(self.weights[self._trained], self._state, rank)
+
+    def apply_round(self, round_: Round, clock: int) -> None:
+        """The row-weighted mean of a round; leaves ``result`` as what all ranks get back."""
+        rows = round_.rows
+        if rows == 0:
+            return
+        payloads = sorted(round_.payloads.items())
+        messages: list[Message] = [payload.message for _, payload in payloads]
+        mean = payloads[0][1].values  # reduced in place: nobody needs this payload afterwards
+        round_.mean(mean)
+        commit = Commit(
+            worker=payloads[0][0],
+            num_workers=len(payloads),
+            clock=clock,
+            pulled_clock=clock,
+            batches=max(m.batches for m in messages),
+            rows=rows,
+            learning_rate=_number(max(m.learning_rate for m in messages)),
+        )
+        result = self.result[self._trained]
+        self.rule.update(result, mean[self._trained], self._state, commit, result)
+        if self.on_workers:
+            self.result[self._averaged] = mean[self._averaged]
+            self._encode_result()
+        else:
+            self.weights[self._averaged] += mean[self._averaged]
+
+    def _encode_result(self) -> None:
+        if self._segments is None:
+            return
+        gradient = self.result[self._trained]
+        payload = self._compressor.encode(gradient)
+        self._segments.codec.decode(payload, gradient)
+        self.encoded = self._segments.join(self.result[self._averaged], payload)
+
+    def commit_of(self, worker: Worker, message: Message, clock: int, num_workers: int) -> Commit:
+        """What the rule is told of ``message``."""
+        return Commit(
+            worker=worker.rank,
+            num_workers=num_workers,
+            clock=clock,
+            pulled_clock=worker.pulled_clock,
+            batches=message.batches,
+            rows=message.rows,
+            learning_rate=_number(message.learning_rate),
+        )
+
+
+def _number(value: float) -> float:
+    return value if value == value else 0.0  # NaN stands for none

@@ -1,0 +1,363 @@
+"""Matches columns of a DataFrame with a model's inputs and outputs.
+
+Runs on the driver, before a job starts: all that a schema can say is checked here.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pyspark.sql import types as T
+
+from sparkdl.data.columns import ColumnSpec, DataSpec, Kind
+from sparkdl.errors import DataError
+from sparkdl.learner.signature import Shape, Signature, TensorSpec
+from sparkdl.spark.columns.decoders import Decoder, check_decoder
+from sparkdl.spark.columns.wire import is_vector_column
+
+ColumnNames = str | Iterable[str]
+
+_IMAGE_FIELDS = {"origin", "height", "width", "nChannels", "mode", "data"}
+
+
+def make_spec(
+    schema: T.StructType,
+    signature: Signature,
+    features: ColumnNames | Mapping[str, ColumnNames],
+    label: ColumnNames | Mapping[str, ColumnNames] | None,
+    sample_weight: str | Mapping[str, str] | None = None,
+    decoder: Decoder | Mapping[str, Decoder] | None = None,
+    role_column: str | None = None,
+) -> DataSpec:
+    """Matches columns with a model's inputs and outputs.
+
+    Args:
+        schema: The DataFrame's schema.
+        signature: The model's inputs and outputs.
+        features: A column, several numeric columns, or input name -> either.
+        label: A column, several numeric columns, output name -> either, or None (to predict).
+        sample_weight: A numeric column, or output name -> column.
+        decoder: Makes an array from a binary or struct value; one for all inputs, or by name.
+        role_column: See :class:`sparkdl.data.columns.DataSpec`.
+
+    Raises:
+        DataError: A column is missing or of a type that cannot be fed, or does not fit the model.
+    """
+    inputs = _match(features, signature.inputs, "features", "input", signature.named_inputs)
+    if isinstance(decoder, Mapping):
+        strange = sorted(set(decoder) - set(inputs))
+        if strange:
+            raise DataError(
+                "a decoder for an unknown input",
+                expected=f"names among {sorted(inputs)}",
+                received=str(strange),
+            )
+        decoders = {name: check_decoder(function) for name, function in decoder.items()}
+    else:
+        decoders = {} if decoder is None else dict.fromkeys(inputs, check_decoder(decoder))
+    feature_specs = {
+        name: _feature(
+            schema, _names(columns, "features"), signature.inputs.get(name), decoders.get(name)
+        )
+        for name, columns in inputs.items()
+    }
+    label_specs: dict[str, ColumnSpec] = {}
+    if label is not None:
+        outputs = _match(label, signature.outputs, "label", "output", True)
+        label_specs = {
+            name: _label(schema, _names(columns, "label"), signature, name)
+            for name, columns in outputs.items()
+        }
+    weights: dict[str, ColumnSpec] | None = None
+    if sample_weight is not None:
+        by_output = (
+            dict(sample_weight)
+            if isinstance(sample_weight, Mapping)
+            else dict.fromkeys(label_specs, sample_weight)
+        )
+        if set(by_output) != set(label_specs):
+            raise DataError(
+                "sample_weight names other outputs than label",
+                expected=f"a column for each of {sorted(label_specs)}",
+                received=str(sorted(by_output)),
+                hint="a column of ones weighs all rows of an output alike",
+            )
+        weights = {name: _weight(schema, column) for name, column in by_output.items()}
+    return DataSpec(feature_specs, label_specs, weights, role_column)
+
+
+def _match(
+    given: Any, wanted: Mapping[str, TensorSpec], argument: str, what: str, strict: bool
+) -> dict[str, Any]:
+    """What the user named for each of the model's inputs (or outputs).
+
+    Args:
+        given: One choice, for a model with one input, or input name -> choice.
+        wanted: The model's inputs.
+        argument: Of ``fit``, for messages.
+        what: ``'input'`` or ``'output'``, for messages.
+        strict: Whether the names in ``given`` must be those of ``wanted``.
+    """
+    if isinstance(given, Mapping):
+        names = dict(given)
+        if strict and set(names) != set(wanted):
+            raise DataError(
+                f"{argument} names other {what}s than the model has",
+                expected=f"{what}s {sorted(wanted)}",
+                received=str(sorted(names)),
+            )
+        return names
+    if len(wanted) > 1:
+        raise DataError(
+            f"the model has {len(wanted)} {what}s, and {argument} names one",
+            expected=f"{argument}={{{', '.join(f'{n!r}: column' for n in wanted)}}}",
+            received=repr(given),
+        )
+    return {next(iter(wanted)): given}
+
+
+def _names(columns: ColumnNames, argument: str) -> tuple[str, ...]:
+    """One or several column names as a tuple."""
+    if isinstance(columns, str):
+        return (columns,)
+    if not isinstance(columns, Iterable):
+        raise DataError(
+            f"{argument} must name columns",
+            expected="a name, or several",
+            received=f"{type(columns).__name__} {columns!r}",
+        )
+    return tuple(columns)
+
+
+def _field(schema: T.StructType, name: str, argument: str) -> T.StructField:
+    """The column of that name, if there is exactly one."""
+    if not isinstance(name, str):
+        raise DataError(
+            f"{argument} must name columns", expected="str", received=f"{type(name).__name__}"
+        )
+    if name not in schema.names:
+        close = difflib.get_close_matches(name, schema.names, n=1)
+        raise DataError(
+            f"column {name!r} ({argument}) is not in the data",
+            expected="one of " + ", ".join(repr(n) for n in schema.names),
+            received=repr(name),
+            hint=f"did you mean {close[0]!r}?" if close else f"pass {argument}='your column'",
+        )
+    count = schema.names.count(name)
+    if count > 1:
+        raise DataError(
+            f"column {name!r} ({argument}) is not the only one of its name",
+            expected="one column of that name",
+            received=f"{count} columns",
+            hint="rename or drop the others, e.g. after a join",
+        )
+    return schema[name]
+
+
+def _feature(
+    schema: T.StructType,
+    columns: tuple[str, ...],
+    wanted: TensorSpec | None,
+    decoder: Decoder | None,
+) -> ColumnSpec:
+    """How to read the columns of one input."""
+    if not columns:
+        raise DataError("features names no column", expected="at least one", received="()")
+    fields = [_field(schema, name, "features") for name in columns]
+    dtype = wanted.dtype if wanted is not None else "float32"
+    shape = wanted.shape if wanted is not None else None
+    if dtype == "string":
+        dtype = "float32"
+    if len(fields) > 1:
+        for field in fields:
+            if not _is_number(field.dataType):
+                raise _wrong_type(field, "features", "numeric columns when several are named")
+        return ColumnSpec(columns, _scalars_shape(columns, shape), dtype, "scalars")
+    field = fields[0]
+    kind = field.dataType
+    if decoder is not None:
+        if not isinstance(kind, (T.BinaryType, T.StructType, T.StringType)):
+            raise _wrong_type(field, "features", "a binary, image or string column for a decoder")
+        return ColumnSpec(columns, _known(shape, field), dtype, "decoded", decoder=decoder)
+    if is_vector_column(kind):
+        _check_vector_size(field, shape)
+        return ColumnSpec(columns, (None,) if shape is None else shape, dtype, "array")
+    if isinstance(kind, T.ArrayType):
+        depth, element = _element(kind)
+        if not _is_number(element):
+            raise _wrong_type(field, "features", "an array of numbers")
+        return ColumnSpec(columns, (None,) * depth if shape is None else shape, dtype, "array")
+    if _is_number(kind):
+        return ColumnSpec(columns, _scalars_shape(columns, shape), dtype, "scalars")
+    if isinstance(kind, T.BinaryType):
+        return ColumnSpec(columns, _known(shape, field), dtype, "binary")
+    if isinstance(kind, T.StructType) and set(kind.names) >= _IMAGE_FIELDS:
+        return ColumnSpec(columns, (None, None, None) if shape is None else shape, dtype, "image")
+    raise _wrong_type(
+        field, "features", "numbers, an array, an ML vector, an image, or bytes with a decoder"
+    )
+
+
+def _label(
+    schema: T.StructType, columns: tuple[str, ...], signature: Signature, output: str
+) -> ColumnSpec:
+    """How to read the columns of one output's labels."""
+    if len(columns) != 1:
+        return _several_labels(schema, columns, signature, output)
+    name = columns[0]
+    field = _field(schema, name, "label")
+    wanted = signature.outputs[output]
+    shape, kind = wanted.shape, field.dataType
+    if signature.label_kinds.get(output) == "own":
+        return _own_label(field)
+    if signature.label_kinds.get(output) == "sparse":
+        classes = shape[-1] if shape else None
+        rest: Shape = () if shape is None else shape[:-1]
+        if _is_number(kind):
+            if rest:
+                raise DataError(
+                    f"label {name!r} does not fit output {output!r}",
+                    expected=f"an array of class labels of shape {rest}",
+                    received=kind.simpleString(),
+                )
+            return ColumnSpec((name,), (), "int32", "scalars", classes=classes)
+        if isinstance(kind, T.ArrayType) and _is_number(_element(kind)[1]):
+            return ColumnSpec((name,), rest or (1,), "int32", "array", classes=classes)
+        raise _wrong_type(field, "label", "integer class labels")
+    dtype = "float32"
+    if _is_number(kind):
+        if shape and math.prod(d or 0 for d in shape) > 1:
+            if len(shape) == 1 and shape[0] is not None:
+                return ColumnSpec((name,), shape, dtype, "scalars", one_hot=shape[0])
+            raise DataError(
+                f"label {name!r} does not fit output {output!r}",
+                expected=f"an array of shape {shape}",
+                received=kind.simpleString(),
+            )
+        return ColumnSpec((name,), (1,) if shape == (1,) else (), dtype, "scalars")
+    if is_vector_column(kind):
+        _check_vector_size(field, shape)
+        return ColumnSpec((name,), (None,) if shape is None else shape, dtype, "array")
+    if isinstance(kind, T.ArrayType) and _is_number(_element(kind)[1]):
+        depth = _element(kind)[0]
+        return ColumnSpec((name,), (None,) * depth if shape is None else shape, dtype, "array")
+    if isinstance(kind, T.StructType) and set(kind.names) >= _IMAGE_FIELDS:
+        return ColumnSpec((name,), (None, None, None) if shape is None else shape, dtype, "image")
+    if isinstance(kind, T.BinaryType):
+        return ColumnSpec((name,), _known(shape, field), dtype, "binary")
+    hint = "turn text labels into numbers with pyspark.ml.feature.StringIndexer"
+    raise _wrong_type(field, "label", "numbers, an array or an ML vector", hint)
+
+
+def _several_labels(
+    schema: T.StructType, columns: tuple[str, ...], signature: Signature, output: str
+) -> ColumnSpec:
+    """Numeric columns as the values of one output."""
+    fields = [_field(schema, name, "label") for name in columns]
+    for field in fields:
+        if not _is_number(field.dataType):
+            raise _wrong_type(field, "label", "numeric columns when several are named")
+    kind = signature.label_kinds.get(output)
+    shape = signature.outputs[output].shape
+    if not columns or kind == "sparse":
+        raise DataError(
+            f"label does not fit output {output!r}",
+            expected="one column of class labels" if columns else "at least one column",
+            received=repr(columns),
+        )
+    shape = _scalars_shape(columns, None if kind == "own" else shape, "label", "output")
+    return ColumnSpec(columns, shape, "float32", "scalars")
+
+
+def _own_label(field: T.StructField) -> ColumnSpec:
+    """Labels for a loss of the user's own: as they are, since only the loss knows what it wants."""
+    kind = field.dataType
+    depth, element = _element(kind) if isinstance(kind, T.ArrayType) else (0, kind)
+    if is_vector_column(kind):
+        return ColumnSpec((field.name,), (None,), "float32", "array")
+    if not _is_number(element):
+        raise _wrong_type(field, "label", "numbers, an array or an ML vector")
+    dtype = "int32" if isinstance(element, (T.IntegralType, T.BooleanType)) else "float32"
+    spec_kind: Kind = "array" if depth else "scalars"
+    return ColumnSpec((field.name,), (None,) * depth, dtype, spec_kind)
+
+
+def _weight(schema: T.StructType, name: str) -> ColumnSpec:
+    """How to read a column of sample weights."""
+    field = _field(schema, name, "sample_weight")
+    if not _is_number(field.dataType):
+        raise _wrong_type(field, "sample_weight", "a numeric column")
+    return ColumnSpec((name,), (), "float32", "scalars")
+
+
+def _scalars_shape(
+    columns: tuple[str, ...],
+    shape: Shape | None,
+    argument: str = "feature",
+    side: str = "input",
+) -> Shape:
+    """The shape of a row made of numeric columns: the model's, if they are as many values."""
+    count = len(columns)
+    if shape is None:
+        return (count,)
+    size = math.prod(d if d is not None else count for d in shape)
+    if size != count:
+        raise DataError(
+            f"the number of {argument} columns does not fit the model's {side}",
+            expected=f"{size} values per row, for an {side} of shape {shape}",
+            received=f"{count}: {', '.join(map(repr, columns))}",
+        )
+    return shape
+
+
+def _known(shape: Shape | None, field: T.StructField) -> Shape:
+    """``shape``, if the model has one: bytes do not tell theirs."""
+    if shape is None:
+        raise DataError(
+            f"the shape of column {field.name!r} cannot be known",
+            expected="a model whose input shape is fixed",
+            received="a subclassed model that has not been built on an input shape",
+            hint="call the model once on an example batch, or start it with keras.Input",
+        )
+    return shape
+
+
+def _check_vector_size(field: T.StructField, shape: Shape | None) -> None:
+    """Compares the size in the metadata of a column of vectors, if it is there, with the model."""
+    attributes = (field.metadata or {}).get("ml_attr", {})
+    size = attributes.get("num_attrs")
+    if size is None or shape is None or any(d is None for d in shape):
+        return
+    if math.prod(d or 0 for d in shape) != size:
+        raise DataError(
+            f"column {field.name!r} does not fit the model",
+            expected=f"{math.prod(d or 0 for d in shape)} values per row (shape {shape})",
+            received=f"a vector of {size}",
+        )
+
+
+def _element(kind: T.ArrayType) -> tuple[int, T.DataType]:
+    """How deep an array is nested, and what its innermost elements are."""
+    depth, element = 1, kind.elementType
+    while isinstance(element, T.ArrayType):
+        depth, element = depth + 1, element.elementType
+    return depth, element
+
+
+def _is_number(kind: T.DataType) -> bool:
+    return isinstance(kind, (T.NumericType, T.BooleanType))
+
+
+def _wrong_type(field: T.StructField, argument: str, expected: str, hint: str = "") -> DataError:
+    kind = field.dataType.simpleString()
+    if not hint and isinstance(field.dataType, T.StringType):
+        hint = "turn text into numbers first, e.g. with pyspark.ml.feature.StringIndexer"
+    return DataError(
+        f"column {field.name!r} cannot be used as {argument}",
+        expected=expected,
+        received=f"a column of type {kind}",
+        hint=hint,
+    )
