@@ -31,6 +31,7 @@ _NEEDS = {
     "learning": "keras",
     "unit/learner": "keras",
     "unit/collective/test_choose_exchange.py": "keras",
+    "unit/launch/test_function.py": "processes",
     "unit/launch/test_launchers.py": "processes",
     "unit/launch/test_meeting.py": "keras",
     "unit/launch/test_payload.py": "processes",

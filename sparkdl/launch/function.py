@@ -19,16 +19,21 @@ import pyarrow as pa
 from sparkdl import payload
 from sparkdl.collective.communicator import Communicator, Member, make_communicator
 from sparkdl.collective.current import use
-from sparkdl.errors import DataError, WorkerError
+from sparkdl.coordinator.session import Session, open_session
+from sparkdl.errors import DataError, TransportError, WorkerError
 from sparkdl.launch.capture import Capture
 from sparkdl.launch.devices import DeviceRequest, function_environment
 from sparkdl.launch.failures import FailureDescription, RankFailure
 from sparkdl.launch.gathering import AloneGathering
-from sparkdl.launch.log_stream import LineClient
+from sparkdl.launch.line_sender import LineSender
 from sparkdl.launch.results import Result, of_kind
 from sparkdl.launch.task import RankContext
 from sparkdl.log_lines import Sink, log_through, show
+from sparkdl.transport.address import Endpoint
+from sparkdl.transport.connection import Timeouts
 
+CONNECT_TIMEOUT_S = 5.0
+"""How long a rank tries to reach the coordinator; then it does without."""
 _LINES_IN_FAILURE = 2000
 """Characters of unsent lines that a failure carries."""
 
@@ -47,7 +52,8 @@ class FunctionTask:
         all_results: Whether other ranks than 0 return their result.
         capture: Whether lines that the rank's process prints go to the driver; else only those
             of :func:`sparkdl.log_to_driver` do.
-        address: Where the driver takes lines; None: they come with the result.
+        endpoint: Of the coordinator, where the ranks meet and which takes their lines; None where
+            there is none: they meet by the launcher, and lines come with the result.
     """
 
     call: bytes
@@ -58,23 +64,25 @@ class FunctionTask:
     start_timeout_s: float = 300.0
     all_results: bool = True
     capture: bool = True
-    address: tuple[str, int] | None = None
+    endpoint: Endpoint | None = None
 
     def run(self, rank: RankContext, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Calls the function; see :class:`sparkdl.launch.task.Task`."""
         for _ in batches:
             pass
-        lines = LineClient(self.address, self.token, rank.rank)
-        sink = rank.log or lines.send
+        session = self._open_session(rank)
+        lines = LineSender(session)
         try:
-            with self._environment(rank, sink):
-                communicator, result = self._call(rank)
+            with self._environment(rank, rank.log or lines.send):
+                communicator, result = self._call(rank, session)
         except (Exception, SystemExit) as error:
             unsent = "\n".join(lines.close())[-_LINES_IN_FAILURE:]
-            raise RankFailure(
-                replace(FailureDescription.of(rank.rank, error), lines=unsent)
-            ) from error
-        unsent = "\n".join(lines.close())
+            described = FailureDescription.of(rank.rank, error)
+            raise RankFailure(replace(described, lines=unsent)) from error
+        finally:
+            unsent = "\n".join(lines.close())
+            if session is not None:
+                session.close()
         if unsent:
             yield from Result(rank.rank, "log", unsent).batches()
         yield from Result(rank.rank, "communicator", communicator).batches()
@@ -85,6 +93,18 @@ class FunctionTask:
         """Raises it, so that the launcher ends the other ranks, whatever they compute."""
         raise RankFailure(FailureDescription.of(rank.rank, error)) from error
 
+    def _open_session(self, rank: RankContext) -> Session | None:
+        """A session with the coordinator; None where it cannot be reached from here."""
+        if self.endpoint is None:
+            return None
+        timeouts = Timeouts(connect_s=CONNECT_TIMEOUT_S, reconnect_s=CONNECT_TIMEOUT_S)
+        try:
+            return open_session(
+                self.endpoint, rank=rank.rank, attempt=rank.attempt, timeouts=timeouts
+            )
+        except TransportError:
+            return None
+
     @contextlib.contextmanager
     def _environment(self, rank: RankContext, sink: Sink) -> Iterator[None]:
         captured = Capture(sink) if self.capture else contextlib.nullcontext()
@@ -92,14 +112,14 @@ class FunctionTask:
         with function_environment(placement), log_through(sink), captured:
             yield
 
-    def _call(self, rank: RankContext) -> tuple[str, bytes | None]:
+    def _call(self, rank: RankContext, session: Session | None) -> tuple[str, bytes | None]:
         """The communicator's name, and the pickled result if the driver wants it.
 
         Raises:
             DataError: The function cannot be loaded, or its result cannot be pickled.
             Exception: Whatever the function raises.
         """
-        with connected(self, rank) as (communicator, exit_barrier):
+        with connected(self, rank, session) as (communicator, exit_barrier):
             function, args, kwargs = _load_call(self.call, rank.rank)
             with use(communicator):
                 result = function(*args, **kwargs)
@@ -112,7 +132,9 @@ class FunctionTask:
 
 
 @contextlib.contextmanager
-def connected(task: FunctionTask, rank: RankContext) -> Iterator[tuple[Communicator, Communicator]]:
+def connected(
+    task: FunctionTask, rank: RankContext, session: Session | None = None
+) -> Iterator[tuple[Communicator, Communicator]]:
     """The communicator among all ranks, and one for the exit barrier; closed whatever happens.
 
     Nothing that may fail comes before it, and nothing waits for the launcher after it: a barrier
@@ -127,10 +149,14 @@ def connected(task: FunctionTask, rank: RankContext) -> Iterator[tuple[Communica
         for connector in connectors:
             stack.callback(connector.close)
         mine = json.dumps([c.prepare().to_json() for c in connectors])
-        told = [json.loads(t) for t in rank.all_gather(mine, task.start_timeout_s)]
+        if session is None:
+            texts = rank.all_gather(mine, task.start_timeout_s)
+        else:  # which takes no second, as a barrier stage's exchange does
+            texts = session.meet(mine)
+        told = [json.loads(text) for text in texts]
 
         def connect(index: int) -> Communicator:
-            members = [Member.from_json(texts[index]) for texts in told]
+            members = [Member.from_json(addresses[index]) for addresses in told]
             communicator = connectors[index].connect(members, task.token)
             stack.callback(communicator.close)
             return communicator

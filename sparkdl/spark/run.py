@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import secrets
 import sys
 import time
@@ -13,17 +14,20 @@ from typing import Any, TypeVar
 
 from sparkdl.collective.communicator import COMMUNICATORS
 from sparkdl.config import UseGpu, check_use_gpu
-from sparkdl.errors import ConfigError, UnknownNameError, WaitTimeoutError
+from sparkdl.coordinator.driver_client import DriverClient
+from sparkdl.coordinator.host import CoordinatorHost
+from sparkdl.coordinator.settings import Settings
+from sparkdl.errors import ConfigError, ResourceError, UnknownNameError, WaitTimeoutError
 from sparkdl.launch.devices import DeviceRequest
-from sparkdl.launch.failures import RankFailure
+from sparkdl.launch.failures import FailureDescription, RankFailure
 from sparkdl.launch.function import FunctionTask, Returned, call_here, dump_call
-from sparkdl.launch.log_stream import LineServer
 from sparkdl.launch.processes import ProcessLauncher
 from sparkdl.launch.task import Ranks
 from sparkdl.learner import BACKENDS
 from sparkdl.log_lines import show
 from sparkdl.spark.driver import cluster
 from sparkdl.spark.driver.launcher import SparkLauncher, SparkRanks
+from sparkdl.transport.listeners import ListenOptions
 
 T = TypeVar("T")
 VERBOSITIES = ("all", "log_callback_only")
@@ -162,23 +166,23 @@ def _run_stage(task: FunctionTask, num_workers: int | None, spark: Any) -> Retur
     count = num_workers or cluster.default_parallelism(spark)
     cluster.check_barrier(spark, count)
     with contextlib.ExitStack() as stack:
-        server = None
+        driver = None
         if not cluster.is_connect(spark):
-            bind, advertised = cluster.driver_address(spark)
-            with contextlib.suppress(OSError):  # no address to listen on: lines come at the end
-                server = LineServer(bind, advertised, task.token, count)
-                stack.callback(server.close)
-                task = replace(task, address=server.address)
+            settings = Settings(count, start_timeout_s=task.start_timeout_s)
+            listen = ListenOptions("socket", 0, *cluster.driver_address(spark), web=False)
+            with contextlib.suppress(OSError, ResourceError):  # no address to listen on
+                host = stack.enter_context(CoordinatorHost(settings, listen))
+                driver, task = host.driver, replace(task, endpoint=host.endpoint)
         launcher = SparkLauncher(
             spark.range(0, count, 1, count), count, barrier=True, description="sparkdl: run",
             noun="barrier stage",
         )  # fmt: skip
         ranks = stack.enter_context(launcher.launch(task))
-        _follow(ranks, server, count, task.start_timeout_s)
-        return _returned(ranks, count, server)
+        _follow(ranks, driver, count, task.start_timeout_s)
+        return _returned(ranks, count, driver)
 
 
-def _returned(ranks: Ranks, count: int, server: LineServer | None = None) -> Returned:
+def _returned(ranks: Ranks, count: int, driver: DriverClient | None = None) -> Returned:
     """What the ranks returned.
 
     Raises:
@@ -190,31 +194,38 @@ def _returned(ranks: Ranks, count: int, server: LineServer | None = None) -> Ret
         failure = error.failure
         for line in failure.lines.splitlines():
             show(failure.rank, line)
-        hint = ""
-        if failure.type == "WaitTimeoutError" and server is not None and server.joined:
-            absent = [str(r) for r in range(count) if r not in server.joined]
-            hint = f"ranks that never started: {', '.join(absent) or 'none'}"
-        raise failure.worker_error(hint) from None
+        raise failure.worker_error(_hint(failure, count, driver)) from None
     _LOG.info("%d ranks were connected by the communicator %r", count, returned.communicator)
     return returned
 
 
+def _hint(failure: FailureDescription, count: int, driver: DriverClient | None) -> str:
+    """Names the ranks that never started, if others waited for them."""
+    if failure.type != "WaitTimeoutError" or driver is None:
+        return ""
+    joined = driver.status().workers
+    absent = [str(rank) for rank in range(count) if rank not in joined]
+    return f"ranks that never started: {', '.join(absent) or 'none'}" if joined else ""
+
+
 def _follow(
-    ranks: SparkRanks, server: LineServer | None, count: int, start_timeout_s: float
+    ranks: SparkRanks, driver: DriverClient | None, count: int, start_timeout_s: float
 ) -> None:
     """Shows the ranks' lines until they have ended."""
     deadline = time.monotonic() + start_timeout_s
-    while not ranks.wait(0.0 if server is not None else 0.1):
-        if server is None:
+    ended = False
+    while not ended:
+        ended = ranks.wait(0.1)
+        if driver is None:
             continue
-        for rank, line in server.poll(0.1):
+        for rank, line in driver.take_lines():
             show(rank, line)
-        # none at all: the executors may be unable to reach this machine, which is no failure
-        if 0 < len(server.joined) < count and time.monotonic() > deadline:
-            raise _missing(server.joined, count, start_timeout_s)
-    if server is not None:
-        for rank, line in server.drain():
-            show(rank, line)
+        if not ended and time.monotonic() > deadline:
+            joined = set(driver.status().workers)
+            # none at all: the executors may be unable to reach this machine, which is no failure
+            if 0 < len(joined) < count:
+                raise _missing(joined, count, start_timeout_s)
+            deadline = math.inf
 
 
 def _missing(joined: set[int], count: int, start_timeout_s: float) -> WaitTimeoutError:
