@@ -140,8 +140,8 @@ class PartialSoftmax:
                 expected=f"features (rows, {width}) and labels (rows,)",
                 received=f"features {mine.shape} and labels {own_labels.shape}",
             )
-        told: list[Numbers] = self._communicator.all_gather(own_labels)
-        x, y = self._gathered(mine), np.concatenate(told)
+        gathered: list[Numbers] = self._communicator.all_gather(own_labels)
+        x, y = self._gathered(mine), np.concatenate(gathered)
         self._check_labels(y)
 
         classes, position = self._choose(y)
@@ -167,7 +167,7 @@ class PartialSoftmax:
         back_x = _through_unit(slope @ unit_w, unit_x, length_x)
         back_w = _through_unit(slope.T @ unit_x, unit_w, length_w)
         back_x = self._reduce(back_x, "sum")
-        start = sum(len(part) for part in told[: self._communicator.rank])
+        start = sum(len(part) for part in gathered[: self._communicator.rank])
         own_rows = back_x[start : start + len(mine)].astype(np.float32)
         return SoftmaxStep(loss, own_rows, classes, back_w.astype(np.float32))
 

@@ -86,10 +86,11 @@ class ThreadCommunicator(OrderedCommunicator):
                     )
                 rest = deadline - time.monotonic()
                 if rest <= 0:
+                    absent_ranks = name_ranks(sorted(missing))
                     raise WaitTimeoutError(
-                        f"rank {self._rank} waited in vain; missing {name_ranks(sorted(missing))}",
+                        f"rank {self._rank} has waited too long; missing {absent_ranks}",
                         expected=f"all ranks within {self._timeout_s:g} s",
-                        received=f"nothing from {name_ranks(sorted(missing))}",
+                        received=f"nothing from {absent_ranks}",
                     )
                 self._absent = missing
                 table.changed.wait(rest)
