@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
-import numpy as np
-import numpy.typing as npt
+from sparkdl.coordinator.status import Failure
+from sparkdl.protocols import MetricState
 
 
 @dataclass(frozen=True)
@@ -21,13 +20,16 @@ class EpochProgress:
         metrics: Sum of the workers' metric states; Keras metrics hold sums and counts, so the
             value of the sum is the row-weighted value over all workers.
         val_metrics: The same of the validation rows; empty before they are evaluated.
+        seconds: How long it took, where the workers say so; else None, and the driver's own
+            clock says it.
     """
 
     missing: int
     batches: int
     rows: int
-    metrics: npt.NDArray[np.float64]
-    val_metrics: npt.NDArray[np.float64]
+    metrics: MetricState
+    val_metrics: MetricState
+    seconds: float | None = None
 
 
 @dataclass(frozen=True)
@@ -37,9 +39,9 @@ class RunProgress:
     Args:
         epochs: By number.
         batches_per_epoch: Steps of all workers in one epoch.
-        rows: Rows that all workers hold.
+        rows: Rows that all workers have trained so far.
         joined: Workers that have joined.
-        failure: ``{'rank', 'error', 'traceback'}`` of the first worker that raised, or None.
+        failure: The first worker that raised, or None.
         staleness: Mean commits between a pull and the commit that followed it.
     """
 
@@ -47,5 +49,5 @@ class RunProgress:
     batches_per_epoch: int = 0
     rows: int = 0
     joined: int = 0
-    failure: dict[str, Any] | None = None
+    failure: Failure | None = None
     staleness: float = 0.0

@@ -13,8 +13,9 @@ from sparkdl.errors import ConfigError, ResourceError
 from sparkdl.files.checkpoints import Checkpoints
 from sparkdl.launch import interrupts
 from sparkdl.learner import model_weights, optimizer_state
-from sparkdl.learner.archive import encode_model, restore_state
+from sparkdl.learner.archive import encode_model, model_bytes, restore_state
 from sparkdl.progress.monitor import FitMonitor
+from sparkdl.run_state import RunState
 from sparkdl.spark.columns.sources import Source
 from sparkdl.spark.driver.choice import ChosenExchange
 from sparkdl.spark.driver.cluster import check_barrier, default_parallelism, wait_for_slots
@@ -160,7 +161,8 @@ def _train_stage(plan: FitPlan, settings: LoopSettings, monitor: FitMonitor) -> 
             if plan.checkpoints is not None:
                 if not monitor.has_callbacks:
                     bring_weights()
-                plan.checkpoints.save(model, epoch, plan.recipe.rule_state)
+                state = RunState(epoch, rule=plan.recipe.rule_state)
+                plan.checkpoints.save(model_bytes(model), state)
 
         monitor.begin()
         try:

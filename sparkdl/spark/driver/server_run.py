@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from sparkdl.config import AUTO_WINDOW, EPOCH_WINDOW
@@ -15,6 +15,7 @@ from sparkdl.coordinator.status import Status
 from sparkdl.errors import ConfigError
 from sparkdl.learner.ensemble import require_cloneable
 from sparkdl.learner.local_optimizer import adopt_optimizer
+from sparkdl.progress.commands import Command
 from sparkdl.progress.run_progress import EpochProgress, RunProgress
 from sparkdl.ps.client import limits_of
 from sparkdl.ps.codecs import Codec
@@ -237,9 +238,11 @@ class ServerRun:
         in_step = self.strategy.rule.blocking
         return progress_of(status, self._server.config.num_workers, in_step=in_step)
 
-    def command(self, command: dict[str, Any]) -> None:
+    def command(self, command: Command) -> None:
         """Passes a command on to the workers."""
-        self._driver.control(**command)
+        self._driver.control(
+            stop=command.stop, learning_rate=command.learning_rate, release=command.release
+        )
 
     def pull(self) -> FloatArray:
         """The present center (a copy)."""
@@ -293,6 +296,6 @@ def progress_of(status: Status, num_workers: int, *, in_step: bool) -> RunProgre
         batches_per_epoch=sum(w.batches_per_epoch for w in workers.values()),
         rows=sum(w.rows for w in workers.values()),
         joined=len(workers),
-        failure=None if status.failure is None else asdict(status.failure),
+        failure=status.failure,
         staleness=stale / commits if commits else 0.0,
     )
