@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from sparkdl.coordinator.status import Failure
+from sparkdl.coordinator.status import Failure, Status
 from sparkdl.protocols import MetricState
 
 
@@ -51,3 +51,41 @@ class RunProgress:
     joined: int = 0
     failure: Failure | None = None
     staleness: float = 0.0
+
+
+def progress_of(status: Status, num_workers: int, *, in_step: bool) -> RunProgress:
+    """What the coordinator says, as the driver's monitor takes it.
+
+    Args:
+        status: The coordinator's answer.
+        num_workers: Workers of the run.
+        in_step: Whether all workers train in step.
+    """
+    workers = status.workers
+    epochs = {}
+    for number, totals in status.epochs.items():
+        awaited = set(range(num_workers))
+        if in_step and totals.ended:
+            awaited = {rank for rank, worker in workers.items() if worker.alive}
+        batches = sum(
+            w.batch if w.epoch == number else w.batches_per_epoch
+            for w in workers.values()
+            if w.epoch >= number
+        )
+        epochs[number] = EpochProgress(
+            missing=len(awaited - set(totals.ended)),
+            batches=batches,
+            rows=totals.rows,
+            metrics=totals.metrics,
+            val_metrics=totals.val_metrics,
+        )
+    commits = sum(w.clock for w in workers.values())
+    stale = sum(w.staleness_mean * w.clock for w in workers.values())
+    return RunProgress(
+        epochs=epochs,
+        batches_per_epoch=sum(w.batches_per_epoch for w in workers.values()),
+        rows=sum(w.rows for w in workers.values()),
+        joined=len(workers),
+        failure=status.failure,
+        staleness=stale / commits if commits else 0.0,
+    )

@@ -28,11 +28,11 @@ from sparkdl.coordinator.telemetry import EpochReport
 from sparkdl.errors import TransportError
 from sparkdl.launch.failures import RankFailure, describe
 from sparkdl.progress.commands import Command
-from sparkdl.progress.run_progress import EpochProgress, RunProgress
+from sparkdl.progress.run_progress import EpochProgress, RunProgress, progress_of
 from sparkdl.run_state import RunState
 from sparkdl.spark.driver.allreduce_rules import WIRES, choose_exchange, optimizer_config
 from sparkdl.spark.driver.cluster import driver_address, is_connect
-from sparkdl.spark.driver.server_run import ServerOptions, progress_of
+from sparkdl.spark.driver.server_run import ServerOptions
 from sparkdl.transport.address import Endpoint
 from sparkdl.transport.listeners import ListenOptions
 from sparkdl.weights import FloatArray, Layout
