@@ -213,7 +213,7 @@ class ServerRun:
         def begin() -> ServerRun:
             server = ServerProcess(config, center, wait=False)  # the job may start meanwhile
             strategy = ServerStrategy(
-                server.endpoint, layout, rule, compression=config.compression()
+                (server.endpoint,), layout, rule, compression=config.compression()
             )
             return cls(server, strategy)
 
