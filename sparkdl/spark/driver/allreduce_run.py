@@ -26,6 +26,7 @@ from sparkdl.coordinator.settings import Settings
 from sparkdl.coordinator.telemetry import EpochReport
 from sparkdl.errors import TransportError
 from sparkdl.launch.failures import FailureDescription, RankFailure
+from sparkdl.learner.framework import running_backend
 from sparkdl.progress.commands import Command
 from sparkdl.progress.run_progress import EpochProgress, RunProgress, progress_of
 from sparkdl.run_state import RunState
@@ -154,9 +155,7 @@ class AllReduceRecipe:
 
     def _communicator(self) -> str:
         """Horovod's operations are TensorFlow's: other backends do not import it for nothing."""
-        import keras
-
-        if self.communicator == "auto" and keras.backend.backend() != "tensorflow":
+        if self.communicator == "auto" and running_backend() != "tensorflow":
             return "builtin"
         return self.communicator
 

@@ -132,8 +132,6 @@ class TrainTask:
         except BaseException:
             forget_learner(self.archive)
             raise
-        if synchronizer.keeps_state:
-            learner.sync_model()
         return TrainedRank(
             rank=rank.rank,
             rows=rows,
