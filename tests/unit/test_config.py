@@ -94,6 +94,7 @@ def test_a_file_of_another_version_is_refused() -> None:
         arguments_from_file({"mode": "hogwild", "later": 1}, "m.keras")
 
 
+@pytest.mark.keras
 def test_every_setting_is_an_argument_of_the_model() -> None:
     from sparkdl.spark.spark_model import SparkModel
 

@@ -12,8 +12,6 @@ from sparkdl.config import AUTO_WINDOW, EPOCH_WINDOW
 from sparkdl.coordinator.driver_client import DriverClient, open_driver
 from sparkdl.coordinator.settings import Settings
 from sparkdl.errors import ConfigError
-from sparkdl.learner.ensemble import require_cloneable
-from sparkdl.learner.local_optimizer import adopt_optimizer
 from sparkdl.progress.commands import Command
 from sparkdl.progress.run_progress import RunProgress, progress_of
 from sparkdl.ps.client import limits_of
@@ -145,6 +143,9 @@ class ServerRecipe:
             ConfigError: The model's optimizer cannot be what the rule wants.
             ModelError: No ensemble can be made of the model.
         """
+        from sparkdl.learner.ensemble import require_cloneable  # these import Keras
+        from sparkdl.learner.local_optimizer import adopt_optimizer
+
         if self.rule.independent:
             require_cloneable(model)
         adopt_optimizer(model, self.rule.local_optimizer())
