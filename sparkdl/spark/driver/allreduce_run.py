@@ -15,15 +15,13 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-import numpy as np
-
 from sparkdl.collective.rules import ExchangeRule, Mean
-from sparkdl.collective.strategy import AllReduceStrategy, EarlyGathering
+from sparkdl.collective.strategy import AllReduceStrategy, EarlyGathering, SessionMeeting
 from sparkdl.collective.synchronizer import AllReduceSynchronizer
 from sparkdl.coordinator.host import CoordinatorHost
-from sparkdl.coordinator.session import Session, open_session, report_failure
+from sparkdl.coordinator.session import open_session, report_failure
 from sparkdl.coordinator.settings import Settings
-from sparkdl.coordinator.telemetry import EpochReport
+from sparkdl.coordinator.telemetry import sum_states
 from sparkdl.errors import TransportError
 from sparkdl.launch.failures import FailureDescription, RankFailure
 from sparkdl.progress.commands import Command
@@ -222,11 +220,14 @@ class GangStrategy:
     def open(self, identity: Any, layout: Layout) -> Iterator[AllReduceSynchronizer]:
         """Connects to the driver, then all workers with each other."""
         with contextlib.ExitStack() as stack:
-            control = None
-            if self.line is not None:
-                session = open_session(self.line, rank=identity.rank, attempt=identity.attempt)
-                control = DriverLine(stack.enter_context(session))
-            yield stack.enter_context(self.gradients.open(control or identity, layout, control))
+            if self.line is None:
+                opened = self.gradients.open(identity, layout)
+            else:
+                session = stack.enter_context(
+                    open_session(self.line, rank=identity.rank, attempt=identity.attempt)
+                )
+                opened = self.gradients.open(SessionMeeting(session), layout, session)
+            yield stack.enter_context(opened)
 
     def report_failure(self, identity: Any, error: BaseException) -> None:
         """Tells the driver that this worker failed for good.
@@ -238,56 +239,6 @@ class GangStrategy:
             time.sleep(_LEAVING_S)
             raise RankFailure(FailureDescription.of(identity.rank, error)) from error
         report_failure(self.line, identity.rank, identity.attempt, error)
-
-
-class DriverLine:
-    """A worker's session with the coordinator, as all-reduce strategies use it."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self.rank, self.attempt = session.rank, session.attempt
-        self.unreported: dict[int, dict[str, Any]] = {}
-
-    def all_gather(self, text: str) -> list[str]:
-        """Every rank's text, by way of the coordinator: a barrier's ``allGather`` takes a second.
-
-        Raises:
-            WaitTimeoutError: Some ranks did not come in time; they are named.
-        """
-        return self._session.meet(text)
-
-    def join(self, rows: int, batches: int) -> None:
-        """Tells what this worker has."""
-        self._session.join(rows=rows, batches_per_epoch=batches)
-
-    def report(self, meta: dict[str, Any], *, wait: bool, batch: int, rows: int) -> None:
-        """Sends metrics of an epoch; with ``wait``, returns when the driver releases it."""
-        report = EpochReport(
-            meta["epoch"],
-            meta["rows"],
-            np.asarray(meta["metrics"], np.float64),
-            ended=bool(meta.get("ended")),
-            val_metrics=np.asarray(meta.get("val_metrics", ()), np.float64),
-            batches_done=batch,
-            rows_done=rows,
-        )
-        self._session.report(report, wait=wait)
-
-    def keep_state(self, state: bytes, epoch: int) -> None:
-        """Leaves the state after ``epoch`` epochs with the driver."""
-        self._session.keep(state, epoch)
-
-    def finish(self) -> None:
-        """Says that this worker is done."""
-        self._session.finish()
-
-    @property
-    def stopped(self) -> bool:
-        return self._session.stopped
-
-    @property
-    def learning_rate(self) -> float | None:
-        return self._session.learning_rate
 
 
 class AllReduceRun:
@@ -365,10 +316,10 @@ class SilentRun:
             parts = [worker[number] for worker in told if number in worker]
             epochs[number] = EpochProgress(
                 missing=0,
-                batches=sum(p["batches"] for p in parts),
-                rows=sum(p["rows"] for p in parts),
-                metrics=_sum_states(p["metrics"] for p in parts),
-                val_metrics=_sum_states(p.get("val_metrics", []) for p in parts),
+                batches=sum(p.batches_done for p in parts),
+                rows=sum(p.rows for p in parts),
+                metrics=sum_states([p.metrics for p in parts]),
+                val_metrics=sum_states([p.val_metrics for p in parts]),
                 seconds=seconds / len(numbers),
             )
         return RunProgress(
@@ -402,11 +353,3 @@ class SilentRun:
 def kept_state(trained: Mapping[int, TrainedRank]) -> RunState:
     """The state that one rank of a stage returned."""
     return next((t.state for t in trained.values() if t.state is not None), RunState(0))
-
-
-def _sum_states(states: Any) -> Any:
-    """The sum of metric states; a worker without rows has none."""
-    longest = 0
-    arrays = [np.asarray(s, np.float64) for s in states]
-    longest = max((a.size for a in arrays), default=0)
-    return sum((np.pad(a, (0, longest - a.size)) for a in arrays), np.zeros(longest))
