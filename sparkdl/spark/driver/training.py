@@ -64,13 +64,13 @@ class Run(Protocol):
     def command(self, command: Command) -> None:
         """Tells the workers."""
 
-    def pull(self) -> Any:
+    def pull(self) -> FloatArray:
         """The workers' present weights as one flat buffer."""
 
     def optimizer_state(self) -> bytes:
         """The optimizer state at the end of the last epoch; empty if no worker has left one."""
 
-    def checkpoint(self) -> tuple[int, Any, bytes] | None:
+    def checkpoint(self) -> tuple[int, FloatArray, bytes] | None:
         """Epochs done, weights and optimizer state to begin again from; None: from the start."""
 
     def result(self, trained: Mapping[int, TrainedRank]) -> FloatArray:
@@ -82,10 +82,10 @@ class Run(Protocol):
 
 
 class StageLost(Exception):
-    """The stage's workers were lost, by no fault of the user's code; another try may do.
+    """The stage's workers were lost, by no fault of the user's code; another attempt may do.
 
     Args:
-        error: What to raise if there is no other try.
+        error: What to raise if there is no other attempt.
     """
 
     def __init__(self, error: SparkDLError) -> None:
@@ -118,7 +118,7 @@ def train_stage(
         on_epoch: Called with the number of epochs done whenever one has ended (checkpoints).
 
     Returns:
-        What the workers said at the end.
+        What the workers returned.
 
     Raises:
         WorkerError: A worker raised; with its traceback.
