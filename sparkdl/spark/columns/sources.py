@@ -14,7 +14,8 @@ import numpy as np
 from sparkdl.data import DataSpec, to_arrow_table
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.learner.signature import Signature
-from sparkdl.spark.columns.matching import make_spec
+from sparkdl.spark.columns.decoders import Decoder
+from sparkdl.spark.columns.matching import InputColumns, make_spec
 from sparkdl.spark.columns.pairs import pair_encoder
 from sparkdl.spark.columns.wire import PROBLEM, selection, wire_names
 from sparkdl.spark.driver.cluster import is_connect, session_of
@@ -26,10 +27,10 @@ ROLE = "__sparkdl_role"
 class Columns:
     """Which columns mean what, as the user said it in ``fit`` or ``evaluate``."""
 
-    features: Any = "features"
-    label: Any = "label"
-    sample_weight: Any = None
-    decoder: Any = None
+    features: InputColumns = "features"
+    label: InputColumns = "label"
+    sample_weight: str | Mapping[str, str] | None = None
+    decoder: Decoder | Mapping[str, Decoder] | None = None
 
 
 @dataclass(frozen=True)
