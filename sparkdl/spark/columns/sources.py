@@ -21,6 +21,7 @@ from sparkdl.spark.columns.wire import PROBLEM, selection, wire_names
 from sparkdl.spark.driver.cluster import is_connect, session_of
 
 ROLE = "__sparkdl_role"
+"""A column beside the user's: 0 in rows to train on, 1 in rows to validate on."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ class Source:
 
     @property
     def spark(self) -> Any:
+        """The session."""
         return self.frame.sparkSession
 
 
@@ -66,9 +68,7 @@ def is_rdd(data: Any) -> bool:
     )
 
 
-def open_source(
-    data: Any, signature: Signature, columns: Columns, *, with_labels: bool = True
-) -> Source:
+def open_source(data: Any, signature: Signature, columns: Columns) -> Source:
     """Checks ``data`` against the model and selects what is needed.
 
     Args:
@@ -76,23 +76,21 @@ def open_source(
             ``(x, y)`` or ``(x, y, sample_weight)``.
         signature: The model's.
         columns: Which columns mean what (DataFrames only).
-        with_labels: Whether labels are needed.
 
     Raises:
         DataError: The data do not fit the model.
         ConfigError: Not a form of data that is known.
     """
     if is_frame(data):
-        label = columns.label if with_labels else None
         spec = make_spec(
-            data.schema, signature, columns.features, label,
-            columns.sample_weight if with_labels else None, columns.decoder,
+            data.schema, signature, columns.features, columns.label, columns.sample_weight,
+            columns.decoder,
         )  # fmt: skip
         names = wire_names(len(spec.columns))
         return Source(data.select(*selection(data.schema, spec, names)), spec, data)
     if is_rdd(data):
         return _from_rdd(data, signature)
-    if isinstance(data, (tuple, list)) and with_labels and len(data) in (2, 3):
+    if isinstance(data, (tuple, list)) and len(data) in (2, 3):
         return _from_numpy(data, signature)
     raise ConfigError(
         "this kind of data is not known",
@@ -122,6 +120,7 @@ def add_validation(source: Source, validation: Source | None, split: float, seed
 
 
 def _union(training: Any, validation: Any) -> Any:
+    """The rows of both frames."""
     from pyspark.errors import AnalysisException
 
     try:
@@ -173,6 +172,7 @@ def spread(source: Source, num_workers: int) -> Any:
 
 
 def _from_numpy(data: Any, signature: Signature) -> Source:
+    """Arrays as a frame; Spark ships their rows to the executors."""
     x, y = data[0], data[1]
     weight = data[2] if len(data) == 3 else None
     spec = wanted_spec(x, y, weight, signature)
@@ -213,6 +213,7 @@ def wanted_spec(x: Any, y: Any, weight: Any, signature: Signature) -> DataSpec:
 
 
 def _from_rdd(rdd: Any, signature: Signature) -> Source:
+    """A frame of the bytes that executors make of the RDD's elements."""
     spark = session_of()
     encoder = pair_encoder(signature)
     data_spec = DataSpec(encoder.features, encoder.labels)
