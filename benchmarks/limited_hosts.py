@@ -160,7 +160,7 @@ def _synchronizer(job: Job, meeting: Any, rank: int, layout: Any) -> Iterator[An
     else:
         from sparkdl.collective.builtin import BuiltinConnector
         from sparkdl.collective.member import Member
-        from sparkdl.collective.strategy import AllReduceSynchronizer
+        from sparkdl.collective.synchronizer import AllReduceSynchronizer
 
         host, token = meeting
         options = {"bind_host": host} if host else {"advertised_host": "127.0.0.1"}
@@ -338,7 +338,7 @@ class Hosts:
         return [Told(*json.loads(_read_line(worker))) for worker in workers]
 
     def _run_with_server(self, job: Job, workers: list[Any]) -> list[Told]:
-        from sparkdl.learner.keras_learner import model_layout, read_model
+        from sparkdl.learner.model_weights import model_layout, read_model
         from sparkdl.ps.server import ServerConfig
         from sparkdl.ps.state import Settings
         from sparkdl.ps.strategy import ServerStrategy

@@ -19,13 +19,14 @@ import numpy as np
 from sparkdl.collective.rules.exchange_rule import ExchangeRule, GradientExchange, OptimizerExchange
 from sparkdl.config import LoopSettings
 from sparkdl.data import Batches, rows_from_numpy
+from sparkdl.protocols import MAX_STACK
 from sparkdl.ps.client import Client, DriverClient
 from sparkdl.ps.server import Server, ServerConfig
 from sparkdl.ps.state import Settings
 from sparkdl.ps.strategy import ServerSynchronizer
 from sparkdl.testing.thread_communicator import connect_threads
 from sparkdl.transport.frames import Limits
-from sparkdl.worker import MAX_PIECE, train
+from sparkdl.worker import train
 
 Parts = Sequence[tuple[np.ndarray, np.ndarray]]
 Pause = Callable[[], float]
@@ -317,7 +318,7 @@ class _WeightSteps(_Steps):
         super().__init__(learner, exchange, window, adaptive)
         exchange.start(self.flat)
         self._window = 1 if adaptive else window
-        self.piece = 1 if adaptive else -(-window // -(-window // MAX_PIECE))
+        self.piece = 1 if adaptive else -(-window // -(-window // MAX_STACK))
         self._rate = learner.learning_rate
         self._batches = self._rows = 0
         self._seen = (0.0, 0.0)

@@ -25,14 +25,10 @@ from typing import Any
 
 import numpy as np
 
-from sparkdl.collective.arithmetic import put_scaled, reduction_factors
+from sparkdl.collective.arguments import OPS
+from sparkdl.collective.arithmetic import Array, put_scaled, reduction_factors, shard_edges
 from sparkdl.collective.member import Member
-from sparkdl.collective.ordered import (
-    OPS,
-    Array,
-    OrderedCommunicator,
-    shard_edges,
-)
+from sparkdl.collective.ordered import OrderedCommunicator
 from sparkdl.errors import (
     ConfigError,
     ProtocolError,

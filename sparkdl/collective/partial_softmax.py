@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from sparkdl.collective.arithmetic import shard_edges
 from sparkdl.collective.communicator import Communicator
-from sparkdl.collective.ordered import shard_edges
 from sparkdl.config import require_int
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.options import require, require_positive

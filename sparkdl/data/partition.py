@@ -39,7 +39,7 @@ class Partition:
         self.validation.check_finite()
 
     def close(self) -> None:
-        """Lets go of memory and files; may be called twice."""
+        """Frees memory and files; may be called twice."""
         self.train.close()
         self.validation.close()
 

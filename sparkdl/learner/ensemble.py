@@ -8,7 +8,7 @@ from typing import Any
 import keras
 
 from sparkdl.errors import ModelError
-from sparkdl.learner.keras_learner import model_layout, write_model
+from sparkdl.learner.model_weights import model_layout, write_model
 from sparkdl.weights import FloatArray
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from sparkdl.learner import keras_learner
+from sparkdl.learner import metric_state
 from sparkdl.progress.run_progress import EpochProgress, RunProgress
 
 
@@ -177,7 +177,7 @@ class FitMonitor:
         return [{"learning_rate": rate}]
 
     def _logs(self, state: Any) -> dict[str, Any]:
-        return keras_learner.metric_results(self._model, np.asarray(state, np.float64))
+        return metric_state.metric_results(self._model, np.asarray(state, np.float64))
 
 
 class _Speed:

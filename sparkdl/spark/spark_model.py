@@ -20,7 +20,7 @@ from sparkdl.errors import ConfigError, ReadOnlyError
 from sparkdl.files.checkpoints import Checkpoints
 from sparkdl.files.model_file import read_model, write_model
 from sparkdl.launch.interrupts import heard, held
-from sparkdl.learner import keras_learner
+from sparkdl.learner import keras_learner, metric_state
 from sparkdl.learner.archive import encode_model
 from sparkdl.learner.ensemble import build_ensemble
 from sparkdl.learner.signature import model_signature
@@ -430,7 +430,7 @@ class SparkModel:
                 prepare_metrics(self._model, source)
                 archive = encode_model(self._model, self.custom_objects)
             state = evaluate_source(source, archive, batch_size=batch_size, use_gpu=self.use_gpu)
-        results = keras_learner.metric_results(self._model, state)
+        results = metric_state.metric_results(self._model, state)
         if verbosity(verbose, auto=0):
             print(" - ".join(f"{k}: {np.round(v, 4)}" for k, v in results.items()), flush=True)
         return results

@@ -13,12 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from sparkdl.collective.arithmetic import reduce_in_order, reduction_factors, reduction_ufunc
-from sparkdl.collective.ordered import (
+from sparkdl.collective.arithmetic import (
     Array,
-    OrderedCommunicator,
+    reduce_in_order,
+    reduction_factors,
+    reduction_ufunc,
     shard_edges,
 )
+from sparkdl.collective.ordered import OrderedCommunicator
 from sparkdl.collective.pending import name_ranks
 from sparkdl.errors import ConfigError, ProtocolError, TransportError, WaitTimeoutError
 

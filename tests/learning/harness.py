@@ -12,7 +12,7 @@ import numpy as np
 from sparkdl.config import LoopSettings
 from sparkdl.data import Batches, rows_from_numpy
 from sparkdl.learner import make_learner
-from sparkdl.learner.keras_learner import model_layout, read_model
+from sparkdl.learner.model_weights import model_layout, read_model
 from sparkdl.ps.client import Client
 from sparkdl.ps.server import Server, ServerConfig
 from sparkdl.ps.strategy import ServerSynchronizer

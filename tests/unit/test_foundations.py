@@ -38,6 +38,7 @@ def test_importing_the_package_is_fast_and_loads_no_framework() -> None:
     assert took < 0.3
 
 
+@pytest.mark.keras
 def test_the_public_face_is_what_the_design_names() -> None:
     import sparkdl
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sparkdl.collective.builtin.communicator import BuiltinCommunicator
-from sparkdl.collective.builtin.rendezvous import Listener, own_address, own_host_id
+from sparkdl.collective.builtin.rendezvous import Listener
+from sparkdl.collective.builtin.sockets import own_address, own_host_id
 from sparkdl.collective.member import Member
 from sparkdl.collective.ordered import DEFAULT_TIMEOUT_S
 from sparkdl.errors import ConfigError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from sparkdl.collective.ordered import shard_edges
+from sparkdl.collective.arithmetic import shard_edges
 
 
 @dataclasses.dataclass(frozen=True)

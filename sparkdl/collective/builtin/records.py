@@ -14,8 +14,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from sparkdl.collective.arguments import OPS
 from sparkdl.collective.arithmetic import Array
-from sparkdl.collective.ordered import OPS
 from sparkdl.errors import ProtocolError
 
 KINDS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "barrier", "group")

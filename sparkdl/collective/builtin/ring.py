@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from sparkdl.collective.arithmetic import Array, join_scaled, put_scaled
-from sparkdl.collective.builtin.rendezvous import peer_gone, set_tcp_options
+from sparkdl.collective.builtin.sockets import peer_gone, set_tcp_options
 from sparkdl.collective.builtin.waiting import SLICE_MS, SPIN_S, Watch, spin_until
 from sparkdl.errors import ProtocolError
 
@@ -66,7 +66,7 @@ class Ring:
         for connection in (to_next, from_previous):
             set_tcp_options(connection)
 
-    def hang_up(self) -> None:
+    def shut_down(self) -> None:
         """Ends the connections, so that the others' waits for this rank end."""
         for connection in (self._next, self._previous):
             with contextlib.suppress(OSError):

@@ -9,8 +9,8 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 
+from sparkdl.collective.arithmetic import shard_edges
 from sparkdl.collective.communicator import Communicator
-from sparkdl.collective.ordered import shard_edges
 from sparkdl.collective.rules.exchange_rule import ExchangeRule, OptimizerExchange, choose_rate
 from sparkdl.collective.rules.sign_code import Bytes, SignCode
 from sparkdl.config import require_int

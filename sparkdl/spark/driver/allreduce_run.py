@@ -20,18 +20,15 @@ from typing import Any
 import numpy as np
 
 from sparkdl.collective.rules import ExchangeRule, Mean
-from sparkdl.collective.strategy import (
-    AllReduceStrategy,
-    AllReduceSynchronizer,
-    EarlyGathering,
-    split_state,
-)
+from sparkdl.collective.strategy import AllReduceStrategy, EarlyGathering
+from sparkdl.collective.synchronizer import AllReduceSynchronizer
 from sparkdl.errors import TransportError
 from sparkdl.launch.failures import RankFailure, describe
 from sparkdl.progress.run_progress import EpochProgress, RunProgress
 from sparkdl.ps.client import Client, connect
 from sparkdl.ps.rules import make_rule
 from sparkdl.ps.strategy import ServerStrategy
+from sparkdl.run_state import RunState
 from sparkdl.spark.driver.allreduce_rules import WIRES, choose_exchange, optimizer_config
 from sparkdl.spark.driver.cluster import is_connect
 from sparkdl.spark.driver.server_run import ServerOptions, ServerRun
@@ -236,7 +233,7 @@ class GangStrategy:
 
 
 class DriverLine:
-    """A worker's line to the driver; see :class:`sparkdl.collective.strategy.Control`."""
+    """A worker's line to the driver; see :class:`sparkdl.collective.control.Control`."""
 
     def __init__(self, client: Client, rank: int) -> None:
         self._client, self.rank = client, rank
@@ -294,9 +291,9 @@ class AllReduceRun:
         with contextlib.suppress(TransportError):
             epoch, state = self._line.kept_state()
             if epoch >= 0:
-                learner, self._memory.state = split_state(state)
-                size = self._layout.size_bytes
-                return epoch, np.frombuffer(learner[:size], np.float32), learner[size:]
+                kept = RunState.from_bytes(state)
+                self._memory.state = kept.rule
+                return epoch, kept.weights, kept.optimizer
         return None
 
     def pull(self) -> FloatArray:

@@ -12,7 +12,7 @@ from sparkdl.config import FitConfig, LoopSettings
 from sparkdl.errors import ConfigError, ResourceError
 from sparkdl.files.checkpoints import Checkpoints
 from sparkdl.launch import interrupts
-from sparkdl.learner import keras_learner
+from sparkdl.learner import model_weights, optimizer_state
 from sparkdl.learner.archive import encode_model, restore_state
 from sparkdl.progress.monitor import FitMonitor
 from sparkdl.spark.columns.sources import Source
@@ -133,8 +133,8 @@ def _train_stage(plan: FitPlan, settings: LoopSettings, monitor: FitMonitor) -> 
         StageLost: Its workers were lost; the model is as after ``StageLost.epoch`` epochs.
     """
     model, source = plan.model, plan.source
-    layout = keras_learner.model_layout(model)
-    center = keras_learner.read_model(model, layout)
+    layout = model_weights.model_layout(model)
+    center = model_weights.read_model(model, layout)
     with plan.recipe.start(
         layout, center, plan.num_workers, source.spark, plan.at_once
     ) as starting:
@@ -145,10 +145,10 @@ def _train_stage(plan: FitPlan, settings: LoopSettings, monitor: FitMonitor) -> 
         run: Run = starting.result()
 
         def bring_weights() -> None:
-            keras_learner.write_model(model, layout, run.pull())
+            model_weights.write_model(model, layout, run.pull())
             state = run.optimizer_state()
             if state:
-                keras_learner.load_optimizer_state(model, state)
+                optimizer_state.load_optimizer_state(model, state)
 
         monitor.watch(bring_weights)
         task = TrainTask(
@@ -175,8 +175,8 @@ def _train_stage(plan: FitPlan, settings: LoopSettings, monitor: FitMonitor) -> 
                 restore_state(model, archive)
             else:
                 lost.epoch, weights, state = kept
-                keras_learner.write_model(model, layout, weights)
-                keras_learner.load_optimizer_state(model, state)
+                model_weights.write_model(model, layout, weights)
+                optimizer_state.load_optimizer_state(model, state)
             raise
 
 

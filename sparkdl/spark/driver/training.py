@@ -16,7 +16,7 @@ from sparkdl.errors import DataError, SparkDLError, TransportError, WorkerError
 from sparkdl.launch import interrupts
 from sparkdl.launch.failures import described_in
 from sparkdl.launch.results import RESULT_SCHEMA
-from sparkdl.learner import keras_learner
+from sparkdl.learner import model_weights, optimizer_state
 from sparkdl.learner.archive import pickle_by_value
 from sparkdl.progress.monitor import FitMonitor
 from sparkdl.progress.run_progress import RunProgress
@@ -151,13 +151,13 @@ def train_stage(
         weights = run.result(rows)
         stopped = _last_news(run, monitor, on_epoch) or stopped
         if weights.size and (not stopped or monitor.stopped_inside):
-            keras_learner.write_model(model, keras_learner.model_layout(model), weights)
+            model_weights.write_model(model, model_weights.model_layout(model), weights)
         keeper = min((r.rank for r in rows if r.kind == "optimizer"), default=-1)
         state = b"".join(
             bytes(r.content) for r in rows if r.kind == "optimizer" and r.rank == keeper
         )
         if state and (not stopped or monitor.stopped_inside or not run.optimizer_state()):
-            keras_learner.load_optimizer_state(model, state)
+            optimizer_state.load_optimizer_state(model, state)
         if getattr(model.optimizer, "use_ema", False) and not stopped:
             model.optimizer.finalize_variable_values(model.trainable_variables)
         done = {r.rank: json.loads(r.text) for r in rows if r.kind == "done"}

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow as pa
 
-from sparkdl.collective.strategy import NoControl
+from sparkdl.collective.control import NoControl
 from sparkdl.config import LoopSettings, UseGpu
 from sparkdl.data import Batches, DataSpec, Partition, read_partition
 from sparkdl.errors import TransportError, WaitTimeoutError, WorkerError

@@ -33,7 +33,7 @@ def run_learner_cases(backend: str) -> None:
     arguments = ["-q", "-ra", "--noconftest", "--durations=5", str(_HERE / "learner_cases.py")]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *arguments],
-        cwd=_HERE.parents[1],
+        cwd=_HERE.parents[2],  # the repository's root
         env=environment,
         capture_output=True,
         text=True,

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import sparkdl
-from sparkdl.collective.communicator import SoloCommunicator
 from sparkdl.collective.current import current, use
+from sparkdl.collective.solo import SoloCommunicator
 from sparkdl.errors import ConfigError, ModelError, UnknownNameError
 from sparkdl.learner.distributed_optimizer import is_distributed
 
