@@ -338,9 +338,9 @@ class Hosts:
         return [Told(*json.loads(_read_line(worker))) for worker in workers]
 
     def _run_with_server(self, job: Job, workers: list[Any]) -> list[Told]:
+        from sparkdl.coordinator.settings import Settings
         from sparkdl.learner.model_weights import model_layout, read_model
         from sparkdl.ps.server import ServerConfig
-        from sparkdl.ps.state import Settings
         from sparkdl.ps.strategy import ServerStrategy
 
         model = make_model(job.sizes, job.seed)

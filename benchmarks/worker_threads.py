@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from sparkdl.ps.state import Settings
 
 from sparkdl.collective.rules.exchange_rule import ExchangeRule, GradientExchange, OptimizerExchange
 from sparkdl.config import LoopSettings
@@ -22,7 +23,6 @@ from sparkdl.data import Batches, rows_from_numpy
 from sparkdl.protocols import MAX_STACK
 from sparkdl.ps.client import Client, DriverClient
 from sparkdl.ps.server import Server, ServerConfig
-from sparkdl.ps.state import Settings
 from sparkdl.ps.strategy import ServerSynchronizer
 from sparkdl.testing.thread_communicator import connect_threads
 from sparkdl.transport.frames import Limits

@@ -1,35 +1,24 @@
-"""The picklable recipe of a run with a server, and the worker's side that is made from it."""
+"""How the modes with a server exchange updates: a picklable strategy, and a worker's side."""
 
 from __future__ import annotations
 
 import contextlib
-import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
+from sparkdl.coordinator.session import report_failure
+from sparkdl.coordinator.telemetry import EpochReport
 from sparkdl.errors import ModelError
-from sparkdl.protocols import Report, Start
+from sparkdl.protocols import BatchStack, Learner, MetricState, RankIdentity, Report, Start
 from sparkdl.ps.client import Client, Progress, connect
 from sparkdl.ps.codecs import Compression
 from sparkdl.ps.rules.rule import Rule
-from sparkdl.ps.synchronizer import GradientSynchronizer, WindowSynchronizer
-from sparkdl.transport.address import Address
+from sparkdl.ps.synchronizer import ServerGradientSynchronizer, WindowSynchronizer
+from sparkdl.run_state import RunState
+from sparkdl.transport.address import Endpoint
 from sparkdl.weights import Layout
-
-MetricState = npt.NDArray[np.float64]
-
-
-class Member(Protocol):
-    """Which worker this is."""
-
-    @property
-    def rank(self) -> int: ...
-    @property
-    def attempt(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -37,8 +26,7 @@ class ServerStrategy:
     """How updates travel through a parameter server; made on the driver, sent to the workers.
 
     Args:
-        address: Of the server.
-        token: The run's secret.
+        endpoint: Of the server.
         layout: Of the flat buffer.
         rule: Its worker half runs here.
         overlap: Exchange one window while the next is trained; None where it pays, see
@@ -46,16 +34,25 @@ class ServerStrategy:
         compression: The server's; None sends float32.
     """
 
-    address: Address
-    token: str
+    endpoint: Endpoint
     layout: Layout
     rule: Rule
     overlap: bool | None = None
     compression: Compression | None = None
 
+    @property
+    def independent(self) -> bool:
+        """Whether each rank trains a model of its own, which is a result of its own."""
+        return self.rule.independent
+
     @contextlib.contextmanager
-    def open(self, identity: Member, layout: Layout) -> Iterator[ServerSynchronizer]:
-        """Connects; leaving says goodbye, and a worker that has not finished is then dead.
+    def meet(self, rank: RankIdentity) -> Iterator[RankIdentity]:
+        """Nothing to begin: workers meet at the server."""
+        yield rank
+
+    @contextlib.contextmanager
+    def open(self, rank: RankIdentity, layout: Layout) -> Iterator[ServerSynchronizer]:
+        """Connects; a worker that leaves before it has finished is marked dead at the server.
 
         Raises:
             TransportError: The server cannot be reached.
@@ -68,100 +65,85 @@ class ServerStrategy:
                 received=f"{layout.size} values in {len(layout.slots)} variables",
                 hint="does the model build other layers on the executors?",
             )
-        client = connect(
-            self.address, self.token, rank=identity.rank, attempt=identity.attempt, layout=layout,
+        with connect(
+            self.endpoint, rank=rank.rank, attempt=rank.attempt, layout=layout,
             compression=self.compression,
-        )  # fmt: skip
-        try:
+        ) as client:  # fmt: skip
             yield ServerSynchronizer(self.rule, client, layout, self.overlap)
-        finally:
-            client.close()
 
-    def report_failure(self, identity: Member, error: BaseException) -> None:
+    def report_failure(self, rank: RankIdentity, error: BaseException) -> None:
         """Tells the server that this worker failed for good, so that no other waits for it."""
-        described = "".join(traceback.format_exception_only(error)).strip()
-        with (
-            contextlib.suppress(Exception),
-            connect(
-                self.address, self.token, rank=identity.rank, attempt=identity.attempt,
-                layout=self.layout,
-            ) as client,
-        ):  # fmt: skip
-            client.fail(described, "".join(traceback.format_exception(error)))
+        report_failure(self.endpoint, rank.rank, rank.attempt, error)
 
 
 class ServerSynchronizer:
-    """A worker's side of the server; see :class:`sparkdl.worker.Synchronizer`."""
+    """A worker's side of the server; see :class:`sparkdl.protocols.Synchronizer`."""
 
     def __init__(self, rule: Rule, client: Client, layout: Layout, overlap: bool | None) -> None:
-        self._rule, self._client = rule, client
-        self._gradients: GradientSynchronizer | None = None
+        self._rule, self._client, self._session = rule, client, client.session
+        self._gradients: ServerGradientSynchronizer | None = None
         self._windows: WindowSynchronizer | None = None
         if rule.payload == "gradient":
-            self._gradients = GradientSynchronizer(client, layout)
+            self._gradients = ServerGradientSynchronizer(client, layout)
         else:
-            if overlap is None and client.transport == "shm":
+            if overlap is None and self.transport == "shm":
                 overlap = False  # no network to hide: an exchange costs the processors that train
             self._windows = WindowSynchronizer(rule, client, layout, overlap=overlap)
         self._epoch = -1
         self._epoch_rows = 0
         self.keeps_state = False
 
-    def start(self, learner: Any, rows: int, batches: int, windows: int) -> Start:
-        """Says HELLO and takes the weights to start from.
+    def start(self, learner: Learner, rows: int, batches: int, windows: int) -> Start:
+        """Joins the run and takes the weights to start from.
 
-        Workers of a blocking rule count windows (rounds), which all of them take together.
+        Workers that train in step count windows (rounds), which all of them take together.
         """
-        blocking = self._rule.blocking
-        welcome = self._client.hello(rows=rows, batches_per_epoch=windows if blocking else batches)
-        if not welcome.done:
-            (self._gradients or self._windows).start(learner)  # type: ignore[union-attr]
+        in_step = self._rule.blocking
+        welcome = self._client.join(rows=rows, batches_per_epoch=windows if in_step else batches)
+        if not welcome.done and self._gradients is not None:
+            self._gradients.start(learner)
+        elif not welcome.done and self._windows is not None:
+            self._windows.start(learner)
         return Start(
             epoch=welcome.epoch,
             position=welcome.batch,
-            windows_per_epoch=welcome.steps_per_epoch if blocking else None,
+            windows_per_epoch=welcome.steps_per_epoch if in_step else None,
             done=welcome.done,
         )
 
-    def train(self, learner: Any, window: Any | None, report: Report) -> None:
-        """Trains a window and exchanges it; None takes part with nothing."""
+    def train(self, learner: Learner, stack: BatchStack | None, report: Report) -> None:
+        """Trains a stack of batches and exchanges; None takes part with nothing."""
         progress = Progress(
             epoch=report.epoch,
             batch=report.windows_done if self._rule.blocking else report.batches_done,
             batches=report.batches,
             rows=report.rows,
             learning_rate=report.learning_rate,
-            meta=self._telemetry(report),
         )
+        self._tell(report)
         if self._gradients is not None:
-            self._gradients.step(learner, window, progress)
+            self._gradients.step(learner, stack, progress)
         elif self._windows is not None:
-            if window is not None:
-                learner.train(window)
+            if stack is not None:
+                learner.train(stack)
             self._windows.after_window(learner, progress)
         self._epoch_rows += report.rows
 
-    def train_on(self, learner: Any, window: Any, report: Report) -> None:
-        """Trains batches whose exchange comes later; tells the driver of them now and then."""
-        learner.train(window)
-        meta = self._telemetry(report)
-        if meta is not None:
-            self._client.report(meta)
+    def train_on(self, learner: Learner, stack: BatchStack, report: Report) -> None:
+        """Trains batches whose exchange comes later."""
+        learner.train(stack)
+        self._tell(report)
 
-    def _telemetry(self, report: Report) -> dict[str, Any] | None:
+    def _tell(self, report: Report) -> None:
+        """Sends the driver the metrics of the epoch so far, if the loop has taken them now."""
         if report.epoch != self._epoch:
             self._epoch, self._epoch_rows = report.epoch, 0
-        if report.metrics is None:
-            return None
-        return {
-            "epoch": report.epoch,
-            "metrics": report.metrics.tolist(),
-            "rows": self._epoch_rows,
-        }
+        if report.metrics is not None:
+            self._session.report(EpochReport(report.epoch, self._epoch_rows, report.metrics))
 
     def end_epoch(
         self,
-        learner: Any,
+        learner: Learner,
         epoch: int,
         metrics: MetricState,
         validation: MetricState | None,
@@ -172,30 +154,43 @@ class ServerSynchronizer:
             self._windows.drain(learner)
         if self._gradients is not None and self._rule.blocking:
             self._gradients.snapshot(learner, epoch + 1)
-        meta: dict[str, Any] = {
-            "epoch": epoch,
-            "ended": True,
-            "metrics": metrics.tolist(),
-            "rows": self._epoch_rows if epoch == self._epoch else 0,
-        }
-        if validation is not None:
-            meta["val_metrics"] = validation.tolist()
-        self._client.report(meta, wait=wait)
+        report = EpochReport(
+            epoch,
+            self._epoch_rows if epoch == self._epoch else 0,
+            metrics,
+            ended=True,
+            val_metrics=np.empty(0) if validation is None else validation,
+        )
+        self._session.report(report, wait=wait)
 
-    def keep_state(self, learner: Any, epoch: int) -> None:
+    def keep_state(self, learner: Learner, epoch: int) -> None:
         """Leaves the optimizer state for a checkpoint: the lead's in step, else rank 0's."""
-        if self._client.lead if self._rule.blocking else self._client.rank == 0:
+        if self._holds_state:
             if self._windows is not None:
                 self._windows.drain(learner)  # its exchange would land in the buffer used here
-            self._client.keep_state(learner.optimizer_state(), epoch)
+            state = RunState(epoch, optimizer=learner.optimizer_state())
+            self._session.keep(state.to_bytes(), epoch)
 
-    def finish(self, learner: Any) -> None:
+    def finish(self, learner: Learner) -> None:
         """Says that this worker is done."""
         if self._windows is not None:
             self._windows.drain(learner)
-        # In step all have the same state; otherwise each has its own, and the first one's is kept.
-        self.keeps_state = self._client.lead if self._rule.blocking else self._client.rank == 0
-        self._client.finish()
+        self.keeps_state = self._holds_state
+        self._session.finish()
+
+    def result(self, learner: Learner, epoch: int) -> RunState | None:
+        """The weights of a rank that trains a model of its own; the optimizer state to be kept."""
+        if self._rule.independent:
+            return RunState.of(learner, epoch)
+        return RunState(epoch, optimizer=learner.optimizer_state()) if self.keeps_state else None
+
+    @property
+    def _holds_state(self) -> bool:
+        """Whether the run keeps this worker's optimizer state.
+
+        In step all workers have the same state; otherwise each has its own, and rank 0's is kept.
+        """
+        return self._session.lead if self._rule.blocking else self._session.rank == 0
 
     @property
     def every_batch(self) -> bool:
@@ -204,23 +199,23 @@ class ServerSynchronizer:
 
     @property
     def stopped(self) -> bool:
-        return self._client.stopped
+        return self._session.stopped
 
     @property
     def learning_rate(self) -> float | None:
-        return self._client.learning_rate
+        return self._session.learning_rate
 
     @property
     def bytes_sent(self) -> int:
         """Bytes of the frames that this worker sent (over shm their bodies stay in memory)."""
-        return self._client.bytes_sent
+        return self._session.bytes_sent
 
     @property
     def bytes_received(self) -> int:
         """Bytes of the frames that it received."""
-        return self._client.bytes_received
+        return self._session.bytes_received
 
     @property
     def transport(self) -> str:
         """Name of the transport in use."""
-        return self._client.transport
+        return self._session.transport

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from sparkdl.errors import ConfigError
+from sparkdl.protocols import BatchStack, Learner
+from sparkdl.ps.client import Progress
 from sparkdl.ps.rules.rule import Rule
+from sparkdl.run_state import RunState
 from sparkdl.weights import FloatArray, Layout
 
 OVERLAP_FROM = 0.25
@@ -22,24 +25,29 @@ _UNTIMED = 2
 """First windows that are not timed: they compile."""
 
 
-class Commits(Protocol):
+class StoreAccess(Protocol):
     """The part of :class:`sparkdl.ps.client.Client` that synchronizers use."""
 
     upload_requested: bool
-    lead: bool
     round_rows: int
+
+    @property
+    def lead(self) -> bool: ...
+
+    @property
+    def in_step(self) -> bool: ...
+
+    @property
+    def source(self) -> str: ...
 
     @property
     def buffer(self) -> FloatArray: ...
 
-    @property
-    def welcome(self) -> Any: ...
-
     def pull(self) -> FloatArray: ...
 
-    def push(self, progress: Any) -> None: ...
+    def push(self, progress: Progress) -> None: ...
 
-    def push_pull(self, progress: Any) -> FloatArray: ...
+    def push_pull(self, progress: Progress) -> FloatArray: ...
 
     def snapshot(self, epoch: int, batch: int = 0) -> None: ...
 
@@ -48,49 +56,10 @@ class Commits(Protocol):
     def get_state(self) -> bytes: ...
 
 
-class Position(Protocol):
-    """What synchronizers read of a :class:`sparkdl.ps.client.Progress`."""
-
-    @property
-    def epoch(self) -> int: ...
-
-    @property
-    def batch(self) -> int: ...
-
-    @property
-    def rows(self) -> int: ...
-
-
-class WeightsLearner(Protocol):
-    """A learner whose weights can be read and replaced as one flat buffer."""
-
-    def read_weights(self, out: FloatArray) -> None: ...
-
-    def write_weights(self, flat: FloatArray) -> None: ...
-
-
-class GradientLearner(WeightsLearner, Protocol):
-    """A learner that takes a step in two halves.
-
-    ``gradients`` writes the batch's mean gradient into the trained segment of ``out`` and its
-    running statistics, after the batch, into the averaged segment. ``apply_gradients`` does the
-    optimizer step with the trained segment and takes the statistics from the averaged one.
-    ``dump_state`` and ``load_state`` hold weights *and* optimizer state.
-    """
-
-    def gradients(self, batch: Any, out: FloatArray) -> None: ...
-
-    def apply_gradients(self, flat: FloatArray) -> None: ...
-
-    def dump_state(self) -> bytes: ...
-
-    def load_state(self, state: bytes) -> None: ...
-
-
 class _Peer:
     """A client as a rule's worker half sees it, with the commit's progress filled in."""
 
-    def __init__(self, client: Commits, progress: Any) -> None:
+    def __init__(self, client: StoreAccess, progress: Progress) -> None:
         self._client = client
         self._progress = progress
 
@@ -128,7 +97,7 @@ class WindowSynchronizer:
     """
 
     def __init__(
-        self, rule: Rule, client: Commits, layout: Layout, *, overlap: bool | None = None
+        self, rule: Rule, client: StoreAccess, layout: Layout, *, overlap: bool | None = None
     ) -> None:
         can_overlap = type(rule).exchange is Rule.exchange and not rule.blocking
         if overlap and not can_overlap:
@@ -150,14 +119,14 @@ class WindowSynchronizer:
         self._flight: threading.Thread | None = None
         self._error: BaseException | None = None
 
-    def start(self, learner: WeightsLearner) -> None:
+    def start(self, learner: Learner) -> None:
         """Takes the center as the weights to start from."""
         center = self._client.pull()
         self._local[...] = center
         self._base[...] = center
         learner.write_weights(self._local)
 
-    def after_window(self, learner: WeightsLearner, progress: Any) -> None:
+    def after_window(self, learner: Learner, progress: Progress) -> None:
         """One exchange: what was trained since the last one goes out, the center comes in.
 
         Args:
@@ -180,7 +149,7 @@ class WindowSynchronizer:
         )
         self._flight.start()
 
-    def drain(self, learner: WeightsLearner) -> None:
+    def drain(self, learner: Learner) -> None:
         """Ends an exchange that is under way; to be called at an epoch's end, and at the end."""
         self._land(learner)
 
@@ -195,13 +164,13 @@ class WindowSynchronizer:
             self.overlaps, self._measures = True, False
             self._pushed = np.zeros_like(self._local)
 
-    def _fly(self, progress: Any) -> None:
+    def _fly(self, progress: Progress) -> None:
         try:
             self._client.push_pull(progress)
         except BaseException as error:  # raised again in the training thread
             self._error = error
 
-    def _land(self, learner: WeightsLearner) -> None:
+    def _land(self, learner: Learner) -> None:
         if self._flight is None:
             return
         self._flight.join()
@@ -216,7 +185,7 @@ class WindowSynchronizer:
         learner.write_weights(self._local)
 
 
-class GradientSynchronizer:
+class ServerGradientSynchronizer:
     """Each step: gradients out, and what the server makes of them in.
 
     With a blocking rule that is the row-weighted mean of all ranks, for one optimizer step: the
@@ -229,18 +198,18 @@ class GradientSynchronizer:
         layout: Of the flat buffer.
     """
 
-    def __init__(self, client: Commits, layout: Layout) -> None:
+    def __init__(self, client: StoreAccess, layout: Layout) -> None:
         self._client = client
         self._layout = layout
 
-    def start(self, learner: GradientLearner) -> None:
+    def start(self, learner: Learner) -> None:
         """Brings ``learner`` to where the others are: the server's weights, or a live rank's."""
-        if self._client.welcome.source == "state":
-            learner.load_state(self._client.get_state())
+        if self._client.source == "state":
+            RunState.from_bytes(self._client.get_state()).load_into(learner)
         else:
             learner.write_weights(self._client.pull())
 
-    def step(self, learner: GradientLearner, batch: Any, progress: Position) -> int:
+    def step(self, learner: Learner, batch: BatchStack | None, progress: Progress) -> int:
         """One step of all ranks together.
 
         Args:
@@ -260,7 +229,7 @@ class GradientSynchronizer:
             )
         if batch is not None:
             learner.gradients(batch, self._client.buffer)
-        if not self._client.welcome.blocking:
+        if not self._client.in_step:
             if batch is not None:
                 learner.write_weights(self._client.push_pull(progress))
             return progress.rows
@@ -269,14 +238,15 @@ class GradientSynchronizer:
         if rows:
             learner.apply_gradients(mean)
         if self._client.upload_requested:
-            self._client.put_state(learner.dump_state(), progress.epoch, progress.batch)
+            state = RunState.of(learner, progress.epoch).to_bytes()
+            self._client.put_state(state, progress.epoch, progress.batch)
         return rows
 
-    def snapshot(self, learner: WeightsLearner, epoch: int, batch: int = 0) -> None:
+    def snapshot(self, learner: Learner, epoch: int, batch: int = 0) -> None:
         """Stores the weights on the server, if this rank is the lowest live one.
 
         To be called by all ranks at an epoch's end (``epoch`` being the next one) and at the end.
         """
-        if self._client.lead and self._client.welcome.blocking:
+        if self._client.lead and self._client.in_step:
             learner.read_weights(self._client.buffer)
             self._client.snapshot(epoch, batch)

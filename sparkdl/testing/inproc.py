@@ -1,23 +1,33 @@
-"""Same process: for tests, and for a world of one. Frames are encoded all the same."""
+"""Servers in this process, without sockets: for tests. Frames are encoded all the same."""
 
 from __future__ import annotations
 
 import threading
 
+from sparkdl.closing import Closing
+from sparkdl.coordinator.driver_client import DriverClient
+from sparkdl.coordinator.machine import Coordinator
+from sparkdl.coordinator.session import Session
 from sparkdl.errors import AuthenticationError
+from sparkdl.ps.client import Client, limits_of
+from sparkdl.ps.server import ServerConfig
 from sparkdl.transport.channel import deliver_body
+from sparkdl.transport.connection import Opener, Timeouts
 from sparkdl.transport.dispatcher import Dispatcher
 from sparkdl.transport.frames import (
     HEADER_BYTES,
     ByteArray,
     Limits,
     Message,
-    check_sizes,
     decode_header,
     decode_meta,
     encode,
 )
 from sparkdl.transport.listening import token_matches
+from sparkdl.transport.service import Service
+from sparkdl.weights import FloatArray, Layout
+
+TOKEN = "in this process"
 
 
 class InprocChannel:
@@ -28,23 +38,14 @@ class InprocChannel:
 
     name = "inproc"
 
-    def __init__(
-        self,
-        dispatcher: Dispatcher,
-        received_token: str,
-        token: str,
-        limits: Limits,
-        raw: ByteArray | None,
-    ) -> None:
-        if not token_matches(received_token, token):
-            raise AuthenticationError("a wrong token", expected="the token of this run")
+    def __init__(self, dispatcher: Dispatcher, limits: Limits, raw: ByteArray | None) -> None:
         self._dispatcher = dispatcher
         self._limits = limits
         self._raw = raw
         self._aborted = threading.Event()
         self._number = dispatcher.open()
         if raw is not None:
-            dispatcher.state.attach(self._number, raw)
+            dispatcher.service.attach(self._number, raw)
 
     @property
     def raw(self) -> ByteArray | None:
@@ -52,9 +53,8 @@ class InprocChannel:
 
     def request(self, message: Message, timeout_s: float | None) -> Message:
         frame = encode(message, max_meta_bytes=self._limits.max_meta_bytes)
-        received, meta_len, body_len = decode_header(frame[:HEADER_BYTES])
-        limits = self._dispatcher.limits
-        check_sizes(received.kind, meta_len, body_len, limits, received.flags)
+        received, meta_size, body_size = decode_header(frame[:HEADER_BYTES])
+        self._dispatcher.limits.check(received, meta_size, body_size)
         received.meta = decode_meta(received.kind, frame[HEADER_BYTES:])
         received.body = message.body
         if self._aborted.is_set():
@@ -72,3 +72,73 @@ class InprocChannel:
     def close(self) -> None:
         self._aborted.set()
         self._dispatcher.close(self._number)
+
+
+class InprocServer(Closing):
+    """A service with a dispatcher and no listening socket.
+
+    Args:
+        service: Answers the requests.
+        token: What clients must show.
+    """
+
+    def __init__(self, service: Service, token: str = TOKEN) -> None:
+        self._token = token
+        self.dispatcher = Dispatcher(service)
+
+    def opener(self, token: str | None = None) -> Opener:
+        """Opens connections with ``token``; None for the right one.
+
+        Raises (the opener):
+            AuthenticationError: The token is another one.
+        """
+        shown = self._token if token is None else token
+
+        def open_channel(raw: ByteArray | None) -> InprocChannel:
+            if not token_matches(shown, self._token):
+                raise AuthenticationError("a wrong token", expected="the token of this run")
+            return InprocChannel(self.dispatcher, self.dispatcher.limits, raw)
+
+        return open_channel
+
+    def session(self, rank: int, attempt: int = 0, timeouts: Timeouts | None = None) -> Session:
+        """A rank's session."""
+        limits = self.dispatcher.limits
+        return Session(self.opener(), limits, rank=rank, attempt=attempt, timeouts=timeouts)
+
+    def driver(self) -> DriverClient:
+        """The driver's connection."""
+        return DriverClient(self.opener(), self.dispatcher.limits)
+
+    def close(self) -> None:
+        """Ends all waits."""
+        self.dispatcher.shutdown()
+
+
+class InprocParameterServer(InprocServer):
+    """A coordinator with a parameter store, without a process and without sockets.
+
+    Args:
+        config: Of the server.
+        center: Initial weights; taken over, not copied.
+    """
+
+    def __init__(self, config: ServerConfig, center: FloatArray) -> None:
+        self.config, self.center = config, center
+        self.coordinator: Coordinator = config.service(center)
+        super().__init__(self.coordinator, config.token)
+
+    def client(
+        self,
+        rank: int = 0,
+        attempt: int = 0,
+        *,
+        token: str | None = None,
+        layout: Layout | None = None,
+        timeouts: Timeouts | None = None,
+    ) -> Client:
+        """A worker's client, with the configuration's compression."""
+        compression = self.config.compression()
+        limits = limits_of(self.config.layout if layout is None else layout, compression)
+        session = Session(self.opener(token), limits, rank=rank, attempt=attempt, timeouts=timeouts)
+        return Client(session, compression)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 Mode = Literal["auto", "http", "socket", "shm"]
@@ -28,6 +28,19 @@ class Address:
     uds: str = ""
     boot_id: str = ""
     mode: Mode = "auto"
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """A server and the secret of its run: all that a rank needs to connect.
+
+    Args:
+        address: Where the server is.
+        token: The run's secret; no text of this object shows it.
+    """
+
+    address: Address
+    token: str = field(repr=False)
 
 
 def boot_id() -> str:

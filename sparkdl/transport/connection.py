@@ -1,4 +1,4 @@
-"""Connections that reopen when they break: how a request gets through exactly once."""
+"""A connection that reopens when it breaks: how a request gets through exactly once."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import errno
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -17,14 +17,10 @@ from sparkdl.errors import (
     AuthenticationError,
     ProtocolError,
     TransportError,
-    UnknownNameError,
     WaitTimeoutError,
 )
-from sparkdl.transport.address import Address, boot_id
 from sparkdl.transport.channel import Channel
 from sparkdl.transport.frames import HEADER_BYTES, ByteArray, Kind, Limits, Message, error_from_meta
-from sparkdl.transport.shm import ShmChannel
-from sparkdl.transport.socket import SocketChannel
 
 BROKEN = (OSError, EOFError)
 
@@ -49,10 +45,10 @@ class Timeouts:
 class Opener(Protocol):
     """Opens a connection: with a buffer, or (``raw`` None) for control only."""
 
-    def __call__(self, raw: ByteArray | None, like: Channel | None) -> Channel: ...
+    def __call__(self, raw: ByteArray | None) -> Channel: ...
 
 
-class Link:
+class Connection:
     """One channel, reopened with backoff when it breaks. Serializes its requests.
 
     ``check`` is called before each new try, and raises when none can succeed.
@@ -78,7 +74,6 @@ class Link:
         self._lock = threading.RLock()
         self._raw = limits.allocate() if buffered else None
         self.channel: Channel | None = None
-        self.like: Channel | None = None
         self.closed = False
         self.bytes_sent = 0
         self.bytes_received = 0
@@ -172,7 +167,7 @@ class Link:
 
     def _open(self) -> Channel:
         if self.channel is None:
-            channel = self._opener(self._raw, self.like)
+            channel = self._opener(self._raw)
             if channel.raw is not None and channel.raw is not self._raw:
                 if self._raw is not None and self._raw.size == channel.raw.size:
                     np.copyto(channel.raw, self._raw)  # what was to be sent goes on
@@ -195,99 +190,16 @@ class Link:
         if channel is not None:
             channel.abort()
 
-    def reset(self, like: Channel | None) -> None:
-        """Opens anew at the next request, as a companion of ``like``."""
-        with self._lock:
-            self._drop()
-            self.like = like
-
-    def close(self, farewell: Message | None = None) -> None:
-        """Closes for good; says ``farewell`` first if no request is under way."""
-        if farewell is not None and self._lock.acquire(timeout=0.2):
+    def close(self, last: Message | None = None) -> None:
+        """Closes for good; sends ``last`` first if no request is under way."""
+        if last is not None and self._lock.acquire(timeout=0.2):
             try:
                 if self.channel is not None:
                     with contextlib.suppress(Exception):
-                        self.channel.request(farewell, 2.0)
+                        self.channel.request(last, 2.0)
             finally:
                 self._lock.release()
         self.closed = True
         self.abort()
         with self._lock:
             self._drop()
-
-
-@dataclass
-class Openers:
-    """Ways to reach one address, in the order that the mode tries them."""
-
-    address: Address
-    token: str
-    limits: Limits
-    timeout_s: float
-    modes: tuple[str, ...] = ()
-    failures: dict[str, str] = field(default_factory=dict)
-
-    def __call__(self, raw: ByteArray | None, like: Channel | None) -> Channel:
-        last: OSError | EOFError | None = None
-        for mode in self.modes:
-            try:
-                channel = self._open(mode, raw, like)
-            except AuthenticationError:
-                raise
-            except BROKEN as error:
-                self.failures[mode] = str(error)
-                last = error
-                continue
-            if raw is not None or like is None:
-                self.modes = (mode,)  # stay with what works
-            return channel
-        raise last or ConnectionRefusedError("no transport to try")
-
-    def _open(self, mode: str, raw: ByteArray | None, like: Channel | None) -> Channel:
-        address, token, limits = self.address, self.token, self.limits
-        if mode == "shm":
-            return ShmChannel(address.uds, token, limits, raw is not None, self.timeout_s)
-        if mode == "socket":
-            return SocketChannel(address.host, address.port, token, limits, raw, self.timeout_s)
-        from sparkdl.transport.http_client import HttpChannel
-
-        client = like.client if isinstance(like, HttpChannel) else None
-        return HttpChannel(address.http, token, limits, raw, self.timeout_s, client)
-
-
-def openers_of(address: Address, token: str, mode: str, limits: Limits, t: Timeouts) -> Openers:
-    usable = {
-        "shm": bool(address.uds) and address.boot_id == boot_id(),
-        "socket": bool(address.port),
-        "http": bool(address.http),
-    }
-    if mode != "auto" and mode not in usable:
-        raise UnknownNameError("parameter_server_mode", mode, ("auto", *usable))
-    modes = tuple(m for m, ok in usable.items() if ok and mode in ("auto", m))
-    if mode == "auto" and address.mode != "auto":
-        modes = tuple(m for m in modes if m == address.mode)
-    if not modes:
-        raise TransportError(
-            f"the parameter server cannot be reached by mode {mode!r} from here",
-            expected="shm: a worker on the server's host; socket, http: a server that has them",
-            received=str(address),
-            hint="mode='auto' takes what works",
-        )
-    return Openers(address, token, limits, t.connect_s, modes)
-
-
-@contextlib.contextmanager
-def explained(opener: Opener, timeouts: Timeouts) -> Iterator[None]:
-    try:
-        yield
-    except AuthenticationError:
-        raise
-    except BROKEN as error:
-        tried = opener.failures if isinstance(opener, Openers) else {"": str(error)}
-        raise TransportError(
-            "the parameter server cannot be reached",
-            expected=f"an open connection within {timeouts.connect_s:g} s",
-            received="; ".join(f"{mode}: {text}" for mode, text in tried.items()),
-            hint="is the driver's address reachable from the executors? "
-            "advertised_address and port ranges help behind NAT and firewalls",
-        ) from error

@@ -7,8 +7,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from sparkdl.ps.state import Replies, ServerState
 from sparkdl.transport.frames import HEADER_BYTES, Limits, Message
+from sparkdl.transport.service import Replies, Service
 
 POLL_S = 0.2
 
@@ -20,14 +20,14 @@ class _Slot:
 
 
 class Dispatcher:
-    """Carries messages from connection threads to the state, and deferred replies back.
+    """Carries messages from connection threads to the service, and deferred replies back.
 
     Each transport thread blocks in :meth:`call` until its own reply is due. Thread-safe.
     """
 
-    def __init__(self, state: ServerState) -> None:
-        self.state = state
-        self.limits: Limits = state.limits
+    def __init__(self, service: Service) -> None:
+        self.service = service
+        self.limits: Limits = service.limits
         self._slots: dict[int, _Slot] = {}
         self._ids = itertools.count(1)
         self._closed = threading.Event()
@@ -47,7 +47,7 @@ class Dispatcher:
     def close(self, connection: int) -> None:
         """The connection is gone."""
         if self._slots.pop(connection, None) is not None:
-            self._deliver(self.state.disconnect(connection, time.monotonic()))
+            self._deliver(self.service.disconnect(connection, time.monotonic()))
 
     def call(
         self, connection: int, message: Message, connected: Callable[[], bool]
@@ -56,19 +56,19 @@ class Dispatcher:
         slot = self._slots[connection]
         slot.event.clear()
         slot.reply = None
-        self._deliver(self.state.receive(connection, message, time.monotonic()))
+        self._deliver(self.service.receive(connection, message, time.monotonic()))
         while not slot.event.wait(POLL_S):
             if self._closed.is_set() or not connected():
                 return None
         reply = slot.reply
         if reply is not None:
-            self.state.bytes_in += _size(message)
-            self.state.bytes_out += _size(reply)
+            self.service.bytes_in += _size(message)
+            self.service.bytes_out += _size(reply)
         return reply
 
     def answer(self, connection: int, message: Message) -> Message:
         """The reply to a message that is never deferred (HEARTBEAT), beside an outstanding one."""
-        replies = self.state.receive(connection, message, time.monotonic())
+        replies = self.service.receive(connection, message, time.monotonic())
         own = next(i for i, (number, _) in enumerate(replies) if number == connection)
         _, reply = replies.pop(own)
         self._deliver(replies)
@@ -89,7 +89,7 @@ class Dispatcher:
 
     def _tick(self) -> None:
         while not self._closed.wait(POLL_S):
-            self._deliver(self.state.tick(time.monotonic()))
+            self._deliver(self.service.tick(time.monotonic()))
 
 
 def _size(message: Message) -> int:

@@ -1,13 +1,14 @@
-"""Binary frames between workers, driver and parameter server. No pickle, ever.
+"""Binary frames between ranks, driver and servers. No pickle, ever.
 
 A frame is a fixed header, UTF-8 JSON meta and a raw body, all little-endian::
 
-    | header 76 B | meta (JSON object, bounded) | body (float32 buffer of the layout, or bytes) |
+    | header 96 B | meta (JSON object, bounded) | body (what it is: :class:`Content`) |
 
-The header's sizes are checked against the layout *before* anything is allocated or read, so a
-hostile or broken peer costs at most a few kilobytes. Encoding and decoding are pure functions;
-the transports decide where the bytes come from. The body never passes through here: transports
-receive it straight into a connection's buffer and send it straight from one.
+The header says what the body is, and the receiver checks its size against its own limit for that
+*before* anything is allocated or read, so a hostile or broken peer costs at most a few kilobytes.
+Encoding and decoding are pure functions; the transports decide where the bytes come from. The body
+never passes through here: transports receive it straight into a connection's buffer and send it
+straight from one.
 """
 
 from __future__ import annotations
@@ -32,41 +33,59 @@ from sparkdl.errors import (
     WaitTimeoutError,
     WorkerError,
 )
-from sparkdl.weights import FloatArray, Layout
+from sparkdl.weights import FloatArray
 
 ByteArray = npt.NDArray[np.uint8]
 
 MAGIC = b"SPDL"
-VERSION = 1
-HEADER = struct.Struct("<4sBBHiqQQQIIIdIQ")
+VERSION = 2
+HEADER = struct.Struct("<4sBBHiqQQQIIIdQQBxxxIQ")
 HEADER_BYTES = HEADER.size
 MAX_META_BYTES = 4 << 20
 MAX_FIRST_META_BYTES = 4 << 10
-MIN_BUFFER_BYTES = 64 << 10
+BLOB_BYTES = 16 << 20
+"""Bytes of a blob that travel in one frame (where weights are larger: as many as they have)."""
 
 
 class Kind(enum.IntEnum):
     """What a frame asks for, or (from 64 on) what it answers."""
 
     OPEN = 1  # first frame on a framed connection: the token
+    # -- the coordinator's
     HELLO = 2  # a worker joins
-    PULL = 3
-    PUSH = 4
-    PUSH_PULL = 5
-    REPORT = 6  # telemetry only
-    SNAPSHOT = 7  # weights become the center (gradient rules)
-    STATE_PUT = 8  # one chunk of weights + optimizer state for a joiner
-    STATE_GET = 9
-    HEARTBEAT = 10
-    FAIL = 11
-    FINISH = 12
-    BYE = 13
-    STATUS = 14  # driver
-    CONTROL = 15  # driver: stop, learning_rate, release
+    HEARTBEAT = 3
+    REPORT = 4  # metrics of an epoch
+    KEEP = 5  # one chunk of a blob that the driver may read
+    LOG = 6  # lines that a rank printed
+    FAIL = 7
+    FINISH = 8
+    BYE = 9
+    STATUS = 10  # driver
+    CONTROL = 11  # driver: stop, learning_rate, release
+    KEPT = 12  # driver: one chunk of the blob that a worker kept there
+    TAKE_LINES = 13  # driver: the lines that came since the last look
+    # -- a store's
+    PULL = 32
+    PUSH = 33
+    PUSH_PULL = 34
+    SNAPSHOT = 35  # weights become the center (gradient rules)
+    STATE_PUT = 36  # one chunk of weights + optimizer state for a joiner
+    STATE_GET = 37
+    # -- replies
     OK = 64
     WEIGHTS = 65
-    STATE = 66
+    CHUNK = 66
     ERROR = 67
+
+
+class Content(enum.IntEnum):
+    """What the body of a frame is; the receiver's limit for it follows from that."""
+
+    NOTHING = 0
+    DENSE = 1  # the whole flat buffer, float32; or a codec's payload of it (Flag.ENCODED)
+    RANGE = 2  # a part of the flat buffer: elements from Message.offset on
+    ROWS = 3  # rows of a table
+    BLOB = 4  # a chunk of bytes: from Message.offset on, of Message.total
 
 
 class Flag(enum.IntFlag):
@@ -84,7 +103,6 @@ class Flag(enum.IntFlag):
     CHANGE = 256  # WEIGHTS, encoded: a change of what the worker holds, not the values themselves
 
 
-WEIGHT_REQUESTS = frozenset({Kind.PUSH, Kind.PUSH_PULL, Kind.SNAPSHOT})
 COMMITS = frozenset({Kind.PUSH, Kind.PUSH_PULL})
 
 
@@ -114,6 +132,9 @@ class Message:
         epoch: Epoch the sender is in.
         batch: Batches of that epoch done when this frame was sent.
         learning_rate: The worker's now; in replies the driver's wish; NaN for none.
+        offset: Where the body begins: an element (RANGE) or a byte (BLOB).
+        total: Bytes of the whole blob that the body is a chunk of.
+        content: What the body is.
         meta: Small JSON object.
         body: Bytes that follow, as a view of some buffer; None for none.
         reading: Stands for ``body`` in replies with the center.
@@ -130,6 +151,9 @@ class Message:
     epoch: int = 0
     batch: int = 0
     learning_rate: float = math.nan
+    offset: int = 0
+    total: int = 0
+    content: Content = Content.NOTHING
     meta: dict[str, Any] = field(default_factory=dict)
     body: ByteArray | None = None
     reading: PiecewiseBody | None = None
@@ -143,28 +167,31 @@ class Message:
 
 @dataclass(frozen=True)
 class Limits:
-    """What a peer may send, from the layout. Checked before any allocation.
+    """The most bytes of each kind of body that a peer may send. Checked before any allocation.
 
     Args:
-        weights_bytes: Bytes of one flat buffer.
+        dense_bytes: Bytes of the whole flat buffer: a dense body has exactly so many.
+        encoded_bytes: Bound of an encoded dense body; 0 without compression.
+        rows_bytes: Bound of rows of a table; 0 where there is none.
+        blob_bytes: Bound of one chunk of a blob.
         max_meta_bytes: Bound of a frame's meta.
-        encoded_bytes: Bound of an encoded body; 0 without compression.
     """
 
-    weights_bytes: int
-    max_meta_bytes: int = MAX_META_BYTES
+    dense_bytes: int = 0
     encoded_bytes: int = 0
-
-    @classmethod
-    def of(
-        cls, layout: Layout, max_meta_bytes: int = MAX_META_BYTES, *, encoded_bytes: int = 0
-    ) -> Limits:
-        return cls(layout.size_bytes, max_meta_bytes, encoded_bytes)
+    rows_bytes: int = 0
+    blob_bytes: int = BLOB_BYTES
+    max_meta_bytes: int = MAX_META_BYTES
 
     @property
     def buffer_bytes(self) -> int:
-        """Bytes of a connection's buffer: the weights, or a state chunk where that is larger."""
-        return max(self.weights_bytes, MIN_BUFFER_BYTES)
+        """Bytes of a connection's buffer: room for the largest body."""
+        return max(self.dense_bytes, self.encoded_bytes, self.rows_bytes, self.blob_bytes)
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Bytes of a blob in one frame."""
+        return max(self.blob_bytes, self.dense_bytes)
 
     @property
     def max_frame_bytes(self) -> int:
@@ -174,9 +201,51 @@ class Limits:
         """A new buffer for one connection (pages are touched only when used)."""
         return np.empty(self.buffer_bytes, np.uint8)
 
-    def weights(self, raw: ByteArray) -> FloatArray:
-        """The float32 view of a connection's buffer."""
-        return raw[: self.weights_bytes].view(np.float32)
+    def dense(self, raw: ByteArray) -> FloatArray:
+        """The flat float32 buffer at the start of a connection's buffer."""
+        return raw[: self.dense_bytes].view(np.float32)
+
+    def check(self, message: Message, meta_size: int, body_size: int) -> None:
+        """Refuses a frame whose declared sizes do not fit.
+
+        Args:
+            message: Its header.
+            meta_size, body_size: Bytes that follow.
+
+        Raises:
+            ProtocolError: A size is out of bounds.
+        """
+        name = message.kind.name
+        if meta_size > self.max_meta_bytes:
+            raise ProtocolError(
+                f"the meta of a {name} frame is too large",
+                expected=f"at most {self.max_meta_bytes} bytes",
+                received=f"{meta_size} bytes",
+            )
+        fits, expected = self._fits(message, body_size)
+        if not fits:
+            raise ProtocolError(
+                f"the body of a {name} frame does not fit the receiver's limits",
+                expected=expected,
+                received=f"{body_size} bytes of {message.content.name}",
+                hint="the worker's model and the server's differ",
+            )
+
+    def _fits(self, message: Message, size: int) -> tuple[bool, str]:
+        content = message.content
+        if content is Content.DENSE and message.flags & Flag.ENCODED:
+            most = self.encoded_bytes
+            return 0 < most >= size, f"at most {most} bytes, encoded"
+        if content is Content.DENSE:
+            return size == self.dense_bytes, f"{self.dense_bytes} bytes"
+        if content is Content.RANGE:
+            most = self.dense_bytes - 4 * message.offset
+            return size % 4 == 0 and size <= most, f"at most {most} bytes from that element on"
+        if content is Content.ROWS:
+            return size <= self.rows_bytes, f"at most {self.rows_bytes} bytes of rows"
+        if content is Content.BLOB:
+            return size <= self.chunk_bytes, f"at most {self.chunk_bytes} bytes in a chunk"
+        return size == 0, "no body"
 
 
 def encode(message: Message, *, max_meta_bytes: int = MAX_META_BYTES) -> bytes:
@@ -216,6 +285,9 @@ def encode(message: Message, *, max_meta_bytes: int = MAX_META_BYTES) -> bytes:
             message.epoch,
             message.batch,
             message.learning_rate,
+            message.offset,
+            message.total,
+            message.content,
             len(meta),
             message.body_bytes,
         )
@@ -239,7 +311,7 @@ def decode_header(head: bytes | bytearray | memoryview) -> tuple[Message, int, i
             expected=f"{HEADER_BYTES} bytes",
             received=f"{len(head)} bytes",
         )
-    magic, version, kind, flags, *numbers, meta_len, body_len = HEADER.unpack(head)
+    magic, version, kind, flags, *numbers, content, meta_len, body_len = HEADER.unpack(head)
     if magic != MAGIC:
         raise ProtocolError(
             "these bytes are no sparkdl frame",
@@ -255,9 +327,15 @@ def decode_header(head: bytes | bytearray | memoryview) -> tuple[Message, int, i
             hint="install the same sparkdl on the driver and on all executors",
         )
     try:
-        return Message(Kind(kind), Flag(flags), *numbers), meta_len, body_len
+        message = Message(Kind(kind), Flag(flags), *numbers)
+        message.content = Content(content)
     except ValueError as error:
-        raise ProtocolError("a frame of an unknown kind", received=str(error)) from error
+        raise ProtocolError(
+            "a frame of an unknown kind or with an unknown body",
+            expected="a kind and a content of this version",
+            received=str(error),
+        ) from error
+    return message, meta_len, body_len
 
 
 def decode_meta(kind: Kind, raw: bytes | bytearray | memoryview) -> dict[str, Any]:
@@ -279,38 +357,6 @@ def decode_meta(kind: Kind, raw: bytes | bytearray | memoryview) -> dict[str, An
             f"the meta of a {kind.name} frame is not an object", received=type(meta).__name__
         )
     return meta
-
-
-def check_sizes(
-    kind: Kind, meta_len: int, body_len: int, limits: Limits, flags: Flag = Flag.NONE
-) -> None:
-    """Refuses a frame whose declared sizes do not fit the layout, or the run's compression.
-
-    Raises:
-        ProtocolError: A size is out of bounds.
-    """
-    if meta_len > limits.max_meta_bytes:
-        raise ProtocolError(
-            f"the meta of a {kind.name} frame is too large",
-            expected=f"at most {limits.max_meta_bytes} bytes",
-            received=f"{meta_len} bytes",
-        )
-    if flags & Flag.ENCODED and (kind in COMMITS or kind is Kind.WEIGHTS):
-        fits = limits.encoded_bytes > 0 and body_len <= limits.encoded_bytes
-        expected = f"at most {limits.encoded_bytes} bytes, encoded"
-    elif kind in WEIGHT_REQUESTS or kind is Kind.WEIGHTS:
-        fits, expected = body_len == limits.weights_bytes, f"{limits.weights_bytes} bytes"
-    elif kind in (Kind.STATE_PUT, Kind.STATE):
-        fits, expected = body_len <= limits.buffer_bytes, f"at most {limits.buffer_bytes} bytes"
-    else:
-        fits, expected = body_len == 0, "no body"
-    if not fits:
-        raise ProtocolError(
-            f"the body of a {kind.name} frame does not fit the layout",
-            expected=expected,
-            received=f"{body_len} bytes",
-            hint="the worker's model and the server's differ",
-        )
 
 
 def _codes() -> dict[str, type[SparkDLError]]:

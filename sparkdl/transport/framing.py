@@ -12,7 +12,6 @@ from sparkdl.transport.frames import (
     Limits,
     Message,
     PiecewiseBody,
-    check_sizes,
     decode_header,
     decode_meta,
     encode,
@@ -38,7 +37,7 @@ def receive_frame(
     limits: Limits,
     buffer: Callable[[], ByteArray],
     *,
-    inline_weights: bool = True,
+    inline_body: bool = True,
 ) -> Message:
     """Reads one frame; its body goes straight into ``buffer()``.
 
@@ -46,30 +45,30 @@ def receive_frame(
         connection: A stream socket.
         limits: Checked before anything is allocated.
         buffer: Called only for a frame with a body.
-        inline_weights: Whether the body follows on the stream; otherwise it is in ``buffer()``
+        inline_body: Whether the body follows on the stream; otherwise it is in ``buffer()``
             already (shared memory).
     """
     head = bytearray(HEADER_BYTES)
     receive_into(connection, memoryview(head))
     message, meta_len, body_len = decode_header(head)
-    check_sizes(message.kind, meta_len, body_len, limits, message.flags)
+    limits.check(message, meta_len, body_len)
     if meta_len:
         meta = bytearray(meta_len)
         receive_into(connection, memoryview(meta))
         message.meta = decode_meta(message.kind, meta)
     if body_len:
         message.body = buffer()[:body_len]
-        if inline_weights:
+        if inline_body:
             receive_into(connection, message.body.data)
     return message
 
 
 def send_frame(
-    connection: socket.socket, message: Message, limits: Limits, *, inline_weights: bool = True
+    connection: socket.socket, message: Message, limits: Limits, *, inline_body: bool = True
 ) -> None:
     """Writes one frame; the body from where it lies."""
     connection.sendall(encode(message, max_meta_bytes=limits.max_meta_bytes))
-    if not inline_weights:
+    if not inline_body:
         return
     if message.reading is not None:
         send_reading(connection, message.reading)

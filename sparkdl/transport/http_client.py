@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import http.client
-import secrets
 import socket
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +17,6 @@ from sparkdl.transport.frames import (
     Kind,
     Limits,
     Message,
-    check_sizes,
     decode_header,
     decode_meta,
     encode,
@@ -27,6 +25,8 @@ from sparkdl.transport.listening import tune
 
 FRAME_PATH = "/v1/frame"
 CLIENT_HEADER = "X-Sparkdl-Client"
+BUSY = 409
+"""An earlier request of this client, over a connection that broke, has not ended yet."""
 Reader = Callable[[memoryview], None]
 
 
@@ -35,7 +35,7 @@ def read_head(read: Reader, limits: Limits) -> tuple[Message, int, int]:
     head = bytearray(HEADER_BYTES)
     read(memoryview(head))
     message, meta_len, body_len = decode_header(head)
-    check_sizes(message.kind, meta_len, body_len, limits, message.flags)
+    limits.check(message, meta_len, body_len)
     return message, meta_len, body_len
 
 
@@ -55,7 +55,7 @@ class HttpChannel:
         limits: From the layout.
         raw: Buffer for bodies; None for a control channel.
         timeout_s: For connecting.
-        client: Id of an earlier channel, to share its lease (heartbeats); None for a new one.
+        client: Id of this client, the same for all of its connections.
     """
 
     name = "http"
@@ -67,15 +67,14 @@ class HttpChannel:
         limits: Limits,
         raw: ByteArray | None,
         timeout_s: float,
-        client: str | None = None,
+        client: str,
     ) -> None:
         parts = urlsplit(url)
-        self.client = client or secrets.token_hex(16)
         self._limits = limits
         self._raw = raw
         self._headers = (
             ("Authorization", f"Bearer {token}"),
-            (CLIENT_HEADER, self.client),
+            (CLIENT_HEADER, client),
             ("Content-Type", "application/octet-stream"),
         )
         self._http = http.client.HTTPConnection(
@@ -122,7 +121,7 @@ class HttpChannel:
                     expected="the token of this run",
                     received=text,
                 )
-            if response.status >= 500:
+            if response.status >= 500 or response.status == BUSY:
                 raise ConnectionResetError(f"HTTP {response.status}: {text}")
             raise ProtocolError(
                 f"the parameter server answered HTTP {response.status}", received=text

@@ -31,6 +31,7 @@ from sparkdl.transport.frames import (
 )
 from sparkdl.transport.framing import send_reading
 from sparkdl.transport.http_client import (
+    BUSY,
     CLIENT_HEADER,
     FRAME_PATH,
     Reader,
@@ -44,21 +45,6 @@ if TYPE_CHECKING:
 
 PIECE_BYTES = 1 << 20
 IO_TIMEOUT_S = 20.0
-
-_METRICS = {
-    "commits": ("counter", "Commits applied"),
-    "rounds": ("counter", "Rounds of a blocking rule"),
-    "clock": ("counter", "Commits or rounds applied"),
-    "rows": ("counter", "Rows committed"),
-    "bytes_in": ("counter", "Bytes received in frames"),
-    "bytes_out": ("counter", "Bytes sent in frames"),
-    "workers_alive": ("gauge", "Workers that joined and live"),
-    "workers_finished": ("gauge", "Workers that are done"),
-    "waiting": ("gauge", "Requests whose reply is deferred"),
-    "staleness_mean": ("gauge", "Mean commits between a pull and its push"),
-    "staleness_max": ("gauge", "Most commits between a pull and its push"),
-    "failed": ("gauge", "1 after a worker failed"),
-}
 
 
 class _Clients:
@@ -108,8 +94,8 @@ def make_app(dispatcher: Dispatcher, token: str, max_clients: int = 1024) -> Fla
     from flask import Flask, Response, request
 
     app = Flask("sparkdl.parameter_server", static_folder=None)
-    limits, state = dispatcher.limits, dispatcher.state
-    clients = _Clients(dispatcher, max_clients, max(10 * state.settings.lease_s, 60.0))
+    limits, service = dispatcher.limits, dispatcher.service
+    clients = _Clients(dispatcher, max_clients, service.idle_s)
 
     def authorized() -> bool:
         scheme, _, received = request.headers.get("Authorization", "").partition(" ")
@@ -127,14 +113,13 @@ def make_app(dispatcher: Dispatcher, token: str, max_clients: int = 1024) -> Fla
     @app.get("/metrics")
     def metrics() -> Response:
         lines: list[str] = []
-        for name, value in state.metrics().items():
-            kind, text = _METRICS[name]
+        for metric in service.metrics():
+            name = f"sparkdl_ps_{metric.name}"
+            number = int(metric.value) if metric.value == int(metric.value) else metric.value
             lines += [
-                f"# HELP sparkdl_ps_{name} {text}",
-                f"# TYPE sparkdl_ps_{name} {kind}",
-                f"sparkdl_ps_{name} {value:g}"
-                if value != int(value)
-                else f"sparkdl_ps_{name} {int(value)}",
+                f"# HELP {name} {metric.help}",
+                f"# TYPE {name} {metric.kind}",
+                f"{name} {number}",
             ]
         return Response("\n".join(lines) + "\n", content_type="text/plain; version=0.0.4")
 
@@ -172,10 +157,10 @@ def make_app(dispatcher: Dispatcher, token: str, max_clients: int = 1024) -> Fla
         if message.kind is Kind.HEARTBEAT:  # may overtake the client's outstanding request
             return _respond(dispatcher.answer(number, message), limits, True)
         if not busy.acquire(timeout=5.0):
-            return refuse(409, ProtocolError("this client has an outstanding request"))
+            return refuse(BUSY, ProtocolError("this client has an outstanding request"))
         try:
             if body_len:
-                message.body = state.buffer(number)[:body_len]
+                message.body = service.buffer(number)[:body_len]
                 read(message.body.data)
             tcp: socket.socket | None = environ.get("sparkdl.socket")
             reply = dispatcher.call(number, message, lambda: tcp is None or is_connected(tcp))
@@ -213,7 +198,7 @@ def _respond(
     from flask import Response
 
     head = encode(reply, max_meta_bytes=limits.max_meta_bytes)
-    parts = _Parts(head, reply, direct, done)
+    parts = _ReplyBody(head, reply, direct, done)
     response = Response(parts, mimetype="application/octet-stream", direct_passthrough=True)
     response.content_length = len(head) + reply.body_bytes
     return response
@@ -233,7 +218,7 @@ def _pieces(reading: PiecewiseBody) -> Iterator[bytes]:
         yield taken[0]
 
 
-class _Parts:
+class _ReplyBody:
     """A response's head and body; tells when the WSGI server is through with them."""
 
     def __init__(
@@ -319,7 +304,7 @@ class _Gateway(wsgi.Gateway_10):
             send_reading(self._tcp, chunk)
 
 
-class _Connection(HTTPConnection):
+class _TunedConnection(HTTPConnection):
     """A connection whose small responses leave at once, and whose silence is bounded."""
 
     def __init__(self, server: Any, sock: socket.socket, *arguments: Any) -> None:
@@ -332,7 +317,7 @@ class _Cheroot(wsgi.Server):
     """cheroot on a socket that is listening already."""
 
     keep_alive_conn_limit = 1 << 16
-    ConnectionClass = _Connection
+    ConnectionClass = _TunedConnection
 
     def __init__(self, listener: socket.socket, app: Any, num_threads: int) -> None:
         self._listener = listener

@@ -6,11 +6,37 @@ import contextlib
 import os
 import socket
 from collections.abc import Mapping
-from typing import Any, Self
+from dataclasses import dataclass
+from typing import Any, Self, get_args
 
-from sparkdl.ps.server.config import ServerConfig
-from sparkdl.transport.address import Address, boot_id
-from sparkdl.transport.listening import listen, ports_of
+from sparkdl.errors import UnknownNameError
+from sparkdl.transport.address import Address, Mode, boot_id
+from sparkdl.transport.listening import PortSpec, listen, ports_of
+
+
+@dataclass(frozen=True)
+class ListenOptions:
+    """Where a server listens; checked when built.
+
+    Args:
+        mode: ``'http'``, ``'socket'``, ``'shm'``, or ``'auto'`` for all three.
+        port: 0 for any free one, a port, or a range (``'7000-7010'``). The framed socket takes it
+            where the mode has one, else Flask; both stay inside a range.
+        bind_address: Interface to listen on.
+        advertised_address: What ranks connect to; None for ``bind_address``.
+        web: Whether HTTP listens in every mode, for ``/health`` and ``/metrics``.
+    """
+
+    mode: Mode = "auto"
+    port: PortSpec = 0
+    bind_address: str = "127.0.0.1"
+    advertised_address: str | None = None
+    web: bool = True
+
+    def __post_init__(self) -> None:
+        if self.mode not in get_args(Mode):
+            raise UnknownNameError("parameter_server_mode", self.mode, get_args(Mode))
+        ports_of(self.port)
 
 
 class Listeners:
@@ -30,24 +56,24 @@ class Listeners:
         self.sockets = dict(sockets)
 
     @classmethod
-    def bind(cls, config: ServerConfig, directory: str | None) -> Self:
+    def bind(cls, options: ListenOptions, directory: str | None) -> Self:
         """Binds all that the configuration asks for.
 
         Args:
-            config: See :class:`ServerConfig`.
+            options: Where to listen, and with which transports.
             directory: Private directory for the Unix socket; None for no shm transport.
 
         Raises:
             ResourceError: No port is free, or the address is not this host's.
         """
-        mode = config.mode
+        mode = options.mode
         framed = mode in ("auto", "socket")
-        host = config.advertised_address or _reachable(config.bind_address)
+        host = options.advertised_address or _reachable(options.bind_address)
         found: dict[str, Any] = {"boot_id": boot_id(), "mode": mode}
         sockets: dict[str, socket.socket] = {}
         try:
             if framed:
-                sockets["socket"] = tcp = listen(config.bind_address, config.port)
+                sockets["socket"] = tcp = listen(options.bind_address, options.port)
                 found.update(host=host, port=tcp.getsockname()[1])
             if mode in ("auto", "shm") and directory and hasattr(socket, "AF_UNIX"):
                 path = os.path.join(directory, "ps.sock")
@@ -55,8 +81,10 @@ class Listeners:
                 uds.bind(path)
                 uds.listen(1024)
                 found.update(uds=path)
-            fixed = framed and len(list(ports_of(config.port))) == 1
-            sockets["http"] = web = listen(config.bind_address, 0 if fixed else config.port)
+            if not (options.web or mode == "http"):
+                return cls(Address(http="", **found), sockets)
+            fixed = framed and len(list(ports_of(options.port))) == 1
+            sockets["http"] = web = listen(options.bind_address, 0 if fixed else options.port)
         except BaseException:
             cls(Address(""), sockets).close()
             raise
@@ -79,6 +107,16 @@ class Listeners:
             with contextlib.suppress(OSError):
                 listener.close()
         self.sockets.clear()
+
+
+def loopback_of(bind_address: str) -> str:
+    """An address under which this host itself reaches what listens on ``bind_address``.
+
+    >>> loopback_of('0.0.0.0'), loopback_of('10.0.0.5')
+    ('127.0.0.1', '10.0.0.5')
+    """
+    host = bind_address.strip("[]")
+    return {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
 
 
 def _reachable(bind_address: str) -> str:

@@ -1,4 +1,4 @@
-"""A server in this process."""
+"""A service behind its transports, in threads of this process."""
 
 from __future__ import annotations
 
@@ -6,102 +6,70 @@ import selectors
 import socket
 import threading
 from collections.abc import Callable
-from types import TracebackType
 from typing import Protocol, Self
 
-from sparkdl.ps.server.config import ServerConfig
-from sparkdl.ps.state import ServerState
-from sparkdl.testing.inproc import InprocChannel
-from sparkdl.transport.address import Address
+from sparkdl.closing import Closing
 from sparkdl.transport.dispatcher import Dispatcher
 from sparkdl.transport.listeners import Listeners
+from sparkdl.transport.service import Service
 from sparkdl.transport.shm import ShmServer
 from sparkdl.transport.socket import SocketServer
-from sparkdl.weights import FloatArray
 
 
 class _Transport(Protocol):
     def close(self) -> None: ...
 
 
-class Server:
-    """A server in this process: state, dispatcher and the transports that the mode asks for.
+class Server(Closing):
+    """A service in threads of this process, behind the transports that have a listening socket.
 
     Args:
-        config: See :class:`ServerConfig`.
-        center: Initial weights; taken over, not copied.
-        listeners: Sockets to serve, owned from now on; None for none at all: clients connect
-            through :meth:`channel`.
+        service: Answers the requests.
+        token: The run's secret.
+        listeners: Sockets to serve, owned from now on.
+        num_workers: Ranks that will connect; bounds connections and threads.
     """
 
     def __init__(
-        self, config: ServerConfig, center: FloatArray, listeners: Listeners | None = None
+        self, service: Service, token: str, listeners: Listeners, num_workers: int
     ) -> None:
-        self.config = config
+        self._token, self._num_workers = token, num_workers
         self._listeners = listeners
         self._transports: list[_Transport] = []
-        self.address = Address("") if listeners is None else listeners.address
-        try:
-            self.state = ServerState(
-                config.layout, center, config.rule, config.limits(), config.compression()
-            )
-            self.dispatcher = Dispatcher(self.state)
-        except BaseException:
-            if listeners is not None:
-                listeners.close()
-            raise
+        self.service = service
+        self.address = listeners.address
+        self.dispatcher = Dispatcher(service)
 
     def start(self) -> Self:
         """Starts to answer on all listening sockets."""
-        if self._listeners is None:
-            return self
-        max_connections = 8 * self.config.num_workers + 32
+        max_connections = 8 * self._num_workers + 32
         sockets = self._listeners.sockets
         for name, make in (("socket", SocketServer), ("shm", ShmServer)):
             if name in sockets:
                 listener = sockets.pop(name)
                 self._transports.append(
-                    make(listener, self.dispatcher, self.config.token, max_connections)
+                    make(listener, self.dispatcher, self._token, max_connections)
                 )
-        web = sockets.pop("http")
-        if self.config.mode == "http":
-            self._transports.append(self._serve_http(web))
-        else:
-            self._transports.append(_WhenAsked(web, self._serve_http))
+        if "http" in sockets:
+            web = sockets.pop("http")
+            if self.address.mode == "http":
+                self._transports.append(self._serve_http(web))
+            else:
+                self._transports.append(_WhenAsked(web, self._serve_http))
         return self
 
     def _serve_http(self, listener: socket.socket) -> _Transport:
         from sparkdl.transport.http_server import HttpServer  # Flask's import takes a while
 
         # one thread per worker's deferred request, plus heartbeats, driver and people
-        return HttpServer(
-            listener, self.dispatcher, self.config.token, 2 * self.config.num_workers + 8
-        )
-
-    def channel(self, token: str, *, buffer: bool = True) -> InprocChannel:
-        """An in-process connection."""
-        limits = self.dispatcher.limits
-        raw = limits.allocate() if buffer else None
-        return InprocChannel(self.dispatcher, token, self.config.token, limits, raw)
+        return HttpServer(listener, self.dispatcher, self._token, 2 * self._num_workers + 8)
 
     def close(self) -> None:
         """Ends all waits, connections and threads."""
         self.dispatcher.shutdown()
         for transport in reversed(self._transports):
             transport.close()
-        if self._listeners is not None:
-            self._listeners.close()
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
+        self._listeners.close()
 
 
 class _WhenAsked:

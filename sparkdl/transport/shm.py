@@ -56,25 +56,25 @@ class ShmServer(StreamServer):
             return
         descriptor = anonymous_file(limits.buffer_bytes, "sparkdl-mailbox")
         try:
-            self._dispatcher.state.attach(number, map_file(descriptor, limits.buffer_bytes))
+            self._dispatcher.service.attach(number, map_file(descriptor, limits.buffer_bytes))
             send_frame(connection, Message(Kind.OK), limits)
             socket.send_fds(connection, [b"m"], [descriptor])
         finally:
             os.close(descriptor)
 
     def _receive(self, connection: socket.socket, number: int) -> Message:
-        state = self._dispatcher.state
+        service = self._dispatcher.service
         return receive_frame(
             connection,
             self._dispatcher.limits,
-            lambda: state.buffer(number),
-            inline_weights=False,
+            lambda: service.buffer(number),
+            inline_body=False,
         )
 
     def _send(self, connection: socket.socket, number: int, reply: Message) -> None:
         if reply.body_bytes:
-            deliver_body(reply, self._dispatcher.state.buffer(number))
-        send_frame(connection, reply, self._dispatcher.limits, inline_weights=False)
+            deliver_body(reply, self._dispatcher.service.buffer(number))
+        send_frame(connection, reply, self._dispatcher.limits, inline_body=False)
 
 
 class ShmChannel:
@@ -126,9 +126,9 @@ class ShmChannel:
 
     def request(self, message: Message, timeout_s: float | None) -> Message:
         self._socket.settimeout(timeout_s)
-        send_frame(self._socket, message, self._limits, inline_weights=False)
+        send_frame(self._socket, message, self._limits, inline_body=False)
         return receive_frame(
-            self._socket, self._limits, lambda: require_raw(self._raw), inline_weights=False
+            self._socket, self._limits, lambda: require_raw(self._raw), inline_body=False
         )
 
     def abort(self) -> None:

@@ -20,6 +20,7 @@ from sparkdl.transport.framing import receive_frame, send_frame
 from sparkdl.transport.listening import is_connected, token_matches, tune
 
 FIRST_FRAME_TIMEOUT_S = 5.0
+_FIRST_FRAME = Limits(blob_bytes=0, max_meta_bytes=MAX_FIRST_META_BYTES)
 
 
 class StreamServer:
@@ -97,7 +98,7 @@ class StreamServer:
         """Reads the token, then serves; raises for anybody without it."""
         tune(connection)
         connection.settimeout(FIRST_FRAME_TIMEOUT_S)
-        opening = receive_frame(connection, Limits(0, MAX_FIRST_META_BYTES), _no_buffer)
+        opening = receive_frame(connection, _FIRST_FRAME, _no_buffer)
         if opening.kind is not Kind.OPEN or not token_matches(
             opening.meta.get("token"), self._token
         ):
@@ -132,8 +133,8 @@ class StreamServer:
             self._send(connection, number, reply)
 
     def _receive(self, connection: socket.socket, number: int) -> Message:
-        state = self._dispatcher.state
-        return receive_frame(connection, self._dispatcher.limits, lambda: state.buffer(number))
+        service = self._dispatcher.service
+        return receive_frame(connection, self._dispatcher.limits, lambda: service.buffer(number))
 
     def _send(self, connection: socket.socket, number: int, reply: Message) -> None:
         send_frame(connection, reply, self._dispatcher.limits)

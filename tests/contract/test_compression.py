@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sparkdl.ps.state import Settings
 from test_transports import STEP, in_thread
 
 from sparkdl.errors import ConfigError, ProtocolError
@@ -15,7 +16,6 @@ from sparkdl.ps.client import Client, DriverClient, Timeouts, connect
 from sparkdl.ps.codecs import DGC, Codec, Compression, TopK, codec_names, make_codec
 from sparkdl.ps.rules import BSP, SSP, Downpour, Hogwild, Rule
 from sparkdl.ps.server import Server, ServerConfig, ServerProcess
-from sparkdl.ps.state import Settings
 from sparkdl.transport.frames import Flag, Kind, Limits, Message, check_sizes
 from sparkdl.weights import Layout
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+from sparkdl.ps.state import Settings
 
 from sparkdl.errors import (
     AuthenticationError,
@@ -28,7 +29,6 @@ from sparkdl.errors import (
 from sparkdl.ps.client import Client, DriverClient, Progress, Timeouts, connect
 from sparkdl.ps.rules import BSP, Downpour, Rule
 from sparkdl.ps.server import Server, ServerConfig, ServerProcess
-from sparkdl.ps.state import Settings
 from sparkdl.transport.frames import Kind, Limits, Message
 from sparkdl.weights import Layout
 

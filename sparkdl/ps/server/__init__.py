@@ -1,8 +1,12 @@
-"""The parameter server as a thing that runs: in this process, or in one of its own."""
+"""The parameter server's process: what it runs on, and the driver's handle of it.
+
+``config``
+    :class:`ServerConfig`: layout, rule, where to listen, limits.
+``process``, ``__main__``
+    :class:`ServerProcess`, which the driver holds, and the process that it starts.
+"""
 
 from sparkdl.ps.server.config import ServerConfig
 from sparkdl.ps.server.process import ServerProcess
-from sparkdl.transport.address import Address, Mode
-from sparkdl.transport.server import Server
 
-__all__ = ["Address", "Mode", "Server", "ServerConfig", "ServerProcess"]
+__all__ = ["ServerConfig", "ServerProcess"]

@@ -48,7 +48,7 @@ def main() -> None:
         config: ServerConfig = pickle.loads(_read_part())  # from the driver's private pipe
         center = _map_center(setup["center"], setup["size"])
         listeners = Listeners.adopt(Address(**setup["address"]), setup["descriptors"])
-        server = Server(config, center, listeners)
+        server = Server(config.service(center), config.token, listeners, config.num_workers)
     except SparkDLError as error:
         _say(
             output,

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import asdict, dataclass, field
-from typing import get_args
 
-from sparkdl.errors import ConfigError, UnknownNameError
+from sparkdl.coordinator.machine import Coordinator
+from sparkdl.coordinator.settings import Settings
+from sparkdl.errors import ConfigError
 from sparkdl.ps.codecs import Codec, Compression
 from sparkdl.ps.rules.rule import Rule
-from sparkdl.ps.state import Settings
+from sparkdl.ps.store import ParameterStore
 from sparkdl.transport.address import Mode
-from sparkdl.transport.listening import PortSpec, ports_of
-from sparkdl.weights import Layout
+from sparkdl.transport.listeners import ListenOptions
+from sparkdl.transport.listening import PortSpec
+from sparkdl.weights import FloatArray, Layout
 
 
 @dataclass(frozen=True)
@@ -45,15 +47,23 @@ class ServerConfig:
     codec: Codec | None = None
 
     def __post_init__(self) -> None:
-        if self.mode not in get_args(Mode):
-            raise UnknownNameError("parameter_server_mode", self.mode, get_args(Mode))
-        ports_of(self.port)
+        _ = self.listen
         if not isinstance(self.rule, Rule):
             raise ConfigError(
                 "the server needs a rule", expected="a Rule", received=type(self.rule).__name__
             )
         self.limits()
         self.compression()
+
+    @property
+    def listen(self) -> ListenOptions:
+        """Where the server listens."""
+        return ListenOptions(self.mode, self.port, self.bind_address, self.advertised_address)
+
+    def service(self, center: FloatArray) -> Coordinator:
+        """The coordinator with the store; ``center`` is taken over, not copied."""
+        store = ParameterStore(self.layout, center, self.rule, self.compression())
+        return Coordinator(self.limits(), store)
 
     def compression(self) -> Compression | None:
         """What travels encoded; the workers need an equal one.

@@ -22,13 +22,13 @@ import sys
 import tempfile
 import threading
 from dataclasses import asdict
-from types import TracebackType
-from typing import Self
 
 import numpy as np
 
+from sparkdl.closing import Closing
 from sparkdl.errors import ResourceError, TransportError
 from sparkdl.ps.server.config import ServerConfig
+from sparkdl.transport.address import Endpoint
 from sparkdl.transport.listeners import Listeners
 from sparkdl.transport.shm import anonymous_file
 from sparkdl.weights import FloatArray
@@ -36,7 +36,7 @@ from sparkdl.weights import FloatArray
 LENGTH = struct.Struct("<Q")
 
 
-class ServerProcess:
+class ServerProcess(Closing):
     """Driver-side handle of a server in a process of its own; a context manager.
 
     Args:
@@ -71,7 +71,7 @@ class ServerProcess:
         self._answer = b""
         self._answered = threading.Event()
         try:
-            listeners = Listeners.bind(config, self._directory)
+            listeners = Listeners.bind(config.listen, self._directory)
             try:
                 self.address = listeners.address
                 self._process = self._spawn(center, listeners)
@@ -91,8 +91,9 @@ class ServerProcess:
             raise
 
     @property
-    def token(self) -> str:
-        return self.config.token
+    def endpoint(self) -> Endpoint:
+        """Where workers connect, and the run's secret."""
+        return Endpoint(self.address, self.config.token)
 
     @property
     def pid(self) -> int:
@@ -213,15 +214,8 @@ class ServerProcess:
                 received=f"exit status {code}\n{self.errors.strip()}",
             )
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Ends the server."""
         self.stop()
 
 

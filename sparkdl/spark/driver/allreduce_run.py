@@ -1,9 +1,8 @@
 """One run without a server: gradients between the workers, and a line to the driver.
 
-On classic Spark the line is a small server process beside the driver (the parameter server's state
-machine with nothing in its center): it takes metrics, keeps rank 0's state of the last epoch, and
-tells the workers to stop. On Spark Connect the workers cannot reach the client: they bring their
-metrics with them when the stage ends.
+On classic Spark a coordinator in the driver takes metrics, keeps one rank's state of the last
+epoch, and tells the workers to stop. On Spark Connect the workers cannot reach the client: they
+bring their metrics with them when the stage ends.
 """
 
 from __future__ import annotations
@@ -22,16 +21,19 @@ import numpy as np
 from sparkdl.collective.rules import ExchangeRule, Mean
 from sparkdl.collective.strategy import AllReduceStrategy, EarlyGathering
 from sparkdl.collective.synchronizer import AllReduceSynchronizer
+from sparkdl.coordinator.host import CoordinatorHost
+from sparkdl.coordinator.session import Session, open_session, report_failure
+from sparkdl.coordinator.settings import Settings
+from sparkdl.coordinator.telemetry import EpochReport
 from sparkdl.errors import TransportError
 from sparkdl.launch.failures import RankFailure, describe
 from sparkdl.progress.run_progress import EpochProgress, RunProgress
-from sparkdl.ps.client import Client, connect
-from sparkdl.ps.rules import make_rule
-from sparkdl.ps.strategy import ServerStrategy
 from sparkdl.run_state import RunState
 from sparkdl.spark.driver.allreduce_rules import WIRES, choose_exchange, optimizer_config
-from sparkdl.spark.driver.cluster import is_connect
-from sparkdl.spark.driver.server_run import ServerOptions, ServerRun
+from sparkdl.spark.driver.cluster import driver_address, is_connect
+from sparkdl.spark.driver.server_run import ServerOptions, progress_of
+from sparkdl.transport.address import Endpoint
+from sparkdl.transport.listeners import ListenOptions
 from sparkdl.weights import FloatArray, Layout
 
 COMMUNICATORS = ("auto", "horovod", "builtin")
@@ -39,8 +41,6 @@ CONNECT_TIMEOUT_S = 20.0
 _LEAVING_S = 1.5
 """Until every rank has left the stage's ``allGather``, which looks for its answer once a second:
 Spark 4.3 ends the executor of a task that waits there when its stage is ended."""
-_EMPTY = Layout.of([("nothing", (1,), "float32")])
-"""What the server of a run holds in which no weights travel through it."""
 
 
 @dataclass
@@ -122,13 +122,22 @@ class AllReduceRecipe:
             future.set_result(SilentRun(GangStrategy(strategy, None), layout, self.memory))
             yield future
             return
-        rule = make_rule("bsp", payload="gradient")
-        zero = np.zeros(1, np.float32)
-        with ServerRun.start(
-            self.options, rule, _EMPTY, zero, num_workers, spark,
+        options = self.options
+        bind, advertised = options.bind, options.advertised
+        if bind is None:
+            bind, reachable = driver_address(spark)
+            advertised = advertised or reachable
+        settings = Settings(
+            num_workers,
+            lease_s=options.worker_timeout_s,
+            start_timeout_s=options.start_timeout_s,
             max_state_bytes=16 * layout.size_bytes + (64 << 20),
-        ) as starting:  # fmt: skip
-            yield _Mapped(starting, lambda line: AllReduceRun(line, strategy, layout, self.memory))
+        )
+        listen = ListenOptions("socket", options.port, bind, advertised, web=False)
+        with CoordinatorHost(settings, listen) as host:
+            started: Future[Any] = Future()
+            started.set_result(AllReduceRun(host, strategy, layout, num_workers, self.memory))
+            yield started
 
     def _limits(self, live: bool) -> dict[str, float]:
         """How long the communicator waits: for ranks that evaluate or compile, and to connect.
@@ -184,11 +193,11 @@ class GangStrategy:
 
     Args:
         gradients: How gradients travel.
-        line: To the driver; None without.
+        line: The coordinator at the driver; None where ranks cannot reach it.
     """
 
     gradients: AllReduceStrategy
-    line: ServerStrategy | None
+    line: Endpoint | None
 
     @contextlib.contextmanager
     def meet(self, identity: Any) -> Iterator[Any]:
@@ -213,11 +222,8 @@ class GangStrategy:
         with contextlib.ExitStack() as stack:
             control = None
             if self.line is not None:
-                client = connect(
-                    self.line.address, self.line.token, rank=identity.rank,
-                    attempt=identity.attempt, layout=_EMPTY,
-                )  # fmt: skip
-                control = DriverLine(stack.enter_context(client), identity.rank)
+                session = open_session(self.line, rank=identity.rank, attempt=identity.attempt)
+                control = DriverLine(stack.enter_context(session))
             yield stack.enter_context(self.gradients.open(control or identity, layout, control))
 
     def report_failure(self, identity: Any, error: BaseException) -> None:
@@ -229,71 +235,89 @@ class GangStrategy:
         if self.line is None:
             time.sleep(_LEAVING_S)
             raise RankFailure(describe(identity.rank, error)) from error
-        self.line.report_failure(identity, error)
+        report_failure(self.line, identity.rank, identity.attempt, error)
 
 
 class DriverLine:
-    """A worker's line to the driver; see :class:`sparkdl.collective.control.Control`."""
+    """A worker's session with the coordinator, as all-reduce strategies use it."""
 
-    def __init__(self, client: Client, rank: int) -> None:
-        self._client, self.rank = client, rank
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self.rank, self.attempt = session.rank, session.attempt
 
     def all_gather(self, text: str) -> list[str]:
-        """Every rank's text, by way of the server: a barrier's ``allGather`` takes a second.
+        """Every rank's text, by way of the coordinator: a barrier's ``allGather`` takes a second.
 
         Raises:
             WaitTimeoutError: Some ranks did not come in time; they are named.
         """
-        texts = self._client.hello(text=text).texts
-        return [texts[rank] for rank in sorted(texts)]
+        return self._session.meet(text)
 
     def join(self, rows: int, batches: int) -> None:
         """Tells what this worker has."""
-        self._client.hello(rows=rows, batches_per_epoch=batches)
+        self._session.join(rows=rows, batches_per_epoch=batches)
 
     def report(self, meta: dict[str, Any], *, wait: bool, batch: int, rows: int) -> None:
-        self._client.report(meta, wait=wait, batch=batch, rows=rows)
+        """Sends metrics of an epoch; with ``wait``, returns when the driver releases it."""
+        report = EpochReport(
+            meta["epoch"],
+            meta["rows"],
+            np.asarray(meta["metrics"], np.float64),
+            ended=bool(meta.get("ended")),
+            val_metrics=np.asarray(meta.get("val_metrics", ()), np.float64),
+            batches_done=batch,
+            rows_done=rows,
+        )
+        self._session.report(report, wait=wait)
 
     def keep_state(self, state: bytes, epoch: int) -> None:
-        self._client.keep_state(state, epoch)
+        """Leaves the state after ``epoch`` epochs with the driver."""
+        self._session.keep(state, epoch)
 
     def finish(self) -> None:
-        self._client.finish()
+        """Says that this worker is done."""
+        self._session.finish()
 
     @property
     def stopped(self) -> bool:
-        return self._client.stopped
+        return self._session.stopped
 
     @property
     def learning_rate(self) -> float | None:
-        return self._client.learning_rate
+        return self._session.learning_rate
 
 
 class AllReduceRun:
     """The driver's part where it hears of the workers; see :class:`Run`."""
 
     def __init__(
-        self, line: ServerRun, gradients: AllReduceStrategy, layout: Layout, memory: RuleMemory
+        self,
+        host: CoordinatorHost,
+        gradients: AllReduceStrategy,
+        layout: Layout,
+        num_workers: int,
+        memory: RuleMemory,
     ) -> None:
-        self._line, self._layout, self._memory = line, layout, memory
-        self.strategy = GangStrategy(gradients, line.strategy)
+        self._driver, self._layout, self._memory = host.driver, layout, memory
+        self._num_workers = num_workers
+        self.strategy = GangStrategy(gradients, host.endpoint)
 
-    def progress(self) -> RunProgress:
-        """What the workers report; raises TransportError if the line's server is gone."""
-        return self._line.progress()
+    def progress(self, since_epoch: int = 0) -> RunProgress:
+        """What the workers report."""
+        return progress_of(self._driver.status(since_epoch), self._num_workers, in_step=True)
 
     def command(self, command: dict[str, Any]) -> None:
         """Passes a command on to the workers."""
-        self._line.command(command)
+        self._driver.control(**command)
 
     def checkpoint(self) -> tuple[int, FloatArray, bytes] | None:
         """Epochs done, weights and optimizer state that rank 0 left last; None if it has not."""
         with contextlib.suppress(TransportError):
-            epoch, state = self._line.kept_state()
-            if epoch >= 0:
-                kept = RunState.from_bytes(state)
-                self._memory.state = kept.rule
-                return epoch, kept.weights, kept.optimizer
+            kept = self._driver.kept()
+            if kept:
+                state = RunState.from_bytes(kept)
+                self._memory.state = state.rule
+                return state.epoch, state.weights, state.optimizer
         return None
 
     def pull(self) -> FloatArray:
@@ -325,7 +349,7 @@ class SilentRun:
     memory: RuleMemory
     rows: list[Any] = field(default_factory=list)
 
-    def progress(self) -> RunProgress:
+    def progress(self, since_epoch: int = 0) -> RunProgress:
         """Nothing while the stage runs; after it, all epochs."""
         told = [json.loads(r.text) for r in self.rows if r.kind == "epochs"]
         epochs: dict[int, EpochProgress] = {}
@@ -363,17 +387,6 @@ class SilentRun:
         self.rows = rows
         self.memory.state = joined(rows, "rule")
         return joined_weights(rows)
-
-
-class _Mapped(Future[Any]):
-    """A future whose result goes through a function."""
-
-    def __init__(self, source: Future[Any], function: Any) -> None:
-        super().__init__()
-        self._source, self._function = source, function
-
-    def result(self, timeout: float | None = None) -> Any:
-        return self._function(self._source.result(timeout))
 
 
 def joined_weights(rows: list[Any]) -> FloatArray:

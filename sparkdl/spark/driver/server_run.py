@@ -5,22 +5,24 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
-import numpy as np
-
 from sparkdl.config import AUTO_WINDOW, EPOCH_WINDOW
+from sparkdl.coordinator.driver_client import DriverClient, open_driver
+from sparkdl.coordinator.settings import Settings
+from sparkdl.coordinator.status import Status
 from sparkdl.errors import ConfigError
 from sparkdl.learner.ensemble import require_cloneable
 from sparkdl.learner.local_optimizer import adopt_optimizer
 from sparkdl.progress.run_progress import EpochProgress, RunProgress
-from sparkdl.ps.client import DriverClient
+from sparkdl.ps.client import limits_of
 from sparkdl.ps.codecs import Codec
+from sparkdl.ps.pulling import pull_center
 from sparkdl.ps.rules import Rule, make_rule
 from sparkdl.ps.server import ServerConfig, ServerProcess
-from sparkdl.ps.state import Settings
 from sparkdl.ps.strategy import ServerStrategy
+from sparkdl.run_state import RunState
 from sparkdl.spark.driver.cluster import driver_address
 from sparkdl.transport.listening import ports_of
 from sparkdl.weights import FloatArray, Layout
@@ -167,10 +169,9 @@ class ServerRun:
         """The driver's connection. The first use waits until the server is up."""
         if self._connected is None:
             self._server.wait_ready()
-            self._connected = DriverClient(
-                self._server.address, self._server.token, self.strategy.layout,
-                check=self._server.check,
-            )  # fmt: skip
+            self._connected = open_driver(
+                self._server.endpoint, limits_of(self.strategy.layout), check=self._server.check
+            )
         return self._connected
 
     @classmethod
@@ -184,7 +185,6 @@ class ServerRun:
         num_workers: int,
         spark: Any,
         gather: int = 0,
-        max_state_bytes: int | None = None,
     ) -> Iterator[Future[ServerRun]]:
         """Starts the server's process in the background; ends it with everything it holds."""
         bind, advertised = options.bind, options.advertised
@@ -205,7 +205,6 @@ class ServerRun:
                 lease_s=options.worker_timeout_s,
                 start_timeout_s=options.start_timeout_s,
                 gather=gather,
-                max_state_bytes=max_state_bytes,
             ),
             codec=None if options.codec is None else options.codec.bind(num_workers),
         )
@@ -213,7 +212,7 @@ class ServerRun:
         def begin() -> ServerRun:
             server = ServerProcess(config, center, wait=False)  # the job may start meanwhile
             strategy = ServerStrategy(
-                server.address, server.token, layout, rule, compression=config.compression()
+                server.endpoint, layout, rule, compression=config.compression()
             )
             return cls(server, strategy)
 
@@ -231,12 +230,12 @@ class ServerRun:
             self._connected.close()
         self._server.stop()
 
-    def progress(self) -> RunProgress:
+    def progress(self, since_epoch: int = 0) -> RunProgress:
         """What the workers report; raises TransportError if the server is gone."""
         self._server.check()
-        status = self._driver.status()
-        rule = self.strategy.rule
-        return parse_status(status, self._server.config.num_workers, in_step=rule.blocking)
+        status = self._driver.status(since_epoch)
+        in_step = self.strategy.rule.blocking
+        return progress_of(status, self._server.config.num_workers, in_step=in_step)
 
     def command(self, command: dict[str, Any]) -> None:
         """Passes a command on to the workers."""
@@ -245,17 +244,13 @@ class ServerRun:
     def pull(self) -> FloatArray:
         """The present center (a copy)."""
         self._server.check()
-        return self._driver.pull()
+        return pull_center(self._driver)
 
     def optimizer_state(self) -> bytes:
-        """The optimizer state that a worker stored at the end of an epoch; empty if none did."""
+        """The optimizer state that a worker kept at the end of an epoch; empty if none did."""
         self._server.check()
-        return self._driver.kept_state()[1]
-
-    def kept_state(self) -> tuple[int, bytes]:
-        """What a worker left last, and after how many epochs; ``(-1, b"")`` for nothing."""
-        self._server.check()
-        return self._driver.kept_state()
+        kept = self._driver.kept()
+        return RunState.from_bytes(kept).optimizer if kept else b""
 
     def checkpoint(self) -> None:
         """None: lost workers are replaced by Spark, and a lost server ends the run."""
@@ -265,44 +260,39 @@ class ServerRun:
         return self.pull()
 
 
-def parse_status(status: dict[str, Any], num_workers: int, *, in_step: bool) -> RunProgress:
-    """The server's STATUS as :class:`RunProgress`.
+def progress_of(status: Status, num_workers: int, *, in_step: bool) -> RunProgress:
+    """What the coordinator says, as the driver's monitor takes it.
 
     Args:
-        status: The server's answer.
+        status: The coordinator's answer.
         num_workers: Workers of the run.
-        in_step: Whether all workers train in step (a rule that waits).
+        in_step: Whether all workers train in step.
     """
-    ranks = status.get("workers", {})
-    workers = list(ranks.values())
-    per_epoch = [int(w.get("batches_per_epoch") or 0) for w in workers]
+    workers = status.workers
     epochs = {}
-    for text, entry in status.get("epochs", {}).items():
-        number = int(text)
-        ended = {str(rank) for rank in entry.get("ended", ())}
-        awaited = {str(rank) for rank in range(num_workers)}
-        if in_step and ended:
-            awaited = {rank for rank, worker in ranks.items() if worker["alive"]}
-        batches = 0
-        for worker, total in zip(workers, per_epoch, strict=True):
-            if worker["epoch"] == number:
-                batches += int(worker["batch"])
-            elif worker["epoch"] > number:
-                batches += total
-        epochs[number] = EpochProgress(
-            missing=len(awaited - ended),
-            batches=batches,
-            rows=int(entry.get("rows", 0)),
-            metrics=np.asarray(entry.get("metrics") or (), np.float64),
-            val_metrics=np.asarray(entry.get("val_metrics") or (), np.float64),
+    for number, totals in status.epochs.items():
+        awaited = set(range(num_workers))
+        if in_step and totals.ended:
+            awaited = {rank for rank, worker in workers.items() if worker.alive}
+        batches = sum(
+            w.batch if w.epoch == number else w.batches_per_epoch
+            for w in workers.values()
+            if w.epoch >= number
         )
-    commits = sum(int(w.get("clock") or 0) for w in workers)
-    stale = sum(float(w.get("staleness_mean") or 0) * int(w.get("clock") or 0) for w in workers)
+        epochs[number] = EpochProgress(
+            missing=len(awaited - set(totals.ended)),
+            batches=batches,
+            rows=totals.rows,
+            metrics=totals.metrics,
+            val_metrics=totals.val_metrics,
+        )
+    commits = sum(w.clock for w in workers.values())
+    stale = sum(w.staleness_mean * w.clock for w in workers.values())
     return RunProgress(
         epochs=epochs,
-        batches_per_epoch=sum(per_epoch),
-        rows=sum(int(w.get("rows") or 0) for w in workers),
+        batches_per_epoch=sum(w.batches_per_epoch for w in workers.values()),
+        rows=sum(w.rows for w in workers.values()),
         joined=len(workers),
-        failure=status.get("failure"),
+        failure=None if status.failure is None else asdict(status.failure),
         staleness=stale / commits if commits else 0.0,
     )

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sparkdl.ps.state import Settings
 
 from sparkdl.collective.strategy import AllReduceStrategy, EarlyGathering
 from sparkdl.errors import TransportError, WaitTimeoutError
@@ -16,7 +17,6 @@ from sparkdl.launch.gathering import AloneGathering, BarrierGathering, taken_alo
 from sparkdl.ps.client import Client
 from sparkdl.ps.rules import make_rule
 from sparkdl.ps.server import Server, ServerConfig
-from sparkdl.ps.state import Settings
 from sparkdl.spark.driver.allreduce_run import DriverLine
 from sparkdl.transport.frames import Limits
 from sparkdl.weights import Layout

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from sparkdl.ps.state import ServerState, Settings
 
 from sparkdl.ps.rules.rule import Rule
-from sparkdl.ps.state import ServerState, Settings
 from sparkdl.transport.frames import Flag, Kind, Message
 from sparkdl.weights import FloatArray, Layout
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from ps_world import Bounded, Flag, Kind, Plain, World, code
+from sparkdl.ps.state import Settings
 
 from sparkdl.errors import ConfigError
 from sparkdl.ps.rules.rule import Rule
-from sparkdl.ps.state import Settings
 
 
 def test_commits_add_up_and_replies_hold_the_center() -> None:
@@ -357,8 +357,9 @@ def test_settings_are_checked() -> None:
 
 def test_workers_that_do_not_wait_begin_together_but_not_for_ever() -> None:
     """A worker that came late would train its rows alone at the end."""
-    from sparkdl.ps.rules.rule import Rule
     from sparkdl.ps.state import ServerState, Settings
+
+    from sparkdl.ps.rules.rule import Rule
     from sparkdl.transport.frames import Kind, Message
     from sparkdl.weights import Layout
 

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from ps_world import Flag, Kind, Rounds, World, code
-
 from sparkdl.ps.state.records import Payload
 from sparkdl.ps.state.rounds import BLOCK, Round
+
 from sparkdl.transport.frames import Message
 
 GRADIENT = "gradient"

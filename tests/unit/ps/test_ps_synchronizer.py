@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sparkdl.ps.state import Settings
 
 from sparkdl.errors import ConfigError
 from sparkdl.protocols import Report
 from sparkdl.ps.client import Client, Progress
 from sparkdl.ps.rules import AEASGD, BSP, Downpour, Rule
 from sparkdl.ps.server import Server, ServerConfig
-from sparkdl.ps.state import Settings
 from sparkdl.ps.strategy import ServerSynchronizer
 from sparkdl.ps.synchronizer import GradientSynchronizer, WindowSynchronizer
 from sparkdl.transport.frames import Limits

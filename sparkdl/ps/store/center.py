@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from sparkdl.coordinator.worker import Worker
 from sparkdl.ps.codecs import Compression, Segments
 from sparkdl.ps.rules.rule import Commit, Rule, State
-from sparkdl.ps.state.records import Worker
-from sparkdl.ps.state.rounds import Round
+from sparkdl.ps.store.rounds import Round
 from sparkdl.transport.frames import ByteArray, Message
 from sparkdl.weights import FloatArray, Layout
 
@@ -66,7 +66,7 @@ class Center:
         """Tells the rule that ``rank`` gets the center as it is now."""
         self.rule.pulled(self.weights[self._trained], self._state, rank)
 
-    def apply_round(self, round_: Round, clock: int, workers: dict[int, Worker]) -> None:
+    def apply_round(self, round_: Round, clock: int) -> None:
         """The row-weighted mean of a round; leaves ``result`` as what all ranks get back."""
         rows = round_.rows
         if rows == 0:

@@ -1,0 +1,97 @@
+"""Bytes that travel in chunks, and the blob that a rank keeps with the coordinator."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sparkdl.errors import ProtocolError
+from sparkdl.transport.frames import ByteArray, Content, Kind, Message
+
+
+class Assembly:
+    """Puts the chunks of one blob together. Frames carry ``offset`` and ``total`` in the header.
+
+    Args:
+        what: Names the blob in messages.
+        max_bytes: Bound of the whole blob.
+    """
+
+    def __init__(self, what: str, max_bytes: int) -> None:
+        self._what, self._max_bytes = what, max_bytes
+        self._sender = (-1, -1)
+        self._blob: ByteArray = np.empty(0, np.uint8)
+        self._filled = 0
+
+    def put(self, message: Message) -> ByteArray | None:
+        """Takes one chunk; returns the blob once it is whole. Chunks may come twice.
+
+        Raises:
+            ProtocolError: The blob is too large, or a chunk is out of order.
+        """
+        offset, total = message.offset, message.total
+        chunk = np.empty(0, np.uint8) if message.body is None else message.body
+        if not 0 < total <= self._max_bytes or message.content is not Content.BLOB:
+            raise ProtocolError(
+                f"{self._what} is empty or too large",
+                expected=f"1 .. {self._max_bytes} bytes",
+                received=f"{total} bytes of {message.content.name}",
+                hint="raise max_state_bytes",
+            )
+        sender = (message.rank, message.attempt)
+        if offset == 0:
+            self._sender, self._blob, self._filled = sender, np.empty(total, np.uint8), 0
+        fits = sender == self._sender and total == self._blob.size
+        if not fits or offset > self._filled or offset + chunk.size > total:
+            raise ProtocolError(
+                f"a chunk of {self._what} came out of order",
+                expected=f"offset {self._filled}",
+                received=f"offset {offset}, {chunk.size} bytes, total {total}",
+            )
+        self._blob[offset : offset + chunk.size] = chunk
+        self._filled = max(self._filled, offset + chunk.size)
+        if self._filled < total:
+            return None
+        whole, self._blob, self._filled = self._blob, np.empty(0, np.uint8), 0
+        return whole
+
+
+def chunk_reply(blob: ByteArray, offset: int, limit: int, epoch: int = 0) -> Message:
+    """One chunk of ``blob`` from ``offset`` on, as the reply to a reader.
+
+    Raises:
+        ProtocolError: The offset lies outside the blob.
+    """
+    if not 0 <= offset <= blob.size:
+        raise ProtocolError(
+            "a read outside a blob", expected=f"0 .. {blob.size}", received=f"offset {offset}"
+        )
+    return Message(
+        Kind.CHUNK,
+        epoch=epoch,
+        offset=offset,
+        total=blob.size,
+        content=Content.BLOB,
+        body=blob[offset : offset + limit],
+    )
+
+
+class KeptBlob:
+    """The last whole blob that a rank kept: bytes that the coordinator does not look into.
+
+    A new one replaces it only once all of its chunks have come, so that a rank that dies in the
+    middle leaves the former.
+
+    Args:
+        max_bytes: Bound of one blob.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._assembly = Assembly("the state to keep", max_bytes)
+        self.content: ByteArray = np.empty(0, np.uint8)
+        self.epoch = -1
+
+    def put(self, message: Message) -> None:
+        """Takes one chunk; see :meth:`Assembly.put`."""
+        whole = self._assembly.put(message)
+        if whole is not None:
+            self.content, self.epoch = whole, message.epoch

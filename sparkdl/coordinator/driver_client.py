@@ -1,0 +1,141 @@
+"""The driver's connection to the coordinator of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from sparkdl.closing import Closing
+from sparkdl.coordinator.lines import unpack_lines
+from sparkdl.coordinator.status import Status
+from sparkdl.errors import ProtocolError
+from sparkdl.transport.address import Endpoint
+from sparkdl.transport.connection import Connection, Opener, Timeouts
+from sparkdl.transport.frames import ByteArray, Kind, Limits, Message
+from sparkdl.transport.openers import explained, openers_of
+
+_READS = 5
+
+
+class DriverClient(Closing):
+    """Status in, orders out. Thread-safe, one request at a time.
+
+    Args:
+        opener: Opens connections.
+        limits: Bodies that may travel; None for a coordinator without a store.
+        timeouts: How long to wait.
+        check: Called before a request is tried again; raises if the server has ended.
+    """
+
+    def __init__(
+        self,
+        opener: Opener,
+        limits: Limits | None = None,
+        *,
+        timeouts: Timeouts | None = None,
+        check: Callable[[], None] | None = None,
+    ) -> None:
+        self.limits = Limits() if limits is None else limits
+        timeouts = timeouts or Timeouts()
+        self._connection = Connection(
+            opener, self.limits, timeouts, buffered=True, name="the driver", check=check
+        )
+        with explained(opener, timeouts):
+            self._connection.open()
+
+    def status(self, since_epoch: int = 0) -> Status:
+        """Workers, counters, failure, and the metrics of the epochs from ``since_epoch`` on.
+
+        Epochs before ``since_epoch`` are forgotten at the coordinator.
+        """
+        reply = self.request(Message(Kind.STATUS, epoch=since_epoch))
+        return Status.from_wire(reply.meta, _body(reply))
+
+    def control(
+        self,
+        *,
+        stop: bool = False,
+        learning_rate: float | None = None,
+        release: int | None = None,
+    ) -> None:
+        """Asks all workers to stop, sets their learning rate, or lets them pass an epoch's end.
+
+        All three take effect together: where ranks train in step, at one step for all ranks.
+        """
+        orders: dict[str, float | int | bool] = {}
+        if stop:
+            orders["stop"] = True
+        if learning_rate is not None:
+            orders["learning_rate"] = float(learning_rate)
+        if release is not None:
+            orders["release"] = int(release)
+        self.request(Message(Kind.CONTROL, meta=dict(orders)))
+
+    def kept(self) -> bytes:
+        """The state that a worker kept last; empty if none has.
+
+        Raises:
+            ProtocolError: A newer state replaces it each time before it is read.
+        """
+        for _ in range(_READS):
+            state, epoch, total = bytearray(), -1, 1
+            while len(state) < total:
+                reply = self.request(Message(Kind.KEPT, offset=len(state)))
+                if state and (reply.epoch, reply.total) != (epoch, total):
+                    break  # a newer one came meanwhile
+                epoch, total = reply.epoch, reply.total
+                state += _body(reply).data
+            else:
+                return bytes(state)
+        raise ProtocolError(
+            "the state that the workers keep changes faster than it can be read",
+            expected="one state to stay until it is read",
+            received=f"{_READS} newer ones in a row",
+        )
+
+    def take_lines(self) -> list[tuple[int, str]]:
+        """``(rank, line)`` of what the ranks printed since the last call."""
+        taken: list[tuple[int, str]] = []
+        while True:
+            reply = self.request(Message(Kind.TAKE_LINES))
+            lines = unpack_lines(_body(reply)) if reply.meta["ranks"] else []
+            if not reply.meta["ranks"]:
+                return taken
+            lines += [""] * (len(reply.meta["ranks"]) - len(lines))
+            taken += [(int(r), line) for r, line in zip(reply.meta["ranks"], lines, strict=False)]
+
+    def request(self, message: Message) -> Message:
+        """Sends a frame of the driver and returns the reply."""
+        return self._connection.request(message)
+
+    @property
+    def raw(self) -> ByteArray:
+        """The buffer that the body of the last reply lies in."""
+        return self._connection.raw
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+def open_driver(
+    endpoint: Endpoint,
+    limits: Limits | None = None,
+    *,
+    mode: str = "auto",
+    timeouts: Timeouts | None = None,
+    check: Callable[[], None] | None = None,
+) -> DriverClient:
+    """Connects the driver; arguments as in :class:`DriverClient` and ``open_session``.
+
+    Raises:
+        TransportError: No way leads to the server; says what was tried.
+        AuthenticationError: The server refused the token.
+    """
+    timeouts = timeouts or Timeouts()
+    openers = openers_of(endpoint, mode, Limits() if limits is None else limits, timeouts)
+    return DriverClient(openers, limits, timeouts=timeouts, check=check)
+
+
+def _body(reply: Message) -> ByteArray:
+    return np.empty(0, np.uint8) if reply.body is None else reply.body

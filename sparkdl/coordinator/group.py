@@ -1,0 +1,231 @@
+"""Who takes part in a run, who waits for what, and how each request gets its one reply."""
+
+from __future__ import annotations
+
+import threading
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from sparkdl.coordinator.orders import Orders
+from sparkdl.coordinator.settings import Settings
+from sparkdl.coordinator.telemetry import Telemetry
+from sparkdl.coordinator.worker import Worker
+from sparkdl.errors import (
+    ProtocolError,
+    SparkDLError,
+    TransportError,
+    WaitTimeoutError,
+    WorkerError,
+)
+from sparkdl.transport.frames import ByteArray, Flag, Kind, Limits, Message, error_to_meta
+from sparkdl.transport.service import Replies
+
+WaitReason = Literal["start", "gather", "duplicate", "join", "round", "gate", "epoch"]
+
+
+@dataclass
+class Wait:
+    """A request whose reply is deferred."""
+
+    reason: WaitReason
+    message: Message
+    since: float
+
+
+class Group:
+    """Workers, connections, buffers and deferred replies of one run.
+
+    The coordinator and its store both act on the group: the coordinator lets workers in and out,
+    the store answers what they ask of it. Whoever calls a method holds ``lock``.
+
+    Args:
+        settings: Limits of the run.
+        limits: Bodies that peers may send.
+        orders: What the driver asks of the workers.
+    """
+
+    def __init__(self, settings: Settings, limits: Limits, orders: Orders) -> None:
+        self.lock = threading.RLock()
+        self.settings, self.limits, self.orders = settings, limits, orders
+        self.telemetry = Telemetry()
+        self.workers: dict[int, Worker] = {}
+        self.failure: WorkerError | None = None
+        self.clock = 0
+        self.now = 0.0
+        self.on_leave: Callable[[Worker], None] = lambda worker: None
+        """Called with each worker that was marked dead, or has finished."""
+        self._buffers: dict[int, ByteArray] = {}
+        self._mailboxes: set[int] = set()
+        self._waits: dict[int, Wait] = {}
+        self._outbox: Replies = []
+
+    # -- connections and buffers -----------------------------------------------------------------
+
+    def buffer(self, connection: int) -> ByteArray:
+        """This connection's buffer, allocated at the first call."""
+        with self.lock:
+            if connection not in self._buffers:
+                self._buffers[connection] = self.limits.allocate()
+            return self._buffers[connection]
+
+    def attach(self, connection: int, buffer: ByteArray) -> None:
+        """Makes ``buffer`` (a shared-memory mailbox) this connection's."""
+        with self.lock:
+            self._buffers[connection] = buffer
+            self._mailboxes.add(connection)
+
+    def disconnect(self, connection: int) -> None:
+        """Forgets a connection; its worker is dead unless it comes back within the grace time."""
+        self._waits.pop(connection, None)
+        self._buffers.pop(connection, None)
+        self._mailboxes.discard(connection)
+        for worker in self.workers.values():
+            if worker.connection == connection:
+                worker.connection = None
+                if worker.alive and worker.lost_at is None:
+                    worker.lost_at = self.now
+
+    # -- replies ---------------------------------------------------------------------------------
+
+    def answer(self, connection: int, reply: Message, worker: Worker | None = None) -> None:
+        """Ends the connection's wait with ``reply``."""
+        self._waits.pop(connection, None)
+        self.stamp(reply, worker)
+        self._outbox.append((connection, reply))
+
+    def answer_beside(self, connection: int, reply: Message, worker: Worker | None) -> None:
+        """Replies to a HEARTBEAT, which over HTTP may overtake a request that waits."""
+        self.stamp(reply, worker)
+        self._outbox.append((connection, reply))
+
+    def refuse(self, connection: int, error: SparkDLError) -> None:
+        """Ends the connection's wait with an error."""
+        self.answer(connection, Message(Kind.ERROR, meta=error_to_meta(error)))
+
+    def time_out(
+        self, connection: int, what: str, missing: list[int] | list[str], limit_s: float, hint: str
+    ) -> None:
+        """Ends the connection's wait with an error that names who was missing."""
+        names = ", ".join(str(m) for m in missing) or "nobody"
+        error = WaitTimeoutError(
+            f"waited too long for {what}; missing: {names}",
+            expected=f"within {limit_s:g} s",
+            received=f"nothing from {names}",
+            hint=hint,
+        )
+        self.refuse(connection, error)
+
+    def defer(self, connection: int, reason: WaitReason, message: Message) -> None:
+        """The reply to ``message`` comes later."""
+        self._waits[connection] = Wait(reason, message, self.now)
+
+    def waiting(self, *reasons: WaitReason) -> list[tuple[int, Wait]]:
+        """Connections whose request waits for one of ``reasons``, by rank and time."""
+        found = [(c, w) for c, w in self._waits.items() if w.reason in reasons]
+        return sorted(found, key=lambda item: (item[1].message.rank, item[1].since))
+
+    def wait_of(self, connection: int) -> Wait | None:
+        """What the connection's request waits for; None if nothing is deferred."""
+        return self._waits.get(connection)
+
+    @property
+    def waits(self) -> list[Wait]:
+        """All deferred requests."""
+        return list(self._waits.values())
+
+    def refuse_all(self, error: SparkDLError) -> None:
+        """Ends all waits with an error."""
+        for connection in list(self._waits):
+            self.refuse(connection, error)
+
+    def flush(self) -> Replies:
+        """The replies that are due, to be sent now."""
+        replies, self._outbox = self._outbox, []
+        return replies
+
+    def stamp(self, reply: Message, worker: Worker | None) -> None:
+        """Fills what every reply carries: clock, orders, abort, lead."""
+        reply.clock = self.clock
+        self.orders.stamp(reply)
+        if self.failure is not None:
+            reply.flags |= Flag.ABORT
+        if worker is not None:
+            reply.rank = worker.rank
+            if worker.rank == min((w.rank for w in self.members()), default=worker.rank):
+                reply.flags |= Flag.LEAD
+
+    # -- workers ---------------------------------------------------------------------------------
+
+    def members(self) -> list[Worker]:
+        """Workers that take part now, by rank."""
+        found = [w for w in self.workers.values() if w.member and w.alive]
+        return sorted(found, key=lambda worker: worker.rank)
+
+    def identify(self, connection: int, message: Message) -> Worker:
+        """The worker that sent ``message``, bound to this connection.
+
+        Raises:
+            ProtocolError: The sender has not said HELLO.
+            TransportError: Another attempt has taken the sender's place.
+            WorkerError: A rank has failed.
+        """
+        worker = self.workers.get(message.rank)
+        if worker is not None:
+            self.refuse_superseded(worker, message)
+        if worker is None or worker.attempt != message.attempt:
+            raise ProtocolError(
+                f"attempt {message.attempt} of rank {message.rank} sent {message.kind.name} "
+                "before HELLO",
+                expected="HELLO first",
+            )
+        if self.failure is not None:
+            raise self.failure
+        self.bind(connection, message, worker)
+        return worker
+
+    def refuse_superseded(self, worker: Worker, message: Message) -> None:
+        """Raises TransportError if another attempt has taken the place of the sender."""
+        if message.attempt in worker.superseded:
+            raise TransportError(
+                f"attempt {message.attempt} of rank {message.rank} is superseded",
+                expected=f"frames of attempt {worker.attempt}",
+                received=f"{message.kind.name} of attempt {message.attempt}",
+                hint="the task was retried elsewhere; this one can end",
+            )
+
+    def bind(self, connection: int, message: Message, worker: Worker) -> None:
+        """Makes ``connection`` the worker's; a request over an older one is refused."""
+        old = worker.connection
+        worker.bind(connection, message, self.now)
+        if old is None or old == connection:
+            return
+        if old not in self._mailboxes:  # over HTTP nobody tells when a connection is gone
+            self._buffers.pop(old, None)
+        if old in self._waits:
+            self.refuse(old, TransportError("this connection was replaced by a newer one"))
+
+    def mark_dead(self, worker: Worker) -> None:
+        """The worker takes no part any more, unless another attempt comes."""
+        worker.dead, worker.member = True, False
+        self.on_leave(worker)
+
+    def mark_finished(self, worker: Worker) -> None:
+        """The worker's work is done, whatever happens to its process from now on."""
+        worker.finished, worker.member = True, False
+        self.on_leave(worker)
+
+    # -- failure ---------------------------------------------------------------------------------
+
+    def fail(self, error: Exception, hint: str) -> SparkDLError:
+        """The service's own code, or the user's rule, raised: ends the run for everybody.
+
+        Returns:
+            What all ranks are told.
+        """
+        if self.failure is None:
+            self.failure = WorkerError(
+                -1, f"{type(error).__name__}: {error}", traceback.format_exc(), hint=hint
+            )
+        return self.failure

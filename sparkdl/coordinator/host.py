@@ -1,0 +1,56 @@
+"""A coordinator in threads of this process: the driver's, where no store needs a process."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from dataclasses import replace
+
+from sparkdl.closing import Closing
+from sparkdl.coordinator.driver_client import DriverClient, open_driver
+from sparkdl.coordinator.machine import Coordinator
+from sparkdl.coordinator.settings import Settings
+from sparkdl.transport.address import Endpoint
+from sparkdl.transport.listeners import Listeners, ListenOptions, loopback_of
+from sparkdl.transport.server import Server
+
+
+class CoordinatorHost(Closing):
+    """Serves a coordinator without a store over framed TCP, until closed.
+
+    What goes through it is small (metrics, orders, log lines) or rare (a state per epoch), so it
+    needs no process of its own.
+
+    Args:
+        settings: Number of workers and time limits.
+        listen: Where the ranks connect.
+
+    Raises:
+        ResourceError: No port is free, or the address is not this host's.
+    """
+
+    def __init__(self, settings: Settings, listen: ListenOptions) -> None:
+        token = secrets.token_urlsafe(32)
+        listeners = Listeners.bind(listen, None)
+        self._server = Server(Coordinator(settings), token, listeners, settings.num_workers)
+        self.endpoint = Endpoint(self._server.address, token)
+        self._driver: DriverClient | None = None
+        with contextlib.ExitStack() as failed:
+            failed.callback(self._server.close)
+            self._server.start()
+            # by the address that is bound: the advertised one may not be reachable from here
+            address = replace(self.endpoint.address, host=loopback_of(listen.bind_address))
+            self._driver = open_driver(Endpoint(address, token))
+            failed.pop_all()
+
+    @property
+    def driver(self) -> DriverClient:
+        """The driver's connection."""
+        assert self._driver is not None
+        return self._driver
+
+    def close(self) -> None:
+        """Ends all connections and threads."""
+        if self._driver is not None:
+            self._driver.close()
+        self._server.close()

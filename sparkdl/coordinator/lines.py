@@ -1,0 +1,60 @@
+"""Lines that ranks print, on their way to the driver."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+
+from sparkdl.errors import ProtocolError
+from sparkdl.transport.frames import ByteArray, Content, Message
+
+MAX_LINES_BYTES = 1 << 20
+"""Bytes of lines in one frame; a rank that has more sends several frames."""
+KEPT_LINES = 20_000
+"""The oldest lines are dropped where the driver does not fetch them."""
+
+
+def pack_lines(lines: list[str]) -> ByteArray:
+    """Lines as UTF-8, one after the other; no line contains a line end."""
+    text = "\n".join(line.replace("\n", " ") for line in lines)
+    return np.frombuffer(text.encode(errors="replace"), np.uint8)
+
+
+def unpack_lines(body: ByteArray) -> list[str]:
+    """The counterpart of :func:`pack_lines`."""
+    return body.tobytes().decode(errors="replace").split("\n") if body.size else []
+
+
+class LogLines:
+    """``(rank, line)`` in the order of arrival, until the driver takes them."""
+
+    def __init__(self) -> None:
+        self._lines: deque[tuple[int, str]] = deque(maxlen=KEPT_LINES)
+
+    def put(self, message: Message) -> None:
+        """Takes the lines of a LOG frame.
+
+        Raises:
+            ProtocolError: The frame is larger than lines may be.
+        """
+        body = np.empty(0, np.uint8) if message.body is None else message.body
+        if body.size > MAX_LINES_BYTES or message.content not in (Content.BLOB, Content.NOTHING):
+            raise ProtocolError(
+                "a LOG frame is too large",
+                expected=f"at most {MAX_LINES_BYTES} bytes of text",
+                received=f"{body.size} bytes of {message.content.name}",
+            )
+        self._lines.extend((message.rank, line) for line in unpack_lines(body))
+
+    def take(self, limit_bytes: int) -> tuple[list[int], list[str]]:
+        """Ranks and lines that are forgotten from now on; about ``limit_bytes`` at most."""
+        ranks: list[int] = []
+        lines: list[str] = []
+        size = 0
+        while self._lines and size < limit_bytes:
+            rank, line = self._lines.popleft()
+            ranks.append(rank)
+            lines.append(line)
+            size += len(line) + 1
+        return ranks, lines

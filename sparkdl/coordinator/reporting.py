@@ -1,0 +1,181 @@
+"""What workers report, and what the driver asks and orders."""
+
+from __future__ import annotations
+
+from sparkdl.coordinator.blobs import KeptBlob, chunk_reply
+from sparkdl.coordinator.group import Group
+from sparkdl.coordinator.lines import MAX_LINES_BYTES, LogLines, pack_lines
+from sparkdl.coordinator.status import EpochTotals, Failure, Status
+from sparkdl.coordinator.telemetry import EpochReport
+from sparkdl.errors import ProtocolError, WorkerError
+from sparkdl.transport.frames import BLOB_BYTES, Content, Flag, Kind, Message
+
+
+class Reporting:
+    """Reports, heartbeats, failures, kept blobs and log lines of workers.
+
+    Args:
+        group: The run's.
+        max_blob_bytes: Bound of a blob that a worker keeps here.
+    """
+
+    def __init__(self, group: Group, max_blob_bytes: int) -> None:
+        self._group = group
+        self._kept = KeptBlob(max_blob_bytes)
+        self._lines = LogLines()
+        self._driver_seen = 0.0
+
+    # -- workers ---------------------------------------------------------------------------------
+
+    def report(self, connection: int, message: Message) -> None:
+        """Metrics of an epoch; with WAIT, the reply comes when the driver releases the epoch."""
+        group = self._group
+        worker = group.identify(connection, message)
+        report = EpochReport.from_message(message)
+        group.telemetry.record(worker.rank, message.attempt, report)
+        if not worker.commits and report.rows_done:
+            worker.epoch, worker.batch = report.epoch, report.batches_done
+            worker.rows = report.rows_done
+        if message.flags & Flag.WAIT:
+            message.body = None  # lies in a buffer that the next request uses
+            group.defer(connection, "epoch", message)
+        else:
+            group.answer(connection, Message(Kind.OK), worker)
+
+    def heartbeat(self, connection: int, message: Message) -> None:
+        """A sign of life, over a connection of its own."""
+        worker = self._group.workers.get(message.rank)
+        if worker is not None and worker.attempt == message.attempt:
+            worker.last_seen = self._group.now
+        self._group.answer_beside(connection, Message(Kind.OK), worker)
+
+    def keep(self, connection: int, message: Message) -> None:
+        """One chunk of a state for the driver."""
+        worker = self._group.identify(connection, message)
+        self._kept.put(message)
+        self._group.answer(connection, Message(Kind.OK), worker)
+
+    def log(self, connection: int, message: Message) -> None:
+        """Lines that a rank printed; also of a rank that has not joined yet."""
+        if not 0 <= message.rank < self._group.settings.num_workers:
+            raise ProtocolError(
+                "lines of an unknown rank",
+                expected=f"0 .. {self._group.settings.num_workers - 1}",
+                received=str(message.rank),
+            )
+        self._lines.put(message)
+        self._group.answer(connection, Message(Kind.OK))
+
+    def fail(self, connection: int, message: Message) -> None:
+        """A worker failed for good: every other rank's next request raises."""
+        group = self._group
+        worker = group.workers.get(message.rank)
+        stale = worker is not None and message.attempt in worker.superseded
+        if group.failure is None and not stale:
+            group.failure = WorkerError(
+                message.rank,
+                str(message.meta.get("error", "unknown error")),
+                str(message.meta.get("traceback", "")),
+            )
+        if worker is not None and worker.attempt == message.attempt:
+            group.mark_dead(worker)
+        group.answer(connection, Message(Kind.OK))
+
+    def bye(self, connection: int, message: Message) -> None:
+        """A worker closes its connection; one that has not finished is dead."""
+        group = self._group
+        worker = group.workers.get(message.rank)
+        if worker is not None and worker.connection == connection and worker.alive:
+            group.mark_dead(worker)
+        group.answer(connection, Message(Kind.OK))
+
+    # -- driver ----------------------------------------------------------------------------------
+
+    def status(self, connection: int, message: Message, *, started: bool, rounds: int) -> Status:
+        """The run as it is now; epochs from ``message.epoch`` on."""
+        group = self._group
+        self._driver_seen = group.now
+        return Status(
+            workers={r: w.status() for r, w in sorted(group.workers.items())},
+            epochs=bounded(group.telemetry.totals(message.epoch)),
+            failure=None if group.failure is None else Failure.of(group.failure),
+            clock=group.clock,
+            rounds=rounds,
+            released_epoch=group.orders.released_epoch,
+            started=started,
+            waiting={w.message.rank: w.reason for w in group.waits},
+        )
+
+    def control(self, connection: int, message: Message, *, started: bool) -> None:
+        """The driver's orders."""
+        if message.rank >= 0:
+            raise ProtocolError(
+                "only the driver may send CONTROL",
+                expected="rank -1",
+                received=f"rank {message.rank}",
+            )
+        self._driver_seen = self._group.now
+        self._group.orders.take(message.meta, started=started)
+        self._group.answer(connection, Message(Kind.OK))
+
+    def kept(self, connection: int, message: Message) -> None:
+        """One chunk of the blob that a worker kept; an empty one where there is none."""
+        limit = self._group.limits.chunk_bytes
+        reply = chunk_reply(self._kept.content, message.offset, limit, max(self._kept.epoch, 0))
+        self._group.answer(connection, reply)
+
+    def take_lines(self, connection: int, message: Message) -> None:
+        """The lines that came since the last look; they are forgotten here."""
+        ranks, lines = self._lines.take(MAX_LINES_BYTES)
+        body = pack_lines(lines)
+        reply = Message(
+            Kind.CHUNK,
+            content=Content.BLOB if body.size else Content.NOTHING,
+            total=body.size,
+            meta={"ranks": ranks},
+            body=body if body.size else None,
+        )
+        self._group.answer(connection, reply)
+
+    # -- waits -----------------------------------------------------------------------------------
+
+    def settle(self) -> None:
+        """Lets workers pass the epochs that the driver has released."""
+        group = self._group
+        for connection, wait in group.waiting("epoch"):
+            if wait.message.epoch <= group.orders.released_epoch:
+                group.answer(connection, Message(Kind.OK), group.workers.get(wait.message.rank))
+
+    def expire(self) -> None:
+        """Ends waits for a driver that says nothing at all."""
+        group = self._group
+        limit_s = group.settings.release_timeout_s
+        for connection, wait in group.waiting("epoch"):
+            if group.now - max(wait.since, self._driver_seen) > limit_s:
+                group.time_out(
+                    connection, "the driver's release of the next epoch", ["driver"], limit_s,
+                    "is the driver's process stopped or busy?",
+                )  # fmt: skip
+
+
+def bounded(epochs: dict[int, EpochTotals]) -> dict[int, EpochTotals]:
+    """The first epochs, as many as one frame has room for; the driver asks for the rest later.
+
+    Raises:
+        ProtocolError: Not even one has room.
+    """
+    result: dict[int, EpochTotals] = {}
+    size = 0
+    for number, epoch in epochs.items():
+        size += epoch.metrics.nbytes + epoch.val_metrics.nbytes
+        if size > BLOB_BYTES and not result:
+            raise ProtocolError(
+                f"the metrics of epoch {number} cannot be sent to the driver",
+                expected=f"metric states of at most {BLOB_BYTES} bytes in all",
+                received=f"{size} bytes",
+                hint="metrics with fewer thresholds or classes",
+            )
+        if size > BLOB_BYTES:
+            break
+        result[number] = epoch
+    return result

@@ -1,0 +1,338 @@
+"""A rank's connection to the coordinator of its run."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import socket
+import threading
+import time
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from sparkdl.closing import Closing
+from sparkdl.coordinator.lines import MAX_LINES_BYTES, pack_lines
+from sparkdl.coordinator.telemetry import EpochReport
+from sparkdl.errors import WorkerError
+from sparkdl.transport.address import Endpoint
+from sparkdl.transport.connection import Connection, Opener, Timeouts
+from sparkdl.transport.frames import ByteArray, Content, Flag, Kind, Limits, Message
+from sparkdl.transport.openers import explained, openers_of
+
+
+@dataclass(frozen=True)
+class Welcome:
+    """The answer to HELLO: where this rank goes on.
+
+    Args:
+        done: This rank's work was finished by another attempt; there is nothing to do.
+        epoch: Epoch to continue in.
+        batch: Batches of that epoch that are committed already.
+        source: Where the weights come from: ``'center'`` (pull), ``'state'`` (a member's weights
+            and optimizer state), ``'snapshot'`` (pull: the last snapshot).
+        steps_per_epoch: Most batches per epoch of any rank; agreed among ranks that train in step.
+        num_workers: Workers of the run.
+        clock: Commits or rounds applied so far.
+        worker_clock: Commits of this rank so far.
+        rows: Rows this rank has committed so far.
+        lease_s: Silence after which the coordinator gives this worker up.
+        in_step: Whether all ranks train in step.
+        texts: Rank -> the ``text`` that it gave with its HELLO.
+    """
+
+    done: bool
+    epoch: int
+    batch: int
+    source: str
+    steps_per_epoch: int
+    num_workers: int
+    clock: int
+    worker_clock: int
+    rows: int
+    lease_s: float
+    in_step: bool = False
+    texts: Mapping[int, str] = field(default_factory=dict)
+
+
+class Session(Closing):
+    """One rank's connection to the coordinator. Thread-safe, one request at a time.
+
+    A heartbeat keeps the rank's lease from :meth:`join` or :meth:`meet` on. Closing the session
+    of a rank that has not finished marks the rank dead.
+
+    Args:
+        opener: Opens connections.
+        limits: Bodies that may travel.
+        rank: This rank, from 0.
+        attempt: A number that no other attempt of this rank has.
+        timeouts: How long to wait.
+    """
+
+    def __init__(
+        self,
+        opener: Opener,
+        limits: Limits | None = None,
+        *,
+        rank: int,
+        attempt: int,
+        timeouts: Timeouts | None = None,
+    ) -> None:
+        self.rank, self.attempt = rank, attempt
+        self.limits = Limits() if limits is None else limits
+        self.welcome: Welcome | None = None
+        self.stopped = False
+        self.aborted = False
+        self.learning_rate: float | None = None
+        self.clock = 0
+        self.lead = False
+        self.sequence = 0
+        self._timeouts = timeouts or Timeouts()
+        self._opener = opener
+        self._connection = Connection(
+            opener, self.limits, self._timeouts, buffered=True, name=f"worker {rank}"
+        )
+        self._connection.open()
+        self._heartbeat: threading.Thread | None = None
+        self._ended = threading.Event()
+
+    # -- joining and leaving ---------------------------------------------------------------------
+
+    def join(
+        self,
+        *,
+        rows: int = 0,
+        batches_per_epoch: int = 0,
+        text: str | None = None,
+        weights_bytes: int | None = None,
+    ) -> Welcome:
+        """Joins the run. Waits for ranks that begin together, and for a live attempt of this rank.
+
+        Args:
+            rows: Rows in this worker's partition.
+            batches_per_epoch: Batches it makes of them.
+            text: For the other ranks, in :attr:`Welcome.texts`.
+            weights_bytes: Size of this worker's model, which a store refuses if it differs.
+
+        Raises:
+            WaitTimeoutError: Some ranks did not come in time; they are named.
+        """
+        self._start_heartbeat(self._timeouts.heartbeat_s or 1.0)
+        meta: dict[str, int | str] = {
+            "rows": rows,
+            "batches_per_epoch": batches_per_epoch,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+        }
+        if text is not None:
+            meta["text"] = text
+        if weights_bytes is not None:
+            meta["weights_bytes"] = weights_bytes
+        reply = self.request(Message(Kind.HELLO, meta=dict(meta)), deferred=True)
+        known = reply.meta
+        self.sequence = reply.sequence
+        self.welcome = Welcome(
+            done=bool(reply.flags & Flag.DONE),
+            epoch=reply.epoch,
+            batch=reply.batch,
+            source=str(known["source"]),
+            steps_per_epoch=int(known["steps_per_epoch"]),
+            num_workers=int(known["num_workers"]),
+            clock=reply.clock,
+            worker_clock=int(known["worker_clock"]),
+            rows=reply.rows,
+            lease_s=float(known["lease_s"]),
+            in_step=bool(known["in_step"]),
+            texts={int(rank): str(text) for rank, text in known["texts"].items()},
+        )
+        if self._timeouts.heartbeat_s is None:
+            self._period_s = min(self.welcome.lease_s / 3, 10.0)
+        return self.welcome
+
+    def meet(self, text: str) -> list[str]:
+        """Every rank's text in rank order; waits until all ranks that begin together have come.
+
+        Raises:
+            WaitTimeoutError: Some ranks did not come in time; they are named.
+        """
+        texts = self.join(text=text).texts
+        return [texts[rank] for rank in sorted(texts)]
+
+    def finish(self) -> None:
+        """Says that this rank's work is done, whatever happens to its process from now on."""
+        self.request(Message(Kind.FINISH))
+
+    def fail(self, error: str, traceback: str = "") -> None:
+        """Says that this rank failed for good: every other rank's next request raises."""
+        meta = {"error": error[:10_000], "traceback": traceback[-100_000:]}
+        self.request(Message(Kind.FAIL, meta=meta))
+
+    def close(self) -> None:
+        """Closes the connection and ends the heartbeat; a rank that did not finish is dead."""
+        if self._ended.is_set():
+            return
+        self._ended.set()
+        self._connection.close(self._signed(Message(Kind.BYE)))
+        if self._heartbeat is not None and self._heartbeat is not threading.current_thread():
+            self._heartbeat.join(5)
+
+    # -- telling the driver ----------------------------------------------------------------------
+
+    def report(self, report: EpochReport, *, wait: bool = False) -> None:
+        """Sends metrics of an epoch; with ``wait``, returns when the driver releases the epoch.
+
+        Raises:
+            ProtocolError: The metric states are larger than a frame can be.
+        """
+        message = report.to_message(wait=wait)
+        body = message.body
+        self.request(message, 0 if body is None else body, deferred=wait)
+
+    def keep(self, state: bytes, epoch: int) -> None:
+        """Leaves ``state``, of the end of ``epoch`` epochs, for the driver.
+
+        The coordinator keeps the last whole one; what it means is between worker and driver.
+        """
+        self.send_blob(Kind.KEEP, state, epoch)
+
+    def log(self, lines: list[str]) -> None:
+        """Sends lines that this rank printed; the driver shows them."""
+        batch: list[str] = []
+        size = 0
+        for line in [*lines, None]:
+            if batch and (line is None or size + len(line) > MAX_LINES_BYTES // 4):
+                body = pack_lines(batch)
+                self.request(Message(Kind.LOG, content=Content.BLOB, total=body.size), body)
+                batch, size = [], 0
+            if line is not None:
+                batch.append(line)
+                size += len(line) + 1
+
+    # -- for stores ------------------------------------------------------------------------------
+
+    @property
+    def raw(self) -> ByteArray:
+        """The buffer that bodies are sent from and received into.
+
+        With shm it is the mailbox itself; it changes identity after a reconnect, so ask for it
+        each time instead of keeping it.
+        """
+        return self._connection.raw
+
+    @property
+    def transport(self) -> str:
+        """Name of the transport in use, ``'none'`` while there is no connection."""
+        channel = self._connection.channel
+        return "none" if channel is None else channel.name
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes of the frames sent so far (over shm their bodies stay in memory)."""
+        return self._connection.bytes_sent
+
+    @property
+    def bytes_received(self) -> int:
+        """Bytes of the frames received so far."""
+        return self._connection.bytes_received
+
+    def request(
+        self, message: Message, body: int | ByteArray = 0, *, deferred: bool = False
+    ) -> Message:
+        """Sends a frame of this rank and returns the reply; see :meth:`Connection.request`."""
+        try:
+            reply = self._connection.request(self._signed(message), body, deferred=deferred)
+        except WorkerError:
+            self.aborted = True
+            raise
+        self.clock = reply.clock
+        self.stopped = bool(reply.flags & Flag.STOP)
+        self.aborted = bool(reply.flags & Flag.ABORT)
+        self.lead = bool(reply.flags & Flag.LEAD)
+        rate = reply.learning_rate
+        self.learning_rate = None if math.isnan(rate) else rate
+        return reply
+
+    def send_blob(self, kind: Kind, blob: bytes, epoch: int, batch: int = 0) -> None:
+        """Sends bytes in chunks. Overwrites ``raw``."""
+        source = np.frombuffer(blob, np.uint8)
+        size = self.limits.chunk_bytes
+        for offset in range(0, source.size, size):
+            chunk = source[offset : offset + size]
+            message = Message(
+                kind, epoch=epoch, batch=batch, offset=offset, total=source.size,
+                content=Content.BLOB,
+            )  # fmt: skip
+            self.request(message, chunk)
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _signed(self, message: Message) -> Message:
+        message.rank, message.attempt = self.rank, self.attempt
+        return message
+
+    def _start_heartbeat(self, period_s: float) -> None:
+        self._period_s = period_s
+        if self._heartbeat is None:
+            self._heartbeat = threading.Thread(
+                target=self._beat, name=f"sparkdl-ps-heartbeat-{self.rank}", daemon=True
+            )
+            self._heartbeat.start()
+
+    def _beat(self) -> None:
+        """Keeps the lease; a server that stays silent wakes up a request that waits for it."""
+        timeouts = Timeouts(connect_s=self._timeouts.connect_s, reconnect_s=0.0, reply_s=30.0)
+        connection = Connection(
+            self._opener, self.limits, timeouts, buffered=False, name="a heartbeat"
+        )
+        heard = time.monotonic()
+        while not self._ended.wait(self._period_s):
+            try:
+                connection.request(self._signed(Message(Kind.HEARTBEAT)))
+                heard = time.monotonic()
+            except Exception:
+                if time.monotonic() - heard > 3 * self._period_s + self._timeouts.reconnect_s:
+                    self._connection.abort()
+        connection.close()
+
+
+def open_session(
+    endpoint: Endpoint,
+    *,
+    rank: int,
+    attempt: int = 0,
+    mode: str = "auto",
+    limits: Limits | None = None,
+    timeouts: Timeouts | None = None,
+) -> Session:
+    """Connects a rank; ``mode='auto'`` tries shm (same host), then socket, then http.
+
+    Args:
+        endpoint: Of the server.
+        rank: The worker's rank.
+        attempt: A number that no other attempt of this rank has.
+        mode: ``'auto'``, ``'shm'``, ``'socket'`` or ``'http'``.
+        limits: Bodies that may travel; None for a coordinator without a store.
+        timeouts: How long to wait.
+
+    Raises:
+        TransportError: No way leads to the server; says what was tried.
+        AuthenticationError: The server refused the token.
+    """
+    timeouts = timeouts or Timeouts()
+    limits = Limits() if limits is None else limits
+    openers = openers_of(endpoint, mode, limits, timeouts)
+    with explained(openers, timeouts):
+        return Session(openers, limits, rank=rank, attempt=attempt, timeouts=timeouts)
+
+
+def report_failure(endpoint: Endpoint, rank: int, attempt: int, error: BaseException) -> None:
+    """Tells a run's coordinator that a rank failed for good; silent if it cannot be reached."""
+    described = "".join(traceback.format_exception_only(error)).strip()
+    with (
+        contextlib.suppress(Exception),
+        open_session(endpoint, rank=rank, attempt=attempt) as session,
+    ):
+        session.fail(described, "".join(traceback.format_exception(error)))

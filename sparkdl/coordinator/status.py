@@ -1,0 +1,158 @@
+"""What the driver sees of a run: workers, metrics, failure, counters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from sparkdl.errors import ProtocolError, WorkerError
+from sparkdl.protocols import MetricState
+from sparkdl.transport.frames import ByteArray
+
+
+@dataclass(frozen=True)
+class WorkerStatus:
+    """One rank, as the coordinator knows it.
+
+    Args:
+        alive: Takes part, or may come back within the grace time.
+        attempt: The present try at this rank; None before the first.
+        epoch, batch: How far it has committed.
+        batches, rows, commits, clock: Counted over all its attempts.
+        finished: Its work is done.
+        batches_per_epoch: Batches that it makes of its rows.
+        host, pid: Where it runs.
+        staleness_mean, staleness_max: Commits of others between its pulls and its commits.
+    """
+
+    alive: bool
+    attempt: int | None
+    epoch: int
+    batch: int
+    batches: int
+    rows: int
+    finished: bool
+    clock: int
+    commits: int
+    batches_per_epoch: int
+    host: str
+    pid: int
+    staleness_mean: float
+    staleness_max: int
+
+
+@dataclass(frozen=True)
+class EpochTotals:
+    """One epoch over all ranks.
+
+    Args:
+        rows, val_rows: Rows trained and evaluated.
+        metrics, val_metrics: Sums of the ranks' metric states, float64; empty for none.
+        ended: Ranks that have ended it.
+    """
+
+    rows: int
+    val_rows: int
+    metrics: MetricState
+    val_metrics: MetricState
+    ended: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The first rank that failed for good."""
+
+    rank: int
+    error: str
+    traceback: str
+
+    @classmethod
+    def of(cls, error: WorkerError) -> Failure:
+        return cls(error.rank, error.error, error.traceback)
+
+
+@dataclass(frozen=True)
+class Status:
+    """A run at one moment.
+
+    Args:
+        workers: By rank.
+        epochs: By number, from the epoch on that was asked for.
+        failure: Of the first rank that failed, or None.
+        clock, rounds: Commits or rounds that the store has applied.
+        released_epoch: Last epoch whose end the driver has released; -1 for none.
+        started: Whether the ranks that begin together have begun.
+        waiting: Rank -> what its deferred request waits for.
+        bytes_in, bytes_out: Of all frames.
+    """
+
+    workers: dict[int, WorkerStatus] = field(default_factory=dict)
+    epochs: dict[int, EpochTotals] = field(default_factory=dict)
+    failure: Failure | None = None
+    clock: int = 0
+    rounds: int = 0
+    released_epoch: int = -1
+    started: bool = False
+    waiting: dict[int, str] = field(default_factory=dict)
+    bytes_in: int = 0
+    bytes_out: int = 0
+
+    @property
+    def commits(self) -> int:
+        """Commits of all ranks."""
+        return sum(worker.commits for worker in self.workers.values())
+
+    def to_wire(self) -> tuple[dict[str, Any], ByteArray]:
+        """A JSON object, and the metric states as float64 one after the other."""
+        parts = [part for e in self.epochs.values() for part in (e.metrics, e.val_metrics)]
+        meta = {
+            "workers": {str(rank): asdict(worker) for rank, worker in self.workers.items()},
+            "epochs": [
+                [n, e.rows, e.val_rows, e.metrics.size, e.val_metrics.size, list(e.ended)]
+                for n, e in self.epochs.items()
+            ],
+            "failure": None if self.failure is None else asdict(self.failure),
+            "waiting": {str(rank): reason for rank, reason in self.waiting.items()},
+            **{name: getattr(self, name) for name in _COUNTERS},
+        }
+        numbers = np.concatenate(parts) if parts else np.empty(0)
+        return meta, numbers.astype("<f8").view(np.uint8)
+
+    @classmethod
+    def from_wire(cls, meta: Mapping[str, Any], body: ByteArray) -> Status:
+        """The counterpart of :meth:`to_wire`.
+
+        Raises:
+            ProtocolError: The meta does not describe the body.
+        """
+        numbers = np.frombuffer(body.tobytes(), "<f8")
+        epochs: dict[int, EpochTotals] = {}
+        start = 0
+        try:
+            for number, rows, val_rows, size, val_size, ended in meta["epochs"]:
+                middle, stop = start + size, start + size + val_size
+                epochs[number] = EpochTotals(
+                    rows, val_rows, numbers[start:middle], numbers[middle:stop], tuple(ended)
+                )
+                start = stop
+            failure = meta["failure"]
+            return cls(
+                workers={int(r): WorkerStatus(**w) for r, w in meta["workers"].items()},
+                epochs=epochs,
+                failure=None if failure is None else Failure(**failure),
+                waiting={int(r): str(reason) for r, reason in meta["waiting"].items()},
+                **{name: meta[name] for name in _COUNTERS},
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise ProtocolError(
+                "cannot read the status of the run",
+                expected="what Status.to_wire wrote",
+                received=f"{type(error).__name__}: {error}",
+                hint="install the same sparkdl on the driver and on all executors",
+            ) from error
+
+
+_COUNTERS = ("clock", "rounds", "released_epoch", "started", "bytes_in", "bytes_out")

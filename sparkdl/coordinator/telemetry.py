@@ -1,0 +1,152 @@
+"""Metrics of all ranks, kept so that no attempt counts twice and no dead attempt is forgotten."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from sparkdl.coordinator.status import EpochTotals
+from sparkdl.errors import ProtocolError
+from sparkdl.protocols import MetricState
+from sparkdl.transport.frames import BLOB_BYTES, ByteArray, Content, Flag, Kind, Message
+
+MAX_EPOCH = 1 << 31
+
+
+def _none() -> MetricState:
+    return np.empty(0, np.float64)
+
+
+@dataclass(frozen=True)
+class EpochReport:
+    """What a rank says of one epoch, so far or at its end.
+
+    Args:
+        epoch: Its number, from 0.
+        rows: Rows trained in it so far.
+        metrics: The rank's metric state: sums and counts (float64), as Keras metrics hold them.
+        ended: Whether the rank has ended the epoch.
+        val_rows: Rows evaluated at its end.
+        val_metrics: The metric state of those rows.
+        batches_done: Batches of the epoch done, from a rank that commits nothing to a store.
+        rows_done: Rows trained in all epochs, from a rank that commits nothing to a store.
+    """
+
+    epoch: int
+    rows: int
+    metrics: MetricState = field(default_factory=_none)
+    ended: bool = False
+    val_rows: int = 0
+    val_metrics: MetricState = field(default_factory=_none)
+    batches_done: int = 0
+    rows_done: int = 0
+
+    def to_message(self, *, wait: bool) -> Message:
+        """The REPORT frame; its numbers travel as they are, in the body.
+
+        Raises:
+            ProtocolError: The metric states are larger than a frame can be.
+        """
+        body = np.concatenate([self.metrics, self.val_metrics]).astype("<f8").view(np.uint8)
+        if body.nbytes > BLOB_BYTES:
+            raise ProtocolError(
+                f"the metrics of epoch {self.epoch} cannot be sent to the driver",
+                expected=f"metric states of at most {BLOB_BYTES} bytes in all",
+                received=f"{body.nbytes} bytes",
+                hint="metrics with fewer thresholds or classes, e.g. AUC(num_thresholds=200)",
+            )
+        meta = {"rows": self.rows, "val_rows": self.val_rows, "split": int(self.metrics.size)}
+        if self.ended:
+            meta["ended"] = True
+        return Message(
+            Kind.REPORT,
+            flags=Flag.WAIT if wait else Flag.NONE,
+            epoch=self.epoch,
+            batch=self.batches_done,
+            rows=self.rows_done,
+            content=Content.BLOB if body.size else Content.NOTHING,
+            total=body.nbytes,
+            meta=meta,
+            body=body if body.size else None,
+        )
+
+    @classmethod
+    def from_message(cls, message: Message) -> EpochReport:
+        """The counterpart of :meth:`to_message`.
+
+        Raises:
+            ProtocolError: The frame is malformed.
+        """
+        meta = message.meta
+        body: ByteArray = np.empty(0, np.uint8) if message.body is None else message.body
+        counts = [meta.get(name, 0) for name in ("rows", "val_rows", "split")]
+        whole = all(isinstance(c, int) and not isinstance(c, bool) and c >= 0 for c in counts)
+        if not whole or body.nbytes % 8 or 8 * counts[2] > body.nbytes or message.epoch > MAX_EPOCH:
+            raise ProtocolError(
+                f"the telemetry of rank {message.rank} is malformed",
+                expected="whole numbers of rows, and float64 numbers as body",
+                received=f"epoch {message.epoch}, {counts}, {body.nbytes} bytes",
+            )
+        numbers = np.frombuffer(body.tobytes(), "<f8")
+        return cls(
+            epoch=message.epoch,
+            rows=counts[0],
+            metrics=numbers[: counts[2]],
+            ended=bool(meta.get("ended")),
+            val_rows=counts[1],
+            val_metrics=numbers[counts[2] :],
+            batches_done=message.batch,
+            rows_done=message.rows,
+        )
+
+
+class Telemetry:
+    """The latest report per epoch, rank and attempt, summed when the driver asks.
+
+    A metric state is a vector of sums and counts, so the elementwise sum over ranks is the state of
+    the whole epoch.
+    """
+
+    def __init__(self) -> None:
+        self._reports: dict[int, dict[tuple[int, int], EpochReport]] = {}
+        self._ended: dict[int, set[int]] = {}
+        self._since = 0
+
+    def record(self, rank: int, attempt: int, report: EpochReport) -> None:
+        """Replaces what this attempt said of that epoch."""
+        if report.epoch < self._since:
+            return  # the driver is through with that epoch
+        self._reports.setdefault(report.epoch, {})[rank, attempt] = report
+        if report.ended:
+            self._ended.setdefault(report.epoch, set()).add(rank)
+
+    def totals(self, since: int = 0) -> dict[int, EpochTotals]:
+        """The epochs from ``since`` on; those before are forgotten, so memory stays bounded."""
+        self._since = max(self._since, since)
+        for epoch in [e for e in self._reports if e < self._since]:
+            del self._reports[epoch]
+            self._ended.pop(epoch, None)
+        result: dict[int, EpochTotals] = {}
+        for epoch in sorted(e for e in self._reports if e >= since):
+            reports = list(self._reports[epoch].values())
+            result[epoch] = EpochTotals(
+                rows=sum(r.rows for r in reports),
+                val_rows=sum(r.val_rows for r in reports),
+                metrics=sum_states([r.metrics for r in reports]),
+                val_metrics=sum_states([r.val_metrics for r in reports]),
+                ended=tuple(sorted(self._ended.get(epoch, ()))),
+            )
+        return result
+
+
+def sum_states(states: list[MetricState]) -> MetricState:
+    """The sum of metric states; a rank without rows has an empty one.
+
+    >>> sum_states([np.array([1.0, 2.0]), np.empty(0), np.array([3.0, 4.0])])
+    array([4., 6.])
+    """
+    total = np.zeros(max((state.size for state in states), default=0))
+    for state in states:
+        total[: state.size] += state
+    return total

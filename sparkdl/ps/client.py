@@ -1,0 +1,226 @@
+"""A worker's end of the parameter server's store: pushes and pulls over a session.
+
+::
+
+    client = connect(endpoint, rank=0, attempt=0, layout=layout)
+    client.join(batches_per_epoch=100)
+    client.pull()                       # client.buffer holds the center
+    client.buffer[...] = delta
+    client.push_pull(Progress(epoch=0, batch=8, batches=8, rows=512))
+
+Every commit carries a sequence number; after a broken connection it is sent again under the same
+number, so it counts exactly once.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from sparkdl.closing import Closing
+from sparkdl.coordinator.session import Session, Welcome, open_session
+from sparkdl.errors import ProtocolError
+from sparkdl.ps.codecs import Compression
+from sparkdl.ps.coder import Coder
+from sparkdl.transport.address import Endpoint
+from sparkdl.transport.connection import Timeouts
+from sparkdl.transport.frames import ByteArray, Content, Flag, Kind, Limits, Message
+from sparkdl.weights import FloatArray, Layout
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a commit says beside its payload.
+
+    Args:
+        epoch: Epoch the worker is in, from 0.
+        batch: Batches of that epoch done, those of this commit included.
+        batches: Batches in this commit.
+        rows: Rows in this commit: its weight where rows are averaged; 0 contributes nothing.
+        learning_rate: The worker's now, for rules that ask for it.
+    """
+
+    epoch: int
+    batch: int
+    batches: int
+    rows: int
+    learning_rate: float = math.nan
+
+
+class Client(Closing):
+    """One worker's access to the store. Thread-safe, one request at a time.
+
+    ``buffer`` is the layout's size: a push sends what it holds, a pull replaces what it holds.
+    With shm it is the mailbox itself; it changes identity after a reconnect, so ask for it each
+    time instead of keeping it.
+
+    Args:
+        session: The worker's session; closed with the client.
+        compression: Of the run; None sends float32. Over shm, where nothing crosses a network,
+            bodies travel as they are, unless the codec does more than save bytes.
+    """
+
+    def __init__(self, session: Session, compression: Compression | None = None) -> None:
+        self.session = session
+        self.upload_requested = False
+        self.round_rows = 0
+        self._coder: Coder | None = None
+        if compression is not None and (
+            session.transport != "shm" or compression.codec.shapes_training
+        ):
+            self._coder = Coder(compression, session.rank, session.attempt)
+
+    @property
+    def residual(self) -> FloatArray | None:
+        """What a codec still has to send of the trained segment; None where nothing is kept."""
+        return None if self._coder is None else self._coder.residual
+
+    @property
+    def buffer(self) -> FloatArray:
+        """The float32 buffer that pushes send and pulls fill."""
+        return self.session.limits.dense(self.session.raw)
+
+    @property
+    def lead(self) -> bool:
+        """Whether this rank is the lowest member."""
+        return self.session.lead
+
+    @property
+    def in_step(self) -> bool:
+        """Whether the server waits for all workers in each round."""
+        return self.session.welcome is not None and self.session.welcome.in_step
+
+    @property
+    def source(self) -> str:
+        """Where the weights to start from come from; see :class:`Welcome`."""
+        return "" if self.session.welcome is None else self.session.welcome.source
+
+    def join(self, *, rows: int = 0, batches_per_epoch: int = 0) -> Welcome:
+        """Joins the run; see :meth:`Session.join`."""
+        return self.session.join(
+            rows=rows, batches_per_epoch=batches_per_epoch,
+            weights_bytes=self.session.limits.dense_bytes,
+        )  # fmt: skip
+
+    def close(self) -> None:
+        """Closes the session."""
+        self.session.close()
+
+    # -- the verbs -------------------------------------------------------------------------------
+
+    def pull(self) -> FloatArray:
+        """Fills ``buffer`` with the center, and returns it."""
+        message = Message(Kind.PULL)
+        self._ask_encoded(message)
+        self._decode(self.session.request(message))
+        return self.buffer
+
+    def push(self, progress: Progress) -> None:
+        """Commits what ``buffer`` holds; its content is undefined afterwards."""
+        self._commit(Kind.PUSH, progress)
+
+    def push_pull(self, progress: Progress) -> FloatArray:
+        """Commits what ``buffer`` holds, and fills it with what the server answers.
+
+        That is the center, or, for a rule that waits and takes gradients, the mean gradient of the
+        round; ``round_rows`` are then the rows of all ranks (0: nothing to apply).
+        """
+        self._commit(Kind.PUSH_PULL, progress)
+        return self.buffer
+
+    def snapshot(self, epoch: int, batch: int = 0) -> None:
+        """Stores ``buffer`` (weights) as the center; for rules that wait and take gradients."""
+        message = Message(Kind.SNAPSHOT, epoch=epoch, batch=batch, content=Content.DENSE)
+        self.session.request(message, self.session.limits.dense_bytes)
+
+    def put_state(self, state: bytes, epoch: int, batch: int) -> None:
+        """Uploads weights and optimizer state for a joiner. Overwrites ``buffer``."""
+        self.session.send_blob(Kind.STATE_PUT, state, epoch, batch)
+        self.upload_requested = False
+
+    def get_state(self) -> bytes:
+        """What a member uploaded for this joiner. Overwrites ``buffer``."""
+        state = bytearray()
+        total = 1
+        while len(state) < total:
+            reply = self.session.request(Message(Kind.STATE_GET, offset=len(state)))
+            if reply.body is None or not reply.body.size:
+                raise ProtocolError(
+                    "the server sent an empty chunk of state",
+                    expected=f"bytes from offset {len(state)} on",
+                    received="none",
+                )
+            total = reply.total
+            state += reply.body.data
+        return bytes(state)
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _commit(self, kind: Kind, progress: Progress) -> None:
+        self.session.sequence += 1
+        message = Message(
+            kind,
+            sequence=self.session.sequence,
+            epoch=progress.epoch,
+            batch=progress.batch,
+            batches=progress.batches,
+            rows=progress.rows,
+            learning_rate=progress.learning_rate,
+            content=Content.DENSE,
+        )
+        body: int | ByteArray = self.session.limits.dense_bytes
+        if self._coder is not None:
+            body = self._coder.encode(self.buffer, progress.rows)
+            self._ask_encoded(message)
+        reply = self.session.request(message, body, deferred=True)
+        self._decode(reply)
+        self.round_rows = reply.rows
+        self.upload_requested = bool(reply.flags & Flag.UPLOAD)
+
+    def _ask_encoded(self, message: Message) -> None:
+        """Marks a request as one whose reply may be encoded, from what this worker holds."""
+        if self._coder is not None:
+            message.flags |= Flag.ENCODED
+            message.meta["held"] = self._coder.version
+
+    def _decode(self, reply: Message) -> None:
+        if self._coder is not None and reply.kind is Kind.WEIGHTS:
+            self._coder.decode(reply, self.buffer)
+
+
+def limits_of(layout: Layout, compression: Compression | None = None) -> Limits:
+    """The bodies that travel between a worker and a store of this layout."""
+    encoded = 0 if compression is None else compression.max_bytes
+    return Limits(dense_bytes=layout.size_bytes, encoded_bytes=encoded)
+
+
+def connect(
+    endpoint: Endpoint,
+    mode: str = "auto",
+    *,
+    rank: int,
+    attempt: int = 0,
+    layout: Layout,
+    timeouts: Timeouts | None = None,
+    compression: Compression | None = None,
+) -> Client:
+    """Connects a worker to a parameter server; see :func:`open_session`.
+
+    Args:
+        endpoint: Of the server.
+        mode: ``'auto'``, ``'shm'``, ``'socket'`` or ``'http'``.
+        rank: The worker's rank.
+        attempt: A number that no other attempt of this rank has.
+        layout: Of the flat buffer; the server refuses another size.
+        timeouts: How long to wait.
+        compression: The server's.
+
+    Raises:
+        TransportError: No way leads to the server; says what was tried.
+        AuthenticationError: The server refused the token.
+    """
+    session = open_session(
+        endpoint, rank=rank, attempt=attempt, mode=mode, limits=limits_of(layout, compression),
+        timeouts=timeouts,
+    )  # fmt: skip
+    return Client(session, compression)

@@ -1,0 +1,12 @@
+"""The parameter server's store: what plugs into a coordinator so that ranks share weights.
+
+``parameter_store``
+    :class:`ParameterStore`: pushes, pulls, rounds, snapshots and the state of a joiner.
+``center``, ``rounds``, ``transfer``, ``holdings``, ``reading``
+    Its parts: the weights and the rule; one round of a rule that waits; a member's state on its
+    way to a joiner; what each worker holds of the center; a reply that reads the center itself.
+"""
+
+from sparkdl.ps.store.parameter_store import ParameterStore
+
+__all__ = ["ParameterStore"]

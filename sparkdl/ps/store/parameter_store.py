@@ -1,0 +1,405 @@
+"""The store of a run with a parameter server: center, rounds, and replies that read the center."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from sparkdl.coordinator.group import Group
+from sparkdl.coordinator.store import Entry, Work
+from sparkdl.coordinator.worker import Worker
+from sparkdl.errors import ProtocolError, TransportError
+from sparkdl.ps.codecs import Compression
+from sparkdl.ps.rules.rule import Rule
+from sparkdl.ps.store.center import Center
+from sparkdl.ps.store.holdings import Holdings
+from sparkdl.ps.store.reading import Reading
+from sparkdl.ps.store.rounds import Payload, Round
+from sparkdl.ps.store.transfer import StateTransfer
+from sparkdl.transport.frames import COMMITS, Content, Flag, Kind, Limits, Message
+from sparkdl.transport.service import Metric
+from sparkdl.weights import FloatArray, Layout
+
+
+class ParameterStore:
+    """Weights that all workers share, changed by a rule; a store of a coordinator.
+
+    A commit is applied from its connection's buffer. A reply reads the center itself; only if a
+    commit changes the center meanwhile is the unread rest copied, into that same buffer. So replies
+    are consistent, and memory stays at center + rule state + one buffer each. A rule with
+    ``lock_free`` is applied outside the lock, concurrently.
+
+    Args:
+        layout: Of the flat buffer.
+        center: Initial weights; taken over, not copied.
+        rule: How commits change the center.
+        compression: What workers may send encoded; None refuses encoded commits.
+    """
+
+    kinds = frozenset(
+        {
+            Kind.PULL,
+            Kind.PUSH,
+            Kind.PUSH_PULL,
+            Kind.SNAPSHOT,
+            Kind.STATE_PUT,
+            Kind.STATE_GET,
+        }
+    )
+
+    def __init__(
+        self,
+        layout: Layout,
+        center: FloatArray,
+        rule: Rule,
+        compression: Compression | None = None,
+    ) -> None:
+        encoded = 0 if compression is None else compression.max_bytes
+        self.limits = Limits(dense_bytes=layout.size_bytes, encoded_bytes=encoded)
+        self.rounds = 0
+        self._compression = compression
+        self._center = Center(layout, center, rule, compression)
+        self._holdings = None if compression is None else Holdings(compression)
+        self._rule = rule
+        self._gated = type(rule).may_continue is not Rule.may_continue
+        self._readings: dict[int, Reading] = {}
+        self._round = Round()
+        self._round_rows = 0
+        self._position = (0, 0)
+        self._snapshot_position = (0, 0)
+
+    # -- what the coordinator asks ---------------------------------------------------------------
+
+    @property
+    def together(self) -> bool:
+        """Whether all ranks begin at the same moment: where any of them waits for others."""
+        return self._rule.blocking or self._gated
+
+    @property
+    def in_step(self) -> bool:
+        """Whether the ranks train in rounds."""
+        return self._rule.blocking
+
+    @property
+    def name(self) -> str:
+        """The rule's name."""
+        return repr(self._rule.name)
+
+    def attach(self, group: Group) -> None:
+        """Takes the run's group."""
+        self._group = group
+        most = group.settings.max_state_bytes
+        self._transfer = StateTransfer(
+            8 * self.limits.dense_bytes + (64 << 20) if most is None else most
+        )
+
+    def check(self, message: Message) -> None:
+        """Refuses a worker whose model has another size."""
+        size = message.meta.get("weights_bytes", self.limits.dense_bytes)
+        if size != self.limits.dense_bytes:
+            raise ProtocolError(
+                f"rank {message.rank}'s model does not fit the server's layout",
+                expected=f"{self.limits.dense_bytes} bytes of weights",
+                received=f"{size} bytes",
+                hint="does the model build other layers on the executors?",
+            )
+
+    def welcome(self) -> Mapping[str, bool | str]:
+        """The rule's name and what it takes."""
+        return {"rule": self._rule.name, "payload": self._rule.payload}
+
+    def enter(self, worker: Worker, *, late: bool) -> Entry | None:
+        """Lets a worker in.
+
+        A late one takes the center; where the workers hold the weights it gets the state of a
+        member, which :meth:`_state_put` brings, or the last snapshot if no member is left.
+        """
+        group = self._group
+        if self._gated:  # a latecomer must not hold back those who are ahead
+            others = [w.clock for w in group.members() if w is not worker]
+            worker.clock = max(worker.clock, min(others, default=0))
+        if not late or not self.in_step:
+            return Entry("center")
+        if self._center.on_workers and group.members():
+            if not self._transfer.fresh:
+                return None  # the next round's reply asks a member to upload its state
+            worker.epoch, worker.batch = self._transfer.position
+            self._transfer.readers.add(worker.rank)
+            return Entry("state")
+        if self._center.on_workers:
+            self._position = self._snapshot_position
+        worker.epoch, worker.batch = self._position
+        return Entry("snapshot" if self._center.on_workers else "center")
+
+    def leave(self, worker: Worker) -> None:
+        """Forgets what is kept for a worker that is dead or done."""
+        if self._holdings is not None:
+            self._holdings.forget(worker.rank)
+        self._transfer.leave(worker.rank)
+        if worker.dead:
+            self._round.payloads.pop(worker.rank, None)
+
+    def disconnect(self, connection: int) -> None:
+        """Nobody reads this connection's reply any more."""
+        self._readings.pop(connection, None)
+
+    def missing(self) -> list[int]:
+        """Ranks that the present round waits for."""
+        return [w.rank for w in self._group.members() if w.rank not in self._round.payloads]
+
+    def metrics(self) -> list[Metric]:
+        """Nothing beyond the coordinator's."""
+        return []
+
+    def decoded(self, connection: int, message: Message) -> Message:
+        """A commit with its values instead of their payload; needs no lock.
+
+        The values take the payload's place in the connection's buffer, so that a commit costs a
+        copy of its few bytes, and no second buffer.
+        """
+        if not (message.flags & Flag.ENCODED and message.kind in COMMITS):
+            return message
+        if self._compression is None:
+            raise ProtocolError(
+                "an encoded commit in a run without compression",
+                expected="float32 values",
+                received="a codec's payload",
+            )
+        body = np.empty(0, np.uint8) if message.body is None else message.body.copy()
+        raw = self._group.buffer(connection)[: self.limits.dense_bytes]
+        self._compression.commits.decode(body, self.limits.dense(raw))
+        return replace(message, body=raw)
+
+    def receive(self, connection: int, message: Message) -> Work | None:
+        """Answers or defers a request."""
+        if message.kind in COMMITS:
+            return self._commit(connection, message)
+        if message.kind is Kind.PULL:
+            self._pull(connection, message)
+        elif message.kind is Kind.SNAPSHOT:
+            self._take_snapshot(connection, message)
+        elif message.kind is Kind.STATE_PUT:
+            self._state_put(connection, message)
+        else:
+            self._state_get(connection, message)
+        return None
+
+    def settle(self) -> None:
+        """Completes the round, opens the gates."""
+        self._complete_round()
+        self._open_gates()
+
+    def expire(self) -> None:
+        """Ends the waits of commits that passed their limit; each error names who was missing."""
+        group, limit_s = self._group, self._group.settings.round_timeout_s
+        late = [(c, w) for c, w in group.waiting("round", "gate") if group.now - w.since > limit_s]
+        missing = self.missing()
+        for connection, wait in late:
+            if wait.reason == "gate":
+                slowest = min((w.clock for w in group.members()), default=0)
+                missing = [w.rank for w in group.members() if w.clock == slowest]
+            group.time_out(
+                connection, f"rank {wait.message.rank}'s turn after its commit", missing, limit_s,
+                "raise round_timeout_s?",
+            )  # fmt: skip
+        for _, wait in late:  # only now, so that no error names a rank that did commit
+            payload = self._round.payloads.get(wait.message.rank)
+            if payload is not None and payload.message is wait.message:
+                group.mark_dead(group.workers[wait.message.rank])
+
+    # -- commits ---------------------------------------------------------------------------------
+
+    def _commit(self, connection: int, message: Message) -> Work | None:
+        group = self._group
+        worker = group.identify(connection, message)
+        values = self._values(message)
+        if message.sequence <= worker.applied and not self._gated:
+            self._answer_again(connection, message, worker)
+            return None
+        if self._rule.blocking:
+            if not worker.member:
+                raise TransportError(
+                    f"rank {worker.rank} was dropped from the rounds",
+                    expected=f"a sign of life every {group.settings.lease_s:g} s, and a broken "
+                    f"connection back within {group.settings.grace_s:g} s",
+                    received=f"nothing from attempt {worker.attempt} for longer",
+                    hint="the task's next attempt joins again",
+                )
+            self._round.payloads[worker.rank] = Payload(connection, values, message)
+            group.defer(connection, "round", message)
+            return None
+        if message.sequence <= worker.applied:
+            group.defer(connection, "gate", message)
+            return None
+        commit = self._center.commit_of(worker, message, group.clock, group.settings.num_workers)
+        if not self._rule.lock_free:
+            self._preserve()
+            self._center.apply(values, commit)
+        worker.count_staleness(commit.staleness)
+        worker.advance(message)
+        group.clock += 1
+        if message.kind is Kind.PUSH_PULL:
+            worker.pulled_clock = group.clock
+        if self._rule.lock_free:
+
+            def apply() -> Message:
+                self._center.apply(values, commit)
+                return self._weights(connection, message)
+
+            return Work(apply, worker)
+        if self._gated:
+            group.defer(connection, "gate", message)
+        else:
+            group.answer(connection, self._weights(connection, message), worker)
+        return None
+
+    def _values(self, message: Message) -> FloatArray:
+        """The values of a commit, in the buffer that they arrived in."""
+        if message.body is None or message.content is not Content.DENSE:
+            raise ProtocolError(
+                f"a {message.kind.name} frame without the whole flat buffer",
+                expected=f"{self.limits.dense_bytes} bytes of {Content.DENSE.name}",
+                received=f"{message.body_bytes} bytes of {message.content.name}",
+            )
+        return self.limits.dense(message.body)
+
+    def _answer_again(self, connection: int, message: Message, worker: Worker) -> None:
+        """The reply to a commit that was applied before: its first reply was lost."""
+        if self._rule.blocking:
+            reply = self._result(message, self._round_rows)
+        else:
+            reply = self._weights(connection, message)
+        reply.flags |= Flag.DUPLICATE
+        if self._transfer.uploader == worker.rank:
+            reply.flags |= Flag.UPLOAD  # it may have been told in the reply that was lost
+        self._group.answer(connection, reply, worker)
+
+    def _pull(self, connection: int, message: Message) -> None:
+        group = self._group
+        worker = group.identify(connection, message) if message.rank >= 0 else None
+        if worker is not None:
+            worker.pulled_clock = group.clock
+            self._center.pulled(worker.rank)
+        group.answer(connection, self._weights(connection, message), worker)
+
+    def _take_snapshot(self, connection: int, message: Message) -> None:
+        worker = self._group.identify(connection, message)
+        if not self._center.on_workers:
+            raise ProtocolError(
+                "SNAPSHOT is for rules that wait and take gradients",
+                expected="a rule whose workers hold the weights",
+                received=f"rule {self._rule.name!r}",
+                hint="with other rules the server itself holds the weights",
+            )
+        values = self._values(message)
+        self._preserve()
+        np.copyto(self._center.weights, values)
+        self._snapshot_position = (message.epoch, message.batch)
+        self._group.answer(connection, Message(Kind.OK), worker)
+
+    # -- rounds and gates ------------------------------------------------------------------------
+
+    def _complete_round(self) -> None:
+        group = self._group
+        members = group.members() if self._rule.blocking else []
+        payloads = self._round.payloads
+        if not members or any(w.rank not in payloads for w in members):
+            return
+        finished, self._round = self._round, Round()
+        self._transfer.fresh = False
+        rows = self._round_rows = finished.rows
+        self._preserve()
+        self._center.apply_round(finished, group.clock)
+        group.clock += 1
+        self.rounds += 1
+        group.orders.latch()
+        uploader = self._choose_uploader(members)
+        for rank, payload in sorted(payloads.items()):
+            worker, message = group.workers[rank], payload.message
+            worker.advance(message)
+            worker.pulled_clock = group.clock
+            self._position = max(self._position, (message.epoch, message.batch))
+            wait = group.wait_of(payload.connection)
+            if wait is None or wait.message is not message:
+                continue  # its connection broke meanwhile; a resend gets the result
+            reply = self._result(message, rows)
+            if rank == uploader:
+                reply.flags |= Flag.UPLOAD
+            group.answer(payload.connection, reply, worker)
+
+    def _open_gates(self) -> None:
+        group = self._group
+        for connection, wait in group.waiting("gate"):
+            worker = group.workers[wait.message.rank]
+            slowest = min((w.clock for w in group.members()), default=worker.clock)
+            if self._rule.may_continue(worker.clock, slowest):
+                if wait.message.kind is Kind.PUSH_PULL:
+                    worker.pulled_clock = group.clock
+                group.answer(connection, self._weights(connection, wait.message), worker)
+
+    # -- replies with weights --------------------------------------------------------------------
+
+    def _weights(self, connection: int, request: Message) -> Message:
+        """OK for a push; the center as it is now, or its encoded change, for a pull."""
+        if request.kind is Kind.PUSH:
+            return Message(Kind.OK, sequence=request.sequence)
+        encoded = request.flags & Flag.ENCODED and request.rank >= 0
+        if self._holdings is not None and encoded and not self._center.on_workers:
+            return self._holdings.answer(request, self._center.weights)
+        group = self._group
+        reading = Reading(self._center.weights.view(np.uint8), lambda: group.buffer(connection))
+        if not self._rule.lock_free:  # Hogwild! readers take what they find
+            self._readings[connection] = reading
+        return Message(
+            Kind.WEIGHTS, sequence=request.sequence, content=Content.DENSE, reading=reading
+        )
+
+    def _result(self, request: Message, rows: int) -> Message:
+        """The round's result, sent from where it lies: it cannot change before this rank's
+        next commit (or its death, and then nobody reads it)."""
+        if request.kind is Kind.PUSH:
+            return Message(Kind.OK, sequence=request.sequence, rows=rows)
+        reply = Message(Kind.WEIGHTS, sequence=request.sequence, rows=rows, content=Content.DENSE)
+        if self._holdings is None or not request.flags & Flag.ENCODED:
+            reply.body = self._center.result.view(np.uint8)
+        elif self._center.on_workers:
+            reply.flags, reply.body = Flag.ENCODED, self._center.encoded
+        else:
+            reply = self._holdings.answer(request, self._center.weights)
+            reply.rows = rows
+        return reply
+
+    def _preserve(self) -> None:
+        """Before the center changes: whoever still reads it keeps what it was."""
+        for reading in self._readings.values():
+            reading.preserve()
+        self._readings.clear()
+
+    # -- the state of a joiner -------------------------------------------------------------------
+
+    def _choose_uploader(self, members: list[Worker]) -> int | None:
+        """The lowest member, if a joiner waits for the state and nobody sends it yet."""
+        waits = self._center.on_workers and bool(self._group.waiting("join"))
+        if not waits or self._transfer.uploader is not None:
+            return None
+        present = [w.rank for w in members if w.reachable]
+        self._transfer.uploader = present[0] if present else None
+        return self._transfer.uploader
+
+    def _state_put(self, connection: int, message: Message) -> None:
+        group = self._group
+        worker = group.identify(connection, message)
+        awaited = worker.member and self._transfer.uploader == worker.rank
+        if awaited:
+            self._transfer.put(message)  # once it is whole, `enter` lets the joiners in
+        group.answer(connection, Message(Kind.OK), worker)
+
+    def _state_get(self, connection: int, message: Message) -> None:
+        group = self._group
+        worker = group.identify(connection, message)
+        reply = self._transfer.get(message.offset, group.limits.chunk_bytes)
+        if reply.offset + reply.body_bytes == reply.total:
+            self._transfer.read_by(worker.rank)
+        group.answer(connection, reply, worker)
