@@ -10,7 +10,6 @@ import numpy as np
 
 from sparkdl.config import (
     FitConfig,
-    LoopSettings,
     PortSpec,
     UseGpu,
     arguments_from_file,
@@ -28,9 +27,10 @@ from sparkdl.progress.monitor import FitMonitor
 from sparkdl.spark.columns.sources import Columns, add_validation, is_frame, is_rdd, open_source
 from sparkdl.spark.driver.arguments import FitOptions, check_share, verbosity
 from sparkdl.spark.driver.choice import choose_exchange, restore_rule
-from sparkdl.spark.driver.fitting import FitPlan, count_workers, run_fit
+from sparkdl.spark.driver.fitting import run_fit
 from sparkdl.spark.driver.metrics import prepare_metrics
-from sparkdl.spark.driver.recipes import recipe_of
+from sparkdl.spark.driver.plan import FitPlan, count_workers, loop_settings, prepare_model
+from sparkdl.spark.driver.trained_model import TrainedModel
 from sparkdl.spark.driver.training import StageSummary
 from sparkdl.spark.inference.inference import (
     evaluate_arrays,
@@ -162,10 +162,9 @@ class SparkModel:
             rule={"name": self._exchange.rule.name, **self._exchange.rule.config()},
             compression=self._exchange.compression,
         )
-        self._model = model
+        self._trained = TrainedModel(model)
         self._custom_objects = dict(custom_objects or {})
         self._decoder = decoder
-        self._recipe = recipe_of(self._config, self._exchange)
         self._history: Any = None
         self._epochs_trained = 0
         self._summary: StageSummary | None = None
@@ -176,7 +175,7 @@ class SparkModel:
     @property
     def model(self) -> Any:
         """The Keras model, trained in place; after ``rule='ensemble'`` the mean of the members."""
-        return self._model
+        return self._trained.model
 
     @property
     def ensemble(self) -> list[Any]:
@@ -220,7 +219,7 @@ class SparkModel:
 
     def __repr__(self) -> str:
         return (
-            f"SparkModel({self._model.name!r}, mode={self.mode!r}, frequency={self.frequency!r}, "
+            f"SparkModel({self.model.name!r}, mode={self.mode!r}, frequency={self.frequency!r}, "
             f"rule={self.rule.name!r}, num_workers={self.num_workers})"
         )
 
@@ -278,7 +277,7 @@ class SparkModel:
             WorkerError: A worker raised; the message ends with its traceback.
             TransportError: The parameter server died.
         """
-        keras_learner.require_compiled(self._model)
+        keras_learner.require_compiled(self.model)
         if self._ensemble or (checkpoint_dir is not None and self._exchange.independent):
             raise ConfigError(
                 "an ensemble is trained in one fit",
@@ -295,21 +294,21 @@ class SparkModel:
                 "resume needs a place to resume from", expected="checkpoint_dir=...",
                 received="None",
             )  # fmt: skip
-        model, signature = self._model, model_signature(self._model)
+        model, signature = self.model, model_signature(self.model)
         columns = Columns(features, label, sample_weight, self.decoder)
         source = open_source(data, signature, columns)
         held_out = None
         if validation_data is not None:
             held_out = open_source(validation_data, signature, columns)
         source = add_validation(source, held_out, validation_split, self.seed)
-        num_workers, at_once = count_workers(self._exchange, self._config, source)
-        self._recipe.prepare(model, num_workers)
+        num_workers, at_once = count_workers(self._config, self._exchange, source)
+        prepare_model(model, self._exchange, num_workers)
         checkpoints = Checkpoints.at(checkpoint_dir)
         first_epoch = options.initial_epoch
         if resume and checkpoints is not None:
             done, rule_state = checkpoints.restore(model)
             first_epoch = done or first_epoch
-            self._recipe.resume(rule_state)
+            self._trained.rule_state = rule_state
         last_epoch = epochs if (resume or options.initial_epoch) else first_epoch + epochs
         if first_epoch >= last_epoch:
             return self._nothing_to_do(callbacks, last_epoch)
@@ -317,33 +316,29 @@ class SparkModel:
             model, callbacks, epochs=last_epoch, first_epoch=first_epoch,
             verbose=verbosity(verbose),
         )  # fmt: skip
-        recipe = self._recipe
-        settings = LoopSettings(
-            epochs=last_epoch, first_epoch=first_epoch, batch_size=batch_size,
-            window=recipe.window, shuffle=shuffle, seed=self.seed + 7919 * self._epochs_trained,
-            wait_for_driver=recipe.in_step and monitor.has_callbacks,
-            keep_state=recipe.barrier or monitor.has_callbacks or checkpoints is not None,
-            follow_schedule=not recipe.in_step,
-            check_data=options.check_data,
-            memory_budget_bytes=self.memory_budget_mb << 20,
+        settings = loop_settings(
+            self._config, self._exchange, first_epoch=first_epoch, last_epoch=last_epoch,
+            batch_size=batch_size, shuffle=shuffle, check_data=options.check_data,
+            epochs_trained=self._epochs_trained, has_callbacks=monitor.has_callbacks,
+            has_checkpoints=checkpoints is not None,
         )  # fmt: skip
         plan = FitPlan(
-            self._config, recipe, model, self._custom_objects, source, num_workers, at_once,
-            settings, checkpoints,
+            self._config, self._exchange, self._trained, self._custom_objects, source,
+            num_workers, at_once, settings, checkpoints,
         )  # fmt: skip
         self._summary = run_fit(plan, monitor)
         if self._summary.members:
             members = list(self._summary.members.values())
-            self._model, self._ensemble = build_ensemble(model, members)
+            self._trained.model, self._ensemble = build_ensemble(model, members)
             self._summary = replace(self._summary, members={})
         if checkpoints is not None and not monitor.stopped_inside:
-            checkpoints.save(model, monitor.epochs_done, recipe.rule_state)
+            checkpoints.save(model, monitor.epochs_done, self._trained.rule_state)
         self._epochs_trained += monitor.epochs_done - first_epoch
         self._history = monitor.end()
         return self._history
 
     def _nothing_to_do(self, callbacks: Any, epochs: int) -> Any:
-        monitor = FitMonitor(self._model, callbacks, epochs=epochs, first_epoch=epochs, verbose=0)
+        monitor = FitMonitor(self.model, callbacks, epochs=epochs, first_epoch=epochs, verbose=0)
         monitor.begin()
         self._history = monitor.end()
         return self._history
@@ -378,9 +373,9 @@ class SparkModel:
         """
         batch_size = self._batch_size(batch_size)
         if not (is_frame(data) or is_rdd(data)):
-            return self._model.predict(data, batch_size=batch_size, verbose=0)
-        archive = encode_model(self._model, self.custom_objects)
-        signature = model_signature(self._model)
+            return self.model.predict(data, batch_size=batch_size, verbose=0)
+        archive = encode_model(self.model, self.custom_objects)
+        signature = model_signature(self.model)
         if is_rdd(data):
             return predict_rdd(
                 data, signature, archive, batch_size=batch_size, use_gpu=self.use_gpu
@@ -420,17 +415,17 @@ class SparkModel:
             DataError: The data do not fit the model, or there are none.
         """
         batch_size = self._batch_size(batch_size)
-        signature = model_signature(self._model)
+        signature = model_signature(self.model)
         columns = Columns(features, label, sample_weight, self.decoder)
         if isinstance(data, (tuple, list)):
-            state = evaluate_arrays(self._model, data, signature, batch_size=batch_size)
+            state = evaluate_arrays(self.model, data, signature, batch_size=batch_size)
         else:
             source = open_source(data, signature, columns)
             with held():
-                prepare_metrics(self._model, source)
-                archive = encode_model(self._model, self.custom_objects)
+                prepare_metrics(self.model, source)
+                archive = encode_model(self.model, self.custom_objects)
             state = evaluate_source(source, archive, batch_size=batch_size, use_gpu=self.use_gpu)
-        results = metric_state.metric_results(self._model, state)
+        results = metric_state.metric_results(self.model, state)
         if verbosity(verbose, auto=0):
             print(" - ".join(f"{k}: {np.round(v, 4)}" for k, v in results.items()), flush=True)
         return results
@@ -448,8 +443,8 @@ class SparkModel:
             ResourceError: The path cannot be written.
             ConfigError: The path does not end in ``.keras``.
         """
-        state = self._recipe.rule_state
-        write_model(path, self._model, self._config.to_file(), state, overwrite=overwrite)
+        state = self._trained.rule_state
+        write_model(path, self.model, self._config.to_file(), state, overwrite=overwrite)
 
 
 def load_spark_model(
@@ -484,5 +479,5 @@ def load_spark_model(
         settings["rule"] = restore_rule(settings["mode"], settings["rule"])
     loaded = SparkModel(model, custom_objects=custom_objects, **{**settings, **overrides})
     if not {"mode", "rule"} & set(overrides):
-        loaded._recipe.resume(rule_state)
+        loaded._trained.rule_state = rule_state
     return loaded
