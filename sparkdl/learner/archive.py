@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from sparkdl.errors import ModelError
+from sparkdl.errors import ConfigError, ModelError
 from sparkdl.learner.fingerprint import plain_config
 
 
@@ -140,6 +140,71 @@ def restore_state(model: Any, archive: ModelArchive) -> None:
     """Loads the archive's weights and optimizer state into an equal model (same ``key``)."""
     with _model_file(archive.content) as path:
         model.load_weights(path)
+
+
+def model_bytes(model: Any) -> bytes:
+    """A model as the bytes of a ``.keras`` file.
+
+    Raises:
+        ModelError: Keras cannot save the model.
+    """
+    try:
+        return _save_bytes(model)
+    except Exception as error:
+        raise ModelError(
+            f"model {model.name!r} cannot be saved",
+            received=f"{type(error).__name__}: {error}",
+        ) from error
+
+
+def model_from_bytes(
+    content: bytes, custom_objects: dict[str, Any] | None, *, safe_mode: bool, path: str
+) -> Any:
+    """The counterpart of :func:`model_bytes`; see ``keras.models.load_model``.
+
+    Args:
+        content: A ``.keras`` file.
+        custom_objects: Name -> class or function that the model uses.
+        safe_mode: False also loads what runs code from the file.
+        path: Where the bytes are from, for the message.
+
+    Raises:
+        ModelError: The file holds no Keras model that can be loaded so.
+    """
+    try:
+        with _model_file(content) as local:
+            return load_model_file(local, custom_objects, safe_mode)
+    except Exception as error:
+        raise ModelError(
+            f"{path!r} cannot be loaded",
+            received=f"{type(error).__name__}: {error}",
+            hint="pass custom_objects={'MyLayer': MyLayer} for classes of your own, and "
+            "safe_mode=False for Lambda layers of a file that you trust",
+        ) from error
+
+
+def load_state(model: Any, content: bytes, path: str) -> None:
+    """Loads the weights and the optimizer state of a ``.keras`` file into a model.
+
+    Args:
+        model: The model that was saved, or an equal one.
+        content: The file.
+        path: Where the bytes are from, for the message.
+
+    Raises:
+        ConfigError: The file is of another model.
+    """
+    if not model.optimizer.built:  # else Keras would leave its state out
+        model.optimizer.build(model.trainable_variables)
+    try:
+        with _model_file(content) as local:
+            model.load_weights(local)
+    except ValueError as error:
+        raise ConfigError(
+            f"the checkpoint in {path!r} is of another model",
+            expected="the model that wrote it",
+            received=str(error).splitlines()[0],
+        ) from error
 
 
 _identities: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()

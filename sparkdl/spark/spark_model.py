@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, Generic, TypeVar, overload
 
 import numpy as np
@@ -17,12 +18,15 @@ from sparkdl.config import (
 )
 from sparkdl.errors import ConfigError, ReadOnlyError
 from sparkdl.files.checkpoints import Checkpoints
-from sparkdl.files.model_file import read_model, write_model
+from sparkdl.files.model_file import check_path, read_model, write_model
 from sparkdl.launch.interrupts import heard, held
 from sparkdl.learner import keras_learner, metric_state
-from sparkdl.learner.archive import encode_model
+from sparkdl.learner.archive import encode_model, load_state, model_bytes, model_from_bytes
+from sparkdl.learner.callback_sink import CallbackSink
 from sparkdl.learner.ensemble import build_ensemble
 from sparkdl.learner.signature import model_signature
+from sparkdl.progress.bar import ProgressBar
+from sparkdl.progress.events import TrainingBegan, TrainingEnded
 from sparkdl.progress.monitor import FitMonitor
 from sparkdl.spark.columns.sources import Columns, add_validation, is_frame, is_rdd, open_source
 from sparkdl.spark.driver.arguments import FitOptions, check_share, verbosity
@@ -306,15 +310,21 @@ class SparkModel:
         checkpoints = Checkpoints.at(checkpoint_dir)
         first_epoch = options.initial_epoch
         if resume and checkpoints is not None:
-            done, rule_state = checkpoints.restore(model)
-            first_epoch = done or first_epoch
-            self._trained.rule_state = rule_state
+            checkpoint = checkpoints.restore()
+            if checkpoint is not None:
+                load_state(model, checkpoint.model_file, checkpoints.folder)
+                first_epoch = checkpoint.state.epoch
+            self._trained.rule_state = b"" if checkpoint is None else checkpoint.state.rule
         last_epoch = epochs if (resume or options.initial_epoch) else first_epoch + epochs
         if first_epoch >= last_epoch:
             return self._nothing_to_do(callbacks, last_epoch)
+        keras_callbacks = CallbackSink(
+            model, callbacks, epochs=last_epoch, verbose=verbosity(verbose)
+        )
         monitor = FitMonitor(
-            model, callbacks, epochs=last_epoch, first_epoch=first_epoch,
-            verbose=verbosity(verbose),
+            keras_callbacks, [ProgressBar(verbosity(verbose))],
+            partial(metric_state.metric_results, model),
+            epochs=last_epoch, first_epoch=first_epoch,
         )  # fmt: skip
         settings = loop_settings(
             self._config, self._exchange, first_epoch=first_epoch, last_epoch=last_epoch,
@@ -326,21 +336,27 @@ class SparkModel:
             self._config, self._exchange, self._trained, self._custom_objects, source,
             num_workers, at_once, settings, checkpoints,
         )  # fmt: skip
-        self._summary = run_fit(plan, monitor)
+        try:
+            self._summary = run_fit(plan, monitor)
+        except BaseException as error:
+            monitor.fail(error)
+            raise
         if self._summary.members:
             members = list(self._summary.members.values())
             self._trained.model, self._ensemble = build_ensemble(model, members)
             self._summary = replace(self._summary, members={})
         if checkpoints is not None and not monitor.stopped_inside:
-            checkpoints.save(model, monitor.epochs_done, self._trained.rule_state)
+            checkpoints.save(model_bytes(model), self._trained.beside(monitor.epochs_done))
         self._epochs_trained += monitor.epochs_done - first_epoch
-        self._history = monitor.end()
+        monitor.end()
+        self._history = keras_callbacks.history
         return self._history
 
     def _nothing_to_do(self, callbacks: Any, epochs: int) -> Any:
-        monitor = FitMonitor(self.model, callbacks, epochs=epochs, first_epoch=epochs, verbose=0)
-        monitor.begin()
-        self._history = monitor.end()
+        keras_callbacks = CallbackSink(self.model, callbacks, epochs=epochs, verbose=0)
+        keras_callbacks.handle(TrainingBegan(epochs, epochs))
+        keras_callbacks.handle(TrainingEnded(epochs))
+        self._history = keras_callbacks.history
         return self._history
 
     def _batch_size(self, batch_size: int | None) -> int:
@@ -443,8 +459,9 @@ class SparkModel:
             ResourceError: The path cannot be written.
             ConfigError: The path does not end in ``.keras``.
         """
-        state = self._trained.rule_state
-        write_model(path, self.model, self._config.to_file(), state, overwrite=overwrite)
+        check_path(path, overwrite=overwrite)
+        state = self._trained.beside(self._epochs_trained)
+        write_model(path, model_bytes(self.model), self._config.to_file(), state)
 
 
 def load_spark_model(
@@ -473,11 +490,12 @@ def load_spark_model(
         ResourceError: The path cannot be read.
         ModelError: The file holds no compiled Keras model.
     """
-    model, settings, rule_state = read_model(path, custom_objects, safe_mode=safe_mode)
-    settings = arguments_from_file(settings, path)
+    file = read_model(path)
+    settings = arguments_from_file(file.settings, path)
+    model = model_from_bytes(file.content, custom_objects, safe_mode=safe_mode, path=path)
     if "rule" not in overrides and settings.get("rule"):
         settings["rule"] = restore_rule(settings["mode"], settings["rule"])
     loaded = SparkModel(model, custom_objects=custom_objects, **{**settings, **overrides})
-    if not {"mode", "rule"} & set(overrides):
-        loaded._trained.rule_state = rule_state
+    if file.state is not None and not {"mode", "rule"} & set(overrides):
+        loaded._trained.rule_state = file.state.rule
     return loaded

@@ -14,8 +14,11 @@ from keras import layers
 
 from sparkdl import SparkModel, load_spark_model
 from sparkdl.errors import ConfigError, ModelError, ResourceError
-from sparkdl.files import storage as persistence
+from sparkdl.files.archive_parts import with_parts
 from sparkdl.files.checkpoints import Checkpoints
+from sparkdl.learner.archive import load_state, model_bytes
+from sparkdl.run_state import RunState
+from sparkdl.spark import spark_model as facade
 
 N = 40
 X = np.random.default_rng(0).normal(size=(N, 3)).astype("float32")
@@ -121,9 +124,9 @@ def test_settings_of_all_reduce(tmp_path: Path, frequency: Any, arguments: dict[
 
 def test_a_file_does_not_say_where_the_server_is(tmp_path: Path) -> None:
     """Or whoever wrote it could lead the workers, with token and weights, to his own machine."""
-    content = persistence.with_settings(
-        persistence.model_bytes(dense()),
-        {
+    content = with_parts(
+        model_bytes(dense()),
+        settings={
             "mode": "synchronous", "batch_size": 7, "port": [8000, 8001],
             "server_bind": "0.0.0.0", "server_address": "evil.example.org",
         },
@@ -140,7 +143,7 @@ def test_wrong_paths_are_refused_before_anything_else(
     def never(*_: Any) -> bytes:
         raise AssertionError("the model must not be saved before the path is known to be good")
 
-    monkeypatch.setattr(persistence, "model_bytes", never)
+    monkeypatch.setattr(facade, "model_bytes", never)
     model = SparkModel(dense())
     with pytest.raises(ConfigError, match=r"(?s)'\.keras'.*model\.h5"):
         model.save(f"{tmp_path}/model.h5")
@@ -171,7 +174,7 @@ def test_what_cannot_be_loaded(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="safe_mode=False"):
         load_spark_model(path)
     assert load_spark_model(path, safe_mode=False).model.compiled
-    content = persistence.with_settings((tmp_path / "plain.keras").read_bytes(), {"later": 1})
+    content = with_parts((tmp_path / "plain.keras").read_bytes(), settings={"later": 1})
     (tmp_path / "later.keras").write_bytes(content)
     with pytest.raises(ModelError, match=r"(?s)another version.*later"):
         load_spark_model(f"{tmp_path}/later.keras")
@@ -243,13 +246,17 @@ def test_the_last_two_checkpoints_are_kept(tmp_path: Path) -> None:
     assert checkpoints is not None
     model = dense()
     for epoch in (1, 2, 5, 6, 6):  # epochs that end together are saved once
-        checkpoints.save(model, epoch, b"momentum %d" % epoch)
+        checkpoints.save(model_bytes(model), RunState(epoch, rule=b"momentum %d" % epoch))
     names = sorted(p.name for p in tmp_path.iterdir())
     assert names == ["checkpoint.json", "epoch-00005.keras", "epoch-00006.keras"]
-    assert checkpoints.restore(model) == (6, b"momentum 6")
+    restored = checkpoints.restore()
+    assert restored is not None
+    assert (restored.state.epoch, restored.state.rule) == (6, b"momentum 6")
+    load_state(model, restored.model_file, str(tmp_path))
+    same(keras.models.load_model(tmp_path / "epoch-00006.keras"), model)
     (tmp_path / "checkpoint.json").write_text("{}")
     with pytest.raises(ConfigError, match="no index of checkpoints"):
-        checkpoints.restore(model)
+        checkpoints.restore()
 
 
 def test_resume_without_a_checkpoint_begins_at_the_start(

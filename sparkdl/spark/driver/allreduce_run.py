@@ -25,10 +25,10 @@ from sparkdl.config import FitConfig
 from sparkdl.coordinator.host import CoordinatorHost
 from sparkdl.coordinator.settings import Settings
 from sparkdl.errors import TransportError
-from sparkdl.progress.run_progress import EpochProgress, RunProgress
+from sparkdl.progress.commands import Command
+from sparkdl.progress.run_progress import EpochProgress, RunProgress, progress_of
 from sparkdl.run_state import RunState
 from sparkdl.spark.driver.cluster import is_connect, listening_address
-from sparkdl.spark.driver.server_run import progress_of
 from sparkdl.spark.driver.trained_model import TrainedModel
 from sparkdl.spark.driver.training import Run
 from sparkdl.spark.executor.barrier_strategy import BarrierStrategy
@@ -134,9 +134,11 @@ class AllReduceRun:
         """What the workers report."""
         return progress_of(self._driver.status(since_epoch), self._num_workers, in_step=True)
 
-    def command(self, command: dict[str, Any]) -> None:
+    def command(self, command: Command) -> None:
         """Passes a command on to the workers."""
-        self._driver.control(**command)
+        self._driver.control(
+            stop=command.stop, learning_rate=command.learning_rate, release=command.release
+        )
 
     def checkpoint(self) -> tuple[int, FloatArray, bytes] | None:
         """Epochs done, weights and optimizer state that rank 0 left last; None if it has not."""
@@ -185,8 +187,11 @@ class SilentRun:
     def progress(self, since_epoch: int = 0) -> RunProgress:
         """Nothing while the stage runs; after it, all epochs."""
         told = [json.loads(r.text) for r in self.rows if r.kind == "epochs"]
+        done = [json.loads(r.text) for r in self.rows if r.kind == "done"]
+        seconds = max((float(d["seconds"]) for d in done), default=0.0)
+        numbers = sorted({int(n) for worker in told for n in worker})
         epochs: dict[int, EpochProgress] = {}
-        for number in sorted({int(n) for worker in told for n in worker}):
+        for number in numbers:
             parts = [worker[str(number)] for worker in told if str(number) in worker]
             epochs[number] = EpochProgress(
                 missing=0,
@@ -194,6 +199,7 @@ class SilentRun:
                 rows=sum(p["rows"] for p in parts),
                 metrics=_sum_states(p["metrics"] for p in parts),
                 val_metrics=_sum_states(p.get("val_metrics", []) for p in parts),
+                seconds=seconds / len(numbers),
             )
         return RunProgress(
             epochs=epochs,
@@ -201,7 +207,7 @@ class SilentRun:
             rows=sum(e.rows for e in epochs.values()),
         )
 
-    def command(self, command: dict[str, Any]) -> None:
+    def command(self, command: Command) -> None:
         """The workers cannot hear it: the driver acts on it between two stages."""
 
     def checkpoint(self) -> None:

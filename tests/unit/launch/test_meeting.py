@@ -8,17 +8,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sparkdl.ps.state import Settings
 
 from sparkdl.collective.strategy import AllReduceStrategy, EarlyGathering
+from sparkdl.coordinator.machine import Coordinator
+from sparkdl.coordinator.settings import Settings
 from sparkdl.errors import TransportError, WaitTimeoutError
 from sparkdl.launch.failures import RankFailure, describe, described_in
 from sparkdl.launch.gathering import AloneGathering, BarrierGathering, taken_along
-from sparkdl.ps.client import Client
-from sparkdl.ps.rules import make_rule
-from sparkdl.ps.server import Server, ServerConfig
-from sparkdl.spark.driver.allreduce_run import DriverLine
-from sparkdl.transport.frames import Limits
+from sparkdl.spark.executor.barrier_strategy import SessionControl
+from sparkdl.testing.inproc import InprocServer
 from sparkdl.weights import Layout
 
 LAYOUT = Layout.of([("nothing", (1,), "float32")])
@@ -43,32 +41,24 @@ def in_threads(*actions: Any) -> list[Any]:
     return results
 
 
-def line_server(ranks: int, **settings: Any) -> Server:
-    rule = make_rule("bsp", payload="gradient")
-    config = ServerConfig(LAYOUT, rule, ranks, settings=Settings(ranks, **settings))
-    return Server(config, np.zeros(1, np.float32))
-
-
-def line(server: Server, rank: int) -> Client:
-    def opener(raw: Any, like: Any) -> Any:
-        return server.channel(server.config.token, buffer=raw is not None)
-
-    return Client(opener, Limits.of(LAYOUT), rank=rank, attempt=0)
-
-
-def test_the_line_tells_every_rank_what_all_said() -> None:
-    with line_server(3) as server, line(server, 0) as a, line(server, 1) as b, line(server, 2) as c:
-        lines = [DriverLine(client, rank) for rank, client in enumerate((a, b, c))]
-        said = [lambda line=line: line.all_gather(f"I am {line.rank}") for line in lines]
+def test_the_coordinator_tells_every_rank_what_all_said() -> None:
+    with (
+        InprocServer(Coordinator(Settings(3))) as server,
+        server.session(0) as a, server.session(1) as b, server.session(2) as c,
+    ):  # fmt: skip
+        controls = [SessionControl(session) for session in (a, b, c)]
+        said = [lambda c=c: c.all_gather(f"I am {c.rank}") for c in controls]
         assert in_threads(*said) == [["I am 0", "I am 1", "I am 2"]] * 3
-        for each in lines:  # later news of the same rank wait for nobody
-            each.join(rows=10 * each.rank, batches=each.rank)
+        for control in controls:  # what the same rank tells later waits for nobody
+            control.join(rows=10 * control.rank, batches=control.rank)
 
 
-def test_the_line_names_who_is_missing() -> None:
-    with line_server(3, start_timeout_s=0.3) as server, line(server, 0) as a, line(server, 2) as c:
-        answers = in_threads(*(lambda c=c, r=r: DriverLine(c, r).all_gather("") for c, r in
-                               ((a, 0), (c, 2))))  # fmt: skip
+def test_the_coordinator_names_who_is_missing() -> None:
+    with (
+        InprocServer(Coordinator(Settings(3, start_timeout_s=0.3))) as server,
+        server.session(0) as a, server.session(2) as c,
+    ):  # fmt: skip
+        answers = in_threads(*(lambda s=s: SessionControl(s).all_gather("") for s in (a, c)))
     for error in answers:
         assert isinstance(error, WaitTimeoutError)
         assert "1" in error.received, error.received
@@ -76,6 +66,8 @@ def test_the_line_names_who_is_missing() -> None:
 
 class Files:
     """The launcher's exchange among threads."""
+
+    attempt = 0
 
     def __init__(self, rank: int, texts: list[str | None], delay_s: float = 0.0) -> None:
         self.rank, self._texts, self._delay_s = rank, texts, delay_s
@@ -105,6 +97,8 @@ def test_what_was_begun_early_is_there_when_it_is_needed() -> None:
 
 def test_an_early_exchange_that_fails_raises_where_it_is_needed() -> None:
     class Broken(AloneGathering):
+        attempt = 0
+
         def all_gather(self, text: str, timeout_s: float | None = None) -> list[str]:
             raise WaitTimeoutError("nobody came")
 

@@ -11,7 +11,6 @@ from sparkdl.errors import ConfigError, UnknownNameError
 from sparkdl.ps.choice import choose_codec, choose_rule
 from sparkdl.ps.codecs import DGC
 from sparkdl.ps.rules import StalenessAware
-from sparkdl.spark.driver.server_run import ServerOptions, parse_status
 
 
 @pytest.mark.parametrize(
@@ -120,34 +119,3 @@ def test_compression_that_makes_sense(
 def test_unknown_rules_are_refused_with_the_known_ones() -> None:
     with pytest.raises(UnknownNameError, match="'dynsgd'"):
         choose_rule("asynchronous", "auto", "dynsdg")
-
-
-@pytest.mark.parametrize("options", [{"port": -1}, {"port": "a-b"}, {"start_timeout_s": 0}])
-def test_server_options_are_checked_when_built(options: Any) -> None:
-    with pytest.raises(ConfigError):
-        ServerOptions(**options)
-
-
-def _status(**workers: Any) -> dict[str, Any]:
-    base = {
-        "alive": True, "epoch": 0, "batch": 3, "batches_per_epoch": 10, "rows": 12,
-        "finished": False, "clock": 2, "staleness_mean": 1.0,
-    }  # fmt: skip
-    return {
-        "workers": {rank[1:]: {**base, **news} for rank, news in workers.items()},
-        "epochs": {"0": {"rows": 24, "metrics": [1.0, 2.0], "ended": [0]}},
-        "failure": None,
-    }
-
-
-def test_an_epoch_of_workers_in_step_ends_without_a_dead_one() -> None:
-    status = _status(r0={}, r1={"alive": False})
-    assert parse_status(status, 2, in_step=True).epochs[0].missing == 0
-    assert parse_status(status, 2, in_step=False).epochs[0].missing == 1
-
-
-def test_progress_counts_the_batches_of_all_workers() -> None:
-    progress = parse_status(_status(r0={"epoch": 1, "batch": 2}, r1={}), 2, in_step=False)
-    assert progress.epochs[0].batches == 10 + 3
-    assert progress.batches_per_epoch == 20
-    assert progress.staleness == 1.0
