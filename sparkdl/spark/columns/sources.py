@@ -99,8 +99,38 @@ def open_source(data: Any, signature: Signature, columns: Columns) -> Source:
     )
 
 
-def add_validation(source: Source, validation: Source | None, split: float, seed: int) -> Source:
-    """Marks the rows to validate on, which then travel with the training rows in one stage."""
+def open_fit_source(
+    data: Any,
+    validation_data: Any,
+    signature: Signature,
+    columns: Columns,
+    *,
+    split: float,
+    seed: int,
+) -> Source:
+    """The rows to train and those to validate on, which travel to the executors in one stage.
+
+    Args:
+        data: See :func:`open_source`.
+        validation_data: Rows of the same kind, or None.
+        signature: The model's.
+        columns: Which columns mean what.
+        split: Share of ``data`` to validate on where there is no ``validation_data``.
+        seed: Of the choice of these rows.
+
+    Raises:
+        DataError: The data do not fit the model, or each other.
+        ConfigError: Not a form of data that is known.
+    """
+    source = open_source(data, signature, columns)
+    held_out = None
+    if validation_data is not None:
+        held_out = open_source(validation_data, signature, columns)
+    return _add_validation(source, held_out, split, seed)
+
+
+def _add_validation(source: Source, validation: Source | None, split: float, seed: int) -> Source:
+    """Marks the rows to validate on."""
     from pyspark.sql import functions as F
 
     origin = source.origin

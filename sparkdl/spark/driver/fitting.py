@@ -10,7 +10,7 @@ from dataclasses import replace
 from sparkdl.collective.choice import optimizer_config
 from sparkdl.config import LoopSettings
 from sparkdl.launch import interrupts
-from sparkdl.learner.archive import encode_model, model_bytes, restore_state
+from sparkdl.learner.archive import encode_model, restore_state
 from sparkdl.learner.model_weights import model_layout, read_model
 from sparkdl.progress.monitor import FitMonitor
 from sparkdl.ps.choice import ServerExchange
@@ -84,7 +84,7 @@ def _train_stage(plan: FitPlan, settings: LoopSettings, monitor: FitMonitor) -> 
             if plan.checkpoints is not None:
                 if not monitor.has_callbacks:
                     bring_weights()
-                plan.checkpoints.save(model_bytes(trained.model), trained.beside(epoch))
+                trained.save(plan.checkpoints, epoch)
 
         monitor.begin()
         try:

@@ -12,6 +12,7 @@ from sparkdl.files.checkpoints import Checkpoints
 from sparkdl.learner.ensemble import require_cloneable
 from sparkdl.learner.local_optimizer import adopt_optimizer
 from sparkdl.spark.columns.sources import Source
+from sparkdl.spark.driver.arguments import FitArguments
 from sparkdl.spark.driver.choice import ChosenExchange
 from sparkdl.spark.driver.cluster import check_barrier, default_parallelism, wait_for_slots
 from sparkdl.spark.driver.trained_model import TrainedModel
@@ -50,41 +51,34 @@ class FitPlan:
 def loop_settings(
     config: FitConfig,
     exchange: ChosenExchange,
+    arguments: FitArguments,
     *,
     first_epoch: int,
-    last_epoch: int,
-    batch_size: int,
-    shuffle: bool,
-    check_data: bool,
     epochs_trained: int,
     has_callbacks: bool,
-    has_checkpoints: bool,
 ) -> LoopSettings:
     """What each worker's loop is told.
 
     Args:
         config: What the user asked of the model.
         exchange: What the workers exchange, and when.
+        arguments: What the user asked of this fit.
         first_epoch: Epoch to begin with.
-        last_epoch: Epoch to stop at.
-        batch_size: Rows per step and worker.
-        shuffle: New row order in each epoch.
-        check_data: Refuse NaN and infinity before training.
         epochs_trained: Epochs that earlier fits trained.
         has_callbacks: Whether the driver has callbacks, which want the weights of each epoch.
-        has_checkpoints: Whether the driver writes a checkpoint after each epoch.
     """
+    wanted_by_driver = has_callbacks or arguments.checkpoint_dir is not None
     return LoopSettings(
-        epochs=last_epoch,
+        epochs=arguments.last_epoch(first_epoch),
         first_epoch=first_epoch,
-        batch_size=batch_size,
+        batch_size=config.batch_size if arguments.batch_size is None else arguments.batch_size,
         window=exchange.window,
-        shuffle=shuffle,
+        shuffle=arguments.shuffle,
         seed=config.seed + _SEED_STEP * epochs_trained,
         wait_for_driver=exchange.in_step and has_callbacks,
-        keep_state=not config.with_server or has_callbacks or has_checkpoints,
+        keep_state=not config.with_server or wanted_by_driver,
         follow_schedule=not exchange.in_step,
-        check_data=check_data,
+        check_data=arguments.check_data,
         memory_budget_bytes=config.memory_budget_mb << 20,
     )
 
