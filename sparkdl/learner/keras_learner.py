@@ -189,18 +189,6 @@ class KerasLearner(ABC):
     def _optimizer_arrays(self) -> list[npt.NDArray[Any]]:
         return [np.asarray(v.numpy()) for v in self.model.optimizer.variables]
 
-    def dump_state(self) -> bytes:
-        """Weights and optimizer state, for a worker that joins in the middle of a run."""
-        weights = np.empty(self._layout.size, np.float32)
-        self.read_weights(weights)
-        return weights.tobytes() + self.optimizer_state()
-
-    def load_state(self, state: bytes) -> None:
-        """The counterpart of :meth:`dump_state`."""
-        split = self._layout.size_bytes
-        self.write_weights(np.frombuffer(state[:split], np.float32).copy())
-        self.load_optimizer_state(state[split:])
-
     # -- the Keras model itself ------------------------------------------------------------------
 
     def predict(self, x: Arrays) -> Arrays:

@@ -101,7 +101,7 @@ def _subclassed(model: Any) -> tuple[dict[str, TensorSpec], dict[str, TensorSpec
         elif takes_list(model):
             given = list(tensors.values())
         spec = keras.src.backend.compute_output_spec(model, given) if tensors else None
-    except Exception:
+    except Exception:  # the call needs real tensors: the outputs stay unknown
         spec = None
     if isinstance(spec, dict):
         outputs = _specs([spec[k] for k in spec], list(spec))

@@ -123,12 +123,15 @@ class TensorFlowLearner(KerasLearner):
         self._flat = None
 
     def _trace_gradients(self, x: Any, y: Any, sample_weight: Any) -> tf.Tensor:
+        return flatten(self._trace_step((x, y, sample_weight)), self._layout.slots)
+
+    def _trace_step(self, batch: Any) -> list[Any]:
+        """The gradients of one batch (None where there is none), and the statistics after it."""
         with captured_gradients(self.model.optimizer) as captured:
-            self.model.train_step((x, y, sample_weight))
+            self.model.train_step(batch)
         gradients = match_gradients(self.model, captured, self.trained)
         self._has_gradient = [g is not None for g in gradients]
-        values = [*gradients, *(v.value for v in self.averaged)]
-        return flatten(values, self._layout.slots)
+        return [*gradients, *(v.value for v in self.averaged)]
 
     def apply_gradients(self, flat: FloatArray) -> None:
         self._layout.check(flat)
@@ -180,17 +183,12 @@ class TensorFlowLearner(KerasLearner):
         if kind not in self._reducing:
             exchange = self._exchange_of(reducer)
 
-            def run(
+            def run(  # weight: this worker's among all, weights: of the samples
                 x: Any, y: Any, weights: Any, count: tf.Tensor, weight: tf.Tensor, stop: tf.Tensor
             ) -> tf.Tensor:
                 def body(index: tf.Tensor, agreed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
                     batch = map_arrays(lambda t: t[index], (x, y, weights))
-                    with captured_gradients(self.model.optimizer) as captured:
-                        self.model.train_step(batch)
-                    gradients = match_gradients(self.model, captured, self.trained)
-                    self._has_gradient = [g is not None for g in gradients]
-                    values = [*gradients, *(v.value for v in self.averaged)]
-                    parts, _, stopping = exchange(values, weight, stop)
+                    parts, _, stopping = exchange(self._trace_step(batch), weight, stop)
                     self._apply_parts(parts)
                     return index + 1, tf.maximum(agreed, stopping)
 
@@ -246,14 +244,14 @@ def _weight_and_stop(reducer: Reducer) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def configure_threads(cores: int) -> None:
-    """Bounds TensorFlow's threads to the task's cores; no effect once it has started."""
+    """Bounds TensorFlow's threads to the task's cores; no effect once TensorFlow has started."""
     with contextlib.suppress(RuntimeError):
         tf.config.threading.set_intra_op_parallelism_threads(cores)
         tf.config.threading.set_inter_op_parallelism_threads(max(1, min(2, cores)))
 
 
 def memory_growth() -> None:
-    """Lets several processes share one host's GPUs: memory is taken as needed."""
+    """Makes TensorFlow take GPU memory as it needs it, so that several processes share a GPU."""
     for device in tf.config.list_physical_devices("GPU"):
         with contextlib.suppress(RuntimeError):
             tf.config.experimental.set_memory_growth(device, True)
