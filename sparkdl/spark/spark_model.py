@@ -41,12 +41,8 @@ from sparkdl.spark.driver.metrics import prepare_metrics
 from sparkdl.spark.driver.plan import FitPlan, count_workers, loop_settings, prepare_model
 from sparkdl.spark.driver.trained_model import TrainedModel
 from sparkdl.spark.driver.training import StageSummary
-from sparkdl.spark.inference.inference import (
-    evaluate_arrays,
-    evaluate_source,
-    predict_frame,
-    predict_rdd,
-)
+from sparkdl.spark.inference.evaluate import evaluate_arrays, evaluate_source
+from sparkdl.spark.inference.predict import predict_frame, predict_rdd
 from sparkdl.spark.setting import Setting
 
 

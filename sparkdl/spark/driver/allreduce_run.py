@@ -8,9 +8,8 @@ they return their metrics when the stage ends.
 from __future__ import annotations
 
 import contextlib
-import json
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,11 +28,11 @@ from sparkdl.progress.commands import Command
 from sparkdl.progress.run_progress import EpochProgress, RunProgress, progress_of
 from sparkdl.run_state import RunState
 from sparkdl.spark.driver.cluster import is_connect, listening_address
-from sparkdl.spark.driver.trained_model import TrainedModel
-from sparkdl.spark.driver.training import Run
+from sparkdl.spark.driver.training_run import Run, returned_state
 from sparkdl.spark.executor.barrier_strategy import BarrierStrategy
+from sparkdl.spark.executor.trainer import TrainedRank
 from sparkdl.transport.listeners import ListenOptions
-from sparkdl.weights import FloatArray, Layout
+from sparkdl.weights import Layout
 
 CONNECT_TIMEOUT_S = 20.0
 """Ranks that met through the coordinator connect to each other within seconds, or not at all."""
@@ -50,7 +49,7 @@ def start_all_reduce(
     exchange: AllReduceExchange,
     rule: ExchangeRule,
     layout: Layout,
-    trained: TrainedModel,
+    rule_state: bytes,
     num_workers: int,
     spark: Any,
 ) -> Iterator[Future[Run]]:
@@ -61,19 +60,18 @@ def start_all_reduce(
         exchange: What the workers exchange, and when.
         rule: That of ``exchange``, bound to the number of workers and the model's optimizer.
         layout: Of the model's variables.
-        trained: The driver's model, with what the rule kept in an earlier run.
+        rule_state: What the rule kept in an earlier run.
         num_workers: Workers of the run.
         spark: The session.
     """
     live = reports_live(config, spark)
     gradients = AllReduceStrategy(
         secrets.token_bytes(32), layout, _communicator(config), _limits(config, live),
-        exchange.wire, None if _is_plain_mean(exchange) else rule, exchange.window,
-        trained.rule_state,
+        exchange.wire, None if _is_plain_mean(exchange) else rule, exchange.window, rule_state,
     )  # fmt: skip
     run: Future[Run] = Future()
     if not live:
-        run.set_result(SilentRun(BarrierStrategy(gradients, None), trained))
+        run.set_result(SilentRun(BarrierStrategy(gradients, None)))
         yield run
         return
     bind, advertised = listening_address(spark, config)
@@ -86,7 +84,7 @@ def start_all_reduce(
     listen = ListenOptions("socket", config.port, bind, advertised, web=False)
     with CoordinatorHost(settings, listen) as host:
         strategy = BarrierStrategy(gradients, host.endpoint)
-        run.set_result(AllReduceRun(host, strategy, num_workers, trained))
+        run.set_result(AllReduceRun(host, strategy, num_workers))
         yield run
 
 
@@ -120,54 +118,41 @@ def _limits(config: FitConfig, live: bool) -> dict[str, float]:
 class AllReduceRun:
     """Follows the workers through a coordinator; see :class:`Run`."""
 
-    def __init__(
-        self,
-        host: CoordinatorHost,
-        strategy: BarrierStrategy,
-        num_workers: int,
-        trained: TrainedModel,
-    ) -> None:
-        self._driver, self._num_workers, self._trained = host.driver, num_workers, trained
+    def __init__(self, host: CoordinatorHost, strategy: BarrierStrategy, num_workers: int) -> None:
+        self._driver, self._num_workers = host.driver, num_workers
         self.strategy = strategy
 
     def progress(self, since_epoch: int = 0) -> RunProgress:
-        """What the workers report."""
+        """What the workers have reported."""
         return progress_of(self._driver.status(since_epoch), self._num_workers, in_step=True)
 
     def command(self, command: Command) -> None:
-        """Passes a command on to the workers."""
+        """Tells the workers."""
         self._driver.control(
             stop=command.stop, learning_rate=command.learning_rate, release=command.release
         )
 
-    def checkpoint(self) -> tuple[int, FloatArray, bytes] | None:
-        """Epochs done, weights and optimizer state that rank 0 left last; None if it has not."""
+    def kept(self) -> RunState | None:
+        """What one rank left last: weights, optimizer state and the rule's."""
         with contextlib.suppress(TransportError):
             kept = self._driver.kept()
-            if kept:
-                state = RunState.from_bytes(kept)
-                self._trained.rule_state = state.rule
-                return state.epoch, state.weights, state.optimizer
+            return RunState.from_bytes(kept) if kept else None
         return None
 
-    def pull(self) -> FloatArray:
-        """The weights after the last epoch."""
-        kept = self.checkpoint()
+    def state(self) -> RunState:
+        """The same as :meth:`kept`: the weights travel at the end of an epoch only."""
+        kept = self.kept()
         if kept is None:
             raise TransportError(
-                "no worker has left its weights yet", expected="an epoch that has ended"
+                "no worker has left its weights with the driver yet",
+                expected="the weights after an epoch",
+                received="none",
             )
-        return kept[1]
+        return kept
 
-    def optimizer_state(self) -> bytes:
-        """The optimizer state after the last epoch."""
-        kept = self.checkpoint()
-        return b"" if kept is None else kept[2]
-
-    def result(self, rows: list[Any]) -> FloatArray:
-        """The trained weights, which one rank returned; keeps the rule's state."""
-        self._trained.rule_state = joined(rows, "rule")
-        return joined_weights(rows)
+    def result(self, trained: Mapping[int, TrainedRank]) -> RunState:
+        """What one rank returned."""
+        return returned_state(trained)
 
 
 @dataclass
@@ -176,29 +161,26 @@ class SilentRun:
 
     Args:
         strategy: How the workers' updates travel.
-        trained: The driver's model.
-        rows: What the stage returned.
+        trained: What the ranks of the stage returned.
     """
 
     strategy: BarrierStrategy
-    trained: TrainedModel
-    rows: list[Any] = field(default_factory=list)
+    trained: Mapping[int, TrainedRank] = field(default_factory=dict)
 
     def progress(self, since_epoch: int = 0) -> RunProgress:
         """Nothing while the stage runs; after it, all epochs."""
-        told = [json.loads(r.text) for r in self.rows if r.kind == "epochs"]
-        done = [json.loads(r.text) for r in self.rows if r.kind == "done"]
-        seconds = max((float(d["seconds"]) for d in done), default=0.0)
-        numbers = sorted({int(n) for worker in told for n in worker})
+        reports = [rank.unreported for rank in self.trained.values()]
         epochs: dict[int, EpochProgress] = {}
+        numbers = sorted({number for report in reports for number in report})
+        seconds = max((rank.seconds for rank in self.trained.values()), default=0.0)
         for number in numbers:
-            parts = [worker[str(number)] for worker in told if str(number) in worker]
+            parts = [report[number] for report in reports if number in report]
             epochs[number] = EpochProgress(
                 missing=0,
-                batches=sum(p["batches"] for p in parts),
-                rows=sum(p["rows"] for p in parts),
-                metrics=_sum_states(p["metrics"] for p in parts),
-                val_metrics=_sum_states(p.get("val_metrics", []) for p in parts),
+                batches=sum(part["batches"] for part in parts),
+                rows=sum(part["rows"] for part in parts),
+                metrics=_sum_states(part["metrics"] for part in parts),
+                val_metrics=_sum_states(part.get("val_metrics", []) for part in parts),
                 seconds=seconds / len(numbers),
             )
         return RunProgress(
@@ -210,32 +192,18 @@ class SilentRun:
     def command(self, command: Command) -> None:
         """The workers cannot hear it: the driver acts on it between two stages."""
 
-    def checkpoint(self) -> None:
-        """None: the driver's own model is what the last whole stage left."""
+    def kept(self) -> RunState | None:
+        """What the stage returned; None while it runs."""
+        return returned_state(self.trained) if self.trained else None
 
-    def pull(self) -> FloatArray:
-        """The weights that the stage returned."""
-        return joined_weights(self.rows)
+    def state(self) -> RunState:
+        """What the stage returned."""
+        return returned_state(self.trained)
 
-    def optimizer_state(self) -> bytes:
-        """The optimizer state that the stage returned."""
-        return joined(self.rows, "optimizer")
-
-    def result(self, rows: list[Any]) -> FloatArray:
-        """Takes the stage's result in; returns the trained weights."""
-        self.rows = rows
-        self.trained.rule_state = joined(rows, "rule")
-        return joined_weights(rows)
-
-
-def joined_weights(rows: list[Any]) -> FloatArray:
-    """The weights in the result rows of a stage."""
-    return np.frombuffer(joined(rows, "weights"), np.float32)
-
-
-def joined(rows: list[Any], kind: str) -> bytes:
-    """What the result rows of a kind hold, one after the other."""
-    return b"".join(bytes(r.content) for r in rows if r.kind == kind)
+    def result(self, trained: Mapping[int, TrainedRank]) -> RunState:
+        """Takes over what the ranks returned."""
+        self.trained = trained
+        return returned_state(trained)
 
 
 def _sum_states(states: Iterable[Any]) -> npt.NDArray[np.float64]:

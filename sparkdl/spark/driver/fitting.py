@@ -14,13 +14,13 @@ from sparkdl.learner.archive import encode_model, restore_state
 from sparkdl.learner.model_weights import model_layout, read_model
 from sparkdl.progress.monitor import FitMonitor
 from sparkdl.ps.choice import ServerExchange
-from sparkdl.run_state import RunState
 from sparkdl.spark.driver.allreduce_run import reports_live, start_all_reduce
 from sparkdl.spark.driver.cluster import wait_for_slots
 from sparkdl.spark.driver.metrics import prepare_metrics
 from sparkdl.spark.driver.plan import FitPlan
 from sparkdl.spark.driver.server_run import ServerRun
-from sparkdl.spark.driver.training import Run, StageLost, StageSummary, train_stage
+from sparkdl.spark.driver.training import StageLost, StageSummary, train_stage
+from sparkdl.spark.driver.training_run import Run
 from sparkdl.spark.executor.trainer import TrainTask
 
 
@@ -71,10 +71,7 @@ def _train_stage(plan: FitPlan, settings: LoopSettings, monitor: FitMonitor) -> 
             archive = encode_model(trained.model, plan.custom_objects)
         run: Run = starting.result()
 
-        def bring_weights() -> None:
-            trained.take(RunState(0, run.pull(), run.optimizer_state()))
-
-        monitor.watch(bring_weights)
+        monitor.watch(lambda: trained.take(run.state()))
         task = TrainTask(
             archive, source.spec, settings, run.strategy, plan.num_workers, plan.config.use_gpu,
             source.spec.role_column is not None,
@@ -83,24 +80,24 @@ def _train_stage(plan: FitPlan, settings: LoopSettings, monitor: FitMonitor) -> 
         def save_checkpoint(epoch: int) -> None:
             if plan.checkpoints is not None:
                 if not monitor.has_callbacks:
-                    bring_weights()
+                    trained.take(run.state())
                 trained.save(plan.checkpoints, epoch)
 
         monitor.begin()
         try:
             return train_stage(
-                source, trained.model, run, task, monitor, repartition=plan.config.repartition,
+                source, trained, run, task, monitor, repartition=plan.config.repartition,
                 barrier=not plan.config.with_server, on_epoch=save_checkpoint,
             )  # fmt: skip
         except StageLost as lost:
-            kept = run.checkpoint()
+            kept = run.kept()
             if kept is None:  # the driver's model may be some epochs ahead of this stage's start
                 lost.epoch = settings.first_epoch
                 restore_state(trained.model, archive)
                 trained.rule_state = rule_state
             else:
-                lost.epoch, weights, optimizer = kept
-                trained.take(RunState(lost.epoch, weights, optimizer))
+                lost.epoch = kept.epoch
+                trained.take(kept)
             raise
 
 
@@ -117,7 +114,7 @@ def _start_run(
         )
     rule = plan.exchange.rule.bind(plan.num_workers, optimizer_config(model.optimizer))
     return start_all_reduce(
-        plan.config, plan.exchange, rule, layout, plan.trained, plan.num_workers, spark
+        plan.config, plan.exchange, rule, layout, plan.trained.rule_state, plan.num_workers, spark
     )
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 from sparkdl.config import FitConfig
@@ -19,6 +20,8 @@ from sparkdl.ps.server import ServerConfig, ServerProcess
 from sparkdl.ps.strategy import ServerStrategy
 from sparkdl.run_state import RunState
 from sparkdl.spark.driver.cluster import listening_address
+from sparkdl.spark.driver.training_run import returned_state
+from sparkdl.spark.executor.trainer import TrainedRank
 from sparkdl.weights import FloatArray, Layout
 
 
@@ -113,29 +116,25 @@ class ServerRun:
         self._server.stop()
 
     def progress(self, since_epoch: int = 0) -> RunProgress:
-        """What the workers report; raises TransportError if the server is gone."""
-        status = self._driver.status(since_epoch)
+        """What the workers have reported."""
         in_step = self.strategy.rule.blocking
-        return progress_of(status, self._num_workers, in_step=in_step)
+        return progress_of(self._driver.status(since_epoch), self._num_workers, in_step=in_step)
 
     def command(self, command: Command) -> None:
-        """Passes a command on to the workers."""
+        """Tells the workers."""
         self._driver.control(
             stop=command.stop, learning_rate=command.learning_rate, release=command.release
         )
 
-    def pull(self) -> FloatArray:
-        """The present center (a copy)."""
-        return pull_center(self._driver)
-
-    def optimizer_state(self) -> bytes:
-        """The optimizer state that a worker kept at the end of an epoch; empty if none did."""
+    def kept(self) -> RunState | None:
+        """The optimizer state that a worker kept at the end of an epoch."""
         kept = self._driver.kept()
-        return RunState.from_bytes(kept).optimizer if kept else b""
+        return RunState.from_bytes(kept) if kept else None
 
-    def checkpoint(self) -> None:
-        """None: lost workers are replaced by Spark, and a lost server ends the run."""
+    def state(self) -> RunState:
+        """The present center (a copy), and what :meth:`kept` has."""
+        return replace(self.kept() or RunState(0), weights=pull_center(self._driver))
 
-    def result(self, rows: list[Any]) -> FloatArray:
-        """The trained weights: the center holds them."""
-        return self.pull()
+    def result(self, trained: Mapping[int, TrainedRank]) -> RunState:
+        """The center, and the optimizer state that a worker returned."""
+        return replace(returned_state(trained), weights=pull_center(self._driver))

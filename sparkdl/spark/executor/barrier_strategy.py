@@ -9,7 +9,7 @@ import contextlib
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from sparkdl.collective.strategy import AllReduceStrategy, EarlyGathering
 from sparkdl.collective.synchronizer import AllReduceSynchronizer
 from sparkdl.coordinator.session import Session, open_session, report_failure
 from sparkdl.coordinator.telemetry import EpochReport
-from sparkdl.launch.failures import RankFailure, describe
+from sparkdl.launch.failures import FailureDescription, RankFailure
 from sparkdl.protocols import RankIdentity
 from sparkdl.transport.address import Endpoint
 from sparkdl.weights import Layout
@@ -38,6 +38,7 @@ class BarrierStrategy:
 
     gradients: AllReduceStrategy
     coordinator: Endpoint | None
+    independent: ClassVar[bool] = False
 
     @contextlib.contextmanager
     def meet(self, rank: RankIdentity) -> Iterator[RankIdentity]:
@@ -73,7 +74,7 @@ class BarrierStrategy:
         """
         if self.coordinator is None:
             time.sleep(_LEAVING_S)
-            raise RankFailure(describe(rank.rank, error)) from error
+            raise RankFailure(FailureDescription.of(rank.rank, error)) from error
         report_failure(self.coordinator, rank.rank, rank.attempt, error)
 
 
@@ -83,6 +84,7 @@ class SessionControl:
     def __init__(self, session: Session) -> None:
         self._session = session
         self.rank, self.attempt = session.rank, session.attempt
+        self.unreported: dict[int, dict[str, Any]] = {}
 
     def all_gather(self, text: str) -> list[str]:
         """Every rank's text, by way of the coordinator: a barrier's ``allGather`` takes a second.

@@ -13,8 +13,9 @@ from sparkdl.collective.strategy import AllReduceStrategy, EarlyGathering
 from sparkdl.coordinator.machine import Coordinator
 from sparkdl.coordinator.settings import Settings
 from sparkdl.errors import TransportError, WaitTimeoutError
-from sparkdl.launch.failures import RankFailure, describe, described_in
-from sparkdl.launch.gathering import AloneGathering, BarrierGathering, taken_along
+from sparkdl.launch.failures import FailureDescription, RankFailure, failure_in, is_secondary
+from sparkdl.launch.task import RankContext
+from sparkdl.spark.executor.barrier import BarrierGathering
 from sparkdl.spark.executor.barrier_strategy import SessionControl
 from sparkdl.testing.inproc import InprocServer
 from sparkdl.weights import Layout
@@ -96,14 +97,12 @@ def test_what_was_begun_early_is_there_when_it_is_needed() -> None:
 
 
 def test_an_early_exchange_that_fails_raises_where_it_is_needed() -> None:
-    class Broken(AloneGathering):
-        attempt = 0
-
-        def all_gather(self, text: str, timeout_s: float | None = None) -> list[str]:
+    class Broken:
+        def all_gather(self, text: str, timeout_s: float) -> list[str]:
             raise WaitTimeoutError("nobody came")
 
     strategy = AllReduceStrategy(TOKEN, LAYOUT, "builtin")
-    early = EarlyGathering(Broken(), strategy.connector(0))
+    early = EarlyGathering(RankContext(0, gathering=Broken()), strategy.connector(0))
     with pytest.raises(WaitTimeoutError, match="nobody came"), strategy.connect(early):
         pass
 
@@ -121,7 +120,6 @@ def test_a_barrier_has_a_limit() -> None:
             return ["", text]
 
     gathering = BarrierGathering(Context())
-    assert gathering.rank == 1
     assert gathering.all_gather("a", 5.0) == ["", "a"]
     with pytest.raises(RuntimeError, match="over"):
         gathering.all_gather("fail", 5.0)
@@ -131,18 +129,18 @@ def test_a_barrier_has_a_limit() -> None:
 
 def test_a_failure_that_another_rank_caused_is_known() -> None:
     gone = TransportError("rank 1 is gone; rank 0 cannot go on")
-    assert taken_along(gone)
-    assert not taken_along(WaitTimeoutError("missing rank 1"))
-    assert not taken_along(ValueError("bad row"))
+    assert is_secondary(gone)
+    assert not is_secondary(WaitTimeoutError("missing rank 1"))
+    assert not is_secondary(ValueError("bad row"))
     wrapped = RuntimeError("Graph execution error: TransportError: rank 1 is gone; rank 0 ...")
-    assert taken_along(wrapped)
+    assert is_secondary(wrapped)
 
 
 def test_a_rank_failure_survives_pickling() -> None:
     import pickle
 
-    failure = RankFailure(describe(3, ValueError("bad row")))
+    failure = RankFailure(FailureDescription.of(3, ValueError("bad row")))
     again = pickle.loads(pickle.dumps(failure))
     assert str(again) == str(failure)
-    assert described_in(again) == failure.described
-    assert failure.described["rank"] == 3
+    assert failure_in(again) == failure.failure
+    assert failure.failure.rank == 3
