@@ -16,13 +16,13 @@ demo: install ## Trains a network on two Spark workers and shows the result
 check: lint ## Two minutes: lint, types, and all tests without JVM, Keras and other processes
 	$(BIN)/python -m pytest tests -q -m "not slow and not keras and not processes and not spark"
 
-test: lint $(VENV)/.torch $(VENV)/.horovod ## Lint, types, and all tests of normal weight
+test: java lint $(VENV)/.torch $(VENV)/.horovod ## Lint, types, and all tests of normal weight
 	$(BIN)/python -m pytest tests -q -m "not slow" --durations=10
 
-test-all: lint $(VENV)/.torch $(VENV)/.horovod ## The heavier checks too
+test-all: java lint $(VENV)/.torch $(VENV)/.horovod ## The heavier checks too
 	$(BIN)/python -m pytest tests -q --durations=20
 
-lint: install
+lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy

@@ -21,9 +21,12 @@ class Assembly:
         self._sender = (-1, -1)
         self._blob: ByteArray = np.empty(0, np.uint8)
         self._filled = 0
+        self._last: tuple[tuple[int, int], int, int] | None = None
 
     def put(self, message: Message) -> ByteArray | None:
-        """Takes one chunk; returns the blob once it is whole. Chunks may come twice.
+        """Takes one chunk; returns the blob once it is whole.
+
+        A chunk may come twice, as its sender repeats a request whose reply was lost.
 
         Raises:
             ProtocolError: The blob is too large, or a chunk is out of order.
@@ -38,6 +41,8 @@ class Assembly:
                 hint="raise max_state_bytes",
             )
         sender = (message.rank, message.attempt)
+        if offset and (sender, offset, total) == self._last:
+            return None  # it made the former blob whole
         if offset == 0:
             self._sender, self._blob, self._filled = sender, np.empty(total, np.uint8), 0
         fits = sender == self._sender and total == self._blob.size
@@ -52,6 +57,7 @@ class Assembly:
         if self._filled < total:
             return None
         whole, self._blob, self._filled = self._blob, np.empty(0, np.uint8), 0
+        self._last = (sender, offset, total)
         return whole
 
 

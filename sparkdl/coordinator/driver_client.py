@@ -99,11 +99,10 @@ class DriverClient(Closing):
         taken: list[tuple[int, str]] = []
         while True:
             reply = self.request(Message(Kind.TAKE_LINES))
-            lines = unpack_lines(_body(reply)) if reply.meta["ranks"] else []
-            if not reply.meta["ranks"]:
+            lines = unpack_lines(_body(reply))
+            if not lines:
                 return taken
-            lines += [""] * (len(reply.meta["ranks"]) - len(lines))
-            taken += [(int(r), line) for r, line in zip(reply.meta["ranks"], lines, strict=False)]
+            taken += [(int(r), line) for r, line in zip(reply.meta["ranks"], lines, strict=True)]
 
     def request(self, message: Message) -> Message:
         """Sends a frame of the driver and returns the reply."""

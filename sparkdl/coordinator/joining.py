@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from sparkdl.coordinator.group import Group
@@ -108,7 +109,10 @@ class Joining:
         if worker.attempt not in (None, message.attempt):
             group.mark_dead(worker)
         group.bind(connection, message, worker)
-        worker.said = introduction_of(message)
+        said = introduction_of(message)
+        if worker.member and said.text is None:  # it tells more of itself
+            said = replace(said, text=worker.said.text)
+        worker.said = said
         if not self._store.together and not self._gathered:
             group.defer(connection, "gather", message)
         elif worker.member:

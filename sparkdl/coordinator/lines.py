@@ -11,19 +11,22 @@ from sparkdl.transport.frames import ByteArray, Content, Message
 
 MAX_LINES_BYTES = 1 << 20
 """Bytes of lines in one frame; a rank that has more sends several frames."""
+MAX_LINE_CHARS = MAX_LINES_BYTES // 8
+"""The rest of a longer line is not sent."""
 KEPT_LINES = 20_000
 """The oldest lines are dropped where the driver does not fetch them."""
 
 
 def pack_lines(lines: list[str]) -> ByteArray:
-    """Lines as UTF-8, one after the other; no line contains a line end."""
-    text = "\n".join(line.replace("\n", " ") for line in lines)
+    """Lines as UTF-8, each with a line end; a line end inside a line becomes a space."""
+    text = "".join(line.replace("\n", " ") + "\n" for line in lines)
     return np.frombuffer(text.encode(errors="replace"), np.uint8)
 
 
 def unpack_lines(body: ByteArray) -> list[str]:
     """The counterpart of :func:`pack_lines`."""
-    return body.tobytes().decode(errors="replace").split("\n") if body.size else []
+    text = body.tobytes().decode(errors="replace")
+    return text.removesuffix("\n").split("\n") if text else []
 
 
 class LogLines:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from sparkdl.closing import Closing
-from sparkdl.coordinator.lines import MAX_LINES_BYTES, pack_lines
+from sparkdl.coordinator.lines import MAX_LINE_CHARS, MAX_LINES_BYTES, pack_lines
 from sparkdl.coordinator.telemetry import EpochReport
 from sparkdl.errors import WorkerError
 from sparkdl.transport.address import Endpoint
@@ -202,8 +202,8 @@ class Session(Closing):
         """Sends lines that this rank printed; the driver shows them."""
         batch: list[str] = []
         size = 0
-        for line in [*lines, None]:
-            if batch and (line is None or size + len(line) > MAX_LINES_BYTES // 4):
+        for line in [*(line[:MAX_LINE_CHARS] for line in lines), None]:
+            if batch and (line is None or size + len(line) >= MAX_LINES_BYTES // 4):
                 body = pack_lines(batch)
                 self.request(Message(Kind.LOG, content=Content.BLOB, total=body.size), body)
                 batch, size = [], 0

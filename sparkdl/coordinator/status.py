@@ -128,16 +128,20 @@ class Status:
         Raises:
             ProtocolError: The meta does not describe the body.
         """
-        numbers = np.frombuffer(body.tobytes(), "<f8")
         epochs: dict[int, EpochTotals] = {}
         start = 0
         try:
+            numbers = np.frombuffer(body.tobytes(), "<f8")
             for number, rows, val_rows, size, val_size, ended in meta["epochs"]:
                 middle, stop = start + size, start + size + val_size
+                if not start <= middle <= stop <= numbers.size:
+                    raise ValueError(f"numbers {start} to {stop} of {numbers.size}")
                 epochs[number] = EpochTotals(
                     rows, val_rows, numbers[start:middle], numbers[middle:stop], tuple(ended)
                 )
                 start = stop
+            if start != numbers.size:
+                raise ValueError(f"{start} numbers of {numbers.size}")
             failure = meta["failure"]
             return cls(
                 workers={int(r): WorkerStatus(**w) for r, w in meta["workers"].items()},
@@ -146,7 +150,7 @@ class Status:
                 waiting={int(r): str(reason) for r, reason in meta["waiting"].items()},
                 **{name: meta[name] for name in _COUNTERS},
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ProtocolError(
                 "cannot read the status of the run",
                 expected="what Status.to_wire wrote",

@@ -152,6 +152,7 @@ def model_bytes(model: Any) -> bytes:
     except Exception as error:
         raise ModelError(
             f"model {model.name!r} cannot be saved",
+            expected="a model that Keras can save (get_config on custom layers)",
             received=f"{type(error).__name__}: {error}",
         ) from error
 
@@ -176,6 +177,7 @@ def model_from_bytes(
     except Exception as error:
         raise ModelError(
             f"{path!r} cannot be loaded",
+            expected="a .keras file, and custom_objects for what does not come with Keras",
             received=f"{type(error).__name__}: {error}",
             hint="pass custom_objects={'MyLayer': MyLayer} for classes of your own, and "
             "safe_mode=False for Lambda layers of a file that you trust",

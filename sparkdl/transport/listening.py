@@ -15,7 +15,9 @@ from sparkdl.errors import ResourceError
 
 def token_matches(received: object, token: str) -> bool:
     """Compares in constant time; anything but a str is wrong."""
-    return isinstance(received, str) and hmac.compare_digest(received.encode(), token.encode())
+    return isinstance(received, str) and hmac.compare_digest(
+        received.encode(errors="surrogatepass"), token.encode()
+    )
 
 
 def listen(bind_address: str, spec: PortSpec, *, backlog: int = 1024) -> socket.socket:

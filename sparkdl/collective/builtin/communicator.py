@@ -209,7 +209,7 @@ class BuiltinCommunicator(OrderedCommunicator):
             return
         assert shared is not None
         edges = self._places.edges(source.size)
-        if self._places.lanes == 0:
+        if self._places.num_rings == 0:
             shared.all_reduce(source, target, edges, factor, ufunc)
             return
         shared.all_reduce(source, target, edges, factor, ufunc, gather=False)
@@ -230,7 +230,7 @@ class BuiltinCommunicator(OrderedCommunicator):
         whole = np.empty_like(source)
         if small:
             self._reduce_small(records, whole, op, factors)
-        elif self._shared is not None and self._places.lanes == 0:
+        elif self._shared is not None and self._places.num_rings == 0:
             factor, ufunc = factors[self._rank], reduction_ufunc(op)
             self._shared.all_reduce(source, whole, edges, factor, ufunc, gather=False)
         elif self._places.one_each and self._ring is not None:
@@ -265,7 +265,7 @@ class BuiltinCommunicator(OrderedCommunicator):
         if self._shared is not None:
             inner = [s - hosts[h] for s in starts[counts[h] : counts[h + 1] + 1]]
             self._shared.all_gather(mine, inner)
-        if self._places.lanes == 0:
+        if self._places.num_rings == 0:
             return
         if self._ring is not None and self._local_rank == 0:
             self._ring.all_gather(work, hosts)
@@ -284,7 +284,7 @@ class BuiltinCommunicator(OrderedCommunicator):
         origin = next(h for h, ranks in enumerate(places.hosts) if root in ranks)
         if shared is not None and places.host == origin:
             shared.broadcast(target, places.local.index(root))
-        if places.lanes == 0:
+        if places.num_rings == 0:
             return
         edges = places.edges(target.size)
         if ring is not None:
@@ -358,7 +358,7 @@ class BuiltinCommunicator(OrderedCommunicator):
         if self._places.one_each and ring is not None:
             return ring.exchange(record)
         inside = [record] if shared is None else shared.exchange(record)
-        if self._places.lanes == 0:
+        if self._places.num_rings == 0:
             return inside
         everything = b""
         if ring is not None and self._local_rank == 0:

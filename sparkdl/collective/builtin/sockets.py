@@ -31,7 +31,7 @@ def listen_on(bind_host: str, port: int | tuple[int, int]) -> socket.socket:
 
 
 def own_address() -> str:
-    """This machine's address on its way out; the loopback address where there is none."""
+    """The address from which this machine reaches other networks; 127.0.0.1 if it reaches none."""
     with (
         contextlib.suppress(OSError),
         socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe,

@@ -82,7 +82,10 @@ class ServerRun:
         def begin() -> ServerRun:
             server = ServerProcess(server_config, center, wait=False)  # the job may start meanwhile
             strategy = ServerStrategy(
-                server.endpoint, layout, server_config.rule, compression=server_config.compression()
+                (server.endpoint,),
+                layout,
+                server_config.rule,
+                compression=server_config.compression(),
             )
             return cls(server, strategy, num_workers)
 

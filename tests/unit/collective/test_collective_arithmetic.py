@@ -61,6 +61,6 @@ def test_places_of_uneven_hosts():
 
 def test_places_of_one_host_and_of_single_ranks():
     together = Places.of(["a"] * 3, 1)
-    assert (together.lanes, together.ring, together.edges(9)) == (0, (), [0, 3, 6, 9])
+    assert (together.num_rings, together.ring, together.edges(9)) == (0, (), [0, 3, 6, 9])
     apart = Places.of(["a", "b", "c"], 1)
-    assert (apart.lanes, apart.ring, apart.one_each) == (1, (0, 1, 2), True)
+    assert (apart.num_rings, apart.ring, apart.one_each) == (1, (0, 1, 2), True)

@@ -1,0 +1,291 @@
+"""What ranks report and the driver orders: metrics, releases, failures, kept states, log lines."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from coordinator_world import DRIVER, Apart, CoordinatorWorld, code
+
+from sparkdl.coordinator.lines import KEPT_LINES, MAX_LINES_BYTES, pack_lines, unpack_lines
+from sparkdl.coordinator.status import Failure
+from sparkdl.coordinator.telemetry import EpochReport
+from sparkdl.transport.frames import BLOB_BYTES, Content, Flag, Kind, Message
+
+
+def joined(workers: int = 2, **limits: Any) -> CoordinatorWorld:
+    world = CoordinatorWorld(workers, Apart(), **limits)
+    world.join(*range(workers))
+    return world
+
+
+def numbers(*values: float) -> np.ndarray:
+    return np.array(values, np.float64)
+
+
+# ------------------------------------------------------------------ metrics
+
+
+def test_epochs_sum_over_ranks_and_dead_attempts() -> None:
+    world = joined()
+    world.report(0, EpochReport(0, 5, numbers(1, 2)))
+    world.report(0, EpochReport(0, 10, numbers(3, 4)))  # replaces
+    world.drop(0)
+    world.join(100, attempt=1)
+    world.report(100, EpochReport(0, 7, numbers(10, 10)), attempt=1)
+    world.report(
+        1, EpochReport(0, 1, numbers(100, 0), ended=True, val_rows=3, val_metrics=numbers(0.5))
+    )
+    epoch = world.status().epochs[0]
+    assert (epoch.rows, epoch.val_rows, epoch.ended) == (18, 3, (1,))
+    np.testing.assert_array_equal(epoch.metrics, [113, 14])
+    np.testing.assert_array_equal(epoch.val_metrics, [0.5])
+    assert world.status(since_epoch=1).epochs == {}
+    assert world.status().epochs == {}  # the driver is through with that epoch
+
+
+def test_reports_of_epochs_that_the_driver_is_through_with_are_dropped() -> None:
+    world = joined()
+    world.status(since_epoch=3)
+    world.report(0, EpochReport(2, 5, numbers(1)))
+    world.report(0, EpochReport(3, 6, numbers(1)))
+    assert list(world.status(since_epoch=3).epochs) == [3]
+    assert list(world.status().epochs) == [3]
+
+
+def test_a_report_is_not_read_from_a_buffer_that_the_next_request_uses() -> None:
+    world = joined()
+    message = EpochReport(0, 5, numbers(1, 2)).to_message(wait=True)
+    message.rank = 0
+    assert message.body is not None
+    raw = world.coordinator.buffer(0)
+    raw[: message.body.size] = message.body
+    message.body = raw[: message.body.size]
+    assert world.deliver(0, message) is None
+    raw[...] = 255
+    np.testing.assert_array_equal(world.status().epochs[0].metrics, [1, 2])
+
+
+@pytest.mark.parametrize(
+    ("meta", "body_bytes"),
+    [
+        ({"rows": "no"}, 8),
+        ({"rows": -1}, 8),
+        ({"rows": True}, 8),
+        ({"rows": 1, "split": 2}, 8),
+        ({"rows": 1, "split": 0.5}, 8),
+        ({"rows": 1}, 7),
+    ],
+)
+def test_malformed_telemetry_is_refused_and_not_counted(
+    meta: dict[str, Any], body_bytes: int
+) -> None:
+    world = joined()
+    reply = world.blob(0, Kind.REPORT, np.zeros(body_bytes, np.uint8), meta=meta, rows=9, batch=1)
+    assert code(reply) == "protocol"
+    assert world.status().epochs == {}
+    assert world.status().workers[0].rows == 0
+
+
+def test_no_epoch_number_ends_the_run_for_all() -> None:
+    world = joined()
+    assert code(world.report(0, EpochReport(2**32 - 1, 1))) == "protocol"
+    world.report(1, EpochReport(0, 1))
+    assert list(world.status().epochs) == [0]
+
+
+def test_a_status_has_as_many_epochs_as_a_frame_has_room_for() -> None:
+    world = joined()
+    large = np.arange(BLOB_BYTES // 8 // 3, dtype=np.float64)
+    for epoch in range(7):
+        world.report(0, EpochReport(epoch, 1, large))
+    seen: list[int] = []
+    since = 0
+    while epochs := world.status(since).epochs:
+        seen += epochs
+        since = max(epochs) + 1
+        assert len(epochs) <= 3
+        for totals in epochs.values():
+            np.testing.assert_array_equal(totals.metrics, large)
+    assert seen == list(range(7))
+
+
+def test_metrics_that_no_frame_has_room_for_are_an_error_that_says_so() -> None:
+    world = joined()
+    half = np.ones(BLOB_BYTES // 8 // 2 + 1)
+    world.report(0, EpochReport(0, 1, half))
+    world.report(1, EpochReport(0, 1, val_metrics=half))  # two vectors of that size in all
+    reply = world.send(DRIVER, Kind.STATUS, rank=-1)
+    assert code(reply) == "protocol"
+    assert reply is not None
+    assert "metrics of epoch 0 cannot be sent" in reply.meta["what"]
+
+
+# ------------------------------------------------------------------ releases and orders
+
+
+def test_an_epoch_ends_when_the_driver_releases_it() -> None:
+    world = joined()
+    end = EpochReport(0, 1, ended=True)
+    assert world.report(0, end, wait=True) is None
+    assert world.report(1, end, wait=True) is None
+    assert world.status().epochs[0].ended == (0, 1)
+    assert world.status().waiting == {0: "epoch", 1: "epoch"}
+    world.control(release=0, learning_rate=0.5, stop=True)
+    for rank in (0, 1):
+        assert world.last(rank).flags & Flag.STOP
+        assert world.last(rank).learning_rate == 0.5
+    assert world.report(0, end, wait=True) is not None  # already released
+    assert world.report(0, EpochReport(1, 1, ended=True), wait=True) is None
+    assert world.status().released_epoch == 0
+
+
+def test_a_silent_driver_ends_the_wait_at_an_epochs_end() -> None:
+    world = CoordinatorWorld(2, Apart(), release_timeout_s=10)
+    world.join(0)
+    world.report(0, EpochReport(0, 1, ended=True), wait=True)
+    world.wait(8)
+    world.status()
+    world.send(0, Kind.HEARTBEAT)
+    world.wait(8)
+    assert world.answers(0) == 2  # hello and the heartbeat
+    world.wait(4)
+    assert code(world.last(0)) == "timeout"
+    assert "driver" in world.last(0).meta["what"]
+
+
+def test_workers_may_not_control() -> None:
+    world = joined()
+    assert code(world.send(0, Kind.CONTROL, meta={"stop": True})) == "protocol"
+    assert code(world.control(learning_rate="x")) == "protocol"
+    world.report(0, EpochReport(0, 1))
+    assert not world.last(0).flags & Flag.STOP
+
+
+def test_ranks_that_exchange_among_themselves_hear_of_orders_at_once() -> None:
+    """They agree on the step at which they follow an order by their own exchange."""
+    world = CoordinatorWorld(2)
+    world.join(0, 1)
+    world.control(stop=True)
+    beat = world.send(1, Kind.HEARTBEAT)
+    assert beat is not None
+    assert beat.flags & Flag.STOP
+
+
+# ------------------------------------------------------------------ failure
+
+
+def test_one_failure_ends_all_waits() -> None:
+    world = joined(3)
+    world.report(0, EpochReport(0, 1, ended=True), wait=True)
+    world.send(2, Kind.FAIL, meta={"error": "ValueError: bad", "traceback": "tb"})
+    assert code(world.last(0)) == "aborted"
+    assert world.last(0).flags & Flag.ABORT
+    assert code(world.report(1, EpochReport(0, 1))) == "aborted"
+    assert world.last(1).meta["rank"] == 2
+    world.send(1, Kind.FAIL, meta={"error": "OSError: later"})  # the first failure stays
+    assert world.status().failure == Failure(2, "ValueError: bad", "tb")
+    assert code(world.hello(102, attempt=1)) == "aborted"
+
+
+def test_a_failure_ends_the_wait_of_ranks_that_begin_together() -> None:
+    world = CoordinatorWorld(2)
+    assert world.hello(0) is None
+    world.send(1, Kind.FAIL, meta={"error": "MemoryError", "traceback": ""})
+    assert code(world.last(0)) == "aborted"
+    assert world.last(0).meta["rank"] == 1
+
+
+# ------------------------------------------------------------------ kept states
+
+
+def keep(world: CoordinatorWorld, connection: int, state: bytes, epoch: int, size: int) -> None:
+    source = np.frombuffer(state, np.uint8)
+    for offset in range(0, source.size, size):
+        chunk = source[offset : offset + size]
+        reply = world.blob(
+            connection, Kind.KEEP, chunk, offset=offset, total=source.size, epoch=epoch
+        )
+        assert reply is not None
+        assert reply.kind is Kind.OK, reply
+
+
+def kept(world: CoordinatorWorld) -> tuple[int, bytes]:
+    state, total = bytearray(), 1
+    reply = None
+    while len(state) < total:
+        reply = world.send(DRIVER, Kind.KEPT, rank=-1, offset=len(state))
+        assert reply is not None
+        assert reply.kind is Kind.CHUNK
+        total = reply.total
+        if reply.body is not None:
+            state += reply.body.tobytes()
+    assert reply is not None
+    return reply.epoch, bytes(state)
+
+
+def test_the_last_whole_state_is_kept() -> None:
+    world = joined()
+    assert kept(world) == (0, b"")
+    keep(world, 0, b"the first", 1, 4)
+    assert kept(world) == (1, b"the first")
+    half = np.frombuffer(b"the sec", np.uint8)
+    world.blob(1, Kind.KEEP, half, offset=0, total=10, epoch=2)  # and dies in the middle
+    assert kept(world) == (1, b"the first")
+    keep(world, 0, b"another", 3, 100)
+    assert kept(world) == (3, b"another")
+
+
+def test_a_state_larger_than_allowed_is_refused() -> None:
+    world = joined(max_state_bytes=100)
+    reply = world.blob(0, Kind.KEEP, np.zeros(10, np.uint8), total=101)
+    assert code(reply) == "protocol"
+    assert kept(world) == (0, b"")
+
+
+def test_a_read_outside_the_kept_state_is_refused() -> None:
+    world = joined()
+    keep(world, 0, b"state", 1, 100)
+    assert code(world.send(DRIVER, Kind.KEPT, rank=-1, offset=6)) == "protocol"
+
+
+# ------------------------------------------------------------------ log lines
+
+
+def take_lines(world: CoordinatorWorld) -> list[tuple[int, str]]:
+    reply = world.send(DRIVER, Kind.TAKE_LINES, rank=-1)
+    assert reply is not None
+    lines = unpack_lines(np.empty(0, np.uint8) if reply.body is None else reply.body)
+    return list(zip(reply.meta["ranks"], lines, strict=True))
+
+
+def test_the_driver_takes_each_line_once_also_of_ranks_that_have_not_joined() -> None:
+    world = CoordinatorWorld(2)
+    world.blob(1, Kind.LOG, pack_lines(["imported", "größer"]))
+    world.blob(0, Kind.LOG, pack_lines(["", "a\nb"]))
+    assert take_lines(world) == [(1, "imported"), (1, "größer"), (0, ""), (0, "a b")]
+    assert take_lines(world) == []
+    assert world.status().workers == {}
+
+
+def test_lines_of_no_rank_or_too_many_bytes_are_refused() -> None:
+    world = joined()
+    assert code(world.blob(7, Kind.LOG, pack_lines(["x"]))) == "protocol"
+    assert code(world.blob(0, Kind.LOG, pack_lines(["x"]), rank=-1)) == "protocol"
+    assert code(world.blob(0, Kind.LOG, np.ones(MAX_LINES_BYTES + 1, np.uint8))) == "protocol"
+    wrong = Message(Kind.LOG, rank=0, content=Content.ROWS, body=np.ones(3, np.uint8))
+    assert code(world.deliver(0, wrong)) == "protocol"
+    assert take_lines(world) == []
+
+
+def test_a_driver_that_takes_no_lines_costs_a_bounded_memory() -> None:
+    world = joined()
+    some = [f"line {number}" for number in range(KEPT_LINES // 2)]
+    for _ in range(5):
+        world.blob(0, Kind.LOG, pack_lines(some))
+    taken: list[tuple[int, str]] = []
+    while more := take_lines(world):
+        taken += more
+    assert len(taken) == KEPT_LINES
+    assert taken[-1] == (0, some[-1])

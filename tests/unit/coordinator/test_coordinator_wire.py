@@ -1,0 +1,328 @@
+"""What coordinator, ranks and driver tell each other: status, reports, blobs, orders, lines."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from sparkdl.coordinator.blobs import Assembly, KeptBlob, chunk_reply
+from sparkdl.coordinator.lines import LogLines, pack_lines, unpack_lines
+from sparkdl.coordinator.orders import Orders
+from sparkdl.coordinator.status import EpochTotals, Failure, Status, WorkerStatus
+from sparkdl.coordinator.telemetry import EpochReport, Telemetry, sum_states
+from sparkdl.errors import ProtocolError
+from sparkdl.transport.frames import (
+    BLOB_BYTES,
+    Content,
+    Flag,
+    Kind,
+    Message,
+    decode_meta,
+    encode,
+)
+
+states = hnp.arrays(np.float64, st.integers(0, 5), elements=st.floats(-1e300, 1e300))
+counts = st.integers(0, 2**53)
+
+
+def through_json(meta: dict[str, Any]) -> dict[str, Any]:
+    """``meta`` as a receiver gets it."""
+    frame = encode(Message(Kind.OK, meta=meta))
+    return decode_meta(Kind.OK, frame[len(encode(Message(Kind.OK))) :])
+
+
+# ------------------------------------------------------------------ status
+
+WORKER = WorkerStatus(
+    alive=True, attempt=3, epoch=2, batch=7, batches=9, rows=64, finished=False, clock=4,
+    commits=5, batches_per_epoch=10, host="executor", pid=17, staleness_mean=0.5, staleness_max=2,
+)  # fmt: skip
+
+
+def equal(one: EpochTotals, other: EpochTotals) -> bool:
+    return (
+        (one.rows, one.val_rows, one.ended) == (other.rows, other.val_rows, other.ended)
+        and np.array_equal(one.metrics, other.metrics)
+        and np.array_equal(one.val_metrics, other.val_metrics)
+    )
+
+
+@given(st.dictionaries(st.integers(0, 2**31), st.tuples(counts, counts, states, states)))
+def test_a_status_comes_back_as_it_was(epochs: dict[int, Any]) -> None:
+    status = Status(
+        workers={0: WORKER, 11: WORKER},
+        epochs={
+            number: EpochTotals(rows, val_rows, metrics, val_metrics, (0, 11))
+            for number, (rows, val_rows, metrics, val_metrics) in epochs.items()
+        },
+        failure=Failure(3, "ValueError: x", "trace"),
+        clock=8, rounds=2, released_epoch=1, started=True, waiting={11: "epoch"},
+        bytes_in=123, bytes_out=456,
+    )  # fmt: skip
+    meta, body = status.to_wire()
+    back = Status.from_wire(through_json(meta), body)
+    assert back.workers == status.workers
+    assert back.failure == status.failure
+    assert back.waiting == status.waiting
+    assert list(back.epochs) == list(status.epochs)
+    assert all(equal(back.epochs[n], status.epochs[n]) for n in status.epochs)
+    for name in ("clock", "rounds", "released_epoch", "started", "bytes_in", "bytes_out"):
+        assert getattr(back, name) == getattr(status, name)
+    assert back.commits == 10
+
+
+def test_an_empty_status_comes_back() -> None:
+    meta, body = Status().to_wire()
+    assert body.size == 0
+    assert Status.from_wire(through_json(meta), body) == Status()
+
+
+def test_numbers_of_a_status_travel_in_the_body_not_in_the_meta() -> None:
+    def size(values: int) -> int:
+        totals = EpochTotals(1, 0, np.full(values, 1 / 3), np.empty(0), ())
+        meta, body = Status(epochs={0: totals}).to_wire()
+        assert body.nbytes == 8 * values
+        return len(str(meta))
+
+    assert size(100_000) - size(1) < 20
+
+
+@pytest.mark.parametrize(
+    ("change", "body_bytes"),
+    [
+        ({"epochs": [[0, 1, 0]]}, 0),
+        ({"epochs": 3}, 0),
+        ({"workers": {"0": {"alive": True}}}, 0),
+        ({"workers": {"zero": {}}}, 0),
+        ({"failure": {"rank": 1}}, 0),
+        ({"waiting": []}, 0),
+        ({"epochs": [[0, 1, 0, 2, 0, []]]}, 8),  # says more numbers than there are
+        ({}, 8),  # says fewer
+        ({}, 5),  # half a number
+        ({"epochs": [[0, 1, 0, -1, 2, []]]}, 8),
+    ],
+)
+def test_a_malformed_status_is_refused(change: dict[str, Any], body_bytes: int) -> None:
+    meta, _ = Status().to_wire()
+    with pytest.raises(ProtocolError, match="cannot read the status"):
+        Status.from_wire({**meta, **change}, np.zeros(body_bytes, np.uint8))
+
+
+def test_a_status_without_a_counter_is_refused() -> None:
+    meta, body = Status().to_wire()
+    del meta["rounds"]
+    with pytest.raises(ProtocolError, match="rounds"):
+        Status.from_wire(meta, body)
+
+
+# ------------------------------------------------------------------ reports
+
+
+@given(st.integers(0, 2**31), counts, states, st.booleans(), counts, states, st.booleans())
+def test_a_report_comes_back_as_it_was(
+    epoch: int,
+    rows: int,
+    metrics: np.ndarray,
+    ended: bool,
+    val_rows: int,
+    val_metrics: np.ndarray,
+    wait: bool,
+) -> None:
+    report = EpochReport(epoch, rows, metrics, ended, val_rows, val_metrics, 12, 345)
+    message = report.to_message(wait=wait)
+    assert bool(message.flags & Flag.WAIT) == wait
+    message.meta = through_json(message.meta)
+    back = EpochReport.from_message(message)
+    np.testing.assert_array_equal(back.metrics, metrics)
+    np.testing.assert_array_equal(back.val_metrics, val_metrics)
+    for name in ("epoch", "rows", "ended", "val_rows", "batches_done", "rows_done"):
+        assert getattr(back, name) == getattr(report, name)
+
+
+def test_a_report_is_as_large_as_a_frame_can_be_or_an_error_that_says_so() -> None:
+    most = BLOB_BYTES // 8
+    message = EpochReport(0, 1, np.zeros(most - 1), val_metrics=np.zeros(1)).to_message(wait=False)
+    assert message.body_bytes == BLOB_BYTES
+    with pytest.raises(ProtocolError, match=r"metrics of epoch 7 cannot be sent") as caught:
+        EpochReport(7, 1, np.zeros(most), val_metrics=np.zeros(1)).to_message(wait=False)
+    assert f"{BLOB_BYTES + 8} bytes" in caught.value.received
+    assert "thresholds" in caught.value.hint
+
+
+def test_states_of_ranks_without_rows_add_nothing() -> None:
+    np.testing.assert_array_equal(
+        sum_states([np.empty(0), np.array([1.0, 2.0]), np.array([0.5, 0.5])]), [1.5, 2.5]
+    )
+    assert sum_states([]).size == 0
+
+
+def test_telemetry_forgets_what_the_driver_is_through_with() -> None:
+    telemetry = Telemetry()
+    for epoch in range(100):
+        telemetry.record(0, 0, EpochReport(epoch, 1, np.ones(3), ended=True))
+        assert list(telemetry.totals(epoch)) == [epoch]
+    assert len(telemetry._reports) == len(telemetry._ended) == 1
+
+
+# ------------------------------------------------------------------ blobs
+
+
+def chunk(content: bytes, offset: int, total: int, rank: int = 0, attempt: int = 0) -> Message:
+    return Message(
+        Kind.KEEP, rank=rank, attempt=attempt, offset=offset, total=total, content=Content.BLOB,
+        body=np.frombuffer(content, np.uint8),
+    )  # fmt: skip
+
+
+@given(st.binary(min_size=1, max_size=50), st.integers(1, 20), st.data())
+def test_chunks_make_the_blob_even_if_each_comes_twice(
+    blob: bytes, size: int, data: st.DataObject
+) -> None:
+    assembly = Assembly("it", 50)
+    whole = None
+    for offset in range(0, len(blob), size):
+        for _ in range(data.draw(st.integers(1, 2))):
+            part = assembly.put(chunk(blob[offset : offset + size], offset, len(blob)))
+            whole = part if part is not None else whole
+    assert whole is not None
+    assert whole.tobytes() == blob
+
+
+def test_a_new_first_chunk_begins_a_new_blob() -> None:
+    assembly = Assembly("it", 50)
+    assert assembly.put(chunk(b"abc", 0, 6, rank=0)) is None
+    assert assembly.put(chunk(b"xyz", 0, 5, rank=1)) is None
+    with pytest.raises(ProtocolError, match="out of order"):
+        assembly.put(chunk(b"def", 3, 6, rank=0))
+    whole = assembly.put(chunk(b"uv", 3, 5, rank=1))
+    assert whole is not None
+    assert whole.tobytes() == b"xyzuv"
+
+
+def test_a_blob_given_out_is_not_written_to_again() -> None:
+    assembly = Assembly("it", 50)
+    first = assembly.put(chunk(b"abc", 0, 3))
+    assert assembly.put(chunk(b"x", 0, 3)) is None
+    assert first is not None
+    assert first.tobytes() == b"abc"
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        chunk(b"", 0, 0),
+        chunk(b"abc", 0, 51),
+        chunk(b"abc", 5, 10),  # a gap
+        chunk(b"abcd", 0, 3),  # more than the total
+        chunk(b"bc", 1, 9),  # another total
+        chunk(b"bc", 1, 10, attempt=1),  # another sender
+        Message(Kind.KEEP, rank=0, total=10, content=Content.DENSE, body=np.zeros(3, np.uint8)),
+    ],
+)
+def test_chunks_out_of_bounds_or_order_are_refused(message: Message) -> None:
+    assembly = Assembly("the state", 50)
+    assembly.put(chunk(b"a", 0, 10))
+    with pytest.raises(ProtocolError, match="the state"):
+        assembly.put(message)
+
+
+def test_a_kept_blob_stays_until_the_next_is_whole() -> None:
+    kept = KeptBlob(50)
+    assert (kept.content.size, kept.epoch) == (0, -1)
+    for message, epoch in ((chunk(b"old", 0, 3), 1), (chunk(b"ne", 0, 3), 2)):
+        message.epoch = epoch
+        kept.put(message)
+        assert (kept.content.tobytes(), kept.epoch) == (b"old", 1)
+    last = chunk(b"w", 2, 3)
+    last.epoch = 2
+    kept.put(last)
+    assert (kept.content.tobytes(), kept.epoch) == (b"new", 2)
+
+
+def test_a_blob_is_read_in_chunks() -> None:
+    blob = np.arange(10, dtype=np.uint8)
+    replies = [chunk_reply(blob, offset, 4, epoch=3) for offset in (0, 4, 8, 10)]
+    assert [reply.body_bytes for reply in replies] == [4, 4, 2, 0]
+    assert {(r.kind, r.total, r.epoch, r.content) for r in replies} == {
+        (Kind.CHUNK, 10, 3, Content.BLOB)
+    }
+    with pytest.raises(ProtocolError, match="outside"):
+        chunk_reply(blob, 11, 4)
+
+
+# ------------------------------------------------------------------ orders
+
+
+def told(orders: Orders) -> tuple[bool, float]:
+    reply = Message(Kind.OK)
+    orders.stamp(reply)
+    return bool(reply.flags & Flag.STOP), reply.learning_rate
+
+
+def test_orders_are_told_at_once_where_ranks_do_not_train_in_step() -> None:
+    orders = Orders(latched=False)
+    assert not told(orders)[0]
+    assert math.isnan(told(orders)[1])
+    orders.take({"learning_rate": 0.5}, started=True)
+    assert told(orders) == (False, 0.5)
+    orders.take({"stop": True}, started=True)
+    assert told(orders) == (True, 0.5)
+    orders.take({"stop": False}, started=True)  # a stop is not taken back
+    assert told(orders)[0]
+
+
+def test_orders_are_told_from_the_next_latch_on_where_ranks_train_in_step() -> None:
+    orders = Orders(latched=True)
+    orders.take({"learning_rate": 0.5}, started=False)  # nobody trains yet
+    assert told(orders) == (False, 0.5)
+    orders.take({"stop": True, "learning_rate": 0.25}, started=True)
+    assert told(orders) == (False, 0.5)
+    orders.latch()
+    assert told(orders) == (True, 0.25)
+
+
+def test_a_release_comes_with_its_orders_as_all_ranks_wait_then() -> None:
+    orders = Orders(latched=True)
+    orders.take({"release": 3, "learning_rate": 0.1}, started=True)
+    assert told(orders) == (False, 0.1)
+    assert orders.released_epoch == 3
+    orders.take({"release": 2}, started=True)
+    assert orders.released_epoch == 3
+
+
+@pytest.mark.parametrize(
+    "meta", [{"learning_rate": "x"}, {"release": "soon"}, {"release": None}, {"learning_rate": []}]
+)
+def test_malformed_orders_change_nothing(meta: dict[str, Any]) -> None:
+    orders = Orders(latched=False)
+    with pytest.raises(ProtocolError, match="malformed CONTROL"):
+        orders.take({"stop": True, **meta}, started=True)
+    assert not told(orders)[0]
+    assert orders.released_epoch == -1
+
+
+# ------------------------------------------------------------------ lines
+
+
+@given(st.lists(st.text(st.characters(exclude_characters="\n", exclude_categories=["Cs"]))))
+def test_lines_come_back_as_they_were(lines: list[str]) -> None:
+    assert unpack_lines(pack_lines(lines)) == lines
+
+
+def test_a_line_that_is_no_unicode_costs_only_itself() -> None:
+    assert unpack_lines(pack_lines(["\ud800", "next"])) == ["?", "next"]
+
+
+def test_lines_are_taken_in_the_order_of_arrival_and_in_bounded_parts() -> None:
+    lines = LogLines()
+    for rank in (1, 0):
+        lines.put(Message(Kind.LOG, rank=rank, content=Content.BLOB, body=pack_lines(["a", "bc"])))
+    assert lines.take(4) == ([1, 1], ["a", "bc"])
+    assert lines.take(100) == ([0, 0], ["a", "bc"])
+    assert lines.take(100) == ([], [])
