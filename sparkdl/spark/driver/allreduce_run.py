@@ -95,11 +95,11 @@ def _is_plain_mean(exchange: AllReduceExchange) -> bool:
 
 def _communicator(config: FitConfig) -> str:
     """Horovod's operations are TensorFlow's: other backends do not import it for nothing."""
+    if config.communicator != "auto":
+        return config.communicator
     import keras
 
-    if config.communicator == "auto" and keras.backend.backend() != "tensorflow":
-        return "builtin"
-    return config.communicator
+    return "auto" if keras.backend.backend() == "tensorflow" else "builtin"
 
 
 def _limits(config: FitConfig, live: bool) -> dict[str, float]:
