@@ -128,7 +128,7 @@ class FunctionTask:
                 content = _dump_result(result, rank.rank)
             # a rank that is done stays, so that its leaving does not look like a failure
             exit_barrier.barrier()
-            return str(getattr(communicator, "name", "")), content
+            return communicator.name, content
 
 
 @contextlib.contextmanager

@@ -46,7 +46,7 @@ class Meeting:
 
     def gathering(self, rank: int) -> Gathering:
         """A rank's part in it."""
-        return _Seat(self, rank)
+        return _MeetingRank(self, rank)
 
     def end(self) -> None:
         """Ends every wait: a rank has failed."""
@@ -86,7 +86,7 @@ class Meeting:
             raise error
 
 
-class _Seat:
+class _MeetingRank:
     def __init__(self, meeting: Meeting, rank: int) -> None:
         self._meeting, self._rank = meeting, rank
 

@@ -13,11 +13,11 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from sparkdl.collective.communicator import COMMUNICATORS
-from sparkdl.config import UseGpu, check_use_gpu
+from sparkdl.config import UseGpu, check_use_gpu, require_int, require_name, require_seconds
 from sparkdl.coordinator.driver_client import DriverClient
 from sparkdl.coordinator.host import CoordinatorHost
 from sparkdl.coordinator.settings import Settings
-from sparkdl.errors import ConfigError, ResourceError, UnknownNameError, WaitTimeoutError
+from sparkdl.errors import ConfigError, ResourceError, WaitTimeoutError
 from sparkdl.launch.devices import DeviceRequest
 from sparkdl.launch.failures import FailureDescription, RankFailure
 from sparkdl.launch.function import FunctionTask, Returned, call_here, dump_call
@@ -85,16 +85,16 @@ def run(
     >>> sparkdl.run(square, num_workers=2)  # doctest: +SKIP
     [0, 1]
     """
-    _check_name("driver_log_verbosity", driver_log_verbosity, VERBOSITIES)
-    _check_name("communicator", communicator, [n for n in COMMUNICATORS if n != "solo"])
+    require_name("driver_log_verbosity", driver_log_verbosity, VERBOSITIES)
+    require_name("communicator", communicator, [n for n in COMMUNICATORS if n != "solo"])
     if num_workers is not None:
-        _check_count("num_workers", num_workers)
+        require_int("num_workers", num_workers, 1)
     task = FunctionTask(
         _dump_call(fn, args, {} if kwargs is None else kwargs),
         secrets.token_bytes(32),
         DeviceRequest(_check_backend(backend), check_use_gpu(use_gpu), unscheduled=True),
         communicator,
-        timeout_s=_check_seconds("timeout_s", timeout_s),
+        timeout_s=require_seconds("timeout_s", timeout_s),
         start_timeout_s=START_TIMEOUT_S,
         capture=driver_log_verbosity == "all",
     )
@@ -127,7 +127,7 @@ class HorovodRunner:
                 "below -1 for -np processes on the driver",
                 received=f"np={np!r}",
             )
-        _check_name("driver_log_verbosity", driver_log_verbosity, VERBOSITIES)
+        require_name("driver_log_verbosity", driver_log_verbosity, VERBOSITIES)
         self._np, self._verbosity = np, driver_log_verbosity
 
     def run(self, main, **kwargs):  # type: ignore[no-untyped-def]
@@ -234,7 +234,7 @@ def _missing(joined: set[int], count: int, start_timeout_s: float) -> WaitTimeou
         f"{count - len(joined)} of {count} ranks did not start",
         expected=f"all ranks within {start_timeout_s:g} s",
         received=f"nothing from ranks {names}",
-        hint="look at their executors' logs",
+        hint="look at their executors' logs; can they connect to this driver?",
     )
 
 
@@ -272,28 +272,10 @@ def _check_callable(fn: Any) -> None:
         )
 
 
-def _check_name(kind: str, name: Any, known: Sequence[str]) -> None:
-    if name not in known:
-        raise UnknownNameError(kind, name, known)
-
-
-def _check_count(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigError(
-            f"{name} is wrong", expected="a whole number of at least 1", received=repr(value)
-        )
-
-
-def _check_seconds(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
-        raise ConfigError(f"{name} is wrong", expected="seconds above 0", received=repr(value))
-    return float(value)
-
-
 def _check_backend(backend: str | None) -> str | None:
     """The Keras backend of the ranks: as given, or the driver's where Keras is imported."""
     if backend is not None:
-        _check_name("Keras backend", backend, BACKENDS)
+        require_name("Keras backend", backend, BACKENDS)
         return backend
     if "keras" not in sys.modules:
         return None

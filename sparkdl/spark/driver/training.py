@@ -51,10 +51,10 @@ class StageSummary:
 
 
 class StageLost(Exception):
-    """The stage's workers were lost, by no fault of the user's code; another try may do.
+    """The stage's workers were lost, by no fault of the user's code; another attempt may do.
 
     Args:
-        error: What to raise if there is no other try.
+        error: What to raise if there is no other attempt.
     """
 
     def __init__(self, error: SparkDLError) -> None:
@@ -87,7 +87,7 @@ def train_stage(
         on_epoch: Called with the number of epochs done whenever one has ended (checkpoints).
 
     Returns:
-        What the workers said at the end.
+        What the workers returned.
 
     Raises:
         WorkerError: A worker raised; with its traceback.

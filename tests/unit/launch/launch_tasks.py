@@ -26,6 +26,7 @@ class WorkTask:
     how: str
     size: int = 3
     thing: Any = None
+    timeout_s: float = 60.0
     devices = DeviceRequest(None)
 
     def run(self, rank: RankContext, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -42,7 +43,7 @@ class WorkTask:
             print("status three", file=sys.stderr, flush=True)
             os._exit(3)
         if self.how == "one is late" and mine:
-            time.sleep(2.0)
+            time.sleep(3 * self.timeout_s)
         if self.how == "one loses its connection" and not mine:
             raise TransportError("rank 1 is gone; rank 0 cannot go on")
         if self.how == "one loses its connection" and mine:
@@ -52,9 +53,8 @@ class WorkTask:
             if mine:
                 raise ValueError("bad row 17")
             time.sleep(60)
-        timeout_s = 0.5 if self.how == "one is late" else 20.0
-        told = rank.all_gather(f"I am {rank.rank}", timeout_s)
-        again = rank.all_gather(told[0], timeout_s)
+        told = rank.all_gather(f"I am {rank.rank}", self.timeout_s)
+        again = rank.all_gather(told[0], self.timeout_s)
         assert again == ["I am 0"] * rank.num_ranks
         if rank.log is not None:
             rank.log(f"logged {rank.rank}")
