@@ -16,13 +16,14 @@ import numpy as np
 import psutil
 import pytest
 
+from sparkdl.config import ports_of
 from sparkdl.errors import ConfigError, ResourceError
 from sparkdl.ps.client import Timeouts, connect
 from sparkdl.ps.rules import Downpour
 from sparkdl.ps.server import ServerConfig, ServerProcess
 from sparkdl.transport.frames import HEADER, HEADER_BYTES, Kind, Message, encode
 from sparkdl.transport.http_client import CLIENT_HEADER, FRAME_PATH
-from sparkdl.transport.listening import listen, ports_of
+from sparkdl.transport.listening import listen
 from sparkdl.weights import Layout
 
 LAYOUT = Layout.of([("w", (50_000,), "float32")])
