@@ -12,7 +12,7 @@ from sparkdl.coordinator.session import report_failure
 from sparkdl.coordinator.telemetry import EpochReport
 from sparkdl.errors import ModelError
 from sparkdl.protocols import BatchStack, Learner, MetricState, RankIdentity, Report, Start
-from sparkdl.ps.client import Client, Progress, connect
+from sparkdl.ps.client import Client, Progress, connect, limits_of
 from sparkdl.ps.codecs import Compression
 from sparkdl.ps.rules.rule import Rule
 from sparkdl.ps.synchronizer import ServerGradientSynchronizer, WindowSynchronizer
@@ -73,7 +73,8 @@ class ServerStrategy:
 
     def report_failure(self, rank: RankIdentity, error: BaseException) -> None:
         """Tells the server that this worker failed for good, so that no other waits for it."""
-        report_failure(self.endpoint, rank.rank, rank.attempt, error)
+        limits = limits_of(self.layout, self.compression)
+        report_failure(self.endpoint, rank.rank, rank.attempt, error, limits)
 
 
 class ServerSynchronizer:

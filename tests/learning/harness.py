@@ -1,4 +1,4 @@
-"""Workers as threads of this process, over a real server state: the loop without Spark."""
+"""Workers as threads of this process, over a real coordinator and store: the loop without Spark."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from sparkdl.config import LoopSettings
 from sparkdl.data import Batches, rows_from_numpy
 from sparkdl.learner import make_learner
 from sparkdl.learner.keras_learner import model_layout, read_model
-from sparkdl.ps.client import Client
-from sparkdl.ps.server import Server, ServerConfig
+from sparkdl.ps.server import ServerConfig
 from sparkdl.ps.strategy import ServerSynchronizer
-from sparkdl.transport.frames import Limits
+from sparkdl.testing.inproc import InprocParameterServer
 from sparkdl.worker import train
 
 
@@ -37,16 +36,11 @@ def run_workers(
     layout = model_layout(models[0])
     center = read_model(models[0], layout)
     config = ServerConfig(layout, rule, len(parts), codec=codec)
-    compression = config.compression()
-    limits = Limits.of(layout, encoded_bytes=0 if compression is None else compression.max_bytes)
     settings = LoopSettings(epochs=epochs, batch_size=batch_size, window=window, shuffle=shuffle)
     errors: list[BaseException] = []
     learners = [make_learner(model) for model in models]
 
-    with Server(config, center.copy()) as server:
-
-        def opener(raw: Any, like: Any) -> Any:
-            return server.channel(config.token, buffer=raw is not None)
+    with InprocParameterServer(config, center.copy()) as server:
 
         def work(rank: int) -> None:
             x, y = parts[rank]
@@ -54,7 +48,7 @@ def run_workers(
             held_out = None
             if validation is not None:
                 held_out = Batches(rows_from_numpy(*validation), batch_size, shuffle=False)
-            client = Client(opener, limits, rank=rank, attempt=0, compression=compression)
+            client = server.client(rank)
             try:
                 train(
                     learners[rank], ServerSynchronizer(rule, client, layout, False),
@@ -80,8 +74,8 @@ def run_workers(
             learner.read_weights(flat)
             weights.append(flat)
     return SimpleNamespace(
-        weights=weights, learners=learners, models=models, layout=layout, state=server.state,
-        center=server.state._center.weights,
+        weights=weights, learners=learners, models=models, layout=layout,
+        group=server.coordinator.group, center=server.center,
     )  # fmt: skip
 
 

@@ -8,17 +8,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sparkdl.ps.state import Settings
 
 from sparkdl.collective.strategy import AllReduceStrategy, EarlyGathering
+from sparkdl.coordinator.machine import Coordinator
+from sparkdl.coordinator.session import Session
+from sparkdl.coordinator.settings import Settings
 from sparkdl.errors import TransportError, WaitTimeoutError
 from sparkdl.launch.failures import RankFailure, describe, described_in
 from sparkdl.launch.gathering import AloneGathering, BarrierGathering, taken_along
-from sparkdl.ps.client import Client
-from sparkdl.ps.rules import make_rule
-from sparkdl.ps.server import Server, ServerConfig
 from sparkdl.spark.driver.allreduce_run import DriverLine
-from sparkdl.transport.frames import Limits
+from sparkdl.testing.inproc import InprocServer
 from sparkdl.weights import Layout
 
 LAYOUT = Layout.of([("nothing", (1,), "float32")])
@@ -43,32 +42,26 @@ def in_threads(*actions: Any) -> list[Any]:
     return results
 
 
-def line_server(ranks: int, **settings: Any) -> Server:
-    rule = make_rule("bsp", payload="gradient")
-    config = ServerConfig(LAYOUT, rule, ranks, settings=Settings(ranks, **settings))
-    return Server(config, np.zeros(1, np.float32))
+def line_server(ranks: int, **settings: Any) -> InprocServer:
+    return InprocServer(Coordinator(Settings(ranks, **settings)))
 
 
-def line(server: Server, rank: int) -> Client:
-    def opener(raw: Any, like: Any) -> Any:
-        return server.channel(server.config.token, buffer=raw is not None)
-
-    return Client(opener, Limits.of(LAYOUT), rank=rank, attempt=0)
+def line(server: InprocServer, rank: int) -> Session:
+    return server.session(rank)
 
 
 def test_the_line_tells_every_rank_what_all_said() -> None:
     with line_server(3) as server, line(server, 0) as a, line(server, 1) as b, line(server, 2) as c:
-        lines = [DriverLine(client, rank) for rank, client in enumerate((a, b, c))]
+        lines = [DriverLine(session) for session in (a, b, c)]
         said = [lambda line=line: line.all_gather(f"I am {line.rank}") for line in lines]
         assert in_threads(*said) == [["I am 0", "I am 1", "I am 2"]] * 3
-        for each in lines:  # later news of the same rank wait for nobody
+        for each in lines:  # what a rank says of itself later waits for nobody
             each.join(rows=10 * each.rank, batches=each.rank)
 
 
 def test_the_line_names_who_is_missing() -> None:
     with line_server(3, start_timeout_s=0.3) as server, line(server, 0) as a, line(server, 2) as c:
-        answers = in_threads(*(lambda c=c, r=r: DriverLine(c, r).all_gather("") for c, r in
-                               ((a, 0), (c, 2))))  # fmt: skip
+        answers = in_threads(*(lambda s=s: DriverLine(s).all_gather("") for s in (a, c)))
     for error in answers:
         assert isinstance(error, WaitTimeoutError)
         assert "1" in error.received, error.received
