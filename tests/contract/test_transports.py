@@ -501,7 +501,7 @@ def test_a_reply_that_cannot_be_encoded_is_an_error_that_says_so(transport: str)
         with pytest.raises(ProtocolError, match="meta of a OK frame is too large"):
             client.session.join(text=text)
         assert driver.status().workers[0].alive  # the server goes on, and so does the worker
-        client.join()
+        client.session.join(text="short")
         client.pull()
 
 
