@@ -1,4 +1,4 @@
-# make demo | make test | make lint | make test-all | make bench     (everything else is set up by these)
+# make demo | make check | make test | make lint | make test-all | make bench     (everything else is set up by these)
 SHELL := /bin/bash
 PYTHON ?= python3
 VENV ?= .venv
@@ -8,18 +8,21 @@ export SPARK_LOCAL_IP ?= 127.0.0.1
 export PYTHONUNBUFFERED = 1
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
-.PHONY: demo test test-all lint bench bench-peers horovod install java clean
+.PHONY: demo check test test-all lint bench bench-peers horovod install java clean
 
 demo: install ## Trains a network on two Spark workers and shows the result
 	$(BIN)/python examples/demo.py
 
-test: lint $(VENV)/.torch $(VENV)/.horovod ## Lint, types, and all tests of normal weight
+check: lint ## Two minutes: lint, types, and all tests without JVM, Keras and other processes
+	$(BIN)/python -m pytest tests -q -m "not slow and not keras and not processes and not spark"
+
+test: java lint $(VENV)/.torch $(VENV)/.horovod ## Lint, types, and all tests of normal weight
 	$(BIN)/python -m pytest tests -q -m "not slow" --durations=10
 
-test-all: lint $(VENV)/.torch $(VENV)/.horovod ## The heavier checks too
+test-all: java lint $(VENV)/.torch $(VENV)/.horovod ## The heavier checks too
 	$(BIN)/python -m pytest tests -q --durations=20
 
-lint: install
+lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy

@@ -50,7 +50,7 @@ def be_rank(
 ) -> None:
     """One rank; answers ``compute``, ``all-reduce`` and ``both`` with seconds per step."""
     from sparkdl.collective.communicator import Member, make_communicator
-    from sparkdl.collective.synchronizer import AllReduceGradientSynchronizer
+    from sparkdl.collective.gradient_synchronizer import AllReduceGradientSynchronizer
     from sparkdl.data import Batches, rows_from_numpy
     from sparkdl.learner.tensorflow import configure_threads
 

@@ -161,7 +161,7 @@ def _synchronizer(job: Job, meeting: Any, rank: int, layout: Any) -> Iterator[An
     else:
         from sparkdl.collective.builtin import BuiltinConnector
         from sparkdl.collective.member import Member
-        from sparkdl.collective.strategy import AllReduceSynchronizer
+        from sparkdl.collective.synchronizer import AllReduceSynchronizer
 
         host, token = meeting
         options = {"bind_host": host} if host else {"advertised_host": "127.0.0.1"}
@@ -340,7 +340,7 @@ class Hosts:
 
     def _run_with_server(self, job: Job, workers: list[Any]) -> list[Told]:
         from sparkdl.coordinator.settings import Settings
-        from sparkdl.learner.keras_learner import model_layout, read_model
+        from sparkdl.learner.model_weights import model_layout, read_model
         from sparkdl.ps.server import ServerConfig
         from sparkdl.ps.strategy import ServerStrategy
 
@@ -354,7 +354,7 @@ class Hosts:
         )  # fmt: skip
         with self._server(config, read_model(model, layout)) as endpoint:
             strategy = ServerStrategy(
-                endpoint, layout, rule, compression=config.compression(),
+                (endpoint,), layout, rule, compression=config.compression(),
                 overlap=False,  # what is measured is the exchange
             )  # fmt: skip
             return self._finish(job, workers, [strategy] * job.workers)

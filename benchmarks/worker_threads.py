@@ -20,12 +20,13 @@ from sparkdl.collective.rules.exchange_rule import ExchangeRule, GradientExchang
 from sparkdl.config import LoopSettings
 from sparkdl.coordinator.settings import Settings
 from sparkdl.data import Batches, rows_from_numpy
+from sparkdl.protocols import MAX_STACK
 from sparkdl.ps.pulling import pull_center
 from sparkdl.ps.server import ServerConfig
 from sparkdl.ps.strategy import ServerSynchronizer
 from sparkdl.testing.inproc import InprocParameterServer
 from sparkdl.testing.thread_communicator import connect_threads
-from sparkdl.worker import MAX_PIECE, train
+from sparkdl.worker import train
 
 Parts = Sequence[tuple[np.ndarray, np.ndarray]]
 Pause = Callable[[], float]
@@ -310,7 +311,7 @@ class _WeightSteps(_Steps):
         super().__init__(learner, exchange, window, adaptive)
         exchange.start(self.flat)
         self._window = 1 if adaptive else window
-        self.piece = 1 if adaptive else -(-window // -(-window // MAX_PIECE))
+        self.piece = 1 if adaptive else -(-window // -(-window // MAX_STACK))
         self._rate = learner.learning_rate
         self._batches = self._rows = 0
         self._seen = (0.0, 0.0)

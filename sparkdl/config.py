@@ -1,21 +1,168 @@
-"""Frozen settings objects, validated when built, picklable: what the driver decides."""
+"""Settings that the driver decides on: frozen objects, checked when they are made, picklable.
+
+:class:`FitConfig` holds what the user asked of a ``SparkModel``; :class:`LoopSettings` what one
+call of ``fit`` tells each worker's loop.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal
 
-from sparkdl.errors import ConfigError, UnknownNameError
+from sparkdl.errors import ConfigError, ModelError, UnknownNameError
 
 MODES = ("asynchronous", "hogwild", "synchronous", "allreduce")
-SERVER_MODES = ("asynchronous", "hogwild", "synchronous")
 TRANSPORTS = ("auto", "shm", "socket", "http")
+COMMUNICATORS = ("auto", "horovod", "builtin")
 FREQUENCIES = ("auto", "batch", "epoch")
 EPOCH_WINDOW = 0
 """A window of 0 batches stands for a whole epoch."""
 AUTO_WINDOW = -1
 """A number that suits the workers and their rows; see ``sparkdl.worker.auto_window``."""
+DEFAULT_RESTARTS = 3
+NETWORK_SETTINGS = ("port", "server_bind", "server_address")
+"""Where the driver listens and where workers send the run's token. A model file has no say in
+them: whoever wrote the file could otherwise lead workers to a server of his own."""
+
+PortSpec = int | str | tuple[int, int]
+UseGpu = Literal["auto"] | bool
+
+
+@dataclass(frozen=True)
+class FitConfig:
+    """What the user asked of a ``SparkModel``, as plain values; see its arguments.
+
+    Args:
+        mode: How workers train together, one of :data:`MODES`.
+        frequency: ``'auto'``, ``'batch'``, ``'epoch'``, or batches between two exchanges.
+        parameter_server_mode: The way to the parameter server, one of :data:`TRANSPORTS`.
+        num_workers: Workers; None for as many as there are task slots.
+        batch_size: Rows per step and worker.
+        port: The parameter server's; see :func:`ports_of`.
+        rule: Name and options of the rule that was chosen; None before the choice.
+        communicator: What all-reduce goes through, one of :data:`COMMUNICATORS`.
+        compression: The codec that was chosen: a name, or its name and options; None for none.
+        use_gpu: ``'auto'``, True or False.
+        server_bind: Address that the server listens on; None for the narrowest that works.
+        server_address: Address that workers connect to; None for the one that it listens on.
+        repartition: Spread the rows over the workers; False takes the partitions as they are.
+        memory_budget_mb: A partition larger than this many MiB is spilled to disk.
+        seed: Seed of the row order and of the validation split.
+        start_timeout_s: How long a synchronous run waits for all of its workers to start.
+        worker_timeout_s: A worker that was silent for longer counts as dead.
+        max_restarts: How often a lost stage of ``mode='allreduce'`` begins again; None for
+            :data:`DEFAULT_RESTARTS`.
+
+    Raises:
+        ConfigError: A value that is not of its kind, or a combination in which one has no effect.
+        UnknownNameError: No such mode, transport or communicator.
+    """
+
+    mode: str = "asynchronous"
+    frequency: str | int = "auto"
+    parameter_server_mode: str = "auto"
+    num_workers: int | None = None
+    batch_size: int = 32
+    port: PortSpec = 0
+    rule: Mapping[str, Any] | None = None
+    communicator: str = "auto"
+    compression: Mapping[str, Any] | str | None = None
+    use_gpu: UseGpu = "auto"
+    server_bind: str | None = None
+    server_address: str | None = None
+    repartition: bool = True
+    memory_budget_mb: int = 2048
+    seed: int = 0
+    start_timeout_s: float = 300.0
+    worker_timeout_s: float = 60.0
+    max_restarts: int | None = None
+
+    def __post_init__(self) -> None:
+        require_name("mode", self.mode, MODES)
+        require_name("parameter_server_mode", self.parameter_server_mode, TRANSPORTS)
+        require_name("communicator", self.communicator, COMMUNICATORS)
+        parse_frequency(self.frequency)
+        ports_of(self.port)
+        check_use_gpu(self.use_gpu)
+        require_int("batch_size", self.batch_size, 1)
+        require_int("memory_budget_mb", self.memory_budget_mb, 1)
+        require_int("seed", self.seed, 0)
+        require_seconds("start_timeout_s", self.start_timeout_s)
+        require_seconds("worker_timeout_s", self.worker_timeout_s)
+        if self.num_workers is not None:
+            require_int("num_workers", self.num_workers, 1)
+        if self.max_restarts is not None:
+            require_int("max_restarts", self.max_restarts, 0)
+        self._refuse_what_has_no_effect()
+
+    def _refuse_what_has_no_effect(self) -> None:
+        if not self.with_server:
+            if self.parameter_server_mode != "auto":
+                raise ConfigError(
+                    "parameter_server_mode has no effect in mode 'allreduce'",
+                    expected="parameter_server_mode='auto', its default",
+                    received=repr(self.parameter_server_mode),
+                    hint="communicator='builtin' or 'horovod' says how gradients travel",
+                )
+            return
+        if self.communicator != "auto":
+            raise ConfigError(
+                "communicator has no effect in a mode with a server",
+                expected=f"communicator='auto', its default, in mode {self.mode!r}",
+                received=repr(self.communicator),
+                hint="mode='allreduce' uses it",
+            )
+        if self.max_restarts is not None:
+            raise ConfigError(
+                "max_restarts has no effect in a mode with a server",
+                expected=f"max_restarts=None in mode {self.mode!r}",
+                received=str(self.max_restarts),
+                hint="there Spark replaces a lost worker meanwhile: spark.task.maxFailures",
+            )
+
+    @property
+    def with_server(self) -> bool:
+        """Whether workers exchange through a parameter server; else with each other."""
+        return self.mode != "allreduce"
+
+    @property
+    def restarts(self) -> int:
+        """How often a lost stage begins again; 0 in the modes in which Spark replaces workers."""
+        if self.with_server:
+            return 0
+        return DEFAULT_RESTARTS if self.max_restarts is None else self.max_restarts
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every setting by the name of ``SparkModel``'s argument; :mod:`json` can write it."""
+        return {**asdict(self), "max_restarts": None if self.with_server else self.restarts}
+
+    def to_file(self) -> dict[str, Any]:
+        """:meth:`to_dict` without :data:`NETWORK_SETTINGS`, which are not the model's."""
+        return {k: v for k, v in self.to_dict().items() if k not in NETWORK_SETTINGS}
+
+
+def arguments_from_file(settings: Mapping[str, Any], path: str) -> dict[str, Any]:
+    """The arguments of ``SparkModel`` in the settings of a model file.
+
+    :data:`NETWORK_SETTINGS`, which earlier versions wrote, are left out.
+
+    Args:
+        settings: What :meth:`FitConfig.to_file` returned when the file was written.
+        path: Of the file, for the message.
+
+    Raises:
+        ModelError: Settings that this version does not have.
+    """
+    strange = sorted(set(settings) - {field.name for field in fields(FitConfig)})
+    if strange:
+        raise ModelError(
+            f"{path!r} was written by another version of sparkdl",
+            expected="settings that this version has",
+            received=", ".join(strange),
+            hint="keras.models.load_model reads the model itself",
+        )
+    return {name: value for name, value in settings.items() if name not in NETWORK_SETTINGS}
 
 
 @dataclass(frozen=True)
@@ -64,7 +211,18 @@ def require_int(name: str, value: Any, least: int) -> int:
     """Returns ``value`` if it is a whole number of at least ``least``; raises ConfigError."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ConfigError(
-            f"{name} is wrong", expected=f"a whole number >= {least}", received=repr(value)
+            f"{name} must be a whole number of at least {least}",
+            expected=f"a whole number >= {least}",
+            received=repr(value),
+        )
+    return value
+
+
+def require_seconds(name: str, value: Any) -> float:
+    """Returns ``value`` if it is a number above 0; raises ConfigError."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+        raise ConfigError(
+            f"{name} must be a time above 0", expected="seconds > 0", received=repr(value)
         )
     return value
 
@@ -84,3 +242,40 @@ def parse_frequency(frequency: Any) -> str | int:
     if frequency not in FREQUENCIES:
         raise UnknownNameError("frequency", frequency, [*FREQUENCIES, "a number of batches"])
     return str(frequency)
+
+
+def check_use_gpu(use_gpu: Any) -> UseGpu:
+    """Returns ``use_gpu`` if it is ``'auto'``, True or False; raises ConfigError."""
+    if use_gpu not in ("auto", True, False):
+        raise ConfigError(
+            "use_gpu must say whether to train on GPUs",
+            expected="'auto', True or False",
+            received=repr(use_gpu),
+            hint="'auto' takes the GPUs that Spark gives to a task, if it gives any",
+        )
+    return use_gpu  # type: ignore[no-any-return]
+
+
+def ports_of(spec: PortSpec) -> range:
+    """The ports to try: ``0`` any free one, ``7000``, ``'7000-7010'`` or ``(7000, 7010)``.
+
+    Raises:
+        ConfigError: It is none of these.
+    """
+    try:
+        if isinstance(spec, str):
+            first, _, last = spec.partition("-")
+            edges = int(first), int(last or first)
+        elif isinstance(spec, tuple):
+            edges = int(spec[0]), int(spec[1])
+        else:
+            edges = int(spec), int(spec)
+    except (TypeError, ValueError, IndexError):
+        edges = (-1, -1)
+    if not 0 <= edges[0] <= edges[1] <= 65535:
+        raise ConfigError(
+            "this is no port",
+            expected="0 for any free one, 7000, '7000-7010' or (7000, 7010)",
+            received=repr(spec),
+        )
+    return range(edges[0], edges[1] + 1)

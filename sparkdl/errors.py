@@ -3,14 +3,15 @@
 ::
 
     SparkDLError
-    ├── ConfigError (ValueError)          a wrong argument, found before anything starts
-    │   └── UnknownNameError              a name that is not in the list of known ones
+    ├── ConfigError (ValueError)          an argument that cannot be used, found before any job
+    │   ├── UnknownNameError              a name that is not in the list of known ones
+    │   └── ReadOnlyError (AttributeError)   an attribute that cannot be assigned to
     ├── DataError (ValueError)            the data do not fit the model or the call
     ├── ModelError (ValueError)           the model cannot be trained or sent as it is
     ├── ResourceError (RuntimeError)      too few slots, no GPU, a port in use
     ├── ProtocolError (RuntimeError)      a frame that the peer should not have sent
-    │   └── AuthenticationError (PermissionError)   a wrong or missing token
-    ├── TransportError (ConnectionError)  the other side is gone or cannot be reached
+    │   └── AuthenticationError (PermissionError)   a token that is not the run's, or none
+    ├── TransportError (ConnectionError)  the other side cannot be reached any more, or never was
     │   └── WaitTimeoutError (TimeoutError)  a wait that passed its limit; names who was missing
     └── WorkerError (RuntimeError)        a worker raised; carries its rank and traceback
 
@@ -30,7 +31,7 @@ class SparkDLError(Exception):
 
     Args:
         what: What failed, and where.
-        expected: What would have been right.
+        expected: What would have been accepted.
         received: What was found instead.
         hint: What to do about it.
     """
@@ -66,7 +67,7 @@ def _rebuild(cls: type[SparkDLError], what: str, state: dict[str, Any]) -> Spark
 
 
 class ConfigError(SparkDLError, ValueError):
-    """A wrong argument, found before any Spark job starts."""
+    """An argument that cannot be used, found before any Spark job starts."""
 
 
 class UnknownNameError(ConfigError):
@@ -75,7 +76,7 @@ class UnknownNameError(ConfigError):
     Args:
         kind: What the name stands for, e.g. ``'mode'``.
         name: The name received.
-        known: The names that would have been right.
+        known: The names that would have been accepted.
     """
 
     def __init__(self, kind: str, name: object, known: Iterable[str]) -> None:
@@ -89,6 +90,10 @@ class UnknownNameError(ConfigError):
             received=repr(name),
             hint=f"did you mean {close[0]!r}?" if close else "",
         )
+
+
+class ReadOnlyError(ConfigError, AttributeError):
+    """An attribute that is settled when its object is made, and was assigned to later."""
 
 
 class DataError(SparkDLError, ValueError):
@@ -108,11 +113,11 @@ class ProtocolError(SparkDLError, RuntimeError):
 
 
 class AuthenticationError(ProtocolError, PermissionError):
-    """A wrong or missing token."""
+    """The peer sent no token, or one that is not the run's."""
 
 
 class TransportError(SparkDLError, ConnectionError):
-    """The other side is gone or cannot be reached."""
+    """The other side cannot be reached any more, or never was."""
 
 
 class WaitTimeoutError(TransportError, TimeoutError):

@@ -1,12 +1,13 @@
 """The seams of training: what the loop, learners, batches and synchronizers ask of each other.
 
-The loop (:mod:`sparkdl.worker`) trains a *learner* on *batches* and lets a *synchronizer* exchange
-what was learned. NumPy and protocols only.
+The loop (:mod:`sparkdl.worker`) lets a *learner* (a model) train on *batches*, and a
+*synchronizer* exchange what was learned with the other workers. A *strategy* is what the driver
+sends to each worker, to make its synchronizer from. NumPy and protocols only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -17,9 +18,12 @@ import numpy.typing as npt
 from sparkdl.run_state import RunState
 from sparkdl.weights import FloatArray, Layout
 
+MAX_STACK = 16
+"""Batches in one stack at most: more gains nothing and takes memory for the rows."""
 Arrays = dict[str, npt.NDArray[Any]]
+"""Arrays by the name of a model's input or output."""
 MetricState = npt.NDArray[np.float64]
-"""All metric variables of a model (loss first) as one vector; vectors of workers add up."""
+"""All metric variables of a model (loss first) as one vector; the vectors of workers add up."""
 
 
 @dataclass(frozen=True)
@@ -64,47 +68,51 @@ class BatchStack:
 
 
 class Reducer(Protocol):
-    """What joins the gradients of all workers between the two halves of a step.
+    """Joins the gradients of all workers, between the two halves of a learner's step.
 
-    A step sets ``rows`` to those of its batch (0: it takes part without a batch), hands over each
-    of ``parts`` in order with ``begin``, and takes the joined gradient from ``buffer`` after
-    ``finish``. With ``in_graph``, a TensorFlow learner uses Horovod's own operations instead.
+    For each step the learner sets ``rows`` to the rows of its batch (0: it takes part without a
+    batch), hands over each of ``parts`` in order with ``begin``, calls ``finish``, and then takes
+    the joined gradient from ``buffer``. Where ``in_graph`` is not None, a TensorFlow learner calls
+    Horovod's own operations inside the compiled step instead.
     """
 
     rows: int
 
     @property
     def buffer(self) -> FloatArray:
-        """Of the layout: ``[gradient | statistics]``."""
+        """A buffer of the layout: ``[gradient | statistics]``."""
 
     @property
     def parts(self) -> list[slice]:
-        """Of the buffer, in the order in which they are handed over (the first may reach past
-        its end)."""
+        """Slices of the buffer, in the order in which the learner hands them over.
+
+        The first may reach beyond the buffer's end.
+        """
 
     @property
     def in_graph(self) -> InGraph | None:
         """How to reduce inside the compiled step, or None."""
 
     def begin(self, part: int, values: FloatArray) -> None:
-        """Hands over one part of this worker's gradient, which is read until ``finish``."""
+        """Takes one part of this worker's gradient; ``values`` must stay valid until ``finish``."""
 
     def finish(self) -> bool:
-        """Waits for the joined gradient; False if no worker had rows."""
+        """Waits until ``buffer`` holds the joined gradient; False if no worker had rows."""
 
     def agree_on_stop(self, value: float) -> None:
-        """Takes the joined stop flag of an exchange inside the step."""
+        """After an exchange inside the step: above 0 if any worker was told to stop."""
 
     def agree_on_gradients(self, mine: list[bool]) -> list[bool]:
-        """Which trained variables have a gradient: a worker without a batch cannot know.
+        """Tells the other workers which trained variables have a gradient, and is told by them.
 
-        All workers meet here before the first step is applied; later calls return at once.
+        A worker without a batch cannot know. In its first call a worker waits until all have
+        called, before any of them applies a step; later calls return at once.
 
         Args:
             mine: For each trained variable; empty on a worker that does not know.
 
         Returns:
-            What the workers know together; empty if none knows.
+            What the workers know together; empty if none of them knows.
         """
 
 
@@ -151,15 +159,19 @@ class Learner(Protocol):
         """One optimizer step with the trained segment; sets the statistics from the other."""
 
     def train_reducing(self, stack: BatchStack, reducer: Reducer) -> None:
-        """Trains every batch of ``stack``; ``reducer`` joins the workers' gradients in between."""
+        """Trains every batch of ``stack``; each step applies the gradient that ``reducer`` joins
+        over all workers."""
 
     def skip_reducing(self, reducer: Reducer) -> None:
-        """One step of the others in which this worker has no batch."""
+        """Takes part in one such step without a batch of its own."""
 
     def know_gradients(self, agree: Callable[[list[bool]], list[bool]]) -> None:
-        """Calls ``agree`` with which trained variables have a gradient, as far as it is known.
+        """Agrees with the other workers which trained variables have a gradient.
 
-        What it returns (if not empty) is gone by from the next :meth:`apply_gradients` on.
+        Args:
+            agree: Is called with what this learner knows (empty: nothing yet) and returns what
+                all workers know together. From the next :meth:`apply_gradients` on the optimizer
+                is given the gradients of exactly these variables; if empty, of those as before.
         """
 
     def metric_state(self) -> MetricState:
@@ -169,7 +181,10 @@ class Learner(Protocol):
         """Zeroes the metric variables (at the start of an epoch)."""
 
     def evaluate(self, stacks: Iterable[BatchStack]) -> MetricState:
-        """The metric state over ``stacks`` with the present weights; training's is untouched."""
+        """The metric state over ``stacks`` with the present weights.
+
+        The metric state of training is the same afterwards. Empty if there are no stacks.
+        """
 
     def predict(self, x: Arrays) -> Arrays:
         """The model's outputs by name for one batch of inputs ``(rows, ...)``."""
@@ -190,7 +205,7 @@ class Learner(Protocol):
         """Steps that the optimizer has taken."""
 
     def set_step(self, step: int) -> None:
-        """Tells a learning-rate schedule how many steps all workers have taken together."""
+        """Sets the steps that a learning-rate schedule counts; nothing without a schedule."""
 
     def optimizer_state(self) -> bytes:
         """Optimizer variables as bytes (npz), for the driver or a joining worker."""
@@ -199,28 +214,29 @@ class Learner(Protocol):
         """The counterpart of :meth:`optimizer_state`."""
 
     def optimizer_slots(self, names: list[str]) -> dict[str, FloatArray] | None:
-        """Attributes of the optimizer with a variable for each trained one, as flat vectors.
+        """The optimizer's variables of some kinds (``'_momentums'``) as flat vectors by name.
 
-        None if the optimizer has no such variables.
+        A kind has one variable for each trained variable of the model. None if the optimizer
+        lacks one of the kinds.
         """
 
     def load_optimizer_slots(self, slots: dict[str, FloatArray], step: int) -> None:
-        """The counterpart of :meth:`optimizer_slots`; ``step`` are the steps taken."""
+        """The counterpart of :meth:`optimizer_slots`; ``step`` is the number of steps taken."""
 
     def sync_model(self) -> None:
-        """Writes the training state back to the Keras model, where the backend keeps it apart."""
+        """Writes the training state to the Keras model, where the learner holds it elsewhere."""
 
     def reload(self) -> None:
-        """Takes over the Keras model's variables after they were changed from outside."""
+        """Reads the variables of the Keras model again, after someone else has changed them."""
 
 
 @dataclass(frozen=True)
 class Start:
-    """Where a worker begins: beyond zero if an earlier attempt of its task was cut off.
+    """Where a worker begins: beyond zero if an earlier attempt at its task did part of the work.
 
     Args:
         epoch: Epoch to begin with.
-        position: How far that epoch is committed already: windows where all workers take them
+        position: How much of that epoch is committed already: windows where all workers take them
             together, batches otherwise.
         windows_per_epoch: Windows that all workers take together (synchronous training), or None
             where each worker takes as many as it has.
@@ -235,7 +251,7 @@ class Start:
 
 @dataclass(frozen=True)
 class Report:
-    """What a worker says of its work with an exchange.
+    """What a worker tells about its work with an exchange.
 
     Args:
         epoch: The epoch it is in.
@@ -244,7 +260,7 @@ class Report:
         batches: Batches in this exchange.
         rows: Rows in this exchange.
         learning_rate: The optimizer's rate now.
-        metrics: The metric state of this epoch so far, now and then (None in between).
+        metrics: The metric state of this epoch so far; None in most reports.
     """
 
     epoch: int
@@ -257,16 +273,23 @@ class Report:
 
 
 class Synchronizer(Protocol):
-    """How the updates of a worker travel."""
+    """Exchanges what one worker has learned with the others, through a server or all-reduce."""
 
     def start(self, learner: Learner, rows: int, batches: int, windows: int) -> Start:
-        """Joins the run, with what this worker has per epoch; sets the learner's weights."""
+        """Joins the run and sets the learner's weights.
+
+        Args:
+            learner: This worker's model.
+            rows: Rows that this worker has per epoch.
+            batches: Batches that it has per epoch.
+            windows: Exchanges that it would make per epoch.
+        """
 
     def train(self, learner: Learner, stack: BatchStack | None, report: Report) -> None:
-        """Trains some batches and exchanges; None takes part in a step without a batch."""
+        """Trains the batches of ``stack``, then exchanges; None exchanges without a batch."""
 
     def train_on(self, learner: Learner, stack: BatchStack, report: Report) -> None:
-        """Trains some batches of a longer window; the exchange comes with the last of them."""
+        """Trains a stack after which the window goes on, so that no exchange is due yet."""
 
     def end_epoch(
         self,
@@ -276,17 +299,17 @@ class Synchronizer(Protocol):
         validation: MetricState | None,
         wait: bool,
     ) -> None:
-        """Reports an epoch's metrics; with ``wait``, returns when the driver says so."""
+        """Reports an epoch's metrics; with ``wait``, returns when the driver allows it."""
 
     def keep_state(self, learner: Learner, epoch: int) -> None:
-        """Leaves what a checkpoint after ``epoch`` epochs needs with the driver."""
+        """Sends the driver what a checkpoint after ``epoch`` epochs needs from this worker."""
 
     def finish(self, learner: Learner) -> None:
-        """Says that this worker is done."""
+        """Tells the others that this worker has trained all of its batches."""
 
     @property
     def every_batch(self) -> bool:
-        """The exchange is inside ``train``, at each batch of a window; it counts batches."""
+        """Whether ``train`` exchanges at every batch of a stack; a batch is a window then."""
 
     @property
     def keeps_state(self) -> bool:
@@ -302,7 +325,7 @@ class Synchronizer(Protocol):
 
     @property
     def transport(self) -> str:
-        """Name of the way that the updates take: ``'shm'``, ``'horovod'`` and so on."""
+        """Name of the transport or communicator in use, e.g. ``'shm'`` or ``'horovod'``."""
 
     def result(self, learner: Learner, epoch: int) -> RunState | None:
         """After ``finish``: what the run keeps of this worker after ``epoch`` epochs, or None.
@@ -349,7 +372,7 @@ class Strategy(Protocol):
 
 
 class BatchSource(Protocol):
-    """What the loop asks of the data: see :class:`sparkdl.data.batches.Batches`."""
+    """What the loop asks of the data; :class:`sparkdl.data.batches.Batches` implements it."""
 
     @property
     def full_batches(self) -> int: ...
@@ -359,4 +382,4 @@ class BatchSource(Protocol):
     def batch_bytes(self) -> int: ...
     def stacks(
         self, epoch: int, most_batches: int, start_batch: int = 0
-    ) -> Iterator[BatchStack]: ...
+    ) -> Generator[BatchStack]: ...

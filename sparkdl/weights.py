@@ -1,11 +1,11 @@
-"""A model's variables as one flat float32 buffer, and the layout that says what is where.
+"""A model's variables as one flat float32 buffer, and the layout: which variable is where in it.
 
 A buffer has two segments::
 
     [ trained: variables the optimizer moves | averaged: running statistics (BatchNorm) ]
 
 Update rules act on the trained segment; the averaged segment is always averaged, never summed.
-Integer variables, seeds and counters have no place in the buffer: they do not travel.
+Integer variables, seeds and counters are not in the buffer: workers do not exchange them.
 """
 
 from __future__ import annotations

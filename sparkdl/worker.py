@@ -1,25 +1,28 @@
-"""THE LOOP: what every worker runs, whatever the model, the transport and the rule.
+"""The training loop that every worker runs, whatever the model, the transport and the rule.
 
-The loop knows three things by their protocols only: a *learner* (the model), *batches* (the
-partition) and a *synchronizer* (how updates travel). It runs without Spark and without a network.
+The loop knows three things by their protocols only: a *learner* (the model), *batches* (this
+worker's rows) and a *synchronizer* (how updates travel). It needs neither Spark nor a network.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Generator
 from contextlib import closing
 
-import numpy as np
-import numpy.typing as npt
-
 from sparkdl.config import AUTO_WINDOW, EPOCH_WINDOW, LoopSettings
-from sparkdl.protocols import BatchSource, BatchStack, Learner, Report, Start, Synchronizer
+from sparkdl.protocols import (
+    MAX_STACK,
+    BatchSource,
+    Learner,
+    MetricState,
+    Report,
+    Start,
+    Synchronizer,
+)
 
-MAX_PIECE = 16
-"""Batches in one compiled call at most: more would gain nothing and take memory for the rows."""
-PIECE_BYTES = 64 << 20
-"""Rows of one compiled call at most (two are in memory at a time), but at least one batch."""
+STACK_BYTES = 64 << 20
+"""Bytes of the rows of one stack at most (two stacks are in memory at a time), but at least one
+batch."""
 MOST_STALE = 32
 """Batches that all workers together train between two exchanges of each, with the automatic window:
 so many changes that do not know of each other still add up well."""
@@ -40,7 +43,7 @@ def train(
     Every row is trained once per epoch, the last partial batch included.
 
     Args:
-        learner: See :class:`sparkdl.protocols.Learner`.
+        learner: The model.
         synchronizer: How updates travel.
         batches: This worker's rows.
         settings: Epochs, window and so on.
@@ -65,8 +68,8 @@ def train(
 def auto_window(steps_per_epoch: int, num_workers: int) -> int:
     """Batches between two exchanges where the user names none.
 
-    Longer gains no speed; more than a sixteenth of an epoch learns worse, and so do more batches of
-    all workers together than :data:`MOST_STALE` (ADR 0009).
+    A longer window gains no speed. One of more than a sixteenth of an epoch learns worse, and so
+    do windows in which all workers together train more than :data:`MOST_STALE` batches (ADR 0009).
 
     Args:
         steps_per_epoch: Batches of this worker's epoch.
@@ -75,11 +78,15 @@ def auto_window(steps_per_epoch: int, num_workers: int) -> int:
     >>> [auto_window(1000, p) for p in (1, 2, 4, 8, 64)]
     [16, 16, 8, 4, 1]
     """
-    return max(1, min(MAX_PIECE, steps_per_epoch // 16, MOST_STALE // num_workers))
+    return max(1, min(MAX_STACK, steps_per_epoch // 16, MOST_STALE // num_workers))
 
 
 class _Loop:
-    """One run of the loop. A long window is trained in pieces, a compiled call each."""
+    """One run of the loop.
+
+    A window (the batches between two exchanges) is trained in one or several stacks of batches;
+    a stack is one compiled call.
+    """
 
     def __init__(
         self,
@@ -97,11 +104,11 @@ class _Loop:
             window = max(1, batches.steps_per_epoch)
         elif window == AUTO_WINDOW:
             window = auto_window(batches.steps_per_epoch, num_workers)
-        longest = _longest_piece(batches)
+        longest = _longest_stack(batches)
         if synchronizer.every_batch:
             window = longest
-        self.pieces = -(-window // longest)
-        self.piece = -(-window // self.pieces)
+        self.stacks_per_window = -(-window // longest)
+        self.stack_batches = -(-window // self.stacks_per_window)
         self.steps = 0
         self.rate: float | None = None
         self.next_report = 0.0
@@ -109,16 +116,17 @@ class _Loop:
 
     @property
     def windows_per_epoch(self) -> int:
-        """Exchanges in one epoch of this worker; the smaller last batch is a piece of its own."""
+        """Exchanges in one epoch of this worker; the smaller last batch is a stack of its own."""
         full, total = self.batches.full_batches, self.batches.steps_per_epoch
         if self.synchronizer.every_batch:
             return total
-        pieces = -(-full // self.piece) + (total - full)
+        stacks = -(-full // self.stack_batches) + (total - full)
         if self.settings.window == EPOCH_WINDOW:
-            return min(1, pieces)
-        return -(-pieces // self.pieces)
+            return min(1, stacks)
+        return -(-stacks // self.stacks_per_window)
 
     def run(self, start: Start) -> None:
+        """Trains the epochs from ``start`` on."""
         self.first_step = self.learner.step
         self.learning_rate = self.learner.learning_rate
         position = start.position
@@ -131,8 +139,8 @@ class _Loop:
             position = 0
             held_out = None
             if self.validation is not None:
-                pieces = self.validation.stacks(0, _longest_piece(self.validation))
-                held_out = self.learner.evaluate(pieces)
+                stacks = self.validation.stacks(0, _longest_stack(self.validation))
+                held_out = self.learner.evaluate(stacks)
             if self.settings.keep_state:
                 self.synchronizer.keep_state(self.learner, epoch + 1)
             self.synchronizer.end_epoch(
@@ -144,37 +152,45 @@ class _Loop:
             )
             self._follow_driver()
 
-    def _train_epoch(self, epoch: int, position: int, together: int | None) -> bool:
-        """Trains one epoch from ``position`` on; False if the driver stopped it."""
+    def _train_epoch(self, epoch: int, position: int, windows_of_all: int | None) -> bool:
+        """Trains one epoch; False if the driver stopped it.
+
+        Args:
+            epoch: Its number.
+            position: See :class:`sparkdl.protocols.Start`.
+            windows_of_all: Windows that all workers take together. A worker with fewer takes part
+                in the others without batches. None: each worker takes its own windows only.
+        """
         total = self.batches.steps_per_epoch
         windows_done = position
-        inside = self.synchronizer.every_batch
+        every_batch = self.synchronizer.every_batch
         batches_done = position
-        if together is not None and not inside:
-            batches_done = position * self.pieces * self.piece
+        if windows_of_all is not None and not every_batch:
+            batches_done = position * self.stacks_per_window * self.stack_batches
         batches_done = min(batches_done, total)
-        pieces = batches = rows = 0
-        whole_epoch = self.settings.window == EPOCH_WINDOW and not inside
-        with closing(self._pieces(epoch, batches_done)) as windows:
-            for window in windows:
-                pieces += 1
-                batches += window.num_batches
-                rows += window.num_rows
-                batches_done += window.num_batches
-                self.steps += window.num_batches
-                exchange = batches_done == total or (pieces == self.pieces and not whole_epoch)
-                windows_done += window.num_batches if inside else exchange
+        stacks = batches = rows = 0
+        whole_epoch = self.settings.window == EPOCH_WINDOW and not every_batch
+        with closing(self.batches.stacks(epoch, self.stack_batches, batches_done)) as source:
+            for stack in source:
+                stacks += 1
+                batches += stack.num_batches
+                rows += stack.num_rows
+                batches_done += stack.num_batches
+                self.steps += stack.num_batches
+                window_full = stacks == self.stacks_per_window and not whole_epoch
+                exchange = batches_done == total or window_full
+                windows_done += stack.num_batches if every_batch else exchange
                 report = self._report(epoch, batches_done, windows_done, batches, rows)
                 if exchange:
-                    self.synchronizer.train(self.learner, window, report)
-                    pieces = batches = rows = 0
+                    self.synchronizer.train(self.learner, stack, report)
+                    stacks = batches = rows = 0
                 else:
-                    self.synchronizer.train_on(self.learner, window, report)
+                    self.synchronizer.train_on(self.learner, stack, report)
                 self._follow_schedule()
                 self._follow_driver()
                 if self.synchronizer.stopped:
                     return False
-        while together is not None and windows_done < together:
+        while windows_of_all is not None and windows_done < windows_of_all:
             windows_done += 1
             report = self._report(epoch, batches_done, windows_done, 0, 0)
             self.synchronizer.train(self.learner, None, report)
@@ -182,9 +198,6 @@ class _Loop:
             if self.synchronizer.stopped:
                 return False
         return True
-
-    def _pieces(self, epoch: int, first_batch: int) -> Generator[BatchStack]:
-        yield from self.batches.stacks(epoch, self.piece, first_batch)
 
     def _report(
         self, epoch: int, batches_done: int, windows_done: int, batches: int, rows: int
@@ -200,27 +213,29 @@ class _Loop:
         )
 
     def _follow_schedule(self) -> None:
+        """Tells a learning-rate schedule the steps of all workers, as if all were equally fast."""
         if self.settings.follow_schedule and self.learner.has_schedule:
             self.learner.set_step(self.first_step + self.steps * self.num_workers)
             self.learning_rate = self.learner.learning_rate
 
-    def _live_metrics(self) -> npt.NDArray[np.float64] | None:
+    def _live_metrics(self) -> MetricState | None:
+        """The metrics for a live report, if one is due."""
         now = time.monotonic()
         if now < self.next_report or self.first_report:  # metrics exist after the first step
             self.first_report = False
             return None
         self.next_report = now + self.settings.report_interval_s
-        state: npt.NDArray[np.float64] = self.learner.metric_state()
-        return state
+        return self.learner.metric_state()
 
     def _follow_driver(self) -> None:
+        """Sets the learning rate that the driver asks for, once."""
         rate = self.synchronizer.learning_rate
         if rate is not None and rate != self.rate:
             self.learner.set_learning_rate(rate)
             self.rate = self.learning_rate = rate
 
 
-def _longest_piece(batches: BatchSource) -> int:
-    """Batches in one compiled call: a power of two, so that it divides :data:`MAX_PIECE`."""
-    fitting = PIECE_BYTES // max(1, batches.batch_bytes)
-    return min(MAX_PIECE, 1 << max(0, fitting.bit_length() - 1))
+def _longest_stack(batches: BatchSource) -> int:
+    """Batches in one stack: a power of two, so that it divides :data:`MAX_STACK`."""
+    fitting = STACK_BYTES // max(1, batches.batch_bytes)
+    return min(MAX_STACK, 1 << max(0, fitting.bit_length() - 1))

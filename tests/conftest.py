@@ -1,4 +1,9 @@
-"""Shared by all tests: nothing may be left behind, and no test may change the environment."""
+"""Shared by all tests: what each needs, and that it leaves nothing behind.
+
+A test is marked by its folder with what it needs: ``keras`` (a backend is imported, models are
+compiled), ``processes`` (it starts other processes), ``spark`` (a JVM). What needs none of them is
+``make check``.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +15,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 import pytest
@@ -18,10 +24,55 @@ os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 
+_TESTS = Path(__file__).parent
+_NEEDS = {
+    "spark": "spark",
+    "parallel": "processes",
+    "learning": "keras",
+    "unit/learner": "keras",
+    "unit/collective/test_choose_exchange.py": "keras",
+    "unit/launch/test_meeting.py": "keras",
+    "unit/ps/test_rules_optimizer.py": "keras",
+}
+"""A folder or file below ``tests/``, and the mark of all tests in it."""
+_IN_PROCESS = {"inproc", "solo", "threads-2", "threads-3", "threads-4"}
+"""Parameters of the contract suites for which no other process is started."""
 _OURS = ("sparkdl",)
+_SET_BY_OTHERS = (
+    "PYTEST", "SPARK", "PYSPARK", "_",
+    "TF2_", "TPU", "KMP_", "HDF5_", "ENABLE_RUNTIME_UPTIME",  # frameworks, when they are imported
+)  # fmt: skip
+"""Beginnings of the names of environment variables that others set in this process."""
 _TEMP = tempfile.mkdtemp(prefix="pytest-")  # of this run alone, so that others do not show
 os.environ["TMPDIR"] = tempfile.tempdir = _TEMP
 atexit.register(shutil.rmtree, _TEMP, ignore_errors=True)
+
+
+def _mark_of(path: Path) -> str | None:
+    """What all tests of a file or folder need, if it is one of ``_NEEDS`` or below one."""
+    if not path.is_relative_to(_TESTS):
+        return None
+    places = (path, *path.parents)
+    found = (_NEEDS.get(p.relative_to(_TESTS).as_posix()) for p in places if _TESTS in p.parents)
+    return next((mark for mark in found if mark), None)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With ``-m "not keras"`` files that need Keras are not even imported (a test named on the
+    command line is)."""
+    mark = _mark_of(collection_path)
+    return True if mark and f"not {mark}" in (config.option.markexpr or "") else None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        mark = _mark_of(item.path)
+        if mark is None and (_TESTS / "contract") in item.path.parents:
+            callspec = getattr(item, "callspec", None)
+            values = {v for v in callspec.params.values() if isinstance(v, str)} if callspec else ()
+            mark = None if _IN_PROCESS.intersection(values) else "processes"
+        if mark is not None:
+            item.add_marker(getattr(pytest.mark, mark))
 
 
 def _threads() -> set[str]:
@@ -29,13 +80,29 @@ def _threads() -> set[str]:
 
 
 def _children() -> set[int]:
+    """Server processes below this one."""
     found = set()
-    for child in psutil.Process().children(recursive=True):
+    for pid in _descendants(os.getpid()):
         try:
-            if "sparkdl.ps.server" in " ".join(child.cmdline()):
-                found.add(child.pid)
+            if "sparkdl.ps.server" in " ".join(psutil.Process(pid).cmdline()):
+                found.add(pid)
         except psutil.Error:
             continue
+    return found
+
+
+def _descendants(pid: int) -> list[int]:
+    listings = glob.glob(f"/proc/{pid}/task/*/children")
+    if not listings:  # not Linux; psutil looks at every process of the machine, which takes 10 ms
+        return [child.pid for child in psutil.Process(pid).children(recursive=True)]
+    found = []
+    for listing in listings:
+        try:
+            children = [int(child) for child in Path(listing).read_text().split()]
+        except OSError:  # the thread has ended
+            continue
+        for child in children:
+            found += [child, *_descendants(child)]
     return found
 
 
@@ -58,7 +125,6 @@ def nothing_left_behind() -> Iterator[None]:
     changed = {
         k
         for k in {*os.environ, *before[3]}
-        if os.environ.get(k) != before[3].get(k) and not k.startswith(("PYTEST", "SPARK", "PYSPARK",
-                                                                       "TF2_", "_", "TPU"))
-    }  # fmt: skip
+        if os.environ.get(k) != before[3].get(k) and not k.startswith(_SET_BY_OTHERS)
+    }
     assert not changed, f"environment changed: {changed}"

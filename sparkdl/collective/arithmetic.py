@@ -24,6 +24,15 @@ Array = npt.NDArray[Any]
 _UFUNCS = {"max": np.maximum, "min": np.minimum}
 
 
+def shard_edges(size: int, count: int) -> list[int]:
+    """Edges of ``count`` nearly equal parts of ``size`` elements (as ``Layout.shards``).
+
+    >>> shard_edges(7, 3)
+    [0, 2, 4, 7]
+    """
+    return [size * i // count for i in range(count + 1)]
+
+
 def reduction_ufunc(op: str) -> np.ufunc:
     """The NumPy function that joins two contributions of ``op``."""
     return _UFUNCS.get(op, np.add)

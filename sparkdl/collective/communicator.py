@@ -1,10 +1,10 @@
-"""How ranks talk: the communicator protocol, the world of one, and the registry of names.
+"""The communicator protocol: operations of all ranks together; and how one is made by name.
 
-A communicator is made in three steps, with one exchange in between that the launcher provides
-(in Spark a barrier stage's ``allGather``)::
+A communicator is made in three steps. Between the first and the last the ranks exchange one text
+each, by what the launcher provides (in Spark a barrier stage's ``allGather``)::
 
     connector = make_communicator('builtin', rank=rank)
-    member = connector.prepare()                      # opens and holds what others connect to
+    member = connector.prepare()                      # opens the sockets that others connect to
     members = [Member.from_json(t) for t in context.allGather(member.to_json())]
     with connector.connect(members, token) as communicator:
         communicator.all_reduce(gradient, 'mean', out=gradient)
@@ -16,18 +16,11 @@ import importlib
 from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
-import numpy as np
 import numpy.typing as npt
 
-from sparkdl.collective.arithmetic import put_scaled, reduction_factors
+from sparkdl.collective.arithmetic import Array
 from sparkdl.collective.member import Member
-from sparkdl.collective.ordered import (
-    DEFAULT_TIMEOUT_S,
-    Array,
-    OrderedCommunicator,
-)
-from sparkdl.collective.pending import Pending
-from sparkdl.errors import ConfigError, UnknownNameError
+from sparkdl.errors import UnknownNameError
 
 __all__ = [
     "COMMUNICATORS",
@@ -35,15 +28,12 @@ __all__ = [
     "Connector",
     "Handle",
     "Member",
-    "Pending",
-    "SoloCommunicator",
-    "SoloConnector",
     "make_communicator",
 ]
 
 
 class Handle(Protocol):
-    """An all-reduce under way."""
+    """An all-reduce that runs in the background."""
 
     def done(self) -> bool:
         """Whether :meth:`wait` would return at once."""
@@ -58,11 +48,19 @@ class Communicator(Protocol):
 
     Every rank calls the same operations in the same order, with arrays of equal shape and dtype
     (``all_gather`` alone takes different shapes). Results are the same bits on all ranks. Arrays
-    of any shape; dtypes: ``sparkdl.collective.ordered.DTYPES``. One operation runs at a time, in
+    of any shape; dtypes: ``sparkdl.collective.arguments.DTYPES``. One operation runs at a time, in
     the order of the calls. A wait that passes the communicator's limit raises WaitTimeoutError,
     which names the missing ranks; a rank that is gone raises TransportError on all others within
     seconds. After either the communicator has failed for good.
     """
+
+    @property
+    def name(self) -> str:
+        """``'builtin'``, ``'horovod'`` and so on."""
+
+    @property
+    def in_graph(self) -> bool:
+        """Whether a compiled TensorFlow step may call Horovod's operations itself."""
 
     @property
     def rank(self) -> int:
@@ -108,7 +106,10 @@ class Communicator(Protocol):
         weight: float = 1.0,
         out: Array | None = None,
     ) -> Handle:
-        """:meth:`all_reduce` in the background; ``array`` and ``out`` are its own until waited."""
+        """:meth:`all_reduce` in the background.
+
+        The caller must not touch ``array`` and ``out`` until it has waited for the handle.
+        """
 
     def reduce_scatter(
         self,
@@ -140,18 +141,21 @@ class Communicator(Protocol):
         """
 
     def explain(self, error: BaseException) -> BaseException:
-        """What failed here, if ``error`` came of it inside a compiled step, which keeps its text
-        only; else ``error`` itself."""
+        """The communicator's own error, if ``error`` was raised because of it; else ``error``.
+
+        A compiled step replaces the exceptions raised inside it by its own, which have their text
+        only.
+        """
 
     def close(self) -> None:
         """Frees everything; the other ranks' operations with this one fail. Can be repeated."""
 
 
 class Connector(Protocol):
-    """A communicator in the making on one rank."""
+    """Makes the communicator of one rank."""
 
     def prepare(self) -> Member:
-        """Opens and holds what the other ranks connect to; tells where that is."""
+        """Opens the sockets that the other ranks connect to; returns where they are."""
 
     def connect(self, members: Sequence[Member], token: bytes) -> Communicator:
         """Connects all ranks.
@@ -167,76 +171,20 @@ class Connector(Protocol):
         """
 
     def close(self) -> None:
-        """Frees what :meth:`prepare` opened, if :meth:`connect` did not take it over."""
+        """Closes what :meth:`prepare` opened, unless a communicator uses it. Can be repeated."""
 
 
-class SoloCommunicator(OrderedCommunicator):
-    """The world of one: every operation as with many ranks, and no one to talk to.
-
-    >>> SoloCommunicator().all_reduce([1.0, 3.0], 'weighted', weight=5.0)
-    array([1., 3.])
-    """
-
-    name = "solo"
-
-    def __init__(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-        super().__init__(0, 1, timeout_s=timeout_s)
-
-    def _all_reduce(self, source: Array, target: Array, op: str, weight: float) -> None:
-        put_scaled(source, reduction_factors(op, [weight])[0], target)
-
-    def _reduce_scatter(self, source: Array, target: Array, op: str, weight: float) -> None:
-        self._all_reduce(source, target, op, weight)
-
-    def _all_gather(self, source: Array) -> list[Array]:
-        return [np.array(source)]
-
-    def _broadcast(self, target: Array, root: int) -> None:
-        return
-
-    def _barrier(self) -> None:
-        return
-
-    def _group(self, ranks: list[int]) -> OrderedCommunicator:
-        return SoloCommunicator(timeout_s=self._timeout_s)
-
-
-class SoloConnector:
-    """Makes a :class:`SoloCommunicator`; refuses more than one member."""
-
-    def __init__(self, rank: int = 0, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-        self._rank, self._timeout_s = rank, timeout_s
-
-    def prepare(self) -> Member:
-        """A member with no address: nobody connects."""
-        return Member("", 0, "solo", communicator="solo")
-
-    def connect(self, members: Sequence[Member], token: bytes) -> Communicator:
-        """The world of one."""
-        if len(members) != 1 or self._rank != 0:
-            raise ConfigError(
-                "cannot connect the solo communicator",
-                expected="one member, rank 0",
-                received=f"{len(members)} members, rank {self._rank}",
-                hint="communicator='builtin' connects any number of ranks",
-            )
-        return SoloCommunicator(timeout_s=self._timeout_s)
-
-    def close(self) -> None:
-        """Nothing to free."""
-
-
-# Names are resolved when used: the registry imports no transport.
+# Imported when used: Horovod imports TensorFlow, and tests need no sockets.
 COMMUNICATORS = {
     "auto": "sparkdl.collective.horovod_connector:AutoConnector",
     "builtin": "sparkdl.collective.builtin:BuiltinConnector",
     "horovod": "sparkdl.collective.horovod_connector:HorovodConnector",
-    "solo": "sparkdl.collective.communicator:SoloConnector",
+    "solo": "sparkdl.collective.solo:SoloConnector",
 }
 
 
 def make_communicator(name: str = "auto", *, rank: int, **options: Any) -> Connector:
-    """A communicator in the making, by name.
+    """The connector of a communicator, by name.
 
     Args:
         name: ``'builtin'``, ``'horovod'``, ``'solo'``, or ``'auto'``: Horovod if it imports on

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from sparkdl.collective.communicator import Communicator, SoloCommunicator
+from sparkdl.collective.communicator import Communicator
+from sparkdl.collective.solo import SoloCommunicator
 
 _current: Communicator | None = None
 

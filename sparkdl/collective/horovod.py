@@ -1,13 +1,14 @@
 """Horovod as a communicator: its TensorFlow operations move the arrays.
 
-Horovod itself has no token, no limit on a wait and no name for who is missing. So a built-in
-communicator stands beside it: before each operation the ranks agree through it on what they are
-about to do (which costs some ten microseconds), and it serves the groups, because Horovod's own
-process sets must be made by all ranks together. Horovod is imported when first used.
+Horovod itself has no token, no limit on a wait, and does not say which rank is missing. So a
+Horovod communicator contains a built-in one. Before each operation the ranks tell each other
+through that what they are about to do (which takes some ten microseconds). Groups are built-in
+communicators, because Horovod's own process sets must be made by all ranks together. Horovod is
+imported when first used.
 
-Horovod lives once per process: connect after the former communicator is closed. While connected,
-``horovod.tensorflow`` is initialised and the user's own calls of it work; its environment
-variables are set until ``close`` and then put back as they were. Its rendezvous server, on rank 0,
+A process can have one Horovod communicator at a time: close it before you connect another. While it
+is connected, ``horovod.tensorflow`` is initialised and the user's own calls of it work. Its
+environment variables are set until ``close`` and then restored. Its rendezvous server, on rank 0,
 listens on all addresses without a password, as in ``horovodrun``.
 """
 
@@ -25,14 +26,10 @@ from typing import Any
 
 import numpy as np
 
-from sparkdl.collective.arithmetic import put_scaled, reduction_factors
+from sparkdl.collective.arguments import OPS
+from sparkdl.collective.arithmetic import Array, put_scaled, reduction_factors, shard_edges
 from sparkdl.collective.member import Member
-from sparkdl.collective.ordered import (
-    OPS,
-    Array,
-    OrderedCommunicator,
-    shard_edges,
-)
+from sparkdl.collective.ordered import OrderedCommunicator
 from sparkdl.errors import (
     ConfigError,
     ProtocolError,
@@ -49,14 +46,14 @@ _WIRE = {
     "uint32": "int64",
     "uint64": "int64",
 }
-"""What travels for a dtype that Horovod does not reduce; sums and orders survive the way back."""
+"""The dtype that is sent for one that Horovod does not reduce; the way back changes no result."""
 _IOCTL_ADDRESS = 0x8915  # SIOCGIFADDR
 _ANSWER_S = 5.0
-"""After a failure inside a compiled step: within this time ranks that are well answer."""
+"""After a failure inside a compiled step: ranks that still run answer within this time."""
 
 
 def unavailable() -> str:
-    """Why Horovod cannot be used here; empty if it can. Imports TensorFlow."""
+    """The reason why Horovod cannot be used here; empty if it can. Imports TensorFlow."""
     try:
         hvd = importlib.import_module("horovod.tensorflow")
         importlib.import_module("horovod.runner.http.http_server")
@@ -69,30 +66,30 @@ class HorovodCommunicator(OrderedCommunicator):
     """One rank of a Horovod world; made by :class:`HorovodConnector`.
 
     Args:
-        beside: Connected among the same ranks; closed with this one.
+        builtin: Connected among the same ranks; closed with this one.
         members: All ranks' members.
         interface: Network interface for Gloo, or None.
         timeout_s: Limit for one operation.
     """
 
     name = "horovod"
-    in_graph = True  # a compiled TensorFlow step may use Horovod's operations itself
+    in_graph = True
 
     def __init__(
         self,
-        beside: OrderedCommunicator,
+        builtin: OrderedCommunicator,
         members: Sequence[Member],
         interface: str | None,
         timeout_s: float,
     ) -> None:
         super().__init__(
-            beside.rank,
-            beside.size,
-            local_rank=beside.local_rank,
-            local_size=beside.local_size,
+            builtin.rank,
+            builtin.size,
+            local_rank=builtin.local_rank,
+            local_size=builtin.local_size,
             timeout_s=timeout_s,
         )
-        self._beside = beside
+        self._builtin = builtin
         self._former: dict[str, str | None] = {}
         self._server: Any = None
         self._tf = importlib.import_module("tensorflow")
@@ -122,7 +119,7 @@ class HorovodCommunicator(OrderedCommunicator):
             self._server = server.RendezvousServer(verbose=0)
             port = self._server.start()
             self._server.init([hosts.SlotInfo(*slot) for slot in slots])
-        port = int(self._beside.broadcast(np.array([port], np.int64))[0])
+        port = int(self._builtin.broadcast(np.array([port], np.int64))[0])
         names = ("HOSTNAME", "RANK", "LOCAL_RANK", "CROSS_RANK", "SIZE", "LOCAL_SIZE", "CROSS_SIZE")
         settings = {f"HOROVOD_{n}": str(v) for n, v in zip(names, slots[self._rank], strict=True)}
         settings["HOROVOD_CONTROLLER"] = settings["HOROVOD_CPU_OPERATIONS"] = "gloo"
@@ -130,7 +127,7 @@ class HorovodCommunicator(OrderedCommunicator):
         settings["HOROVOD_GLOO_RENDEZVOUS_PORT"] = str(port)
         own = "127.0.0.1" if together else members[self._rank].host
         settings["HOROVOD_GLOO_IFACE"] = interface or interface_of(own)
-        # limits for operations inside a compiled step, which nobody else watches
+        # Limits for operations inside a compiled step, which the built-in communicator cannot see.
         limit = max(1, round(self._timeout_s))
         settings["HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"] = str(limit)
         settings["HOROVOD_STALL_CHECK_TIME_SECONDS"] = str(min(60, -(-limit // 2)))
@@ -139,7 +136,7 @@ class HorovodCommunicator(OrderedCommunicator):
             self._former[key] = os.environ.get(key)
             os.environ[key] = value
         self._hvd.init()
-        self._beside.barrier()
+        self._builtin.barrier()
 
     def _stop(self) -> None:
         with contextlib.suppress(Exception):
@@ -152,26 +149,26 @@ class HorovodCommunicator(OrderedCommunicator):
         self._former.clear()
         if self._server is not None:
             self._server.stop()
-            self._server._httpd.server_close()  # Horovod forgets the listening socket
+            self._server._httpd.server_close()  # Horovod does not close the listening socket
             self._server = None
 
     def _release(self) -> None:
         self._stop()
-        self._beside.close()
+        self._builtin.close()
 
     def _abort(self) -> None:
-        self._beside.close()
+        self._builtin.close()
 
     def _missing(self) -> list[int]:
-        return self._beside._missing()
+        return self._builtin._missing()
 
     def explain(self, error: BaseException) -> BaseException:
-        """Who did not answer, if ``error`` is of Horovod's operations; else ``error`` itself."""
+        """The error that names the missing ranks, if Horovod raised ``error``; else ``error``."""
         known = super().explain(error)
         if known is not error or "horovod" not in f"{type(error).__name__}: {error}".lower():
             return known
         try:
-            self._beside.all_reduce_async(np.zeros(1)).wait(_ANSWER_S)
+            self._builtin.all_reduce_async(np.zeros(1)).wait(_ANSWER_S)
         except SparkDLError as cause:
             return cause
         return _failed(self._rank, error)
@@ -222,7 +219,7 @@ class HorovodCommunicator(OrderedCommunicator):
 
     def _all_gather(self, source: Array) -> list[Array]:
         self._agree("all_gather", source, 0, 1.0, same=False)
-        told = self._beside.all_gather(
+        kinds = self._builtin.all_gather(
             np.frombuffer(f"{source.dtype.name} {source.shape}".encode(), np.uint8)
         )
         data = source.reshape(-1).view(np.uint8) if source.size else np.empty(0, np.uint8)
@@ -230,7 +227,7 @@ class HorovodCommunicator(OrderedCommunicator):
             lambda: self._hvd.allgather(self._tf.constant(data), name="sparkdl.gather").numpy()
         )
         results, at = [], 0
-        for text in told:
+        for text in kinds:
             name, _, shape_text = text.tobytes().decode().partition(" ")
             shape = tuple(int(d) for d in shape_text.strip("()").split(",") if d.strip())
             dtype = source.dtype if name == source.dtype.name else np.dtype(name)
@@ -252,28 +249,28 @@ class HorovodCommunicator(OrderedCommunicator):
         np.copyto(data, result)
 
     def _barrier(self) -> None:
-        self._beside.barrier()
+        self._builtin.barrier()
 
     def _group(self, ranks: list[int]) -> OrderedCommunicator:
-        return self._beside.group(ranks)
+        return self._builtin.group(ranks)
 
     def _agree(
         self, kind: str, array: Array, detail: int, weight: float, *, same: bool = True
     ) -> list[float]:
-        """Checks that all ranks do the same, and tells each one's weight."""
-        said = arrays.array(
+        """Checks that all ranks call the same operation; returns every rank's weight."""
+        mine = arrays.array(
             "d", [_KINDS.index(kind), *([detail, array.nbytes, array.dtype.num] if same else [])]
         )
-        told = self._beside.all_gather(np.array([*said, weight]))
-        for rank, other in enumerate(told):
-            if len(other) != len(said) + 1 or other[:-1].tolist() != said.tolist():
+        answers = self._builtin.all_gather(np.array([*mine, weight]))
+        for rank, other in enumerate(answers):
+            if len(other) != len(mine) + 1 or other[:-1].tolist() != mine.tolist():
                 raise ProtocolError(
                     f"the ranks disagree about the operation on rank {self._rank}",
                     expected=f"{kind} of {array.nbytes} bytes of {array.dtype} on all ranks",
                     received=f"another operation on rank {rank}",
                     hint="all ranks must call the same operations in the same order",
                 )
-        return [float(other[-1]) for other in told]
+        return [float(other[-1]) for other in answers]
 
     def _do(self, operation: Callable[[], Any]) -> Any:
         try:
@@ -316,7 +313,7 @@ def interface_of(address: str) -> str:
 
 
 def _slots(host_ids: Sequence[str]) -> list[tuple[str, int, int, int, int, int, int]]:
-    """Horovod's places, rank by rank: name; rank, local and cross rank; the three sizes.
+    """What Horovod calls slots, rank by rank: host; rank, local and cross rank; the three sizes.
 
     >>> _slots(['a', 'b', 'a'])[2]
     ('host-0', 2, 1, 0, 3, 2, 1)

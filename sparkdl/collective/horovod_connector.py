@@ -1,4 +1,4 @@
-"""Makes the Horovod communicator: the built-in one first, by which the ranks agree on the rest."""
+"""Makes the Horovod communicator: first the built-in one, through which the ranks agree on it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sparkdl.errors import ConfigError, ResourceError
 
 
 class HorovodConnector:
-    """A Horovod communicator in the making.
+    """Makes the Horovod communicator of one rank.
 
     Args:
         rank: This rank, from 0.
@@ -36,13 +36,13 @@ class HorovodConnector:
         **options: Any,
     ) -> None:
         self._rank, self._interface, self._timeout_s = rank, interface, timeout_s
-        self._beside: Connector = make_communicator(
+        self._builtin: Connector = make_communicator(
             "builtin", rank=rank, timeout_s=timeout_s, **options
         )
 
     def prepare(self) -> Member:
-        """Opens and holds the sockets of the communicator beside; imports nothing."""
-        return _named(self._beside.prepare(), HorovodCommunicator.name)
+        """Opens the sockets of the built-in communicator; imports no framework."""
+        return _named(self._builtin.prepare(), HorovodCommunicator.name)
 
     def connect(self, members: Sequence[Member], token: bytes) -> HorovodCommunicator:
         """Connects all ranks and initialises Horovod.
@@ -51,42 +51,46 @@ class HorovodConnector:
             ResourceError: Horovod cannot be used on some ranks; they are named.
         """
         _refuse_others(members, HorovodCommunicator.name)
-        beside = self._connect_beside(members, token)
+        builtin = self._connect_builtin(members, token)
         try:
-            lacking = _lacking(beside, members)
+            lacking = _lacking(builtin, members)
             if lacking:
                 raise ResourceError(
                     f"Horovod cannot be used on {name_ranks(sorted(lacking))}",
                     expected="horovod.tensorflow to import on all ranks",
                     received="; ".join(f"rank {r}: {why}" for r, why in sorted(lacking.items())),
                     hint="docker/build_horovod.sh builds and installs it; "
-                    "communicator='builtin' needs nothing",
+                    "communicator='builtin' needs no installation",
                 )
-            return HorovodCommunicator(beside, members, self._interface, self._timeout_s)
+            return HorovodCommunicator(builtin, members, self._interface, self._timeout_s)
         except BaseException:
-            beside.close()
+            builtin.close()
             raise
 
     def connect_what_there_is(self, members: Sequence[Member], token: bytes) -> OrderedCommunicator:
         """Horovod if all ranks have it, else the built-in communicator."""
-        beside = self._connect_beside(members, token)
+        builtin = self._connect_builtin(members, token)
         try:
-            if _lacking(beside, members):
-                return beside
-            return HorovodCommunicator(beside, members, self._interface, self._timeout_s)
+            if _lacking(builtin, members):
+                return builtin
+            return HorovodCommunicator(builtin, members, self._interface, self._timeout_s)
         except BaseException:
-            beside.close()
+            builtin.close()
             raise
 
-    def _connect_beside(self, members: Sequence[Member], token: bytes) -> OrderedCommunicator:
-        beside = self._beside.connect([_named(m, "builtin") for m in members], token)
-        if not isinstance(beside, OrderedCommunicator):
-            raise ConfigError("Horovod needs the built-in communicator beside it")
-        return beside
+    def _connect_builtin(self, members: Sequence[Member], token: bytes) -> OrderedCommunicator:
+        builtin = self._builtin.connect([_named(m, "builtin") for m in members], token)
+        if not isinstance(builtin, OrderedCommunicator):
+            raise ConfigError(
+                "Horovod needs the built-in communicator",
+                expected="an OrderedCommunicator from its connector",
+                received=type(builtin).__name__,
+            )
+        return builtin
 
     def close(self) -> None:
-        """Closes the sockets, if :meth:`connect` did not take them over."""
-        self._beside.close()
+        """Closes the sockets, unless a communicator uses them. Can be repeated."""
+        self._builtin.close()
 
 
 class AutoConnector:
@@ -103,32 +107,33 @@ class AutoConnector:
         self._horovod = HorovodConnector(rank, **options)
 
     def prepare(self) -> Member:
-        """Opens and holds the sockets that either needs; imports nothing."""
+        """Opens the sockets of the built-in communicator; imports no framework."""
         return _named(self._horovod.prepare(), self.name)
 
     def connect(self, members: Sequence[Member], token: bytes) -> OrderedCommunicator:
-        """Connects what all ranks have."""
+        """Connects Horovod, or the built-in communicator where a rank has no Horovod."""
         _refuse_others(members, self.name)
         return self._horovod.connect_what_there_is(members, token)
 
     def close(self) -> None:
-        """Closes the sockets, if :meth:`connect` did not take them over."""
+        """Closes the sockets, unless a communicator uses them. Can be repeated."""
         self._horovod.close()
 
 
-def _lacking(beside: OrderedCommunicator, members: Sequence[Member]) -> dict[int, str]:
-    """Rank -> why Horovod cannot be used there."""
+def _lacking(builtin: OrderedCommunicator, members: Sequence[Member]) -> dict[int, str]:
+    """Rank -> the reason why Horovod cannot be used there; empty if it can on all ranks."""
     reason = unavailable() or _unreachable(members)
     mine = np.frombuffer(reason[:500].encode(), np.uint8)
-    told = [array.tobytes().decode(errors="replace") for array in beside.all_gather(mine)]
-    return {rank: why for rank, why in enumerate(told) if why}
+    reasons = [array.tobytes().decode(errors="replace") for array in builtin.all_gather(mine)]
+    return {rank: why for rank, why in enumerate(reasons) if why}
 
 
 def _unreachable(members: Sequence[Member]) -> str:
-    """Why other hosts cannot reach Horovod here; it would end the process. Empty if they can.
+    """The reason why other hosts cannot reach Horovod here; empty if they can.
 
-    Horovod 0.28.1 listens on the address that the host's name resolves to, whatever interface it
-    is told; docker/build_horovod.sh mends that.
+    Horovod 0.28.1 listens on the address that the host's name resolves to, and ignores the
+    interface that it is given; where others cannot connect, it ends the process. The build of
+    docker/build_horovod.sh listens on the interface.
     """
     version = str(importlib.import_module("horovod").__version__)
     if len({m.host_id for m in members}) == 1 or "sparkdl" in version:
@@ -153,4 +158,5 @@ def _refuse_others(members: Sequence[Member], name: str) -> None:
             f"cannot connect the {name} communicator",
             expected="all ranks prepared for it",
             received=f"ranks prepared for {', '.join(map(repr, others))}",
+            hint="pass the same communicator= on all ranks",
         )

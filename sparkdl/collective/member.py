@@ -45,15 +45,15 @@ class Member:
             member = cls(**fields)
         except (ValueError, TypeError) as error:
             raise ProtocolError(
-                "cannot read a member of the world",
+                "this text is no member of the world",
                 expected="the JSON text of Member.to_json()",
                 received=repr(text[:200]),
             ) from error
         texts = (member.host, member.host_id, member.local, member.communicator)
         if not all(isinstance(t, str) for t in texts) or not isinstance(member.port, int):
             raise ProtocolError(
-                "cannot read a member of the world",
-                expected="texts and a whole number as port",
+                "this text is no member of the world",
+                expected="texts, and a whole number as port",
                 received=repr(text[:200]),
             )
         return member

@@ -1,10 +1,11 @@
-"""What every communicator shares: argument checks, and the order of operations.
+"""What every communicator shares: one operation at a time, in the order of the calls.
 
-Collectives only work when all ranks issue the same ones in the same order.
-:class:`OrderedCommunicator` keeps that order for synchronous and asynchronous calls alike, checks
-arguments before anything is sent, and turns the first failure into a lasting one, so that a
-communicator whose state is unknown is never used again. A transport subclasses it and implements
-the six methods that start with an underscore at its end.
+Collective operations only work when all ranks call the same ones in the same order.
+:class:`OrderedCommunicator` keeps that order for synchronous and asynchronous calls alike, and
+checks arguments before anything is sent. After the first failure every further operation fails: the
+ranks may be at different places of an operation, so the communicator cannot be used again. A
+communicator of one kind (TCP and shared memory, Horovod, threads) is a subclass that implements the
+methods with an underscore at the end of the class.
 """
 
 from __future__ import annotations
@@ -14,46 +15,35 @@ import collections
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from sparkdl.closing import Closing
+from sparkdl.collective.arguments import (
+    check_array,
+    check_gathered,
+    check_group,
+    check_op,
+    check_out,
+    check_root,
+)
+from sparkdl.collective.arithmetic import Array, shard_edges
 from sparkdl.collective.pending import Pending
-from sparkdl.errors import ConfigError, TransportError, UnknownNameError
+from sparkdl.errors import ConfigError, TransportError
 
-if TYPE_CHECKING:
-    from types import TracebackType
-    from typing import Self
-
-Array = npt.NDArray[Any]
 T = TypeVar("T")
 
-OPS = ("sum", "mean", "weighted", "max", "min")
-FLOATING = ("float16", "bfloat16", "float32", "float64")
-DTYPES = (
-    *FLOATING,
-    *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
-)
-MAX_DIMENSIONS = 8
 DEFAULT_TIMEOUT_S = 600.0
 
 
-def shard_edges(size: int, count: int) -> list[int]:
-    """Edges of ``count`` nearly equal parts of ``size`` elements (as ``Layout.shards``).
-
-    >>> shard_edges(7, 3)
-    [0, 2, 4, 7]
-    """
-    return [size * i // count for i in range(count + 1)]
-
-
-class OrderedCommunicator(abc.ABC):
+class OrderedCommunicator(Closing):
     """Base of the communicators: checks, order, asynchronous handles, lasting failure.
 
     One operation runs at a time, in the order of the calls. A synchronous call runs in the caller's
-    thread when nothing is queued (the fast path), else it takes its place in the queue. Calls from
-    several threads are safe only if all ranks issue them in the same order.
+    thread when no operation is queued (the fast path), else it is queued behind the others. Calls
+    from several threads are safe only if all ranks issue them in the same order.
 
     Args:
         rank: This rank, from 0.
@@ -64,6 +54,7 @@ class OrderedCommunicator(abc.ABC):
     """
 
     name = "communicator"
+    in_graph = False
 
     def __init__(
         self,
@@ -145,12 +136,12 @@ class OrderedCommunicator(abc.ABC):
         out: Array | None = None,
     ) -> Array:
         """See :meth:`sparkdl.collective.communicator.Communicator.reduce_scatter`."""
-        source = self._check(array, "reduce_scatter")
-        weight = self._check_op(source, op, weight, "reduce_scatter")
+        source = check_array(array, "reduce_scatter")
+        weight = check_op(source, op, weight, "reduce_scatter")
         edges = shard_edges(source.size, self._size)
         shape = (edges[self._rank + 1] - edges[self._rank],)
         target = np.empty(shape, source.dtype) if out is None else out
-        self._check_out(source, target, shape, "reduce_scatter")
+        check_out(source, target, shape, "reduce_scatter")
         flat, result = source.reshape(-1), target.reshape(-1)
 
         def work() -> Array:
@@ -161,26 +152,16 @@ class OrderedCommunicator(abc.ABC):
 
     def all_gather(self, array: npt.ArrayLike) -> list[Array]:
         """See :meth:`sparkdl.collective.communicator.Communicator.all_gather`."""
-        source = self._check(array, "all_gather")
-        if source.ndim > MAX_DIMENSIONS:
-            raise ConfigError(
-                "cannot all_gather this array",
-                expected=f"at most {MAX_DIMENSIONS} dimensions",
-                received=f"shape {source.shape}",
-            )
+        source = check_array(array, "all_gather")
+        check_gathered(source)
         return self._call(lambda: self._all_gather(source))
 
     def broadcast(self, array: npt.ArrayLike, root: int = 0, out: Array | None = None) -> Array:
         """See :meth:`sparkdl.collective.communicator.Communicator.broadcast`."""
-        source = self._check(array, "broadcast")
-        if not 0 <= root < self._size:
-            raise ConfigError(
-                "cannot broadcast",
-                expected=f"a root from 0 to {self._size - 1}",
-                received=f"root={root!r}",
-            )
+        source = check_array(array, "broadcast")
+        check_root(root, self._size)
         target = np.empty_like(source) if out is None else out
-        self._check_out(source, target, source.shape, "broadcast")
+        check_out(source, target, source.shape, "broadcast")
         flat, result = source.reshape(-1), target.reshape(-1)
 
         def work() -> Array:
@@ -197,15 +178,7 @@ class OrderedCommunicator(abc.ABC):
 
     def group(self, ranks: Sequence[int]) -> OrderedCommunicator:
         """See :meth:`sparkdl.collective.communicator.Communicator.group`."""
-        members = sorted({int(r) for r in ranks})
-        right = all(0 <= r < self._size for r in members) and len(members) == len(ranks)
-        if not right or self._rank not in members:
-            raise ConfigError(
-                f"cannot make a group on rank {self._rank}",
-                expected=f"different ranks from 0 to {self._size - 1}, this one among them",
-                received=f"{list(ranks)!r}",
-                hint="only the ranks of a group call group(); each passes the same ranks",
-            )
+        members = check_group(ranks, self._rank, self._size)
 
         def work() -> OrderedCommunicator:
             made = self._group(members)
@@ -241,19 +214,23 @@ class OrderedCommunicator(abc.ABC):
             self._thread.join(5.0)
         self._release()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
     def __repr__(self) -> str:
         return f"<{self.name} communicator, rank {self._rank} of {self._size}>"
+
+    def _reduce_work(
+        self, array: npt.ArrayLike, op: str, weight: float, out: Array | None
+    ) -> Callable[[], Array]:
+        source = check_array(array, "all_reduce")
+        weight = check_op(source, op, weight, "all_reduce")
+        target = np.empty_like(source) if out is None else out
+        check_out(source, target, source.shape, "all_reduce")
+        flat, result = source.reshape(-1), target.reshape(-1)
+
+        def work() -> Array:
+            self._all_reduce(flat, result, op, weight)
+            return target
+
+        return work
 
     # -- order -------------------------------------------------------------------------------
 
@@ -321,76 +298,7 @@ class OrderedCommunicator(abc.ABC):
             self._abort()  # the others learn of it by the end of the connection
             raise
 
-    # -- checks ------------------------------------------------------------------------------
-
-    def _reduce_work(
-        self, array: npt.ArrayLike, op: str, weight: float, out: Array | None
-    ) -> Callable[[], Array]:
-        source = self._check(array, "all_reduce")
-        weight = self._check_op(source, op, weight, "all_reduce")
-        target = np.empty_like(source) if out is None else out
-        self._check_out(source, target, source.shape, "all_reduce")
-        flat, result = source.reshape(-1), target.reshape(-1)
-
-        def work() -> Array:
-            self._all_reduce(flat, result, op, weight)
-            return target
-
-        return work
-
-    def _check(self, array: npt.ArrayLike, what: str) -> Array:
-        source = np.asarray(array, order="C")
-        if source.dtype.name not in DTYPES or not source.dtype.isnative:
-            raise ConfigError(
-                f"cannot {what} this array",
-                expected="a native number type: " + ", ".join(DTYPES),
-                received=f"dtype {source.dtype!r}",
-            )
-        return source
-
-    def _check_op(self, source: Array, op: str, weight: float, what: str) -> float:
-        if op not in OPS:
-            raise UnknownNameError("op", op, OPS)
-        if op in ("mean", "weighted") and source.dtype.name not in FLOATING:
-            raise ConfigError(
-                f"cannot {what} with op={op!r}",
-                expected="floating-point numbers: " + ", ".join(FLOATING),
-                received=f"dtype {source.dtype}",
-                hint="sum integers, and divide where the result is used",
-            )
-        if op != "weighted":
-            return 1.0
-        if not (np.isfinite(weight) and weight >= 0):
-            raise ConfigError(
-                f"cannot {what} with this weight",
-                expected="a finite number of at least 0",
-                received=f"weight={weight!r}",
-            )
-        return float(weight)
-
-    def _check_out(self, source: Array, out: Array, shape: tuple[int, ...], what: str) -> None:
-        if (
-            out.shape != shape
-            or out.dtype != source.dtype
-            or not out.flags.c_contiguous
-            or not out.flags.writeable
-        ):
-            raise ConfigError(
-                f"cannot {what} into this out",
-                expected=f"a writable, contiguous {source.dtype} array of shape {shape}",
-                received=f"{out.dtype} of shape {out.shape}, contiguous: {out.flags.c_contiguous}"
-                f", writable: {out.flags.writeable}",
-            )
-        if out.size and np.may_share_memory(source, out):
-            same = out.__array_interface__["data"][0] == source.__array_interface__["data"][0]
-            if not same or out.shape != source.shape:
-                raise ConfigError(
-                    f"cannot {what} into this out",
-                    expected="the input itself, or memory apart from it",
-                    received="memory that overlaps the input in part",
-                )
-
-    # -- what a transport implements ---------------------------------------------------------
+    # -- what a communicator of one kind implements -----------------------------------------
 
     @abc.abstractmethod
     def _all_reduce(self, source: Array, target: Array, op: str, weight: float) -> None:
@@ -420,8 +328,8 @@ class OrderedCommunicator(abc.ABC):
         """The ranks that the operation under way waits for, as far as is known."""
         return []
 
-    def _abort(self) -> None:  # noqa: B027  (optional)
+    def _abort(self) -> None:
         """Makes the other ranks' waits for this one end at once; called from any thread."""
 
-    def _release(self) -> None:  # noqa: B027  (optional)
+    def _release(self) -> None:
         """Frees sockets and memory; called once, when no operation runs."""

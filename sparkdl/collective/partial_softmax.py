@@ -11,11 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from sparkdl.collective.arithmetic import shard_edges
 from sparkdl.collective.communicator import Communicator
-from sparkdl.collective.ordered import shard_edges
-from sparkdl.config import require_int
 from sparkdl.errors import ConfigError, DataError
-from sparkdl.options import require, require_positive
+from sparkdl.options import require_positive, require_share, require_whole
 
 Array = npt.NDArray[np.float32]
 Wide = npt.NDArray[np.float64]
@@ -78,10 +77,11 @@ class SoftmaxStep:
 class PartialSoftmax:
     """Softmax cross-entropy over the cosines of features and class centers, classes in slices.
 
-    Rank ``r`` of ``p`` holds classes ``[C·r//p, C·(r+1)//p)``. Features and labels are gathered;
-    each rank makes the logits of its classes; the largest logit, the sums of exponentials and the
-    own classes' logits are reduced; so are the features' gradients. With ``sample`` below 1 each
-    rank takes all classes that occur in the step, and random others up to that share of its own.
+    Rank ``r`` of ``p`` holds classes ``[C·r//p, C·(r+1)//p)``. Every rank gets all features and
+    labels, and computes the logits of its classes. The ranks reduce the largest logits, the sums of
+    exponentials, the logits of the rows' own classes, and the gradients of the features. With
+    ``sample`` below 1 each rank uses all classes that occur in the step, and random others up to
+    that share of its classes.
 
     Computes in float64. All ranks call it at the same time; a rank may have no rows.
 
@@ -107,10 +107,9 @@ class PartialSoftmax:
         sample: float = 1.0,
         seed: int = 0,
     ) -> None:
-        require_int("num_classes", num_classes, 1)
-        require_int("width", width, 1)
-        require_positive("partial softmax", "sample", sample)
-        require(sample <= 1, "partial softmax", "sample", "a share in (0, 1]", sample)
+        require_whole("partial softmax", "num_classes", num_classes, 1)
+        require_whole("partial softmax", "width", width, 1)
+        require_share("partial softmax", "sample", sample)
         self._communicator = communicator
         self._margin = Margin() if margin is None else margin
         self._sample, self._num_classes = sample, num_classes
@@ -139,10 +138,10 @@ class PartialSoftmax:
             raise ConfigError(
                 "features and labels do not fit the partial softmax",
                 expected=f"features (rows, {width}) and labels (rows,)",
-                received=f"{mine.shape} and {own_labels.shape}",
+                received=f"features {mine.shape} and labels {own_labels.shape}",
             )
-        told: list[Numbers] = self._communicator.all_gather(own_labels)
-        x, y = self._gathered(mine), np.concatenate(told)
+        gathered: list[Numbers] = self._communicator.all_gather(own_labels)
+        x, y = self._gathered(mine), np.concatenate(gathered)
         self._check_labels(y)
 
         classes, position = self._choose(y)
@@ -168,7 +167,7 @@ class PartialSoftmax:
         back_x = _through_unit(slope @ unit_w, unit_x, length_x)
         back_w = _through_unit(slope.T @ unit_x, unit_w, length_w)
         back_x = self._reduce(back_x, "sum")
-        start = sum(len(part) for part in told[: self._communicator.rank])
+        start = sum(len(part) for part in gathered[: self._communicator.rank])
         own_rows = back_x[start : start + len(mine)].astype(np.float32)
         return SoftmaxStep(loss, own_rows, classes, back_w.astype(np.float32))
 

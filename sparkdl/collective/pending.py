@@ -1,4 +1,4 @@
-"""An operation under way, and words for the ranks it waits for."""
+"""An operation that runs in the background, and the text that names the ranks it waits for."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ T = TypeVar("T")
 
 
 class Pending(Generic[T]):
-    """An operation under way, or done. Safe to wait for from any thread, any number of times.
+    """An operation that runs in the background, or has ended.
 
-    The arrays given to the operation belong to it until :meth:`wait` has returned.
+    Any thread may wait for it, any number of times. The caller must not touch the operation's
+    arrays until :meth:`wait` has returned.
     """
 
     def __init__(self, work: Callable[[], T], missing: Callable[[], list[int]], what: str) -> None:
@@ -53,8 +54,8 @@ class Pending(Generic[T]):
             raise WaitTimeoutError(
                 f"{self._what} is not done; missing {name_ranks(missing)}",
                 expected=f"an end within {timeout_s:g} s",
-                received="no end yet",
-                hint="the operation goes on: wait again, or close the communicator",
+                received="it still runs",
+                hint="wait again, or close the communicator",
             )
         if self._error is not None:
             raise self._error

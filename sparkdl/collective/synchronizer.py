@@ -1,284 +1,199 @@
-"""How workers keep in step without a server: one all-reduce of gradients per step.
-
-NumPy and protocols only: the learner and the communicator come by argument. The weights live on
-the workers; they start equal, get equal gradients, and so stay equal to the bit.
-"""
+"""What the loop of :mod:`sparkdl.worker` calls in ``mode='allreduce'``."""
 
 from __future__ import annotations
 
-import contextlib
-import itertools
-from collections.abc import Iterator
 from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
-from sparkdl.collective.arithmetic import half_dtype
-from sparkdl.collective.communicator import Communicator, Handle
-from sparkdl.errors import ConfigError
-from sparkdl.weights import FloatArray, Layout
-
-PART_BYTES = 16 << 20
-"""Gradients travel in parts of about this size, each as soon as the backward pass has made it."""
-_FLAGS = 2
-_ALIGNMENT = 64
+from sparkdl.collective.communicator import Communicator
+from sparkdl.collective.control import Control, NoControl
+from sparkdl.collective.gradient_synchronizer import AllReduceGradientSynchronizer
+from sparkdl.protocols import MAX_STACK, BatchStack, Learner, MetricState, Report, Start
+from sparkdl.run_state import RunState
+from sparkdl.weights import Layout
 
 
-class GradientLearner(Protocol):
-    """A learner that takes a step in two halves.
+class StepSynchronizer(Protocol):
+    """The steps and exchanges of one rank; all ranks take the same number of steps.
 
-    ``gradients`` writes the batch's mean gradient into the trained segment of ``out`` and its
-    running statistics, after the batch, into the averaged segment. ``apply_gradients`` does the
-    optimizer step with the trained segment and takes the statistics from the averaged one.
-    ``train_reducing`` does both for each batch of a window, with a reducer in between.
+    There are two: :class:`AllReduceGradientSynchronizer` (the mean of the gradients at each step)
+    and :class:`~sparkdl.collective.rule_synchronizer.RuleSynchronizer` (any other rule).
     """
 
-    def read_weights(self, out: FloatArray) -> None: ...
+    stop_wanted: bool
+    """Set by the caller: the driver has asked this rank to stop."""
+    stop_agreed: bool
+    """Whether the driver has asked any rank to stop; all ranks see it at the same step."""
 
-    def write_weights(self, flat: FloatArray) -> None: ...
-
-    def optimizer_state(self) -> bytes: ...
-
-    def load_optimizer_state(self, state: bytes) -> None: ...
-
-    def gradients(self, window: Any, out: FloatArray) -> None: ...
-
-    def apply_gradients(self, flat: FloatArray) -> None: ...
-
-    def train_reducing(self, window: Any, reducer: Any) -> None: ...
-
-    def skip_reducing(self, reducer: Any) -> None: ...
-
-
-class AllReduceGradientSynchronizer:
-    """Each step: the row-weighted mean of all ranks' gradients, then one optimizer step on each.
-
-    With ``n_i`` rows on rank ``i``, ``g = Σ n_i g_i / Σ n_i``: what one process computes on the
-    global batch. BatchNorm statistics, in the same buffer, are averaged alike. A rank that has run
-    out of batches contributes nothing, blocks nobody, and takes every step with the others.
-
-    It is the *reducer* that a learner calls between gradient and step: ``begin`` for each of
-    ``parts`` in their order (last layers first, as the backward pass makes them), then
-    ``finish``. Large models have several parts, which travel while the next is computed.
-
-    Args:
-        communicator: Connected; used by this synchronizer alone while it trains.
-        layout: Of the flat buffer ``[gradient | statistics]``.
-        wire: ``'float16'`` or ``'bfloat16'``: what gradients travel as (statistics do not); None
-            for float32, which alone is exact.
-        part_bytes: See :data:`PART_BYTES`.
-
-    Raises:
-        ConfigError: The communicator cannot reduce ``wire``.
-    """
-
-    def __init__(
-        self,
-        communicator: Communicator,
-        layout: Layout,
-        *,
-        wire: str | None = None,
-        part_bytes: int = PART_BYTES,
-    ) -> None:
-        in_graph = bool(getattr(communicator, "in_graph", False))
-        if in_graph and wire == "bfloat16":
-            raise ConfigError(
-                "Horovod cannot reduce bfloat16",
-                expected="compression=None or 'fp16' with Horovod",
-                received="compression='bf16'",
-                hint="communicator='builtin' can",
-            )
-        self.communicator = communicator
-        self.layout = layout
-        self.wire = wire
-        # the last elements: 1 where there is a batch, and 1 where a rank was told to stop; their
-        # means tell all ranks at the same step
-        self._whole = _aligned_zeros(layout.size + _FLAGS)
-        self.buffer: FloatArray = self._whole[:-_FLAGS]
-        apart = wire is not None or layout.size_bytes > part_bytes
-        self.parts = parts_of(layout, part_bytes, apart=apart)
-        self.in_graph = self if in_graph else None
-        self.rows = 0
-        self.scale = 1.0
-        self.stop_wanted = False
-        self.stop_agreed = False
-        self._has_gradient: list[bool] | None = None
-        self._handles: list[tuple[slice, npt.NDArray[Any], Handle]] = []
-
-    def start(
-        self, learner: GradientLearner, root: int = 0, scale: float = 1.0, steps: int = 0
-    ) -> None:
+    def start(self, learner: Learner, root: int = 0, scale: float = 1.0, steps: int = 0) -> None:
         """Gives every rank the root's weights and optimizer state.
 
         Args:
             learner: This rank's.
             root: The rank whose state all take.
-            scale: Most rows per batch of any rank, where the exchange is inside the step.
-            steps: Steps of an epoch; of no use here.
+            scale: Most rows per batch of any rank.
+            steps: Steps of an epoch, the most of any rank.
         """
-        self.scale = scale
-        take_root_state(self.communicator, learner, self.buffer, root)
 
-    def end_epoch(self, learner: GradientLearner) -> None:
-        """Nothing to do: the ranks are equal after every step."""
+    def train(self, learner: Learner, stack: BatchStack) -> None:
+        """Takes a step for each batch of ``stack``, with the exchanges that fall among them."""
 
-    def save_state(self, learner: GradientLearner) -> bytes:
-        """Nothing beyond the learner's own state."""
-        return b""
+    def skip(self, learner: Learner) -> None:
+        """Takes part in one step of the other ranks; this rank has no batch for it."""
 
-    def end_run(self, learner: GradientLearner) -> None:
-        """Nothing to do: the last step was an exchange."""
+    def end_epoch(self, learner: Learner) -> None:
+        """Called after an epoch has been evaluated and reported."""
+
+    def save_state(self, learner: Learner) -> bytes:
+        """What to go on from beside the learner's own state; a collective call."""
+
+    def end_run(self, learner: Learner) -> None:
+        """Exchanges what is left; the learner then has the run's model."""
 
     def close(self) -> None:
-        """Nothing to free."""
-
-    # -- whole windows -------------------------------------------------------------------------
-
-    def train(self, learner: GradientLearner, window: Any) -> None:
-        """Trains every batch of ``window``, each a step of all ranks.
-
-        Raises:
-            WaitTimeoutError: Some ranks did not come in time; they are named.
-            TransportError: A rank is gone.
-        """
-        with self._explained():
-            learner.train_reducing(window, self)
-
-    def skip(self, learner: GradientLearner) -> None:
-        """Takes part in one step of the others without a batch."""
-        with self._explained():
-            learner.skip_reducing(self)
-
-    @contextlib.contextmanager
-    def _explained(self) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:
-            cause = self.communicator.explain(error)
-            if cause is error:
-                raise
-            raise cause from error
-
-    # -- the reducer ---------------------------------------------------------------------------
-
-    def begin(self, part: int, values: FloatArray) -> None:
-        """Hands over part ``part`` of this rank's gradient; it may travel in the background.
-
-        Args:
-            part: Index in ``parts``; each step hands over all of them in order.
-            values: Read until :meth:`finish`; may lie in ``buffer`` itself.
-        """
-        place = self.parts[part]
-        target = self._whole[place]
-        sent: npt.NDArray[Any] = values
-        if part == 0:
-            self._whole[-2], self._whole[-1] = float(self.rows > 0), float(self.stop_wanted)
-            if not np.may_share_memory(values, target):
-                target[: values.size] = values
-            sent = target
-        if len(self.parts) == 1 and self.wire is None:
-            self.communicator.all_reduce(target, "weighted", weight=self.rows, out=target)
-            return
-        if self.wire is not None and place.start < self.layout.trained_size:
-            sent = target = sent.astype(half_dtype(self.wire))
-        handle = self.communicator.all_reduce_async(sent, "weighted", weight=self.rows, out=target)
-        self._handles.append((place, target, handle))
-
-    def finish(self) -> bool:
-        """Waits for all parts: ``buffer`` then holds the mean over all ranks.
-
-        Returns:
-            Whether any rank had rows; if none had, there is nothing to apply.
-        """
-        for place, joined, handle in self._handles:
-            handle.wait()
-            if joined.dtype != np.float32:
-                self._whole[place] = joined
-        self._handles.clear()
-        self.agree_on_stop(float(self._whole[-1]))
-        return bool(self._whole[-2] > 0)
-
-    def agree_on_stop(self, value: float) -> None:
-        """Takes the joined stop flag of an exchange inside the compiled step."""
-        self.stop_agreed = self.stop_agreed or value > 0
-
-    def agree_on_gradients(self, mine: list[bool]) -> list[bool]:
-        """Which trained variables have a gradient; see :class:`sparkdl.protocols.Reducer`."""
-        if self._has_gradient is None:
-            told = self.communicator.all_gather(np.array(mine, np.uint8))
-            known = [values for values in told if values.size]
-            self._has_gradient = np.any(known, axis=0).tolist() if known else []
-        return self._has_gradient
-
-    def step(self, learner: GradientLearner, batch: Any | None, rows: int) -> bool:
-        """One step of all ranks together, half by half.
-
-        Args:
-            learner: Gives gradients, takes their mean.
-            batch: What ``learner.gradients`` takes; None if this rank has no more rows.
-            rows: Rows in ``batch``, 0 without one.
-
-        Returns:
-            Whether any rank had rows; if none had, nothing is applied.
-
-        Raises:
-            ConfigError: Rows without a batch, or a batch without rows.
-        """
-        if (batch is None) != (rows == 0):
-            raise ConfigError(
-                "a step without rows is one without a batch",
-                expected="batch=None exactly if rows == 0",
-                received=f"rows={rows}, batch is None: {batch is None}",
-            )
-        if batch is not None:
-            learner.gradients(batch, self.buffer)
-        self.rows = rows
-        for part, place in enumerate(self.parts):
-            self.begin(part, self._whole[place])
-        if not self.finish():
-            return False
-        learner.apply_gradients(self.buffer)
-        return True
+        """Ends threads and groups."""
 
 
-def take_root_state(
-    communicator: Communicator, learner: GradientLearner, buffer: FloatArray, root: int
-) -> None:
-    """Gives every rank the root's weights and optimizer state; ``buffer`` is scratch memory."""
-    learner.read_weights(buffer)
-    communicator.broadcast(buffer, root, out=buffer)
-    mine = communicator.rank == root
-    learner.write_weights(buffer)
-    state = np.frombuffer(learner.optimizer_state() if mine else b"", np.uint8)
-    given = communicator.all_gather(state)[root]
-    if not mine:
-        learner.load_optimizer_state(given.tobytes())
+class AllReduceSynchronizer:
+    """The :class:`~sparkdl.protocols.Synchronizer` of training without a server.
 
+    The ranks agree on the number of steps of an epoch at the start; on stopping, after each
+    :data:`~sparkdl.protocols.MAX_STACK` steps and at the end of an epoch; and on the learning rate
+    at the end of an epoch. So all ranks always do the same.
 
-def parts_of(layout: Layout, part_bytes: int, *, apart: bool = False) -> list[slice]:
-    """Slices of ``[gradient | statistics | flags]`` in the order in which they are reduced.
-
-    Each holds whole variables; the first one has the end of the buffer, with statistics and flags
-    (alone if ``apart``: they are few, and come before any gradient).
-
-    >>> layout = Layout.of([('a', (4,), 'float32'), ('b', (4,), 'float32')], [])
-    >>> parts_of(layout, 16)
-    [slice(4, 10, None), slice(0, 4, None)]
+    Args:
+        communicator: Connected.
+        layout: Of the flat buffer.
+        control: This rank's connection to the driver; None: there is none.
+        steps: What a step is; None for an :class:`AllReduceGradientSynchronizer`.
     """
-    stop = layout.size + _FLAGS
-    edges = [stop]
-    if apart and layout.trained_size:
-        edges.append(layout.trained_size)
-    for slot in reversed([s for s in layout.slots if s.offset < layout.trained_size]):
-        if (edges[-1] - slot.offset) * 4 >= part_bytes and slot.offset:
-            edges.append(slot.offset)
-    edges.append(0)
-    return [slice(a, b) for b, a in itertools.pairwise(edges)]
 
+    every_batch = True
 
-def _aligned_zeros(size: int) -> FloatArray:
-    """Zeros at an address that TensorFlow takes as it is, without a copy."""
-    room = np.zeros(size + _ALIGNMENT // 4, np.float32)
-    first = -room.ctypes.data % _ALIGNMENT // 4
-    return room[first : first + size]
+    def __init__(
+        self,
+        communicator: Communicator,
+        layout: Layout,
+        control: Control | None = None,
+        *,
+        steps: StepSynchronizer | None = None,
+    ) -> None:
+        self._communicator = communicator
+        self.control: Control = NoControl() if control is None else control
+        self._steps: StepSynchronizer = steps or AllReduceGradientSynchronizer(communicator, layout)
+        self._root = 0
+        self.rule_state = b""
+        self._epoch = -1
+        self._epoch_rows = self._epoch_batches = self._rows = 0
+        self._steps_done = 0
+        self._stopped = False
+        self._learning_rate: float | None = None
+
+    def start(self, learner: Learner, rows: int, batches: int, windows: int) -> Start:
+        """Agrees on the steps of an epoch, and takes the weights of the root.
+
+        The root is the first rank with the most rows: one without rows has no optimizer state.
+        """
+        self.control.join(rows, batches)
+        mine = np.array([windows, rows, -(-rows // max(batches, 1))], np.int64)
+        gathered = np.stack(self._communicator.all_gather(mine))
+        steps, most_rows, batch_rows = (int(v) for v in gathered.max(axis=0))
+        self._root = int(gathered[:, 1].argmax())
+        self._steps.start(learner, self._root, scale=float(max(1, batch_rows)), steps=steps)
+        return Start(windows_per_epoch=steps, done=most_rows == 0)
+
+    def train(self, learner: Learner, stack: BatchStack | None, report: Report) -> None:
+        """The steps of all ranks for a stack of batches; None is one step without a batch."""
+        if report.epoch != self._epoch:
+            self._epoch, self._epoch_rows, self._steps_done = report.epoch, 0, 0
+        if stack is None:
+            self._steps.skip(learner)
+            self._steps_done += 1
+        else:
+            self._steps.train(learner, stack)
+            self._steps_done += stack.num_batches
+        self._epoch_rows += report.rows
+        self._epoch_batches = report.batches_done
+        self._rows += report.rows
+        if report.metrics is not None:
+            meta = {
+                "epoch": report.epoch,
+                "metrics": report.metrics.tolist(),
+                "rows": self._epoch_rows,
+            }
+            self._report(meta, wait=False)
+        self._steps.stop_wanted = self.control.stopped
+
+    def train_on(self, learner: Learner, stack: BatchStack, report: Report) -> None:
+        """The same as :meth:`train`: here every batch may end with an exchange."""
+        self.train(learner, stack, report)
+
+    def _report(self, meta: dict[str, Any], *, wait: bool) -> None:
+        self.control.report(meta, wait=wait, batch=self._epoch_batches, rows=self._rows)
+
+    def end_epoch(
+        self,
+        learner: Learner,
+        epoch: int,
+        metrics: MetricState,
+        validation: MetricState | None,
+        wait: bool,
+    ) -> None:
+        """Reports the epoch's metrics; then all ranks agree on stopping and learning rate."""
+        meta: dict[str, Any] = {
+            "epoch": epoch,
+            "ended": True,
+            "metrics": metrics.tolist(),
+            "rows": self._epoch_rows if epoch == self._epoch else 0,
+        }
+        if validation is not None:
+            meta["val_metrics"] = validation.tolist()
+        self._report(meta, wait=wait)
+        rate = self.control.learning_rate
+        mine = np.array([self.control.stopped, rate is not None, rate or 0.0], np.float64)
+        gathered = self._communicator.all_gather(mine)
+        self._stopped = self._stopped or any(bool(t[0]) for t in gathered)
+        rates = [float(t[2]) for t in gathered if t[1]]
+        self._learning_rate = rates[0] if rates else None
+        self._steps.end_epoch(learner)
+
+    def keep_state(self, learner: Learner, epoch: int) -> None:
+        """The root leaves its weights, its optimizer state and the rule's with the driver."""
+        rule_state = self._steps.save_state(learner)
+        if self.keeps_state:
+            state = RunState.of(learner, epoch, rule_state)
+            self.control.keep_state(state.to_bytes(), epoch)
+
+    def finish(self, learner: Learner) -> None:
+        """Waits for all ranks: one that ends before the others looks like one that failed."""
+        self._steps.end_run(learner)
+        self.rule_state = self._steps.save_state(learner)
+        self._communicator.barrier()
+        self.control.finish()
+
+    def result(self, learner: Learner, epoch: int) -> RunState | None:
+        """The root's weights, its optimizer state and the rule's; None on the other ranks."""
+        return RunState.of(learner, epoch, self.rule_state) if self.keeps_state else None
+
+    @property
+    def keeps_state(self) -> bool:
+        """Whether this is the root, whose weights and optimizer state the run keeps."""
+        return self._communicator.rank == self._root
+
+    @property
+    def stopped(self) -> bool:
+        """Whether all ranks stop here."""
+        if self._steps.stop_agreed and self._steps_done % MAX_STACK == 0:
+            self._stopped = True
+        return self._stopped
+
+    @property
+    def learning_rate(self) -> float | None:
+        """The learning rate that the driver has set, or None."""
+        return self._learning_rate
+
+    @property
+    def transport(self) -> str:
+        """Name of the communicator in use."""
+        return self._communicator.name

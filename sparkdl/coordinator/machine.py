@@ -10,7 +10,7 @@ from sparkdl.coordinator.joining import Joining
 from sparkdl.coordinator.orders import Orders
 from sparkdl.coordinator.reporting import Reporting
 from sparkdl.coordinator.settings import Settings
-from sparkdl.coordinator.store import NoStore, Store, Work
+from sparkdl.coordinator.store import Store, Work
 from sparkdl.errors import ProtocolError, SparkDLError
 from sparkdl.transport.frames import ByteArray, Content, Kind, Limits, Message
 from sparkdl.transport.service import Metric, Replies
@@ -29,10 +29,9 @@ class Coordinator:
     """
 
     def __init__(self, settings: Settings, store: Store | None = None) -> None:
-        self._store: Store = NoStore() if store is None else store
+        self._store = Store() if store is None else store
         limits = self._store.limits
-        latched = self._store.in_step and store is not None
-        self.group = Group(settings, limits, Orders(latched))
+        self.group = Group(settings, limits, Orders(self._store.latched))
         self.bytes_in = self.bytes_out = 0
         self._joining = Joining(self.group, self._store)
         most = settings.max_state_bytes
@@ -169,7 +168,6 @@ class Coordinator:
                     "staleness_max", "gauge", "Most commits between a pull and its push", stalest
                 ),
                 Metric("failed", "gauge", "1 after a worker failed", group.failure is not None),
-                *self._store.metrics(),
             ]  # fmt: skip
 
     def _route(self, connection: int, message: Message) -> Work | None:

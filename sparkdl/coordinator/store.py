@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 from sparkdl.coordinator.group import Group
 from sparkdl.coordinator.worker import Worker
 from sparkdl.transport.frames import Kind, Limits, Message
-from sparkdl.transport.service import Metric
 
 
 @dataclass(frozen=True)
@@ -37,49 +35,62 @@ class Work:
     worker: Worker
 
 
-class Store(Protocol):
-    """Plugs into a :class:`~sparkdl.coordinator.machine.Coordinator`.
+class Store:
+    """State that the ranks share, beside a coordinator; as it stands there is none.
 
-    All methods but :meth:`decoded` and :meth:`metrics` are called under the group's lock.
+    A store of its own overrides what differs. All methods but :meth:`decoded` are called under the
+    group's lock.
     """
 
-    @property
-    def limits(self) -> Limits:
-        """The bodies that it takes."""
-
-    @property
-    def kinds(self) -> frozenset[Kind]:
-        """The requests that it answers."""
+    limits = Limits()
+    """The bodies that it takes."""
+    kinds: frozenset[Kind] = frozenset()
+    """The requests that it answers."""
+    rounds = 0
+    """Rounds that were completed."""
 
     @property
     def together(self) -> bool:
         """Whether all ranks begin at the same moment."""
+        return True
 
     @property
     def in_step(self) -> bool:
         """Whether the ranks train in step to the end, so that one that is done ends all."""
+        return True
+
+    @property
+    def latched(self) -> bool:
+        """Whether the driver's orders are told only between two rounds."""
+        return False
 
     @property
     def name(self) -> str:
         """For messages."""
+        return "none"
 
     def attach(self, group: Group) -> None:
         """Called once, before anything else, with the run's group."""
+        self._group = group
 
     def check(self, message: Message) -> None:
         """Refuses a HELLO whose sender does not fit the store."""
 
     def decoded(self, connection: int, message: Message) -> Message:
         """The request as :meth:`receive` takes it; called without the lock."""
+        return message
 
     def receive(self, connection: int, message: Message) -> Work | None:
         """Answers or defers a request of ``kinds``; returns what is left without the lock."""
+        raise NotImplementedError(message.kind.name)
 
     def enter(self, worker: Worker, *, late: bool) -> Entry | None:
         """Lets a worker in; None: not yet. ``late``: the others have begun before."""
+        return Entry()
 
     def welcome(self) -> Mapping[str, bool | str]:
         """More that a worker is told when it joins."""
+        return {}
 
     def leave(self, worker: Worker) -> None:
         """The worker is dead or done."""
@@ -95,62 +106,4 @@ class Store(Protocol):
 
     def missing(self) -> list[int]:
         """Ranks that a joiner waits for."""
-
-    @property
-    def rounds(self) -> int:
-        """Rounds that were completed."""
-
-    def metrics(self) -> list[Metric]:
-        """Numbers for ``/metrics``."""
-
-
-class NoStore:
-    """The store of a run whose ranks exchange everything among themselves: there is none."""
-
-    limits = Limits()
-    kinds: frozenset[Kind] = frozenset()
-    together = in_step = True
-    name = "none"
-    rounds = 0
-
-    def attach(self, group: Group) -> None:
-        """Needs nothing of the group."""
-
-    def check(self, message: Message) -> None:
-        """Takes every rank."""
-
-    def decoded(self, connection: int, message: Message) -> Message:
-        """Nothing comes encoded."""
-        return message
-
-    def receive(self, connection: int, message: Message) -> Work | None:
-        """Never called: there are no kinds."""
-        raise NotImplementedError(message.kind.name)
-
-    def enter(self, worker: Worker, *, late: bool) -> Entry | None:
-        """At once."""
-        return Entry()
-
-    def welcome(self) -> Mapping[str, bool | str]:
-        """Nothing more."""
-        return {}
-
-    def leave(self, worker: Worker) -> None:
-        """Nothing is kept of a worker."""
-
-    def disconnect(self, connection: int) -> None:
-        """Nothing is kept of a connection."""
-
-    def settle(self) -> None:
-        """Nothing waits here."""
-
-    def expire(self) -> None:
-        """Nothing waits here."""
-
-    def missing(self) -> list[int]:
-        """No one waits for anyone."""
-        return []
-
-    def metrics(self) -> list[Metric]:
-        """None."""
         return []

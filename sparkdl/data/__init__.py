@@ -1,4 +1,11 @@
-"""Arrow record batches -> shuffled NumPy batches. Needs NumPy and pyarrow alone."""
+"""Arrow record batches -> shuffled NumPy batches. Needs NumPy and pyarrow alone.
+
+- ``columns``: which DataFrame columns become which inputs, labels and weights of a model.
+- ``decode``, with ``images``, ``vectors`` and ``conform``: a record batch -> NumPy arrays.
+- ``partition``, ``storage``, ``rows``: a partition read once, in memory or spilled to disk.
+- ``batches``: rows -> batches in a new random order each epoch, stacked for the learner.
+- ``arrays``: NumPy arrays of the driver -> rows, or an Arrow table for Spark.
+"""
 
 from sparkdl.data.arrays import rows_from_numpy, to_arrow_table
 from sparkdl.data.batches import Batches, EpochPlan

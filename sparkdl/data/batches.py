@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
-from sparkdl.data.columns import Array, Batch
+from sparkdl.data.columns import Array
 from sparkdl.data.rows import Rows
 from sparkdl.data.storage import IndexArray, Storage
 from sparkdl.errors import ConfigError
@@ -128,18 +128,7 @@ class Batches:
         """Bytes of a full batch, features, labels and weights; 0 without rows."""
         return self.batch_size * self.rows.row_bytes
 
-    def epoch(self, epoch: int, start_batch: int = 0) -> Iterator[Batch]:
-        """The batches of an epoch one by one, from ``start_batch`` on."""
-        for stack in self.stacks(epoch, 1, start_batch):
-            weights = stack.sample_weight
-            yield Batch(
-                _first(stack.x),
-                _first(stack.y),
-                None if weights is None else _first(weights),
-                stack.num_rows,
-            )
-
-    def stacks(self, epoch: int, most_batches: int, start_batch: int = 0) -> Iterator[BatchStack]:
+    def stacks(self, epoch: int, most_batches: int, start_batch: int = 0) -> Generator[BatchStack]:
         """The batches of an epoch in stacks, gathered ahead in a background thread.
 
         The thread ends with the iterator: at the end of the epoch, on ``close()``, on an
@@ -192,10 +181,6 @@ class Batches:
             count,
             batch.num_rows,
         )
-
-
-def _first(arrays: dict[str, Array]) -> dict[str, Array]:
-    return {name: array[0] for name, array in arrays.items()}
 
 
 def _stack(arrays: dict[str, Array], count: int) -> dict[str, Array]:

@@ -96,7 +96,9 @@ class ColumnSpec:
 
     def _refuse(self, expected: str, received: str) -> None:
         raise ConfigError(
-            f"wrong spec for column {self.label}", expected=expected, received=received
+            f"the spec of column {self.label} contradicts itself",
+            expected=expected,
+            received=received,
         )
 
     @property
@@ -116,7 +118,7 @@ class ColumnSpec:
 
     @property
     def num_classes(self) -> int | None:
-        """Number of classes that the labels must lie in, or None if the values are no labels."""
+        """Number of classes among the labels, or None if the values are no labels."""
         return self.classes if self.one_hot is None else self.one_hot
 
     def finish(self, stored: Array) -> Array:
@@ -135,7 +137,7 @@ def _check_dtype(dtype: str | None, spec: ColumnSpec) -> None:
         known = False
     if not known:
         raise ConfigError(
-            f"wrong spec for column {spec.label}",
+            f"the spec of column {spec.label} has a dtype that is no number",
             expected="a numeric NumPy dtype",
             received=f"dtype {dtype!r}",
             hint="strings and categories become numbers before training (StringIndexer)",
@@ -181,14 +183,14 @@ class DataSpec:
     def __post_init__(self) -> None:
         if not self.features:
             raise ConfigError(
-                "no features", expected="a column for every model input", received="none"
+                "no features are given", expected="a column for every model input", received="none"
             )
-        strange = [name for name in self.weights if name not in self.labels]
-        if strange or (self.sample_weight is not None and not self.labels):
+        unknown = [name for name in self.weights if name not in self.labels]
+        if unknown or (self.sample_weight is not None and not self.labels):
             raise ConfigError(
                 "sample weights that belong to no label",
                 expected=f"names among the labels {sorted(self.labels)}",
-                received=f"{strange or 'sample weights without labels'}",
+                received=f"{unknown or 'sample weights without labels'}",
             )
 
     @property

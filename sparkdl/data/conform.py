@@ -102,7 +102,7 @@ def matches(shape: Sequence[int], wanted: Shape) -> bool:
 
 
 def shape_error(shape: Sequence[int], place: Place, row: int | None, problem: str) -> DataError:
-    """The error for rows of a wrong shape."""
+    """The error for rows whose shape is not that of the spec."""
     return place.error(
         problem,
         row=row,
@@ -128,7 +128,7 @@ def _fit(values: Array, place: Place) -> Array:
         return values.reshape(rows, *(d or 0 for d in wanted))
     if free == 1 and len(dims) == 1 and known and size % known == 0:
         return values.reshape(rows, *(size // known if d is None else d for d in wanted))
-    raise shape_error(dims, place, None, "values of a wrong shape")
+    raise shape_error(dims, place, None, "values whose shape does not fit")
 
 
 def compact(values: Array, spec: ColumnSpec, place: Place) -> Array:

@@ -38,8 +38,8 @@ def decode(batch: pa.RecordBatch, spec: DataSpec, first_row: int = 0) -> Batch:
         first_row: Number of the batch's first row in its partition, for error messages.
 
     Raises:
-        DataError: A column is missing, has nulls, a wrong type or width, or a label is out of
-            range. The message names the column and the row.
+        DataError: A column is missing, has nulls, does not fit in type or width, or a label is
+            out of range. The message names the column and the row.
     """
     stored = decode_stored(batch, spec, first_row)
     finished = [entry.finish(array) for entry, array in zip(spec.entries, stored, strict=True)]
@@ -62,7 +62,7 @@ def decode_column(batch: pa.RecordBatch, spec: ColumnSpec, first_row: int = 0) -
     if spec.kind == "decoded":
         return check_labels(_decode_values(arrays[0], spec, place), spec, place)
     if spec.kind == "image":
-        return compact(decode_images(arrays[0], spec, first_row), spec, place)
+        return compact(decode_images(arrays[0], place), spec, place)
     if spec.kind == "binary":
         values = _decode_bytes(arrays[0], spec, place)
     elif spec.kind == "scalars":
@@ -163,7 +163,7 @@ def _common_width(array: Any, place: Place, per_row: int) -> int:
 
 
 def _odd_one(widths: Array, wanted: int) -> tuple[int, int]:
-    """The width that is right (``wanted`` if it occurs), and the first index with another."""
+    """The width expected (``wanted`` if it occurs), and the first index with another."""
     common = wanted if (widths == wanted).any() else int(widths[0])
     return common, int(np.argmax(widths != common))
 
@@ -178,7 +178,7 @@ def _decode_bytes(array: Any, spec: ColumnSpec, place: Place) -> Array:
     exact = len(known) == len(spec.value_shape)
     if rows and (width % dtype.itemsize or (exact and width != dtype.itemsize * math.prod(known))):
         raise place.error(
-            "bytes of a wrong length",
+            "bytes whose length does not fit the shape",
             expected=f"{'' if exact else 'a multiple of '}{unit} bytes: shape "
             f"{spec.value_shape} of {dtype.name}",
             received=f"{width} bytes",
@@ -229,7 +229,7 @@ def _part(data: Any, start: int, size: int) -> Any:
 
 
 def _decode_values(array: Any, spec: ColumnSpec, place: Place) -> Array:
-    """Passes every value through the user's decoder; the one loop in Python."""
+    """Passes every value through the user's decoder: the only loop over rows in Python."""
     decoder = spec.decoder
     if decoder is None:  # ColumnSpec refuses this; mypy cannot know
         raise place.error("no decoder", expected="a decoder", received="None")
@@ -253,9 +253,9 @@ def _decode_values(array: Any, spec: ColumnSpec, place: Place) -> Array:
             )
         if out is None:
             if not matches(result.shape, spec.value_shape):
-                raise shape_error(result.shape, place, row, "the decoder gave a wrong shape")
+                raise shape_error(result.shape, place, row, "the decoder gave another shape")
             out = np.empty((len(array), *result.shape), spec.value_dtype)
         elif result.shape != out.shape[1:]:
-            raise shape_error(result.shape, place, row, "the decoder gave a wrong shape")
+            raise shape_error(result.shape, place, row, "the decoder gave another shape")
         out[row] = cast(result, spec.value_dtype, place, row)
     return empty_rows(spec) if out is None else out

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from sparkdl.data.columns import Array, ColumnSpec
+from sparkdl.data.columns import Array
+from sparkdl.data.conform import Place
 from sparkdl.errors import DataError
 
 # OpenCV's codes for 8-bit unsigned pixels with 1, 3 and 4 channels.
@@ -19,25 +20,22 @@ _CHANNELS_OF_MODE = {0: 1, 16: 3, 24: 4}
 _FIELDS = ("height", "width", "nChannels", "mode", "data")
 
 
-def decode_images(array: Any, spec: ColumnSpec, first_row: int = 0) -> Array:
+def decode_images(array: Any, place: Place) -> Array:
     """Image structs -> uint8 ``(num_rows, height, width, channels)`` in RGB(A) or grey.
 
     Grey images fill all three channels of a model that wants three; an alpha channel is dropped
     where three are wanted. Sizes must agree within the batch: nothing is resized.
 
     Raises:
-        DataError: No image struct, an image that Spark could not decode, or a wrong size.
+        DataError: No image struct, an image that Spark could not decode, or one of another size
+            than the model's input.
     """
 
     def error(problem: str, row: int | None, expected: str, received: str) -> DataError:
-        where = "" if row is None else f", row {first_row + row} of the partition"
-        return DataError(
-            f"column {spec.label}{where}: {problem}",
-            expected=expected,
-            received=received,
-            hint="a decoder can resize and convert: it gets the struct as a dict",
-        )
+        hint = "a decoder can resize and convert: it gets the struct as a dict"
+        return place.error(problem, row=row, expected=expected, received=received, hint=hint)
 
+    spec = place.spec
     kind = array.type
     if not pa.types.is_struct(kind) or not set(_FIELDS) <= {f.name for f in kind}:
         raise error("no image", None, f"a struct with the fields {_FIELDS}", f"Arrow type {kind}")
@@ -79,7 +77,7 @@ def decode_images(array: Any, spec: ColumnSpec, first_row: int = 0) -> Array:
     if bad.any():
         row = int(np.argmax(bad))
         raise error(
-            "an image of a wrong size",
+            "an image whose size is not the model's",
             row,
             f"shape {(height, width, wanted)}",
             f"shape {(int(heights[row]), int(widths[row]), int(channels[row]))}"

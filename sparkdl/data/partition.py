@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import pyarrow as pa
 
+from sparkdl.closing import Closing
 from sparkdl.data.columns import Array, DataSpec
 from sparkdl.data.conform import empty_rows
 from sparkdl.data.decode import decode_stored, read_column
@@ -17,7 +18,7 @@ from sparkdl.errors import DataError
 DEFAULT_BUDGET_BYTES = 1 << 30
 
 
-class Partition:
+class Partition(Closing):
     """The rows of one partition, split by their role.
 
     Args:
@@ -39,15 +40,9 @@ class Partition:
         self.validation.check_finite()
 
     def close(self) -> None:
-        """Lets go of memory and files; may be called twice."""
+        """Frees memory and files; may be called twice."""
         self.train.close()
         self.validation.close()
-
-    def __enter__(self) -> Partition:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def read_partition(

@@ -1,4 +1,4 @@
-"""Rows by number: what batches are gathered from, in memory or spilled alike."""
+"""Rows by number, in memory or spilled to disk; batches are gathered from them."""
 
 from __future__ import annotations
 
@@ -48,11 +48,6 @@ class Rows:
                 hint="finish the epoch before the partition is closed",
             )
         return self._storage
-
-    @property
-    def in_memory(self) -> bool:
-        """Whether the rows lie in memory rather than in a mapped file."""
-        return self.storage.block_rows is None
 
     @property
     def row_bytes(self) -> int:
@@ -112,5 +107,5 @@ class Rows:
         )
 
     def close(self) -> None:
-        """Lets go of the memory and of the spilled file; arrays handed out stay valid."""
+        """Frees the memory or the spilled file; arrays that were handed out stay valid."""
         self._storage = None

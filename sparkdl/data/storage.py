@@ -1,4 +1,4 @@
-"""Where a partition's columns lie: in memory, or in a memory-mapped Arrow file without a name."""
+"""What holds a partition's columns: memory, or a memory-mapped Arrow file without a name."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Storage(Protocol):
         """The rows from ``start`` to ``stop``, without a copy where they lie together."""
 
     def focus(self, blocks: IndexArray) -> None:
-        """Says which blocks are read next: they are read ahead, and those of before let go."""
+        """Tells which blocks are read next: they are read ahead, and earlier ones leave memory."""
 
 
 class MemoryStorage:
@@ -61,7 +61,7 @@ class MemoryStorage:
         return self.columns[column][start:stop]
 
     def focus(self, blocks: IndexArray) -> None:
-        """Memory needs no reading ahead."""
+        """Nothing to do: all rows are in memory."""
 
 
 class GrowingArray:
@@ -184,7 +184,7 @@ class SpilledStorage:
     def focus(self, blocks: IndexArray) -> None:
         wanted = frozenset(int(b) for b in blocks if b < len(self._spans))
         left, self._focused = self._focused - wanted, wanted
-        # Pages let go stay in the system's cache, but no longer count as this process's memory,
+        # These pages stay in the system's cache, but no longer count as this process's memory,
         # which YARN and Kubernetes limit.
         self._advise(left, "MADV_DONTNEED")
         self._advise(wanted, "MADV_WILLNEED")
@@ -200,13 +200,13 @@ class SpilledStorage:
 class SpillWriter:
     """Writes rows to an Arrow IPC file without a name, then maps it.
 
-    The file never has a name (``O_TMPFILE``, or unlinked at once), so that nothing is left
-    however the process ends.
+    The file never has a name (``O_TMPFILE``, or unlinked at once), so that it is freed however
+    the process ends.
 
     Args:
         shapes: Shape of one row, per column.
         dtypes: NumPy dtype, per column.
-        directory: Where the file lies; the system's temporary directory by default.
+        directory: Of the file; the system's temporary directory by default.
         budget_bytes: Bytes that may be in memory while the rows are read back.
     """
 

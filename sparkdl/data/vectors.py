@@ -1,4 +1,7 @@
-"""The struct of a Spark ML vector -> arrays; Spark sends it where no JVM side made it an array."""
+"""The struct of a Spark ML vector -> arrays.
+
+Executors get the struct where Spark's ``vector_to_array`` was not applied before.
+"""
 
 from __future__ import annotations
 
@@ -47,8 +50,8 @@ def decode_vectors(array: Any, place: Place) -> Array:
     positions = np.arange(len(numbers)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     indices = numbers_of(fields["indices"].flatten(), place)
     sparse = np.repeat(~dense, lengths)
-    wrong = (~dense & (counts != lengths)).any() or (dense & (counts != 0)).any()
-    if wrong or (len(indices) and (indices.min() < 0 or indices.max() >= width)):
+    unequal = (~dense & (counts != lengths)).any() or (dense & (counts != 0)).any()
+    if unequal or (len(indices) and (indices.min() < 0 or indices.max() >= width)):
         raise place.error(
             "a malformed sparse vector",
             expected=f"as many indices as values, all in [0, {width})",

@@ -1,15 +1,46 @@
-"""A checkpoint after each epoch, on any file system; the newest whole one is resumed from."""
+"""A checkpoint after each epoch, on any file system; training goes on from the newest whole one."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
-from typing import Any
+import re
+import warnings
+from dataclasses import asdict, dataclass
 
-from sparkdl.errors import ConfigError
+from sparkdl.errors import ConfigError, ModelError, ResourceError, SparkDLError
 from sparkdl.files import storage
+from sparkdl.files.archive_parts import check_whole, run_state_of, with_parts
+from sparkdl.run_state import RunState
 
 _INDEX = "checkpoint.json"
+_MAX_INDEX_BYTES = 1 << 16
+_NAME = re.compile(r"epoch-([0-9]{5,12})\.keras")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What training goes on from.
+
+    Args:
+        model_file: A ``.keras`` file: weights and optimizer state.
+        state: What the file does not hold: epochs done, and what the run's rule keeps.
+    """
+
+    model_file: bytes
+    state: RunState
+
+
+@dataclass(frozen=True)
+class _Index:
+    """What ``checkpoint.json`` says: the newest file, and the one before it."""
+
+    epoch: int
+    file: str
+    previous: str | None = None
+
+    @property
+    def files(self) -> list[str]:
+        return [self.file] if self.previous is None else [self.file, self.previous]
 
 
 @dataclass(frozen=True)
@@ -30,59 +61,115 @@ class Checkpoints:
         storage.check_writable(f"{folder}/{_INDEX}")
         return cls(str(folder).rstrip("/"))
 
-    def save(self, model: Any, epoch: int, rule_state: bytes = b"") -> None:
-        """Writes the model after ``epoch`` epochs; the index is changed last.
+    def save(self, model_file: bytes, state: RunState) -> None:
+        """Writes the model after ``state.epoch`` epochs; the index is changed last.
 
         Args:
-            model: Its weights and optimizer state.
-            epoch: Epochs done.
-            rule_state: What the run's rule keeps beside them.
+            model_file: A ``.keras`` file: weights and optimizer state.
+            state: What the file does not hold.
+
+        Raises:
+            ResourceError: The folder cannot be written.
         """
-        name = f"epoch-{epoch:05d}.keras"
-        content = storage.with_rule_state(storage.model_bytes(model), rule_state)
-        storage.write_bytes(f"{self.folder}/{name}", content)
-        before = self._index() or {}
-        previous = before.get("file") if before.get("file") != name else before.get("previous")
-        index = json.dumps({"epoch": epoch, "file": name, "previous": previous})
-        storage.write_bytes(f"{self.folder}/{_INDEX}", index.encode())
-        oldest = before.get("previous")
-        if oldest is not None and oldest not in (name, previous):
-            storage.delete(f"{self.folder}/{oldest}")
+        name = f"epoch-{state.epoch:05d}.keras"
+        storage.write_bytes(f"{self.folder}/{name}", with_parts(model_file, state=state))
+        before = self._index()
+        older = [] if before is None else [n for n in before.files if n != name]
+        self._write_index(_Index(state.epoch, name, older[0] if older else None))
+        for file in older[1:]:
+            storage.delete(f"{self.folder}/{file}")
 
-    def restore(self, model: Any) -> tuple[int, bytes]:
-        """Loads the newest checkpoint into ``model``.
+    def restore(self) -> Checkpoint | None:
+        """The newest checkpoint that is whole; None if there is none at all.
 
-        Returns:
-            Its epoch and the rule's state; 0 and nothing if there is no checkpoint.
+        One that is cut off, damaged or gone is passed over with a warning, and the index no
+        longer names it.
+
+        Raises:
+            ConfigError: The index is malformed, or no checkpoint that it names is whole.
         """
         index = self._index()
         if index is None:
-            return 0, b""
-        if not model.optimizer.built:  # else Keras would leave its state out
-            model.optimizer.build(model.trainable_variables)
-        content = storage.read_bytes(f"{self.folder}/{index['file']}")
-        with storage.local_copy(content) as local:
+            return None
+        found: list[str] = []
+        for name in index.files:
             try:
-                model.load_weights(local)
-            except ValueError as error:
-                raise ConfigError(
-                    f"the checkpoint in {self.folder!r} is of another model",
-                    expected="the model that wrote it",
-                    received=str(error).splitlines()[0],
-                ) from error
-        return int(index["epoch"]), storage.rule_state_of(content)
+                checkpoint = self._read(name)
+            except (ModelError, ResourceError) as error:
+                found.append(f"{name}: {_in_one_line(error)}")
+                continue
+            if found:
+                warnings.warn(
+                    f"a checkpoint in {self.folder!r} is not whole ({'; '.join(found)}); training "
+                    f"goes on from {name}, after {checkpoint.state.epoch} epochs",
+                    RuntimeWarning,
+                    stacklevel=3,
+                )
+                self._write_index(_Index(checkpoint.state.epoch, name))
+            return checkpoint
+        raise ConfigError(
+            f"no checkpoint in {self.folder!r} is whole",
+            expected="a whole " + " or ".join(index.files),
+            received="; ".join(found),
+            hint=f"another folder, or delete its {_INDEX} to begin from the start",
+        )
 
-    def _index(self) -> dict[str, Any] | None:
+    def _read(self, name: str) -> Checkpoint:
+        """One checkpoint.
+
+        Raises:
+            ResourceError: The file cannot be read.
+            ModelError: It is not whole, or is no checkpoint of the epoch in its name.
+        """
+        content = storage.read_bytes(f"{self.folder}/{name}")
+        check_whole(content)
+        state = run_state_of(content)
+        if state is None or state.epoch != _epoch_of(name):
+            raise ModelError(
+                f"{name} is no checkpoint of its epoch", expected=f"epoch {_epoch_of(name)}",
+                received="no state of a run" if state is None else f"epoch {state.epoch}",
+            )  # fmt: skip
+        return Checkpoint(content, state)
+
+    def _write_index(self, index: _Index) -> None:
+        storage.write_bytes(f"{self.folder}/{_INDEX}", json.dumps(asdict(index)).encode())
+
+    def _index(self) -> _Index | None:
+        """What the index says; None if there is none.
+
+        Raises:
+            ConfigError: It is malformed, or names anything but checkpoints of this folder.
+        """
         path = f"{self.folder}/{_INDEX}"
         if not storage.exists(path):
             return None
         try:
-            index = json.loads(storage.read_bytes(path))
-            return {"epoch": int(index["epoch"]), "file": str(index["file"]), **index}
-        except (ValueError, KeyError, TypeError) as error:
+            told = json.loads(storage.read_bytes(path, _MAX_INDEX_BYTES))
+            index = _Index(told["epoch"], told["file"], told.get("previous"))
+            epochs = [_epoch_of(name) for name in index.files]
+            if epochs[0] != index.epoch or len(set(epochs)) < len(epochs):
+                raise ValueError(f"epoch {index.epoch!r} in {index.files!r}")
+            return index
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ConfigError(
                 f"{path!r} is no index of checkpoints",
                 expected="what fit(checkpoint_dir=...) wrote",
                 received=f"{type(error).__name__}: {error}",
                 hint="another folder, or delete that file",
             ) from error
+
+
+def _epoch_of(name: object) -> int:
+    """The epoch in a checkpoint's name.
+
+    Raises:
+        ValueError: The name is another: a path that leads out of the folder, for example.
+    """
+    match = _NAME.fullmatch(name) if isinstance(name, str) else None
+    if match is None:
+        raise ValueError(f"{name!r} is no name of a checkpoint like 'epoch-00003.keras'")
+    return int(match[1])
+
+
+def _in_one_line(error: SparkDLError) -> str:
+    return f"{error.what} ({error.received})" if error.received else error.what

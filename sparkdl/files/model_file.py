@@ -1,22 +1,42 @@
-"""A SparkModel as one ``.keras`` file: Keras' model, its settings, and its rule's state."""
+"""A SparkModel as one ``.keras`` file: Keras' model, its settings, and what its rule keeps."""
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
 
 from sparkdl.errors import ConfigError, ModelError, ResourceError
 from sparkdl.files import storage
+from sparkdl.files.archive_parts import (
+    Settings,
+    check_whole,
+    run_state_of,
+    settings_of,
+    with_parts,
+)
+from sparkdl.run_state import RunState
 
 
-def write_model(
-    path: str, model: Any, settings: dict[str, Any], rule_state: bytes, *, overwrite: bool
-) -> None:
-    """Writes the model with its optimizer state, the settings, and what the rule keeps.
+@dataclass(frozen=True)
+class ModelFile:
+    """What a ``.keras`` file holds.
+
+    Args:
+        content: All of it, for Keras.
+        settings: Of the SparkModel; empty if plain Keras wrote the file.
+        state: Of its runs; None if plain Keras wrote the file.
+    """
+
+    content: bytes
+    settings: Settings
+    state: RunState | None
+
+
+def check_path(path: str, *, overwrite: bool) -> None:
+    """Finds out, before a model is packed, whether it can be written to ``path``.
 
     Raises:
         ConfigError: The path does not end in ``.keras``.
         ResourceError: The path cannot be written, or exists and ``overwrite`` is False.
-        ModelError: Keras cannot save the model.
     """
     if not str(path).endswith(".keras"):
         raise ConfigError(
@@ -29,35 +49,36 @@ def write_model(
             hint="save(path, overwrite=True)",
         )  # fmt: skip
     storage.check_writable(path)
-    try:
-        content = storage.model_bytes(model)
-    except Exception as error:
-        raise ModelError(
-            f"model {model.name!r} cannot be saved",
-            received=f"{type(error).__name__}: {error}",
-        ) from error
-    content = storage.with_settings(content, settings)
-    storage.write_bytes(path, storage.with_rule_state(content, rule_state))
 
 
-def read_model(
-    path: str, custom_objects: dict[str, Any] | None, *, safe_mode: bool
-) -> tuple[Any, dict[str, Any], bytes]:
-    """The counterpart of :func:`write_model`; no settings if plain Keras wrote the file.
+def write_model(path: str, content: bytes, settings: Settings, state: RunState) -> None:
+    """Writes a model, its settings and the state of its runs as one ``.keras`` file.
+
+    Args:
+        path: A path or URI that :func:`check_path` has found to be good.
+        content: The model as the bytes of a ``.keras`` file.
+        settings: Plain values.
+        state: What ``content`` does not hold: epochs done, and what the rule keeps.
+
+    Raises:
+        ResourceError: The path cannot be written.
+    """
+    storage.write_bytes(path, with_parts(content, settings=settings, state=state))
+
+
+def read_model(path: str) -> ModelFile:
+    """The counterpart of :func:`write_model`; Keras has yet to load the content.
 
     Raises:
         ResourceError: The path cannot be read.
-        ModelError: The file holds no Keras model that can be loaded so.
+        ModelError: It is no ``.keras`` file, or sparkdl's parts in it are malformed.
     """
     content = storage.read_bytes(path)
-    settings = storage.settings_of(content)
     try:
-        model = storage.model_from_bytes(content, custom_objects, safe_mode)
-    except Exception as error:
+        check_whole(content)
+        return ModelFile(content, settings_of(content), run_state_of(content))
+    except ModelError as error:
         raise ModelError(
-            f"{path!r} cannot be loaded",
-            received=f"{type(error).__name__}: {error}",
-            hint="pass custom_objects={'MyLayer': MyLayer} for classes of your own, and "
-            "safe_mode=False for Lambda layers of a file that you trust",
-        ) from error
-    return model, settings, storage.rule_state_of(content)
+            f"{path!r}: {error.what}", expected=error.expected, received=error.received,
+            hint=error.hint,
+        ) from error  # fmt: skip

@@ -3,73 +3,63 @@
 from __future__ import annotations
 
 import contextlib
-import io
-import json
 import os
-import tempfile
-import zipfile
+import secrets
 from collections.abc import Iterator
 from typing import Any
 
-from sparkdl.errors import ModelError, ResourceError
-
-_SETTINGS = "sparkdl.json"
-_RULE_STATE = "sparkdl_rule.npz"
+from sparkdl.errors import ResourceError
 
 
 def write_bytes(path: str, content: bytes) -> None:
-    """Writes a file whole or not at all (it is renamed into place where the system can).
+    """Writes a file whole or not at all.
+
+    The content goes into a new file beside it, of a name that nobody else has or can guess, which
+    is then renamed: several threads or machines that write one path do not mix their contents, the
+    last rename wins. On a local disk the content is there before the name is. An interrupt leaves
+    the file as it was and nothing beside it.
 
     Raises:
         ResourceError: The path cannot be written.
     """
     filesystem, inner = _resolve(path)
-    partial = f"{inner}.{os.getpid()}.part"
-    try:
-        parent = os.path.dirname(inner)
-        if parent:
-            filesystem.create_dir(parent, recursive=True)
-        with filesystem.open_output_stream(partial) as file:
-            file.write(content)
-        _replace(filesystem, partial, inner)
-    except Exception as error:
-        with contextlib.suppress(Exception):
-            filesystem.delete_file(partial)
-        if not isinstance(error, (OSError, ValueError)):
-            raise
-        raise _refused("written", path, error) from error
+    with _explained("written", path):
+        _make_parent(filesystem, inner)
+        with _new_file_beside(filesystem, inner, content) as partial:
+            _replace(filesystem, partial, inner)
 
 
-def _replace(filesystem: Any, source: str, target: str) -> None:
-    """Renames over an existing file, also where the system (HDFS, fsspec) does not."""
-    from pyarrow import fs
-
-    local = isinstance(filesystem, fs.LocalFileSystem)
-    if not local and filesystem.get_file_info(target).type == fs.FileType.File:
-        filesystem.delete_file(target)
-    filesystem.move(source, target)
-
-
-def read_bytes(path: str) -> bytes:
+def read_bytes(path: str, at_most: int | None = None) -> bytes:
     """Reads a whole file.
 
+    Args:
+        path: A path or URI.
+        at_most: More bytes than that are an error.
+
     Raises:
-        ResourceError: The path cannot be read.
+        ResourceError: The path cannot be read, or the file is longer than ``at_most``.
     """
     filesystem, inner = _resolve(path)
-    try:
-        with filesystem.open_input_stream(inner) as file:
-            return bytes(file.read())
-    except (OSError, ValueError) as error:
-        raise _refused("read", path, error) from error
+    with _explained("read", path), filesystem.open_input_stream(inner) as file:
+        content = bytes(file.read(None if at_most is None else at_most + 1))
+    if at_most is not None and len(content) > at_most:
+        raise ResourceError(
+            f"{path!r} is too long", expected=f"at most {at_most} bytes", received="more"
+        )
+    return content
 
 
 def exists(path: str) -> bool:
-    """Whether a file or folder is there."""
+    """Whether a file or folder is there.
+
+    Raises:
+        ResourceError: The path cannot be looked at.
+    """
     from pyarrow import fs
 
     filesystem, inner = _resolve(path)
-    return bool(filesystem.get_file_info(inner).type != fs.FileType.NotFound)
+    with _explained("read", path):
+        return bool(filesystem.get_file_info(inner).type != fs.FileType.NotFound)
 
 
 def check_writable(path: str) -> None:
@@ -81,17 +71,12 @@ def check_writable(path: str) -> None:
     from pyarrow import fs
 
     filesystem, inner = _resolve(path)
-    try:
+    with _explained("written", path):
         if filesystem.get_file_info(inner).type == fs.FileType.Directory:
             raise IsADirectoryError(f"{inner} is a folder")
-        parent = os.path.dirname(inner) or "."
-        filesystem.create_dir(parent, recursive=True)
-        probe = f"{parent}/.sparkdl-{os.getpid()}"
-        with filesystem.open_output_stream(probe) as file:
-            file.write(b"ok")
-        filesystem.delete_file(probe)
-    except (OSError, ValueError) as error:
-        raise _refused("written", path, error) from error
+        _make_parent(filesystem, inner)
+        with _new_file_beside(filesystem, inner, b"ok") as probe:
+            filesystem.delete_file(probe)
 
 
 def delete(path: str) -> None:
@@ -101,69 +86,64 @@ def delete(path: str) -> None:
         filesystem.delete_file(inner)
 
 
+def _make_parent(filesystem: Any, inner: str) -> None:
+    parent = os.path.dirname(inner)
+    if parent:
+        filesystem.create_dir(parent, recursive=True)
+
+
 @contextlib.contextmanager
-def local_copy(content: bytes) -> Iterator[str]:
-    """A temporary ``.keras`` file with ``content``, for Keras, which reads only paths."""
-    with tempfile.TemporaryDirectory(prefix="sparkdl-") as folder:
-        path = os.path.join(folder, "model.keras")
-        with open(path, "wb") as file:
-            file.write(content)
-        yield path
-
-
-def model_bytes(model: Any) -> bytes:
-    """A Keras model as the bytes of a ``.keras`` file."""
-    with tempfile.TemporaryDirectory(prefix="sparkdl-") as folder:
-        path = os.path.join(folder, "model.keras")
-        model.save(path)
-        with open(path, "rb") as file:
-            return file.read()
-
-
-def model_from_bytes(
-    content: bytes, custom_objects: dict[str, Any] | None = None, safe_mode: bool = True
-) -> Any:
-    """The counterpart of :func:`model_bytes`; see ``keras.models.load_model``."""
-    from sparkdl.learner.archive import load_model_file
-
-    with local_copy(content) as path:
-        return load_model_file(path, custom_objects, safe_mode)
-
-
-def with_settings(content: bytes, settings: dict[str, Any]) -> bytes:
-    """A ``.keras`` file with the SparkModel's settings beside Keras' own parts."""
-    buffer = io.BytesIO(content)
-    with zipfile.ZipFile(buffer, "a") as archive:
-        archive.writestr(_SETTINGS, json.dumps(settings))
-    return buffer.getvalue()
-
-
-def settings_of(content: bytes) -> dict[str, Any]:
-    """What :func:`with_settings` added; empty for a plain ``.keras`` file."""
+def _new_file_beside(filesystem: Any, inner: str, content: bytes) -> Iterator[str]:
+    """A new file in the folder of ``inner``, deleted if the block (or the writing) raises."""
+    partial = os.path.join(os.path.dirname(inner), f".sparkdl-{secrets.token_hex(12)}.part")
     try:
-        with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            if _SETTINGS not in archive.namelist():
-                return {}
-            settings = json.loads(archive.read(_SETTINGS))
-    except (zipfile.BadZipFile, ValueError) as error:
-        raise ModelError("this is no Keras file", received=str(error)) from error
-    return dict(settings)
+        with _create(filesystem, partial) as file:
+            file.write(content)
+            if _is_local(filesystem):
+                file.flush()
+                os.fsync(file.fileno())
+        yield partial
+    except BaseException:
+        with contextlib.suppress(Exception):  # the error that brought us here is the one to tell
+            filesystem.delete_file(partial)
+        raise
 
 
-def with_rule_state(content: bytes, state: bytes) -> bytes:
-    """A ``.keras`` file with what a rule keeps between runs beside Keras' own parts."""
-    if not state:
-        return content
-    buffer = io.BytesIO(content)
-    with zipfile.ZipFile(buffer, "a") as archive:
-        archive.writestr(_RULE_STATE, state)
-    return buffer.getvalue()
+def _create(filesystem: Any, inner: str) -> Any:
+    """A new file to write to; locally a file or symbolic link that is there already is an error."""
+    if _is_local(filesystem):
+        return open(inner, "xb")
+    return filesystem.open_output_stream(inner)
 
 
-def rule_state_of(content: bytes) -> bytes:
-    """What :func:`with_rule_state` added; empty if nothing."""
-    with zipfile.ZipFile(io.BytesIO(content)) as archive:
-        return archive.read(_RULE_STATE) if _RULE_STATE in archive.namelist() else b""
+def _replace(filesystem: Any, source: str, target: str) -> None:
+    """Renames over an existing file, also where the system (HDFS, fsspec) does not."""
+    from pyarrow import fs
+
+    if _is_local(filesystem):
+        os.replace(source, target)
+        _sync_folder(os.path.dirname(target))
+        return
+    if filesystem.get_file_info(target).type == fs.FileType.File:
+        with contextlib.suppress(FileNotFoundError):  # another writer was there first
+            filesystem.delete_file(target)
+    filesystem.move(source, target)
+
+
+def _sync_folder(folder: str) -> None:
+    """Writes the folder's entries to disk, where the system can."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _is_local(filesystem: Any) -> bool:
+    from pyarrow import fs
+
+    return isinstance(filesystem, fs.LocalFileSystem)
 
 
 def _resolve(path: str) -> tuple[Any, str]:
@@ -191,9 +171,15 @@ def _resolve(path: str) -> tuple[Any, str]:
             ) from error
 
 
-def _refused(verb: str, path: str, error: Exception) -> ResourceError:
-    return ResourceError(
-        f"{path!r} cannot be {verb}",
-        expected="a place that this process can " + ("write to" if verb == "written" else "read"),
-        received=f"{type(error).__name__}: {error}",
-    )
+@contextlib.contextmanager
+def _explained(verb: str, path: str) -> Iterator[None]:
+    """Raises what a file system raises as ResourceError."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        do = "write to" if verb == "written" else "read"
+        raise ResourceError(
+            f"{path!r} cannot be {verb}",
+            expected=f"a place that this process can {do}",
+            received=f"{type(error).__name__}: {error}",
+        ) from error

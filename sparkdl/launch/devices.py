@@ -14,11 +14,10 @@ import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-from sparkdl.errors import ConfigError, ResourceError
-
-UseGpu = Literal["auto"] | bool
+from sparkdl.config import UseGpu
+from sparkdl.errors import ResourceError
 
 _FRAMEWORKS = {"tensorflow": "tensorflow", "jax": "jax", "torch": "torch"}
 _started: Placement | None = None
@@ -44,15 +43,6 @@ class Placement:
     def device(self) -> tuple[str, tuple[str, ...]]:
         """What a process cannot change once its framework runs."""
         return self.backend, self.gpus
-
-
-def check_use_gpu(use_gpu: Any) -> UseGpu:
-    """Returns ``use_gpu`` if it is ``'auto'``, True or False; raises ConfigError."""
-    if use_gpu not in ("auto", True, False):
-        raise ConfigError(
-            "use_gpu is wrong", expected="'auto', True or False", received=repr(use_gpu)
-        )
-    return use_gpu  # type: ignore[no-any-return]
 
 
 def placement_of(context: Any, backend: str, use_gpu: UseGpu) -> Placement:

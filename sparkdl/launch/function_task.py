@@ -14,8 +14,8 @@ from typing import Any
 
 from sparkdl.collective.communicator import Member, make_communicator
 from sparkdl.collective.current import use
+from sparkdl.config import UseGpu
 from sparkdl.errors import DataError
-from sparkdl.launch.devices import UseGpu
 from sparkdl.launch.gathering import AloneGathering, Gathering
 
 
@@ -30,7 +30,7 @@ class FunctionTask:
         communicator: Its name.
         timeout_s: Limit for one collective operation.
         start_timeout_s: Limit for all ranks to come.
-        use_gpu: See :func:`sparkdl.launch.devices.check_use_gpu`.
+        use_gpu: See :func:`sparkdl.config.check_use_gpu`.
         backend: Keras backend; None: as the environment says.
         all_results: Whether other ranks than 0 send their result.
         capture: Whether standard output and error go to the driver.

@@ -1,15 +1,28 @@
-"""What a worker trains. One module per Keras backend; importing this package imports none."""
+"""What a worker trains: a Keras model on one of three backends; importing this imports none.
+
+- ``keras_learner``, ``tensorflow``, ``jax``, ``torch``: a model that takes training steps, see
+  :class:`sparkdl.protocols.Learner`. ``make_learner`` chooses, ``cache`` keeps compiled ones;
+  ``tensorflow_exchange``, ``jax_steps`` and ``captured_gradients`` are parts of theirs.
+- ``model_weights``, ``optimizer_state``, ``metric_state``: a model's variables as buffers.
+- ``signature``, ``structure``: a model's inputs and outputs, and how named arrays go into them.
+- ``archive``, ``fingerprint``: a model as bytes, and which models share compiled steps.
+- ``metric_check``, ``local_optimizer``, ``ensemble``: what a fit asks of a model, or makes of it.
+- ``callback_sink``: Keras callbacks that run on the driver.
+- ``distributed_optimizer``, ``distributed_gradients``, ``distributed_callbacks``: for users' own
+  training functions on several ranks.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 from sparkdl.errors import UnknownNameError
+from sparkdl.protocols import Learner
 
 BACKENDS = ("tensorflow", "jax", "torch")
 
 
-def make_learner(model: Any) -> Any:
+def make_learner(model: Any) -> Learner:
     """A learner around ``model`` for the Keras backend that is running.
 
     Raises:

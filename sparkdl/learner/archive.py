@@ -21,21 +21,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from sparkdl.errors import ModelError
+from sparkdl.errors import ConfigError, ModelError
 from sparkdl.learner.fingerprint import plain_config
 
 
 @dataclass(frozen=True)
 class ModelArchive:
-    """A model on its way from the driver to the workers.
+    """A model as the driver sends it to the workers.
 
     Args:
         content: The ``.keras`` archive.
         objects: cloudpickle of the custom objects by registered name.
         backend: The Keras backend it was made with: ``tensorflow``, ``jax`` or ``torch``.
-        key: Names the architecture and compile settings (neither weights nor the names that
-            Keras gives), so that a reused worker process can keep a model whose steps are
-            compiled already.
+        key: A digest of the architecture and the compile settings, without the weights and the
+            names that Keras gives. A reused worker process finds by it a model whose steps it
+            has compiled before.
     """
 
     content: bytes
@@ -45,7 +45,7 @@ class ModelArchive:
 
 
 def encode_model(model: Any, custom_objects: dict[str, Any] | None = None) -> ModelArchive:
-    """Packs a compiled model.
+    """A compiled model as an archive.
 
     Args:
         model: A built ``keras.Model``.
@@ -85,18 +85,19 @@ def decode_model(archive: ModelArchive) -> Any:
     import cloudpickle
 
     objects = cloudpickle.loads(archive.objects)
-    with _file_with(archive.content) as path:
+    with _model_file(archive.content) as path:
         return load_model_file(path, objects)
 
 
 def load_model_file(
     path: str, custom_objects: dict[str, Any] | None = None, safe_mode: bool = False
 ) -> Any:
-    """``keras.models.load_model`` that also takes subclassed models with a bare constructor.
+    """``keras.models.load_model``, also for classes whose constructor takes no ``name``.
 
-    Keras passes ``name``, ``trainable`` and ``dtype`` to the constructor of a custom class; one
-    that does not take them (``def __init__(self)``) trains in Keras but cannot be loaded by it.
-    Here such arguments are left out, unless the class has its own ``from_config``.
+    Keras passes ``name``, ``trainable`` and ``dtype`` to the constructor of a custom class. A class
+    that does not take them (``def __init__(self)``) trains in Keras, but Keras cannot load it.
+    Here arguments that the constructor does not take are left out, unless the class has its own
+    ``from_config``.
     """
     import keras
 
@@ -107,6 +108,7 @@ def load_model_file(
 
 @contextlib.contextmanager
 def _lenient_constructors(objects: dict[str, Any]) -> Iterator[None]:
+    """Within, layer classes among ``objects`` drop arguments that they do not take."""
     import keras
 
     def from_config(cls: Any, config: dict[str, Any]) -> Any:
@@ -136,15 +138,82 @@ def _lenient_constructors(objects: dict[str, Any]) -> Iterator[None]:
 
 def restore_state(model: Any, archive: ModelArchive) -> None:
     """Loads the archive's weights and optimizer state into an equal model (same ``key``)."""
-    with _file_with(archive.content) as path:
+    with _model_file(archive.content) as path:
         model.load_weights(path)
+
+
+def model_bytes(model: Any) -> bytes:
+    """A model as the bytes of a ``.keras`` file.
+
+    Raises:
+        ModelError: Keras cannot save the model.
+    """
+    try:
+        return _save_bytes(model)
+    except Exception as error:
+        raise ModelError(
+            f"model {model.name!r} cannot be saved",
+            expected="a model that Keras can save (get_config on custom layers)",
+            received=f"{type(error).__name__}: {error}",
+        ) from error
+
+
+def model_from_bytes(
+    content: bytes, custom_objects: dict[str, Any] | None, *, safe_mode: bool, path: str
+) -> Any:
+    """The counterpart of :func:`model_bytes`; see ``keras.models.load_model``.
+
+    Args:
+        content: A ``.keras`` file.
+        custom_objects: Name -> class or function that the model uses.
+        safe_mode: False also loads what runs code from the file.
+        path: Where the bytes are from, for the message.
+
+    Raises:
+        ModelError: The file holds no Keras model that can be loaded so.
+    """
+    try:
+        with _model_file(content) as local:
+            return load_model_file(local, custom_objects, safe_mode)
+    except Exception as error:
+        raise ModelError(
+            f"{path!r} cannot be loaded",
+            expected="a .keras file, and custom_objects for what does not come with Keras",
+            received=f"{type(error).__name__}: {error}",
+            hint="pass custom_objects={'MyLayer': MyLayer} for classes of your own, and "
+            "safe_mode=False for Lambda layers of a file that you trust",
+        ) from error
+
+
+def load_state(model: Any, content: bytes, path: str) -> None:
+    """Loads the weights and the optimizer state of a ``.keras`` file into a model.
+
+    Args:
+        model: The model that was saved, or an equal one.
+        content: The file.
+        path: Where the bytes are from, for the message.
+
+    Raises:
+        ConfigError: The file is of another model.
+    """
+    if not model.optimizer.built:  # else Keras would leave its state out
+        model.optimizer.build(model.trainable_variables)
+    try:
+        with _model_file(content) as local:
+            model.load_weights(local)
+    except ValueError as error:
+        raise ConfigError(
+            f"the checkpoint in {path!r} is of another model",
+            expected="the model that wrote it",
+            received=str(error).splitlines()[0],
+        ) from error
 
 
 _identities: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
 
 def _identity(thing: Any) -> str:
-    """A name for one custom object; a class defined anew in a notebook cell gets a new one."""
+    """A name for one custom object; a class that a notebook cell defines again gets a new one."""
     try:
         return _identities.setdefault(thing, uuid.uuid4().hex)
     except TypeError:
@@ -159,21 +228,14 @@ def _save_bytes(model: Any) -> bytes:
             return file.read()
 
 
-class _file_with:
-    """A temporary ``.keras`` file with the given content (Keras reads only paths)."""
-
-    def __init__(self, content: bytes) -> None:
-        self._content = content
-
-    def __enter__(self) -> str:
-        self._folder = tempfile.TemporaryDirectory(prefix="sparkdl-")
-        path = os.path.join(self._folder.name, "model.keras")
+@contextlib.contextmanager
+def _model_file(content: bytes) -> Iterator[str]:
+    """A temporary ``.keras`` file with the given content, as Keras reads only files."""
+    with tempfile.TemporaryDirectory(prefix="sparkdl-") as folder:
+        path = os.path.join(folder, "model.keras")
         with open(path, "wb") as file:
-            file.write(self._content)
-        return path
-
-    def __exit__(self, *exc_info: object) -> None:
-        self._folder.cleanup()
+            file.write(content)
+        yield path
 
 
 def _find_custom_objects(model: Any) -> dict[str, Any]:
@@ -223,10 +285,10 @@ def _find_custom_objects(model: Any) -> dict[str, Any]:
 
 
 def pickle_by_value(objects: dict[str, Any]) -> bytes:
-    """Pickles the objects; modules that are plain files next to the user's script by value.
+    """Pickles the objects, with the code of modules that are files beside the user's script.
 
-    cloudpickle pickles ``__main__`` by value and importable modules by reference. A module that
-    the executors cannot import would fail there, so modules outside site-packages go by value.
+    cloudpickle pickles the code of ``__main__``, but only the names of imported modules, which
+    executors may lack. So the code of modules outside of site-packages is pickled, too.
     """
     import sys
     import sysconfig

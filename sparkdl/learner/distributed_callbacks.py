@@ -21,10 +21,10 @@ class BroadcastCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
     Weights, BatchNorm statistics, momenta, iterations and learning rate are sent; the states of
     random generators are not, so that each rank draws its own dropout. A model that is not built
-    yet is broadcast after its first batch (each rank has made one step of its own by then).
+    yet is broadcast after its first batch; the steps that the other ranks made by then are lost.
 
     Args:
-        root: The rank that all others follow.
+        root: The rank whose state all others take.
         communicator: None: that of the run.
     """
 
@@ -101,19 +101,19 @@ class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]
         """Changes ``logs`` in place."""
         mine = {k: float(v) for k, v in (logs or {}).items() if np.ndim(v) == 0}
         text = np.frombuffer(json.dumps(mine).encode(), np.uint8)
-        told = [json.loads(t.tobytes()) for t in self._communicator.all_gather(text)]
+        every = [json.loads(t.tobytes()) for t in self._communicator.all_gather(text)]
         if logs is None:
             return
-        for name in dict.fromkeys(key for other in told for key in other):
-            values = [other[name] for other in told if name in other]
+        for name in dict.fromkeys(key for logged in every for key in logged):
+            values = [logged[name] for logged in every if name in logged]
             logs[name] = float(np.mean(values))
 
 
 class LogCallback(keras.callbacks.Callback):  # type: ignore[misc]
-    """Rank 0 tells the driver the logs of each epoch (Databricks' name for it).
+    """Rank 0 sends the driver a line with the logs of each epoch.
 
     Args:
-        per_batch_log: Tell those of each batch too.
+        per_batch_log: Send a line for each batch, too (the name is Databricks').
         communicator: None: that of the run.
     """
 
@@ -122,7 +122,7 @@ class LogCallback(keras.callbacks.Callback):  # type: ignore[misc]
     ) -> None:
         super().__init__()
         self._per_batch = per_batch_log
-        self._speaks = (current() if communicator is None else communicator).rank == 0
+        self._sends = (current() if communicator is None else communicator).rank == 0
         self._began = 0.0
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -130,13 +130,13 @@ class LogCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self._began = time.monotonic()
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Tells the logs of the batch, if wanted."""
-        if self._per_batch and self._speaks:
+        """Sends the logs of the batch, if wanted."""
+        if self._per_batch and self._sends:
             log_to_driver(f"batch {batch}: {_words(logs)}")
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Tells the logs of the epoch."""
-        if self._speaks:
+        """Sends the logs of the epoch."""
+        if self._sends:
             seconds = time.monotonic() - self._began
             log_to_driver(f"epoch {epoch + 1}: {_words(logs)} ({seconds:.1f} s)")
 

@@ -12,7 +12,7 @@ import keras
 from sparkdl.collective.communicator import Communicator
 from sparkdl.collective.current import current
 from sparkdl.errors import ConfigError, ModelError
-from sparkdl.learner.gradient_exchange import GradientExchange, as_dense, make_exchange
+from sparkdl.learner.distributed_gradients import GradientReducer, as_dense, make_reducer
 
 
 def DistributedOptimizer(
@@ -32,9 +32,9 @@ def DistributedOptimizer(
     (as the plain optimizer; wrap it again to go on training on several ranks).
 
     Works in ``model.fit`` and in hand-written loops (``optimizer.apply``), on the TensorFlow, JAX
-    and PyTorch backends. On TensorFlow compile with ``jit_compile=False``: XLA cannot call out of
-    a graph. With ``mixed_float16`` the loss is scaled outside of the exchange, so an overflow on
-    one rank makes all ranks skip the step alike. All ranks must make the same number of steps.
+    and PyTorch backends. On TensorFlow compile with ``jit_compile=False``: a graph compiled by XLA
+    cannot call the communicator. With ``mixed_float16`` the joined gradients are checked for an
+    overflow, so all ranks skip the step alike. All ranks must make the same number of steps.
 
     Args:
         optimizer: Any ``keras.optimizers.Optimizer``; it is not changed. Its state is taken over.
@@ -53,7 +53,7 @@ def DistributedOptimizer(
         A new optimizer of a subclass of ``type(optimizer)``.
 
     Raises:
-        ConfigError: A wrong argument.
+        ConfigError: An argument that cannot be used.
         ModelError: The optimizer cannot be made anew from its configuration.
 
     References:
@@ -66,15 +66,15 @@ def DistributedOptimizer(
     """
     _check(optimizer, backward_passes_per_step)
     communicator = current() if communicator is None else communicator
-    exchange = make_exchange(communicator, op, compression, sparse_as_dense)
+    reducer = make_reducer(communicator, op, compression, sparse_as_dense)
     scaled = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
     if keras.config.dtype_policy().name == "mixed_float16" and not scaled:
-        # Keras would put it around this one, where each rank would decide on its own to skip
+        # Keras would wrap the distributed optimizer in one: each rank would skip steps on its own.
         optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
     plain = type(optimizer)
     cls = type(plain.__name__, (_Distributed, plain), {"__class__": property(lambda self: plain)})
     made = _made_anew(optimizer, cls)
-    made._distribution = _Distribution(exchange, backward_passes_per_step)
+    made._distribution = _Distribution(reducer, backward_passes_per_step)
     if optimizer.built:
         made.build(_trained_by(optimizer))
         with made._distribution.hidden():
@@ -89,15 +89,15 @@ def is_distributed(optimizer: Any) -> bool:
 
 
 class _Distribution:
-    """What a distributed optimizer has beside the plain one; plain Python, so Keras tracks none.
+    """What a distributed optimizer has beside the plain one, in an object that Keras ignores.
 
     Args:
-        exchange: Joins gradients.
+        reducer: Joins gradients over the ranks.
         passes: Backward passes per applied step.
     """
 
-    def __init__(self, exchange: GradientExchange, passes: int) -> None:
-        self.exchange, self.passes = exchange, passes
+    def __init__(self, reducer: GradientReducer, passes: int) -> None:
+        self.reducer, self.passes = reducer, passes
         self.inside = False
         self.hiding = False
         self.sums: list[Any] = []
@@ -105,7 +105,7 @@ class _Distribution:
 
     @contextlib.contextmanager
     def joined(self) -> Iterator[None]:
-        """Gradients that are applied here are joined already."""
+        """Within, ``apply`` takes gradients that are joined already."""
         before, self.inside = self.inside, True
         try:
             yield
@@ -114,7 +114,7 @@ class _Distribution:
 
     @contextlib.contextmanager
     def hidden(self) -> Iterator[None]:
-        """``variables`` are those of the plain optimizer."""
+        """Within, ``variables`` are those of the plain optimizer."""
         before, self.hiding = self.hiding, True
         try:
             yield
@@ -167,12 +167,12 @@ class _Distributed:
         return [v for v in found if not state.owns(v)]
 
     def save_own_variables(self, store: Any) -> None:
-        """As the plain optimizer."""
+        """As the plain optimizer does."""
         with self._distribution.hidden():
             super().save_own_variables(store)  # type: ignore[misc]
 
     def load_own_variables(self, store: Any) -> None:
-        """As the plain optimizer."""
+        """As the plain optimizer does."""
         with self._distribution.hidden():
             super().load_own_variables(store)  # type: ignore[misc]
 
@@ -189,7 +189,7 @@ class _Distributed:
                     self.build(trainable_variables)
         if state.passes == 1:
             with state.joined():
-                super().apply(state.exchange(grads), trainable_variables)  # type: ignore[misc]
+                super().apply(state.reducer(grads), trainable_variables)  # type: ignore[misc]
         elif keras.backend.backend() == "jax":
             self._apply_values(grads, trainable_variables)
         else:
@@ -202,7 +202,7 @@ class _Distributed:
         state = self._distribution
         base: Any = super()
         if state.passes == 1:
-            grads = state.exchange(grads)
+            grads = state.reducer(grads)
             with state.joined():
                 return base.stateless_apply(  # type: ignore[no-any-return]
                     optimizer_variables, grads, trainable_variables
@@ -219,7 +219,7 @@ class _Distributed:
                     for g, p in zip(grads, places, strict=False)]  # fmt: skip
             with state.joined():
                 trained, mine = base.stateless_apply(
-                    values, state.exchange(sums), trainable_variables
+                    values, state.reducer(sums), trainable_variables
                 )
             mine = [0 * v if i in places else v for i, v in enumerate(mine)]
             return list(trained), mine
@@ -244,7 +244,7 @@ class _Distributed:
             means = [None if g is None else total / state.passes
                      for total, g in zip(sums, grads, strict=True)]  # fmt: skip
             with state.joined():
-                base.apply(state.exchange(means), trainable_variables)
+                base.apply(state.reducer(means), trainable_variables)
             for total in sums:
                 total.assign(keras.ops.zeros_like(total))
             state.count.assign(0)
@@ -277,7 +277,7 @@ def _place(variables: Sequence[Any], wanted: Any) -> int:
 def _check(optimizer: Any, passes: Any) -> None:
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise ConfigError(
-            "DistributedOptimizer cannot wrap this",
+            "DistributedOptimizer cannot wrap this object",
             expected="a keras.optimizers.Optimizer",
             received=f"{type(optimizer).__name__}: {optimizer!r}"[:200],
             hint="keras.optimizers.get('adam') makes one of a name",
@@ -291,7 +291,7 @@ def _check(optimizer: Any, passes: Any) -> None:
         )
     if isinstance(passes, bool) or not isinstance(passes, int) or passes < 1:
         raise ConfigError(
-            "backward_passes_per_step is wrong",
+            "backward_passes_per_step cannot be this number",
             expected="a whole number of at least 1",
             received=repr(passes),
         )

@@ -8,12 +8,13 @@ from typing import Any
 import keras
 
 from sparkdl.errors import ModelError
-from sparkdl.learner.keras_learner import model_layout, write_model
+from sparkdl.learner.model_weights import model_layout, write_model
+from sparkdl.learner.optimizer_state import innermost_optimizer
 from sparkdl.weights import FloatArray
 
 
 def require_cloneable(model: Any) -> None:
-    """Raises ModelError unless ``model`` is one whose structure Keras knows."""
+    """Raises ModelError unless ``model`` is a Sequential or functional one."""
     functional = getattr(model, "_inputs_struct", None) is not None
     if not (functional or isinstance(model, keras.Sequential)):
         raise ModelError(
@@ -63,7 +64,7 @@ def build_ensemble(model: Any, weights: Sequence[FloatArray]) -> tuple[Any, list
     )
     mean = keras.Model(inputs, outputs, name=f"{model.name}_ensemble")
     settings = dict(model._compile_config.config)
-    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    optimizer = innermost_optimizer(model)
     settings["optimizer"] = type(optimizer).from_config(optimizer.get_config())
     mean.compile(**settings)
     return mean, members

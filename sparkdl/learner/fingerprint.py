@@ -1,8 +1,8 @@
-"""One name for models that compile to the same steps, whatever Keras has called their layers.
+"""Equal text for models that compile to the same steps, whatever Keras has called their layers.
 
 Keras numbers layers, metrics and optimizers through a whole session (``dense_7``), so that the
-same code run twice makes two models whose settings differ in nothing but these names. A worker
-that kept the first one with its compiled steps can train the second.
+same code run twice makes two models that differ in nothing but these names. A worker process that
+kept the first model with its compiled steps can train the second with them.
 """
 
 from __future__ import annotations

@@ -12,9 +12,8 @@ from sparkdl.errors import ConfigError
 def adopt_optimizer(model: Any, wanted: dict[str, Any] | None) -> None:
     """Gives ``model`` the optimizer options that a rule asks for; the learning rate stays.
 
-    The rule's are options of the optimizer's own class, e.g. the momentum of SGD. An optimizer that
-    has them already is left alone, with its state; otherwise the model gets a new one, as fit
-    trains with it from now on.
+    The options are such as the momentum of SGD. An optimizer that has them already stays, with its
+    state; otherwise the model gets a new optimizer of the same class.
 
     Args:
         model: Compiled and built; changed in place.
@@ -43,5 +42,5 @@ def adopt_optimizer(model: Any, wanted: dict[str, Any] | None) -> None:
     fresh.build(model.trainable_variables)
     fresh.iterations.assign(present.iterations)
     model.optimizer = fresh
-    model._compile_config.config["optimizer"] = fresh  # what the archive of the model says
+    model._compile_config.config["optimizer"] = fresh  # which goes into the model's archive
     model.train_function = None

@@ -1,4 +1,8 @@
-"""Keras' optimizer variables as bytes, and those of one kind as a flat vector."""
+"""Keras' optimizer variables as bytes, and those of one kind as a flat vector.
+
+A *slot* is an attribute of an optimizer with one variable for each trained variable of the model,
+such as Adam's ``_momentums``.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +13,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sparkdl.errors import ModelError
 from sparkdl.weights import FloatArray
 
-Arrays = list[npt.NDArray[Any]]
+ArrayList = list[npt.NDArray[Any]]
 
 
 def pack_arrays(arrays: Iterable[npt.NDArray[Any]]) -> bytes:
@@ -21,19 +26,49 @@ def pack_arrays(arrays: Iterable[npt.NDArray[Any]]) -> bytes:
     return buffer.getvalue()
 
 
+def load_optimizer_state(model: Any, state: bytes) -> None:
+    """Sets a model's optimizer variables from what a learner's ``optimizer_state`` returned.
+
+    Raises:
+        ModelError: The state is that of another optimizer.
+    """
+    optimizer = model.optimizer
+    if not optimizer.built:
+        optimizer.build(model.trainable_variables)
+    with np.load(io.BytesIO(state), allow_pickle=False) as arrays:
+        values = [arrays[f"arr_{i}"] for i in range(len(arrays.files))]
+    if len(values) != len(optimizer.variables):
+        raise ModelError(
+            "the optimizer state does not fit the optimizer",
+            expected=f"{len(optimizer.variables)} variables",
+            received=f"{len(values)}",
+            hint="was the model compiled with another optimizer since the state was saved?",
+        )
+    for variable, value in zip(optimizer.variables, values, strict=True):
+        variable.assign(value)
+
+
+def innermost_optimizer(model: Any) -> Any:
+    """The optimizer that takes the steps, inside a LossScaleOptimizer or another wrapper."""
+    optimizer = model.optimizer
+    while hasattr(optimizer, "inner_optimizer"):
+        optimizer = optimizer.inner_optimizer
+    return optimizer
+
+
 def read_slots(
-    optimizer: Any, trained: list[Any], arrays: Arrays, names: list[str]
+    optimizer: Any, trained: list[Any], arrays: ArrayList, names: list[str]
 ) -> dict[str, FloatArray] | None:
-    """Variables of an optimizer that it has for each of the model's, as flat vectors.
+    """Slots of an optimizer as flat vectors.
 
     Args:
         optimizer: Built.
-        trained: The model's variables.
+        trained: The model's trained variables.
         arrays: The values of ``optimizer.variables``.
-        names: Attributes of the optimizer, e.g. ``'_momentums'``.
+        names: Of the slots, e.g. ``'_momentums'``.
 
     Returns:
-        Name -> the values in the order of ``trained``; None if it has no such variables.
+        Name -> the values in the order of ``trained``; None if the optimizer lacks one of them.
     """
     found = {}
     for name in names:
@@ -45,9 +80,17 @@ def read_slots(
 
 
 def with_slots(
-    optimizer: Any, trained: list[Any], arrays: Arrays, slots: dict[str, FloatArray], step: int
-) -> Arrays:
-    """``arrays`` with other values for some variables; the counterpart of :func:`read_slots`."""
+    optimizer: Any, trained: list[Any], arrays: ArrayList, slots: dict[str, FloatArray], step: int
+) -> ArrayList:
+    """``arrays`` with new values for the given slots; the counterpart of :func:`read_slots`.
+
+    Args:
+        optimizer: Built.
+        trained: The model's trained variables.
+        arrays: The values of ``optimizer.variables``; not changed.
+        slots: Name -> the values in the order of ``trained``.
+        step: Steps taken, for the optimizer's ``iterations``.
+    """
     result = list(arrays)
     for name, flat in slots.items():
         places = _places(optimizer, trained, name) or []
@@ -60,6 +103,7 @@ def with_slots(
 
 
 def _places(optimizer: Any, trained: list[Any], name: str) -> list[int] | None:
+    """Where in ``optimizer.variables`` the slot's variable is for each trained variable."""
     numbers = {id(variable): i for i, variable in enumerate(optimizer.variables)}
     slots = getattr(optimizer, name, None) or []
     if len(slots) != len(trained) or any(id(v) not in numbers for v in slots):

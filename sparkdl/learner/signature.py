@@ -8,7 +8,7 @@ from typing import Any, Literal
 from sparkdl.errors import ModelError
 
 LabelKind = Literal["sparse", "dense", "own"]
-"""What a loss wants: class numbers; the shape of the output; or only it itself knows."""
+"""What labels a loss takes: class numbers, the shape of the output, or (a user's own) unknown."""
 Shape = tuple[int | None, ...]
 
 
@@ -30,8 +30,8 @@ class Signature:
         outputs: By name.
         label_kinds: Output name -> ``'sparse'`` where the loss wants integer class labels,
             ``'dense'`` where it wants the output's shape, ``'own'`` for a loss of the user's.
-        named_inputs: Whether the input names are the model's own (functional), so that a wrong
-            name can be refused.
+        named_inputs: Whether the input names are the model's own (functional), so that unknown
+            names can be refused.
     """
 
     inputs: dict[str, TensorSpec]
@@ -101,7 +101,7 @@ def _subclassed(model: Any) -> tuple[dict[str, TensorSpec], dict[str, TensorSpec
         elif takes_list(model):
             given = list(tensors.values())
         spec = keras.src.backend.compute_output_spec(model, given) if tensors else None
-    except Exception:
+    except Exception:  # the call needs real tensors: the outputs stay unknown
         spec = None
     if isinstance(spec, dict):
         outputs = _specs([spec[k] for k in spec], list(spec))
@@ -113,7 +113,7 @@ def _subclassed(model: Any) -> tuple[dict[str, TensorSpec], dict[str, TensorSpec
 
 
 def list_names(count: int) -> list[str]:
-    """What a list of nameless inputs is called."""
+    """Names for a list of inputs that have none."""
     return [f"input_{i}" for i in range(count)]
 
 

@@ -1,7 +1,7 @@
-"""A Keras model trained through one compiled TensorFlow call per window.
+"""A Keras model trained through one compiled TensorFlow call per stack of batches.
 
-The loop over the batches of a window is inside the graph, so that Python runs once per window:
-on one core 2.5 to 3 times the rows per second of ``model.fit`` for small networks. Each batch goes
+The loop over the batches is inside the graph, so that Python runs once per stack: on one core that
+trains 2.5 to 3 times the rows per second of ``model.fit`` for small networks. Each batch goes
 through the model's own ``train_step``, so custom steps, mixed precision and metrics behave as in
 Keras.
 """
@@ -9,14 +9,16 @@ Keras.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from sparkdl.learner.keras_learner import KerasLearner, match_gradients, require_one_batch
+from sparkdl.learner.captured_gradients import captured_gradients, match_gradients
+from sparkdl.learner.keras_learner import KerasLearner, require_one_batch
+from sparkdl.learner.structure import map_arrays
 from sparkdl.learner.tensorflow_exchange import HorovodExchange, NumpyExchange, flatten, split
 from sparkdl.protocols import BatchStack, Reducer
 from sparkdl.weights import FloatArray
@@ -32,8 +34,8 @@ class TensorFlowLearner(KerasLearner):
         self._flat: tf.Tensor | None = None
         self._reducer: Any = None
         self._reducing: dict[tuple[Any, ...], Any] = {}
-        self._train_window = self._compile_window(model.train_step, with_weights=True)
-        self._test_window = self._compile_window(model.test_step, with_weights=False)
+        self._train_steps = self._compile_steps(model.train_step, with_weights=True)
+        self._test_steps = self._compile_steps(model.test_step, with_weights=False)
         self._gradients = tf.function(self._trace_gradients, autograph=False, reduce_retracing=True)
         self._concat = tf.function(self._trace_concat, autograph=False)
         self._call = tf.function(
@@ -80,29 +82,25 @@ class TensorFlowLearner(KerasLearner):
 
     # -- training ------------------------------------------------------------------------------
 
-    def train(self, window: BatchStack) -> None:
-        self.build_metrics(window)
-        self._flat = self._train_window(*self._tensors(window), window.num_batches)
+    def train(self, stack: BatchStack) -> None:
+        self.build_metrics(stack)
+        self._flat = self._train_steps(*self._tensors(stack), stack.num_batches)
 
-    def _evaluate_stack(self, window: BatchStack) -> None:
-        self._test_window(*self._tensors(window), window.num_batches)
+    def _evaluate_stack(self, stack: BatchStack) -> None:
+        self._test_steps(*self._tensors(stack), stack.num_batches)
 
-    def _tensors(self, window: BatchStack, batch: int | None = None) -> tuple[Any, Any, Any]:
-        """A window's arrays, or those of one of its batches, as the model takes them."""
-        given: Any = (window.x, window.y, window.sample_weight)
-        if batch is not None:  # cut here, where it costs nothing
-            given = _map(lambda array: array[batch], given)
-        x, y, sample_weight = self.data(*given)
-        return (
-            _map(tf.convert_to_tensor, x),
-            _map(tf.convert_to_tensor, y),
-            _map(tf.convert_to_tensor, sample_weight),
-        )
+    def _tensors(self, stack: BatchStack, batch: int | None = None) -> tuple[Any, Any, Any]:
+        """A stack's arrays, or those of one of its batches, as tensors that the model takes."""
+        arrays = self.arranged(stack)
+        if batch is not None:  # cut as NumPy arrays, where it costs nothing
+            arrays = map_arrays(lambda array: array[batch], arrays)
+        tensors: tuple[Any, Any, Any] = map_arrays(tf.convert_to_tensor, arrays)
+        return tensors
 
-    def _compile_window(self, step: Callable[[Any], Any], with_weights: bool) -> Any:
+    def _compile_steps(self, step: Callable[[Any], Any], with_weights: bool) -> Any:
         def run(x: Any, y: Any, sample_weight: Any, num_batches: tf.Tensor) -> Any:
             def body(index: tf.Tensor) -> tuple[tf.Tensor]:
-                step(_map(lambda t: t[index], (x, y, sample_weight)))
+                step(map_arrays(lambda t: t[index], (x, y, sample_weight)))
                 return (index + 1,)
 
             tf.while_loop(
@@ -118,19 +116,22 @@ class TensorFlowLearner(KerasLearner):
         )
         return lambda x, y, w, n: compiled(x, y, w, tf.constant(n))
 
-    def gradients(self, window: BatchStack, out: FloatArray) -> None:
-        require_one_batch(window)
-        self.build_metrics(window)
-        np.copyto(out, self._gradients(*self._tensors(window, 0)).numpy())
+    def gradients(self, stack: BatchStack, out: FloatArray) -> None:
+        require_one_batch(stack)
+        self.build_metrics(stack)
+        np.copyto(out, self._gradients(*self._tensors(stack, 0)).numpy())
         self._flat = None
 
     def _trace_gradients(self, x: Any, y: Any, sample_weight: Any) -> tf.Tensor:
-        with _captured_gradients(self.model.optimizer) as captured:
-            self.model.train_step((x, y, sample_weight))
+        return flatten(self._trace_step((x, y, sample_weight)), self._layout.slots)
+
+    def _trace_step(self, batch: Any) -> list[Any]:
+        """The gradients of one batch (None where there is none), and the statistics after it."""
+        with captured_gradients(self.model.optimizer) as captured:
+            self.model.train_step(batch)
         gradients = match_gradients(self.model, captured, self.trained)
         self._has_gradient = [g is not None for g in gradients]
-        values = [*gradients, *(v.value for v in self.averaged)]
-        return flatten(values, self._layout.slots)
+        return [*gradients, *(v.value for v in self.averaged)]
 
     def apply_gradients(self, flat: FloatArray) -> None:
         self._layout.check(flat)
@@ -153,11 +154,11 @@ class TensorFlowLearner(KerasLearner):
 
     # -- steps with an exchange inside -----------------------------------------------------------
 
-    def train_reducing(self, window: BatchStack, reducer: Reducer) -> None:
-        self.build_metrics(window)
-        self._reducer, reducer.rows = reducer, window.num_rows // window.num_batches
+    def train_reducing(self, stack: BatchStack, reducer: Reducer) -> None:
+        self.build_metrics(stack)
+        self._reducer, reducer.rows = reducer, stack.num_rows // stack.num_batches
         steps = self._steps_with(reducer)
-        given = (*self._tensors(window), tf.constant(window.num_batches), *_said(reducer))
+        given = (*self._tensors(stack), tf.constant(stack.num_batches), *_weight_and_stop(reducer))
         if not self._has_gradient:
             steps.get_concrete_function(*given)  # tracing finds which variables have one
         reducer.agree_on_gradients(self._has_gradient)
@@ -172,29 +173,24 @@ class TensorFlowLearner(KerasLearner):
             return
         reducer.rows = 0
         self._has_gradient = reducer.agree_on_gradients([]) or self._has_gradient
-        agreed = self._skip_with(reducer)(*_said(reducer))
+        agreed = self._skip_with(reducer)(*_weight_and_stop(reducer))
         reducer.agree_on_stop(float(agreed))
         self._flat = None
 
     def _steps_with(self, reducer: Reducer) -> Any:
-        """The compiled loop over a window's batches, with this kind of exchange in each."""
+        """The compiled loop over a stack's batches, with an exchange in each step."""
         kind = _kind(reducer)
         if kind not in self._reducing:
             exchange = self._exchange_of(reducer)
 
-            def run(
+            def run(  # weight: this worker's among all, weights: of the samples
                 x: Any, y: Any, weights: Any, count: tf.Tensor, weight: tf.Tensor, stop: tf.Tensor
             ) -> tf.Tensor:
                 def body(index: tf.Tensor, agreed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-                    batch = _map(lambda t: t[index], (x, y, weights))
-                    with _captured_gradients(self.model.optimizer) as captured:
-                        self.model.train_step(batch)
-                    gradients = match_gradients(self.model, captured, self.trained)
-                    self._has_gradient = [g is not None for g in gradients]
-                    values = [*gradients, *(v.value for v in self.averaged)]
-                    parts, _, told = exchange(values, weight, stop)
+                    batch = map_arrays(lambda t: t[index], (x, y, weights))
+                    parts, _, stopping = exchange(self._trace_step(batch), weight, stop)
                     self._apply_parts(parts)
-                    return index + 1, tf.maximum(agreed, told)
+                    return index + 1, tf.maximum(agreed, stopping)
 
                 return tf.while_loop(
                     lambda index, _: index < count, body, (tf.constant(0), tf.constant(0.0)),
@@ -212,13 +208,13 @@ class TensorFlowLearner(KerasLearner):
 
             def run(weight: tf.Tensor, stop: tf.Tensor) -> tf.Tensor:
                 values = [tf.zeros(s.shape) for s in self._layout.slots]
-                parts, total, told = exchange(values, weight, stop)
+                parts, total, stopping = exchange(values, weight, stop)
 
                 def apply() -> tf.Tensor:
                     self._apply_parts(parts)
-                    return told
+                    return stopping
 
-                return tf.cond(total > 0, apply, lambda: told)
+                return tf.cond(total > 0, apply, lambda: stopping)
 
             self._reducing[kind] = tf.function(run, autograph=False)
         return self._reducing[kind]
@@ -231,7 +227,7 @@ class TensorFlowLearner(KerasLearner):
     # -- prediction ----------------------------------------------------------------------------
 
     def _predict(self, x: Any) -> Any:
-        return self._call((_map(tf.convert_to_tensor, x),))
+        return self._call((map_arrays(tf.convert_to_tensor, x),))
 
 
 def _kind(reducer: Reducer) -> tuple[Any, ...]:
@@ -239,7 +235,7 @@ def _kind(reducer: Reducer) -> tuple[Any, ...]:
     return (None, parts) if reducer.in_graph is None else (reducer.in_graph.wire, "horovod", parts)
 
 
-def _said(reducer: Reducer) -> tuple[tf.Tensor, tf.Tensor]:
+def _weight_and_stop(reducer: Reducer) -> tuple[tf.Tensor, tf.Tensor]:
     """This worker's weight and its wish to stop, for an exchange inside the step."""
     if reducer.in_graph is None:
         return tf.constant(0.0), tf.constant(0.0)
@@ -247,38 +243,15 @@ def _said(reducer: Reducer) -> tuple[tf.Tensor, tf.Tensor]:
     return tf.constant(weight, tf.float32), tf.constant(float(reducer.in_graph.stop_wanted))
 
 
-def _map(function: Callable[[Any], Any], structure: Any) -> Any:
-    """``tf.nest.map_structure`` that leaves None (absent sample weights) alone."""
-    return tf.nest.map_structure(lambda t: None if t is None else function(t), structure)
-
-
-@contextlib.contextmanager
-def _captured_gradients(optimizer: Any) -> Iterator[list[tuple[Any, Any]]]:
-    """Makes ``optimizer.apply`` collect ``(gradient, variable)`` pairs instead of stepping."""
-    captured: list[tuple[Any, Any]] = []
-
-    def capture(grads: Any, trainable_variables: Any = None) -> None:
-        variables = (
-            optimizer._trainable_variables if trainable_variables is None else (trainable_variables)
-        )
-        captured.extend(zip(grads, variables, strict=True))
-
-    object.__setattr__(optimizer, "apply", capture)
-    try:
-        yield captured
-    finally:
-        object.__delattr__(optimizer, "apply")
-
-
 def configure_threads(cores: int) -> None:
-    """Bounds TensorFlow's threads to the task's cores; no effect once it has started."""
+    """Bounds TensorFlow's threads to the task's cores; no effect once TensorFlow has started."""
     with contextlib.suppress(RuntimeError):
         tf.config.threading.set_intra_op_parallelism_threads(cores)
         tf.config.threading.set_inter_op_parallelism_threads(max(1, min(2, cores)))
 
 
 def memory_growth() -> None:
-    """Lets several processes share one host's GPUs: memory is taken as needed."""
+    """Makes TensorFlow take GPU memory as it needs it, so that several processes share a GPU."""
     for device in tf.config.list_physical_devices("GPU"):
         with contextlib.suppress(RuntimeError):
             tf.config.experimental.set_memory_growth(device, True)

@@ -1,7 +1,8 @@
-"""Joining gradients inside a compiled TensorFlow step: through NumPy, or by Horovod's operations.
+"""Joins gradients of all workers inside a compiled TensorFlow step.
 
-Both take the gradients of the trained variables and the running statistics, and return them
-joined over all workers, so that a window of many batches is one call from Python.
+Both classes take the gradients of the trained variables and the running statistics and return them
+joined over all workers, one by way of NumPy, one with Horovod's operations. As that happens inside
+the graph, a stack of many batches is one call from Python.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def split(flat: tf.Tensor, layout: Layout) -> list[tf.Tensor]:
 
 
 class NumpyExchange:
-    """Calls the reducer from inside the graph, part by part as the backward pass makes them.
+    """Calls the reducer from inside the graph, for each part as soon as its gradients are there.
 
     Args:
         layout: Of the flat buffer.
@@ -77,14 +78,14 @@ class NumpyExchange:
         return begin
 
     def _finish(self) -> FloatArray:
-        # The graph reads the buffer itself. It has done so before the next step writes to it: the
-        # loop over a window's batches runs one iteration at a time.
+        # The graph reads this buffer without a copy, and has read it before the next step writes
+        # to it: the loop over a stack's batches runs one iteration at a time.
         reducer = self._reducer()
         reducer.finish()
         return reducer.buffer
 
     def _finish_slots(self) -> list[FloatArray]:
-        # views: splitting the buffer in the graph would copy all of it
+        # Views of the buffer: to split it in the graph would copy all of it.
         buffer = self._finish()
         slots = self._layout.slots
         return [buffer[s.offset : s.offset + s.size].reshape(s.shape) for s in slots]
@@ -111,32 +112,35 @@ class HorovodExchange:
     def __call__(
         self, values: list[Any], weight: tf.Tensor, stop: tf.Tensor
     ) -> tuple[list[tf.Tensor], tf.Tensor, tf.Tensor]:
-        """The joined values, the sum of the weights, and whether anybody wants to stop."""
+        """The joined values, the sum of all workers' weights, and above 0 if one wants to stop."""
         slots = self._layout.slots
         joined: list[Any] = [None] * len(slots)
-        told: Any = None
-        # beside the first part: to ask before it would be another round of messages
-        said, factor = [tf.stack([weight, stop])], weight
-        if self._wire is not None:  # but a sum of halves could overflow, so they are shares
-            told, said = self._sum(said, "said")[0], []
-            factor = tf.math.divide_no_nan(weight, told[0])
+        totals: Any = None  # the sums of all workers' weights and stop flags
+        # They travel together with the first part, which saves a round of messages.
+        mine, factor = [tf.stack([weight, stop])], weight
+        if self._wire is not None:
+            # Not here: a sum of float16 could overflow, so each worker sends its share of the mean,
+            # and has to know the sum of the weights before.
+            totals, mine = self._sum(mine, "totals")[0], []
+            factor = tf.math.divide_no_nan(weight, totals[0])
         for index, part in enumerate(self._parts):
             chosen = [i for i, s in enumerate(slots) if part.start <= s.offset < part.stop]
             wire = self._wire if part.start < self._layout.trained_size else None
             sent = self._scaled([values[i] for i in chosen], [slots[i] for i in chosen], factor)
             if wire is not None:
                 sent = [tf.cast(t, wire) for t in sent]
-            got = self._sum([*said, *sent], f"part.{index}")
-            if said:
-                told, got, said = got[0], got[1:], []
+            got = self._sum([*mine, *sent], f"part.{index}")
+            if mine:
+                totals, got, mine = got[0], got[1:], []
             for i, tensor in zip(chosen, got, strict=True):
                 if self._wire is None:
-                    tensor = tf.math.divide_no_nan(tensor, told[0])
+                    tensor = tf.math.divide_no_nan(tensor, totals[0])
                 joined[i] = tf.cast(tensor, slots[i].dtype)
-        return joined, told[0], told[1]
+        return joined, totals[0], totals[1]
 
     def _scaled(self, values: list[Any], slots: list[Any], factor: tf.Tensor) -> list[tf.Tensor]:
-        """Each times this worker's weight; zeros without one: 0 · inf must not spread."""
+        """Each times this worker's weight. At weight 0 they are zeros, even where one is infinite
+        (0 · inf is no number)."""
         dense = [
             tf.zeros(s.shape) if v is None else tf.cast(tf.convert_to_tensor(v), tf.float32)
             for v, s in zip(values, slots, strict=True)
@@ -153,7 +157,8 @@ class HorovodExchange:
     def _sum(self, tensors: list[tf.Tensor], name: str) -> list[tf.Tensor]:
         if not tensors:
             return []
-        # a step without a batch is another graph: only without their scopes are the names equal
+        # Horovod matches operations by name. A step without a batch is another graph, whose names
+        # are equal only without the scope.
         reduced: list[tf.Tensor] = self._hvd.grouped_allreduce(
             tensors, op=self._hvd.Sum, name=f"sparkdl.{name}", ignore_name_scope=True
         )

@@ -1,8 +1,8 @@
 """A Keras model trained with PyTorch, batch by batch.
 
-PyTorch has no loop inside a graph, so a window is a Python loop over the model's own
-``train_step``. The batches of a window are views of one tensor, on a CPU of the NumPy memory
-itself; to a GPU each window is one transfer.
+PyTorch has no loop inside a graph, so Python loops over the batches of a stack and calls the
+model's own ``train_step`` for each. The batches are views of one tensor: on a CPU it is the NumPy
+memory itself, to a GPU it is copied once per stack.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from sparkdl.learner.keras_learner import KerasLearner, match_gradients, require_one_batch
+from sparkdl.learner.captured_gradients import captured_gradients, match_gradients
+from sparkdl.learner.keras_learner import KerasLearner, require_one_batch
+from sparkdl.learner.structure import map_arrays
 from sparkdl.protocols import BatchStack
 from sparkdl.weights import FloatArray
 
@@ -77,24 +79,24 @@ class TorchLearner(KerasLearner):
 
     # -- training ------------------------------------------------------------------------------
 
-    def train(self, window: BatchStack) -> None:
-        self.build_metrics(window)
+    def train(self, stack: BatchStack) -> None:
+        self.build_metrics(stack)
         self._set_training(True)
-        data = self._tensors(window)
+        data = self._tensors(stack)
         with self._unreported_metrics():
-            for index in range(window.num_batches):
+            for index in range(stack.num_batches):
                 self._train_step(_batch(data, index))
 
-    def _evaluate_stack(self, window: BatchStack) -> None:
+    def _evaluate_stack(self, stack: BatchStack) -> None:
         self._set_training(False)
-        data = self._tensors(window)
+        data = self._tensors(stack)
         with torch.no_grad(), self._unreported_metrics():
-            for index in range(window.num_batches):
+            for index in range(stack.num_batches):
                 self._test_step(_batch(data, index))
 
     @contextlib.contextmanager
     def _unreported_metrics(self) -> Iterator[None]:
-        """Spares Keras' own steps the metrics' values after each batch, which nobody reads."""
+        """Within, Keras' own steps do not compute the metrics' values, which nobody reads."""
         kind = type(self.model)
         own = ("train_step", "test_step", "compute_metrics", "get_metrics_result")
         if any(getattr(kind, name) is not getattr(keras.Model, name) for name in own):
@@ -111,8 +113,8 @@ class TorchLearner(KerasLearner):
         if self.model.training is not mode:
             torch.nn.Module.train(self.model, mode)
 
-    def _tensors(self, window: BatchStack) -> Any:
-        return _map(self._tensor, self.data(window.x, window.y, window.sample_weight))
+    def _tensors(self, stack: BatchStack) -> Any:
+        return map_arrays(self._tensor, self.arranged(stack))
 
     def _tensor(self, array: npt.NDArray[Any]) -> torch.Tensor:
         """``array`` on the model's device; on a CPU the same memory, which no step writes to."""
@@ -122,13 +124,13 @@ class TorchLearner(KerasLearner):
             warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
             return torch.from_numpy(array).to(self._device, non_blocking=True)
 
-    def gradients(self, window: BatchStack, out: FloatArray) -> None:
-        require_one_batch(window)
+    def gradients(self, stack: BatchStack, out: FloatArray) -> None:
+        require_one_batch(stack)
         self._layout.check(out)
-        self.build_metrics(window)
+        self.build_metrics(stack)
         self._set_training(True)
-        batch = _batch(self._tensors(window), 0)
-        with _captured_gradients(self.model.optimizer) as captured:
+        batch = _batch(self._tensors(stack), 0)
+        with captured_gradients(self.model.optimizer) as captured:
             self.model.train_step(batch)
         gradients = match_gradients(self.model, captured, self.trained)
         self._has_gradient = [g is not None for g in gradients]
@@ -157,35 +159,8 @@ class TorchLearner(KerasLearner):
     def _predict(self, x: Any) -> Any:
         self._set_training(False)
         with torch.no_grad():
-            return self._predict_step((_map(self._tensor, x),))
-
-
-def _map(function: Callable[[Any], Any], structure: Any) -> Any:
-    """``function`` on every array of nested dicts, lists and tuples; None stays None."""
-    if structure is None:
-        return None
-    if isinstance(structure, dict):
-        return {name: _map(function, item) for name, item in structure.items()}
-    if isinstance(structure, (list, tuple)):
-        return type(structure)(_map(function, item) for item in structure)
-    return function(structure)
+            return self._predict_step((map_arrays(self._tensor, x),))
 
 
 def _batch(data: Any, index: int) -> Any:
-    return _map(lambda tensor: tensor[index], data)
-
-
-@contextlib.contextmanager
-def _captured_gradients(optimizer: Any) -> Iterator[list[tuple[Any, Any]]]:
-    """Makes ``optimizer.apply`` collect ``(gradient, variable)`` pairs instead of stepping."""
-    captured: list[tuple[Any, Any]] = []
-
-    def capture(grads: Any, trainable_variables: Any = None) -> None:
-        variables = trainable_variables or optimizer._trainable_variables
-        captured.extend(zip(grads, variables, strict=True))
-
-    object.__setattr__(optimizer, "apply", capture)
-    try:
-        yield captured
-    finally:
-        object.__delattr__(optimizer, "apply")
+    return map_arrays(lambda tensor: tensor[index], data)

@@ -1,8 +1,9 @@
-"""Walking over long vectors in pieces that stay in a core's cache.
+"""Computing on long vectors block by block, with blocks that fit a core's cache.
 
 ``center + delta / 5`` written in one line makes a temporary as long as the model and reads memory
-twice. The rules go block by block instead: the few scratch values of one block never leave the
-cache. NumPy computes without the interpreter's lock, so that a server may walk in several threads.
+twice. Rules and optimizers compute one block after the other instead, so that the temporary values
+of a block stay in the cache. NumPy computes without the interpreter's lock, so a server may use
+several threads.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ def blocks(size: int, first: int = 0) -> Iterator[slice]:
 
     Args:
         size: Elements to cover.
-        first: Number of the block to begin with; the walk wraps around the end.
+        first: Number of the block to begin with; after the last block comes the first.
     """
     count = -(-size // BLOCK)
     for i in range(count):
@@ -39,7 +40,7 @@ _threads = 1
 def use_threads(count: int) -> None:
     """Lets :func:`each_block` use so many threads of this process.
 
-    One, the initial value, is right for a worker: it has the cores that Spark gave its task.
+    A worker keeps the initial value, one: it has the cores that Spark gave its task.
     """
     global _helpers, _threads
     if _helpers is not None:
@@ -58,23 +59,23 @@ def each_block(size: int, body: Callable[..., None], buffers: int = 0) -> None:
         buffers: How many of those.
     """
     count = -(-size // BLOCK)
-    helpers, shares = _helpers, min(_threads, count // 2)  # a share is worth two blocks' time
+    helpers, shares = _helpers, min(_threads, count // 2)  # one block is not worth a thread
 
-    def walk(first: int, last: int) -> None:
+    def compute(first: int, last: int) -> None:
         kept = [scratch(size) for _ in range(buffers)]
         for i in range(first, last):
             part = slice(i * BLOCK, min((i + 1) * BLOCK, size))
             body(part, *(buffer[: part.stop - part.start] for buffer in kept))
 
     if helpers is None or shares < 2:
-        walk(0, count)
+        compute(0, count)
         return
     ends = [count * i // shares for i in range(shares + 1)]
-    others = [helpers.submit(walk, ends[i], ends[i + 1]) for i in range(1, shares)]
+    others = [helpers.submit(compute, ends[i], ends[i + 1]) for i in range(1, shares)]
     try:
-        walk(ends[0], ends[1])
+        compute(ends[0], ends[1])
     finally:
-        errors = [other.exception() for other in others]  # none may write on after the return
+        errors = [other.exception() for other in others]  # waits: no thread writes after the return
     for error in errors:
         if error is not None:
             raise error

@@ -1,8 +1,9 @@
 """One pass over long vectors where NumPy takes ten: loops that numba compiles.
 
-In NumPy a step of Adam is ten calls per block, bound by arithmetic. The same formula as one loop is
-bound by the memory alone. A formula that has such a loop gives it to :func:`run_compiled` first,
-and goes on in NumPy if that says no: both come to the same numbers, to the last bit.
+In NumPy a step of Adam is ten calls per block, and arithmetic takes most of the time. As one loop
+the same formula takes as long as reading and writing the memory. An optimizer that has such a loop
+calls :func:`run_compiled` first, and computes in NumPy if that returns False. Both give the same
+numbers, to the last bit.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from sparkdl.weights import FloatArray
 logger = logging.getLogger(__name__)
 
 COMPILED_FROM = 2_000_000
-"""Elements from which on a compiled loop is taken. To import numba and compile takes half a second
-of a process: as long as some hundred steps of Adam on so many elements gain."""
+"""Elements from which on a compiled loop is used. To import numba and to compile takes a process
+half a second, which some hundred steps of Adam on so many elements save."""
 
 Loop = Callable[..., None]
 

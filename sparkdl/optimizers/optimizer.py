@@ -16,8 +16,8 @@ State = dict[str, Any]
 class FlatOptimizer(abc.ABC):
     """Base of the optimizers: frozen options; what changes lives in the state of :meth:`init`.
 
-    They treat elements one by one, so that a slice of the weights with its slice of the state is
-    stepped as the whole would be.
+    They treat elements one by one. So a step on a slice of the weights, with its slice of the
+    state, gives what a step on the whole would give there.
 
     Args:
         learning_rate: Step size; None: the caller's at each step.
@@ -51,7 +51,7 @@ class FlatOptimizer(abc.ABC):
         """
 
     def keras_slots(self) -> dict[str, tuple[str, float]]:
-        """How the state is found in the Keras optimizer of this name.
+        """Where the Keras optimizer that takes the same steps has the same state.
 
         Returns:
             Each array of the state -> the attribute with Keras' variables, and a factor: Keras'

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
-import numpy as np
-import numpy.typing as npt
+from sparkdl.coordinator.status import Failure, Status
+from sparkdl.protocols import MetricState
 
 
 @dataclass(frozen=True)
@@ -21,13 +20,16 @@ class EpochProgress:
         metrics: Sum of the workers' metric states; Keras metrics hold sums and counts, so the
             value of the sum is the row-weighted value over all workers.
         val_metrics: The same of the validation rows; empty before they are evaluated.
+        seconds: How long it took, where the workers say so; else None, and the driver's own
+            clock says it.
     """
 
     missing: int
     batches: int
     rows: int
-    metrics: npt.NDArray[np.float64]
-    val_metrics: npt.NDArray[np.float64]
+    metrics: MetricState
+    val_metrics: MetricState
+    seconds: float | None = None
 
 
 @dataclass(frozen=True)
@@ -37,9 +39,9 @@ class RunProgress:
     Args:
         epochs: By number.
         batches_per_epoch: Steps of all workers in one epoch.
-        rows: Rows that all workers hold.
+        rows: Rows that all workers have trained so far.
         joined: Workers that have joined.
-        failure: ``{'rank', 'error', 'traceback'}`` of the first worker that raised, or None.
+        failure: The first worker that raised, or None.
         staleness: Mean commits between a pull and the commit that followed it.
     """
 
@@ -47,5 +49,43 @@ class RunProgress:
     batches_per_epoch: int = 0
     rows: int = 0
     joined: int = 0
-    failure: dict[str, Any] | None = None
+    failure: Failure | None = None
     staleness: float = 0.0
+
+
+def progress_of(status: Status, num_workers: int, *, in_step: bool) -> RunProgress:
+    """What the coordinator says, as the driver's monitor takes it.
+
+    Args:
+        status: The coordinator's answer.
+        num_workers: Workers of the run.
+        in_step: Whether all workers train in step.
+    """
+    workers = status.workers
+    epochs = {}
+    for number, totals in status.epochs.items():
+        awaited = set(range(num_workers))
+        if in_step and totals.ended:
+            awaited = {rank for rank, worker in workers.items() if worker.alive}
+        batches = sum(
+            w.batch if w.epoch == number else w.batches_per_epoch
+            for w in workers.values()
+            if w.epoch >= number
+        )
+        epochs[number] = EpochProgress(
+            missing=len(awaited - set(totals.ended)),
+            batches=batches,
+            rows=totals.rows,
+            metrics=totals.metrics,
+            val_metrics=totals.val_metrics,
+        )
+    commits = sum(w.clock for w in workers.values())
+    stale = sum(w.staleness_mean * w.clock for w in workers.values())
+    return RunProgress(
+        epochs=epochs,
+        batches_per_epoch=sum(w.batches_per_epoch for w in workers.values()),
+        rows=sum(w.rows for w in workers.values()),
+        joined=len(workers),
+        failure=status.failure,
+        staleness=stale / commits if commits else 0.0,
+    )

@@ -102,6 +102,10 @@ class Client(Closing):
             weights_bytes=self.session.limits.dense_bytes,
         )  # fmt: skip
 
+    def finish(self) -> None:
+        """Says that this rank's work is done."""
+        self.session.finish()
+
     def close(self) -> None:
         """Closes the session."""
         self.session.close()

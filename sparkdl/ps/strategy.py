@@ -15,6 +15,7 @@ from sparkdl.protocols import BatchStack, Learner, MetricState, RankIdentity, Re
 from sparkdl.ps.client import Client, Progress, connect, limits_of
 from sparkdl.ps.codecs import Compression
 from sparkdl.ps.rules.rule import Rule
+from sparkdl.ps.shards import ShardRouter, shards_of
 from sparkdl.ps.synchronizer import ServerGradientSynchronizer, WindowSynchronizer
 from sparkdl.run_state import RunState
 from sparkdl.transport.address import Endpoint
@@ -26,7 +27,8 @@ class ServerStrategy:
     """How updates travel through a parameter server; made on the driver, sent to the workers.
 
     Args:
-        endpoint: Of the server.
+        endpoints: Of the server; of several, each has a part of the weights (:mod:`.shards`), and
+            the first one's coordinator is the run's.
         layout: Of the flat buffer.
         rule: Its worker half runs here.
         overlap: Exchange one window while the next is trained; None where it pays, see
@@ -34,7 +36,7 @@ class ServerStrategy:
         compression: The server's; None sends float32.
     """
 
-    endpoint: Endpoint
+    endpoints: tuple[Endpoint, ...]
     layout: Layout
     rule: Rule
     overlap: bool | None = None
@@ -65,22 +67,45 @@ class ServerStrategy:
                 received=f"{layout.size} values in {len(layout.slots)} variables",
                 hint="does the model build other layers on the executors?",
             )
-        with connect(
-            self.endpoint, rank=rank.rank, attempt=rank.attempt, layout=layout,
-            compression=self.compression,
-        ) as client:  # fmt: skip
-            yield ServerSynchronizer(self.rule, client, layout, self.overlap)
+        with contextlib.ExitStack() as stack:
+            access = self._connect(stack, rank, layout)
+            yield ServerSynchronizer(self.rule, access, layout, self.overlap)
+
+    def _connect(
+        self, stack: contextlib.ExitStack, rank: RankIdentity, layout: Layout
+    ) -> Client | ShardRouter:
+        clients = [
+            stack.enter_context(
+                connect(
+                    endpoint, rank=rank.rank, attempt=rank.attempt, layout=part,
+                    compression=self.compression,
+                )
+            )
+            for endpoint, part in zip(self.endpoints, self._layouts, strict=True)
+        ]  # fmt: skip
+        if len(clients) == 1:
+            return clients[0]
+        return stack.enter_context(ShardRouter(clients, layout))
 
     def report_failure(self, rank: RankIdentity, error: BaseException) -> None:
         """Tells the server that this worker failed for good, so that no other waits for it."""
-        limits = limits_of(self.layout, self.compression)
-        report_failure(self.endpoint, rank.rank, rank.attempt, error, limits)
+        limits = limits_of(self._layouts[0], self.compression)
+        report_failure(self.endpoints[0], rank.rank, rank.attempt, error, limits)
+
+    @property
+    def _layouts(self) -> list[Layout]:
+        """Of each server's buffer."""
+        if len(self.endpoints) == 1:
+            return [self.layout]
+        return [shard.layout for shard in shards_of(self.layout, len(self.endpoints))]
 
 
 class ServerSynchronizer:
     """A worker's side of the server; see :class:`sparkdl.protocols.Synchronizer`."""
 
-    def __init__(self, rule: Rule, client: Client, layout: Layout, overlap: bool | None) -> None:
+    def __init__(
+        self, rule: Rule, client: Client | ShardRouter, layout: Layout, overlap: bool | None
+    ) -> None:
         self._rule, self._client, self._session = rule, client, client.session
         self._gradients: ServerGradientSynchronizer | None = None
         self._windows: WindowSynchronizer | None = None
@@ -177,7 +202,7 @@ class ServerSynchronizer:
         if self._windows is not None:
             self._windows.drain(learner)
         self.keeps_state = self._holds_state
-        self._session.finish()
+        self._client.finish()
 
     def result(self, learner: Learner, epoch: int) -> RunState | None:
         """The weights of a rank that trains a model of its own; the optimizer state to be kept."""

@@ -13,13 +13,13 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from sparkdl.collective.communicator import COMMUNICATORS
+from sparkdl.config import UseGpu, check_use_gpu
 from sparkdl.errors import (
     ConfigError,
     UnknownNameError,
     WaitTimeoutError,
     WorkerError,
 )
-from sparkdl.launch.devices import UseGpu, check_use_gpu
 from sparkdl.launch.failures import described_in, worker_error
 from sparkdl.launch.function_child import run_local
 from sparkdl.launch.function_task import FunctionTask, call_here

@@ -2,31 +2,40 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, Generic, TypeVar, overload
 
 import numpy as np
 
-from sparkdl import config
-from sparkdl.config import LoopSettings, require_int, require_name
-from sparkdl.errors import ConfigError, ModelError
+from sparkdl.config import (
+    FitConfig,
+    LoopSettings,
+    PortSpec,
+    UseGpu,
+    arguments_from_file,
+    require_int,
+)
+from sparkdl.errors import ConfigError, ReadOnlyError
 from sparkdl.files.checkpoints import Checkpoints
-from sparkdl.files.model_file import read_model, write_model
-from sparkdl.launch.devices import UseGpu, check_use_gpu
+from sparkdl.files.model_file import check_path, read_model, write_model
 from sparkdl.launch.interrupts import heard, held
-from sparkdl.learner import keras_learner
-from sparkdl.learner.archive import encode_model
+from sparkdl.learner import keras_learner, metric_state
+from sparkdl.learner.archive import encode_model, load_state, model_bytes, model_from_bytes
+from sparkdl.learner.callback_sink import CallbackSink
 from sparkdl.learner.ensemble import build_ensemble
 from sparkdl.learner.signature import model_signature
+from sparkdl.progress.bar import ProgressBar
+from sparkdl.progress.events import TrainingBegan, TrainingEnded
 from sparkdl.progress.monitor import FitMonitor
+from sparkdl.run_state import RunState
 from sparkdl.spark.columns.sources import Columns, add_validation, is_frame, is_rdd, open_source
 from sparkdl.spark.driver.arguments import FitOptions, check_share, verbosity
+from sparkdl.spark.driver.choice import choose_exchange, restore_rule
 from sparkdl.spark.driver.fitting import FitPlan, count_workers, run_fit
 from sparkdl.spark.driver.metrics import prepare_metrics
-from sparkdl.spark.driver.recipes import choose_recipe, restore_rule
-from sparkdl.spark.driver.server_run import ServerOptions
+from sparkdl.spark.driver.recipes import recipe_of
 from sparkdl.spark.driver.training import StageSummary
 from sparkdl.spark.inference.inference import (
     evaluate_arrays,
@@ -34,6 +43,38 @@ from sparkdl.spark.inference.inference import (
     predict_frame,
     predict_rdd,
 )
+
+T = TypeVar("T")
+
+
+class Setting(Generic[T]):
+    """A read-only attribute of a :class:`SparkModel`: an argument that it was made with.
+
+    Args:
+        read: Gives the value.
+    """
+
+    def __init__(self, read: Callable[[SparkModel], T]) -> None:
+        self._read = read
+
+    def __set_name__(self, owner: type[SparkModel], name: str) -> None:
+        self._name = name
+        self.__doc__ = f"The argument ``{name}``, or what was chosen for it; read-only."
+
+    @overload
+    def __get__(self, model: None, owner: type[SparkModel]) -> Setting[T]: ...
+    @overload
+    def __get__(self, model: SparkModel, owner: type[SparkModel]) -> T: ...
+    def __get__(self, model: SparkModel | None, owner: type[SparkModel]) -> T | Setting[T]:
+        return self if model is None else self._read(model)
+
+    def __set__(self, model: SparkModel, value: T) -> None:
+        raise ReadOnlyError(
+            f"{self._name} of a SparkModel cannot be changed",
+            expected=f"{self._name}={self._read(model)!r}, with which it was made",
+            received=repr(value),
+            hint=f"make another one: SparkModel(spark_model.model, ..., {self._name}={value!r})",
+        )
 
 
 class SparkModel:
@@ -45,7 +86,8 @@ class SparkModel:
         history = spark_model.fit(df, epochs=5, batch_size=64)
         predictions = spark_model.predict(df)
 
-    The first eight arguments have the names and the order of Elephas' ``SparkModel``.
+    The first eight arguments have the names and the order of Elephas' ``SparkModel``. Each argument
+    but ``model`` is a read-only attribute afterwards.
 
     Args:
         model: A built and compiled ``keras.Model``. ``fit`` changes it in place, as Keras does.
@@ -81,7 +123,7 @@ class SparkModel:
             whole epoch after workers were lost; None for 3.
 
     Raises:
-        ConfigError: A wrong argument.
+        ConfigError: An argument that is not of its kind, or has no effect beside the others.
         ModelError: The model is not compiled, or not built.
     """
 
@@ -94,7 +136,7 @@ class SparkModel:
         num_workers: int | None = None,
         custom_objects: dict[str, Any] | None = None,
         batch_size: int = 32,
-        port: int | str | tuple[int, int] = 0,
+        port: PortSpec = 0,
         *,
         rule: Any = None,
         communicator: str = "auto",
@@ -110,37 +152,25 @@ class SparkModel:
         worker_timeout_s: float = 60.0,
         max_restarts: int | None = None,
     ) -> None:
-        require_name("parameter_server_mode", parameter_server_mode, config.TRANSPORTS)
-        if num_workers is not None:
-            require_int("num_workers", num_workers, 1)
         keras_learner.require_compiled(model)
+        asked = FitConfig(
+            mode=mode, frequency=frequency, parameter_server_mode=parameter_server_mode,
+            num_workers=num_workers, batch_size=batch_size, port=port, communicator=communicator,
+            use_gpu=use_gpu, server_bind=server_bind, server_address=server_address,
+            repartition=repartition, memory_budget_mb=memory_budget_mb, seed=seed,
+            start_timeout_s=start_timeout_s, worker_timeout_s=worker_timeout_s,
+            max_restarts=max_restarts,
+        )  # fmt: skip
+        self._exchange = choose_exchange(asked, rule, compression, model.optimizer)
+        self._config = replace(
+            asked,
+            rule={"name": self._exchange.rule.name, **self._exchange.rule.config()},
+            compression=self._exchange.compression,
+        )
         self._model = model
-        self.mode = mode
-        self.frequency = config.parse_frequency(frequency)
-        self.parameter_server_mode = parameter_server_mode
-        self.num_workers = num_workers
-        self.custom_objects = dict(custom_objects or {})
-        self.batch_size = require_int("batch_size", batch_size, 1)
-        self.communicator = communicator
-        self.use_gpu = check_use_gpu(use_gpu)
-        self.decoder = decoder
-        self.repartition = repartition
-        self.memory_budget_mb = require_int("memory_budget_mb", memory_budget_mb, 1)
-        self.seed = require_int("seed", seed, 0)
-        self.server = ServerOptions(
-            transport=parameter_server_mode,
-            port=port,
-            bind=server_bind,
-            advertised=server_address,
-            start_timeout_s=start_timeout_s,
-            worker_timeout_s=worker_timeout_s,
-        )
-        self._recipe = choose_recipe(
-            mode, frequency, rule, communicator, compression, max_restarts, self.server, model
-        )
-        self.rule = self._recipe.rule
-        self.server = self._recipe.options
-        self.max_restarts = self._recipe.max_restarts
+        self._custom_objects = dict(custom_objects or {})
+        self._decoder = decoder
+        self._recipe = recipe_of(self._config, self._exchange)
         self._history: Any = None
         self._epochs_trained = 0
         self._summary: StageSummary | None = None
@@ -168,33 +198,35 @@ class SparkModel:
         """Seconds, transports, GPUs and processes of the last fit's workers; None before one."""
         return self._summary
 
+    mode = Setting(lambda self: self._config.mode)
+    frequency = Setting(lambda self: self._config.frequency)
+    parameter_server_mode = Setting(lambda self: self._config.parameter_server_mode)
+    num_workers = Setting(lambda self: self._config.num_workers)
+    custom_objects = Setting(lambda self: dict(self._custom_objects))
+    batch_size = Setting(lambda self: self._config.batch_size)
+    port = Setting(lambda self: self._config.port)
+    rule = Setting(lambda self: self._exchange.rule)
+    communicator = Setting(lambda self: self._config.communicator)
+    compression = Setting(lambda self: self._config.compression)
+    use_gpu = Setting(lambda self: self._config.use_gpu)
+    decoder = Setting(lambda self: self._decoder)
+    server_bind = Setting(lambda self: self._config.server_bind)
+    server_address = Setting(lambda self: self._config.server_address)
+    repartition = Setting(lambda self: self._config.repartition)
+    memory_budget_mb = Setting(lambda self: self._config.memory_budget_mb)
+    seed = Setting(lambda self: self._config.seed)
+    start_timeout_s = Setting(lambda self: self._config.start_timeout_s)
+    worker_timeout_s = Setting(lambda self: self._config.worker_timeout_s)
+    max_restarts = Setting(lambda self: self._config.restarts)
+
     def get_config(self) -> dict[str, Any]:
         """The arguments as plain values (the model left out), to be saved or shown."""
-        return {
-            "mode": self.mode,
-            "frequency": self.frequency,
-            "parameter_server_mode": self.parameter_server_mode,
-            "num_workers": self.num_workers,
-            "batch_size": self.batch_size,
-            "port": self.server.port,
-            "rule": {"name": self.rule.name, **self.rule.config()},
-            "communicator": self.communicator,
-            "compression": self._recipe.compression,
-            "use_gpu": self.use_gpu,
-            "server_bind": self.server.bind,
-            "server_address": self.server.advertised,
-            "repartition": self.repartition,
-            "memory_budget_mb": self.memory_budget_mb,
-            "seed": self.seed,
-            "start_timeout_s": self.server.start_timeout_s,
-            "worker_timeout_s": self.server.worker_timeout_s,
-            "max_restarts": self.max_restarts if self.mode == "allreduce" else None,
-        }
+        return self._config.to_dict()
 
     def __repr__(self) -> str:
         return (
             f"SparkModel({self._model.name!r}, mode={self.mode!r}, frequency={self.frequency!r}, "
-            f"rule={getattr(self.rule, 'name', None)!r}, num_workers={self.num_workers})"
+            f"rule={self.rule.name!r}, num_workers={self.num_workers})"
         )
 
     # -- training ------------------------------------------------------------------------------
@@ -252,9 +284,7 @@ class SparkModel:
             TransportError: The parameter server died.
         """
         keras_learner.require_compiled(self._model)
-        if self._ensemble or (
-            checkpoint_dir is not None and getattr(self.rule, "independent", False)
-        ):
+        if self._ensemble or (checkpoint_dir is not None and self._exchange.independent):
             raise ConfigError(
                 "an ensemble is trained in one fit",
                 expected="a new SparkModel for another fit, and checkpoint_dir=None",
@@ -277,22 +307,26 @@ class SparkModel:
         if validation_data is not None:
             held_out = open_source(validation_data, signature, columns)
         source = add_validation(source, held_out, validation_split, self.seed)
-        num_workers, at_once = count_workers(
-            self._recipe, self.mode, source, self.num_workers, self.repartition
-        )
+        num_workers, at_once = count_workers(self._exchange, self._config, source)
         self._recipe.prepare(model, num_workers)
         checkpoints = Checkpoints.at(checkpoint_dir)
         first_epoch = options.initial_epoch
         if resume and checkpoints is not None:
-            done, rule_state = checkpoints.restore(model)
-            first_epoch = done or first_epoch
-            self._recipe.resume(rule_state)
+            checkpoint = checkpoints.restore()
+            if checkpoint is not None:
+                load_state(model, checkpoint.model_file, checkpoints.folder)
+                first_epoch = checkpoint.state.epoch
+            self._recipe.resume(b"" if checkpoint is None else checkpoint.state.rule)
         last_epoch = epochs if (resume or options.initial_epoch) else first_epoch + epochs
         if first_epoch >= last_epoch:
             return self._nothing_to_do(callbacks, last_epoch)
+        keras_callbacks = CallbackSink(
+            model, callbacks, epochs=last_epoch, verbose=verbosity(verbose)
+        )
         monitor = FitMonitor(
-            model, callbacks, epochs=last_epoch, first_epoch=first_epoch,
-            verbose=verbosity(verbose),
+            keras_callbacks, [ProgressBar(verbosity(verbose))],
+            partial(metric_state.metric_results, model),
+            epochs=last_epoch, first_epoch=first_epoch,
         )  # fmt: skip
         recipe = self._recipe
         settings = LoopSettings(
@@ -305,24 +339,31 @@ class SparkModel:
             memory_budget_bytes=self.memory_budget_mb << 20,
         )  # fmt: skip
         plan = FitPlan(
-            recipe, model, self.custom_objects, source, num_workers, at_once, settings,
-            self.use_gpu, self.repartition, checkpoints,
+            self._config, recipe, model, self._custom_objects, source, num_workers, at_once,
+            settings, checkpoints,
         )  # fmt: skip
-        self._summary = run_fit(plan, monitor)
+        try:
+            self._summary = run_fit(plan, monitor)
+        except BaseException as error:
+            monitor.fail(error)
+            raise
         if self._summary.members:
             members = list(self._summary.members.values())
             self._model, self._ensemble = build_ensemble(model, members)
             self._summary = replace(self._summary, members={})
         if checkpoints is not None and not monitor.stopped_inside:
-            checkpoints.save(model, monitor.epochs_done, recipe.rule_state)
+            state = RunState(monitor.epochs_done, rule=recipe.rule_state)
+            checkpoints.save(model_bytes(model), state)
         self._epochs_trained += monitor.epochs_done - first_epoch
-        self._history = monitor.end()
+        monitor.end()
+        self._history = keras_callbacks.history
         return self._history
 
     def _nothing_to_do(self, callbacks: Any, epochs: int) -> Any:
-        monitor = FitMonitor(self._model, callbacks, epochs=epochs, first_epoch=epochs, verbose=0)
-        monitor.begin()
-        self._history = monitor.end()
+        keras_callbacks = CallbackSink(self._model, callbacks, epochs=epochs, verbose=0)
+        keras_callbacks.handle(TrainingBegan(epochs, epochs))
+        keras_callbacks.handle(TrainingEnded(epochs))
+        self._history = keras_callbacks.history
         return self._history
 
     def _batch_size(self, batch_size: int | None) -> int:
@@ -407,7 +448,7 @@ class SparkModel:
                 prepare_metrics(self._model, source)
                 archive = encode_model(self._model, self.custom_objects)
             state = evaluate_source(source, archive, batch_size=batch_size, use_gpu=self.use_gpu)
-        results = keras_learner.metric_results(self._model, state)
+        results = metric_state.metric_results(self._model, state)
         if verbosity(verbose, auto=0):
             print(" - ".join(f"{k}: {np.round(v, 4)}" for k, v in results.items()), flush=True)
         return results
@@ -425,8 +466,9 @@ class SparkModel:
             ResourceError: The path cannot be written.
             ConfigError: The path does not end in ``.keras``.
         """
-        state = self._recipe.rule_state
-        write_model(path, self._model, self.get_config(), state, overwrite=overwrite)
+        check_path(path, overwrite=overwrite)
+        state = RunState(self._epochs_trained, rule=self._recipe.rule_state)
+        write_model(path, model_bytes(self._model), self._config.to_file(), state)
 
 
 def load_spark_model(
@@ -448,25 +490,19 @@ def load_spark_model(
     Returns:
         A SparkModel with the same mode and settings; its next ``fit`` goes on with the optimizer
         state and, in mode ``'allreduce'``, the outer momentum of rules like ``'diloco'``.
+        ``port``, ``server_bind`` and ``server_address`` have their defaults: where the driver
+        listens is for its user to say, never for a file.
 
     Raises:
         ResourceError: The path cannot be read.
         ModelError: The file holds no compiled Keras model.
     """
-    model, settings, rule_state = read_model(path, custom_objects, safe_mode=safe_mode)
-    strange = sorted(set(settings) - set(inspect.signature(SparkModel).parameters))
-    if strange:
-        raise ModelError(
-            f"{path!r} was written by another version of sparkdl",
-            expected="settings that this version has",
-            received=", ".join(strange),
-            hint="keras.models.load_model reads the model itself",
-        )
-    port = settings.get("port", 0)
-    settings["port"] = tuple(port) if isinstance(port, list) else port
+    file = read_model(path)
+    settings = arguments_from_file(file.settings, path)
+    model = model_from_bytes(file.content, custom_objects, safe_mode=safe_mode, path=path)
     if "rule" not in overrides and settings.get("rule"):
         settings["rule"] = restore_rule(settings["mode"], settings["rule"])
     loaded = SparkModel(model, custom_objects=custom_objects, **{**settings, **overrides})
     if not {"mode", "rule"} & set(overrides):
-        loaded._recipe.resume(rule_state)
+        loaded._recipe.resume(b"" if file.state is None else file.state.rule)
     return loaded

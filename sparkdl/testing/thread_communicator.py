@@ -1,7 +1,7 @@
 """Ranks as threads of one process, for tests and for trying out an algorithm.
 
-Arrays pass by reference through a table under one lock; nothing is copied but results. The
-arithmetic, and so the result's bits, are those of the built-in communicator's small path.
+A rank puts a reference to its array into a table, under one lock; only results are copied. The
+arithmetic is that of the built-in communicator for small arrays, so results are equal to the bit.
 """
 
 from __future__ import annotations
@@ -13,29 +13,31 @@ from typing import Any
 
 import numpy as np
 
-from sparkdl.collective.arithmetic import reduce_in_order, reduction_factors, reduction_ufunc
-from sparkdl.collective.ordered import (
+from sparkdl.collective.arithmetic import (
     Array,
-    OrderedCommunicator,
+    reduce_in_order,
+    reduction_factors,
+    reduction_ufunc,
     shard_edges,
 )
+from sparkdl.collective.ordered import OrderedCommunicator
 from sparkdl.collective.pending import name_ranks
 from sparkdl.errors import ConfigError, ProtocolError, TransportError, WaitTimeoutError
 
 
-class _Board:
-    """Where the threads of one world lay down what they contribute."""
+class _Table:
+    """What the ranks of one world have contributed, and which of them have closed."""
 
     def __init__(self, size: int) -> None:
         self.size = size
         self.changed = threading.Condition()
         self.rounds: dict[int, dict[int, Any]] = {}
-        self.gone: set[int] = set()
-        self.groups: dict[tuple[tuple[int, ...], int], _Board] = {}
+        self.closed: set[int] = set()
+        self.groups: dict[tuple[tuple[int, ...], int], _Table] = {}
 
-    def group(self, ranks: tuple[int, ...], count: int) -> _Board:
+    def group(self, ranks: tuple[int, ...], count: int) -> _Table:
         with self.changed:
-            return self.groups.setdefault((ranks, count), _Board(len(ranks)))
+            return self.groups.setdefault((ranks, count), _Table(len(ranks)))
 
 
 class ThreadCommunicator(OrderedCommunicator):
@@ -43,54 +45,55 @@ class ThreadCommunicator(OrderedCommunicator):
 
     name = "threads"
 
-    def __init__(self, rank: int, board: _Board, timeout_s: float) -> None:
+    def __init__(self, rank: int, table: _Table, timeout_s: float) -> None:
         super().__init__(
-            rank, board.size, local_rank=rank, local_size=board.size, timeout_s=timeout_s
+            rank, table.size, local_rank=rank, local_size=table.size, timeout_s=timeout_s
         )
-        self._board = board
+        self._table = table
         self._round = 0
         self._made: dict[tuple[int, ...], int] = {}
 
     def _meet(self, label: tuple[Any, ...], item: Any, read: Callable[[list[Any]], None]) -> None:
-        """Lays down ``item``, waits until all have, and reads."""
+        """Contributes ``item`` to this rank's next round, waits for all ranks, and reads theirs."""
         number, self._round = self._round, self._round + 1
-        board = self._board
-        with board.changed:
-            board.rounds.setdefault(number, {})[self._rank] = (label, item)
-            board.changed.notify_all()
-        self._wait(lambda: set(range(board.size)) - set(board.rounds[number]))
-        laid = [board.rounds[number][r] for r in range(board.size)]
-        for rank, (other, _) in enumerate(laid):
+        table = self._table
+        with table.changed:
+            table.rounds.setdefault(number, {})[self._rank] = (label, item)
+            table.changed.notify_all()
+        self._wait(lambda: set(range(table.size)) - set(table.rounds[number]))
+        contributed = [table.rounds[number][r] for r in range(table.size)]
+        for rank, (other, _) in enumerate(contributed):
             if other != label:
                 raise ProtocolError(
                     f"the ranks disagree about the operation on rank {self._rank}",
                     expected=f"{label} on all ranks",
                     received=f"{other} on rank {rank}",
                 )
-        read([entry for _, entry in laid])
-        with board.changed:
-            board.rounds.pop(number - 1, None)  # who is in this round has read the one before
+        read([entry for _, entry in contributed])
+        with table.changed:
+            table.rounds.pop(number - 1, None)  # every rank of this round has read the one before
 
     def _wait(self, absent: Callable[[], set[int]]) -> None:
         deadline = time.monotonic() + self._timeout_s
-        board = self._board
-        with board.changed:
+        table = self._table
+        with table.changed:
             while missing := absent():
-                if gone := missing & board.gone:
+                if closed := missing & table.closed:
                     raise TransportError(
-                        f"{name_ranks(sorted(gone))} closed the threads communicator",
-                        expected="all ranks to go on",
-                        received=f"rank {self._rank} waits",
+                        f"{name_ranks(sorted(closed))} closed the threads communicator",
+                        expected="all ranks to call the operation",
+                        received=f"rank {self._rank} waits for them",
                     )
                 rest = deadline - time.monotonic()
                 if rest <= 0:
+                    absent_ranks = name_ranks(sorted(missing))
                     raise WaitTimeoutError(
-                        f"rank {self._rank} waited in vain; missing {name_ranks(sorted(missing))}",
+                        f"rank {self._rank} has waited too long; missing {absent_ranks}",
                         expected=f"all ranks within {self._timeout_s:g} s",
-                        received=f"nothing from {name_ranks(sorted(missing))}",
+                        received=f"nothing from {absent_ranks}",
                     )
                 self._absent = missing
-                board.changed.wait(rest)
+                table.changed.wait(rest)
             self._absent = set()
 
     _absent: set[int] = set()  # noqa: RUF012  (replaced, never changed)
@@ -107,7 +110,7 @@ class ThreadCommunicator(OrderedCommunicator):
 
         label = ("all_reduce", op, source.dtype.name, source.size)
         self._meet(label, (source, weight), read)
-        self._meet(("read",), None, lambda _: None)  # nobody overwrites what others still read
+        self._meet(("read",), None, lambda _: None)  # no rank overwrites what others still read
         np.copyto(target, result)
 
     def _reduce_scatter(self, source: Array, target: Array, op: str, weight: float) -> None:
@@ -140,13 +143,13 @@ class ThreadCommunicator(OrderedCommunicator):
     def _group(self, ranks: list[int]) -> OrderedCommunicator:
         key = tuple(ranks)
         count = self._made[key] = self._made.get(key, 0) + 1
-        board = self._board.group(key, count)
-        return ThreadCommunicator(ranks.index(self._rank), board, self._timeout_s)
+        table = self._table.group(key, count)
+        return ThreadCommunicator(ranks.index(self._rank), table, self._timeout_s)
 
     def _abort(self) -> None:
-        with self._board.changed:
-            self._board.gone.add(self._rank)
-            self._board.changed.notify_all()
+        with self._table.changed:
+            self._table.closed.add(self._rank)
+            self._table.changed.notify_all()
 
     def _release(self) -> None:
         self._abort()
@@ -162,5 +165,5 @@ def connect_threads(size: int, *, timeout_s: float = 60.0) -> list[ThreadCommuni
         raise ConfigError(
             "cannot connect threads", expected="a size of at least 1", received=f"size={size!r}"
         )
-    board = _Board(size)
-    return [ThreadCommunicator(rank, board, timeout_s) for rank in range(size)]
+    table = _Table(size)
+    return [ThreadCommunicator(rank, table, timeout_s) for rank in range(size)]

@@ -9,7 +9,9 @@ server works too, with copies.
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import queue
 import socket
 import threading
 import time
@@ -31,6 +33,7 @@ from sparkdl.transport.frames import (
     error_to_meta,
 )
 from sparkdl.transport.framing import send_reading
+from sparkdl.transport.greeting import Greeter, Stranger
 from sparkdl.transport.http_client import (
     BUSY,
     CLIENT_HEADER,
@@ -46,6 +49,11 @@ if TYPE_CHECKING:
 
 PIECE_BYTES = 1 << 20
 IO_TIMEOUT_S = 20.0
+MAX_HEADER_BYTES = 16 << 10
+_REFUSAL = (
+    b"HTTP/1.1 401 Unauthorized\r\nContent-Type: text/plain\r\nContent-Length: 15\r\n"
+    b"Connection: close\r\n\r\na wrong token.\n"
+)
 
 
 class _Clients:
@@ -98,10 +106,6 @@ def make_app(dispatcher: Dispatcher, token: str, max_clients: int = 1024) -> Fla
     limits, service = dispatcher.limits, dispatcher.service
     clients = _Clients(dispatcher, max_clients, service.idle_s)
 
-    def authorized() -> bool:
-        scheme, _, received = request.headers.get("Authorization", "").partition(" ")
-        return scheme.lower() == "bearer" and token_matches(received.strip(), token)
-
     def refuse(status: int, error: SparkDLError) -> Response:
         response = Response(str(error) + "\n", status, mimetype="text/plain")
         response.headers["Connection"] = "close"  # the request's body may be unread
@@ -126,8 +130,10 @@ def make_app(dispatcher: Dispatcher, token: str, max_clients: int = 1024) -> Fla
 
     @app.post(FRAME_PATH)
     def frame() -> Response:
-        if not authorized():
+        if not has_token(request.headers.get("Authorization", ""), token):
             return refuse(401, AuthenticationError("a wrong or missing bearer token"))
+        if "chunked" in request.headers.get("Transfer-Encoding", "").lower():
+            return refuse(411, ProtocolError("a chunked request", expected="a Content-Length"))
         length = request.content_length
         if length is None or not HEADER_BYTES <= length <= limits.max_frame_bytes:
             return refuse(
@@ -176,6 +182,12 @@ def make_app(dispatcher: Dispatcher, token: str, max_clients: int = 1024) -> Fla
         return _respond(reply, limits, tcp is not None, busy.release)
 
     return app
+
+
+def has_token(authorization: str, token: str) -> bool:
+    """Whether an ``Authorization`` header is the bearer of the run's token."""
+    scheme, _, shown = authorization.strip().partition(" ")
+    return scheme.lower() == "bearer" and token_matches(shown.strip(), token)
 
 
 def _reader(stream: Any) -> Reader:
@@ -293,7 +305,8 @@ class _Gateway(wsgi.Gateway_10):
                 response.close()
 
     def start_response(self, *arguments: Any) -> Any:
-        if self.req.rfile.remaining:  # cheroot would read an unread body, of any size, to its end
+        # cheroot would read an unread body, of any size, to its end; a chunked one has no known end
+        if getattr(self.req.rfile, "remaining", True):
             self.req.close_connection = True
         return super().start_response(*arguments)
 
@@ -318,16 +331,108 @@ class _TunedConnection(HTTPConnection):
         sock.settimeout(IO_TIMEOUT_S)  # within a request; between requests the server's applies
 
 
+class _FirstRequest:
+    """A stranger whose first request must have the token, or ask for what is open to all.
+
+    The request stays in the socket, for cheroot to read.
+
+    Args:
+        connection: Accepted; does not block.
+        token: The run's secret.
+    """
+
+    def __init__(self, connection: socket.socket, token: str) -> None:
+        self.connection = connection
+        self._token = token
+
+    def hear(self) -> bool:
+        """Looks at what has come; True once the headers are whole and good.
+
+        Raises:
+            EOFError: The peer is gone.
+            ProtocolError: The headers are too large.
+            AuthenticationError: There is no token, or another one; the peer has been told.
+        """
+        try:
+            seen = self.connection.recv(MAX_HEADER_BYTES, socket.MSG_PEEK)
+        except BlockingIOError:
+            return False
+        if not seen:
+            raise EOFError("the peer closed the connection")
+        head, end, _ = seen.partition(b"\r\n\r\n")
+        if not end:
+            if len(seen) < MAX_HEADER_BYTES:
+                return False
+            raise ProtocolError(
+                "the headers of a first request are too large",
+                expected=f"at most {MAX_HEADER_BYTES} bytes",
+                received=f"{len(seen)} bytes without an end",
+            )
+        request, *lines = head.decode("latin-1").split("\r\n")
+        fields = {
+            name.strip().lower(): value for name, _, value in (x.partition(":") for x in lines)
+        }
+        method, _, path = request.partition(" ")
+        open_to_all = method == "GET" and path.split(" ")[0] in ("/health", "/metrics")
+        if not open_to_all and not has_token(fields.get("authorization", ""), self._token):
+            self.connection.recv(MAX_HEADER_BYTES)
+            self.connection.send(_REFUSAL)
+            raise AuthenticationError(
+                "a wrong or missing bearer token", expected="the token of this run"
+            )
+        return True
+
+
+class _Members:
+    """What cheroot takes for its listening socket: connections that the greeter has welcomed."""
+
+    def __init__(self, listener: socket.socket) -> None:
+        self._name = listener.getsockname()
+        self._waiting: queue.SimpleQueue[socket.socket] = queue.SimpleQueue()
+        self._wake, self._woken = socket.socketpair()
+
+    def put(self, stranger: Stranger) -> None:
+        """A connection for cheroot."""
+        self._waiting.put(stranger.connection)
+        self._wake.send(b"m")
+
+    def accept(self) -> tuple[socket.socket, tuple[str, int]]:
+        """The next connection; cheroot calls it when :meth:`fileno` is readable."""
+        self._woken.recv(1)
+        return self._waiting.get_nowait(), ("", 0)
+
+    def fileno(self) -> int:
+        return self._woken.fileno()
+
+    def getsockname(self) -> tuple[str, int]:
+        host, port = self._name[:2]
+        return host, port
+
+    def settimeout(self, _: float) -> None:
+        """Cheroot sets one; accept() never waits."""
+
+    def listen(self, _: int) -> None:
+        """The greeter listens."""
+
+    def close(self) -> None:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._waiting.get_nowait().close()
+        self._wake.close()
+        self._woken.close()
+
+
 class _Cheroot(wsgi.Server):
-    """cheroot on a socket that is listening already."""
+    """cheroot on connections that another thread has accepted."""
 
     keep_alive_conn_limit = 1 << 16
+    max_request_header_size = MAX_HEADER_BYTES
     ConnectionClass = _TunedConnection
 
-    def __init__(self, listener: socket.socket, app: Any, num_threads: int) -> None:
-        self._listener = listener
+    def __init__(self, members: _Members, app: Any, num_threads: int) -> None:
+        self._members = members
         super().__init__(
-            listener.getsockname()[:2],
+            members.getsockname(),
             app,
             numthreads=num_threads,
             server_name="sparkdl",
@@ -337,9 +442,9 @@ class _Cheroot(wsgi.Server):
         )
         self.gateway = _Gateway
 
-    def bind(self, family: int, kind: int, proto: int = 0) -> socket.socket:
-        self.socket = self._listener
-        return self._listener
+    def bind(self, family: int, kind: int, proto: int = 0) -> Any:
+        self.socket = self._members
+        return self._members
 
     def error_log(self, msg: str = "", level: int = 20, traceback: bool = False) -> None:
         logging.getLogger(__name__).log(level, msg, exc_info=traceback)
@@ -362,8 +467,13 @@ class HttpServer:
         self, listener: socket.socket, dispatcher: Dispatcher, token: str, num_threads: int
     ) -> None:
         app = make_app(dispatcher, token, max_clients=4 * num_threads)
-        self._server = _Cheroot(listener, app, num_threads)
+        members = _Members(listener)
+        self._server = _Cheroot(members, app, num_threads)
         self._server.prepare()
+        self._greeter = Greeter(
+            listener, lambda connection: _FirstRequest(connection, token), members.put,
+            peeks=True, name="sparkdl-ps-http-greeter",
+        )  # fmt: skip
         self._thread = threading.Thread(
             target=self._server.serve, name="sparkdl-ps-http", daemon=True
         )
@@ -371,5 +481,6 @@ class HttpServer:
 
     def close(self) -> None:
         """Stops accepting and ends the threads."""
+        self._greeter.close()
         self._server.stop()
         self._thread.join(5)

@@ -7,41 +7,17 @@ import errno
 import hmac
 import select
 import socket
-from collections.abc import Iterable
 
-from sparkdl.errors import ConfigError, ResourceError
-
-PortSpec = int | str | tuple[int, int]
+from sparkdl.config import PortSpec as PortSpec
+from sparkdl.config import ports_of as ports_of
+from sparkdl.errors import ResourceError
 
 
 def token_matches(received: object, token: str) -> bool:
     """Compares in constant time; anything but a str is wrong."""
-    return isinstance(received, str) and hmac.compare_digest(received.encode(), token.encode())
-
-
-def ports_of(spec: PortSpec) -> Iterable[int]:
-    """The ports to try: ``0`` any free one, ``7000``, ``'7000-7010'`` or ``(7000, 7010)``.
-
-    Raises:
-        ConfigError: It is none of these.
-    """
-    try:
-        if isinstance(spec, str):
-            first, _, last = spec.partition("-")
-            edges = int(first), int(last or first)
-        elif isinstance(spec, tuple):
-            edges = int(spec[0]), int(spec[1])
-        else:
-            edges = int(spec), int(spec)
-    except (TypeError, ValueError, IndexError):
-        edges = (-1, -1)
-    if not 0 <= edges[0] <= edges[1] <= 65535:
-        raise ConfigError(
-            "this is no port",
-            expected="0 for any free one, 7000, '7000-7010' or (7000, 7010)",
-            received=repr(spec),
-        )
-    return range(edges[0], edges[1] + 1)
+    return isinstance(received, str) and hmac.compare_digest(
+        received.encode(errors="surrogatepass"), token.encode()
+    )
 
 
 def listen(bind_address: str, spec: PortSpec, *, backlog: int = 1024) -> socket.socket:

@@ -7,7 +7,7 @@ import socket
 
 from sparkdl.errors import AuthenticationError
 from sparkdl.transport.channel import require_raw
-from sparkdl.transport.frames import ByteArray, Kind, Limits, Message
+from sparkdl.transport.frames import ByteArray, Kind, Limits, Message, error_from_meta
 from sparkdl.transport.framing import receive_frame, send_frame
 from sparkdl.transport.listening import tune
 from sparkdl.transport.stream_server import StreamServer
@@ -74,10 +74,11 @@ def open_stream(connection: socket.socket, token: str, limits: Limits, **meta: b
 
     Raises:
         AuthenticationError: It closed instead.
+        TransportError: It has no room now; another try may find some.
     """
     send_frame(connection, Message(Kind.OPEN, meta={"token": token, **meta}), limits)
     try:
-        receive_frame(connection, limits, lambda: require_raw(None))
+        reply = receive_frame(connection, limits, lambda: require_raw(None))
     except (EOFError, ConnectionResetError) as error:
         raise AuthenticationError(
             "the parameter server closed the connection at the sight of the token",
@@ -85,3 +86,5 @@ def open_stream(connection: socket.socket, token: str, limits: Limits, **meta: b
             received="another one, or a server that is going down",
             hint="workers of an earlier run cannot join a later one",
         ) from error
+    if reply.kind is Kind.ERROR:
+        raise error_from_meta(reply.meta)

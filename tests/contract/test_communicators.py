@@ -2,49 +2,23 @@
 
 from __future__ import annotations
 
-import importlib.util
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
-from test_communicators_worlds import ProcessWorld, ThreadWorld, example
+from communicator_worlds import WORLDS, example
 
-from sparkdl.collective.communicator import (
-    Communicator,
-    Member,
-    SoloCommunicator,
-    make_communicator,
-)
-from sparkdl.collective.ordered import shard_edges
+from sparkdl.collective.arithmetic import shard_edges
+from sparkdl.collective.communicator import Communicator, Member, make_communicator
+from sparkdl.collective.solo import SoloCommunicator
 from sparkdl.errors import ConfigError, ProtocolError, UnknownNameError
-from sparkdl.testing.thread_communicator import connect_threads
 
-WORLDS = {
-    "solo": lambda: ThreadWorld([SoloCommunicator()]),
-    "builtin-alone": lambda: ProcessWorld([None]),
-    "threads-2": lambda: ThreadWorld(list(connect_threads(2))),
-    "threads-3": lambda: ThreadWorld(list(connect_threads(3))),
-    "threads-4": lambda: ThreadWorld(list(connect_threads(4))),
-    "shared-2": lambda: ProcessWorld([None] * 2),
-    "shared-3": lambda: ProcessWorld([None] * 3),
-    "shared-4": lambda: ProcessWorld(["a"] * 4),
-    "ring-2": lambda: ProcessWorld(["a", "b"]),
-    "ring-3": lambda: ProcessWorld(["a", "b", "c"]),
-    "hosts-2x2": lambda: ProcessWorld(["a", "b", "a", "b"]),
-    "hosts-3+1": lambda: ProcessWorld(["a", "a", "b", "a"]),
-}
-if importlib.util.find_spec("horovod"):
-    WORLDS["horovod-2"] = lambda: ProcessWorld([None] * 2, name="horovod")
 SIZES = [0, 1, 7, 5000, 1_000_003]
 
 
-@pytest.fixture(scope="module", params=list(WORLDS))
-def world(request: pytest.FixtureRequest) -> Iterator[Any]:
-    made = WORLDS[request.param]()
-    run(made, "in_order", count=1, size=1)  # the queue's thread lives as long as the communicator
-    yield made
-    made.close()
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "world" in metafunc.fixturenames:
+        metafunc.parametrize("world", list(WORLDS), indirect=True, scope="session")
 
 
 def run(world: Any, name: str, **arguments: Any) -> list[Any]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from test_communicators_worlds import TOKEN, ProcessWorld, ThreadWorld
+from communicator_worlds import TOKEN, ProcessWorld, ThreadWorld
 
 from sparkdl.collective.communicator import make_communicator
 from sparkdl.errors import (
@@ -30,9 +30,27 @@ PATHS = {
 }
 
 
+@pytest.fixture(scope="module", params=list(PATHS))
+def processes(request: pytest.FixtureRequest) -> Iterator[ProcessWorld]:
+    """Ranks as processes; tests that kill one of them start their own."""
+    world = ProcessWorld(PATHS[request.param])
+    yield world
+    world.close()
+
+
+@pytest.fixture
+def world(processes: ProcessWorld) -> ProcessWorld:
+    """The same processes with a new communicator."""
+    processes.connect_again()
+    return processes
+
+
 @pytest.fixture(params=list(PATHS))
-def hosts(request: pytest.FixtureRequest) -> list[str]:
-    return PATHS[request.param]
+def killed(request: pytest.FixtureRequest) -> Iterator[ProcessWorld]:
+    """Processes of the test's own."""
+    world = ProcessWorld(PATHS[request.param])
+    yield world
+    world.close()
 
 
 @pytest.fixture(autouse=True)
@@ -44,102 +62,75 @@ def nothing_left() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("size", [1, 2_000_000])
-def test_a_killed_rank_is_an_error_on_all_others_within_seconds(hosts, size):
-    world = ProcessWorld(hosts)
-    try:
-        for rank in range(world.size):
-            world.tell(rank, ("run", "reduce_until", {"seconds": 60.0, "size": size}))
-        time.sleep(0.3)
-        world.processes[1].send_signal(signal.SIGKILL)
-        start = time.monotonic()
-        answers = [world.hear(r, 10.0) for r in range(world.size) if r != 1]
-        assert time.monotonic() - start < 10
-        assert all(isinstance(a, TransportError) for a in answers), answers
-        assert not any(isinstance(a, WaitTimeoutError) for a in answers)
-        assert any("rank 1 is gone" in str(a) for a in answers)
-    finally:
-        world.close()
+def test_a_killed_rank_is_an_error_on_all_others_within_seconds(killed, size):
+    for rank in range(killed.size):
+        killed.tell(rank, ("run", "reduce_until", {"seconds": 300.0, "size": size}))
+    time.sleep(0.3)
+    killed.processes[1].send_signal(signal.SIGKILL)
+    start = time.monotonic()
+    answers = [killed.hear(r, 60.0) for r in range(killed.size) if r != 1]
+    assert time.monotonic() - start < 60
+    assert all(isinstance(a, TransportError) for a in answers), answers
+    assert not any(isinstance(a, WaitTimeoutError) for a in answers)
+    assert any("rank 1 is gone" in str(a) for a in answers)
 
 
-def test_a_killed_rank_is_noticed_in_a_barrier(hosts):
-    world = ProcessWorld(hosts)
-    try:
-        for rank in range(world.size):
-            if rank != 2:
-                world.tell(rank, ("run", "absent", {"who": 2, "seconds": 0}))
-        time.sleep(0.2)
-        world.processes[2].send_signal(signal.SIGKILL)
-        answers = [world.hear(r, 10.0) for r in range(world.size) if r != 2]
-        assert all(isinstance(a, TransportError) for a in answers), answers
-    finally:
-        world.close()
+def test_a_killed_rank_is_noticed_in_a_barrier(killed):
+    for rank in range(killed.size):
+        if rank != 2:
+            killed.tell(rank, ("run", "absent", {"who": 2, "seconds": 0}))
+    time.sleep(0.2)
+    killed.processes[2].send_signal(signal.SIGKILL)
+    answers = [killed.hear(r) for r in range(killed.size) if r != 2]
+    assert all(isinstance(a, TransportError) for a in answers), answers
 
 
-def test_a_rank_that_closes_is_an_error_on_the_others(hosts):
-    world = ProcessWorld(hosts)
-    try:
-        answers = world.run("close_now", who=1)
-        assert answers[1] is None
-        others = [a for r, a in enumerate(answers) if r != 1]
-        assert all(isinstance(a, TransportError) for a in others), answers
-    finally:
-        world.close()
+def test_a_rank_that_closes_is_an_error_on_the_others(world):
+    answers = world.run("close_now", who=1)
+    assert answers[1] is None
+    others = [a for r, a in enumerate(answers) if r != 1]
+    assert all(isinstance(a, TransportError) for a in others), answers
 
 
 @pytest.mark.parametrize("who", [0, 2])
-def test_a_missing_rank_is_named(hosts, who):
-    world = ProcessWorld(hosts, timeout_s=0.6)
-    try:
-        answers = world.run("absent", who=who, seconds=1.6)
-        timeouts = [a for a in answers if isinstance(a, WaitTimeoutError)]
-        assert timeouts
-        assert any(f"missing rank {who}" in str(a) for a in timeouts), timeouts
-        assert all(isinstance(a, TransportError) for r, a in enumerate(answers) if r != who)
-    finally:
-        world.close()
+def test_a_missing_rank_is_named(processes, who):
+    processes.connect_again(timeout_s=1.5)
+    others = [r for r in range(processes.size) if r != who]
+    for rank in others:
+        processes.tell(rank, ("run", "absent", {"who": who, "seconds": 0}))
+    answers = [processes.hear(rank) for rank in others]
+    timeouts = [a for a in answers if isinstance(a, WaitTimeoutError)]
+    assert timeouts
+    assert any(f"missing rank {who}" in str(a) for a in timeouts), timeouts
+    assert all(isinstance(a, TransportError) for a in answers), answers
 
 
-def test_a_handle_waits_again_and_names_the_missing(hosts):
-    world = ProcessWorld(hosts)
-    try:
-        answers = world.run("absent_handle", who=1)
-        assert all(isinstance(a, str) for a in answers), answers
-        assert any("rank 1" in a for r, a in enumerate(answers) if r != 1), answers
-    finally:
-        world.close()
+def test_a_handle_waits_again_and_names_the_missing(world):
+    answers = world.run("absent_handle", who=1)
+    assert all(isinstance(a, str) for a in answers), answers
+    assert any("rank 1" in a for r, a in enumerate(answers) if r != 1), answers
 
 
-def test_ranks_that_disagree_get_an_error(hosts):
-    world = ProcessWorld(hosts)
-    try:
-        answers = world.run("disagree")
-        assert all(isinstance(a, (ProtocolError, TransportError)) for a in answers), answers
-        assert any("disagree" in str(a) for a in answers)
-        again = world.run("meet")
-        assert all("has failed before" in str(a) for a in again)
-    finally:
-        world.close()
+def test_ranks_that_disagree_get_an_error(world):
+    answers = world.run("disagree")
+    assert all(isinstance(a, (ProtocolError, TransportError)) for a in answers), answers
+    assert any("disagree" in str(a) for a in answers)
+    again = world.run("meet")
+    assert all("has failed before" in str(a) for a in again)
 
 
-def test_a_wrong_token_is_refused(hosts):
-    tokens = [TOKEN] * len(hosts)
+def test_a_wrong_token_is_refused(processes):
+    tokens = [TOKEN] * processes.size
     tokens[1] = TOKEN[::-1]
-    world = ProcessWorld(hosts, tokens=tokens, connect_timeout_s=0.6)
-    try:
-        assert all(isinstance(a, TransportError | AuthenticationError) for a in world.connected)
-        assert any(isinstance(a, AuthenticationError) for a in world.connected)
-    finally:
-        world.close()
+    processes.connect_again(tokens, connect_timeout_s=2.0)
+    assert all(isinstance(a, TransportError | AuthenticationError) for a in processes.connected)
+    assert any(isinstance(a, AuthenticationError) for a in processes.connected)
 
 
-def test_nothing_is_left_open_after_close(hosts):
-    world = ProcessWorld(hosts)
-    try:
-        world.run("parity", size=1000)
-        answers = world.run("descriptors")
-        assert all(files <= 6 and threads == 1 for files, threads in answers), answers
-    finally:
-        world.close()
+def test_nothing_is_left_open_after_close(world):
+    world.run("parity", size=1000)
+    answers = world.run("descriptors")
+    assert all(files <= 6 and threads == 1 for files, threads in answers), answers
 
 
 # -- the same with threads ---------------------------------------------------------------------
@@ -191,7 +182,7 @@ def test_a_silent_stranger_delays_nobody():
         start = time.monotonic()
         with concurrent.futures.ThreadPoolExecutor(2) as pool:
             made = list(pool.map(lambda c: c.connect(members, TOKEN), [first, second]))
-            assert time.monotonic() - start < 2
+            assert time.monotonic() - start < 8  # an unknown process may be silent for 10 s
             assert [float(x) for x in pool.map(lambda c: c.all_reduce(1.0), made)] == [2.0, 2.0]
         for communicator in made:
             communicator.close()

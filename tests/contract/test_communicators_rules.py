@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
-from test_communicators_worlds import ProcessWorld, ThreadWorld
+from communicator_worlds import RULE_WORLDS, threads
 
 from sparkdl.collective.rules import (
     OneBitAdam,
@@ -19,15 +17,7 @@ from sparkdl.collective.rules import (
     rule_names,
 )
 from sparkdl.optimizers.flat import FlatAdam
-from sparkdl.testing.thread_communicator import connect_threads
 
-WORLDS = {
-    "shared-2": lambda: ProcessWorld([None] * 2),
-    "ring-2": lambda: ProcessWorld(["a", "b"]),
-    "hosts-2x2": lambda: ProcessWorld(["a", "b", "a", "b"]),
-}
-if importlib.util.find_spec("horovod"):
-    WORLDS["horovod-2"] = lambda: ProcessWorld([None] * 2, name="horovod")
 CONFIGURED: dict[str, Any] = {
     "sliced": Sliced(FlatAdam()),
     "onebit_adam": OneBitAdam(FlatAdam(), freeze_step=2),
@@ -36,12 +26,8 @@ CONFIGURED: dict[str, Any] = {
 }
 
 
-@pytest.fixture(scope="module", params=list(WORLDS))
-def world(request: pytest.FixtureRequest) -> Iterator[Any]:
-    made = WORLDS[request.param]()
-    made.run("in_order", count=1, size=1)  # the queue's thread lives as long as the communicator
-    yield made
-    made.close()
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    metafunc.parametrize("world", RULE_WORLDS, indirect=True, scope="session")
 
 
 def run(world: Any, rule: Any, seconds: float = 0.0) -> list[np.ndarray]:
@@ -57,9 +43,9 @@ def test_ranks_end_equal_and_as_over_threads(world: Any, name: str) -> None:
     rule = CONFIGURED.get(name, make_rule(name))
     answers = run(world, rule)
     assert len({a.tobytes() for a in answers}) == 1
-    threads = ThreadWorld(list(connect_threads(world.size)))
-    want = run(threads, rule)[0]
-    threads.close()
+    others = threads(world.size)
+    want = run(others, rule)[0]
+    others.close()
     np.testing.assert_allclose(answers[0], want, atol=1e-4)
 
 

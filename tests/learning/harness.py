@@ -1,4 +1,4 @@
-"""Workers as threads of this process, over a real coordinator and store: the loop without Spark."""
+"""Workers as threads of this process, with a parameter server in it: the loop without Spark."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from sparkdl.config import LoopSettings
 from sparkdl.data import Batches, rows_from_numpy
 from sparkdl.learner import make_learner
-from sparkdl.learner.keras_learner import model_layout, read_model
+from sparkdl.learner.model_weights import model_layout, read_model
 from sparkdl.ps.server import ServerConfig
 from sparkdl.ps.strategy import ServerSynchronizer
 from sparkdl.testing.inproc import InprocParameterServer
@@ -31,7 +31,7 @@ def run_workers(
     validation: tuple[np.ndarray, np.ndarray] | None = None,
     codec: Any = None,
 ) -> SimpleNamespace:
-    """Trains one model per part and returns the final weights, learners and the last status."""
+    """Trains one model per part; returns the final weights, learners, models, layout and center."""
     models = [make_model() for _ in parts]
     layout = model_layout(models[0])
     center = read_model(models[0], layout)
@@ -40,7 +40,7 @@ def run_workers(
     errors: list[BaseException] = []
     learners = [make_learner(model) for model in models]
 
-    with InprocParameterServer(config, center.copy()) as server:
+    with InprocParameterServer(config, center) as server:
 
         def work(rank: int) -> None:
             x, y = parts[rank]
@@ -48,17 +48,15 @@ def run_workers(
             held_out = None
             if validation is not None:
                 held_out = Batches(rows_from_numpy(*validation), batch_size, shuffle=False)
-            client = server.client(rank)
             try:
-                train(
-                    learners[rank], ServerSynchronizer(rule, client, layout, False),
-                    Batches(rows, batch_size, shuffle=shuffle, rank=rank), settings,
-                    validation=held_out, num_rows=len(rows), num_workers=len(parts),
-                )  # fmt: skip
+                with server.client(rank) as client:
+                    train(
+                        learners[rank], ServerSynchronizer(rule, client, layout, False),
+                        Batches(rows, batch_size, shuffle=shuffle, rank=rank), settings,
+                        validation=held_out, num_rows=len(rows), num_workers=len(parts),
+                    )  # fmt: skip
             except BaseException as error:
                 errors.append(error)
-            finally:
-                client.close()
 
         threads = [threading.Thread(target=work, args=(r,)) for r in range(len(parts))]
         for thread in threads:
@@ -74,9 +72,8 @@ def run_workers(
             learner.read_weights(flat)
             weights.append(flat)
     return SimpleNamespace(
-        weights=weights, learners=learners, models=models, layout=layout,
-        group=server.coordinator.group, center=server.center,
-    )  # fmt: skip
+        weights=weights, learners=learners, models=models, layout=layout, center=server.center
+    )
 
 
 def split(x: np.ndarray, y: np.ndarray, sizes: list[int]) -> list[tuple[np.ndarray, np.ndarray]]:

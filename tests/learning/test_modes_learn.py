@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from harness import run_workers
 
-from sparkdl.learner.keras_learner import write_model
-from sparkdl.spark.driver.server_run import choose_rule
+from sparkdl.learner.model_weights import write_model
+from sparkdl.ps.choice import choose_rule
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "..", "benchmarks"))
 import datasets

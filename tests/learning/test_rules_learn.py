@@ -10,8 +10,8 @@ import pytest
 from harness import run_workers, split
 
 from sparkdl.config import EPOCH_WINDOW
-from sparkdl.learner.keras_learner import write_model
 from sparkdl.learner.local_optimizer import adopt_optimizer
+from sparkdl.learner.model_weights import write_model
 from sparkdl.ps.codecs import DGC, RandomK, TopK, codec_names, make_codec
 from sparkdl.ps.rules import EAMSGD, Averaging, make_rule, rule_names
 

@@ -27,6 +27,10 @@ BATCH = 8
 EPOCHS = 2
 STOP_AFTER = 64
 LATER_RATE = 0.004
+MEETING_S = 600.0
+"""Until the slowest rank has imported its framework, on a loaded machine too."""
+OPERATION_S = 300.0
+"""Limit of a collective operation: one that waits for another rank to compile takes seconds."""
 TOKEN = b"0123456789abcdef0123456789abcdef"
 Part = tuple[np.ndarray, np.ndarray, np.ndarray]
 
@@ -240,7 +244,7 @@ class Trainee:
 
     def result(self) -> np.ndarray:
         """Trained variables, then running statistics."""
-        from sparkdl.learner.keras_learner import model_layout, read_model
+        from sparkdl.learner.model_weights import model_layout, read_model
 
         return read_model(self.model, model_layout(self.model))
 
@@ -272,7 +276,7 @@ class Meeting:
         mine = places[self.rank].with_suffix(f".{self.rank}.new")
         mine.write_text(text)
         os.replace(mine, places[self.rank])
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + MEETING_S
         while not all(p.exists() for p in places):
             if time.monotonic() > deadline:
                 raise TimeoutError(f"rank {self.rank} met nobody in round {self._round}")
@@ -282,7 +286,7 @@ class Meeting:
 
 def make_driver(kind: str) -> Any:
     """What a rank hears from the driver."""
-    from sparkdl.collective.strategy import NoControl
+    from sparkdl.collective.control import NoControl
 
     class Driver(NoControl):
         learning_rate = LATER_RATE if kind == "rate" else None
@@ -324,7 +328,7 @@ class Ranks:
         learner.reload()
         layout = learner.layout
         strategy = AllReduceStrategy(
-            TOKEN, layout, case.communicator, {"timeout_s": 30.0}, case.wire
+            TOKEN, layout, case.communicator, {"timeout_s": OPERATION_S}, case.wire
         )
         x, y, weights = parts_of(case, size)[rank]
         rows = rows_from_numpy(x, y, weights if case.weighted else None)
@@ -335,7 +339,7 @@ class Ranks:
         driver = make_driver(case.driver if rank == size - 1 else "")
         with cut(layout, case.parts), strategy.open(self.meeting, layout, driver) as synchronizer:
             assert synchronizer.transport == case.communicator
-            assert len(synchronizer._exchange.parts) >= case.parts, synchronizer._exchange.parts
+            assert len(synchronizer._steps.parts) >= case.parts, synchronizer._steps.parts
             train(learner, synchronizer, batches, settings, num_rows=len(x), num_workers=size)
         flat = np.empty(layout.size, np.float32)
         learner.read_weights(flat)

@@ -23,7 +23,7 @@ def main() -> None:
     import keras
 
     from sparkdl.collective.communicator import Member, make_communicator
-    from sparkdl.collective.synchronizer import AllReduceGradientSynchronizer
+    from sparkdl.collective.gradient_synchronizer import AllReduceGradientSynchronizer
     from sparkdl.data import Batches, rows_from_numpy
     from sparkdl.learner import make_learner
 
@@ -49,7 +49,7 @@ def main() -> None:
                 elif what == "killed":
                     os.kill(os.getpid(), signal.SIGKILL)
                 else:  # another branch, which takes its time
-                    time.sleep(60)
+                    time.sleep(600)
             began = time.monotonic()
             synchronizer.train(learner, window)
     except Exception as error:

@@ -3,6 +3,9 @@
 After 54 steps (64 where a run is stopped) the weights of all ranks are equal to the bit, and those
 of one process with plain Keras to the last digits, whatever the optimizer, the partitions, the
 communicator and the backend. Each world of processes is started once and runs all of its cases.
+
+A world takes one to two minutes on an idle machine. Its limits are ten times that, so that a loaded
+machine fails no case; a world ends at once when one of its processes has failed.
 """
 
 from __future__ import annotations
@@ -31,7 +34,9 @@ CASES = [
     for c in exact_program.cases(b, s)
 ]
 BOUNDS = {None: 1e-5, "float16": 4e-3, "bfloat16": 3e-2}
+WORLD_TIMEOUT_S = 1200.0
 _results: dict[tuple[str, int], dict[str, list[Any]] | None] = {}
+pytestmark = pytest.mark.timeout(WORLD_TIMEOUT_S + 60)
 
 
 def run_world(backend: str, size: int, folder: Path) -> dict[str, list[Any]]:
@@ -56,22 +61,31 @@ def run_world(backend: str, size: int, folder: Path) -> dict[str, list[Any]]:
                 processes.append(
                     subprocess.Popen(command, env=environment, stdout=output, stderr=output)
                 )
-        deadline = time.monotonic() + 240
-        for process in processes:
-            process.wait(max(0.0, deadline - time.monotonic()))
+        wait_for(processes)
     finally:
         for process in processes:
             process.kill()
             process.wait()
     found: dict[str, list[Any]] = {}
     for rank, (process, log) in enumerate(zip(processes, logs, strict=True)):
-        assert process.returncode == 0, f"rank {rank}:\n{log.read_text()[-5000:]}"
+        code = process.returncode
+        assert code == 0, f"rank {rank} ended with {code}:\n{log.read_text()[-5000:]}"
         told = json.loads((folder / f"{rank}.json").read_text())
         with np.load(folder / f"{rank}.npz") as arrays:
             for name, known in told.items():
                 weights = {"weights": arrays[name]} if name in arrays else {}
                 found.setdefault(name, []).append({**known, **weights})
     return found
+
+
+def wait_for(processes: list[subprocess.Popen[bytes]]) -> None:
+    """Returns when all have ended, one has failed, or the time is over."""
+    deadline = time.monotonic() + WORLD_TIMEOUT_S
+    while time.monotonic() < deadline:
+        codes = [process.poll() for process in processes]
+        if None not in codes or any(codes):
+            return
+        time.sleep(0.1)
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "contract"))
 
-from test_communicators_worlds import ProcessWorld
+from communicator_worlds import ProcessWorld
 
 from sparkdl.errors import TransportError
 
@@ -37,7 +37,7 @@ def test_connecting_again_in_the_same_process_and_the_environment_restored():
             world.tell(rank, ("run", "reduce_until", {"seconds": 60.0, "size": 1000}))
         time.sleep(0.3)
         world.processes[1].send_signal(signal.SIGKILL)
-        assert isinstance(world.hear(0, 10.0), TransportError)
+        assert isinstance(world.hear(0), TransportError)
     finally:
         world.close()
 
@@ -48,4 +48,4 @@ def test_importing_the_adaptor_imports_no_framework():
         "bad = {'tensorflow', 'horovod', 'keras', 'pyspark'} & set(sys.modules);"
         "assert not bad, bad"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=240)

@@ -19,13 +19,14 @@ from sparkdl.errors import (
     ConfigError,
     DataError,
     ModelError,
+    ReadOnlyError,
     ResourceError,
     SparkDLError,
     UnknownNameError,
 )
 from sparkdl.learner.signature import model_signature
-from sparkdl.spark import fitting as module
-from sparkdl.spark.columns.sources import pair_encoder
+from sparkdl.spark.columns.pairs import pair_encoder
+from sparkdl.spark.driver import fitting as module
 
 
 def dense(inputs: int = 3, outputs: int = 1, loss: Any = "mse", build: bool = True) -> Any:
@@ -110,6 +111,38 @@ def refused(
 def test_arguments(kind: Any, arguments: dict[str, Any], words: list[str]) -> None:
     with refused(None, kind, *words):
         SparkModel(dense(), **arguments)
+
+
+@pytest.mark.parametrize(
+    ("mode", "name", "value"),
+    [
+        ("asynchronous", "mode", "allreduce"),
+        ("asynchronous", "frequency", "batch"),
+        ("asynchronous", "rule", "dynsgd"),
+        ("synchronous", "num_workers", 8),
+        ("synchronous", "batch_size", 64),
+        ("allreduce", "communicator", "builtin"),
+        ("allreduce", "max_restarts", 0),
+        ("hogwild", "port", 7000),
+        ("hogwild", "custom_objects", {}),
+    ],
+)
+def test_attributes_are_read_only(mode: str, name: str, value: Any) -> None:
+    """A setting changed after the choice of rule and window would be saved, but not trained by."""
+    model = SparkModel(dense(), mode)
+    before = model.get_config()
+    with refused(None, ReadOnlyError, f"{name} of a SparkModel", repr(value), "SparkModel(spark"):
+        setattr(model, name, value)
+    assert isinstance(ReadOnlyError(""), (AttributeError, ConfigError))
+    assert model.get_config() == before
+
+
+def test_attributes_show_what_was_asked_and_chosen() -> None:
+    model = SparkModel(dense(), "allreduce", 4, num_workers=3, batch_size=5, seed=7)
+    assert (model.mode, model.frequency, model.num_workers) == ("allreduce", 4, 3)
+    assert (model.batch_size, model.seed, model.max_restarts) == (5, 7, 3)
+    assert (model.rule.name, model.communicator, model.port) == ("mean", "auto", 0)
+    assert model.get_config()["rule"]["name"] == "mean"
 
 
 def test_models() -> None:

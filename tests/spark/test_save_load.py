@@ -14,8 +14,11 @@ from keras import layers
 
 from sparkdl import SparkModel, load_spark_model
 from sparkdl.errors import ConfigError, ModelError, ResourceError
-from sparkdl.files import storage as persistence
+from sparkdl.files.archive_parts import with_parts
 from sparkdl.files.checkpoints import Checkpoints
+from sparkdl.learner.archive import load_state, model_bytes
+from sparkdl.run_state import RunState
+from sparkdl.spark import spark_model as facade
 
 N = 40
 X = np.random.default_rng(0).normal(size=(N, 3)).astype("float32")
@@ -84,7 +87,10 @@ def test_settings_weights_and_overwriting(tmp_path: Path, form: str) -> None:
     first.model.layers[-1].set_weights([np.ones((3, 1)), np.ones(1)])
     first.save(path)
     loaded = load_spark_model(path)
-    assert loaded.get_config() == first.get_config()
+    network = {"port": 0, "server_bind": None, "server_address": None}
+    assert loaded.get_config() == {**first.get_config(), **network}
+    own = load_spark_model(path, port=(7000, 7010), server_bind="127.0.0.1")
+    assert own.get_config() == first.get_config()
     same(loaded.model, first.model)
     assert loaded.model.compiled
     with pytest.raises(ResourceError, match="exists"):
@@ -116,13 +122,28 @@ def test_settings_of_all_reduce(tmp_path: Path, frequency: Any, arguments: dict[
     assert type(loaded.rule) is type(first.rule)
 
 
+def test_a_file_does_not_say_where_the_server_is(tmp_path: Path) -> None:
+    """Or whoever wrote it could lead the workers, with token and weights, to his own machine."""
+    content = with_parts(
+        model_bytes(dense()),
+        settings={
+            "mode": "synchronous", "batch_size": 7, "port": [8000, 8001],
+            "server_bind": "0.0.0.0", "server_address": "evil.example.org",
+        },
+    )  # fmt: skip
+    (tmp_path / "model.keras").write_bytes(content)
+    loaded = load_spark_model(f"{tmp_path}/model.keras")
+    assert (loaded.mode, loaded.batch_size) == ("synchronous", 7)
+    assert (loaded.port, loaded.server_bind, loaded.server_address) == (0, None, None)
+
+
 def test_wrong_paths_are_refused_before_anything_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def never(*_: Any) -> bytes:
         raise AssertionError("the model must not be saved before the path is known to be good")
 
-    monkeypatch.setattr(persistence, "model_bytes", never)
+    monkeypatch.setattr(facade, "model_bytes", never)
     model = SparkModel(dense())
     with pytest.raises(ConfigError, match=r"(?s)'\.keras'.*model\.h5"):
         model.save(f"{tmp_path}/model.h5")
@@ -153,7 +174,7 @@ def test_what_cannot_be_loaded(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="safe_mode=False"):
         load_spark_model(path)
     assert load_spark_model(path, safe_mode=False).model.compiled
-    content = persistence.with_settings((tmp_path / "plain.keras").read_bytes(), {"later": 1})
+    content = with_parts((tmp_path / "plain.keras").read_bytes(), settings={"later": 1})
     (tmp_path / "later.keras").write_bytes(content)
     with pytest.raises(ModelError, match=r"(?s)another version.*later"):
         load_spark_model(f"{tmp_path}/later.keras")
@@ -225,13 +246,17 @@ def test_the_last_two_checkpoints_are_kept(tmp_path: Path) -> None:
     assert checkpoints is not None
     model = dense()
     for epoch in (1, 2, 5, 6, 6):  # epochs that end together are saved once
-        checkpoints.save(model, epoch, b"momentum %d" % epoch)
+        checkpoints.save(model_bytes(model), RunState(epoch, rule=b"momentum %d" % epoch))
     names = sorted(p.name for p in tmp_path.iterdir())
     assert names == ["checkpoint.json", "epoch-00005.keras", "epoch-00006.keras"]
-    assert checkpoints.restore(model) == (6, b"momentum 6")
+    restored = checkpoints.restore()
+    assert restored is not None
+    assert (restored.state.epoch, restored.state.rule) == (6, b"momentum 6")
+    load_state(model, restored.model_file, str(tmp_path))
+    same(keras.models.load_model(tmp_path / "epoch-00006.keras"), model)
     (tmp_path / "checkpoint.json").write_text("{}")
     with pytest.raises(ConfigError, match="no index of checkpoints"):
-        checkpoints.restore(model)
+        checkpoints.restore()
 
 
 def test_resume_without_a_checkpoint_begins_at_the_start(

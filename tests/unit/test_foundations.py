@@ -1,4 +1,4 @@
-"""errors, weights, config and the package's face: small things that all others stand on."""
+"""errors, weights and the package's face: small things that all others stand on."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from sparkdl import errors
-from sparkdl.config import LoopSettings, parse_frequency
 from sparkdl.errors import (
     AuthenticationError,
     ConfigError,
+    ReadOnlyError,
     SparkDLError,
     TransportError,
     UnknownNameError,
@@ -38,6 +38,7 @@ def test_importing_the_package_is_fast_and_loads_no_framework() -> None:
     assert took < 0.3
 
 
+@pytest.mark.keras
 def test_the_public_face_is_what_the_design_names() -> None:
     import sparkdl
 
@@ -56,6 +57,7 @@ ALL_ERRORS = [
     ConfigError("what", expected="e", received="r", hint="h"),
     UnknownNameError("mode", "asynchron", ["asynchronous", "hogwild"]),
     AuthenticationError("no token"),
+    ReadOnlyError("mode", expected="e"),
     TransportError("gone"),
     WaitTimeoutError("late", received="ranks 1, 2"),
     WorkerError(3, "ValueError: bad", "Traceback ...", hint="look"),
@@ -75,6 +77,7 @@ def test_errors_subclass_the_fitting_built_in() -> None:
     assert issubclass(TransportError, ConnectionError)
     assert issubclass(WaitTimeoutError, TimeoutError)
     assert issubclass(AuthenticationError, PermissionError)
+    assert issubclass(ReadOnlyError, AttributeError)
     public = [v for v in vars(errors).values() if isinstance(v, type)]
     assert all(issubclass(v, SparkDLError) for v in public if v.__module__ == errors.__name__)
 
@@ -111,14 +114,3 @@ def test_layouts_match_by_shape_not_by_name() -> None:
     assert one.matches(Layout.of([("dense_1/kernel", (2, 3), "float32")]))
     assert not one.matches(Layout.of([("dense/kernel", (3, 2), "float32")]))
     assert not one.matches(Layout.of([], [("dense/kernel", (2, 3), "float32")]))
-
-
-@pytest.mark.parametrize("bad", [0, -3, 1.5, True, "often", None])
-def test_frequencies_that_make_no_sense_are_refused(bad: object) -> None:
-    with pytest.raises(ConfigError):
-        parse_frequency(bad)
-
-
-def test_settings_are_checked_when_built() -> None:
-    with pytest.raises(ConfigError, match="batch_size"):
-        LoopSettings(epochs=1, batch_size=0)

@@ -172,7 +172,7 @@ def test_a_learning_rate_from_the_driver_is_set_once() -> None:
 def test_large_rows_make_short_calls(
     width: int, longest: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker, "PIECE_BYTES", 1 << 20)
+    monkeypatch.setattr(worker, "STACK_BYTES", 1 << 20)
     rows = rows_from_numpy(np.zeros((40, width), np.float32), np.zeros(40, np.float32))
     learner, synchronizer = Learner(), Synchronizer()
     batches = Batches(rows, 8, shuffle=False)

@@ -1,8 +1,9 @@
 """The built-in communicator: who is on which host, and which path an operation takes.
 
-Every operation begins with an *exchange*: each rank's 128-byte description of what it is about to
-do, and its data too if they are few. So all know all weights, ranks that disagree get an error
-instead of a hang, a missing rank has a name, and small operations are done. Large arrays follow:
+Every operation begins with an *exchange of records*: each rank tells all others, in 128 bytes, what
+it is about to do, and sends its data along if they are few. So all ranks know all weights; ranks
+that call different operations get an error instead of a hang; a missing rank is named; and small
+operations are done. Large arrays follow:
 
 * all ranks on one host: shared memory;
 * one rank per host: the ring;
@@ -19,13 +20,16 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from sparkdl.collective.arguments import MAX_DIMENSIONS, OPS
 from sparkdl.collective.arithmetic import (
     Array,
     put_scaled,
     reduce_in_order,
     reduction_factors,
     reduction_ufunc,
+    shard_edges,
 )
+from sparkdl.collective.builtin.handshake import LOCAL, RING, Address, ConnectionKey
 from sparkdl.collective.builtin.places import Places
 from sparkdl.collective.builtin.records import (
     HEADER_BYTES,
@@ -38,17 +42,12 @@ from sparkdl.collective.builtin.records import (
     payload_of,
     unpack_records,
 )
-from sparkdl.collective.builtin.rendezvous import LOCAL, RING, Address, ConnectionKey, Listener
+from sparkdl.collective.builtin.rendezvous import Listener
 from sparkdl.collective.builtin.ring import Ring
 from sparkdl.collective.builtin.shared import SharedMemory
 from sparkdl.collective.builtin.waiting import Watch
 from sparkdl.collective.member import Member
-from sparkdl.collective.ordered import (
-    MAX_DIMENSIONS,
-    OPS,
-    OrderedCommunicator,
-    shard_edges,
-)
+from sparkdl.collective.ordered import OrderedCommunicator
 from sparkdl.errors import ProtocolError
 
 _SMALL_BYTES = 16 << 10
@@ -62,10 +61,10 @@ class BuiltinCommunicator(OrderedCommunicator):
     Args:
         rank: This rank.
         members: All ranks' members.
-        world: What the members' ranks are called in handshakes (differs in groups).
+        world: The members' ranks in the whole run, which handshakes use (differ in groups).
         listener: This process's sockets; shared with groups.
         token: The run's secret.
-        label: Names this communicator among those of the listener.
+        label: Name of this communicator among those that share the listener.
         timeout_s: Limit for one operation.
         connect_timeout_s: Limit for connecting.
     """
@@ -112,59 +111,60 @@ class BuiltinCommunicator(OrderedCommunicator):
     # -- connecting --------------------------------------------------------------------------
 
     def _connect(self) -> None:
-        dial, expect = self._plan()
+        connect_to, expect = self._plan()
         group = hashlib.sha256(self._label.encode()).digest()[:16]
-        dialed, accepted = self._listener.establish(
+        made, accepted = self._listener.establish(
             self._world[self._rank],
             self._token,
             group,
-            dial,
+            connect_to,
             expect,
             self._connect_timeout_s,
         )
-        made = {**dialed, **accepted}
         try:
-            self._join(dialed, accepted)
+            self._use(made, accepted)
             self._barrier()  # a rank that has connected knows that all have
         except BaseException:
-            for path in (self._shared, self._ring):
-                if path is not None:
-                    path.close()
-            for connection in made.values():
+            self._close_paths()
+            for connection in (*made.values(), *accepted.values()):
                 connection.close()
             raise
 
     def _plan(self) -> tuple[dict[ConnectionKey, Address], list[ConnectionKey]]:
-        """Each pair on a host is dialed by its higher rank; each ring by the rank before."""
-        dial: dict[ConnectionKey, Address] = {}
+        """The connections that this rank makes, and those that it expects.
+
+        Of two ranks on a host the higher one connects; in a ring each connects to the next.
+        """
+        connect_to: dict[ConnectionKey, Address] = {}
         expect: list[ConnectionKey] = []
         for other in self._places.local:
-            link = ConnectionKey(LOCAL, self._world[other])
+            key = ConnectionKey(LOCAL, self._world[other])
             if other < self._rank:
-                dial[link] = "\0" + self._members[other].local
+                connect_to[key] = "\0" + self._members[other].local
             elif other > self._rank:
-                expect.append(link)
+                expect.append(key)
         ring = self._places.ring
         if ring:
             at = ring.index(self._rank)
             after, before = ring[(at + 1) % len(ring)], ring[at - 1]
             member = self._members[after]
-            dial[ConnectionKey(RING, self._world[after])] = (member.host, member.port)
+            connect_to[ConnectionKey(RING, self._world[after])] = (member.host, member.port)
             expect.append(ConnectionKey(RING, self._world[before]))
-        return dial, expect
+        return connect_to, expect
 
-    def _join(
+    def _use(
         self,
-        dialed: Mapping[ConnectionKey, socket.socket],
+        made: Mapping[ConnectionKey, socket.socket],
         accepted: Mapping[ConnectionKey, socket.socket],
     ) -> None:
+        """Opens the shared memory and the ring over their connections."""
         local, ring = self._places.local, self._places.ring
         if len(local) > 1:
             links = {}
             for index, other in enumerate(local):
-                link = ConnectionKey(LOCAL, self._world[other])
+                key = ConnectionKey(LOCAL, self._world[other])
                 if other != self._rank:
-                    links[index] = dialed[link] if link in dialed else accepted[link]
+                    links[index] = made[key] if key in made else accepted[key]
             self._shared = SharedMemory(
                 self._places.local_rank, local, links, self._capacity + 4096, self._watch
             )
@@ -173,7 +173,7 @@ class BuiltinCommunicator(OrderedCommunicator):
             self._ring = Ring(
                 at,
                 ring,
-                dialed[ConnectionKey(RING, self._world[ring[(at + 1) % len(ring)]])],
+                made[ConnectionKey(RING, self._world[ring[(at + 1) % len(ring)]])],
                 accepted[ConnectionKey(RING, self._world[ring[at - 1]])],
                 self._capacity,
                 self._watch,
@@ -209,7 +209,7 @@ class BuiltinCommunicator(OrderedCommunicator):
             return
         assert shared is not None
         edges = self._places.edges(source.size)
-        if self._places.lanes == 0:
+        if self._places.num_rings == 0:
             shared.all_reduce(source, target, edges, factor, ufunc)
             return
         shared.all_reduce(source, target, edges, factor, ufunc, gather=False)
@@ -230,7 +230,7 @@ class BuiltinCommunicator(OrderedCommunicator):
         whole = np.empty_like(source)
         if small:
             self._reduce_small(records, whole, op, factors)
-        elif self._shared is not None and self._places.lanes == 0:
+        elif self._shared is not None and self._places.num_rings == 0:
             factor, ufunc = factors[self._rank], reduction_ufunc(op)
             self._shared.all_reduce(source, whole, edges, factor, ufunc, gather=False)
         elif self._places.one_each and self._ring is not None:
@@ -265,7 +265,7 @@ class BuiltinCommunicator(OrderedCommunicator):
         if self._shared is not None:
             inner = [s - hosts[h] for s in starts[counts[h] : counts[h + 1] + 1]]
             self._shared.all_gather(mine, inner)
-        if self._places.lanes == 0:
+        if self._places.num_rings == 0:
             return
         if self._ring is not None and self._local_rank == 0:
             self._ring.all_gather(work, hosts)
@@ -284,7 +284,7 @@ class BuiltinCommunicator(OrderedCommunicator):
         origin = next(h for h, ranks in enumerate(places.hosts) if root in ranks)
         if shared is not None and places.host == origin:
             shared.broadcast(target, places.local.index(root))
-        if places.lanes == 0:
+        if places.num_rings == 0:
             return
         edges = places.edges(target.size)
         if ring is not None:
@@ -358,7 +358,7 @@ class BuiltinCommunicator(OrderedCommunicator):
         if self._places.one_each and ring is not None:
             return ring.exchange(record)
         inside = [record] if shared is None else shared.exchange(record)
-        if self._places.lanes == 0:
+        if self._places.num_rings == 0:
             return inside
         everything = b""
         if ring is not None and self._local_rank == 0:
@@ -392,11 +392,14 @@ class BuiltinCommunicator(OrderedCommunicator):
         self._watch.abort()
         for path in (self._shared, self._ring):
             if path is not None:
-                path.hang_up()
+                path.shut_down()
 
     def _release(self) -> None:
+        self._close_paths()
+        if self._owns_listener:
+            self._listener.close()
+
+    def _close_paths(self) -> None:
         for path in (self._shared, self._ring):
             if path is not None:
                 path.close()
-        if self._owns_listener:
-            self._listener.close()

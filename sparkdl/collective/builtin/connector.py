@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sparkdl.collective.builtin.communicator import BuiltinCommunicator
-from sparkdl.collective.builtin.rendezvous import Listener, own_address, own_host_id
+from sparkdl.collective.builtin.rendezvous import Listener
+from sparkdl.collective.builtin.sockets import own_address, own_host_id
 from sparkdl.collective.member import Member
 from sparkdl.collective.ordered import DEFAULT_TIMEOUT_S
 from sparkdl.errors import ConfigError
@@ -14,15 +15,16 @@ _LEAST_TOKEN_BYTES = 16
 
 
 class BuiltinConnector:
-    """A built-in communicator in the making.
+    """Makes the built-in communicator of one rank.
 
     Args:
         rank: This rank, from 0.
         bind_host: Address to listen on; the IPv6 ones have a colon.
         port: TCP port to listen on; 0: any free one; a pair: the first free one of that range.
-        advertised_host: Address that the others connect to; None: this machine's own on its way
-            out.
-        host_id: Equal for ranks that can share memory; None: found out. Different ids force TCP.
+        advertised_host: Address that the others connect to; None: that from which this machine
+            reaches other networks.
+        host_id: Equal for ranks that can share memory; None: that of this machine. Ranks with
+            different ids use TCP.
         timeout_s: Limit for one operation.
         connect_timeout_s: Limit for connecting all ranks.
     """
@@ -45,7 +47,7 @@ class BuiltinConnector:
         self._listener: Listener | None = None
 
     def prepare(self) -> Member:
-        """Opens the listening sockets and holds them; tells where they are."""
+        """Opens the listening sockets; returns where they are."""
         self.close()
         self._listener = Listener(self._bind_host, self._port)
         return Member(
@@ -66,13 +68,15 @@ class BuiltinConnector:
             raise ConfigError(
                 "cannot connect the builtin communicator",
                 expected="prepare() before connect()",
-                received="connect() first, or twice",
+                received="connect() without prepare(), or twice",
+                hint="call prepare() on all ranks, then connect() with what it returned on each",
             )
         if not 0 <= self._rank < len(members):
             raise ConfigError(
                 "cannot connect the builtin communicator",
                 expected=f"a member for rank {self._rank}",
                 received=f"{len(members)} members",
+                hint="members are what prepare() returned on each rank, in rank order",
             )
         if len(token) < _LEAST_TOKEN_BYTES:
             raise ConfigError(
@@ -87,6 +91,7 @@ class BuiltinConnector:
                 "cannot connect the builtin communicator",
                 expected="all ranks prepared for it",
                 received=f"ranks prepared for {', '.join(map(repr, others))}",
+                hint="pass the same communicator= on all ranks",
             )
         listener, self._listener = self._listener, None
         try:
@@ -105,7 +110,7 @@ class BuiltinConnector:
             raise
 
     def close(self) -> None:
-        """Closes the sockets, if :meth:`connect` did not take them over."""
+        """Closes the sockets, unless a communicator uses them. Can be repeated."""
         if self._listener is not None:
             self._listener.close()
             self._listener = None

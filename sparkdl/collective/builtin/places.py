@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from sparkdl.collective.ordered import shard_edges
+from sparkdl.collective.arithmetic import shard_edges
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Places:
         return self.local.index(self.rank)
 
     @property
-    def lanes(self) -> int:
+    def num_rings(self) -> int:
         """How many rings join the hosts: one for each rank of the smallest host."""
         return min(len(ranks) for ranks in self.hosts) if len(self.hosts) > 1 else 0
 
@@ -60,7 +60,7 @@ class Places:
     @property
     def ring(self) -> tuple[int, ...]:
         """The ranks of this rank's ring; empty if it has none."""
-        if self.local_rank >= self.lanes:
+        if self.local_rank >= self.num_rings:
             return ()
         return tuple(ranks[self.local_rank] for ranks in self.hosts)
 
@@ -71,6 +71,6 @@ class Places:
 
     def edges(self, size: int) -> list[int]:
         """Edges of the segments that this host's ranks reduce: one for each ring."""
-        count = self.lanes or len(self.local)
+        count = self.num_rings or len(self.local)
         edges = shard_edges(size, count)
         return edges + [size] * (len(self.local) - count)

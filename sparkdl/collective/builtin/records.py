@@ -1,7 +1,7 @@
-"""What each rank says at the start of an operation, as bytes.
+"""The record that each rank sends to all others at the start of an operation.
 
-A record is ``SAME | WEIGHT | payload``: what all ranks must agree on, byte for byte; this rank's
-weight; and its data, if they are few.
+A record is ``SAME | WEIGHT | payload``: the description of the operation, which must be equal on
+all ranks, byte for byte; this rank's weight; and its data, if they are few.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from sparkdl.collective.arguments import OPS
 from sparkdl.collective.arithmetic import Array
-from sparkdl.collective.ordered import OPS
 from sparkdl.errors import ProtocolError
 
 KINDS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "barrier", "group")
-SAME = struct.Struct("<BBBB12sQq8q")  # what all ranks must agree on, byte for byte
+SAME = struct.Struct("<BBBB12sQq8q")
 WEIGHT = struct.Struct("<d")
 HEADER_BYTES = SAME.size + WEIGHT.size
 LENGTH = struct.Struct("<I")
@@ -79,7 +79,7 @@ class Record:
     def shaped(self, data: npt.NDArray[np.uint8]) -> Array:
         """``data`` as the array described."""
         if data.ctypes.data % 8:
-            data = data.copy()  # a neighbour of odd length moved it off its boundary
+            data = data.copy()  # after data of odd length it is not aligned
         result: Array = data.view(dtype_of(self.dtype)).reshape(self.shape)
         return result
 
@@ -113,7 +113,11 @@ def unpack_records(text: bytes) -> list[bytes]:
     records, at = [], 0
     while at < len(text):
         if at + LENGTH.size > len(text):
-            raise ProtocolError("a record ends too early", received=f"{len(text)} bytes")
+            raise ProtocolError(
+                "a record ends too early",
+                expected=f"a length of {LENGTH.size} bytes at byte {at}",
+                received=f"{len(text)} bytes in all",
+            )
         (length,) = LENGTH.unpack_from(text, at)
         at += LENGTH.size
         records.append(text[at : at + length])

@@ -1,11 +1,11 @@
 """Collectives of ranks on different hosts: a ring of TCP connections, used as one stream.
 
 Each rank sends to the next and receives from the one before. An all-reduce of ``n`` elements is
-``p - 1`` steps that reduce and ``p - 1`` that gather, each carrying one of ``p`` segments; what a
-rank sends in step ``s + 1`` is what it received (and reduced) in step ``s``. So the steps need no
-meeting points: bytes are sent as soon as their counterpart has come in, in both directions at
-once, and ``2 n (p - 1)/p`` elements cross each wire, which is the least possible (Patarasuk and
-Yuan, 2009).
+``p - 1`` steps that reduce and ``p - 1`` that gather; each moves one of ``p`` segments. What a rank
+sends in step ``s + 1`` is what it received (and reduced) in step ``s``. So ranks need not wait for
+each other between two steps: they send bytes as soon as those that they depend on have been
+received, and receive others meanwhile. Each rank sends ``2 n (p - 1)/p`` elements, which is the
+least possible (Patarasuk and Yuan, 2009).
 """
 
 from __future__ import annotations
@@ -20,18 +20,19 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from sparkdl.collective.arithmetic import Array, join_scaled, put_scaled
-from sparkdl.collective.builtin.rendezvous import peer_gone, set_tcp_options
+from sparkdl.collective.builtin.sockets import peer_gone, set_tcp_options
 from sparkdl.collective.builtin.waiting import SLICE_MS, SPIN_S, Watch, spin_until
 from sparkdl.errors import ProtocolError
 
 _LENGTH = struct.Struct("<I")
 _LEAST_CHUNK_BYTES, _MOST_CHUNK_BYTES = 256 << 10, 1 << 20
-"""What is received before it is reduced and sent on: less begins sooner, more costs fewer calls."""
+"""Bytes received before they are reduced and sent on: with fewer the next rank begins sooner, with
+more there are fewer calls."""
 
 
 @dataclasses.dataclass
 class _Step:
-    """One segment to receive: where to, and what to do with a complete piece of it."""
+    """One segment to receive: where it goes, and what joins a complete piece of it."""
 
     target: Array
     join: Callable[[int, int, Array], None] | None = None
@@ -66,7 +67,7 @@ class Ring:
         for connection in (to_next, from_previous):
             set_tcp_options(connection)
 
-    def hang_up(self) -> None:
+    def shut_down(self) -> None:
         """Ends the connections, so that the others' waits for this rank end."""
         for connection in (self._next, self._previous):
             with contextlib.suppress(OSError):
@@ -80,7 +81,7 @@ class Ring:
     # -- records -----------------------------------------------------------------------------
 
     def exchange(self, record: bytes) -> list[bytes]:
-        """Every rank's record in ring order; each travels once around."""
+        """Every rank's record in ring order; each is passed once around the ring."""
         records: list[bytes] = [b""] * self.count
         records[self.index] = record
         outgoing = memoryview(_LENGTH.pack(len(record)) + record)
@@ -96,7 +97,7 @@ class Ring:
                     got = self._receive_some(want - len(incoming))
                     incoming += got
                     if not got:
-                        # whoever is heard of has arrived: the first not heard of is missing
+                        # the ranks whose records have been received have come; this one has not
                         self._pause([self.ranks[origin]], True, bool(outgoing))
                 if length < 0 and len(incoming) >= _LENGTH.size:
                     length = self._read_length(incoming)
@@ -270,7 +271,7 @@ class Ring:
         return bytes(part[: self._receive_into(part)])
 
     def _pause(self, missing: list[int], receiving: bool, sending: bool) -> None:
-        """Waits until a socket is ready: briefly awake, then asleep."""
+        """Waits until a socket is ready: looks for a short time, then sleeps."""
         poll = select.poll()
         if receiving:
             poll.register(self._previous, select.POLLIN)

@@ -1,48 +1,38 @@
-"""Collectives of the ranks on one host, through one anonymous shared memory mapping.
+"""Collectives of the ranks on one host, through one memory mapping.
 
-The mapping (a memfd: it has no name, so nothing is left behind when all ranks are killed) gives
-each rank one area::
+The mapping gives each rank one area::
 
-    | words: exchanged, written, reduced, taken | asleep | 2 records | DEPTH x ranks pieces |
+    | counters: exchanged, written, reduced, taken | asleep | 2 records | DEPTH x ranks pieces |
 
 *Records* are small messages, one per operation; two, used in turn, suffice: whoever writes record
 ``n + 2`` has seen all of ``n + 1``, so all have read ``n``. *Pieces* carry large arrays in rounds.
 In round ``k`` each rank (1) writes its contribution to every other rank's segment, (2) reduces its
 own segment from all contributions, in rank order, and publishes the result, (3) takes the other
 segments' results. The steps of three rounds overlap, pieces stay in the cache, and all ranks
-reduce their segments at the same time. The words count what a rank has done since the start;
-every wait is for other ranks' words.
-
-A wait spins briefly, then sleeps in ``poll`` on the Unix sockets that join every two ranks: a peer
-rings by one byte, and a peer that dies hangs up.
+reduce their segments at the same time. The counters say how much a rank has done since the start;
+every wait is for other ranks' counters (:mod:`sparkdl.collective.builtin.counters`).
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import itertools
-import mmap
-import os
-import select
 import socket
 import struct
-import threading
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from sparkdl.collective.arithmetic import Array, join_scaled, put_scaled
-from sparkdl.collective.builtin.rendezvous import peer_gone
-from sparkdl.collective.builtin.waiting import SLICE_MS, SPIN_S, Watch, spin_until
-from sparkdl.errors import ProtocolError, TransportError
+from sparkdl.collective.builtin.counters import Counters
+from sparkdl.collective.builtin.mapping import share_mapping
+from sparkdl.collective.builtin.waiting import Watch
+from sparkdl.errors import ProtocolError
 
 EXCHANGED, WRITTEN, REDUCED, TAKEN = range(4)
 
 DEPTH = 2
 _PAGE = 4096
-_WORDS_PER_PAGE = _PAGE // 8
-_ASLEEP = 8  # a cache line after the counters
 _LENGTH = struct.Struct("<Q")
 _PIECES_BYTES = 2 << 20
 """All pieces of a host together: about what stays in the cores' caches."""
@@ -68,7 +58,7 @@ class SharedMemory:
         watch: Deadline and messages of the operation under way.
 
     Raises:
-        TransportError: A peer ended while the mapping was handed around.
+        TransportError: A peer ended while the mapping was shared.
     """
 
     def __init__(
@@ -81,68 +71,24 @@ class SharedMemory:
     ) -> None:
         self.index, self.ranks, self.count = index, list(ranks), len(ranks)
         self.capacity = capacity
-        self._watch = watch
         self._links = dict(links)
-        self._numbers = {s.fileno(): i for i, s in self._links.items()}
-        self._gone: set[int] = set()
-        self._poll = select.poll()
-        for number in self._numbers:
-            self._poll.register(number, select.POLLIN)
         self._piece = piece_bytes(self.count)
         record_pages = -(-(capacity + _LENGTH.size) // _PAGE)
         self._record = record_pages * _PAGE
         self._stride = _PAGE + 2 * self._record + DEPTH * self.count * self._piece
-        self._map = self._share(self._stride * self.count)
+        self._map = share_mapping(index, self.ranks, links, self._stride * self.count, watch)
         self._bytes = memoryview(self._map)
         self._words = self._bytes.cast("q")
-        self._base = [i * (self._stride // 8) for i in range(self.count)]
+        counters = Counters(index, self.ranks, links, self._words, self._stride // 8, watch)
+        self._tell, self._wait = counters.tell, counters.wait
         self._others = [i for i in range(self.count) if i != index]
         self._rounds = 0
         self._exchanges = 0
         self._pieces: dict[str, list[list[list[Array]]]] = {}
-        self._fence = threading.Lock()
-        self._fence.acquire()
 
-    # -- set-up and end ----------------------------------------------------------------------
+    # -- end -----------------------------------------------------------------------------------
 
-    def _share(self, size: int) -> mmap.mmap:
-        if self.index == 0:
-            _require_memfd()
-            number = os.memfd_create("sparkdl", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-            try:
-                os.ftruncate(number, size)
-                fcntl.fcntl(number, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
-                for link in self._links.values():
-                    socket.send_fds(link, [b"m"], [number])
-                return mmap.mmap(number, size)
-            finally:
-                os.close(number)
-        return self._receive_map(size)
-
-    def _receive_map(self, size: int) -> mmap.mmap:
-        link = self._links[0]
-        poll = select.poll()
-        poll.register(link, select.POLLIN)
-        self._watch.start()
-        while not poll.poll(SLICE_MS):
-            self._watch.look([self.ranks[0]])
-        data, numbers, _, _ = socket.recv_fds(link, 1, 1)
-        try:
-            if data != b"m" or len(numbers) != 1:
-                raise peer_gone(self.ranks[self.index], self.ranks[0], "no memory was handed over")
-            if os.fstat(numbers[0]).st_size != size:
-                raise ProtocolError(
-                    f"rank {self.ranks[0]} shares memory of another size",
-                    expected=f"{size} bytes",
-                    received=f"{os.fstat(numbers[0]).st_size} bytes",
-                    hint="do all ranks run the same version of sparkdl?",
-                )
-            return mmap.mmap(numbers[0], size)
-        finally:
-            for number in numbers:
-                os.close(number)
-
-    def hang_up(self) -> None:
+    def shut_down(self) -> None:
         """Ends the connections, so that the others' waits for this rank end."""
         for link in self._links.values():
             with contextlib.suppress(OSError):
@@ -153,76 +99,10 @@ class SharedMemory:
         for link in self._links.values():
             link.close()
         self._pieces.clear()
-        with contextlib.suppress(BufferError):  # a result still looks at it: freed with the result
+        with contextlib.suppress(BufferError):  # a result still uses it: freed with the result
             self._words.release()
             self._bytes.release()
             self._map.close()
-
-    # -- words -------------------------------------------------------------------------------
-
-    def _order(self) -> None:
-        """A full memory barrier: what is written before is seen before (needed beyond x86)."""
-        self._fence.release()
-        self._fence.acquire()
-
-    def _tell(self, word: int, value: int) -> None:
-        self._order()
-        words, base = self._words, self._base
-        words[base[self.index] + word] = value
-        self._order()
-        for i in self._others:
-            if words[base[i] + _ASLEEP]:
-                self._ring(i)
-
-    def _ring(self, index: int) -> None:
-        # a full buffer rings already; a peer that is gone is found by whoever waits for it
-        with contextlib.suppress(OSError):
-            self._links[index].send(b"!", socket.MSG_DONTWAIT)
-
-    def _await(self, word: int, value: int) -> None:
-        words, base = self._words, self._base
-        for i in self._others:
-            if words[base[i] + word] < value:
-                self._await_slowly(word, value)
-                break
-        self._order()
-
-    def _await_slowly(self, word: int, value: int) -> None:
-        words = self._words
-        places = [(self._base[i] + word, i) for i in self._others]
-
-        def ready() -> bool:
-            return all(words[place] >= value for place, _ in places)
-
-        if spin_until(ready, SPIN_S):
-            return
-        asleep = self._base[self.index] + _ASLEEP
-        words[asleep] = 1
-        try:
-            self._order()
-            while not ready():
-                late = [i for place, i in places if words[place] < value]
-                for i in late:
-                    if i in self._gone:
-                        raise peer_gone(self.ranks[self.index], self.ranks[i])
-                self._watch.look([self.ranks[i] for i in late])
-                self._sleep()
-        finally:
-            words[asleep] = 0
-
-    def _sleep(self) -> None:
-        for number, _ in self._poll.poll(SLICE_MS):
-            index = self._numbers[number]
-            try:
-                rung = self._links[index].recv(4096, socket.MSG_DONTWAIT)
-            except BlockingIOError:
-                continue
-            except OSError:
-                rung = b""
-            if not rung:
-                # its last words may still be news: only a wait that they do not end fails
-                self._gone.add(index)
-                self._poll.unregister(number)
 
     # -- records -----------------------------------------------------------------------------
 
@@ -241,7 +121,7 @@ class SharedMemory:
         start += _LENGTH.size
         self._bytes[start : start + len(record)] = record
         self._tell(EXCHANGED, self._exchanges)
-        self._await(EXCHANGED, self._exchanges)
+        self._wait(EXCHANGED, self._exchanges)
         records = []
         for i in range(self.count):
             start = i * self._stride + offset
@@ -354,20 +234,20 @@ class SharedMemory:
         for i in range(rounds + 2):
             if i < rounds:
                 if write is not None:
-                    self._await(REDUCED, base + i - DEPTH + 1)  # its slot has been read
+                    self._wait(REDUCED, base + i - DEPTH + 1)  # its slot has been read
                     write(i, (base + i) % DEPTH)
                 self._tell(WRITTEN, base + i + 1)
             k = i - 1
             if 0 <= k < rounds:
                 if write is not None:
-                    self._await(WRITTEN, base + k + 1)
-                self._await(TAKEN, base + k - DEPTH + 1)
+                    self._wait(WRITTEN, base + k + 1)
+                self._wait(TAKEN, base + k - DEPTH + 1)
                 reduce(k, (base + k) % DEPTH)
                 self._tell(REDUCED, base + k + 1)
             k = i - 2
             if k >= 0:
                 if take is not None:
-                    self._await(REDUCED, base + k + 1)
+                    self._wait(REDUCED, base + k + 1)
                     take(k, (base + k) % DEPTH)
                 self._tell(TAKEN, base + k + 1)
 
@@ -406,14 +286,3 @@ class _SegmentPieces:
     def range(self, segment: int, k: int) -> tuple[int, int]:
         start = self.edges[segment] + k * self.piece
         return start, min(start + self.piece, self.edges[segment + 1])
-
-
-def _require_memfd() -> None:
-    """Raises TransportError where the system has no anonymous shared memory."""
-    if not hasattr(os, "memfd_create"):
-        raise TransportError(
-            "cannot share memory between ranks",
-            expected="a system with memfd_create (Linux)",
-            received=os.uname().sysname,
-            hint="communicator='horovod', or a mode with a server",
-        )

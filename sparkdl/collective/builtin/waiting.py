@@ -1,7 +1,8 @@
-"""How long a wait may last, and how it waits: a short spin, then sleep in ``poll``.
+"""How a rank waits: it looks again and again for a short time, then sleeps in ``poll``.
 
-Spinning answers in a microsecond, but takes a core that the other ranks' framework threads need;
-so it lasts no longer than a wake-up from ``poll`` would cost, and yields between looks.
+To look again and again notices a change within a microsecond, but keeps a core busy that the other
+ranks' framework threads need. So it lasts no longer than to wake up from ``poll`` would take, and
+gives other threads their turn between two looks.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from sparkdl.errors import TransportError, WaitTimeoutError
 
 SPIN_S = 100e-6
 SLICE_MS = 50
-"""The longest sleep between two looks at deadline and abortion."""
+"""The longest sleep before the deadline, and whether the wait was aborted, are looked at again."""
 
 
 class Watch:
-    """Deadline of the operation under way, and the flag that ends it from another thread.
+    """The deadline of the running operation, and a flag by which another thread ends it.
 
     Args:
         rank: This rank, for messages.
@@ -33,15 +34,15 @@ class Watch:
         self._aborted = False
 
     def start(self) -> None:
-        """A new operation begins."""
+        """Sets the deadline of an operation that begins."""
         self._deadline = time.monotonic() + self.timeout_s
 
     def abort(self) -> None:
-        """Ends the present wait within a moment; from any thread."""
+        """Ends the present wait within :data:`SLICE_MS`; may be called from any thread."""
         self._aborted = True
 
     def look(self, missing: list[int]) -> None:
-        """Called now and then by whoever waits.
+        """Called again and again during a wait; raises when it must end.
 
         Args:
             missing: The ranks waited for.
@@ -59,16 +60,16 @@ class Watch:
             )
         if time.monotonic() >= self._deadline:
             raise WaitTimeoutError(
-                f"rank {self.rank} waited in vain; missing {name_ranks(missing)}",
+                f"rank {self.rank} has waited too long; missing {name_ranks(missing)}",
                 expected=f"all ranks within {self.timeout_s:g} s",
                 received=f"nothing from {name_ranks(missing)}",
                 hint="a rank that is slower needs a larger timeout_s; "
-                "a rank that took another branch never comes",
+                "a rank that calls other operations never comes",
             )
 
 
 def spin_until(ready: Callable[[], bool], seconds: float = SPIN_S) -> bool:
-    """Looks at ``ready`` over and over, for a short time; whether it came true."""
+    """Calls ``ready`` again and again for a short time; returns whether it became true."""
     until = time.perf_counter() + seconds
     while True:
         for _ in range(8):

@@ -1,33 +1,34 @@
 """The rules of ``SparkModel(mode='allreduce', rule=...)``: what ranks do without a server.
 
-A rule is a frozen, picklable recipe. The driver makes it (:func:`make_rule`) and fits it to the run
-(``rule.bind(num_workers, optimizer_config)``); each rank opens it:
+A rule is frozen and picklable. The driver makes it (:func:`make_rule`) and completes it for the run
+(``rule.bind(num_workers, optimizer_config)``). Each rank opens it:
 ``exchange = rule.open(communicator, layout)``. What to call then depends on ``rule.exchanges``:
 
 ``'gradient'``
-    every step ``exchange.take_step(parts, learner.apply_gradients)``, ``parts`` the rank's batches
-    as ``(compute, rows)``: several are accumulated into one step, none is a rank that has run out::
+    at each step ``exchange.take_step(parts, learner.apply_gradients)``, where ``parts`` are the
+    rank's batches as pairs of a function and a number of rows. The gradients of several batches
+    become one step; a rank that has no batch left passes an empty list::
 
         parts = [(lambda out: learner.gradients(batch, out), batch.num_rows)]
 
 ``'weights'``
-    ``exchange.start(weights)`` once; the learner trains a window on its own, then
+    ``exchange.start(weights)`` once. The learner trains a window on its own, then
     ``exchange.after_window(weights, rows, loss, learning_rate)`` changes the weights in place and
-    may return the next window's length; ``exchange.finish(weights)`` at the end gives the model.
-    ``exchange.center`` is what the ranks agree on in between.
+    may return the next window's length. At the end ``exchange.finish(weights)`` gives the model.
+    Between two exchanges ``exchange.center`` is equal on all ranks.
 
 ``'optimizer'``
-    ``exchange.start(weights)`` once; every step ``rows = exchange.fill(parts)``, then
+    ``exchange.start(weights)`` once. At each step ``rows = exchange.fill(parts)``, then
     ``exchange.step(weights, rows, learning_rate)`` changes the weights in place: the rule takes the
-    step itself, and the learner's own optimizer none.
+    step itself, and the learner's own optimizer takes none.
 
-All ranks call the same at the same time; weights are equal on all when a run starts. A rank
-without rows passes no parts, or 0 rows: it contributes nothing and blocks nobody. The averaged
-segment of the layout (BatchNorm statistics) is averaged by rows in every rule, never summed or
-compressed. At the end: ``exchange.close()``, after a barrier. ``exchange.state()`` and
-``load_state`` carry what a second run goes on from; ``exchange.sent_bytes`` counts what travelled.
+All ranks call the same methods at the same time. Their weights are equal when a run starts. A rank
+without rows passes no parts, or 0 rows; it contributes nothing. The averaged segment of the layout
+(BatchNorm statistics) is averaged by rows in every rule, never summed or compressed. At the end
+each rank calls ``exchange.close()``, after a barrier. ``exchange.state()`` gives what a second run
+needs to go on, ``load_state`` takes it; ``exchange.sent_bytes`` counts the bytes sent.
 
-A rule of one's own subclasses :class:`ExchangeRule`, and one of the three exchanges.
+A rule of your own is a subclass of :class:`ExchangeRule` and a subclass of one of the exchanges.
 """
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""Adasum: gradients are added as far as they point different ways."""
+"""Adasum: gradients are added where they are orthogonal, and averaged where they are parallel."""
 
 from __future__ import annotations
 

@@ -19,13 +19,13 @@ from sparkdl.weights import FloatArray, Layout
 class EASGD(ExchangeRule):
     """``x_i −= α (x_i − x̃)``; ``x̃ += α Σ (x_i − x̃)``, both from the old values.
 
-    What the ranks give up the center gains: ``Σ x_i + x̃`` does not change. The ranks keep weights
-    of their own; the run's model is the center. A rank without rows stays where it is and moves
-    nobody. Statistics are averaged on all.
+    The center gains what the ranks lose: ``Σ x_i + x̃`` does not change. The ranks keep weights of
+    their own; the run's model is the center. A rank without rows keeps its weights and does not
+    move the center. Statistics are averaged on all ranks.
 
     Args:
-        alpha: Share of the gap that is closed at each exchange; None: ``1/p``. ``α p`` beyond 1
-            would throw the center past its ranks.
+        alpha: Share of the gap that is closed at each exchange; None: ``1/p``. With ``α p`` beyond
+            1 the center would move further than its ranks are away, and diverge.
 
     References:
         Zhang, Choromanska and LeCun, Deep learning with elastic averaging SGD, 2015; Platoon.
@@ -38,13 +38,12 @@ class EASGD(ExchangeRule):
     default_window: ClassVar[int] = 8
 
     def __post_init__(self) -> None:
-        if self.alpha is not None:
-            require_positive(self.name, "alpha", self.alpha)
+        require_positive(self.name, "alpha", self.alpha, or_none=True)
 
     def bind(self, num_workers: int, optimizer: Mapping[str, Any] | None = None) -> Self:
         if self.alpha is not None and self.alpha * num_workers > 1.0 + 1e-9:
             raise ConfigError(
-                f"rule {self.name!r} would not settle",
+                f"rule {self.name!r} would diverge",
                 expected=f"alpha at most 1/p = {1 / num_workers:g} with {num_workers} ranks",
                 received=f"alpha={self.alpha!r}",
                 hint="leave alpha out: it is 1/p then",

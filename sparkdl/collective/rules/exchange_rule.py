@@ -1,4 +1,4 @@
-"""What a rule of the all-reduce family is: a frozen recipe, and the live object made from it."""
+"""What a rule of ``mode='allreduce'`` is: frozen options, and the exchange opened from them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ExchangeRule:
             :class:`GradientExchange`, :class:`WeightsExchange` or :class:`OptimizerExchange`.
         default_window: Batches between two exchanges if the user says ``frequency='auto'``.
         exact: Whether N workers take the steps of one process on the global batch.
-        takes_halves: Whether what it reduces may travel in 16 bits: plain sums and means.
+        takes_halves: Whether what it reduces may be sent in 16 bits: plain sums and means.
         own_window: The rule chooses the window itself: ``frequency`` is left at ``'auto'``.
     """
 
@@ -40,7 +40,7 @@ class ExchangeRule:
     own_window: ClassVar[bool] = False
 
     def bind(self, num_workers: int, optimizer: Mapping[str, Any] | None = None) -> Self:
-        """The rule to use in a run: checked against it, and told of it; called on the driver.
+        """The rule to use in a run, with options that depend on it filled in; called on the driver.
 
         Args:
             num_workers: Ranks of the run.
@@ -53,11 +53,11 @@ class ExchangeRule:
         return self
 
     def open(self, communicator: Communicator, layout: Layout) -> Exchange:
-        """The live object on one rank; every rank calls it at the same time.
+        """The exchange of one rank; every rank calls it at the same time.
 
         Args:
-            communicator: Connected; operations of others on it must keep the same order on all
-                ranks.
+            communicator: Connected. Whoever else uses it calls its operations in the same order on
+                all ranks.
             layout: Of the flat buffer.
 
         Raises:
@@ -74,24 +74,25 @@ class ExchangeRule:
 
 
 class Exchange:
-    """Base of the live objects: one rank's buffers and state. One thread uses it.
+    """Base of the exchanges: one rank's buffers and state. One thread uses it.
 
     Args:
         communicator: Connected.
         layout: Of the flat buffer.
-        extras: Further values that travel in the averaged tail.
+        extras: How many further values are averaged together with the statistics.
     """
 
     def __init__(self, communicator: Communicator, layout: Layout, extras: int = 0) -> None:
         self.communicator = communicator
         self.layout = layout
         self.wire: str | None = None
-        """``'float16'`` or ``'bfloat16'``: what the trained segment travels as; None: float32."""
+        """``'float16'`` or ``'bfloat16'``: how the trained segment is sent; None: as float32."""
         self.sent_bytes = 0
-        """Bytes of the arrays that this rank gave to collectives; a topology adds its factor."""
+        """Bytes of the arrays that this rank gave to collective operations."""
         size, trained = layout.size, layout.trained_size
         self.whole = np.zeros(size + extras + 1, np.float32)
-        """``[buffer | extras | flag]``; the flag is 1 where there are rows: its mean tells all."""
+        """``[buffer | extras | flag]``; the flag is 1 on a rank with rows, so its mean is above 0
+        exactly if any rank has rows."""
         self.buffer = self.whole[:size]
         """``[trained | averaged]``, of the layout."""
         self.trained = self.whole[:trained]
@@ -100,9 +101,9 @@ class Exchange:
         self.extras = self.whole[size:-1]
 
     def state(self) -> State:
-        """What a second run goes on from: names to arrays or ints, the same on all ranks.
+        """What a second run needs to go on: names to arrays or ints, the same on all ranks.
 
-        A collective call. Empty where a rule keeps nothing worth it.
+        A collective call. Empty where a second run needs nothing.
         """
         return {}
 
@@ -113,7 +114,7 @@ class Exchange:
         """Ends threads and groups; the communicator stays open. Can be repeated."""
 
     def all_reduce(self, array: FloatArray, op: str, rows: int = 1) -> None:
-        """An all-reduce in place, counted; with :attr:`wire`, of the trained segment in halves."""
+        """An all-reduce in place, counted; :attr:`wire` applies to the trained segment."""
         if self.wire is not None and array is self.whole:
             self.all_reduce(self.tail, op, rows)
             array = self.trained
@@ -126,7 +127,11 @@ class Exchange:
             np.copyto(array, sent, casting="unsafe")
 
     def average(self, array: FloatArray, rows: int) -> bool:
-        """Row-weighted mean, in place, of an array that ends with the flag: had anyone rows?"""
+        """Row-weighted mean, in place, of an array that ends with the flag.
+
+        Returns:
+            Whether any rank had rows.
+        """
         array[-1] = float(rows > 0)
         self.all_reduce(array, "weighted", rows)
         return bool(array[-1] > 0.0)
@@ -158,9 +163,10 @@ class FilledExchange(Exchange):
         """
         if any(rows < 1 for _, rows in parts):
             raise ConfigError(
-                "a step without rows is one without a batch",
+                "a batch of a step has no rows",
                 expected="at least one row in each batch",
                 received=f"rows {[rows for _, rows in parts]}",
+                hint="a rank without rows passes no batch",
             )
         total = sum(rows for _, rows in parts)
         if len(parts) == 1:
@@ -211,10 +217,10 @@ class GradientExchange(FilledExchange):
 
 
 class WeightsExchange(Exchange):
-    """Brings the ranks' weights together after each window of local steps."""
+    """Joins the ranks' weights after each window, in which every rank has trained on its own."""
 
     center: FloatArray
-    """What the ranks agree on, equal on all: the model to evaluate or to save."""
+    """Weights that are equal on all ranks: the model to evaluate or to save."""
     apart: ClassVar[bool] = False
     """Whether the ranks' weights differ from the center after an exchange."""
     adapts: ClassVar[bool] = False
@@ -245,7 +251,7 @@ class WeightsExchange(Exchange):
         raise NotImplementedError
 
     def finish(self, weights: FloatArray) -> None:
-        """Ends the run: lands what is under way; ``weights`` become the center."""
+        """Ends the run: waits for what is still being exchanged; ``weights`` become the center."""
         np.copyto(weights, self.center)
 
 
@@ -290,5 +296,6 @@ def choose_rate(rule: str, given: float | None, own: float | None) -> float:
             f"rule {rule!r} has no learning rate",
             expected="a learning rate with each step, or in the optimizer",
             received="none",
+            hint="compile the model with an optimizer that has a learning rate",
         )
     return float(rate)

@@ -10,15 +10,14 @@ import numpy as np
 
 from sparkdl.collective.communicator import Communicator
 from sparkdl.collective.rules.exchange_rule import ExchangeRule, WeightsExchange
-from sparkdl.config import require_int
 from sparkdl.errors import ConfigError
 from sparkdl.optimizers.flat import FlatSGD, State
-from sparkdl.options import require_fraction, require_positive
+from sparkdl.options import require_fraction, require_positive, require_whole
 from sparkdl.weights import FloatArray, Layout
 
 
 class MeanWeightsExchange(WeightsExchange):
-    """``D = Σ n_i (x_i − x̃) / Σ n_i``; the center takes ``D`` in; every rank takes the center.
+    """The center gets the mean change ``D = Σ n_i (x_i − x̃) / Σ n_i``; every rank, the center.
 
     Averaged statistics replace each rank's own. If no rank had rows nothing changes.
     """
@@ -41,11 +40,11 @@ class MeanWeightsExchange(WeightsExchange):
         return None
 
     def _combine(self, rows: int) -> bool:
-        """Replaces the changes in the buffer by what all ranks make of them."""
+        """Replaces this rank's change in the buffer by the ranks' joined one."""
         return self.average(self.whole, rows)
 
     def _advance(self, center: FloatArray, change: FloatArray) -> None:
-        """Takes ``change`` into the center's trained segment."""
+        """Applies the joined change to the center's trained segment."""
         center += change
 
 
@@ -76,7 +75,7 @@ class AdaptiveLocalSGD(ExchangeRule):
     rate; ``L₀``, ``η₀`` their values at the end of the warm-up.
 
     Args:
-        first_window: ``k₀``; the first window after the warm-up is its root.
+        first_window: ``k₀``; the first window after the warm-up is its square root.
         warm_up: Exchanges with a window of 1 at the start.
         limit: The longest window.
 
@@ -94,8 +93,9 @@ class AdaptiveLocalSGD(ExchangeRule):
     own_window: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        for option in ("first_window", "warm_up", "limit"):
-            require_int(f"{option} of {self.name}", getattr(self, option), 1)
+        require_whole(self.name, "first_window", self.first_window, 1)
+        require_whole(self.name, "warm_up", self.warm_up, 1)
+        require_whole(self.name, "limit", self.limit, 1)
 
     def open(self, communicator: Communicator, layout: Layout) -> AdaptiveExchange:
         return AdaptiveExchange(communicator, layout, self)
@@ -151,7 +151,7 @@ def adaptive_window(
     first_window: int = 1,
     limit: int = 16,
 ) -> int:
-    """Steps to the next exchange, ``clip(⌈√(η₀ L k₀ / (η L₀))⌉, 1, limit)``; 1 without a number.
+    """Steps to the next exchange, ``clip(⌈√(η₀ L k₀ / (η L₀))⌉, 1, limit)``; 1 where undefined.
 
     >>> adaptive_window(0.5, 2.0, 0.01, 0.1, 4)
     4
@@ -244,7 +244,7 @@ class DiLoCoExchange(MeanWeightsExchange):
         self._outer_state = self._outer.init(np.empty(layout.trained_size, np.float32))
 
     def _advance(self, center: FloatArray, change: FloatArray) -> None:
-        # along the change, which points downhill, not against it
+        # The change lowers the loss, while the optimizer steps against a gradient: hence the minus.
         self._outer.step(center, change, self._outer_state, -self._rate, center)
 
     def state(self) -> State:

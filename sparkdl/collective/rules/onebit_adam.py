@@ -1,4 +1,4 @@
-"""1-bit Adam: after a warm-up only the signs of the momentum travel."""
+"""1-bit Adam: after a warm-up only the signs of the momentum are sent."""
 
 from __future__ import annotations
 
@@ -9,22 +9,21 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 
+from sparkdl.collective.arithmetic import shard_edges
 from sparkdl.collective.communicator import Communicator
-from sparkdl.collective.ordered import shard_edges
 from sparkdl.collective.rules.exchange_rule import ExchangeRule, OptimizerExchange, choose_rate
 from sparkdl.collective.rules.sign_code import Bytes, SignCode
-from sparkdl.config import require_int
 from sparkdl.errors import ConfigError
 from sparkdl.optimizers.blocks import blocks, scratch
 from sparkdl.optimizers.flat import FlatAdam, State
 from sparkdl.optimizers.keras_config import optimizer_from_config
-from sparkdl.options import require_not_negative
+from sparkdl.options import require_not_negative, require_whole
 from sparkdl.weights import FloatArray, Layout
 
 
 @dataclass(frozen=True)
 class OneBitAdam(ExchangeRule):
-    """Adam for ``freeze_step`` steps; then its ``v`` stays, and momentum travels as one bit each.
+    """Adam for ``freeze_step`` steps; then ``v`` is kept, and the momentum is sent as signs.
 
     With ``C(u) = sign(u) · mean|u|`` (one mean per variable and slice), after the freeze::
 
@@ -33,19 +32,19 @@ class OneBitAdam(ExchangeRule):
         m   = C(s);   d = s − m;   send m
         x  −= rate · √(1 − beta_2^T) / (1 − beta_1^t) · m / (max(√v, floor) + epsilon)
 
-    ``e`` is the worker's error, ``d`` the server's: nothing is lost, only late. All signs of a
-    variable have one size while ``√v`` differs by its coordinates, so coordinates whose ``√v`` is
-    tiny would be thrown about: ``floor`` bounds it from below, relative to the root mean square of
-    ``√v`` over the variable. Coordinates that had no gradient at all during the warm-up stay put
-    (their ``v`` is 0).
+    ``e`` and ``d`` hold what the encoding has lost (on the sender, and on the rank that joins the
+    slice): it is added to what is encoded next. All coordinates of a variable get momentum of one
+    size, while ``√v`` differs between them. A coordinate with a tiny ``√v`` would take huge steps,
+    so ``floor`` bounds ``√v`` from below, relative to its root mean square over the variable.
+    Coordinates that had no gradient during the warm-up are not changed (their ``v`` is 0).
 
-    A rank without rows sends nothing that counts, and keeps its error.
+    What a rank without rows sends has weight 0; it keeps its error.
 
     Args:
         optimizer: The Adam to take, or its Keras config; None: the compiled one, which
             :meth:`bind` takes.
-        freeze_step: Length of the warm-up, T; None: ``1 / (1 − beta_2)``, which is how far ``v``
-            looks back. A run that is not longer is plain Adam.
+        freeze_step: Length of the warm-up, T; None: ``1 / (1 − beta_2)``, the steps over which
+            ``v`` is a mean. A run of at most T steps is plain Adam.
         floor: See above; 0 is the paper's.
 
     References:
@@ -63,8 +62,7 @@ class OneBitAdam(ExchangeRule):
     def __post_init__(self) -> None:
         if isinstance(self.optimizer, Mapping):
             object.__setattr__(self, "optimizer", _adam_of(self.optimizer))
-        if self.freeze_step is not None:
-            require_int(f"freeze_step of {self.name}", self.freeze_step, 1)
+        require_whole(self.name, "freeze_step", self.freeze_step, 1, or_none=True)
         require_not_negative(self.name, "floor", self.floor)
 
     def bind(self, num_workers: int, optimizer: Mapping[str, Any] | None = None) -> Self:
@@ -127,7 +125,7 @@ class OneBitAdamExchange(OptimizerExchange):
         return True
 
     def state(self) -> State:
-        """Adam's; the errors, each rank's own, begin anew after a load."""
+        """Adam's; the errors, which differ between ranks, are 0 again after a load."""
         return {
             "scaled_mean": self._mean() / np.float32(1.0 - self._adam.beta_1),
             "scaled_mean_square": self._adam_state["scaled_mean_square"].copy(),
@@ -234,7 +232,7 @@ class OneBitAdamExchange(OptimizerExchange):
 
 
 class _Frozen:
-    """What the steps after the warm-up go by; ``mine`` is this rank's slice."""
+    """What the steps after the warm-up use; ``mine`` is this rank's slice."""
 
     def __init__(self, mean: FloatArray, inverse: FloatArray, code: SignCode, mine: slice) -> None:
         self.mean, self.inverse, self.code, self.mine = mean, inverse, code, mine

@@ -1,4 +1,4 @@
-"""PowerSGD: the gradient of a matrix travels as two thin factors."""
+"""PowerSGD: the gradient of a matrix is sent as two thin factors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from sparkdl.collective.communicator import Communicator
 from sparkdl.collective.rules.exchange_rule import ExchangeRule, GradientExchange
-from sparkdl.config import require_int
+from sparkdl.options import require_whole
 from sparkdl.weights import FloatArray, Layout
 
 
@@ -22,8 +22,8 @@ class PowerSGD(ExchangeRule):
     matrices of their last dimension; where the factors would not be smaller, and for vectors, the
     plain mean is taken. A rank without rows keeps its error for later.
 
-    Equal bits on all ranks need ranks of equal hardware and NumPy: each does the small matrix
-    products itself.
+    Each rank computes the small matrix products itself, so the ranks' weights are equal to the bit
+    only if they have equal hardware and the same NumPy.
 
     Args:
         rank: Columns of the factors.
@@ -39,8 +39,8 @@ class PowerSGD(ExchangeRule):
     name: ClassVar[str] = "powersgd"
 
     def __post_init__(self) -> None:
-        require_int("rank of PowerSGD", self.rank, 1)
-        require_int("seed of PowerSGD", self.seed, 0)
+        require_whole(self.name, "rank", self.rank, 1)
+        require_whole(self.name, "seed", self.seed, 0)
 
     def open(self, communicator: Communicator, layout: Layout) -> PowerSGDExchange:
         return PowerSGDExchange(communicator, layout, self)
@@ -96,7 +96,7 @@ class PowerSGDExchange(GradientExchange):
         return True
 
     def _mean(self, arrays: list[FloatArray], rows: int) -> list[FloatArray]:
-        """The ranks' means of several arrays, which travel as one."""
+        """The ranks' means of several arrays, sent as one."""
         if not arrays:
             return []
         joined = np.concatenate([a.reshape(-1) for a in arrays])

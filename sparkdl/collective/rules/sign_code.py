@@ -20,7 +20,7 @@ _SIGNS = np.where(_BITS, np.float32(-1.0), np.float32(1.0))
 class SignCode:
     """``C(u) = sign(u) · mean|u|``, the mean over the active coordinates of a piece.
 
-    Calls take a range of the vector that begins and ends where pieces do. Not thread-safe.
+    The methods work on a range of the vector that begins and ends where pieces do. Not thread-safe.
 
     Args:
         size: Of the vector.
@@ -52,7 +52,7 @@ class SignCode:
     def encode(self, values: FloatArray, start: int = 0) -> tuple[Bytes, FloatArray]:
         """The signs of a range (1 is below zero), packed, and its pieces' mean sizes."""
         sizes = np.zeros(self.pieces(start, start + values.size), np.float32)
-        for number, place in self._walk(start, values.size):
+        for number, place in self._parts(start, values.size):
             part = self._scratch[: place.stop - place.start]
             np.abs(values[place], out=part)
             sizes[number] += np.add.reduce(part)
@@ -62,7 +62,7 @@ class SignCode:
 
     def keep_rest(self, values: FloatArray, sizes: FloatArray, start: int, out: FloatArray) -> None:
         """``out = values − decoded``, what the code of ``values`` with these sizes loses."""
-        for number, place in self._walk(start, values.size):
+        for number, place in self._parts(start, values.size):
             part = self._scratch[: place.stop - place.start]
             np.copysign(sizes[number], values[place], out=part)
             np.subtract(values[place], part, out=out[place])
@@ -79,12 +79,12 @@ class SignCode:
             table = np.take(_SIGNS, bits[first:last], axis=0, mode="clip").reshape(-1)
             np.copyto(out[part], table[position - 8 * first :][:count])
             position += count
-        for number, place in self._walk(start, out.size):
+        for number, place in self._parts(start, out.size):
             np.multiply(out[place], sizes[number], out=out[place])
         self.silence(out, start)
 
-    def _walk(self, start: int, size: int) -> Iterator[tuple[int, slice]]:
-        """Number of a piece in the range, and a part of it that fits a cache, within the range."""
+    def _parts(self, start: int, size: int) -> Iterator[tuple[int, slice]]:
+        """Each piece's number in the range, with those of its parts that fit a cache, as slices."""
         first = int(np.searchsorted(self._starts, start))
         for number in range(self.pieces(start, start + size)):
             low = int(self._starts[first + number]) - start

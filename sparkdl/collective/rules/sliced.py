@@ -1,4 +1,4 @@
-"""Parameter-sliced all-reduce: each rank optimizes its own slice of the weights."""
+"""Parameter-sliced all-reduce: each rank takes the optimizer step for a slice of the weights."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from sparkdl.weights import FloatArray, Layout
 class Sliced(ExchangeRule):
     """Reduce-scatter of the gradient, optimizer step on the own slice, all-gather of the weights.
 
-    Sends what an all-reduce sends, but each rank keeps optimizer state for ``1/p`` of the weights
-    and takes ``1/p`` of the step. The mean is row-weighted, as in :class:`Mean`, and the
-    optimizers treat elements one by one, so this is exact.
+    It sends as much as an all-reduce, but each rank keeps optimizer state for ``1/p`` of the
+    weights and computes ``1/p`` of the step. The mean is row-weighted, as in :class:`Mean`, and the
+    optimizers treat elements one by one, so the result is exact.
 
     Args:
         optimizer: What steps the slices; None: the counterpart of the compiled Keras optimizer

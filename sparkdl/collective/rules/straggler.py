@@ -15,9 +15,8 @@ import numpy as np
 from sparkdl.collective.communicator import Communicator
 from sparkdl.collective.pending import name_ranks
 from sparkdl.collective.rules.exchange_rule import ExchangeRule, GradientExchange, Part
-from sparkdl.config import require_int
 from sparkdl.errors import WaitTimeoutError
-from sparkdl.options import require, require_not_negative, require_positive
+from sparkdl.options import require_not_negative, require_positive, require_share, require_whole
 from sparkdl.weights import FloatArray, Layout
 
 _POLL_S = 0.002
@@ -25,24 +24,23 @@ _POLL_S = 0.002
 
 @dataclass(frozen=True)
 class StragglerDrop(ExchangeRule):
-    """``g = Σ n_i g_i / Σ n_i`` over the ranks that finished in time; the others' batch is lost.
+    """``g = Σ n_i g_i / Σ n_i`` over the ranks that finished in time; other batches are dropped.
 
-    On each rank a thread answers for it while the gradient is computed: all ranks gather "ready"
-    or "not ready" until either all are ready, or at least ``least`` of those with rows are and
-    ``patience`` times what these took has passed on rank 0's clock, ``grace_s`` at least. Then
-    the step is taken with the ranks that are ready. A late rank throws its gradient away, applies
-    the steps that it missed, in order, and gives up its batches for them; so all ranks stay equal
-    to the bit.
+    On each rank a thread tells the others whether its gradient is ready, again and again, until all
+    are ready, or until at least ``least`` of the ranks with rows are and rank 0 has waited
+    ``patience`` times as long as these took, at least ``grace_s``. Then the step is taken with the
+    gradients that are ready. A late rank discards its gradient, applies the steps that it missed,
+    in order, and skips one batch for each; so all ranks stay equal to the bit.
 
-    This helps against ranks that are slow now and then. One that is always slow never counts:
-    its rows are not trained on.
+    This helps against ranks that are slow now and then. The rows of a rank that is always slow are
+    never trained on.
 
     Args:
         least: Share of the ranks with rows that must be ready, in (0, 1].
-        patience: How much longer than those a rank may take, as a share of their time.
-        grace_s: Nobody is dropped sooner than this after the others were ready.
-        backlog: Steps that a late rank may miss before the others wait for it (each takes a
-            buffer of the model's size there).
+        patience: How much longer than these a rank may take, as a share of their time.
+        grace_s: No rank is dropped sooner than this after enough others were ready.
+        backlog: Steps that a late rank may miss before the others wait for it. It keeps a buffer of
+            the model's size for each.
         timeout_s: Limit for one step.
 
     References:
@@ -59,11 +57,10 @@ class StragglerDrop(ExchangeRule):
     name: ClassVar[str] = "straggler_drop"
 
     def __post_init__(self) -> None:
-        require_positive(self.name, "least", self.least)
-        require(self.least <= 1, self.name, "least", "a share in (0, 1]", self.least)
+        require_share(self.name, "least", self.least)
         require_not_negative(self.name, "patience", self.patience)
         require_not_negative(self.name, "grace_s", self.grace_s)
-        require_int(f"backlog of {self.name}", self.backlog, 1)
+        require_whole(self.name, "backlog", self.backlog, 1)
         require_positive(self.name, "timeout_s", self.timeout_s)
 
     def open(self, communicator: Communicator, layout: Layout) -> StragglerExchange:
@@ -71,10 +68,10 @@ class StragglerDrop(ExchangeRule):
 
 
 class StragglerExchange(GradientExchange):
-    """See :class:`StragglerDrop`. The thread talks over a group of its own; steps have numbers.
+    """See :class:`StragglerDrop`. Its thread uses a group of its own; steps are numbered.
 
-    The caller's thread alone touches the learner and :attr:`buffer`, save that the thread reads
-    the buffer while the caller waits with its offer.
+    The caller's thread alone uses the learner. It writes into :attr:`buffer`, offers the gradient
+    there to this exchange's thread, and waits while that reads the buffer.
     """
 
     def __init__(self, communicator: Communicator, layout: Layout, rule: StragglerDrop) -> None:
@@ -82,7 +79,7 @@ class StragglerExchange(GradientExchange):
         self.dropped = 0
         """Steps that went on without this rank's batch."""
         self._rule = rule
-        self._line = communicator.group(range(communicator.size))
+        self._group = communicator.group(range(communicator.size))
         self._changed = threading.Condition()
         self._begun = 0  # steps that the caller has begun
         self._decided = 0  # steps that the ranks have taken
@@ -96,7 +93,7 @@ class StragglerExchange(GradientExchange):
         self._thread: threading.Thread | None = None
 
     def reduce(self, rows: int) -> bool:
-        """A step of a gradient that is there: a late rank is waited for (see :meth:`take_step`)."""
+        """A step with a gradient that is computed already (see :meth:`take_step`)."""
         done = self._take(lambda: rows, rows > 0)
         if done is None:
             return False
@@ -105,9 +102,9 @@ class StragglerExchange(GradientExchange):
         return True
 
     def take_step(self, parts: Sequence[Part], apply: Callable[[FloatArray], None]) -> bool:
-        """As for every rule. A late rank is dropped while it computes its ``parts`` in here.
+        """As for every rule. This rank may be dropped while it computes its ``parts``.
 
-        They are not computed at all if the step has been taken already.
+        They are not computed if the other ranks have taken the step already.
         """
         done = self._take(lambda: self.fill(parts), bool(parts))
         if done is None:
@@ -120,7 +117,7 @@ class StragglerExchange(GradientExchange):
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-        self._line.close()
+        self._group.close()
         if self._thread is not None:
             self._thread.join(10.0)
 
@@ -144,7 +141,7 @@ class StragglerExchange(GradientExchange):
                     self._offer = (step, rows)
                     self._changed.notify_all()
                 self._wait_for(step)
-                # an offer that stands was made too late for its own step
+                # An offer that the thread has not used was made too late for its own step.
                 late, self._offer = late or self._offer is not None, None
                 self.dropped += late and has_rows
                 done = self._results.popleft()
@@ -212,7 +209,7 @@ class StragglerExchange(GradientExchange):
                 grace = max(self._rule.grace_s, self._rule.patience * (quorum_at - began))
                 overdue = time.monotonic() - quorum_at > grace
             flags = np.array([ready, rows > 0, overdue], np.uint8)
-            told = self._line.all_gather(flags)
+            told = self._group.all_gather(flags)
             waiting = [rank for rank, answer in enumerate(told) if not answer[0]]
             with_rows = sum(int(answer[1]) for answer in told)
             self._missing = waiting
@@ -231,7 +228,7 @@ class StragglerExchange(GradientExchange):
         source = self.whole if rows else result
         source[-1] = float(rows > 0)
         self.sent_bytes += result.nbytes
-        self._line.all_reduce(source, "weighted", weight=rows, out=result)
+        self._group.all_reduce(source, "weighted", weight=rows, out=result)
         with self._changed:
             if ready:
                 self._offer = None

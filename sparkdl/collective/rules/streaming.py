@@ -1,4 +1,4 @@
-"""Streaming DiLoCo: a piece of the model at a time, under way while training goes on."""
+"""Streaming DiLoCo: one part of the model at a time is exchanged, while training goes on."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ import numpy as np
 
 from sparkdl.collective.communicator import Communicator, Handle
 from sparkdl.collective.rules.exchange_rule import ExchangeRule, WeightsExchange
-from sparkdl.config import require_int
 from sparkdl.optimizers.flat import FlatSGD, State
-from sparkdl.options import require, require_fraction, require_positive
+from sparkdl.options import require, require_fraction, require_positive, require_whole
 from sparkdl.weights import FloatArray, Layout
 
 
 @dataclass(frozen=True)
 class StreamingDiLoCo(ExchangeRule):
-    """DiLoCo in fragments, which take turns; each is applied some windows after it was sent.
+    """DiLoCo with the model cut into fragments, which are exchanged in turn and applied later.
 
-    Every ``period`` windows the next fragment's mean change ``D`` sets out; ``delay`` windows
-    later the fragment's center takes DiLoCo's outer step with it, and the rank takes
-    ``x = α x + (1 − α) x̃``. With delay 0 nothing was trained meanwhile, and ``x = x̃``; so one
-    fragment without delay is :class:`sparkdl.collective.rules.DiLoCoExchangeRule`.
+    Every ``period`` windows the ranks begin to average the change ``D`` of the next fragment.
+    ``delay`` windows later the fragment's center takes DiLoCo's outer step with it, and the rank
+    continues from ``x = α x + (1 − α) x̃``. With delay 0 nothing was trained meanwhile, and
+    ``x = x̃``; so one fragment without delay is
+    :class:`sparkdl.collective.rules.DiLoCoExchangeRule`.
 
-    Each fragment travels every ``fragments · period`` windows (the paper's ``H`` steps), so a
-    window of 5 batches with the defaults is H = 100, τ = 5. Fragments are equal ranges of the
-    trained segment; statistics travel with the first.
+    Each fragment is exchanged every ``fragments · period`` windows (the paper's ``H`` steps): with
+    the defaults and a window of 5 batches H is 100 and τ is 5. Fragments are equal ranges of the
+    trained segment; the first one has the statistics too.
 
     Args:
         fragments: Pieces of the model.
         period: Windows from one fragment's start to the next one's.
-        delay: Windows on the way (τ); below ``fragments · period``.
-        alpha: Share of the local weights that is kept when a fragment arrives, in [0, 1).
+        delay: Windows from a fragment's start to its use (τ); below ``fragments · period``.
+        alpha: Share of the local weights that is kept when a fragment is applied, in [0, 1).
         learning_rate: The outer learning rate.
         momentum: The outer momentum, in [0, 1).
 
@@ -52,9 +52,9 @@ class StreamingDiLoCo(ExchangeRule):
     default_window: ClassVar[int] = 5
 
     def __post_init__(self) -> None:
-        require_int(f"fragments of {self.name}", self.fragments, 1)
-        require_int(f"period of {self.name}", self.period, 1)
-        require_int(f"delay of {self.name}", self.delay, 0)
+        require_whole(self.name, "fragments", self.fragments, 1)
+        require_whole(self.name, "period", self.period, 1)
+        require_whole(self.name, "delay", self.delay, 0)
         turn = self.fragments * self.period
         require(
             self.delay < turn,
@@ -116,24 +116,24 @@ class StreamingExchange(WeightsExchange):
             fragment.rows += rows
         for fragment in self._fragments:
             if fragment.handle is not None and fragment.due <= self._windows:
-                self._land(fragment, weights, self._rule.alpha)
+                self._apply(fragment, weights, self._rule.alpha)
         turn, rest = divmod(self._windows, self._rule.period)
         if rest == 0:
             fragment = self._fragments[(turn - 1) % len(self._fragments)]
             self._send(fragment, weights)
             if not self._rule.delay:
-                self._land(fragment, weights, 0.0)
+                self._apply(fragment, weights, 0.0)
         return None
 
     def finish(self, weights: FloatArray) -> None:
-        """Lands what is under way, then exchanges every fragment once more."""
+        """Applies the fragments that are being exchanged, then exchanges each once more."""
         for fragment in sorted(self._fragments, key=lambda f: f.due):
             if fragment.handle is not None:
-                self._land(fragment, weights, self._rule.alpha)
+                self._apply(fragment, weights, self._rule.alpha)
         for fragment in self._fragments:
             self._send(fragment, weights)
         for fragment in self._fragments:
-            self._land(fragment, weights, 0.0)
+            self._apply(fragment, weights, 0.0)
         np.copyto(weights, self.center)
 
     def state(self) -> State:
@@ -145,7 +145,7 @@ class StreamingExchange(WeightsExchange):
 
     def _send(self, fragment: _Fragment, weights: FloatArray) -> None:
         place, buffer = fragment.place, fragment.buffer
-        # the outer optimizer's gradient points against the change
+        # The outer optimizer takes a gradient, which points against the change.
         np.subtract(self.center[place], weights[place], out=buffer[: fragment.size])
         np.copyto(buffer[fragment.size : -1], weights[fragment.statistics])
         buffer[-1] = float(fragment.rows > 0)
@@ -156,7 +156,7 @@ class StreamingExchange(WeightsExchange):
         fragment.rows = 0
         fragment.due = self._windows + self._rule.delay
 
-    def _land(self, fragment: _Fragment, weights: FloatArray, alpha: float) -> None:
+    def _apply(self, fragment: _Fragment, weights: FloatArray, alpha: float) -> None:
         if fragment.handle is not None:
             fragment.handle.wait()
         fragment.handle = None

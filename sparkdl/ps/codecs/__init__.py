@@ -1,7 +1,7 @@
-"""Codecs: float32 vectors to fewer bytes and back, for any exchange.
+"""Codecs: they encode float32 vectors in fewer bytes, for any exchange with a server.
 
-:func:`make_codec` makes one from a name; ``codec.compressor(size)`` is a worker's sending end, with
-error feedback where the codec loses something worth keeping.
+:func:`make_codec` makes one from a name. ``codec.compressor(size)`` encodes the vectors of one
+worker; where the codec loses something, it adds that to the next vector (error feedback).
 """
 
 from typing import Any

@@ -1,9 +1,9 @@
-"""What a codec is: float32 vectors to fewer bytes and back, and what makes up for the loss.
+"""What a codec is: it encodes float32 vectors in fewer bytes, and decodes them.
 
-A *codec* is a frozen configuration with pure functions; both sides of an exchange hold an equal
-one. A *compressor* belongs to one worker and one vector: it remembers what the codec lost and
-sends it later. Payloads are raw little-endian bytes with no pickle in them and no header: the
-receiver knows the codec and the length of the vector, and checks everything else.
+A *codec* is a frozen configuration with pure functions; the sender and the receiver have equal
+ones. A *compressor* belongs to one worker and one vector: it remembers what the codec has lost and
+sends it later. Payloads are little-endian bytes without a header, and nothing in them is unpickled:
+the receiver knows the codec and the length of the vector, and checks everything else.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ CHUNK = 65_536
 
 
 class Compressor(Protocol):
-    """One worker's sending end for one vector; keeps state between two calls, not thread-safe."""
+    """Encodes one vector of one worker, again and again; keeps state between two calls.
+
+    Not thread-safe.
+    """
 
     def encode(self, array: FloatArray) -> ByteArray:
         """The payload to send for ``array``, which is not changed."""
@@ -39,9 +42,9 @@ class Codec:
     Class attributes:
         name: The word a user writes, e.g. ``compression='fp16'``.
         lossy: Whether ``decode(encode(u))`` can differ from ``u``.
-        feedback: Whether the compressor made by default carries the loss over to the next call.
+        feedback: Whether its compressor adds what was lost to the vector of the next call.
         shapes_training: Whether it does more than save bytes (momentum, clipping), so that it must
-            run even where nothing crosses a network.
+            run even where worker and server share memory.
     """
 
     name: ClassVar[str] = ""
@@ -74,7 +77,7 @@ class Codec:
         raise NotImplementedError
 
     def subtract(self, payload: Payload, values: FloatArray) -> None:
-        """``values -= decode(payload)``: what is still to be sent."""
+        """``values -= decode(payload)``, which leaves what is still to be sent."""
         decoded = np.empty_like(values)
         self.decode(payload, decoded)
         np.subtract(values, decoded, out=values)
@@ -95,16 +98,16 @@ class Codec:
         return self
 
     def reply(self, size: int, num_workers: int) -> Codec:
-        """The codec for what a server sends back when ``num_workers`` send it this codec's."""
+        """The codec of a server's replies to ``num_workers`` workers that use this codec."""
         return self
 
     def config(self) -> dict[str, Any]:
-        """The constructor arguments, JSON-able, so that a codec can be named across processes."""
+        """The constructor arguments, as values that JSON can hold."""
         return dict(vars(self))
 
 
 class Memoryless:
-    """A compressor that remembers nothing: each call stands for itself.
+    """A compressor without state: what the codec loses is lost.
 
     Args:
         codec: Encodes.
@@ -172,7 +175,7 @@ def as_bytes(payload: Payload) -> ByteArray:
 
 
 def malformed(codec: str, expected: str, received: str) -> ProtocolError:
-    """The error for a payload that no encoder makes."""
+    """The error for a payload that the codec's ``encode`` cannot have made."""
     return ProtocolError(
         f"malformed payload of codec {codec!r}",
         expected=expected,

@@ -1,6 +1,6 @@
-"""A codec at work between workers and server: which bytes stand for a flat buffer.
+"""How a codec is used between workers and server: the bytes that a flat buffer becomes.
 
-Both ends hold an equal :class:`Compression`. On the wire a buffer ``[trained | averaged]`` is::
+Both sides have an equal :class:`Compression`. On the wire a buffer ``[trained | averaged]`` is::
 
     | averaged segment, float32 as it is | the codec's payload for the trained segment |
 
@@ -67,7 +67,7 @@ class Segments:
 
 @dataclass(frozen=True)
 class Compression:
-    """What travels encoded in one run: commits one way, replies the other.
+    """What is encoded in one run: the workers' commits and the server's replies.
 
     A commit is encoded by ``codec``, with its error feedback. A reply is the change of what the
     worker holds (or the mean gradient of a round), encoded by ``codec.reply``: for sparse codecs
@@ -87,7 +87,7 @@ class Compression:
     num_workers: int
 
     def __post_init__(self) -> None:
-        # A small model may pay for a codec's scales and padding: a page of memory is no matter.
+        # For a small model the codec's scales and padding may weigh more than what it saves.
         limit = max(self.layout.size_bytes, 1 << 16)
         if self.max_bytes > limit:
             raise ConfigError(
@@ -114,5 +114,5 @@ class Compression:
         return max(self.commits.max_bytes, self.replies.max_bytes)
 
     def compressor(self, seed: int) -> Compressor:
-        """A worker's new sending end."""
+        """A new compressor for one worker's commits."""
         return self.codec.compressor(self.layout.trained_size, seed)

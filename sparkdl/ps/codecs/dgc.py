@@ -1,13 +1,13 @@
-"""Deep gradient compression: top-k that keeps the momentum right."""
+"""Deep gradient compression: top-k of gradients with the momentum in the codec."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
-from sparkdl.errors import ConfigError
+from sparkdl.options import require_fraction, require_positive, require_whole
 from sparkdl.ps.codecs.codec import (
     ByteArray,
     Codec,
@@ -43,9 +43,9 @@ class DGC(Codec):
         v = v + u
         send the k largest of v;  clear v and u there
 
-    The momentum lives here: the receiver must apply what it gets without momentum of its own. When
-    everything is sent (ratio 1) nothing is late and ``u`` is kept: plain momentum SGD. On the wire
-    it is :class:`TopK`'s format. ``encode`` on its own, without a compressor, is plain top-k.
+    The momentum is applied here: the receiver must apply what it gets without momentum of its own.
+    When every element is sent (ratio 1), none is sent late and ``u`` is kept: that is momentum SGD.
+    The format on the wire is :class:`TopK`'s. ``encode`` without a compressor is plain top-k.
 
     Args:
         ratio: Share of the elements sent after warm-up, in (0, 1].
@@ -69,12 +69,10 @@ class DGC(Codec):
 
     def __post_init__(self) -> None:
         check_ratio(self.name, self.ratio, None)
-        momentum_ok = _is(self.momentum, float, 0) and self.momentum < 1
-        clip_ok = self.clip_norm is None or (_is(self.clip_norm, float, 0) and self.clip_norm > 0)
-        _require("momentum", momentum_ok, "a number in [0, 1)", self)
-        _require("clip_norm", clip_ok, "a number above 0, or None", self)
-        _require("num_workers", _is(self.num_workers, int, 1), "a whole number from 1", self)
-        _require("warmup_steps", _is(self.warmup_steps, int, 0), "a whole number from 0", self)
+        require_fraction(self.name, "momentum", self.momentum)
+        require_positive(self.name, "clip_norm", self.clip_norm, or_none=True)
+        require_whole(self.name, "num_workers", self.num_workers, 1)
+        require_whole(self.name, "warmup_steps", self.warmup_steps, 0)
 
     def share(self, step: int) -> float:
         """Share of the elements sent in call number ``step`` (from 0)."""
@@ -99,7 +97,7 @@ class DGC(Codec):
         out[indices] = values
 
     def bind(self, num_workers: int) -> DGC:
-        """Told of the workers, whose gradients' sum is clipped."""
+        """The same codec, which clips the sum of so many workers' gradients."""
         return replace(self, num_workers=num_workers)
 
     def reply(self, size: int, num_workers: int) -> Codec:
@@ -107,7 +105,7 @@ class DGC(Codec):
         return Changes.of(kept(size, self.share(0)), size, num_workers)
 
     def compressor(self, size: int, seed: int | None = None) -> Compressor:
-        """One worker's velocity and backlog; the seed is not needed."""
+        """One worker's velocity and residual; the seed is not used."""
         return DGCCompressor(self, size)
 
 
@@ -131,19 +129,19 @@ class DGCCompressor:
         self.residual: FloatArray = np.zeros(size, np.float32)
 
     def encode(self, array: FloatArray) -> ByteArray:
-        """Takes the gradient in, and sends the largest part of the backlog."""
+        """Adds the gradient to what is still to be sent, and sends the largest elements of that."""
         check_vector(array, self.residual.size)
         scale = np.float32(self._clipping(array))
         momentum = np.float32(self._codec.momentum)
         clipped = np.empty(min(array.size, 65_536), np.float32)
         for part in chunks(array.size):
-            velocity, backlog = self.velocity[part], self.residual[part]
+            velocity, residual = self.velocity[part], self.residual[part]
             gradient = array[part]
             if scale != 1.0:
                 gradient = np.multiply(gradient, scale, out=clipped[: gradient.size])
             np.multiply(velocity, momentum, out=velocity)
             np.add(velocity, gradient, out=velocity)
-            np.add(backlog, velocity, out=backlog)
+            np.add(residual, velocity, out=residual)
         k = kept(array.size, self._codec.share(self._step))
         self._step += 1
         indices = largest(self.residual, k)
@@ -159,17 +157,3 @@ class DGCCompressor:
         limit = self._codec.clip_norm / self._codec.num_workers**0.5
         norm = float(np.sqrt(np.dot(array, array)))
         return limit / norm if norm > limit else 1.0
-
-
-def _is(value: Any, kind: type, least: float) -> bool:
-    number = isinstance(value, int) or (kind is float and isinstance(value, float))
-    return number and not isinstance(value, bool) and value >= least
-
-
-def _require(option: str, ok: bool, expected: str, codec: DGC) -> None:
-    if not ok:
-        raise ConfigError(
-            f"codec {codec.name!r}: wrong option {option!r}",
-            expected=expected,
-            received=repr(getattr(codec, option)),
-        )

@@ -24,7 +24,7 @@ from sparkdl.weights import FloatArray
 
 @dataclass(frozen=True)
 class OneBit(Codec):
-    """``sign(u) · mean|u|``: n/8 + 4 bytes. Biased, so it lives on error feedback.
+    """``sign(u) · mean|u|``: n/8 + 4 bytes. Biased, so it needs error feedback.
 
     On the wire: the mean size (float32), then the signs (1 is below zero), most significant bit
     first. A NaN or infinity makes the mean NaN or infinite, and all decoded values with it.

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 import numpy as np
 import numpy.typing as npt
 
-from sparkdl.errors import ConfigError
+from sparkdl.options import require, require_one_of, require_whole
 from sparkdl.ps.codecs.codec import (
     CHUNK,
     ByteArray,
@@ -30,9 +30,8 @@ class _Grid:
     """How a block of ``block`` elements becomes one scale and ``block`` codes of ``bits`` bits.
 
     On the wire: all scales (float32, one per block: the size of one level), then all codes, block
-    after block. A code is the level plus ``levels``. A byte holds ``8 / bits`` codes: the first
-    from the block's first part, the next from its second part, and so on. The last block is
-    filled up with zeros.
+    after block. A code is the level plus ``levels``. A block is cut into ``8 / bits`` equal parts,
+    and a byte holds one code of each part. The last block is filled up with zeros.
     """
 
     name: str
@@ -63,8 +62,8 @@ class _Grid:
         shape = (min(rows, count), self.block)
         work, dither = np.empty(shape, np.float32), None
         if self.stochastic and count:
-            # One chunk of uniform draws serves all chunks, turned by a random number of places
-            # each time: every element still gets a uniform draw, at a tenth of the cost.
+            # All chunks use the same uniform draws, each from another random place on: every
+            # element still gets a uniform draw, at a tenth of the cost.
             rng = np.random.default_rng() if rng is None else rng
             dither = rng.random(2 * work.size, dtype=np.float32)
             dither += np.float32(self.levels)
@@ -72,17 +71,17 @@ class _Grid:
         for start in range(0, whole, rows):
             stop = min(start + rows, whole)
             values = array[start * self.block : stop * self.block].reshape(-1, self.block)
-            noise = self._turned(dither, values, rng)
+            noise = self._noise(dither, values, rng)
             self._quantize(values, noise, work, scales[start:stop], codes[start:stop])
         if whole < count:
             rest = np.zeros((1, self.block), np.float32)
             rest[0, : array.size - whole * self.block] = array[whole * self.block :]
-            noise = self._turned(dither, rest, rng)
+            noise = self._noise(dither, rest, rng)
             self._quantize(rest, noise, work, scales[whole:], codes[whole:])
         return payload
 
     @staticmethod
-    def _turned(
+    def _noise(
         dither: FloatArray | None, values: FloatArray, rng: Generator | None
     ) -> FloatArray | None:
         if dither is None or rng is None:
@@ -106,8 +105,8 @@ class _Grid:
             np.multiply(values, values, out=levels)
             largest = np.sqrt(np.add.reduce(levels, axis=1))
         np.divide(largest, np.float32(self.levels), out=scales)
-        # Below the normal range 1 / scale overflows; such a block is sent as zeros. A NaN or
-        # infinity makes the scale NaN, so that the receiver sees NaN and not a made-up number.
+        # For a scale below the normal range 1 / scale overflows; such a block is sent as zeros. A
+        # NaN or infinity in a block makes its scale NaN, so that all of it decodes to NaN.
         scales[~np.isfinite(scales)] = np.nan
         scales[scales < np.finfo(np.float32).tiny] = 0.0
         inverse = np.zeros_like(scales)
@@ -116,7 +115,7 @@ class _Grid:
             np.multiply(values, inverse[:, None], out=levels)
         if np.isnan(scales).any():
             np.nan_to_num(levels, copy=False, nan=0.0, posinf=0.0, neginf=0.0)
-        # All values are at least 0 now, up to rounding: casting cuts off, which is the floor.
+        # With the addition all values are at least 0, up to rounding: the cast takes the floor.
         np.add(levels, np.float32(self.levels + 0.5) if noise is None else noise, out=levels)
         whole = levels.astype(np.uint8)
         np.minimum(whole, np.uint8(2 * self.levels), out=whole)
@@ -185,19 +184,10 @@ class _Quantized(Codec):
         self._grid().decode(payload, out)
 
 
-def _check(name: str, block: int, rounding: str | None = None) -> None:
-    if not isinstance(block, int) or isinstance(block, bool) or block < 8 or block % 8:
-        raise ConfigError(
-            f"codec {name!r}: wrong option 'block'",
-            expected="a multiple of 8, from 8",
-            received=repr(block),
-        )
-    if rounding not in (None, "stochastic", "nearest"):
-        raise ConfigError(
-            f"codec {name!r}: wrong option 'rounding'",
-            expected="'stochastic' or 'nearest'",
-            received=repr(rounding),
-        )
+def _check(name: str, block: int, rounding: str = "stochastic") -> None:
+    require_whole(name, "block", block, 8)
+    require(block % 8 == 0, name, "block", "a multiple of 8", block)
+    require_one_of(name, "rounding", rounding, ("stochastic", "nearest"))
 
 
 @dataclass(frozen=True)
@@ -276,19 +266,9 @@ class Dithering(_Quantized):
 
     def __post_init__(self) -> None:
         _check(self.name, self.block)
-        ok = isinstance(self.levels, int) and not isinstance(self.levels, bool)
-        if not ok or not 1 <= self.levels <= 127:
-            raise ConfigError(
-                f"codec {self.name!r}: wrong option 'levels'",
-                expected="a whole number from 1 to 127",
-                received=repr(self.levels),
-            )
-        if self.norm not in ("l2", "max"):
-            raise ConfigError(
-                f"codec {self.name!r}: wrong option 'norm'",
-                expected="'l2' or 'max'",
-                received=repr(self.norm),
-            )
+        require_whole(self.name, "levels", self.levels, 1)
+        require(self.levels <= 127, self.name, "levels", "at most 127", self.levels)
+        require_one_of(self.name, "norm", self.norm, ("l2", "max"))
 
     def _grid(self) -> _Grid:
         bits = 2 if self.levels == 1 else 4 if self.levels <= 7 else 8

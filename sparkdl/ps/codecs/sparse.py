@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparkdl.errors import ConfigError
+from sparkdl.options import require_share, require_whole
 from sparkdl.ps.codecs.codec import (
     CHUNK,
     ByteArray,
@@ -30,19 +31,8 @@ _SMALL = 65_536
 
 def check_ratio(codec: str, ratio: Any, k: Any) -> None:
     """Raises ConfigError unless ``0 < ratio <= 1`` and ``k`` is None or a whole number from 1."""
-    number = isinstance(ratio, (int, float)) and not isinstance(ratio, bool)
-    if not number or not 0 < ratio <= 1:
-        raise ConfigError(
-            f"codec {codec!r}: wrong option 'ratio'",
-            expected="a number in (0, 1]",
-            received=repr(ratio),
-        )
-    if k is not None and (not isinstance(k, int) or isinstance(k, bool) or k < 1):
-        raise ConfigError(
-            f"codec {codec!r}: wrong option 'k'",
-            expected="a whole number from 1, or None",
-            received=repr(k),
-        )
+    require_share(codec, "ratio", ratio)
+    require_whole(codec, "k", k, 1, or_none=True)
 
 
 def kept(size: int, ratio: float, k: int | None = None) -> int:
@@ -57,7 +47,7 @@ def check_addressable(codec: str, size: int) -> None:
             f"codec {codec!r} cannot address every element",
             expected="at most 2**32 elements",
             received=f"{size}",
-            hint="shard the vector",
+            hint="compression='int8' or 'onebit' has no such limit",
         )
 
 
@@ -109,7 +99,7 @@ def _exact(sizes: FloatArray, k: int) -> Indices:
 
 
 def pack(array: FloatArray, indices: Indices) -> ByteArray:
-    """``(indices, values)`` as bytes: all indices (uint32), then all values (float32)."""
+    """The elements at ``indices`` as bytes: all indices (uint32), then all values (float32)."""
     k = indices.size
     payload = np.empty(8 * k, np.uint8)
     payload[: 4 * k].view("<u4")[...] = indices
@@ -120,7 +110,7 @@ def pack(array: FloatArray, indices: Indices) -> ByteArray:
 def unpack(
     codec: str, payload: Payload, size: int, limit: int
 ) -> tuple[Indices, npt.NDArray[np.float32]]:
-    """The opposite of :func:`pack`, checked.
+    """The indices and values in the bytes that :func:`pack` made.
 
     Raises:
         ProtocolError: More than ``limit`` elements, a broken length, or indices that are not
@@ -191,8 +181,8 @@ class TopK(Codec):
 class Changes(TopK):
     """Every element that is not 0; the k largest if there are more.
 
-    For replies: what p workers that send k elements each have changed are p · k elements at most,
-    so that nothing is lost. Not a name that ``compression=`` takes.
+    For replies: p workers that send k elements each change p · k elements at most, so nothing is
+    lost. Users cannot choose it with ``compression=``.
     """
 
     name: ClassVar[str] = "changes"
@@ -216,9 +206,9 @@ class Changes(TopK):
 class RandomK(Codec):
     """k elements drawn at random, as values and a seed: 4 k + 8 bytes.
 
-    The vector is cut into k nearly equal pieces and one element is drawn from each, so that no
-    index travels: the receiver draws the same from the seed. Values are not scaled by n/k: error
-    feedback sends the rest later.
+    The vector is cut into k nearly equal pieces and one element is drawn from each. No index is
+    sent: the receiver draws the same elements from the seed. Values are not scaled by n/k, as error
+    feedback sends the other elements later.
 
     On the wire: the seed (uint64), then the values (float32) in order of their places.
 

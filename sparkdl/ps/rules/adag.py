@@ -14,10 +14,10 @@ from sparkdl.weights import FloatArray
 class Adag(Rule):
     """Adds each change divided by its number of batches: ``center += delta / window``.
 
-    The window is the number of batches that really went into the commit, so the shorter last
-    window of an epoch is normalized right. A window of 1 is DOWNPOUR. An epoch of p workers moves
-    the center by p / window of its steps: made for as many workers as batches, or for a learning
-    rate that is higher by window / p.
+    The window is the number of batches in this commit, so the shorter last window of an epoch is
+    divided by its own length. A window of 1 is DOWNPOUR. Of the steps that p workers take the
+    center keeps p / window. So the rule suits as many workers as a window has batches, or a
+    learning rate that is higher by window / p.
 
     Reference: Hermans, Spanakis and Möckel, 2017, "Accumulated Gradient Normalization",
     arXiv:1710.02368.

@@ -1,4 +1,4 @@
-"""Epoch-wise averaging, and the two ways not to share anything: ensemble and single."""
+"""The mean of the workers' weights once an epoch; and two rules that share nothing."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ class Averaging(Rule):
 
 @dataclass(frozen=True)
 class Single(Rule):
-    """One worker trains alone, and hands its weights in once an epoch: ``center += delta``.
+    """One worker trains alone, and sends its change of the weights once an epoch.
+
+    ``center += delta``.
 
     What dist-keras calls the single trainer; the baseline that the other rules are held to.
     """
@@ -54,9 +56,9 @@ class Single(Rule):
 class Ensemble(Rule):
     """Every worker trains a model of its own; nothing is ever exchanged.
 
-    The center keeps the initial weights. As ``independent`` says, the result is one model per
-    rank, which the caller must collect from the ranks and whose predictions it averages. Workers
-    should differ in their seeds or their data, else the models are all the same.
+    The center keeps the initial weights. The result is one model per rank (``independent`` says
+    so): the caller collects them from the ranks, and averages their predictions. Workers should
+    differ in their seeds or their data, else the models are all the same.
 
     Reference: Hansen and Salamon, 1990, "Neural Network Ensembles" (IEEE TPAMI 12).
     """

@@ -11,9 +11,9 @@ from sparkdl.weights import FloatArray
 class Backups:
     """One backup per worker in a rule's state, under ``'backup/<rank>'``.
 
-    A worker of whom nothing is known yet is taken to hold the initial center. A commit is taken
-    to be the first half of a ``push_pull``: the worker then holds the center just written. (If it
-    pulls later instead, ``Rule.pulled`` corrects that.)
+    Before its first pull a worker has the initial center. A commit counts as the first half of a
+    ``push_pull``, after which the worker has the center just written. (If it pulls later instead,
+    ``Rule.pulled`` corrects that.)
     """
 
     @staticmethod
@@ -23,7 +23,7 @@ class Backups:
 
     @staticmethod
     def of(state: State, worker: int) -> FloatArray:
-        """The worker's backup, to read and to write; made at the first touch."""
+        """The worker's backup, to read and to write; made when first asked for."""
         key = f"backup/{worker}"
         if key not in state:
             state[key] = state["initial"].copy()
@@ -32,7 +32,7 @@ class Backups:
 
     @staticmethod
     def save(state: State, worker: int, center: FloatArray) -> None:
-        """Notes that ``worker`` now holds ``center``."""
+        """Keeps ``center`` as what ``worker`` has now."""
         key = f"backup/{worker}"
         if key in state:
             np.copyto(state[key], center)

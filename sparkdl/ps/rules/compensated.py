@@ -16,7 +16,7 @@ from sparkdl.weights import FloatArray
 
 
 def _scales(rule: DCASGD | GapAware, commit: Commit) -> tuple[float, float]:
-    """How what a worker sent becomes a step of the center, and a gradient.
+    """The factors that make a step of the center, and a gradient, of what a worker sent.
 
     Returns:
         ``(to_step, to_gradient)``: the plain ASGD step is ``to_step · sent``, and the mean gradient
@@ -30,7 +30,7 @@ def _scales(rule: DCASGD | GapAware, commit: Commit) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class DCASGD(Rule):
-    """Delay-compensated ASGD: a first-order guess of the gradient at the center of now.
+    """Delay-compensated ASGD: a first-order estimate of the gradient at the present center.
 
     ::
 
@@ -76,7 +76,7 @@ class DCASGD(Rule):
         require_payload(self.name, self.payload)
 
     def init(self, center: FloatArray) -> State:
-        """The initial center, and the mean square if adaptive; backups join as workers come."""
+        """The initial center, and the mean square if adaptive; backups are added later."""
         state = Backups.init(center)
         if self.adaptive:
             state["mean_square"] = np.zeros_like(center)
@@ -174,7 +174,7 @@ class GapAware(Rule):
         require_payload(self.name, self.payload)
 
     def init(self, center: FloatArray) -> State:
-        """The initial center and the running mean of squares; backups join as workers come."""
+        """The initial center and the running mean of squares; backups are added later."""
         state = Backups.init(center)
         state.update(mean_square=np.zeros_like(center), commits=0, highest_rate=0.0)
         return state

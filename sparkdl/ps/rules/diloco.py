@@ -68,12 +68,12 @@ class AsyncDiLoCo(Rule):
         center += learning_rate · delta / N;   s += delta          (each commit)
         m = momentum · m + s / N;   center += learning_rate · momentum · m;   s = 0   (every N-th)
 
-    Over N commits this is one synchronous DiLoCo step; a Nesterov step per commit would instead
-    apply the momentum N times as often and swing. One worker alone is :class:`DiLoCo`.
+    N commits make one step of synchronous DiLoCo. A Nesterov step at each commit would apply the
+    momentum N times as often, and overshoot. One worker alone is :class:`DiLoCo`.
 
-    A worker goes on from a center that has its own change, but not yet the others': it takes some
-    tens of exchanges to learn, so the default window follows the length of the epoch. On a slow
-    network give ``frequency`` up to a sixteenth of an epoch (the paper: 500 batches).
+    A worker goes on from a center that has its own change, but not yet the others'. To learn it
+    needs some tens of exchanges, so the default window follows the length of the epoch. On a slow
+    network set ``frequency`` to up to a sixteenth of an epoch (the paper: 500 batches).
 
     Args:
         learning_rate: The outer learning rate.

@@ -20,8 +20,8 @@ from sparkdl.weights import FloatArray
 class DynSGD(Rule):
     """Divides each change by its staleness plus one: ``center += delta / (tau + 1)``.
 
-    ``tau`` is the number of commits that others made since this worker's pull. One intervening
-    commit halves the change; a worker alone is plain SGD.
+    ``tau`` is the number of commits that others made since this worker's pull: after one of them
+    half of the change counts. A worker alone is plain SGD.
 
     Reference: Jiang, Cui, Zhang and Yu, 2017, "Heterogeneity-aware Distributed Parameter Servers"
     (SIGMOD).
@@ -82,7 +82,7 @@ class Experimental(Rule):
         require_positive(self.name, "learning_rate", self.learning_rate, or_none=True)
 
     def init(self, center: FloatArray) -> State:
-        """The initial center; a backup per worker joins it as the workers come."""
+        """The initial center; a backup for each worker is added later."""
         return Backups.init(center)
 
     def pulled(self, center: FloatArray, state: State, worker: int) -> None:

@@ -22,9 +22,9 @@ class AEASGD(Rule):
         local  -= E
         center += E
 
-    so that ``local + center`` is left as it was. The workers explore on their own, the center is
-    their slow average. Stable only while ``alpha · workers <= 1``. The force needs the center as it
-    is now, so one exchange is a pull and a push (two trips), not a ``push_pull``.
+    so that ``local + center`` stays the same. The workers keep weights of their own, and the center
+    follows their mean slowly. Stable only while ``alpha · workers <= 1``. The force is computed
+    from the present center, so an exchange is a pull and then a push, not one ``push_pull``.
 
     Args:
         alpha: The elastic coefficient in (0, 1]. None gives ``0.9 / workers``, at most 0.5: the
@@ -76,7 +76,7 @@ class AEASGD(Rule):
         return self.alpha
 
     def bind(self, num_workers: int) -> AEASGD:
-        """Settles ``alpha``; refuses ``alpha · num_workers > 1``, which would diverge."""
+        """The rule with a number for ``alpha``; refuses ``alpha · num_workers > 1``."""
         alpha = self._alpha()
         if alpha is None:
             alpha = min(0.5, 0.9 / num_workers)

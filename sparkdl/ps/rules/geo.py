@@ -1,4 +1,4 @@
-"""Geo-SGD: workers train on far from the center and send only their share of the distance."""
+"""Geo-SGD: each worker keeps its own weights and sends a share of its change."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sparkdl.weights import FloatArray
 
 @dataclass(frozen=True)
 class GeoSGD(Rule):
-    """Each worker sends a p-th of its change, and takes over what the others did to the center.
+    """Each worker sends a p-th of its change, and adds the others' changes to its weights.
 
     On the worker, every window (``old`` is ``base``)::
 
@@ -44,7 +44,7 @@ class GeoSGD(Rule):
         return replace(self, num_workers=num_workers)
 
     def exchange(self, local: FloatArray, base: FloatArray, peer: Peer) -> None:
-        """Sends this worker's share, and adds to ``local`` what the others did."""
+        """Sends this worker's share, and adds the others' changes to ``local``."""
         if self.num_workers is None:
             raise unbound(self.name)
         np.subtract(local, base, out=peer.buffer)

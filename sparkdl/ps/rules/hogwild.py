@@ -18,10 +18,10 @@ from sparkdl.weights import FloatArray
 class Hogwild(Rule):
     """Lock-free ``center_j += delta_j`` for every coordinate ``j`` with ``delta_j != 0``.
 
-    Writers never overwrite each other's whole update: what two of them do to different coordinates
-    is kept exactly, since a coordinate with a zero change is not written at all, and only two
-    writes to the same coordinate within nanoseconds can lose one of them. To make even that rare,
-    each worker starts its walk over the center at another place.
+    No writer overwrites another one's whole update. Changes of different coordinates are all kept,
+    since a coordinate with a zero change is not written at all. Of two writes to the same
+    coordinate within nanoseconds one can be lost; to make that rare, each worker begins at another
+    place of the center.
 
     With ``scale='mean'`` a worker adds only ``delta_j / workers``: for windows so long that the
     workers' changes would take the center too far together.
@@ -48,7 +48,7 @@ class Hogwild(Rule):
         self, center: FloatArray, delta: FloatArray, state: State, commit: Commit, out: FloatArray
     ) -> None:
         """Adds in place; ``out`` should be ``center`` (into another buffer it copies first)."""
-        # Two views of one buffer are one buffer: copying it onto itself would undo other writers.
+        # With views of one buffer there is nothing to copy, and a copy would undo other writers.
         if not np.may_share_memory(out, center):
             np.copyto(out, center)
         count = -(-center.size // BLOCK)

@@ -50,10 +50,10 @@ class Commit:
 
 
 class Peer(Protocol):
-    """The server as a rule's worker half sees it: one buffer, three verbs.
+    """The server as a rule's worker half sees it: one buffer, and three requests.
 
-    ``buffer`` has the layout's size. A push sends what it holds; a pull replaces what it holds by
-    the center. Its content is undefined after a push without a pull.
+    ``buffer`` has the layout's size. A push sends its content; a pull replaces its content by the
+    center. Its content is undefined after a push without a pull.
     """
 
     @property
@@ -67,12 +67,13 @@ class Peer(Protocol):
 
 
 class Rule:
-    """Base of all rules; as it stands it is DOWNPOUR without a name.
+    """Base of all rules; what a subclass does not override is as in DOWNPOUR.
 
     Class attributes:
         name: The word a user writes, e.g. ``rule='dynsgd'``.
         payload: ``'delta'`` (change of the weights over a window) or ``'gradient'`` (each step).
-        blocking: The server waits for all workers, and ``update`` gets the row-weighted mean.
+        blocking: The server waits for all workers; ``update`` gets the row-weighted mean of what
+            they sent.
         lock_free: The server applies ``update`` without a lock (Hogwild!).
         default_window: Batches between two exchanges if the user says ``frequency='auto'``;
             0 is one whole epoch, -1 (``sparkdl.config.AUTO_WINDOW``) follows its length.
@@ -96,7 +97,7 @@ class Rule:
     independent: ClassVar[bool] = False
 
     def bind(self, num_workers: int) -> Rule:
-        """The rule to use in a run of ``num_workers``: checked against it, and told of it.
+        """The rule to use in a run of ``num_workers``, with options that depend on it filled in.
 
         Called once on the driver before anything starts, and again if the number changes.
 
@@ -117,7 +118,7 @@ class Rule:
         return {}
 
     def pulled(self, center: FloatArray, state: State, worker: int) -> None:
-        """Tells the rule that ``worker`` now holds ``center``.
+        """Tells the rule that ``worker`` now has ``center``.
 
         Called under the lock for a pull that is not the second half of a ``push_pull`` (there,
         ``update`` itself stands for it): a first pull, a late or retried worker. May change
@@ -152,7 +153,7 @@ class Rule:
         base[...] = peer.buffer
 
     def config(self) -> dict[str, Any]:
-        """The constructor arguments, JSON-able, so that a rule can be named across processes."""
+        """The constructor arguments, as values that JSON can hold."""
         return dict(vars(self))
 
 

@@ -1,4 +1,4 @@
-"""Stale-synchronous parallel: fast workers run ahead, but only so far."""
+"""Stale-synchronous parallel: how many commits a worker may be ahead of the slowest is bounded."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ class SSP(Rule):
     """Bounded staleness: a worker waits while it is more than ``staleness`` commits ahead.
 
     A worker with ``c`` commits gets its reply once the slowest has at least ``c - staleness``, and
-    so sees every update of clock ``c - staleness - 1`` and before. ``staleness`` 0 is BSP, N is
-    SSP, below 0 never waits (ASP). The reply (the center) must be taken *after* the wait.
+    so sees every update of clock ``c - staleness - 1`` and before. A ``staleness`` of 0 is BSP;
+    with a negative one nobody waits (ASP). The server copies the center for the reply *after* the
+    wait.
 
     ::
 

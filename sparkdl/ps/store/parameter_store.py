@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from sparkdl.coordinator.group import Group
-from sparkdl.coordinator.store import Entry, Work
+from sparkdl.coordinator.store import Entry, Store, Work
 from sparkdl.coordinator.worker import Worker
 from sparkdl.errors import ProtocolError, TransportError
 from sparkdl.ps.codecs import Compression
@@ -19,11 +19,10 @@ from sparkdl.ps.store.reading import Reading
 from sparkdl.ps.store.rounds import Payload, Round
 from sparkdl.ps.store.transfer import StateTransfer
 from sparkdl.transport.frames import COMMITS, Content, Flag, Kind, Limits, Message
-from sparkdl.transport.service import Metric
 from sparkdl.weights import FloatArray, Layout
 
 
-class ParameterStore:
+class ParameterStore(Store):
     """Weights that all workers share, changed by a rule; a store of a coordinator.
 
     A commit is applied from its connection's buffer. A reply reads the center itself; only if a
@@ -83,13 +82,18 @@ class ParameterStore:
         return self._rule.blocking
 
     @property
+    def latched(self) -> bool:
+        """With rounds, every rank must learn of an order at the same step."""
+        return self._rule.blocking
+
+    @property
     def name(self) -> str:
         """The rule's name."""
         return repr(self._rule.name)
 
     def attach(self, group: Group) -> None:
         """Takes the run's group."""
-        self._group = group
+        super().attach(group)
         most = group.settings.max_state_bytes
         self._transfer = StateTransfer(
             8 * self.limits.dense_bytes + (64 << 20) if most is None else most
@@ -148,10 +152,6 @@ class ParameterStore:
     def missing(self) -> list[int]:
         """Ranks that the present round waits for."""
         return [w.rank for w in self._group.members() if w.rank not in self._round.payloads]
-
-    def metrics(self) -> list[Metric]:
-        """Nothing beyond the coordinator's."""
-        return []
 
     def decoded(self, connection: int, message: Message) -> Message:
         """A commit with its values instead of their payload; needs no lock.

@@ -1,19 +1,22 @@
-"""Every form of data that fit, evaluate and predict take, as one: a DataFrame and its spec."""
+"""Opens the data that ``fit`` and ``evaluate`` take: any form becomes a DataFrame and its spec.
+
+Runs on the driver.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from sparkdl.data import ColumnSpec, DataSpec, to_arrow_table
+from sparkdl.data import DataSpec, to_arrow_table
 from sparkdl.errors import ConfigError, DataError
-from sparkdl.learner.signature import Signature, TensorSpec
-from sparkdl.spark.columns.schema import make_spec, selection
-from sparkdl.spark.columns.wire import PROBLEM, pack_problem, wire_names
+from sparkdl.learner.signature import Signature
+from sparkdl.spark.columns.matching import make_spec
+from sparkdl.spark.columns.pairs import pair_encoder
+from sparkdl.spark.columns.wire import PROBLEM, selection, wire_names
 from sparkdl.spark.driver.cluster import is_connect, session_of
 
 ROLE = "__sparkdl_role"
@@ -215,171 +218,3 @@ def _from_rdd(rdd: Any, signature: Signature) -> Source:
     fields = [f"{name} binary" for name in wire_names(len(data_spec.columns))]
     schema = ", ".join([*fields, f"{PROBLEM} string"])
     return Source(spark.createDataFrame(rdd.mapPartitions(encoder), schema), data_spec)
-
-
-def pair_encoder(signature: Signature) -> PairEncoder:
-    """What turns an RDD's elements into rows of bytes, by the model's own, fixed shapes.
-
-    Raises:
-        DataError: A shape of the model is free.
-    """
-    labels: dict[str, ColumnSpec] = {}
-    for name, spec in signature.outputs.items():
-        kind = signature.label_kinds.get(name)
-        if kind == "sparse":
-            shape = spec.shape or (None,)
-            labels[name] = ColumnSpec(
-                (f"label {name}",), tuple(d or 1 for d in shape[:-1]), "int32", "binary",
-                classes=shape[-1],
-            )  # fmt: skip
-        elif kind == "own":
-            labels[name] = ColumnSpec((f"label {name}",), (None,), "float32", "binary")
-        else:
-            labels[name] = _fixed(spec, "output")
-    return PairEncoder(rdd_features(signature), labels)
-
-
-def rdd_features(signature: Signature) -> dict[str, ColumnSpec]:
-    """How an RDD's inputs become arrays: by the model's own, fixed shapes."""
-    return {name: _fixed(spec, "input") for name, spec in signature.inputs.items()}
-
-
-def stack_inputs(
-    rows: list[Any], specs: Mapping[str, ColumnSpec], first_row: int
-) -> dict[str, Any]:
-    """A list of inputs ``x`` (or pairs, or LabeledPoints) as one array per model input."""
-    raw: dict[str, list[bytes]] = {name: [] for name in specs}
-    for number, row in enumerate(rows, first_row):
-        x = row.features if hasattr(row, "features") and hasattr(row, "label") else row
-        if isinstance(x, tuple) and len(x) == 2 and not _fits(x, specs) and _fits(x[0], specs):
-            x = x[0]
-        for name, content in zip(specs, _encode(x, specs, number, "x"), strict=True):
-            raw[name].append(content)
-    return {
-        name: np.frombuffer(b"".join(raw[name]), np.dtype(s.dtype)).reshape(len(rows), *s.shape)
-        for name, s in specs.items()
-    }
-
-
-def _fits(x: Any, specs: Mapping[str, ColumnSpec]) -> bool:
-    """Whether ``x`` has the sizes that the inputs want."""
-    if isinstance(x, Mapping):
-        return set(x) == set(specs)
-    parts = x if len(specs) > 1 else [x]
-    if not isinstance(parts, (list, tuple)) or len(parts) != len(specs):
-        return False
-    try:
-        sizes = [int(p.size) if hasattr(p, "size") else int(np.size(p)) for p in parts]
-    except ValueError:
-        return False
-    wanted = [math.prod(d or 0 for d in spec.shape) for spec in specs.values()]
-    return sizes == wanted
-
-
-def _fixed(spec: TensorSpec, what: str) -> ColumnSpec:
-    if spec.shape is None or any(d is None for d in spec.shape):
-        raise DataError(
-            f"an RDD needs a model whose {what} shapes are fixed",
-            expected=f"a fixed shape for {what} {spec.name!r}",
-            received=f"shape {spec.shape}",
-            hint="build the model with keras.Input(shape), or use a DataFrame",
-        )
-    prefix = "x" if what == "input" else "label"
-    dtype = spec.dtype if what == "input" else "float32"
-    return ColumnSpec((f"{prefix} {spec.name}",), spec.shape, dtype, "binary")
-
-
-class PairEncoder:
-    """Rows ``(x, y)`` or ``LabeledPoint`` -> tuples of little-endian bytes (on the executor).
-
-    The last field is None, or an error that ends the partition: raised here, it would be an
-    error of Spark's, retried and without its beats.
-    """
-
-    def __init__(self, features: dict[str, ColumnSpec], labels: dict[str, ColumnSpec]) -> None:
-        self.features, self.labels = features, labels
-
-    def __call__(self, rows: Iterable[Any]) -> Iterator[tuple[bytes | str | None, ...]]:
-        for number, row in enumerate(rows):
-            try:
-                values = self._encode_row(row, number)
-            except DataError as error:
-                count = len(self.features) + len(self.labels)
-                yield (*[None] * count, pack_problem(error))
-                return
-            yield (*values, None)
-
-    def _encode_row(self, row: Any, number: int) -> list[bytes]:
-        if hasattr(row, "features") and hasattr(row, "label"):
-            x, y = row.features, row.label
-        elif isinstance(row, (tuple, list)) and len(row) == 2:
-            x, y = row
-        else:
-            raise DataError(
-                f"row {number} of a partition is no example",
-                expected="a pair (x, y) or a LabeledPoint",
-                received=f"{type(row).__qualname__}",
-            )
-        return [*_encode(x, self.features, number, "x"), *_encode(y, self.labels, number, "y")]
-
-
-def _encode(value: Any, specs: Mapping[str, ColumnSpec], number: int, side: str) -> Iterator[bytes]:
-    parts = value if isinstance(value, Mapping) else None
-    if parts is None:
-        listed = isinstance(value, (list, tuple)) and len(specs) > 1
-        parts = dict(zip(specs, value if listed else [value], strict=False))
-    if set(parts) != set(specs):
-        raise DataError(
-            f"{side} of row {number} does not fit the model",
-            expected=f"{len(specs)} parts, for {list(specs)}",
-            received=f"{len(parts)}",
-        )
-    for name, spec in specs.items():
-        yield encode_value(parts[name], spec, number)
-
-
-def encode_value(value: Any, spec: ColumnSpec, number: int) -> bytes:
-    """One value as the bytes of the array that the model wants."""
-    try:
-        array = np.asarray(value.toArray() if hasattr(value, "toArray") else value)
-    except ValueError:  # lists of unequal length
-        array = np.asarray(None)
-    if array.dtype.kind not in "biuf":
-        raise DataError(
-            f"row {number}: {spec.label} is no array of numbers",
-            expected=f"numbers of shape {spec.shape}",
-            received=f"{type(value).__qualname__} {str(value)[:60]}",
-        )
-    if None not in spec.shape:
-        size = math.prod(d or 0 for d in spec.shape)
-        if array.size == 1 and size > 1 and spec.label.startswith("'label "):
-            return _one_hot(array, size, spec, number)
-        if array.size != size:
-            raise DataError(
-                f"row {number}: {spec.label} does not fit the model",
-                expected=f"shape {spec.shape}",
-                received=f"shape {array.shape}",
-            )
-    dtype = np.dtype(spec.dtype).newbyteorder("<")
-    with np.errstate(invalid="ignore", over="ignore"):
-        encoded = array.astype(dtype)
-    if dtype.kind in "iu" and not np.array_equal(encoded, array):
-        raise DataError(
-            f"row {number}: {spec.label} is not made of whole numbers",
-            expected=f"values that {spec.dtype} can hold",
-            received=str(array.ravel()[np.flatnonzero(encoded.ravel() != array.ravel())[0]]),
-        )
-    return encoded.tobytes()
-
-
-def _one_hot(array: Any, size: int, spec: ColumnSpec, number: int) -> bytes:
-    label = float(array.reshape(-1)[0])
-    if not 0 <= label < size or label != int(label):
-        raise DataError(
-            f"row {number}: a label is out of range",
-            expected=f"a class in [0, {size})",
-            received=str(label),
-        )
-    row = np.zeros(size, np.dtype(spec.dtype).newbyteorder("<"))
-    row[int(label)] = 1
-    return row.tobytes()

@@ -1,35 +1,63 @@
-"""Columns on their way to the executors: under plain names, and with errors beside the rows.
+"""How columns travel from Spark to the task: under plain names, with errors beside the rows.
 
-PySpark's ``mapInArrow`` cannot take a frame with a dot or a backtick in a column's name, nor one
-name twice. So columns travel as ``c0, c1, ...`` and get their own names back on the executor,
-where error messages need them.
+PySpark's ``mapInArrow`` takes no frame with a dot or a backtick in a column's name, nor one name
+twice. So the driver renames the columns to ``c0, c1, ...`` (:func:`wire_names`, :func:`selection`),
+and the executor gives them their own names back (:func:`named_batches`), for error messages.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from sparkdl.data import DataSpec
 from sparkdl.errors import DataError
 
+if TYPE_CHECKING:
+    from pyspark.sql import types as T
+
 PROBLEM = "__sparkdl_problem"
-"""A text column: the error that an encoder upstream found instead of a row."""
+"""A text column: the error that ``columns.pairs.PairEncoder`` found in a row."""
 
 
 def wire_names(count: int) -> list[str]:
-    """Names that every part of Spark takes."""
+    """Column names that every part of Spark takes: ``c0, c1, ...``."""
     return [f"c{i}" for i in range(count)]
+
+
+def selection(schema: T.StructType, spec: DataSpec, names: list[str]) -> list[Any]:
+    """On the driver: the Spark columns to select for ``spec``, ML vectors as arrays of floats.
+
+    Args:
+        schema: The DataFrame's schema.
+        spec: What is to be read.
+        names: What to call each of ``spec.columns``.
+    """
+    from pyspark.ml.functions import vector_to_array
+    from pyspark.sql import functions as F
+
+    columns = []
+    for name, alias in zip(spec.columns, names, strict=True):
+        column = F.col("`" + name.replace("`", "``") + "`")
+        if is_vector_column(schema[name].dataType):
+            column = vector_to_array(column, "float32")
+        columns.append(column.alias(alias))
+    return columns
+
+
+def is_vector_column(kind: T.DataType) -> bool:
+    """Whether a column holds vectors of ``pyspark.ml`` or ``pyspark.mllib``."""
+    return type(kind).__name__ == "VectorUDT"
 
 
 def named_batches(batches: Iterable[pa.RecordBatch], spec: DataSpec) -> Iterator[pa.RecordBatch]:
     """On the executor: batches with the names of ``spec.columns``.
 
     Raises:
-        DataError: What the encoder of an RDD found.
+        DataError: An element of an RDD that is no example; found before, raised here.
     """
     columns = [name for name in spec.columns if name != spec.role_column]
     names = dict(zip(wire_names(len(columns)), columns, strict=True))
@@ -44,7 +72,7 @@ def named_batches(batches: Iterable[pa.RecordBatch], spec: DataSpec) -> Iterator
 
 
 def pack_problem(error: DataError) -> str:
-    """An error as text for the column :data:`PROBLEM`."""
+    """On the executor: an error as text for the column :data:`PROBLEM`."""
     return json.dumps([error.what, error.expected, error.received, error.hint])
 
 

@@ -19,22 +19,20 @@ from typing import Any
 import numpy as np
 
 from sparkdl.collective.rules import ExchangeRule, Mean
-from sparkdl.collective.strategy import (
-    AllReduceStrategy,
-    AllReduceSynchronizer,
-    EarlyGathering,
-)
+from sparkdl.collective.strategy import AllReduceStrategy, EarlyGathering
+from sparkdl.collective.synchronizer import AllReduceSynchronizer
 from sparkdl.coordinator.host import CoordinatorHost
 from sparkdl.coordinator.session import Session, open_session, report_failure
 from sparkdl.coordinator.settings import Settings
 from sparkdl.coordinator.telemetry import EpochReport
 from sparkdl.errors import TransportError
 from sparkdl.launch.failures import RankFailure, describe
-from sparkdl.progress.run_progress import EpochProgress, RunProgress
+from sparkdl.progress.commands import Command
+from sparkdl.progress.run_progress import EpochProgress, RunProgress, progress_of
 from sparkdl.run_state import RunState
 from sparkdl.spark.driver.allreduce_rules import WIRES, choose_exchange, optimizer_config
 from sparkdl.spark.driver.cluster import driver_address, is_connect
-from sparkdl.spark.driver.server_run import ServerOptions, progress_of
+from sparkdl.spark.driver.server_run import ServerOptions
 from sparkdl.transport.address import Endpoint
 from sparkdl.transport.listeners import ListenOptions
 from sparkdl.weights import FloatArray, Layout
@@ -309,9 +307,11 @@ class AllReduceRun:
         """What the workers report."""
         return progress_of(self._driver.status(since_epoch), self._num_workers, in_step=True)
 
-    def command(self, command: dict[str, Any]) -> None:
+    def command(self, command: Command) -> None:
         """Passes a command on to the workers."""
-        self._driver.control(**command)
+        self._driver.control(
+            stop=command.stop, learning_rate=command.learning_rate, release=command.release
+        )
 
     def checkpoint(self) -> tuple[int, FloatArray, bytes] | None:
         """Epochs done, weights and optimizer state that rank 0 left last; None if it has not."""
@@ -355,8 +355,11 @@ class SilentRun:
     def progress(self, since_epoch: int = 0) -> RunProgress:
         """Nothing while the stage runs; after it, all epochs."""
         told = [json.loads(r.text) for r in self.rows if r.kind == "epochs"]
+        done = [json.loads(r.text) for r in self.rows if r.kind == "done"]
+        seconds = max((float(d["seconds"]) for d in done), default=0.0)
+        numbers = sorted({int(n) for worker in told for n in worker})
         epochs: dict[int, EpochProgress] = {}
-        for number in sorted({int(n) for worker in told for n in worker}):
+        for number in numbers:
             parts = [worker[str(number)] for worker in told if str(number) in worker]
             epochs[number] = EpochProgress(
                 missing=0,
@@ -364,6 +367,7 @@ class SilentRun:
                 rows=sum(p["rows"] for p in parts),
                 metrics=_sum_states(p["metrics"] for p in parts),
                 val_metrics=_sum_states(p.get("val_metrics", []) for p in parts),
+                seconds=seconds / len(numbers),
             )
         return RunProgress(
             epochs=epochs,
@@ -371,7 +375,7 @@ class SilentRun:
             rows=sum(e.rows for e in epochs.values()),
         )
 
-    def command(self, command: dict[str, Any]) -> None:
+    def command(self, command: Command) -> None:
         """The workers cannot hear it: the driver acts on it between two stages."""
 
     def checkpoint(self) -> None:

@@ -51,7 +51,12 @@ def verbosity(verbose: str | int, auto: int = 1) -> int:
     if verbose == "auto":
         return auto
     if verbose not in (0, 1, 2):
-        raise ConfigError("verbose is wrong", expected="'auto', 0, 1 or 2", received=repr(verbose))
+        raise ConfigError(
+            "verbose must say how much to print",
+            expected="'auto', 0, 1 or 2",
+            received=repr(verbose),
+            hint="0 prints nothing, 1 a progress bar, 2 a line per epoch",
+        )
     return int(verbose)
 
 
@@ -59,5 +64,7 @@ def check_share(name: str, value: Any) -> float:
     """Returns ``value`` if it is a share in [0, 1); raises ConfigError."""
     number = isinstance(value, (int, float)) and value is not False
     if not number or not 0.0 <= value < 1.0:
-        raise ConfigError(f"{name} is wrong", expected="0 <= share < 1", received=repr(value))
+        raise ConfigError(
+            f"{name} must be a share of the rows", expected="0 <= share < 1", received=repr(value)
+        )
     return float(value)

@@ -8,15 +8,16 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from sparkdl.config import LoopSettings
+from sparkdl.config import FitConfig, LoopSettings
 from sparkdl.errors import ConfigError, ResourceError
 from sparkdl.files.checkpoints import Checkpoints
 from sparkdl.launch import interrupts
-from sparkdl.launch.devices import UseGpu
-from sparkdl.learner import keras_learner
-from sparkdl.learner.archive import encode_model, restore_state
+from sparkdl.learner import model_weights, optimizer_state
+from sparkdl.learner.archive import encode_model, model_bytes, restore_state
 from sparkdl.progress.monitor import FitMonitor
+from sparkdl.run_state import RunState
 from sparkdl.spark.columns.sources import Source
+from sparkdl.spark.driver.choice import ChosenExchange
 from sparkdl.spark.driver.cluster import check_barrier, default_parallelism, wait_for_slots
 from sparkdl.spark.driver.metrics import prepare_metrics
 from sparkdl.spark.driver.training import Run, StageLost, StageSummary, train_stage
@@ -71,6 +72,7 @@ class FitPlan:
     """What one call of ``fit`` does; everything in it has been checked.
 
     Args:
+        config: What the user asked of the model.
         recipe: How updates travel.
         model: The driver's model, trained in place.
         custom_objects: For its archive.
@@ -78,11 +80,10 @@ class FitPlan:
         num_workers: Workers of the run.
         at_once: How many of them can run at the same time (0: unknown).
         settings: Of the workers' loops, for the whole fit.
-        use_gpu: See :class:`sparkdl.SparkModel`.
-        repartition: Spread the rows over the workers.
         checkpoints: Where to, or None.
     """
 
+    config: FitConfig
     recipe: Recipe
     model: Any
     custom_objects: dict[str, Any]
@@ -90,8 +91,6 @@ class FitPlan:
     num_workers: int
     at_once: int
     settings: LoopSettings
-    use_gpu: UseGpu
-    repartition: bool = True
     checkpoints: Checkpoints | None = None
 
 
@@ -135,8 +134,8 @@ def _train_stage(plan: FitPlan, settings: LoopSettings, monitor: FitMonitor) -> 
         StageLost: Its workers were lost; the model is as after ``StageLost.epoch`` epochs.
     """
     model, source = plan.model, plan.source
-    layout = keras_learner.model_layout(model)
-    center = keras_learner.read_model(model, layout)
+    layout = model_weights.model_layout(model)
+    center = model_weights.read_model(model, layout)
     with plan.recipe.start(
         layout, center, plan.num_workers, source.spark, plan.at_once
     ) as starting:
@@ -147,14 +146,14 @@ def _train_stage(plan: FitPlan, settings: LoopSettings, monitor: FitMonitor) -> 
         run: Run = starting.result()
 
         def bring_weights() -> None:
-            keras_learner.write_model(model, layout, run.pull())
+            model_weights.write_model(model, layout, run.pull())
             state = run.optimizer_state()
             if state:
-                keras_learner.load_optimizer_state(model, state)
+                optimizer_state.load_optimizer_state(model, state)
 
         monitor.watch(bring_weights)
         task = TrainTask(
-            archive, source.spec, settings, run.strategy, plan.num_workers, plan.use_gpu,
+            archive, source.spec, settings, run.strategy, plan.num_workers, plan.config.use_gpu,
             source.spec.role_column is not None,
         )  # fmt: skip
 
@@ -162,12 +161,13 @@ def _train_stage(plan: FitPlan, settings: LoopSettings, monitor: FitMonitor) -> 
             if plan.checkpoints is not None:
                 if not monitor.has_callbacks:
                     bring_weights()
-                plan.checkpoints.save(model, epoch, plan.recipe.rule_state)
+                state = RunState(epoch, rule=plan.recipe.rule_state)
+                plan.checkpoints.save(model_bytes(model), state)
 
         monitor.begin()
         try:
             return train_stage(
-                source, model, run, task, monitor, repartition=plan.repartition,
+                source, model, run, task, monitor, repartition=plan.config.repartition,
                 barrier=plan.recipe.barrier, on_epoch=save_checkpoint,
             )  # fmt: skip
         except StageLost as lost:
@@ -177,8 +177,8 @@ def _train_stage(plan: FitPlan, settings: LoopSettings, monitor: FitMonitor) -> 
                 restore_state(model, archive)
             else:
                 lost.epoch, weights, state = kept
-                keras_learner.write_model(model, layout, weights)
-                keras_learner.load_optimizer_state(model, state)
+                model_weights.write_model(model, layout, weights)
+                optimizer_state.load_optimizer_state(model, state)
             raise
 
 
@@ -186,7 +186,7 @@ def _with_workers_left(plan: FitPlan, lost: StageLost, restarts: int) -> FitPlan
     """The plan of the next try: as many workers as there is room for now."""
     slots = wait_for_slots(plan.source.spark, plan.num_workers)
     workers = plan.num_workers
-    if slots is not None and plan.repartition:
+    if slots is not None and plan.config.repartition:
         workers = max(1, min(workers, slots))
     warnings.warn(
         f"workers were lost ({lost.error.what}); training goes on from epoch {lost.epoch} with "
@@ -197,39 +197,35 @@ def _with_workers_left(plan: FitPlan, lost: StageLost, restarts: int) -> FitPlan
     return replace(plan, num_workers=workers, at_once=min(plan.at_once, workers))
 
 
-def count_workers(
-    recipe: Recipe, mode: str, source: Source, num_workers: int | None, repartition: bool
-) -> tuple[int, int]:
+def count_workers(exchange: ChosenExchange, config: FitConfig, source: Source) -> tuple[int, int]:
     """Workers of a run, and how many of them can run at the same time (0: unknown).
 
     Args:
-        recipe: Says whether all must run at once.
-        mode: For messages.
+        exchange: Says whether all must run at once.
+        config: How many workers the user asked for.
         source: The rows.
-        num_workers: What the user asked; None for as many as there are cores.
-        repartition: Spread the rows over the workers; False: a worker for each partition.
 
     Raises:
         ConfigError: ``num_workers`` is not the number of partitions, with repartition=False.
         ResourceError: There is no room for all where all must run at once.
     """
-    if not repartition:
+    if not config.repartition:
         count: int = source.frame.rdd.getNumPartitions()
-        if num_workers not in (None, count):
+        if config.num_workers not in (None, count):
             raise ConfigError(
                 "num_workers and the data's partitions differ",
                 expected=f"num_workers={count} (or None) with repartition=False",
-                received=f"num_workers={num_workers}",
+                received=f"num_workers={config.num_workers}",
             )
     else:
-        count = num_workers or default_parallelism(source.spark)
-    if recipe.barrier:
+        count = config.num_workers or default_parallelism(source.spark)
+    if not config.with_server:
         check_barrier(source.spark, count)
         return count, count
-    slots = wait_for_slots(source.spark, count, 15.0 if recipe.in_step else 0.0)
-    if recipe.in_step and slots is not None and slots < count:
+    slots = wait_for_slots(source.spark, count, 15.0 if exchange.in_step else 0.0)
+    if exchange.in_step and slots is not None and slots < count:
         raise ResourceError(
-            f"mode {mode!r} needs all workers at the same time",
+            f"mode {config.mode!r} needs all workers at the same time",
             expected=f"{count} task slots",
             received=f"{slots}",
             hint=f"num_workers={max(slots, 1)}, more executors, or mode='asynchronous'",

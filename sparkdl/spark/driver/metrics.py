@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sparkdl.errors import DataError
-from sparkdl.learner import keras_learner
-from sparkdl.learner.metrics import check_metrics_add_up
+from sparkdl.learner import metric_state
+from sparkdl.learner.metric_check import check_metrics_add_up
 from sparkdl.learner.signature import model_signature
 from sparkdl.spark.columns.sources import Source
 
@@ -38,7 +38,7 @@ def prepare_metrics(model: Any, source: Source) -> None:
         for part in (spec.features, spec.labels, spec.weights)
     )
     try:
-        keras_learner.build_metrics(model, x, y, weights or None)  # type: ignore[arg-type]
+        metric_state.build_metrics(model, x, y, weights or None)  # type: ignore[arg-type]
     except Exception as error:
         signature = model_signature(model)
         raise DataError(

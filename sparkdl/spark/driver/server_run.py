@@ -5,17 +5,17 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from sparkdl.config import AUTO_WINDOW, EPOCH_WINDOW
 from sparkdl.coordinator.driver_client import DriverClient, open_driver
 from sparkdl.coordinator.settings import Settings
-from sparkdl.coordinator.status import Status
 from sparkdl.errors import ConfigError
 from sparkdl.learner.ensemble import require_cloneable
 from sparkdl.learner.local_optimizer import adopt_optimizer
-from sparkdl.progress.run_progress import EpochProgress, RunProgress
+from sparkdl.progress.commands import Command
+from sparkdl.progress.run_progress import RunProgress, progress_of
 from sparkdl.ps.client import limits_of
 from sparkdl.ps.codecs import Codec
 from sparkdl.ps.pulling import pull_center
@@ -212,7 +212,7 @@ class ServerRun:
         def begin() -> ServerRun:
             server = ServerProcess(config, center, wait=False)  # the job may start meanwhile
             strategy = ServerStrategy(
-                server.endpoint, layout, rule, compression=config.compression()
+                (server.endpoint,), layout, rule, compression=config.compression()
             )
             return cls(server, strategy)
 
@@ -237,9 +237,11 @@ class ServerRun:
         in_step = self.strategy.rule.blocking
         return progress_of(status, self._server.config.num_workers, in_step=in_step)
 
-    def command(self, command: dict[str, Any]) -> None:
+    def command(self, command: Command) -> None:
         """Passes a command on to the workers."""
-        self._driver.control(**command)
+        self._driver.control(
+            stop=command.stop, learning_rate=command.learning_rate, release=command.release
+        )
 
     def pull(self) -> FloatArray:
         """The present center (a copy)."""
@@ -258,41 +260,3 @@ class ServerRun:
     def result(self, rows: list[Any]) -> FloatArray:
         """The trained weights: the center holds them."""
         return self.pull()
-
-
-def progress_of(status: Status, num_workers: int, *, in_step: bool) -> RunProgress:
-    """What the coordinator says, as the driver's monitor takes it.
-
-    Args:
-        status: The coordinator's answer.
-        num_workers: Workers of the run.
-        in_step: Whether all workers train in step.
-    """
-    workers = status.workers
-    epochs = {}
-    for number, totals in status.epochs.items():
-        awaited = set(range(num_workers))
-        if in_step and totals.ended:
-            awaited = {rank for rank, worker in workers.items() if worker.alive}
-        batches = sum(
-            w.batch if w.epoch == number else w.batches_per_epoch
-            for w in workers.values()
-            if w.epoch >= number
-        )
-        epochs[number] = EpochProgress(
-            missing=len(awaited - set(totals.ended)),
-            batches=batches,
-            rows=totals.rows,
-            metrics=totals.metrics,
-            val_metrics=totals.val_metrics,
-        )
-    commits = sum(w.clock for w in workers.values())
-    stale = sum(w.staleness_mean * w.clock for w in workers.values())
-    return RunProgress(
-        epochs=epochs,
-        batches_per_epoch=sum(w.batches_per_epoch for w in workers.values()),
-        rows=sum(w.rows for w in workers.values()),
-        joined=len(workers),
-        failure=None if status.failure is None else asdict(status.failure),
-        staleness=stale / commits if commits else 0.0,
-    )

@@ -12,12 +12,14 @@ from typing import Any, NoReturn, Protocol
 import numpy as np
 
 from sparkdl import errors
+from sparkdl.coordinator.status import Failure
 from sparkdl.errors import DataError, SparkDLError, TransportError, WorkerError
 from sparkdl.launch import interrupts
 from sparkdl.launch.failures import described_in
 from sparkdl.launch.results import RESULT_SCHEMA
-from sparkdl.learner import keras_learner
+from sparkdl.learner import model_weights, optimizer_state
 from sparkdl.learner.archive import pickle_by_value
+from sparkdl.progress.commands import Command
 from sparkdl.progress.monitor import FitMonitor
 from sparkdl.progress.run_progress import RunProgress
 from sparkdl.spark.columns.sources import Source, spread
@@ -58,15 +60,15 @@ class StageSummary:
 class Run(Protocol):
     """How the driver takes part in a run: a parameter server, or a communicator's rank 0."""
 
-    def progress(self) -> RunProgress:
-        """What the workers report now.
+    def progress(self, since_epoch: int = 0) -> RunProgress:
+        """What the workers report now, of the epochs from ``since_epoch`` on.
 
         Raises:
             TransportError: The server is gone.
         """
 
-    def command(self, command: dict[str, Any]) -> None:
-        """Tells the workers: ``stop``, ``learning_rate`` or ``release`` (an epoch)."""
+    def command(self, command: Command) -> None:
+        """Tells the workers."""
 
     def pull(self) -> Any:
         """The workers' present weights as one flat buffer."""
@@ -151,13 +153,13 @@ def train_stage(
         weights = run.result(rows)
         stopped = _last_news(run, monitor, on_epoch) or stopped
         if weights.size and (not stopped or monitor.stopped_inside):
-            keras_learner.write_model(model, keras_learner.model_layout(model), weights)
+            model_weights.write_model(model, model_weights.model_layout(model), weights)
         keeper = min((r.rank for r in rows if r.kind == "optimizer"), default=-1)
         state = b"".join(
             bytes(r.content) for r in rows if r.kind == "optimizer" and r.rank == keeper
         )
         if state and (not stopped or monitor.stopped_inside or not run.optimizer_state()):
-            keras_learner.load_optimizer_state(model, state)
+            optimizer_state.load_optimizer_state(model, state)
         if getattr(model.optimizer, "use_ema", False) and not stopped:
             model.optimizer.finalize_variable_values(model.trainable_variables)
         done = {r.rank: json.loads(r.text) for r in rows if r.kind == "done"}
@@ -180,7 +182,7 @@ def train_stage(
         try:
             with contextlib.suppress(Exception):
                 if stage.running:
-                    run.command({"stop": True})
+                    run.command(Command(stop=True))
         finally:  # also if the user interrupts a second time
             stage.cancel()
             if broadcast is not None:
@@ -215,7 +217,7 @@ def _watch(
     while not stage.wait(wait_s):
         wait_s = min(POLL_S, wait_s * 1.5)
         interrupts.check()
-        progress = run.progress()
+        progress = run.progress(monitor.epochs_done)
         if progress.failure is not None:
             # The others are told by the server; give the stage a moment to end by itself.
             failed_at = failed_at or time.monotonic()
@@ -224,9 +226,10 @@ def _watch(
             continue
         if stopped:
             continue
-        for command in monitor.update(progress):
+        command = monitor.update(progress)
+        if command is not None:
             run.command(command)
-            stopped = stopped or "stop" in command
+            stopped = command.stop
         if monitor.epochs_done > epochs_done:
             epochs_done = monitor.epochs_done
             if on_epoch is not None:
@@ -237,14 +240,12 @@ def _watch(
 def _last_news(run: Run, monitor: FitMonitor, on_epoch: Callable[[int], None] | None) -> bool:
     """Epochs that ended between the last look and the end; True if a callback stops there."""
     before = monitor.epochs_done
-    stopped = False
-    for command in monitor.update(run.progress()):
-        stopped = stopped or "stop" in command
-        if "learning_rate" in command:
-            run.command(command)
+    command = monitor.update(run.progress(monitor.epochs_done))
+    if command is not None and command.learning_rate is not None:
+        run.command(command)
     if monitor.epochs_done > before and on_epoch is not None:
         on_epoch(monitor.epochs_done)
-    return stopped
+    return command is not None and command.stop
 
 
 def _results(stage: Stage, run: Run, barrier: bool, num_workers: int) -> list[Any]:
@@ -287,11 +288,11 @@ def _raise_failures(rows: list[Any], run: Run, barrier: bool) -> None:
         failed = {r: d for r, d in failed.items() if not d.get("lost")} or failed
         rank, described = min(failed.items())
         if described.get("lost"):  # a connection broke, and nobody knows why
-            raise StageLost(_worker_error({**described, "rank": rank}))
+            raise StageLost(_worker_error(_failure_of(rank, described)))
     first = None
     with contextlib.suppress(TransportError):
         first = run.progress().failure
-    rank = first["rank"] if first is not None and first.get("rank") in failed else min(failed)
+    rank = first.rank if first is not None and first.rank in failed else min(failed)
     raise_failure(rank, failed[rank])
 
 
@@ -302,11 +303,12 @@ def raise_failure(rank: int, described: dict[str, Any]) -> NoReturn:
     if beats is not None and cls is not None and not issubclass(cls, WorkerError):
         what = f"{beats['what']} (worker {rank})"
         raise cls(what, **{k: beats[k] for k in ("expected", "received", "hint")})
-    raise _worker_error({**described, "rank": rank})
+    raise _worker_error(_failure_of(rank, described))
 
 
-def _worker_error(failure: dict[str, Any]) -> WorkerError:
-    return WorkerError(
-        int(failure.get("rank", -1)), str(failure.get("error", "")),
-        str(failure.get("traceback", "")),
-    )  # fmt: skip
+def _failure_of(rank: int, described: dict[str, Any]) -> Failure:
+    return Failure(rank, described.get("error", ""), described.get("traceback", ""))
+
+
+def _worker_error(failure: Failure) -> WorkerError:
+    return WorkerError(failure.rank, failure.error, failure.traceback)

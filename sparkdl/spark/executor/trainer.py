@@ -14,11 +14,11 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow as pa
 
-from sparkdl.collective.strategy import NoControl
-from sparkdl.config import LoopSettings
+from sparkdl.collective.control import NoControl
+from sparkdl.config import LoopSettings, UseGpu
 from sparkdl.data import Batches, DataSpec, Partition, read_partition
 from sparkdl.errors import TransportError, WaitTimeoutError, WorkerError
-from sparkdl.launch.devices import Placement, UseGpu, start_framework, started_on
+from sparkdl.launch.devices import Placement, start_framework, started_on
 from sparkdl.launch.gathering import TAKEN_ALONG_S, Gathering, taken_along
 from sparkdl.launch.results import CHUNK_BYTES, Result, describe_error, failure_result
 from sparkdl.learner.archive import ModelArchive

@@ -11,16 +11,17 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from sparkdl.config import UseGpu
 from sparkdl.data import Batch, Batches, DataSpec, decode, rows_from_numpy
 from sparkdl.errors import DataError, ResourceError, WorkerError
-from sparkdl.launch.devices import UseGpu, needs_child, placement_of, start_framework
+from sparkdl.launch.devices import needs_child, placement_of, start_framework
 from sparkdl.launch.results import RESULT_SCHEMA, Result, failure_result, to_batch
 from sparkdl.learner.archive import ModelArchive
 from sparkdl.learner.signature import Signature
 from sparkdl.protocols import Arrays, BatchStack
-from sparkdl.spark.columns.schema import make_spec, selection
+from sparkdl.spark.columns.matching import make_spec
 from sparkdl.spark.columns.sources import Columns, Source, wanted_spec
-from sparkdl.spark.columns.wire import named_batches, wire_names
+from sparkdl.spark.columns.wire import named_batches, selection, wire_names
 from sparkdl.spark.driver.cluster import is_connect
 
 
@@ -213,7 +214,7 @@ def predict_rdd(
     """
     import cloudpickle
 
-    from sparkdl.spark.columns.sources import rdd_features
+    from sparkdl.spark.columns.pairs import rdd_features
 
     task = InferenceTask(
         archive, DataSpec(rdd_features(signature)), batch_size, use_gpu, tuple(signature.outputs)
@@ -232,7 +233,7 @@ def predict_rows(rows: Iterable[Any], pickled: bytes) -> Iterator[Any]:
     """On the executor: predictions for an iterator of examples, a batch at a time."""
     from itertools import islice
 
-    from sparkdl.spark.columns.sources import stack_inputs
+    from sparkdl.spark.columns.pairs import stack_inputs
 
     task, learner = _open(pickled)
     iterator = iter(rows)

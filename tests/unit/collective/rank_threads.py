@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from sparkdl.collective.communicator import SoloCommunicator
 from sparkdl.collective.rules import Part
+from sparkdl.collective.solo import SoloCommunicator
 from sparkdl.testing.thread_communicator import connect_threads
 
 

@@ -9,11 +9,11 @@ import keras
 import pytest
 
 from sparkdl.collective.rules import DiLoCoExchangeRule, Mean, OneBitAdam, Sliced, make_rule
-from sparkdl.config import EPOCH_WINDOW
+from sparkdl.config import EPOCH_WINDOW, FitConfig
 from sparkdl.errors import ConfigError, UnknownNameError
 from sparkdl.optimizers.flat import FlatAdam, FlatSGD
 from sparkdl.ps.rules import BSP, DynSGD
-from sparkdl.spark.driver.allreduce_rules import choose_exchange, require_family
+from sparkdl.spark.driver.choice import choose_exchange, require_family
 
 
 def choose(
@@ -21,7 +21,9 @@ def choose(
     communicator: str = "auto", optimizer: Any = None,
 ) -> Any:  # fmt: skip
     optimizer = optimizer or keras.optimizers.Adam()
-    return choose_exchange(frequency, rule, compression, communicator, optimizer)
+    config = FitConfig(mode="allreduce", frequency=frequency, communicator=communicator)
+    chosen = choose_exchange(config, rule, compression, optimizer)
+    return chosen.rule, chosen.window, chosen.wire
 
 
 @pytest.mark.parametrize(
@@ -59,6 +61,7 @@ SGD = keras.optimizers.SGD()
         ({"rule": "sliced", "frequency": "epoch"}, "one step in an epoch"),
         ({"rule": "adaptive_local_sgd", "frequency": 4}, "window itself"),
         ({"compression": "topk"}, "cannot reduce"),
+        ({"compression": {"name": "topk"}}, "cannot reduce"),
         ({"rule": "powersgd", "compression": "fp16"}, "does not go with rule 'powersgd'"),
         ({"rule": "sliced", "compression": "fp16"}, "does not go with rule 'sliced'"),
         ({"compression": "bf16", "communicator": "horovod"}, "Horovod cannot"),

@@ -7,13 +7,13 @@ import doctest
 import numpy as np
 import pytest
 
-from sparkdl.collective import arithmetic, communicator, horovod, member, ordered, pending
+from sparkdl.collective import arithmetic, horovod, member, pending, solo
 from sparkdl.collective.builtin import places, shared
 from sparkdl.collective.builtin.places import Places
 
 
 def test_examples_in_docstrings():
-    for module in (arithmetic, communicator, horovod, member, ordered, pending, places, shared):
+    for module in (arithmetic, solo, horovod, member, pending, places, shared):
         failed, tried = doctest.testmod(module)
         assert tried
         assert not failed
@@ -42,8 +42,8 @@ def test_a_factor_of_zero_does_not_read_the_source():
 def test_bfloat16_is_reduced_like_the_others():
     ml_dtypes = pytest.importorskip("ml_dtypes")
     parts = [np.full(3, v, ml_dtypes.bfloat16) for v in (1.0, 2.0)]
-    with communicator.SoloCommunicator() as solo:
-        assert solo.all_reduce(parts[0], "mean").dtype == ml_dtypes.bfloat16
+    with solo.SoloCommunicator() as alone:
+        assert alone.all_reduce(parts[0], "mean").dtype == ml_dtypes.bfloat16
     out = np.empty_like(parts[0])
     arithmetic.reduce_in_order(parts, [0.25, 0.75], np.add, out)
     assert (out.astype(float) == 1.75).all()
@@ -61,6 +61,6 @@ def test_places_of_uneven_hosts():
 
 def test_places_of_one_host_and_of_single_ranks():
     together = Places.of(["a"] * 3, 1)
-    assert (together.lanes, together.ring, together.edges(9)) == (0, (), [0, 3, 6, 9])
+    assert (together.num_rings, together.ring, together.edges(9)) == (0, (), [0, 3, 6, 9])
     apart = Places.of(["a", "b", "c"], 1)
-    assert (apart.lanes, apart.ring, apart.one_each) == (1, (0, 1, 2), True)
+    assert (apart.num_rings, apart.ring, apart.one_each) == (1, (0, 1, 2), True)

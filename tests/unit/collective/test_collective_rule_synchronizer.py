@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from rank_threads import on_ranks
 
+from sparkdl.collective.control import NoControl
 from sparkdl.collective.rule_synchronizer import RuleSynchronizer
 from sparkdl.collective.rules import (
     EASGD,
@@ -21,11 +22,12 @@ from sparkdl.collective.rules import (
     make_rule,
     rule_names,
 )
-from sparkdl.collective.strategy import AllReduceSynchronizer, NoControl, join_state, split_state
+from sparkdl.collective.synchronizer import AllReduceSynchronizer
 from sparkdl.config import EPOCH_WINDOW, LoopSettings
 from sparkdl.data import Batches, rows_from_numpy
 from sparkdl.errors import ConfigError
 from sparkdl.optimizers.flat import FlatAdam, FlatOptimizer, FlatSGD
+from sparkdl.run_state import RunState
 from sparkdl.weights import Layout
 from sparkdl.worker import train
 
@@ -37,6 +39,7 @@ BATCH = 4
 class Linear:
     """Least squares of two outputs, a running mean of the inputs, any flat optimizer."""
 
+    layout = LAYOUT
     has_schedule = False
     learning_rate = 0.05
 
@@ -98,9 +101,6 @@ class Linear:
 
     def load_optimizer_state(self, state: bytes) -> None:
         self.step = int(state)
-
-    def dump_state(self) -> bytes:
-        return self.flat.tobytes()
 
     def optimizer_slots(self, names: list[str]) -> dict[str, np.ndarray] | None:
         slots = self.optimizer.keras_slots()
@@ -250,7 +250,7 @@ def test_halves_on_the_wire_are_near_and_half_as_many() -> None:
         halves, (sent, _) = fit(make_rule(name), [40, 24], window=window, epochs=2, wire="float16")
         np.testing.assert_allclose(halves[0].flat, whole[0].flat, atol=5e-3)
         assert halves[0].flat.tobytes() == halves[1].flat.tobytes()
-        assert sent._exchange.sent_bytes < plain._exchange.sent_bytes  # type: ignore[union-attr]
+        assert sent._steps.sent_bytes < plain._steps.sent_bytes  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("name", ["mean", "sliced", "local_sgd", "easgd", "streaming_diloco"])
@@ -268,7 +268,7 @@ def test_all_stop_together_in_the_middle_of_an_epoch(name: str) -> None:
 def test_adaptive_windows_are_the_same_on_all_ranks() -> None:
     rule = AdaptiveLocalSGD(first_window=9, limit=6)
     learners, (first, second) = fit(rule, [120, 60], epochs=3)
-    sent = [s._exchange.sent_bytes for s in (first, second)]  # type: ignore[union-attr]
+    sent = [s._steps.sent_bytes for s in (first, second)]  # type: ignore[union-attr]
     exchanges = sent[0] / ((LAYOUT.size + 3) * 4)
     assert sent[0] == sent[1]
     assert 15 < exchanges < 90  # between every sixth batch and every batch
@@ -281,8 +281,9 @@ def test_the_center_is_what_is_evaluated_and_kept() -> None:
     for epoch in range(3):
         seen = [line.epochs[epoch]["val_metrics"] for line in lines]
         assert seen[0] == seen[1]  # the local weights differ
-        kept, _ = split_state(lines[0].states[epoch])
-        np.testing.assert_array_equal(np.frombuffer(kept, np.float32), np.float32(seen[0]))
+        kept = RunState.from_bytes(lines[0].states[epoch])
+        assert kept.epoch == epoch + 1
+        np.testing.assert_array_equal(kept.weights, np.float32(seen[0]))
     assert seen[0] == learners[0].flat.tolist()  # the last one is the run's model
     assert lines[1].states == []
 
@@ -303,19 +304,20 @@ def test_the_optimizer_keeps_the_slices_between_runs(optimizer: FlatOptimizer) -
 def test_outer_momentum_goes_on_in_a_second_run() -> None:
     plain = FlatSGD()  # the inner optimizer keeps nothing, so that runs can be told apart
     at_once, _ = fit(DiLoCoExchangeRule(), [40, 24], window=5, epochs=4, optimizer=plain)
-    learners, (first, _) = fit(DiLoCoExchangeRule(), [40, 24], window=5, epochs=2, optimizer=plain)
+    learners, (first, second) = fit(
+        DiLoCoExchangeRule(), [40, 24], window=5, epochs=2, optimizer=plain
+    )
     assert first.rule_state
+    result = first.result(learners[0], 2)
+    assert result is not None
+    assert (result.epoch, result.rule) == (2, first.rule_state)
+    np.testing.assert_array_equal(result.weights, learners[0].flat)
+    assert second.result(learners[1], 2) is None  # one rank returns the run's state
     anew = [Linear(plain), Linear(plain)]
     for mine, other in zip(anew, learners, strict=True):
         mine.flat = other.flat.copy()
-    fit(
-        DiLoCoExchangeRule(),
-        [40, 24],
-        window=5,
-        epochs=2,
-        learners=learners,
-        state=first.rule_state,
-    )
+    state = first.rule_state
+    fit(DiLoCoExchangeRule(), [40, 24], window=5, epochs=2, learners=learners, state=state)
     np.testing.assert_allclose(learners[0].flat, at_once[0].flat, atol=1e-6)
     fit(DiLoCoExchangeRule(), [40, 24], window=5, epochs=2, learners=anew)
     assert np.abs(anew[0].flat - at_once[0].flat).max() > 1e-3
@@ -331,8 +333,11 @@ def test_another_optimizer_than_the_models_keeps_its_state_apart() -> None:
 
 
 def test_states_of_learner_and_rule_are_told_apart() -> None:
-    for learner, rule in ((b"abc", b""), (b"", b"xyz"), (b"abc", b"xyz" * 100)):
-        assert split_state(join_state(learner, rule)) == (learner, rule)
+    for optimizer, rule in ((b"abc", b""), (b"", b"xyz"), (b"abc", b"xyz" * 100)):
+        state = RunState(3, np.ones(2, np.float32), optimizer, rule)
+        read = RunState.from_bytes(state.to_bytes())
+        assert (read.epoch, read.optimizer, read.rule) == (3, optimizer, rule)
+        assert read.weights.tolist() == [1.0, 1.0]
 
 
 def test_what_is_no_exchange_is_refused() -> None:

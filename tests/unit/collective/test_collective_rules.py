@@ -272,7 +272,7 @@ def test_elastic_averaging_conserves_with_a_rank_that_trained_nothing():
 
 
 def test_elastic_averaging_refuses_to_overshoot():
-    with pytest.raises(ConfigError, match="settle"):
+    with pytest.raises(ConfigError, match="diverge"):
         EASGD(alpha=0.6).bind(2)
     assert EASGD(alpha=0.5).bind(2).alpha == 0.5
 

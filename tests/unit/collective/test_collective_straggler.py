@@ -58,29 +58,33 @@ def test_nobody_is_dropped_where_all_are_alike():
 
 
 def test_a_slow_rank_is_left_out_and_the_divisor_is_right():
+    others_done = threading.Event()
+
     def seconds(step: int, rank: int) -> float:
-        return 1.5 if (step, rank) == (1, 1) else 0.05
+        if (step, rank) == (2, 0):  # the last step has begun without rank 1
+            others_done.set()
+        if (step, rank) == (1, 1):
+            assert others_done.wait(60.0), "the others wait for this rank"
+        return 0.05
 
     results = run(
-        StragglerDrop(patience=1.0, grace_s=0.1), 3, 3, seconds, lambda step, rank: [2, 5, 4][rank]
+        StragglerDrop(patience=1.0, grace_s=0.5), 3, 3, seconds, lambda step, rank: [2, 5, 4][rank]
     )
     for applied, _, _ in results:
         assert len(applied) == 3
         want = (2 * values(1, 0) + 4 * values(1, 2)) / 6
         np.testing.assert_allclose(applied[1], want, atol=1e-6)
     assert [d for _, d, _ in results][::2] == [0, 0]
-    assert 1 <= results[1][1] <= 2  # the third batch too, if the second step was over by then
+    assert 1 <= results[1][1] <= 2  # the third batch too, if the third step was over by then
     for step in range(3):
         assert len({applied[step].tobytes() for applied, _, _ in results}) == 1
-    assert results[0][2] < 1.0  # the others did not wait
 
 
 def test_a_rank_that_is_always_slow_does_not_slow_the_others():
     results = run(
         StragglerDrop(patience=0.5, grace_s=0.0), 3, 24, lambda s, rank: 0.1 if rank == 2 else 0.01
     )
-    assert results[0][2] < 0.7 * 24 * 0.1
-    assert results[2][1] > 0
+    assert results[2][1] >= 12  # at half of the steps at least the others did not wait
     assert len({np.concatenate(applied).tobytes() for applied, _, _ in results}) == 1
 
 

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparkdl.collective.communicator import SoloCommunicator
-from sparkdl.collective.strategy import AllReduceStrategy, AllReduceSynchronizer
-from sparkdl.collective.synchronizer import AllReduceGradientSynchronizer
-from sparkdl.errors import ConfigError, ModelError
+from sparkdl.collective.gradient_synchronizer import AllReduceGradientSynchronizer
+from sparkdl.collective.solo import SoloCommunicator
+from sparkdl.collective.strategy import AllReduceStrategy
+from sparkdl.collective.synchronizer import AllReduceSynchronizer
+from sparkdl.errors import ModelError
 from sparkdl.protocols import Report
 from sparkdl.testing.thread_communicator import connect_threads
 from sparkdl.weights import Layout
@@ -21,6 +22,8 @@ LAYOUT = Layout.of([("w", (3,), "float32")], [("mean", (3,), "float32")])
 
 class Linear:
     """Least squares with momentum, and a running mean of the inputs."""
+
+    layout = LAYOUT
 
     def __init__(self, seed: int = 0) -> None:
         self.w = np.random.default_rng(seed).normal(size=3)
@@ -38,9 +41,6 @@ class Linear:
 
     def load_optimizer_state(self, state: bytes) -> None:
         self.velocity = np.frombuffer(state).copy()
-
-    def dump_state(self) -> bytes:
-        return self.optimizer_state()
 
     def gradients(self, batch: tuple[np.ndarray, np.ndarray], out: np.ndarray) -> None:
         x, y = batch
@@ -106,8 +106,10 @@ def test_ranks_equal_one_process_on_the_global_batch(rows):
         synchronizer.start(learner)
         for parts in batches:
             x, y = parts[communicator.rank]
-            batch = (x, y) if len(y) else None
-            assert synchronizer.step(learner, batch, len(y))
+            if len(y):
+                synchronizer.train(learner, Batches([(x, y)]))
+            else:
+                synchronizer.skip(learner)
         return learner
 
     learners = [work(SoloCommunicator())] if len(rows) == 1 else in_threads(len(rows), work)
@@ -130,10 +132,9 @@ def test_a_step_of_nobody_changes_nothing():
     learner = Linear()
     synchronizer = AllReduceGradientSynchronizer(SoloCommunicator(), LAYOUT)
     before = learner.w.copy()
-    assert not synchronizer.step(learner, None, 0)
+    synchronizer.skip(learner)
     assert (learner.w == before).all()
-    with pytest.raises(ConfigError, match="without rows"):
-        synchronizer.step(learner, None, 3)
+    assert not learner.velocity.any()
 
 
 def report(rows: int) -> Report:
@@ -170,7 +171,7 @@ class Line:
 
 
 class Batches(list[tuple[np.ndarray, np.ndarray]]):
-    """A window."""
+    """A stack of batches."""
 
     @property
     def num_batches(self) -> int:

@@ -9,7 +9,7 @@ import numpy as np
 from sparkdl.coordinator.machine import Coordinator
 from sparkdl.coordinator.settings import Settings
 from sparkdl.coordinator.status import Status
-from sparkdl.coordinator.store import NoStore, Store
+from sparkdl.coordinator.store import Store
 from sparkdl.coordinator.telemetry import EpochReport
 from sparkdl.transport.frames import ByteArray, Content, Kind, Message
 
@@ -17,7 +17,7 @@ DRIVER = 999
 """The driver's connection."""
 
 
-class Apart(NoStore):
+class Apart(Store):
     """A store of nothing, for ranks that neither begin together nor train in step."""
 
     together = in_step = False

@@ -23,16 +23,16 @@ def make_rows(num_rows, spilled=False):
         return rows_from_numpy(x, y, y.astype(np.float32))
     table, spec = to_arrow_table(x, y, y.astype(np.float32))
     rows = read_partition(iter(table.to_batches(max_chunksize=7)), spec, 320).train
-    assert rows.in_memory is (num_rows <= 20)
+    assert (rows.storage.block_rows is None) is (num_rows <= 20)
     return rows
 
 
-def labels(windows):
-    return [w.y["label"].ravel().tolist() for w in windows]
+def labels(stacks):
+    return [w.y["label"].ravel().tolist() for w in stacks]
 
 
-def flat(windows):
-    return [number for part in labels(windows) for number in part]
+def flat(stacks):
+    return [number for part in labels(stacks) for number in part]
 
 
 def threads():
@@ -43,22 +43,24 @@ def threads():
 @given(
     num_rows=st.integers(0, 130),
     batch_size=st.integers(1, 40),
-    window=st.integers(1, 6),
+    most_batches=st.integers(1, 6),
     shuffle=st.booleans(),
     spilled=st.booleans(),
     prefetch=st.integers(0, 3),
     seed=st.integers(-(2**70), 2**70),
 )
-def test_every_row_exactly_once(num_rows, batch_size, window, shuffle, spilled, prefetch, seed):
+def test_every_row_exactly_once(
+    num_rows, batch_size, most_batches, shuffle, spilled, prefetch, seed
+):
     rows = make_rows(num_rows, spilled)
     batches = Batches(rows, batch_size, shuffle=shuffle, seed=seed, prefetch=prefetch)
-    found = list(batches.stacks(0, window))
+    found = list(batches.stacks(0, most_batches))
     assert sorted(flat(found)) == list(range(num_rows))
     assert (
         sum(w.num_batches for w in found) == batches.steps_per_epoch == -(-num_rows // batch_size)
     )
     for w in found:
-        assert 1 <= w.num_batches <= window
+        assert 1 <= w.num_batches <= most_batches
         per_batch = w.num_rows // w.num_batches
         assert per_batch == batch_size or (w is found[-1] and w.num_batches == 1)
         assert w.x["features"].shape == (w.num_batches, per_batch, 2)
@@ -78,21 +80,21 @@ def test_every_row_exactly_once(num_rows, batch_size, window, shuffle, spilled, 
     spilled=st.booleans(),
 )
 def test_a_retried_task_continues_where_it_was(num_rows, batch_size, start, epoch, spilled):
-    def run(start_batch, window):
+    def run(start_batch, most_batches):
         batches = Batches(make_rows(num_rows, spilled), batch_size, seed=3, rank=2)
-        return flat(batches.stacks(epoch, window, start_batch))
+        return flat(batches.stacks(epoch, most_batches, start_batch))
 
     assert run(start, 3) == run(0, 2)[start * batch_size :]
 
 
 def test_batches_one_by_one():
     batches = Batches(make_rows(10), 4, seed=1)
-    found = list(batches.epoch(2))
+    found = list(batches.stacks(2, 1))
     assert [b.num_rows for b in found] == [4, 4, 2]
-    assert found[2].x["features"].shape == (2, 2)
-    assert found[0].sample_weight["label"].shape == (4,)
-    assert [n for b in found for n in b.y["label"]] == flat(batches.stacks(2, 5))
-    assert [b.num_rows for b in batches.epoch(2, 1)] == [4, 2]
+    assert found[2].x["features"].shape == (1, 2, 2)
+    assert found[0].sample_weight["label"].shape == (1, 4)
+    assert flat(found) == flat(batches.stacks(2, 5))
+    assert [b.num_rows for b in batches.stacks(2, 1, 1)] == [4, 2]
 
 
 @pytest.mark.parametrize("spilled", [False, True])
@@ -121,16 +123,16 @@ def test_a_shuffle_is_uniform():
 
 def test_without_shuffle_nothing_is_copied():
     x = np.arange(12.0, dtype=np.float32).reshape(6, 2)
-    windows = list(Batches(rows_from_numpy(x), 2, shuffle=False).stacks(0, 2))
-    assert all(np.shares_memory(w.x["features"], x) for w in windows)
-    assert windows[0].y == {}
-    assert windows[0].sample_weight is None
+    stacks = list(Batches(rows_from_numpy(x), 2, shuffle=False).stacks(0, 2))
+    assert all(np.shares_memory(w.x["features"], x) for w in stacks)
+    assert stacks[0].y == {}
+    assert stacks[0].sample_weight is None
 
 
-def test_a_window_is_not_overwritten_by_later_ones():
-    windows = list(Batches(make_rows(64), 4).stacks(0, 2))
-    assert sorted(flat(windows)) == list(range(64))
-    arrays = [w.x["features"] for w in windows]
+def test_a_stack_is_not_overwritten_by_later_ones():
+    stacks = list(Batches(make_rows(64), 4).stacks(0, 2))
+    assert sorted(flat(stacks)) == list(range(64))
+    arrays = [w.x["features"] for w in stacks]
     assert not any(np.shares_memory(a, b) for a, b in itertools.pairwise(arrays))
 
 
@@ -174,7 +176,7 @@ def test_what_a_gather_raises_is_raised_to_the_reader():
     assert not threads()
 
 
-def test_the_next_window_is_gathered_meanwhile(monkeypatch):
+def test_the_next_stack_is_gathered_meanwhile(monkeypatch):
     batches = Batches(make_rows(8), 4)
     done = []
     take = batches.rows.take
@@ -212,7 +214,7 @@ def test_impossible_plans_are_refused(rows, size):
         EpochPlan(rows, size)
 
 
-@pytest.mark.parametrize(("window", "start"), [(0, 0), (1, -1)])
-def test_impossible_windows_are_refused(window, start):
+@pytest.mark.parametrize(("most_batches", "start"), [(0, 0), (1, -1)])
+def test_impossible_stacks_are_refused(most_batches, start):
     with pytest.raises(ConfigError):
-        list(EpochPlan(5, 2).stacks(window, start))
+        list(EpochPlan(5, 2).stacks(most_batches, start))

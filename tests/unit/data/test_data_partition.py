@@ -59,7 +59,7 @@ def test_every_row_arrives_in_its_role(num_rows, budget, tmp_path):
     with read(table, memory_budget_bytes=budget, spill_dir=str(tmp_path)) as partition:
         assert partition.num_rows == num_rows
         if budget == 1 and num_rows > 1:
-            assert not partition.train.in_memory
+            assert partition.train.storage.block_rows is not None
         assert list(tmp_path.iterdir()) == []
         partition.check_finite()
         for role, rows in ((0, partition.train), (1, partition.validation)):
@@ -277,8 +277,8 @@ def test_reading_spilled_rows_keeps_to_the_budget(shuffle, tmp_path):
     spec = DataSpec({"x": ColumnSpec(("f",), (1 << 10,), "uint8", "binary")})
     rows = read_partition(batches(), spec, 8 << 20, str(tmp_path)).train
     before, most = mapped_bytes(), 0
-    for window in Batches(rows, 60, shuffle=shuffle, prefetch=0).stacks(0, 16):
-        assert window.x["x"].min() >= 0
+    for stack in Batches(rows, 60, shuffle=shuffle, prefetch=0).stacks(0, 16):
+        assert stack.x["x"].min() >= 0
         most = max(most, mapped_bytes() - before)
     assert most < 16 << 20
     rows.close()

@@ -15,7 +15,8 @@ from sparkdl.errors import ConfigError, ModelError
 from sparkdl.learner import make_learner
 from sparkdl.learner.archive import decode_model, encode_model
 from sparkdl.learner.cache import cached_learner, forget_learner
-from sparkdl.learner.keras_learner import metric_results, model_layout, read_model, write_model
+from sparkdl.learner.metric_state import metric_results
+from sparkdl.learner.model_weights import model_layout, read_model, write_model
 from sparkdl.protocols import BatchStack
 
 BACKEND = keras.backend.backend()
@@ -27,14 +28,14 @@ layers = keras.layers
 # -- helpers -----------------------------------------------------------------------------------
 
 
-def windows(x, y, batch_size, window, sample_weight=None):
-    """Windows over the rows in order, the smaller last batch as a window of its own."""
+def stacks(x, y, batch_size, most_batches, sample_weight=None):
+    """The rows in order in stacks of batches, the smaller last batch as a stack of its own."""
     x, y = (a if isinstance(a, dict) else {n: a} for n, a in (("features", x), ("label", y)))
     if sample_weight is not None and not isinstance(sample_weight, dict):
         sample_weight = dict.fromkeys(y, sample_weight)
     rows = len(next(iter(x.values())))
     full = rows // batch_size
-    cuts = [(i, min(window, full - i), batch_size) for i in range(0, full, window)]
+    cuts = [(i, min(most_batches, full - i), batch_size) for i in range(0, full, most_batches)]
     if rows % batch_size:
         cuts.append((full, 1, rows % batch_size))
     for first, count, size in cuts:
@@ -66,7 +67,7 @@ def dense_model(optimizer="sgd", metrics=("accuracy",), norm=False, name=None, *
     return model
 
 
-def twin(model):
+def copy_of(model):
     return decode_model(encode_model(model))
 
 
@@ -81,17 +82,19 @@ def close(a, b, tolerance=1e-5):
 
 
 def train_all(learner, *args, **kwargs):
-    for window in windows(*args, **kwargs):
-        learner.train(window)
+    for stack in stacks(*args, **kwargs):
+        learner.train(stack)
 
 
-def compare_with_fit(model, x, y, *, batch_size=8, window=2, sample_weight=None, tolerance=1e-5):
+def compare_with_fit(
+    model, x, y, *, batch_size=8, most_batches=2, sample_weight=None, tolerance=1e-5
+):
     """Trains by the learner and by ``model.fit`` and compares weights, statistics, metrics."""
-    other = twin(model)
+    other = copy_of(model)
     learner = make_learner(other)
     for _ in range(2):
         learner.reset_metrics()
-        train_all(learner, x, y, batch_size, window, sample_weight)
+        train_all(learner, x, y, batch_size, most_batches, sample_weight)
     fit_x = next(iter(x.values())) if isinstance(x, dict) and len(x) == 1 else x
     history = model.fit(
         fit_x,
@@ -120,17 +123,17 @@ def test_training_equals_keras_fit(name):
         "momentum": lambda: keras.optimizers.SGD(0.1, momentum=0.9),
         "adam": lambda: keras.optimizers.Adam(0.05),
     }[name]()
-    x, y = classes(30)  # 3 full batches of 8, in windows of 2 and 1, and one of 6
+    x, y = classes(30)  # 3 full batches of 8, in stacks of 2 and 1, and one of 6
     learner = compare_with_fit(dense_model(optimizer, norm=True), x, y)
     assert learner.step == 8
 
 
-def test_windows_of_any_length_train_alike():
+def test_stacks_of_any_length_train_alike():
     x, y = classes(40)
     reference = None
-    for window in (1, 2, 5):
+    for most_batches in (1, 2, 5):
         learner = make_learner(dense_model("adam"))
-        train_all(learner, x, y, 8, window)
+        train_all(learner, x, y, 8, most_batches)
         reference = weights_of(learner) if reference is None else reference
         close(weights_of(learner), reference, 1e-6)
 
@@ -145,7 +148,7 @@ def test_number_of_compilations():
 
     model.train_step = counted_step
     learner = make_learner(model)
-    x, y = classes(46)  # windows of 2, 2, 1 full batches and a tail of 6 rows
+    x, y = classes(46)  # stacks of 2, 2, 1 full batches and a tail of 6 rows
     train_all(learner, x, y, 8, 2)
     counts = [len(traces)]
     for _ in range(2):
@@ -156,7 +159,7 @@ def test_number_of_compilations():
     else:
         assert counts[2] == counts[1] == counts[0] <= 3
     if BACKEND == "jax":
-        assert learner._train_window.compilations == 2
+        assert learner._train_steps.compilations == 2
 
 
 def test_gradient_of_a_linear_model_by_hand():
@@ -181,9 +184,9 @@ def test_gradients_and_apply_equal_train():
     x, y = classes(30)
     one, two = (make_learner(dense_model("adam", norm=True)) for _ in range(2))
     out = np.empty(one.layout.size, np.float32)
-    for window in windows(x, y, 8, 1):
-        one.train(window)
-        two.gradients(window, out)
+    for stack in stacks(x, y, 8, 1):
+        one.train(stack)
+        two.gradients(stack, out)
         two.apply_gradients(out)
         out[:] = np.nan  # the buffer is the caller's again
     close(weights_of(one), weights_of(two), 1e-6)
@@ -191,11 +194,11 @@ def test_gradients_and_apply_equal_train():
     assert one.step == two.step == 4
 
 
-def test_gradients_refuse_a_window_of_several_batches():
+def test_gradients_refuse_a_stack_of_several_batches():
     x, y = classes(16)
     learner = make_learner(dense_model())
     with pytest.raises(ModelError, match="1 batch"):
-        learner.gradients(next(windows(x, y, 8, 2)), np.empty(learner.layout.size, np.float32))
+        learner.gradients(next(stacks(x, y, 8, 2)), np.empty(learner.layout.size, np.float32))
 
 
 def test_sample_weights():
@@ -225,7 +228,7 @@ def test_several_inputs_and_outputs_by_name():
             metrics={"kind": ["accuracy"], "size": ["mae"]},
             jit_compile=JIT,
         )
-        other = twin(model)
+        other = copy_of(model)
         learner = make_learner(other)
         start = weights_of(learner)
         train_all(learner, x, y, 8, 2, weight)
@@ -246,7 +249,7 @@ def test_outputs_in_a_list():
     entry = keras.Input((3,))
     model = keras.Model(entry, [layers.Dense(1, name="a")(entry), layers.Dense(2, name="b")(entry)])
     model.compile("sgd", ["mse", "mse"], jit_compile=JIT)
-    learner = make_learner(twin(model))
+    learner = make_learner(copy_of(model))
     x = RNG.normal(size=(8, 3)).astype(np.float32)
     a, b = (RNG.normal(size=(8, k)).astype(np.float32) for k in (1, 2))
     train_all(learner, x, {"b": b, "a": a}, 4, 2)
@@ -271,7 +274,7 @@ def test_other_layers_equal_keras_fit(kind):
     y = RNG.integers(0, 2, (16, 1)).astype(np.float32)
     learner = compare_with_fit(model, x, y, tolerance=2e-5)
     out = np.empty(learner.layout.size, np.float32)
-    learner.gradients(next(windows(x, y, 8, 1)), out)
+    learner.gradients(next(stacks(x, y, 8, 1)), out)
     learner.apply_gradients(out)
     assert np.isfinite(weights_of(learner)).all()
 
@@ -368,14 +371,14 @@ def test_bare_subclass_with_its_own_train_step():
     model = Bare()
     model.build((None, 3))
     model.compile(keras.optimizers.SGD(0.01), "mse", jit_compile=JIT)
-    other = twin(model)
+    other = copy_of(model)
     close(read_model(other, model_layout(other)), read_model(model, model_layout(model)))
     learner = make_learner(other)
     x = RNG.normal(size=(12, 3)).astype(np.float32)
     y = x.sum(1, keepdims=True)
     before = weights_of(learner)
     out = np.empty_like(before)
-    learner.gradients(next(windows(x[:4], y[:4], 4, 1)), out)
+    learner.gradients(next(stacks(x[:4], y[:4], 4, 1)), out)
     train_all(learner, x[:4], y[:4], 4, 1)
     close(weights_of(learner), before - 0.01 * out)  # the factor 3 is in both
     model.fit(x[:4], y[:4], batch_size=4, shuffle=False, verbose=0)
@@ -415,7 +418,7 @@ def test_a_train_step_without_a_gradient_is_refused():
     learner = make_learner(model)
     x = RNG.normal(size=(4, 3)).astype(np.float32)
     with pytest.raises(ModelError, match="no gradient"):
-        learner.gradients(next(windows(x, x[:, :1], 4, 1)), np.empty(4, np.float32))
+        learner.gradients(next(stacks(x, x[:, :1], 4, 1)), np.empty(4, np.float32))
 
 
 # -- metrics -----------------------------------------------------------------------------------
@@ -434,10 +437,10 @@ def test_metric_states_of_workers_add_up():
     y = (x[:, :1] + 0.3 * RNG.normal(size=(40, 1)) > 0).astype(np.float32)
     model = binary_model()
     learner = make_learner(model)
-    whole = learner.evaluate(windows(x, y, 8, 2))
+    whole = learner.evaluate(stacks(x, y, 8, 2))
     # Uneven parts, as of two workers.
-    parts = learner.evaluate(windows(x[:24], y[:24], 8, 2))
-    parts = parts + learner.evaluate(windows(x[24:], y[24:], 6, 2))
+    parts = learner.evaluate(stacks(x[:24], y[:24], 8, 2))
+    parts = parts + learner.evaluate(stacks(x[24:], y[24:], 6, 2))
     close(parts, whole)
     results = metric_results(model, parts)
     expected = model.evaluate(x, y, batch_size=8, verbose=0, return_dict=True)
@@ -452,7 +455,7 @@ def test_evaluate_leaves_training_metrics_alone():
     learner = make_learner(binary_model())
     train_all(learner, x, y, 8, 2)
     before, weights = learner.metric_state(), weights_of(learner)
-    held_out = learner.evaluate(windows(x[:10], y[:10], 8, 2))
+    held_out = learner.evaluate(stacks(x[:10], y[:10], 8, 2))
     close(learner.metric_state(), before, 0)
     close(weights_of(learner), weights, 0)
     assert held_out.shape == before.shape
@@ -582,7 +585,7 @@ def test_learning_rate():
 
 def test_learning_rate_schedule():
     schedule = keras.optimizers.schedules.PiecewiseConstantDecay([10], [0.5, 0.0])
-    learner = make_learner(twin(dense_model(keras.optimizers.SGD(schedule))))
+    learner = make_learner(copy_of(dense_model(keras.optimizers.SGD(schedule))))
     x, y = classes(8)
     assert learner.has_schedule
     assert learner.learning_rate == 0.5
@@ -614,7 +617,7 @@ def test_reduced_precision(policy):
         # Adam's beta_2 is 1 in bfloat16, so that it does not learn; that is Keras' own.
         adam = policy.startswith("mixed")
         optimizer = keras.optimizers.Adam(0.01) if adam else keras.optimizers.SGD(0.01)
-        learner = make_learner(twin(dense_model(optimizer)))
+        learner = make_learner(copy_of(dense_model(optimizer)))
     finally:
         keras.config.set_dtype_policy("float32")
     assert learner.learning_rate == pytest.approx(0.01)
@@ -624,7 +627,7 @@ def test_reduced_precision(policy):
     steps = learner.step
     assert 3 <= steps <= 6 if policy == "mixed_float16" else steps == 6
     out = np.empty(learner.layout.size, np.float32)
-    learner.gradients(next(windows(x, y, 8, 1)), out)
+    learner.gradients(next(stacks(x, y, 8, 1)), out)
     before = weights_of(learner)
     learner.apply_gradients(out)
     after = weights_of(learner)

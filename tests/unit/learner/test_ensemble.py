@@ -8,7 +8,7 @@ import pytest
 
 from sparkdl.errors import ModelError
 from sparkdl.learner.ensemble import build_ensemble
-from sparkdl.learner.keras_learner import model_layout
+from sparkdl.learner.model_weights import model_layout
 
 
 def sequential() -> keras.Model:

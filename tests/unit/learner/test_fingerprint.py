@@ -12,7 +12,7 @@ from keras import layers
 
 from sparkdl.learner.archive import encode_model
 from sparkdl.learner.cache import cached_learner, forget_learner
-from sparkdl.learner.keras_learner import read_model
+from sparkdl.learner.model_weights import read_model
 
 
 def small(units: int = 4, activation: str = "relu", name: str | None = None) -> Any:

@@ -13,8 +13,8 @@ from keras import ops
 
 from sparkdl.data import ColumnSpec
 from sparkdl.errors import ModelError
-from sparkdl.learner.keras_learner import build_metrics
-from sparkdl.learner.metrics import check_metrics_add_up
+from sparkdl.learner.metric_check import check_metrics_add_up
+from sparkdl.learner.metric_state import build_metrics
 
 
 @dataclass
@@ -100,7 +100,7 @@ def test_sums_and_what_is_declared_are_taken(metric: Any) -> None:
     ],
 )
 def test_what_is_no_sum_is_refused_by_name(metric: Any, said: str) -> None:
-    with pytest.raises(ModelError, match="cannot be put together") as caught:
+    with pytest.raises(ModelError, match="cannot be summed over the workers") as caught:
         check(model_with("accuracy", metric(name="mine")))
     assert "'mine'" in str(caught.value)
     assert said in caught.value.received

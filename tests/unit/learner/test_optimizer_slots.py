@@ -9,14 +9,14 @@ import keras
 import numpy as np
 import pytest
 
-from sparkdl.collective.communicator import SoloCommunicator
+from sparkdl.collective.choice import optimizer_config
 from sparkdl.collective.rule_synchronizer import RuleSynchronizer
 from sparkdl.collective.rules import make_rule
-from sparkdl.collective.strategy import AllReduceSynchronizer
+from sparkdl.collective.solo import SoloCommunicator
+from sparkdl.collective.synchronizer import AllReduceSynchronizer
 from sparkdl.config import LoopSettings
 from sparkdl.data import Batches, rows_from_numpy
 from sparkdl.learner import make_learner
-from sparkdl.spark.driver.allreduce_rules import optimizer_config
 from sparkdl.worker import train
 
 OPTIMIZERS: dict[str, Callable[[], Any]] = {

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from sparkdl.config import AUTO_WINDOW, EPOCH_WINDOW
-from sparkdl.coordinator.status import EpochTotals, Failure, Status, WorkerStatus
 from sparkdl.errors import ConfigError, UnknownNameError
+from sparkdl.ps.choice import choose_codec, choose_rule
 from sparkdl.ps.codecs import DGC
 from sparkdl.ps.rules import StalenessAware
-from sparkdl.spark.driver.compression import choose_codec
-from sparkdl.spark.driver.server_run import ServerOptions, choose_rule, progress_of
+from sparkdl.spark.driver.server_run import ServerOptions
 
 
 @pytest.mark.parametrize(
@@ -129,37 +126,3 @@ def test_unknown_rules_are_refused_with_the_known_ones() -> None:
 def test_server_options_are_checked_when_built(options: Any) -> None:
     with pytest.raises(ConfigError):
         ServerOptions(**options)
-
-
-def _status(**workers: Any) -> Status:
-    base = WorkerStatus(
-        alive=True, attempt=0, epoch=0, batch=3, batches=3, rows=12, finished=False, clock=2,
-        commits=2, batches_per_epoch=10, host="", pid=0, staleness_mean=1.0, staleness_max=1,
-    )  # fmt: skip
-    totals = EpochTotals(24, 0, np.array([1.0, 2.0]), np.empty(0), ended=(0,))
-    return Status(
-        workers={int(rank[1:]): replace(base, **change) for rank, change in workers.items()},
-        epochs={0: totals},
-    )
-
-
-def test_an_epoch_of_workers_in_step_ends_without_a_dead_one() -> None:
-    status = _status(r0={}, r1={"alive": False})
-    assert progress_of(status, 2, in_step=True).epochs[0].missing == 0
-    assert progress_of(status, 2, in_step=False).epochs[0].missing == 1
-
-
-def test_progress_counts_the_batches_of_all_workers() -> None:
-    progress = progress_of(_status(r0={"epoch": 1, "batch": 2}, r1={}), 2, in_step=False)
-    assert progress.epochs[0].batches == 10 + 3
-    assert progress.epochs[0].rows == 24
-    np.testing.assert_array_equal(progress.epochs[0].metrics, [1, 2])
-    assert progress.batches_per_epoch == 20
-    assert progress.staleness == 1.0
-    assert progress.failure is None
-
-
-def test_progress_tells_the_failure() -> None:
-    status = replace(_status(r0={}), failure=Failure(1, "ValueError: bad", "trace"))
-    failure = progress_of(status, 2, in_step=False).failure
-    assert failure == {"rank": 1, "error": "ValueError: bad", "traceback": "trace"}

@@ -1,12 +1,14 @@
 """Worlds of ranks for the communicators' contract tests: threads, and real processes.
 
-Run as a program, this file is one rank: it reads pickled commands from its standard input and
-writes the answers to its standard output.
+:data:`WORLDS` are started once for all test modules that use the fixture ``world``. Run as a
+program, this file is one rank: it reads pickled commands from its standard input and writes the
+answers to its standard output.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import pickle
 import select
@@ -16,11 +18,14 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 TOKEN = b"0123456789abcdef0123456789abcdef"
+ANSWER_S = 240.0
+"""Until a rank answers, on a loaded machine too; some import TensorFlow and Horovod first."""
 
 
 def example(rank: int, size: int, dtype: str) -> np.ndarray:
@@ -43,7 +48,7 @@ def reduce(c: Any, size: int, dtype: str, op: str, weights: list[float], how: st
         assert out is array
         return out
     if how == "async":
-        return c.all_reduce_async(array, op, weight=weight).wait(30)
+        return c.all_reduce_async(array, op, weight=weight).wait()
     out = c.all_reduce(array, op, weight=weight)
     assert np.array_equal(array, kept, equal_nan=True)
     return out
@@ -52,7 +57,7 @@ def reduce(c: Any, size: int, dtype: str, op: str, weights: list[float], how: st
 def in_order(c: Any, count: int, size: int) -> list[float]:
     handles = [c.all_reduce_async(np.full(size, i + c.rank, np.float32)) for i in range(count)]
     last = c.all_reduce(np.float32(1))
-    return [float(h.wait(30)[-1]) for h in handles] + [float(last)]
+    return [float(h.wait()[-1]) for h in handles] + [float(last)]
 
 
 def large_mean(c: Any, size: int, value: float) -> float:
@@ -152,7 +157,7 @@ def absent_handle(c: Any, who: int) -> str:
             handle.wait(0.2)
         except Exception as error:
             message = str(error)
-    assert float(handle.wait(20)) == c.size
+    assert float(handle.wait()) == c.size
     return message
 
 
@@ -244,7 +249,7 @@ class ThreadWorld:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(60)
+            thread.join(ANSWER_S)
             assert not thread.is_alive()
         return results
 
@@ -275,22 +280,23 @@ class ProcessWorld:
             )
             for _ in hosts
         ]
-        self.hosts, self.name, self.tokens, self.options = hosts, name, tokens, options
+        self.hosts, self.name = hosts, name
         try:
-            self.connect_again()
+            self.connect_again(tokens, **options)
         except BaseException:
             self.close()
             raise
 
-    def connect_again(self) -> None:
+    def connect_again(self, tokens: list[bytes] | None = None, **options: Any) -> None:
+        """Closes the ranks' communicators and connects new ones, in the same processes."""
         for rank, host in enumerate(self.hosts):
             more = {} if host is None else {"host_id": host}
             if self.name != "solo":
                 more["advertised_host"] = "127.0.0.1"
-            self.tell(rank, ("prepare", self.name, rank, {**more, **self.options}))
+            self.tell(rank, ("prepare", self.name, rank, {**more, **options}))
         members = [self.hear(rank) for rank in range(self.size)]
         for rank in range(self.size):
-            token = self.tokens[rank] if self.tokens else TOKEN
+            token = tokens[rank] if tokens else TOKEN
             self.tell(rank, ("connect", members, token))
         self.connected = [self.hear(rank) for rank in range(self.size)]
 
@@ -300,7 +306,7 @@ class ProcessWorld:
         stream.write(struct.pack("<Q", len(data)) + data)
         stream.flush()
 
-    def hear(self, rank: int, timeout_s: float = 60.0) -> Any:
+    def hear(self, rank: int, timeout_s: float = ANSWER_S) -> Any:
         stream = self.processes[rank].stdout
         if not select.select([stream], [], [], timeout_s)[0]:
             raise TimeoutError(f"rank {rank} does not answer")
@@ -321,11 +327,45 @@ class ProcessWorld:
                     process.stdin.close()
         for process in self.processes:
             try:
-                process.wait(10)
+                process.wait(60)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
             process.stdout.close()
+
+
+def alone() -> ThreadWorld:
+    from sparkdl.collective.solo import SoloCommunicator
+
+    return ThreadWorld([SoloCommunicator()])
+
+
+def threads(size: int) -> ThreadWorld:
+    from sparkdl.testing.thread_communicator import connect_threads
+
+    return ThreadWorld(list(connect_threads(size)))
+
+
+WORLDS: dict[str, Callable[[], ThreadWorld | ProcessWorld]] = {
+    "shared-2": lambda: ProcessWorld([None] * 2),
+    "ring-2": lambda: ProcessWorld(["a", "b"]),
+    "hosts-2x2": lambda: ProcessWorld(["a", "b", "a", "b"]),
+    "horovod-2": lambda: ProcessWorld([None] * 2, name="horovod"),
+    "solo": alone,
+    "builtin-alone": lambda: ProcessWorld([None]),
+    "threads-2": lambda: threads(2),
+    "threads-3": lambda: threads(3),
+    "threads-4": lambda: threads(4),
+    "shared-3": lambda: ProcessWorld([None] * 3),
+    "shared-4": lambda: ProcessWorld(["a"] * 4),
+    "ring-3": lambda: ProcessWorld(["a", "b", "c"]),
+    "hosts-3+1": lambda: ProcessWorld(["a", "a", "b", "a"]),
+}
+"""Those in which the rules are tried as well come first: pytest shares them between the modules."""
+RULE_WORLDS = ("shared-2", "ring-2", "hosts-2x2", "horovod-2")
+if not importlib.util.find_spec("horovod"):
+    del WORLDS["horovod-2"]
+    RULE_WORLDS = RULE_WORLDS[:3]
 
 
 def be_a_rank() -> None:
@@ -340,6 +380,9 @@ def be_a_rank() -> None:
         kind, *rest = pickle.loads(source.read(struct.unpack("<Q", head)[0]))
         try:
             if kind == "prepare":
+                if communicator is not None:
+                    communicator.close()
+                    communicator = None
                 connector = make_communicator(rest[0], rank=rest[1], **rest[2])
                 answer = connector.prepare().to_json()
             elif kind == "connect":

@@ -1,21 +1,24 @@
-"""From DataFrame columns to model inputs: everything that can be checked before a job starts."""
+"""Matches columns of a DataFrame with a model's inputs and outputs.
+
+Runs on the driver, before a job starts: all that a schema can say is checked here.
+"""
 
 from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pyspark.sql import types as T
 
 from sparkdl.data.columns import ColumnSpec, DataSpec, Kind
 from sparkdl.errors import DataError
-from sparkdl.learner.archive import pickle_by_value
 from sparkdl.learner.signature import Shape, Signature, TensorSpec
+from sparkdl.spark.columns.decoders import Decoder, DecoderFunction
+from sparkdl.spark.columns.wire import is_vector_column
 
-Columns = str | Iterable[str]
-Decoder = Callable[[Any], Any]
+ColumnNames = str | Iterable[str]
 
 _IMAGE_FIELDS = {"origin", "height", "width", "nChannels", "mode", "data"}
 
@@ -23,8 +26,8 @@ _IMAGE_FIELDS = {"origin", "height", "width", "nChannels", "mode", "data"}
 def make_spec(
     schema: T.StructType,
     signature: Signature,
-    features: Columns | Mapping[str, Columns],
-    label: Columns | Mapping[str, Columns] | None,
+    features: ColumnNames | Mapping[str, ColumnNames],
+    label: ColumnNames | Mapping[str, ColumnNames] | None,
     sample_weight: str | Mapping[str, str] | None = None,
     decoder: Decoder | Mapping[str, Decoder] | None = None,
     role_column: str | None = None,
@@ -52,9 +55,9 @@ def make_spec(
                 expected=f"names among {sorted(inputs)}",
                 received=str(strange),
             )
-        decoders = {name: Shipped(function) for name, function in decoder.items()}
+        decoders = {name: DecoderFunction(function) for name, function in decoder.items()}
     else:
-        decoders = {} if decoder is None else dict.fromkeys(inputs, Shipped(decoder))
+        decoders = {} if decoder is None else dict.fromkeys(inputs, DecoderFunction(decoder))
     feature_specs = {
         name: _feature(
             schema, _names(columns, "features"), signature.inputs.get(name), decoders.get(name)
@@ -86,63 +89,18 @@ def make_spec(
     return DataSpec(feature_specs, label_specs, weights, role_column)
 
 
-class Shipped:
-    """A function of the user's that reaches executors even if they cannot import its module."""
-
-    def __init__(self, function: Callable[[Any], Any]) -> None:
-        if not callable(function):
-            raise DataError(
-                "a decoder must be a function",
-                expected="a function from one value to one array",
-                received=repr(function),
-            )
-        self.function = function
-        self.__name__ = getattr(function, "__name__", type(function).__name__)
-
-    def __call__(self, value: Any) -> Any:
-        return self.function(value)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Shipped) and other.function == self.function
-
-    def __hash__(self) -> int:
-        return hash(self.function)
-
-    def __getstate__(self) -> bytes:
-        parts = {"function": self.function}
-        if hasattr(self.function, "func"):  # functools.partial
-            parts["inner"] = self.function.func
-        return pickle_by_value(parts)
-
-    def __setstate__(self, state: bytes) -> None:
-        import cloudpickle
-
-        self.__init__(cloudpickle.loads(state)["function"])  # type: ignore[misc]
-
-
-def selection(schema: T.StructType, spec: DataSpec, names: list[str]) -> list[Any]:
-    """The Spark columns to select for ``spec``: each once, ML vectors as arrays of floats.
-
-    Args:
-        schema: The DataFrame's schema.
-        spec: What is to be read.
-        names: What to call each of ``spec.columns``.
-    """
-    from pyspark.ml.functions import vector_to_array
-    from pyspark.sql import functions as F
-
-    columns = []
-    for name, alias in zip(spec.columns, names, strict=True):
-        column = F.col("`" + name.replace("`", "``") + "`")
-        if _is_vector(schema[name].dataType):
-            column = vector_to_array(column, "float32")
-        columns.append(column.alias(alias))
-    return columns
-
-
 def _match(
     given: Any, wanted: Mapping[str, TensorSpec], argument: str, what: str, strict: bool
 ) -> dict[str, Any]:
+    """What the user named for each of the model's inputs (or outputs).
+
+    Args:
+        given: One choice, for a model with one input, or input name -> choice.
+        wanted: The model's inputs.
+        argument: Of ``fit``, for messages.
+        what: ``'input'`` or ``'output'``, for messages.
+        strict: Whether the names in ``given`` must be those of ``wanted``.
+    """
     if isinstance(given, Mapping):
         names = dict(given)
         if strict and set(names) != set(wanted):
@@ -161,7 +119,8 @@ def _match(
     return {next(iter(wanted)): given}
 
 
-def _names(columns: Columns, argument: str) -> tuple[str, ...]:
+def _names(columns: ColumnNames, argument: str) -> tuple[str, ...]:
+    """One or several column names as a tuple."""
     if isinstance(columns, str):
         return (columns,)
     if not isinstance(columns, Iterable):
@@ -174,6 +133,7 @@ def _names(columns: Columns, argument: str) -> tuple[str, ...]:
 
 
 def _field(schema: T.StructType, name: str, argument: str) -> T.StructField:
+    """The column of that name, if there is exactly one."""
     if not isinstance(name, str):
         raise DataError(
             f"{argument} must name columns", expected="str", received=f"{type(name).__name__}"
@@ -203,6 +163,7 @@ def _feature(
     wanted: TensorSpec | None,
     decoder: Decoder | None,
 ) -> ColumnSpec:
+    """How to read the columns of one input."""
     if not columns:
         raise DataError("features names no column", expected="at least one", received="()")
     fields = [_field(schema, name, "features") for name in columns]
@@ -221,7 +182,7 @@ def _feature(
         if not isinstance(kind, (T.BinaryType, T.StructType, T.StringType)):
             raise _wrong_type(field, "features", "a binary, image or string column for a decoder")
         return ColumnSpec(columns, _known(shape, field), dtype, "decoded", decoder=decoder)
-    if _is_vector(kind):
+    if is_vector_column(kind):
         _check_vector_size(field, shape)
         return ColumnSpec(columns, (None,) if shape is None else shape, dtype, "array")
     if isinstance(kind, T.ArrayType):
@@ -243,6 +204,7 @@ def _feature(
 def _label(
     schema: T.StructType, columns: tuple[str, ...], signature: Signature, output: str
 ) -> ColumnSpec:
+    """How to read the columns of one output's labels."""
     if len(columns) != 1:
         return _several_labels(schema, columns, signature, output)
     name = columns[0]
@@ -276,7 +238,7 @@ def _label(
                 received=kind.simpleString(),
             )
         return ColumnSpec((name,), (1,) if shape == (1,) else (), dtype, "scalars")
-    if _is_vector(kind):
+    if is_vector_column(kind):
         _check_vector_size(field, shape)
         return ColumnSpec((name,), (None,) if shape is None else shape, dtype, "array")
     if isinstance(kind, T.ArrayType) and _is_number(_element(kind)[1]):
@@ -314,7 +276,7 @@ def _own_label(field: T.StructField) -> ColumnSpec:
     """Labels for a loss of the user's own: as they are, since only the loss knows what it wants."""
     kind = field.dataType
     depth, element = _element(kind) if isinstance(kind, T.ArrayType) else (0, kind)
-    if _is_vector(kind):
+    if is_vector_column(kind):
         return ColumnSpec((field.name,), (None,), "float32", "array")
     if not _is_number(element):
         raise _wrong_type(field, "label", "numbers, an array or an ML vector")
@@ -324,6 +286,7 @@ def _own_label(field: T.StructField) -> ColumnSpec:
 
 
 def _weight(schema: T.StructType, name: str) -> ColumnSpec:
+    """How to read a column of sample weights."""
     field = _field(schema, name, "sample_weight")
     if not _is_number(field.dataType):
         raise _wrong_type(field, "sample_weight", "a numeric column")
@@ -336,6 +299,7 @@ def _scalars_shape(
     argument: str = "feature",
     side: str = "input",
 ) -> Shape:
+    """The shape of a row made of numeric columns: the model's, if they are as many values."""
     count = len(columns)
     if shape is None:
         return (count,)
@@ -350,6 +314,7 @@ def _scalars_shape(
 
 
 def _known(shape: Shape | None, field: T.StructField) -> Shape:
+    """``shape``, if the model has one: bytes do not tell theirs."""
     if shape is None:
         raise DataError(
             f"the shape of column {field.name!r} cannot be known",
@@ -361,6 +326,7 @@ def _known(shape: Shape | None, field: T.StructField) -> Shape:
 
 
 def _check_vector_size(field: T.StructField, shape: Shape | None) -> None:
+    """Compares the size in the metadata of a column of vectors, if it is there, with the model."""
     attributes = (field.metadata or {}).get("ml_attr", {})
     size = attributes.get("num_attrs")
     if size is None or shape is None or any(d is None for d in shape):
@@ -374,6 +340,7 @@ def _check_vector_size(field: T.StructField, shape: Shape | None) -> None:
 
 
 def _element(kind: T.ArrayType) -> tuple[int, T.DataType]:
+    """How deep an array is nested, and what its innermost elements are."""
     depth, element = 1, kind.elementType
     while isinstance(element, T.ArrayType):
         depth, element = depth + 1, element.elementType
@@ -382,10 +349,6 @@ def _element(kind: T.ArrayType) -> tuple[int, T.DataType]:
 
 def _is_number(kind: T.DataType) -> bool:
     return isinstance(kind, (T.NumericType, T.BooleanType))
-
-
-def _is_vector(kind: T.DataType) -> bool:
-    return isinstance(kind, T.UserDefinedType) and type(kind).__name__ == "VectorUDT"
 
 
 def _wrong_type(field: T.StructField, argument: str, expected: str, hint: str = "") -> DataError:

@@ -1,8 +1,8 @@
-"""Gradients of one step joined over all ranks: one fused buffer, on each Keras backend.
+"""How a distributed optimizer joins the gradients of all ranks, on each Keras backend.
 
-Dense gradients of a dtype travel as one flat buffer; sparse ones (``tf.IndexedSlices``) as their
-rows and indices. On TensorFlow with Horovod the operations are Horovod's own, inside the graph;
-everything else calls the communicator from the compiled step.
+All dense gradients of one dtype travel as one flat buffer, sparse ones (``tf.IndexedSlices``) as
+their rows and indices. On TensorFlow with Horovod, Horovod's own operations join them inside the
+graph; everywhere else the compiled step calls the communicator.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from sparkdl.errors import ConfigError, UnknownNameError
 
 WIRE_DTYPES = {"none": None, "fp16": "float16", "bf16": "bfloat16"}
 OPS = {"average": "mean", "sum": "sum"}
-_exchanges: weakref.WeakKeyDictionary[Communicator, int] = weakref.WeakKeyDictionary()
+_reducers: weakref.WeakKeyDictionary[Communicator, int] = weakref.WeakKeyDictionary()
 
 
-class GradientExchange(Protocol):
-    """Joins gradients; every rank calls it at the same steps."""
+class GradientReducer(Protocol):
+    """Joins the gradients of a step over all ranks; every rank calls it at the same steps."""
 
     def __call__(self, gradients: Sequence[Any]) -> list[Any]:
         """The gradients joined, each in its own shape and dtype; None stays None."""
 
 
-def make_exchange(
+def make_reducer(
     communicator: Communicator, op: str, compression: str, sparse_as_dense: bool
-) -> GradientExchange:
-    """The exchange for the Keras backend that runs here.
+) -> GradientReducer:
+    """The reducer for the Keras backend that runs here.
 
     Args:
         communicator: Among all ranks.
@@ -52,16 +52,18 @@ def make_exchange(
         raise UnknownNameError("compression", compression, WIRE_DTYPES)
     if not isinstance(sparse_as_dense, bool):
         raise ConfigError(
-            "sparse_as_dense is wrong", expected="True or False", received=repr(sparse_as_dense)
+            "sparse_as_dense must be a truth value",
+            expected="True or False",
+            received=repr(sparse_as_dense),
         )
     backend = keras.backend.backend()
-    exchanges: dict[str, Callable[..., GradientExchange]] = {
-        "tensorflow": _TensorFlowExchange,
-        "jax": _JaxExchange,
-        "torch": _TorchExchange,
+    reducers: dict[str, Callable[..., GradientReducer]] = {
+        "tensorflow": _TensorFlowReducer,
+        "jax": _JaxReducer,
+        "torch": _TorchReducer,
     }
-    if backend not in exchanges:
-        raise UnknownNameError("Keras backend", backend, exchanges)
+    if backend not in reducers:
+        raise UnknownNameError("Keras backend", backend, reducers)
     if backend == "tensorflow" and getattr(communicator, "name", "") == "horovod":
         if compression == "bf16":
             raise ConfigError(
@@ -70,8 +72,8 @@ def make_exchange(
                 received="compression='bf16'",
                 hint="communicator='builtin' can",
             )
-        return _HorovodExchange(communicator, op, compression, sparse_as_dense)
-    return exchanges[backend](communicator, op, compression, sparse_as_dense)
+        return _HorovodReducer(communicator, op, compression, sparse_as_dense)
+    return reducers[backend](communicator, op, compression, sparse_as_dense)
 
 
 def as_dense(gradient: Any) -> Any:
@@ -85,8 +87,8 @@ def as_dense(gradient: Any) -> Any:
     return gradient.to_dense() if getattr(gradient, "is_sparse", False) else gradient
 
 
-class _NumpyReducer:
-    """What all callbacks share: one array in, the joined one out."""
+class _CommunicatorReducer:
+    """What the backends share: one flat NumPy array in, the joined one out."""
 
     def __init__(
         self, communicator: Communicator, op: str, compression: str, sparse_as_dense: bool
@@ -114,7 +116,7 @@ def _by_dtype(gradients: Sequence[Any], name: Callable[[Any], str]) -> dict[str,
     return dict(sorted(groups.items()))
 
 
-class _TensorFlowExchange(_NumpyReducer):
+class _TensorFlowReducer(_CommunicatorReducer):
     """Through ``tf.numpy_function``, which a graph runs in the order of the program."""
 
     def __call__(self, gradients: Sequence[Any]) -> list[Any]:
@@ -170,10 +172,10 @@ class _TensorFlowExchange(_NumpyReducer):
         return rows, places
 
 
-class _HorovodExchange(_TensorFlowExchange):
+class _HorovodReducer(_TensorFlowReducer):
     """Horovod's operations in the graph; Horovod fuses the tensors and starts when all have one.
 
-    Horovod matches operations by name. The names count the exchanges of this run, as Keras' own
+    Horovod matches operations by name. The names count the reducers of this run, as Keras' own
     names differ between ranks whose reused processes have made different models before.
     """
 
@@ -181,7 +183,7 @@ class _HorovodExchange(_TensorFlowExchange):
         self, communicator: Communicator, op: str, compression: str, sparse_as_dense: bool
     ) -> None:
         super().__init__(communicator, op, compression, sparse_as_dense)
-        number = _exchanges[communicator] = _exchanges.get(communicator, 0) + 1
+        number = _reducers[communicator] = _reducers.get(communicator, 0) + 1
         self._name = f"sparkdl.gradients.{number}"
 
     def _dense(self, values: list[Any], wire: str) -> list[Any]:
@@ -199,7 +201,7 @@ class _HorovodExchange(_TensorFlowExchange):
         return rows, places
 
 
-class _JaxExchange(_NumpyReducer):
+class _JaxReducer(_CommunicatorReducer):
     """Through an ordered ``io_callback``; sparse gradients are made dense."""
 
     def __call__(self, gradients: Sequence[Any]) -> list[Any]:
@@ -211,8 +213,8 @@ class _JaxExchange(_NumpyReducer):
         for dtype, positions in _by_dtype(joined, lambda g: str(g.dtype.name)).items():
             wire = self._wire_dtype(dtype)
             flat = jnp.concatenate([joined[i].reshape(-1) for i in positions]).astype(wire)
-            told = jax.ShapeDtypeStruct(flat.shape, flat.dtype)
-            reduced = io_callback(self._reduce, told, flat, ordered=True).astype(dtype)
+            result = jax.ShapeDtypeStruct(flat.shape, flat.dtype)
+            reduced = io_callback(self._reduce, result, flat, ordered=True).astype(dtype)
             edges = np.cumsum([joined[i].size for i in positions])[:-1]
             parts = jnp.split(reduced, edges)
             for i, part in zip(positions, parts, strict=True):
@@ -220,8 +222,8 @@ class _JaxExchange(_NumpyReducer):
         return joined
 
 
-class _TorchExchange(_NumpyReducer):
-    """Eager: the buffer goes over the CPU; sparse gradients are made dense."""
+class _TorchReducer(_CommunicatorReducer):
+    """Outside of any graph, through CPU memory; sparse gradients are made dense."""
 
     def __call__(self, gradients: Sequence[Any]) -> list[Any]:
         import torch

@@ -7,8 +7,8 @@ from zero on:
     state(A then B) = state(A) + state(B),   state(nothing) = 0
 
 All of Keras' own metrics are such (mean: total and count; AUC and confusion matrices: counts;
-F1, R2, IoU: sums). A metric with an ``update_state`` of the user's own is tried out on made-up
-rows; a largest value or a running mean is found out and refused.
+F1, R2, IoU: sums). A metric with an ``update_state`` of the user's own is tried on made-up rows; a
+metric that keeps a largest value or a running mean fails the trial and is refused.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ import numpy as np
 import numpy.typing as npt
 
 from sparkdl.errors import ModelError
-from sparkdl.learner.keras_learner import arrange, arrange_inputs, flatten_arrays
+from sparkdl.learner.metric_state import flatten_arrays
+from sparkdl.learner.structure import arrange, arrange_inputs
 
 DECLARATION = "sums_over_workers"
 """Class attribute by which a metric says that its variables are sums (True) or are not (False)."""
@@ -54,13 +55,13 @@ def check_metrics_add_up(model: Any, x: Mapping[str, Any], labels: Mapping[str, 
         labels: Output name -> its labels.
 
     Raises:
-        ModelError: A metric is not a sum over rows, or it cannot be told.
+        ModelError: A metric is not a sum over rows, or the trial raises an error.
     """
-    strange = [(m, place) for m, place in _metrics(model) if not _known(m)]
-    if not strange:
+    unknown = [(m, place) for m, place in _metrics(model) if not _known(m)]
+    if not unknown:
         return
     batches = _made_up(model, x, labels)
-    for metric, place in strange:
+    for metric, place in unknown:
         _try_out(model, metric, [(y[place], predicted[place]) for y, predicted in batches])
 
 
@@ -113,7 +114,7 @@ def _state_after(metric: Any, batches: list[tuple[Any, Any]]) -> npt.NDArray[np.
 
 def _refusal(model: Any, metric: Any, received: str) -> ModelError:
     return ModelError(
-        f"metric {metric.name!r} of model {model.name!r} cannot be put together from the workers'",
+        f"metric {metric.name!r} of model {model.name!r} cannot be summed over the workers",
         expected="variables that start at zero and are sums over rows: "
         "state(A and B) = state(A) + state(B)",
         received=received,

@@ -1,0 +1,84 @@
+"""One anonymous memory mapping that all ranks of a host share."""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import select
+import socket
+from collections.abc import Mapping, Sequence
+
+from sparkdl.collective.builtin.sockets import peer_gone
+from sparkdl.collective.builtin.waiting import SLICE_MS, Watch
+from sparkdl.errors import ProtocolError, TransportError
+
+
+def share_mapping(
+    index: int,
+    ranks: Sequence[int],
+    links: Mapping[int, socket.socket],
+    size: int,
+    watch: Watch,
+) -> mmap.mmap:
+    """The host's mapping of ``size`` bytes; index 0 makes it and hands it to the others.
+
+    It has no name (a memfd), so nothing is left behind when all ranks are killed.
+
+    Args:
+        index: This rank among those of the host.
+        ranks: The ranks of the host, as the communicator numbers them.
+        links: A connected Unix socket to each other index.
+        size: Bytes, the same on all ranks.
+        watch: Deadline of the wait for it.
+
+    Raises:
+        TransportError: A peer ended meanwhile, or the system has no anonymous shared memory.
+        ProtocolError: Another rank shares memory of another size.
+    """
+    return _make(links, size) if index == 0 else _receive(index, ranks, links[0], size, watch)
+
+
+def _make(links: Mapping[int, socket.socket], size: int) -> mmap.mmap:
+    if not hasattr(os, "memfd_create"):
+        raise TransportError(
+            "cannot share memory between ranks",
+            expected="a system with memfd_create (Linux)",
+            received=os.uname().sysname,
+            hint="communicator='horovod', or a mode with a server",
+        )
+    number = os.memfd_create("sparkdl", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(number, size)
+        fcntl.fcntl(number, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+        for link in links.values():
+            socket.send_fds(link, [b"m"], [number])
+        return mmap.mmap(number, size)
+    finally:
+        os.close(number)
+
+
+def _receive(
+    index: int, ranks: Sequence[int], link: socket.socket, size: int, watch: Watch
+) -> mmap.mmap:
+    poll = select.poll()
+    poll.register(link, select.POLLIN)
+    watch.start()
+    while not poll.poll(SLICE_MS):
+        watch.look([ranks[0]])
+    data, numbers, _, _ = socket.recv_fds(link, 1, 1)
+    try:
+        if data != b"m" or len(numbers) != 1:
+            raise peer_gone(ranks[index], ranks[0], "it has sent no memory")
+        received = os.fstat(numbers[0]).st_size
+        if received != size:
+            raise ProtocolError(
+                f"rank {ranks[0]} shares memory of another size",
+                expected=f"{size} bytes",
+                received=f"{received} bytes",
+                hint="do all ranks run the same version of sparkdl?",
+            )
+        return mmap.mmap(numbers[0], size)
+    finally:
+        for number in numbers:
+            os.close(number)

@@ -1,0 +1,229 @@
+"""One all-reduce of gradients per step: how ``mode='allreduce'`` trains unless a rule is given.
+
+The weights live on the ranks. They are equal at the start, all ranks apply the same gradients to
+them, and so they stay equal to the bit. NumPy and protocols only: the learner and the communicator
+come by argument.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sparkdl.collective.arithmetic import half_dtype
+from sparkdl.collective.communicator import Communicator, Handle
+from sparkdl.errors import ConfigError
+from sparkdl.protocols import BatchStack, Learner
+from sparkdl.weights import FloatArray, Layout
+
+PART_BYTES = 16 << 20
+"""A gradient is sent in parts of about this size, each when the backward pass has computed it."""
+_FLAGS = 2
+_ALIGNMENT = 64
+
+
+class AllReduceGradientSynchronizer:
+    """Each step: the row-weighted mean of all ranks' gradients, then one optimizer step on each.
+
+    With ``n_i`` rows on rank ``i`` the gradient is ``g = Σ n_i g_i / Σ n_i``: what one process
+    computes on the batches of all ranks together. BatchNorm statistics, in the same buffer, are
+    averaged with the same weights. A rank that has no batch left takes part in every step with
+    weight 0.
+
+    This object is the :class:`~sparkdl.protocols.Reducer` that a learner calls between gradient
+    and optimizer step: ``begin`` for each of ``parts`` in their order (the last layers first, as
+    the backward pass computes them), then ``finish``. The gradient of a large model has several
+    parts; each is sent while the next is computed.
+
+    Args:
+        communicator: Connected; used by this synchronizer alone while it trains.
+        layout: Of the flat buffer ``[gradient | statistics]``.
+        wire: ``'float16'`` or ``'bfloat16'``: the type in which gradients are sent (statistics are
+            not converted); None for float32, the only exact one.
+        part_bytes: See :data:`PART_BYTES`.
+
+    Raises:
+        ConfigError: The communicator cannot reduce ``wire``.
+    """
+
+    def __init__(
+        self,
+        communicator: Communicator,
+        layout: Layout,
+        *,
+        wire: str | None = None,
+        part_bytes: int = PART_BYTES,
+    ) -> None:
+        if communicator.in_graph and wire == "bfloat16":
+            raise ConfigError(
+                "Horovod cannot reduce bfloat16",
+                expected="compression=None or 'fp16' with Horovod",
+                received="compression='bf16'",
+                hint="communicator='builtin' can",
+            )
+        self.communicator = communicator
+        self.layout = layout
+        self.wire = wire
+        # Two flags end the buffer: 1 if this rank has a batch, and 1 if it was told to stop. Their
+        # means tell all ranks at the same step whether any rank has set them.
+        self._whole = _aligned_zeros(layout.size + _FLAGS)
+        self.buffer: FloatArray = self._whole[:-_FLAGS]
+        apart = wire is not None or layout.size_bytes > part_bytes
+        self.parts = parts_of(layout, part_bytes, apart=apart)
+        self.in_graph = self if communicator.in_graph else None
+        self.rows = 0
+        self.scale = 1.0
+        self.stop_wanted = False
+        self.stop_agreed = False
+        self._has_gradient: list[bool] | None = None
+        self._handles: list[tuple[slice, npt.NDArray[Any], Handle]] = []
+
+    def start(self, learner: Learner, root: int = 0, scale: float = 1.0, steps: int = 0) -> None:
+        """Gives every rank the root's weights and optimizer state.
+
+        Args:
+            learner: This rank's.
+            root: The rank whose state all take.
+            scale: Most rows per batch of any rank, where the exchange is inside the compiled step.
+            steps: Steps of an epoch; not used here.
+        """
+        self.scale = scale
+        take_root_state(self.communicator, learner, self.buffer, root)
+
+    def end_epoch(self, learner: Learner) -> None:
+        """Nothing to do: the ranks are equal after every step."""
+
+    def save_state(self, learner: Learner) -> bytes:
+        """Nothing beyond the learner's own state."""
+        return b""
+
+    def end_run(self, learner: Learner) -> None:
+        """Nothing to do: the last step was an exchange."""
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+    # -- whole stacks of batches ---------------------------------------------------------------
+
+    def train(self, learner: Learner, stack: BatchStack) -> None:
+        """Trains every batch of ``stack``, each a step of all ranks.
+
+        Raises:
+            WaitTimeoutError: Some ranks did not come in time; they are named.
+            TransportError: A rank is gone.
+        """
+        with self._explained():
+            learner.train_reducing(stack, self)
+
+    def skip(self, learner: Learner) -> None:
+        """Takes part, without a batch, in one step of the other ranks."""
+        with self._explained():
+            learner.skip_reducing(self)
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            cause = self.communicator.explain(error)
+            if cause is error:
+                raise
+            raise cause from error
+
+    # -- the reducer ---------------------------------------------------------------------------
+
+    def begin(self, part: int, values: FloatArray) -> None:
+        """Hands over part ``part`` of this rank's gradient; it may be sent in the background.
+
+        Args:
+            part: Index in ``parts``; each step hands over all of them in order.
+            values: Read until :meth:`finish`; may lie in ``buffer`` itself.
+        """
+        place = self.parts[part]
+        target = self._whole[place]
+        sent: npt.NDArray[Any] = values
+        if part == 0:
+            self._whole[-2], self._whole[-1] = float(self.rows > 0), float(self.stop_wanted)
+            if not np.may_share_memory(values, target):
+                target[: values.size] = values
+            sent = target
+        if len(self.parts) == 1 and self.wire is None:
+            self.communicator.all_reduce(target, "weighted", weight=self.rows, out=target)
+            return
+        if self.wire is not None and place.start < self.layout.trained_size:
+            sent = target = sent.astype(half_dtype(self.wire))
+        handle = self.communicator.all_reduce_async(sent, "weighted", weight=self.rows, out=target)
+        self._handles.append((place, target, handle))
+
+    def finish(self) -> bool:
+        """Waits for all parts: ``buffer`` then holds the mean over all ranks.
+
+        Returns:
+            Whether any rank had rows; if none had, there is nothing to apply.
+        """
+        for place, joined, handle in self._handles:
+            handle.wait()
+            if joined.dtype != np.float32:
+                self._whole[place] = joined
+        self._handles.clear()
+        self.agree_on_stop(float(self._whole[-1]))
+        return bool(self._whole[-2] > 0)
+
+    def agree_on_stop(self, value: float) -> None:
+        """Takes the joined stop flag of an exchange inside the compiled step."""
+        self.stop_agreed = self.stop_agreed or value > 0
+
+    def agree_on_gradients(self, mine: list[bool]) -> list[bool]:
+        """Which trained variables have a gradient; see :class:`sparkdl.protocols.Reducer`."""
+        if self._has_gradient is None:
+            gathered = self.communicator.all_gather(np.array(mine, np.uint8))
+            known = [values for values in gathered if values.size]
+            self._has_gradient = np.any(known, axis=0).tolist() if known else []
+        return self._has_gradient
+
+
+def take_root_state(
+    communicator: Communicator, learner: Learner, buffer: FloatArray, root: int
+) -> None:
+    """Gives every rank the root's weights and optimizer state; ``buffer`` is scratch memory."""
+    learner.read_weights(buffer)
+    communicator.broadcast(buffer, root, out=buffer)
+    mine = communicator.rank == root
+    learner.write_weights(buffer)
+    state = np.frombuffer(learner.optimizer_state() if mine else b"", np.uint8)
+    given = communicator.all_gather(state)[root]
+    if not mine:
+        learner.load_optimizer_state(given.tobytes())
+
+
+def parts_of(layout: Layout, part_bytes: int, *, apart: bool = False) -> list[slice]:
+    """Slices of ``[gradient | statistics | flags]`` in the order in which they are reduced.
+
+    Each holds whole variables. The first one has the end of the buffer, with statistics and flags;
+    with ``apart`` it has nothing else: they are few, and known before any gradient.
+
+    >>> layout = Layout.of([('a', (4,), 'float32'), ('b', (4,), 'float32')], [])
+    >>> parts_of(layout, 16)
+    [slice(4, 10, None), slice(0, 4, None)]
+    """
+    stop = layout.size + _FLAGS
+    edges = [stop]
+    if apart and layout.trained_size:
+        edges.append(layout.trained_size)
+    for slot in reversed([s for s in layout.slots if s.offset < layout.trained_size]):
+        if (edges[-1] - slot.offset) * 4 >= part_bytes and slot.offset:
+            edges.append(slot.offset)
+    edges.append(0)
+    return [slice(a, b) for b, a in itertools.pairwise(edges)]
+
+
+def _aligned_zeros(size: int) -> FloatArray:
+    """Zeros at an address that TensorFlow can use without a copy."""
+    room = np.zeros(size + _ALIGNMENT // 4, np.float32)
+    first = -room.ctypes.data % _ALIGNMENT // 4
+    return room[first : first + size]

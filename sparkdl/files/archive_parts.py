@@ -1,0 +1,136 @@
+"""The parts that sparkdl adds to a ``.keras`` file, which is a zip archive.
+
+Keras opens such a file as any other. Reading costs no more memory than the file is long: a part
+whose declared size is larger than the whole file is refused (sparkdl compresses nothing).
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+import zlib
+
+from sparkdl.errors import ModelError, ProtocolError
+from sparkdl.run_state import RunState
+
+SETTINGS = "sparkdl.json"
+RUN_STATE = "sparkdl_run_state"
+MAX_SETTINGS_BYTES = 1 << 20
+MAX_EXPANSION = 16
+"""How many times larger than the file its parts may be together, beyond the first 64 MiB."""
+_FREE_BYTES = 64 << 20
+Settings = dict[str, object]
+
+
+def with_parts(
+    content: bytes, *, settings: Settings | None = None, state: RunState | None = None
+) -> bytes:
+    """A ``.keras`` file with the SparkModel's settings and the run's state beside Keras' parts."""
+    buffer = io.BytesIO(content)
+    with zipfile.ZipFile(buffer, "a") as archive:
+        if settings is not None:
+            archive.writestr(SETTINGS, json.dumps(settings))
+        if state is not None:
+            archive.writestr(RUN_STATE, state.to_bytes())
+    return buffer.getvalue()
+
+
+def settings_of(content: bytes) -> Settings:
+    """The settings in a ``.keras`` file; empty if it has none.
+
+    Raises:
+        ModelError: The bytes are no whole ``.keras`` file, or its settings are malformed.
+    """
+    part = _read(content, SETTINGS, MAX_SETTINGS_BYTES)
+    try:
+        settings = {} if part is None else json.loads(part)
+    except (ValueError, RecursionError) as error:
+        raise _malformed(SETTINGS, "a JSON object", f"{type(error).__name__}: {error}") from error
+    if not isinstance(settings, dict):
+        raise _malformed(SETTINGS, "a JSON object", f"a {type(settings).__name__}")
+    return settings
+
+
+def run_state_of(content: bytes) -> RunState | None:
+    """The run's state in a ``.keras`` file; None if it has none.
+
+    Raises:
+        ModelError: The bytes are no whole ``.keras`` file, or its state is malformed.
+    """
+    part = _read(content, RUN_STATE, len(content))
+    if part is None:
+        return None
+    try:
+        return RunState.from_bytes(part)
+    except ProtocolError as error:
+        raise _malformed(RUN_STATE, error.expected, error.received) from error
+
+
+def check_whole(content: bytes) -> None:
+    """Reads every part once, in pieces.
+
+    Raises:
+        ModelError: The file is cut off, a part has changed, or its parts are absurdly large.
+    """
+    with _opened(content) as archive:
+        try:
+            damaged = archive.testzip()
+        except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as e:
+            damaged = f"{type(e).__name__}: {e}"
+    if damaged is not None:
+        raise _malformed(damaged, "the bytes that were written", "others, or fewer")
+
+
+def _opened(content: bytes) -> zipfile.ZipFile:
+    """The archive, if what it declares is sane.
+
+    Raises:
+        ModelError: It is no archive, or is much larger unpacked than it is packed.
+    """
+    try:
+        archive = zipfile.ZipFile(io.BytesIO(content))
+    except (zipfile.BadZipFile, ValueError, NotImplementedError) as error:
+        raise ModelError(
+            "this is no Keras file",
+            expected="a whole .keras file",
+            received=f"{len(content)} bytes: {error}",
+        ) from error
+    declared = sum(part.file_size for part in archive.infolist())
+    allowed = _FREE_BYTES + MAX_EXPANSION * len(content)
+    if declared > allowed:
+        raise ModelError(
+            "this Keras file would fill the memory",
+            expected=f"parts of at most {allowed} bytes together in a file of {len(content)} bytes",
+            received=f"parts that declare {declared} bytes",
+            hint="Keras compresses nothing: load and save a file that was compressed by hand",
+        )
+    return archive
+
+
+def _read(content: bytes, name: str, at_most: int) -> bytes | None:
+    """One part; None if there is no such part.
+
+    Raises:
+        ModelError: It is larger than ``at_most``, or damaged.
+    """
+    with _opened(content) as archive:
+        try:
+            size = archive.getinfo(name).file_size
+        except KeyError:
+            return None
+        if size > min(at_most, len(content)):
+            raise _malformed(name, f"at most {min(at_most, len(content))} bytes", f"{size} bytes")
+        try:
+            return archive.read(name)
+        except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as e:
+            raise _malformed(name, "a whole part", f"{type(e).__name__}: {e}") from e
+
+
+def _malformed(name: str, expected: str, received: str) -> ModelError:
+    return ModelError(
+        f"the part {name!r} of a Keras file is malformed",
+        expected=expected,
+        received=received,
+        hint="the file is damaged, or sparkdl did not write it",
+    )

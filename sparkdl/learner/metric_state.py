@@ -1,0 +1,54 @@
+"""The metric variables of a Keras model as one vector, and the metrics' values for such a vector.
+
+Each worker sends the vector of its own rows; the driver adds the vectors up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import keras
+import numpy as np
+import numpy.typing as npt
+
+from sparkdl.learner.structure import arrange_batch
+from sparkdl.protocols import Arrays, MetricState
+
+
+def build_metrics(model: Any, x: Arrays, y: Arrays, sample_weight: Arrays | None) -> None:
+    """Creates a model's metric variables from one example batch, whose values do not matter."""
+    model._symbolic_build(data_batch=arrange_batch(model, x, y, sample_weight))
+
+
+def flatten_metrics(model: Any) -> MetricState:
+    """All metric variables of a model as one float64 vector, the loss first."""
+    return flatten_arrays(v.numpy() for v in model.metrics_variables)
+
+
+def flatten_arrays(arrays: Iterable[npt.ArrayLike]) -> npt.NDArray[np.float64]:
+    """Arrays one after the other as one float64 vector."""
+    parts = [np.asarray(array, np.float64).ravel() for array in arrays]
+    return np.concatenate(parts) if parts else np.zeros(0)
+
+
+def metric_results(model: Any, state: MetricState) -> dict[str, Any]:
+    """The values of the model's metrics for a metric state, also for a sum of several workers'.
+
+    The metric variables of ``model`` must exist (:func:`build_metrics`); they are zeroed
+    afterwards. A state of no worker at all is empty and counts as zeros.
+    """
+    offset = 0
+    wanted = sum(int(np.prod(v.shape)) for v in model.metrics_variables)
+    state = np.pad(state, (0, max(0, wanted - state.size)))
+    for variable in model.metrics_variables:
+        size = int(np.prod(variable.shape))
+        part = state[offset : offset + size].reshape(variable.shape)
+        variable.assign(part.astype(keras.backend.standardize_dtype(variable.dtype)))
+        offset += size
+    results: dict[str, Any] = {}
+    for name, value in model.get_metrics_result().items():
+        array = np.asarray(keras.ops.convert_to_numpy(value), np.float64)
+        results[name] = float(array) if array.ndim == 0 else array.tolist()
+    model.reset_metrics()
+    return results

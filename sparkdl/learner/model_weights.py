@@ -1,0 +1,49 @@
+"""A Keras model's variables as one flat buffer: what is in it, reading it, writing it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import keras
+import numpy as np
+
+from sparkdl.weights import FloatArray, Layout
+
+
+def averaged_variables(model: Any) -> list[Any]:
+    """Running statistics: float variables made untrainable by their layer (not merely frozen)."""
+    found: dict[int, Any] = {}
+    for layer in model._flatten_layers(include_self=True, recursive=True):
+        if isinstance(layer, keras.metrics.Metric):
+            continue
+        for variable in layer._non_trainable_variables:
+            if keras.backend.is_float_dtype(variable.dtype):
+                found[id(variable)] = variable
+    return [v for v in model.non_trainable_variables if id(v) in found]
+
+
+def layout_of(trained: Iterable[Any], averaged: Iterable[Any]) -> Layout:
+    """The layout of a model's variables (anything with ``path``, ``shape`` and ``dtype``)."""
+    return Layout.of(
+        [(v.path, v.shape, str(v.dtype)) for v in trained],
+        [(v.path, v.shape, str(v.dtype)) for v in averaged],
+    )
+
+
+def model_layout(model: Any) -> Layout:
+    """The layout of a built model, the same on the driver and on every worker."""
+    return layout_of(model.trainable_variables, averaged_variables(model))
+
+
+def read_model(model: Any, layout: Layout) -> FloatArray:
+    """A model's variables as one flat buffer."""
+    variables = [*model.trainable_variables, *averaged_variables(model)]
+    return layout.flatten([np.asarray(v.numpy(), np.float32) for v in variables])
+
+
+def write_model(model: Any, layout: Layout, flat: FloatArray) -> None:
+    """Sets a model's variables from one flat buffer."""
+    variables = [*model.trainable_variables, *averaged_variables(model)]
+    for variable, value in zip(variables, layout.views(flat), strict=True):
+        variable.assign(value)

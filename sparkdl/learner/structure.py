@@ -1,0 +1,67 @@
+"""Named arrays <-> the structure (one tensor, a list or a dict) that a Keras model works with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from sparkdl.learner.signature import list_names, takes_list
+from sparkdl.protocols import Arrays
+
+
+def arrange_batch(
+    model: Any, x: Arrays, y: Arrays, sample_weight: Arrays | None
+) -> tuple[Any, Any, Any]:
+    """The ``(x, y, sample_weight)`` triple that the model's ``train_step`` takes."""
+    weights = None if sample_weight is None else arrange_targets(model, sample_weight)
+    return arrange_inputs(model, x), arrange_targets(model, y), weights
+
+
+def arrange_inputs(model: Any, x: Arrays) -> Any:
+    """Puts named input arrays into the structure that a model's ``call`` takes."""
+    struct = getattr(model, "_inputs_struct", None)
+    if struct is None and takes_list(model):
+        return [x[name] for name in list_names(len(x))]
+    return arrange(x, struct, _names(model, "input"))
+
+
+def arrange_targets(model: Any, y: Arrays) -> Any:
+    """Puts arrays by output name into the structure of the model's outputs."""
+    return arrange(y, getattr(model, "_outputs_struct", None), _names(model, "output"))
+
+
+def arrange(arrays: Arrays, struct: Any, names: list[str]) -> Any:
+    """Puts named arrays into the structure of ``struct``, whose leaves are called ``names``."""
+    if len(arrays) == 1 and not isinstance(struct, dict):
+        return next(iter(arrays.values()))
+    if isinstance(struct, (list, tuple)) and set(names) == set(arrays):
+        return [arrays[name] for name in names]
+    return dict(arrays)
+
+
+def name_outputs(model: Any, outputs: Any) -> Arrays:
+    """A model's outputs as a dict of NumPy arrays by output name."""
+    if isinstance(outputs, dict):
+        return {k: keras.ops.convert_to_numpy(v) for k, v in outputs.items()}
+    names = _names(model, "output")
+    if isinstance(outputs, (list, tuple)):
+        if len(names) != len(outputs):
+            names = [f"output_{i}" for i in range(len(outputs))]
+        return {n: keras.ops.convert_to_numpy(v) for n, v in zip(names, outputs, strict=True)}
+    return {names[0] if names else "output": keras.ops.convert_to_numpy(outputs)}
+
+
+def map_arrays(function: Callable[[Any], Any], structure: Any) -> Any:
+    """``function`` of every array of a structure; None (absent sample weights) stays None."""
+    return keras.tree.map_structure(lambda a: None if a is None else function(a), structure)
+
+
+def _names(model: Any, side: str) -> list[str]:
+    """The names of a model's inputs or outputs; empty for a subclassed model."""
+    names = getattr(model, f"{side}_names", None)
+    if names:
+        return [str(n) for n in names]
+    tensors = getattr(model, f"_{side}s", None) or []
+    return [str(getattr(t, "name", i)) for i, t in enumerate(tensors)]

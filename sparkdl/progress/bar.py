@@ -1,0 +1,146 @@
+"""The progress bar: a live line in a terminal or notebook, one line per epoch anywhere else."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from typing import TextIO
+
+from sparkdl.progress.events import (
+    EpochBegan,
+    EpochEnded,
+    EpochProgressed,
+    Event,
+    MetricValue,
+    TrainingBegan,
+    TrainingFailed,
+    WorkersJoined,
+)
+
+_WIDTH = 24
+_NOTEBOOK_COLUMNS = 200
+_SHOWN = 4
+"""Values of an array metric that are shown in full; of more, the first two and the last."""
+
+
+class ProgressBar:
+    """A sink that writes steps, metrics, rows per second of all workers, and staleness.
+
+    Keras' Progbar shows seconds per step and the time left from when it was made; here several
+    epochs may end between two looks at the workers, so those figures would mislead.
+
+    Args:
+        verbose: 1: a line that is written over and over, where somebody watches it; 2: a line per
+            epoch. 0: nothing.
+        stream: Where to; None for ``sys.stdout``, whatever that is at each event.
+    """
+
+    def __init__(self, verbose: int, stream: TextIO | None = None) -> None:
+        self._verbose, self._given = verbose, stream
+        self._live = False
+        self._epochs = self._length = 0
+        self._title = ""
+
+    @property
+    def wants_progress(self) -> bool:
+        """Whether somebody watches."""
+        return self._live
+
+    def handle(self, event: Event) -> None:
+        """Writes what the event says."""
+        if not self._verbose:
+            return
+        match event:
+            case TrainingBegan():
+                self._epochs = event.epochs
+                self._live = self._verbose == 1 and is_live(self._stream)
+            case EpochBegan():
+                self._title = f"Epoch {event.epoch + 1}/{self._epochs}"
+                if self._live:
+                    self._write(self._title, "\n")
+            case WorkersJoined() if self._live:
+                s = "" if event.workers == 1 else "s"
+                self._write(f"{event.workers} worker{s} joined", "")
+            case EpochProgressed() if self._live:
+                self._write(self._steps(event), "")
+            case EpochEnded() if self._live:
+                self._write(self._steps(event), "\n")
+            case EpochEnded():
+                self._write(f"{self._title} - {_figures(event)}", "\n")
+            case TrainingFailed() if self._length:  # the error goes onto a line of its own
+                print(flush=True, file=self._stream)
+            case _:
+                pass
+
+    @property
+    def _stream(self) -> TextIO:
+        return self._given or sys.stdout
+
+    def _steps(self, event: EpochProgressed | EpochEnded) -> str:
+        done, target = event.batches, event.batches_per_epoch
+        filled = _WIDTH * done // target if target else _WIDTH
+        full, rest = _strokes(self._stream)
+        bar = full * filled + rest * (_WIDTH - filled)
+        return f"{done:>{len(str(target))}}/{target} {bar} {_figures(event)}"
+
+    def _write(self, line: str, end: str) -> None:
+        """Writes over the line before; one that is not the last of its kind never wraps."""
+        stream = self._stream
+        if not end:
+            line = line[: _columns(stream) - 1]
+        padding = " " * max(0, self._length - len(line))  # a shorter line hides the one before
+        start = "\r" if self._live else ""
+        self._length = 0 if end else len(line)
+        print(start + line + padding, end=end, flush=True, file=stream)
+
+
+def is_live(stream: TextIO) -> bool:
+    """Whether somebody watches ``stream`` who sees a line being written over.
+
+    That is a terminal, or the output of a cell in a notebook: a kernel's shell that talks to a
+    frontend, and not a process that merely has ``ipykernel`` imported, nor a cell whose output
+    goes to a file.
+    """
+    if stream.isatty():
+        return os.environ.get("TERM") != "dumb"
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    kernel = any(cls.__name__ == "ZMQInteractiveShell" for cls in type(shell).__mro__)
+    return kernel and type(stream).__module__.partition(".")[0] == "ipykernel"
+
+
+def _columns(stream: TextIO) -> int:
+    return shutil.get_terminal_size().columns if stream.isatty() else _NOTEBOOK_COLUMNS
+
+
+def _strokes(stream: TextIO) -> tuple[str, str]:
+    """What the bar is drawn with: lines, or ASCII where the stream cannot write them."""
+    try:
+        "━─".encode(stream.encoding or "utf-8")
+    except (UnicodeEncodeError, LookupError):
+        return "=", "-"
+    return "━", "─"
+
+
+def _figures(event: EpochProgressed | EpochEnded) -> str:
+    parts = [f"{name}: {_short(value)}" for name, value in event.metrics.items()]
+    if event.rows_per_s:
+        parts.append(f"{event.rows_per_s:,.0f} rows/s")
+    if event.staleness:
+        parts.append(f"staleness {event.staleness:.1f}")
+    return " - ".join(parts)
+
+
+def _short(value: MetricValue) -> str:
+    """A metric's value in few characters.
+
+    >>> _short([0.5, 0.25]), _short([0.0, 1.0, 2.0, 3.0, 4.0])
+    ('[0.5000 0.2500]', '[0.0000 1.0000 .. 4.0000]')
+    """
+    if not isinstance(value, list):
+        return f"{value:.4f}"
+    texts = [_short(v) for v in value]
+    if len(texts) > _SHOWN:
+        texts = [*texts[:2], "..", texts[-1]]
+    return f"[{' '.join(texts)}]"

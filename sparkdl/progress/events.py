@@ -1,0 +1,167 @@
+"""What happens while a fit runs, as events on the driver, and who is told of them.
+
+A :class:`~sparkdl.progress.monitor.FitMonitor` makes the events from what the workers report and
+hands each to every sink, in order and in the driver's thread::
+
+    TrainingBegan  (EpochBegan  (WorkersJoined | EpochProgressed)*  EpochEnded)*  TrainingEnded
+
+A fit that fails ends with ``TrainingFailed`` instead, wherever it is then.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from dataclasses import dataclass, field
+from typing import Protocol
+
+MetricValue = float | list["MetricValue"]
+"""A metric's value: a number, or nested lists of numbers (one per class, for example)."""
+Metrics = dict[str, MetricValue]
+"""Name -> value over all workers, ``'loss'`` first; of validation rows with the prefix ``val_``."""
+Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
+
+
+@dataclass(frozen=True)
+class TrainingBegan:
+    """A fit begins.
+
+    Args:
+        first_epoch: Epoch to begin with, counted from 0.
+        epochs: Epoch to stop at.
+    """
+
+    first_epoch: int
+    epochs: int
+
+
+@dataclass(frozen=True)
+class EpochBegan:
+    """An epoch begins, counted from 0."""
+
+    epoch: int
+
+
+@dataclass(frozen=True)
+class WorkersJoined:
+    """The number of workers that have joined has changed; told until the epoch has progressed."""
+
+    epoch: int
+    workers: int
+
+
+@dataclass(frozen=True)
+class EpochProgressed:
+    """Some steps of an epoch are done (several a second, not one event per batch).
+
+    Args:
+        epoch: Counted from 0.
+        batches: Steps of all workers that are done in it.
+        batches_per_epoch: Steps of all workers in one epoch.
+        metrics: Of the rows trained so far in this epoch.
+        rows_per_s: Of all workers together, over the last seconds; None while it is not known.
+        staleness: Mean commits between a pull and the commit that followed it.
+    """
+
+    epoch: int
+    batches: int
+    batches_per_epoch: int
+    metrics: Metrics = field(default_factory=dict)
+    rows_per_s: float | None = None
+    staleness: float = 0.0
+
+
+@dataclass(frozen=True)
+class EpochEnded:
+    """All workers have ended an epoch, or a callback stopped the training in the middle of it.
+
+    Args:
+        epoch: Counted from 0.
+        batches: Steps of all workers that were done in it.
+        batches_per_epoch: Steps of all workers in one epoch.
+        rows: Rows that were trained in it.
+        metrics: Of all its rows, validation metrics included.
+        rows_per_s: Its rows over its time; None where the time is not known.
+        staleness: Mean commits between a pull and the commit that followed it.
+    """
+
+    epoch: int
+    batches: int
+    batches_per_epoch: int
+    rows: int = 0
+    metrics: Metrics = field(default_factory=dict)
+    rows_per_s: float | None = None
+    staleness: float = 0.0
+
+
+@dataclass(frozen=True)
+class TrainingEnded:
+    """A fit ended well.
+
+    Args:
+        epochs_done: Epochs that are done, those before this fit included.
+        stopped: Whether a callback stopped it.
+    """
+
+    epochs_done: int
+    stopped: bool = False
+
+
+@dataclass(frozen=True)
+class TrainingFailed:
+    """A fit ended with an error (its type and first line), or was interrupted."""
+
+    error: str
+
+
+Event = (
+    TrainingBegan
+    | EpochBegan
+    | WorkersJoined
+    | EpochProgressed
+    | EpochEnded
+    | TrainingEnded
+    | TrainingFailed
+)
+
+
+class Sink(Protocol):
+    """Takes the events of a fit: a progress bar, callbacks, a tracking service.
+
+    It is called in the driver's thread, between two looks at the workers: it should not wait long.
+    What it raises ends the fit.
+    """
+
+    @property
+    def wants_progress(self) -> bool:
+        """Whether ``EpochProgressed`` is of use to it: computing metrics several times a second
+        costs time, so that event is left out where no sink wants it."""
+
+    def handle(self, event: Event) -> None:
+        """Takes one event; a sink leaves out those that are of no use to it."""
+
+
+def as_json(event: Event) -> dict[str, Json]:
+    """The event's fields and its name, as values that ``json.dumps`` takes.
+
+    A number that is not finite becomes None: JSON has none.
+
+    >>> as_json(EpochBegan(2))
+    {'event': 'epoch_began', 'epoch': 2}
+    """
+    name = re.sub(r"(?<!^)(?=[A-Z])", "_", type(event).__name__).lower()
+    fields = {f.name: _plain(getattr(event, f.name)) for f in dataclasses.fields(event)}
+    return {"event": name, **fields}
+
+
+def _plain(value: object) -> Json:
+    if isinstance(value, dict):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_plain(v) for v in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise TypeError(f"an event holds a {type(value).__name__}, which JSON does not have")

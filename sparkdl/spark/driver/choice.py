@@ -1,0 +1,106 @@
+"""From the arguments of ``SparkModel`` to what its workers exchange."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from sparkdl.collective.choice import AllReduceExchange, choose_all_reduce_exchange
+from sparkdl.collective.rules import EXCHANGE_RULES, ExchangeRule
+from sparkdl.collective.rules import make_rule as make_exchange_rule
+from sparkdl.collective.rules import rule_names as exchange_names
+from sparkdl.config import FitConfig
+from sparkdl.errors import ConfigError, ModelError
+from sparkdl.ps.choice import ServerExchange, choose_server_exchange
+from sparkdl.ps.rules import RULES, Rule, make_rule, rule_names
+
+ChosenExchange = ServerExchange | AllReduceExchange
+
+
+def choose_exchange(
+    config: FitConfig, rule: Any, compression: Any, optimizer: Any
+) -> ChosenExchange:
+    """What workers exchange for what the user asked.
+
+    Args:
+        config: What the user asked beside the rest.
+        rule: A name, a rule, a class of rules, a dict, or None for the mode's default.
+        compression: A name, a codec, a class of codecs, a dict, or None for float32.
+        optimizer: Of the compiled Keras model.
+
+    Raises:
+        ConfigError: A combination that makes no sense; says why.
+        UnknownNameError: No such rule or codec.
+    """
+    require_family(config.mode, rule)
+    choose = choose_server_exchange if config.with_server else choose_all_reduce_exchange
+    return choose(config, rule, compression, optimizer)
+
+
+def require_family(mode: str, rule: Any) -> None:
+    """Refuses a rule of the other family: with a server, or without one.
+
+    Raises:
+        ConfigError: Names the mode in which ``rule`` works.
+    """
+    name = _name_of(rule)
+    if mode == "allreduce":
+        if _is_a(rule, Rule) or (name in RULES and name not in EXCHANGE_RULES):
+            server_mode = _server_mode(rule)
+            raise ConfigError(
+                f"rule {name!r} works through a parameter server",
+                expected="a rule of mode 'allreduce': " + ", ".join(exchange_names()),
+                received=f"rule={name!r}, mode='allreduce'",
+                hint=f"did you mean mode={server_mode!r}?",
+            )
+    elif _is_a(rule, ExchangeRule) or (name in EXCHANGE_RULES and name not in RULES):
+        raise ConfigError(
+            f"rule {name!r} works between workers, without a server",
+            expected="a rule of the modes with a server: " + ", ".join(rule_names()),
+            received=f"rule={name!r}, mode={mode!r}",
+            hint="did you mean mode='allreduce'?",
+        )
+
+
+def restore_rule(mode: str, saved: Mapping[str, Any]) -> Any:
+    """A rule from what ``get_config`` said of it.
+
+    Args:
+        mode: Modes with a server have other rules than ``'allreduce'``, some of the same name.
+        saved: ``name`` and the constructor's arguments.
+
+    Raises:
+        ModelError: It is a rule of the user's own, which only the user can make.
+    """
+    options = dict(saved)
+    name = options.pop("name")
+    names = exchange_names() if mode == "allreduce" else rule_names()
+    if name not in names:
+        raise ModelError(
+            f"the model was trained with a rule of your own, {name!r}",
+            expected="one of " + ", ".join(map(repr, names)),
+            received=repr(name),
+            hint="load_spark_model(path, rule=your rule)",
+        )
+    return (make_exchange_rule if mode == "allreduce" else make_rule)(name, **options)
+
+
+def _name_of(rule: Any) -> str:
+    """The name that a rule goes by, whatever form it was given in."""
+    if isinstance(rule, Mapping):
+        rule = rule.get("name", rule.get("class_name", ""))
+    if isinstance(rule, str):
+        return rule.strip().lower().replace("-", "_")
+    return str(getattr(rule, "name", "") or getattr(rule, "__name__", ""))
+
+
+def _is_a(rule: Any, kind: type) -> bool:
+    return isinstance(rule, kind) or (inspect.isclass(rule) and issubclass(rule, kind))
+
+
+def _server_mode(rule: Any) -> str:
+    made = make_rule(rule)
+    if made.lock_free:
+        return "hogwild"
+    return "synchronous" if made.blocking else "asynchronous"

@@ -1,0 +1,148 @@
+"""Connections before they have shown the run's token: strangers cost no thread, and little memory.
+
+One thread accepts connections, reads what they send first, and hands over those that show the
+token. A stranger has :data:`FIRST_WORDS_S` seconds in all. Where there are :data:`MAX_STRANGERS`
+of them, a newcomer ends the oldest, so they take no place from the ranks of the run, which send at
+once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from sparkdl.errors import SparkDLError
+
+FIRST_WORDS_S = 5.0
+MAX_STRANGERS = 256
+_ACCEPTED_AT_ONCE = 64
+_LOOK_S = 0.2
+_LOOK_AGAIN_S = 0.1
+_NO_DESCRIPTORS_S = 0.02
+
+
+class Stranger(Protocol):
+    """A connection that has not shown the token; its socket does not block."""
+
+    @property
+    def connection(self) -> socket.socket:
+        """Owned by the greeter until it is handed over."""
+
+    def hear(self) -> bool:
+        """Reads what has come; whether the connection may be handed over.
+
+        Raises:
+            OSError, EOFError, SparkDLError: It is no connection of this run, and is closed.
+        """
+
+
+class Greeter:
+    """Greets the connections of one listening socket until closed.
+
+    Args:
+        listener: Listening stream socket; owned from now on.
+        introduce: Makes a stranger of an accepted connection.
+        welcome: Takes a stranger that has shown the token, with a connection that blocks.
+        peeks: Whether strangers leave what they hear in the socket, which then stays readable.
+        name: Of the thread.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        introduce: Callable[[socket.socket], Stranger],
+        welcome: Callable[[Stranger], None],
+        *,
+        peeks: bool = False,
+        name: str,
+    ) -> None:
+        self._listener, self._introduce, self._welcome = listener, introduce, welcome
+        self._peeks = peeks
+        self._strangers: dict[Stranger, float] = {}  # to their deadlines, the oldest first
+        self._partial: list[Stranger] = []
+        self._look_again = 0.0
+        self._closed = threading.Event()
+        listener.setblocking(False)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(listener, selectors.EVENT_READ)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stops accepting, and closes the connections of all strangers."""
+        self._closed.set()
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._thread.join(5)
+        self._listener.close()
+
+    def _run(self) -> None:
+        while not self._closed.is_set():
+            for key, _ in self._selector.select(_LOOK_AGAIN_S if self._partial else _LOOK_S):
+                if key.fileobj is self._listener:
+                    self._accept()
+                elif key.data in self._strangers:
+                    self._hear(key.data)
+            now = time.monotonic()
+            if self._partial and now >= self._look_again:
+                self._look_again = now + _LOOK_AGAIN_S
+                partial, self._partial = self._partial, []
+                for stranger in partial:
+                    if stranger in self._strangers:
+                        self._hear(stranger)
+            while self._strangers and next(iter(self._strangers.values())) <= now:
+                self._end(next(iter(self._strangers)))
+        for stranger in list(self._strangers):
+            self._end(stranger)
+        self._selector.close()
+
+    def _accept(self) -> None:
+        for _ in range(_ACCEPTED_AT_ONCE):
+            try:
+                connection, _ = self._listener.accept()
+            except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE):
+                    self._end_oldest()
+                    self._closed.wait(_NO_DESCRIPTORS_S)
+                return
+            if len(self._strangers) >= MAX_STRANGERS:
+                self._end_oldest()
+            connection.setblocking(False)
+            stranger = self._introduce(connection)
+            self._strangers[stranger] = time.monotonic() + FIRST_WORDS_S
+            self._selector.register(connection, selectors.EVENT_READ, stranger)
+
+    def _hear(self, stranger: Stranger) -> None:
+        connection = stranger.connection
+        try:
+            known = stranger.hear()
+        except (OSError, EOFError, SparkDLError):
+            self._end(stranger)
+            return
+        if known:
+            self._forget(stranger)
+            connection.setblocking(True)
+            self._welcome(stranger)
+        elif self._peeks:  # it would be reported as readable without end: look again later
+            with contextlib.suppress(KeyError):
+                self._selector.unregister(connection)
+            self._partial.append(stranger)
+
+    def _end_oldest(self) -> None:
+        if self._strangers:
+            self._end(next(iter(self._strangers)))
+
+    def _end(self, stranger: Stranger) -> None:
+        self._forget(stranger)
+        stranger.connection.close()
+
+    def _forget(self, stranger: Stranger) -> None:
+        del self._strangers[stranger]
+        with contextlib.suppress(KeyError):
+            self._selector.unregister(stranger.connection)

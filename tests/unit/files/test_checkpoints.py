@@ -1,0 +1,137 @@
+"""Checkpoints: the newest whole one is gone on from; an index leads nowhere else."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+from keras_zip import keras_zip
+
+from sparkdl.errors import ConfigError
+from sparkdl.files.checkpoints import Checkpoints
+from sparkdl.run_state import RunState
+
+
+def make(folder: Path, *epochs: int) -> Checkpoints:
+    checkpoints = Checkpoints.at(str(folder))
+    assert checkpoints is not None
+    for epoch in epochs:
+        checkpoints.save(keras_zip(b"w" * 1000), RunState(epoch, rule=b"rule %d" % epoch))
+    return checkpoints
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(p.name for p in folder.iterdir())
+
+
+def index(folder: Path) -> Any:
+    return json.loads((folder / "checkpoint.json").read_text())
+
+
+def test_the_last_two_are_kept(tmp_path: Path) -> None:
+    assert Checkpoints.at(None) is None
+    checkpoints = make(tmp_path)
+    assert checkpoints.restore() is None
+    make(tmp_path, 1, 2, 5, 6, 6)
+    assert names(tmp_path) == ["checkpoint.json", "epoch-00005.keras", "epoch-00006.keras"]
+    restored = checkpoints.restore()
+    assert restored is not None
+    assert (restored.state.epoch, restored.state.rule) == (6, b"rule 6")
+
+
+def test_a_folder_anywhere() -> None:
+    checkpoints = Checkpoints.at("memory://checkpoints/of/a/run/")
+    assert checkpoints is not None
+    for epoch in (1, 2, 3):
+        checkpoints.save(keras_zip(), RunState(epoch))
+    restored = checkpoints.restore()
+    assert restored is not None
+    assert restored.state.epoch == 3
+
+
+def _cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:600])
+
+
+def _change(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[300] ^= 255
+    path.write_bytes(content)
+
+
+DAMAGE = {
+    "truncated": _cut,
+    "changed": _change,
+    "empty": lambda p: p.write_bytes(b""),
+    "gone": lambda p: p.unlink(),
+    "of plain Keras": lambda p: p.write_bytes(keras_zip()),
+    "of another epoch": lambda p: p.write_bytes((p.parent / "epoch-00002.keras").read_bytes()),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_the_one_before_a_damaged_one_is_gone_on_from(tmp_path: Path, kind: str) -> None:
+    """Before: a raw BadZipFile, although the one before was whole."""
+    checkpoints = make(tmp_path, 1, 2, 3)
+    DAMAGE[kind](tmp_path / "epoch-00003.keras")
+    with pytest.warns(
+        RuntimeWarning, match=r"epoch-00003\.keras.*from epoch-00002\.keras, after 2"
+    ):
+        restored = checkpoints.restore()
+    assert restored is not None
+    assert (restored.state.epoch, restored.state.rule) == (2, b"rule 2")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        again = checkpoints.restore()
+    assert again is not None
+    assert again.state.epoch == 2
+    make(tmp_path, 4)
+    assert index(tmp_path) == {
+        "epoch": 4, "file": "epoch-00004.keras", "previous": "epoch-00002.keras",
+    }  # fmt: skip
+
+
+def test_where_none_is_whole_the_error_says_so(tmp_path: Path) -> None:
+    checkpoints = make(tmp_path, 1, 2)
+    for path in tmp_path.glob("*.keras"):
+        path.write_bytes(b"")
+    with pytest.raises(ConfigError, match=r"(?s)no checkpoint.*epoch-00002.*epoch-00001.*delete"):
+        checkpoints.restore()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "{}",
+        "[]",
+        "null",
+        "",
+        "[" * 60_000,
+        {"epoch": 3, "file": "../victim"},
+        {"epoch": 3, "file": "../epoch-00003.keras"},
+        {"epoch": 3, "file": "/etc/epoch-00003.keras"},
+        {"epoch": 3, "file": "epoch-00003.keras\n"},
+        {"epoch": 3, "file": "epoch-00003.keras", "previous": "../victim"},
+        {"epoch": 3, "file": "epoch-00003.keras", "previous": "epoch-00003.keras"},
+        {"epoch": -3, "file": "epoch--0003.keras"},
+        {"epoch": -3, "file": "epoch-00003.keras"},
+        {"epoch": 4, "file": "epoch-00003.keras"},
+        {"epoch": "3", "file": "epoch-00003.keras"},
+        {"epoch": 3, "file": 3},
+        {"epoch": 3, "file": "epoch-00003.keras", "previous": {"a": 1}},
+    ],
+)
+def test_an_index_names_checkpoints_of_its_folder_only(tmp_path: Path, content: Any) -> None:
+    """Before, ``../victim`` was deleted, and negative epochs were gone on from."""
+    folder = tmp_path / "run"
+    checkpoints = make(folder, 3)
+    (tmp_path / "victim").write_bytes(b"mine")
+    text = content if isinstance(content, str) else json.dumps(content)
+    (folder / "checkpoint.json").write_text(text)
+    for act in (checkpoints.restore, lambda: make(folder, 4, 5)):
+        with pytest.raises(ConfigError, match=r"no index of checkpoints"):
+            act()
+    assert (tmp_path / "victim").read_bytes() == b"mine"

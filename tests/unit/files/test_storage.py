@@ -1,0 +1,158 @@
+"""Files are written whole or not at all, under names that nobody can guess."""
+
+from __future__ import annotations
+
+import os
+import threading
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sparkdl.errors import ResourceError
+from sparkdl.files import storage
+
+
+@pytest.fixture(params=["local", "file", "memory"])
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return {
+        "local": f"{tmp_path}/new/folder",
+        "file": f"file://{tmp_path}/new/folder",
+        "memory": f"memory://{uuid.uuid4().hex}/folder",
+    }[request.param]
+
+
+def test_what_is_written_is_read(folder: str) -> None:
+    path = f"{folder}/a"
+    assert not storage.exists(path)
+    storage.check_writable(path)
+    assert not storage.exists(path)
+    for content in (b"one" * 1000, b"", b"two"):
+        storage.write_bytes(path, content)
+        assert storage.exists(path)
+        assert storage.read_bytes(path) == storage.read_bytes(path, len(content)) == content
+    with pytest.raises(ResourceError, match="too long"):
+        storage.read_bytes(path, at_most=2)
+    storage.delete(path)
+    storage.delete(path)
+    with pytest.raises(ResourceError, match="cannot be read"):
+        storage.read_bytes(path)
+
+
+def test_what_cannot_be_written_says_so(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "folder").mkdir()
+    for path in (f"{tmp_path}/file/a", f"{tmp_path}/folder", "nosuchsystem://host/a"):
+        for act in (
+            lambda p=path: storage.check_writable(p),
+            lambda p=path: storage.write_bytes(p, b""),
+        ):
+            with pytest.raises(ResourceError):
+                act()
+    assert sorted(os.listdir(tmp_path)) == ["file", "folder"]
+
+
+def test_links_planted_at_a_guessed_name_are_not_followed(tmp_path: Path) -> None:
+    """Before, the temporary name was the path and the process id."""
+    victim = tmp_path / "victim"
+    victim.write_bytes(b"mine")
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    for name in (f"a.{os.getpid()}.part", f".sparkdl-{os.getpid()}"):
+        (folder / name).symlink_to(victim)
+    storage.check_writable(f"{folder}/a")
+    storage.write_bytes(f"{folder}/a", b"content")
+    assert victim.read_bytes() == b"mine"
+    assert not (folder / "a").is_symlink()
+
+
+def test_a_link_at_the_very_name_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even who guesses the name gets nothing written elsewhere."""
+    victim = tmp_path / "victim"
+    victim.write_bytes(b"mine")
+    monkeypatch.setattr(storage.secrets, "token_hex", lambda size: "guessed")
+    (tmp_path / ".sparkdl-guessed.part").symlink_to(victim)
+    with pytest.raises(ResourceError, match="FileExistsError"):
+        storage.write_bytes(f"{tmp_path}/a", b"content")
+    assert victim.read_bytes() == b"mine"
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(28, "No space left on device")])
+def test_what_interrupts_leaves_the_file_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    """Before, Ctrl-C left a ``*.part``."""
+    path = f"{tmp_path}/a"
+    storage.write_bytes(path, b"before")
+
+    def fail(*_: Any) -> None:
+        raise error
+
+    expected = KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else ResourceError
+    for name in ("fsync", "replace"):
+        with monkeypatch.context() as patched:
+            patched.setattr(os, name, fail)
+            with pytest.raises(expected):
+                storage.write_bytes(path, b"after")
+        assert os.listdir(tmp_path) == ["a"]
+        assert storage.read_bytes(path) == b"before"
+
+
+def test_an_interrupt_leaves_nothing_on_other_systems(monkeypatch: pytest.MonkeyPatch) -> None:
+    import fsspec
+
+    folder = uuid.uuid4().hex
+    storage.write_bytes(f"memory://{folder}/a", b"before")
+
+    def fail(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(storage, "_replace", fail)
+    with pytest.raises(KeyboardInterrupt):
+        storage.write_bytes(f"memory://{folder}/a", b"after")
+    names = [
+        os.path.basename(n) for n in fsspec.filesystem("memory").ls(f"/{folder}", detail=False)
+    ]
+    assert names == ["a"]
+    assert storage.read_bytes(f"memory://{folder}/a") == b"before"
+
+
+def test_threads_that_write_one_path_do_not_mix(tmp_path: Path) -> None:
+    """Before, both wrote to one temporary file: torn contents, or a name that was gone."""
+    path = f"{tmp_path}/a"
+    contents = [bytes([i]) * (200_000 + 50_000 * i) for i in range(4)]
+    errors: list[BaseException] = []
+    storage.write_bytes(path, contents[0])
+    done = threading.Event()
+
+    def write(content: bytes) -> None:
+        try:
+            for _ in range(25):
+                storage.write_bytes(path, content)
+        except BaseException as error:
+            errors.append(error)
+
+    def read() -> None:
+        while not done.is_set():
+            if storage.read_bytes(path) not in contents:
+                errors.append(AssertionError("mixed"))
+
+    threads = [threading.Thread(target=write, args=(c,)) for c in contents]
+    reader = threading.Thread(target=read)
+    for thread in (*threads, reader):
+        thread.start()
+    for thread in threads:
+        thread.join()
+    done.set()
+    reader.join()
+    assert not errors
+    assert os.listdir(tmp_path) == ["a"]
+
+
+def test_the_permissions_are_those_of_any_new_file(tmp_path: Path) -> None:
+    (tmp_path / "plain").write_bytes(b"")
+    storage.write_bytes(f"{tmp_path}/a", b"")
+    assert (tmp_path / "a").stat().st_mode == (tmp_path / "plain").stat().st_mode

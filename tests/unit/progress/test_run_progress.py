@@ -1,0 +1,42 @@
+"""What the coordinator knows of a run, put together for the driver."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from sparkdl.coordinator.status import EpochTotals, Failure, Status, WorkerStatus
+from sparkdl.progress.run_progress import progress_of
+
+WORKER = WorkerStatus(
+    alive=True, attempt=0, epoch=0, batch=3, batches=3, rows=12, finished=False, clock=2,
+    commits=2, batches_per_epoch=10, host="here", pid=1, staleness_mean=1.0, staleness_max=1,
+)  # fmt: skip
+
+
+def status(*workers: WorkerStatus) -> Status:
+    """A run of which rank 0 has ended the first epoch."""
+    totals = EpochTotals(24, 0, np.array([1.0, 2.0]), np.empty(0), (0,))
+    return Status(workers=dict(enumerate(workers)), epochs={0: totals})
+
+
+def test_an_epoch_of_workers_in_step_ends_without_a_dead_one() -> None:
+    told = status(WORKER, replace(WORKER, alive=False))
+    assert progress_of(told, 2, in_step=True).epochs[0].missing == 0
+    assert progress_of(told, 2, in_step=False).epochs[0].missing == 1
+
+
+def test_progress_counts_the_batches_of_all_workers() -> None:
+    progress = progress_of(status(replace(WORKER, epoch=1, batch=2), WORKER), 2, in_step=False)
+    assert progress.epochs[0].batches == 10 + 3
+    assert progress.batches_per_epoch == 20
+    assert (progress.rows, progress.joined, progress.epochs[0].rows) == (24, 2, 24)
+    assert progress.staleness == 1.0
+
+
+def test_progress_tells_the_failure() -> None:
+    failure = Failure(1, "ValueError: bad", "trace")
+    told = replace(status(WORKER), failure=failure)
+    assert progress_of(told, 2, in_step=False).failure == failure
+    assert progress_of(status(WORKER), 2, in_step=False).failure is None

@@ -1,0 +1,118 @@
+"""config: settings are checked when they are made, and stay as they are."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import pickle
+from typing import Any
+
+import pytest
+
+from sparkdl.config import (
+    NETWORK_SETTINGS,
+    FitConfig,
+    LoopSettings,
+    arguments_from_file,
+    check_use_gpu,
+    parse_frequency,
+    ports_of,
+)
+from sparkdl.errors import ConfigError, ModelError, UnknownNameError
+
+
+@pytest.mark.parametrize("bad", [0, -3, 1.5, True, "often", None])
+def test_frequencies_that_make_no_sense_are_refused(bad: object) -> None:
+    with pytest.raises(ConfigError):
+        parse_frequency(bad)
+
+
+def test_loop_settings_are_checked_when_made() -> None:
+    with pytest.raises(ConfigError, match="batch_size"):
+        LoopSettings(epochs=1, batch_size=0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"mode": "async"}, "did you mean 'asynchronous'"),
+        ({"parameter_server_mode": "tcp"}, "'socket'"),
+        ({"communicator": "mpi", "mode": "allreduce"}, "'horovod'"),
+        ({"frequency": 0}, "frequency"),
+        ({"num_workers": 0}, "num_workers"),
+        ({"batch_size": True}, "batch_size"),
+        ({"port": "9-5"}, "port"),
+        ({"use_gpu": "yes"}, "use_gpu"),
+        ({"memory_budget_mb": 0}, "memory_budget_mb"),
+        ({"seed": -1}, "seed"),
+        ({"start_timeout_s": 0}, "start_timeout_s"),
+        ({"worker_timeout_s": float("nan")}, "worker_timeout_s"),
+        ({"worker_timeout_s": True}, "worker_timeout_s"),
+        ({"max_restarts": -1, "mode": "allreduce"}, "max_restarts"),
+        ({"max_restarts": 1}, "max_restarts has no effect"),
+        ({"communicator": "builtin"}, "communicator has no effect"),
+        ({"parameter_server_mode": "shm", "mode": "allreduce"}, "has no effect"),
+    ],
+    ids=str,
+)
+def test_what_makes_no_sense_is_refused(arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words) as caught:
+        FitConfig(**arguments)
+    assert caught.value.expected
+    assert caught.value.received
+
+
+def test_a_config_is_frozen_and_travels() -> None:
+    config = FitConfig(mode="allreduce", num_workers=2)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.mode = "hogwild"  # type: ignore[misc]
+    assert pickle.loads(pickle.dumps(config)) == config
+
+
+def test_restarts() -> None:
+    assert FitConfig().restarts == 0
+    assert FitConfig(mode="allreduce").restarts == 3
+    assert FitConfig(mode="allreduce", max_restarts=0).restarts == 0
+
+
+def test_what_is_saved_makes_the_same_config() -> None:
+    config = FitConfig(
+        mode="synchronous", frequency=3, num_workers=2, port="7000-7010", seed=4,
+        rule={"name": "bsp", "payload": "delta"}, server_bind="127.0.0.1", use_gpu=False,
+    )  # fmt: skip
+    saved = json.loads(json.dumps(config.to_file()))
+    again = FitConfig(**arguments_from_file(saved, "a file"))
+    assert again == dataclasses.replace(config, port=0, server_bind=None)
+    old = json.loads(json.dumps(config.to_dict()))  # earlier versions wrote all of it
+    assert set(old) - set(saved) == set(NETWORK_SETTINGS)
+    assert FitConfig(**arguments_from_file(old, "a file")) == again
+
+
+def test_a_file_of_another_version_is_refused() -> None:
+    with pytest.raises(ModelError, match=r"(?s)'m.keras'.*another version.*later"):
+        arguments_from_file({"mode": "hogwild", "later": 1}, "m.keras")
+
+
+def test_every_setting_is_an_argument_of_the_model() -> None:
+    from sparkdl.spark.spark_model import SparkModel
+
+    arguments = inspect.signature(SparkModel).parameters
+    for field in dataclasses.fields(FitConfig):
+        assert arguments[field.name].default == field.default, field.name
+    assert set(arguments) - {f.name for f in dataclasses.fields(FitConfig)} == {
+        "model", "custom_objects", "decoder",
+    }  # fmt: skip
+
+
+def test_ports() -> None:
+    assert list(ports_of("7000-7002")) == list(ports_of((7000, 7002))) == [7000, 7001, 7002]
+    for bad in (-1, 70000, "a", "9-5", (1,), None):
+        with pytest.raises(ConfigError, match="port"):
+            ports_of(bad)  # type: ignore[arg-type]
+
+
+def test_names_are_compared_not_guessed() -> None:
+    assert check_use_gpu("auto") == "auto"
+    with pytest.raises(UnknownNameError):
+        FitConfig(mode=None)  # type: ignore[arg-type]
