@@ -97,6 +97,8 @@ def header(
         os.urandom(4096),
         encode(Message(Kind.OPEN, meta={"token": "wrong"})),
         encode(Message(Kind.OPEN, meta={"token": ["x"]})),
+        encode(Message(Kind.OPEN, meta={"token": "\ud800"})),
+        header(Kind.OPEN, meta_size=4) + b"\xff\xff\xff\xff",
         encode(Message(Kind.PULL)),
         encode(Message(Kind.OPEN, meta={"token": "x" * 100_000})),
         header(Kind.PUSH, Content.DENSE, body_size=4 * LAYOUT.size),

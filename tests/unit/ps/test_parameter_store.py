@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ps_world import Bounded, Flag, Kind, Plain, World, code
+from ps_world import Bounded, Flag, Kind, Plain, Rounds, World, code
 
 from sparkdl.coordinator.machine import Coordinator
 from sparkdl.coordinator.settings import Settings
@@ -243,6 +243,18 @@ def test_a_malformed_commit_is_refused_and_not_applied() -> None:
     assert "without compression" in reply.meta["what"]
     np.testing.assert_array_equal(world.center, np.zeros(4))
     assert world.clock == 0
+
+
+def test_a_snapshot_that_comes_encoded_is_refused_and_ends_nobody() -> None:
+    world = World(Rounds("gradient"), workers=1)
+    world.join(0)
+    part = world.coordinator.buffer(0)[:8]
+    reply = world.send(
+        0, Kind.SNAPSHOT, flags=Flag.ENCODED, content=Content.DENSE, body=part, epoch=1
+    )
+    assert code(reply) == "protocol"
+    assert world.status().failure is None
+    np.testing.assert_array_equal(world.center, np.zeros(4))
 
 
 def test_a_model_of_another_size_is_refused_before_it_joins() -> None:
