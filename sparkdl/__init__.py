@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sparkdl.collective.current import current as communicator
     from sparkdl.errors import SparkDLError as SparkDLError
-    from sparkdl.launch.log_lines import log_to_driver as log_to_driver
     from sparkdl.learner.distributed_callbacks import BroadcastCallback as BroadcastCallback
     from sparkdl.learner.distributed_callbacks import LogCallback as LogCallback
     from sparkdl.learner.distributed_callbacks import MetricAverageCallback as MetricAverageCallback
     from sparkdl.learner.distributed_optimizer import DistributedOptimizer as DistributedOptimizer
+    from sparkdl.log_lines import log_to_driver as log_to_driver
     from sparkdl.spark.run import HorovodRunner as HorovodRunner
     from sparkdl.spark.run import run as run
     from sparkdl.spark.spark_model import SparkModel as SparkModel
@@ -36,7 +36,7 @@ _HOMES = {
     "run": "sparkdl.spark.run",
     "HorovodRunner": "sparkdl.spark.run",
     "communicator": "sparkdl.collective.current:current",
-    "log_to_driver": "sparkdl.launch.log_lines",
+    "log_to_driver": "sparkdl.log_lines",
     "DistributedOptimizer": "sparkdl.learner.distributed_optimizer",
     "BroadcastCallback": "sparkdl.learner.distributed_callbacks",
     "MetricAverageCallback": "sparkdl.learner.distributed_callbacks",

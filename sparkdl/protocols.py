@@ -333,6 +333,10 @@ class Synchronizer(Protocol):
         Its ``weights`` are empty where a server holds them.
         """
 
+    @property
+    def unreported(self) -> dict[int, dict[str, Any]]:
+        """Epoch -> what the driver would have been told of it; empty where the driver is told."""
+
 
 class RankIdentity(Protocol):
     """Which of the run's processes this is, as the launcher numbers them."""
@@ -351,6 +355,10 @@ class RankIdentity(Protocol):
 
 class Strategy(Protocol):
     """How updates travel, made on the driver, pickled, and opened by each rank's process."""
+
+    @property
+    def independent(self) -> bool:
+        """Whether the ranks' models never meet, so that each returns its own."""
 
     def meet(self, rank: RankIdentity) -> AbstractContextManager[RankIdentity]:
         """Begins to meet the other ranks; called only where all ranks are launched together.

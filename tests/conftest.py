@@ -31,7 +31,10 @@ _NEEDS = {
     "learning": "keras",
     "unit/learner": "keras",
     "unit/collective/test_choose_exchange.py": "keras",
+    "unit/launch/test_function.py": "processes",
+    "unit/launch/test_launchers.py": "processes",
     "unit/launch/test_meeting.py": "keras",
+    "unit/launch/test_payload.py": "processes",
     "unit/ps/test_rules_optimizer.py": "keras",
 }
 """A folder or file below ``tests/``, and the mark of all tests in it."""
@@ -80,11 +83,12 @@ def _threads() -> set[str]:
 
 
 def _children() -> set[int]:
-    """Server processes below this one."""
+    """Server processes and ranks below this one."""
     found = set()
     for pid in _descendants(os.getpid()):
         try:
-            if "sparkdl.ps.server" in " ".join(psutil.Process(pid).cmdline()):
+            command = " ".join(psutil.Process(pid).cmdline())
+            if "sparkdl.ps.server" in command or "sparkdl.launch.child" in command:
                 found.add(pid)
         except psutil.Error:
             continue

@@ -34,6 +34,10 @@ class Control(Protocol):
     def learning_rate(self) -> float | None:
         """A learning rate that the driver has set, or None."""
 
+    @property
+    def unreported(self) -> dict[int, dict[str, Any]]:
+        """Epoch -> its final metrics, of epochs that the driver was not told of."""
+
 
 class NoControl:
     """Stands for a connection to the driver where there is none (Spark Connect).
@@ -45,7 +49,7 @@ class NoControl:
     learning_rate: float | None = None
 
     def __init__(self) -> None:
-        self.epochs: dict[int, dict[str, Any]] = {}
+        self.unreported: dict[int, dict[str, Any]] = {}
 
     def join(self, rows: int, batches: int) -> None:
         """Does nothing."""
@@ -53,7 +57,7 @@ class NoControl:
     def report(self, meta: dict[str, Any], *, wait: bool, batch: int, rows: int) -> None:
         """Keeps the final metrics of each epoch."""
         if meta.get("ended"):
-            self.epochs[meta["epoch"]] = {**meta, "batches": batch}
+            self.unreported[meta["epoch"]] = {**meta, "batches": batch}
 
     def keep_state(self, state: bytes, epoch: int) -> None:
         """Does nothing."""

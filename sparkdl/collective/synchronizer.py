@@ -177,6 +177,11 @@ class AllReduceSynchronizer:
         return RunState.of(learner, epoch, self.rule_state) if self.keeps_state else None
 
     @property
+    def unreported(self) -> dict[int, dict[str, Any]]:
+        """Epoch -> its metrics, where this rank has no connection to the driver."""
+        return self.control.unreported
+
+    @property
     def keeps_state(self) -> bool:
         """Whether this is the root, whose weights and optimizer state the run keeps."""
         return self._communicator.rank == self._root

@@ -1,90 +1,94 @@
-"""How the ranks of a stage exchange texts before a communicator is up, and fail together."""
+"""How the ranks of a run exchange texts before anything else connects them."""
 
 from __future__ import annotations
 
 import threading
-from typing import Any, Protocol
+from typing import Protocol
 
 from sparkdl.errors import TransportError, WaitTimeoutError
 
-TAKEN_ALONG_S = 3.0
-"""A rank that failed because another one did waits so long, so that the cause is heard first."""
-
 
 class Gathering(Protocol):
-    """Which rank this is, and the one exchange that the launcher provides."""
-
-    @property
-    def rank(self) -> int: ...
+    """A rank's part in the one exchange that the launcher provides."""
 
     def all_gather(self, text: str, timeout_s: float) -> list[str]:
-        """Every rank's text in rank order."""
+        """Every rank's text in rank order.
+
+        Raises:
+            WaitTimeoutError: Some rank did not come in time.
+        """
 
 
 class AloneGathering:
     """The gathering of a world of one."""
-
-    rank = 0
 
     def all_gather(self, text: str, timeout_s: float) -> list[str]:
         """The only rank's text."""
         return [text]
 
 
-class BarrierGathering:
-    """The ranks of a barrier stage.
+class Meeting:
+    """Where ranks that are threads of one process, or children of it, exchange texts.
 
     Args:
-        context: The task's ``BarrierTaskContext``.
+        num_ranks: How many there are.
     """
 
-    def __init__(self, context: Any) -> None:
-        self._context = context
-        self.rank = int(context.partitionId())
+    def __init__(self, num_ranks: int) -> None:
+        self._num_ranks = num_ranks
+        self._condition = threading.Condition()
+        self._texts: dict[int, str] = {}
+        self._told: list[str] = []
+        self._round = 0
+        self._ended = False
+        self.timeout: WaitTimeoutError | None = None
+        """What the first rank that waited too long was told."""
 
-    def all_gather(self, text: str, timeout_s: float) -> list[str]:
-        """``allGather``; of a stage that ends meanwhile Spark ends the waiting task's executor too.
+    def gathering(self, rank: int) -> Gathering:
+        """A rank's part in it."""
+        return _MeetingRank(self, rank)
+
+    def end(self) -> None:
+        """Ends every wait: a rank has failed."""
+        with self._condition:
+            self._ended = True
+            self._condition.notify_all()
+
+    def all_gather(self, rank: int, text: str, timeout_s: float) -> list[str]:
+        """Every rank's text in rank order.
 
         Raises:
-            WaitTimeoutError: Not all came in time. Spark does not say who is missing; the driver
-                adds it where it can.
+            WaitTimeoutError: Some ranks did not come in time; they are named.
+            TransportError: A rank has failed meanwhile.
         """
-        answers: list[list[str] | BaseException] = []
-
-        def work() -> None:
-            try:
-                answers.append(list(self._context.allGather(text)))
-            except BaseException as error:
-                answers.append(error)
-
-        thread = threading.Thread(target=work, name="sparkdl-gather", daemon=True)
-        thread.start()
-        thread.join(timeout_s)
-        if not answers:
-            raise WaitTimeoutError(
-                f"rank {self.rank} waited for the other ranks to come",
+        with self._condition:
+            number = self._round
+            self._texts[rank] = text
+            if len(self._texts) == self._num_ranks:
+                self._told = [self._texts[r] for r in range(self._num_ranks)]
+                self._texts = {}
+                self._round += 1
+                self._condition.notify_all()
+                return self._told
+            self._condition.wait_for(lambda: self._round > number or self._ended, timeout_s)
+            if self._round > number:
+                return self._told
+            if self._ended:
+                raise TransportError(f"another rank has failed; rank {rank} cannot go on")
+            missing = [r for r in range(self._num_ranks) if r not in self._texts]
+            error = WaitTimeoutError(
+                f"{len(missing)} of {self._num_ranks} ranks did not come",
                 expected=f"all ranks within {timeout_s:g} s",
-                received="not all of them",
-                hint="one may hang while it imports a framework or unpickles the function",
+                received=f"nothing from ranks {', '.join(map(str, missing))}",
+                hint="do they hang while they import a framework or unpickle the function?",
             )
-        if isinstance(answers[0], BaseException):
-            raise answers[0]
-        return answers[0]
+            self.timeout = self.timeout or error
+            raise error
 
 
-def taken_along(error: BaseException) -> bool:
-    """Whether a rank most likely failed because another one has."""
-    seen: BaseException | None = error
-    for _ in range(8):
-        if seen is None:
-            return False
-        if isinstance(seen, TransportError) and not isinstance(seen, WaitTimeoutError):
-            return True
-        # inside a compiled graph frameworks keep only the text of an exception
-        text = f"{type(seen).__name__}: {seen}"
-        if "HorovodInternalError" in text or "Horovod has been shut down" in text:
-            return True
-        if "TransportError: " in text or "is gone; rank" in text:
-            return True
-        seen = seen.__cause__ or seen.__context__
-    return False
+class _MeetingRank:
+    def __init__(self, meeting: Meeting, rank: int) -> None:
+        self._meeting, self._rank = meeting, rank
+
+    def all_gather(self, text: str, timeout_s: float) -> list[str]:
+        return self._meeting.all_gather(self._rank, text, timeout_s)

@@ -1,61 +1,82 @@
-"""What a task of either kind returns: rows that Spark collects on the driver."""
+"""What ranks return to the driver: results, cut into rows of bounded size and joined again."""
 
 from __future__ import annotations
 
-import json
-import traceback
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Protocol
 
 import pyarrow as pa
 
-from sparkdl.errors import SparkDLError
-
 RESULT_SCHEMA = "rank long, kind string, text string, content binary"
+"""The columns of a row, as Spark writes them."""
 CHUNK_BYTES = 2 << 20
-"""Results come back in rows of at most this size (Connect bounds an Arrow batch at 4 MiB)."""
+"""A row's content has at most this size (Spark Connect bounds an Arrow batch at 4 MiB)."""
+
+
+class Row(Protocol):
+    """One row of :data:`RESULT_SCHEMA`, as Spark or Arrow gives it."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def text(self) -> str: ...
+    @property
+    def content(self) -> bytes: ...
 
 
 @dataclass(frozen=True)
 class Result:
-    """One row of what a task returns."""
+    """One thing that a rank returns.
+
+    Args:
+        rank: Who returns it.
+        kind: What it is: a rank returns one result of a kind.
+        text: JSON or plain text, small.
+        content: Bytes of any size.
+    """
 
     rank: int
     kind: str
     text: str = ""
     content: bytes = b""
 
-
-def failure_result(rank: int, error: BaseException) -> Result:
-    """An exception as a result row: a JSON object, so that no code travels back."""
-    return Result(rank, "failed", json.dumps(describe_error(error)))
-
-
-def describe_error(error: BaseException) -> dict[str, Any]:
-    """An exception as JSON: its class, its message beats and its traceback."""
-    described: dict[str, Any] = {
-        "type": type(error).__name__,
-        "error": "".join(traceback.format_exception_only(error)).strip(),
-        "traceback": "".join(traceback.format_exception(error)),
-    }
-    if isinstance(error, SparkDLError):
-        described["beats"] = {
-            "what": error.what,
-            "expected": error.expected,
-            "received": error.received,
-            "hint": error.hint,
-        }
-    return described
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """The result as Arrow batches of one row each; only the first has the text."""
+        for start in range(0, max(1, len(self.content)), CHUNK_BYTES):
+            yield pa.RecordBatch.from_arrays(
+                [
+                    pa.array([self.rank], pa.int64()),
+                    pa.array([self.kind], pa.string()),
+                    pa.array(["" if start else self.text], pa.string()),
+                    pa.array([self.content[start : start + CHUNK_BYTES]], pa.binary()),
+                ],
+                names=["rank", "kind", "text", "content"],
+            )
 
 
-def to_batch(results: list[Result]) -> pa.RecordBatch:
-    """Result rows as one Arrow batch of ``RESULT_SCHEMA``."""
-    return pa.RecordBatch.from_arrays(
-        [
-            pa.array([r.rank for r in results], pa.int64()),
-            pa.array([r.kind for r in results], pa.string()),
-            pa.array([r.text for r in results], pa.string()),
-            pa.array([r.content for r in results], pa.binary()),
-        ],
-        names=["rank", "kind", "text", "content"],
-    )
+def join(rows: Iterable[Row]) -> list[Result]:
+    """The results that the rows are chunks of; rows of one result come in order.
+
+    >>> join([Result(0, 'state', 'a', b'one '), Result(0, 'state', '', b'two')])
+    [Result(rank=0, kind='state', text='a', content=b'one two')]
+    """
+    parts: dict[tuple[int, str], list[Row]] = {}
+    for row in rows:
+        parts.setdefault((row.rank, row.kind), []).append(row)
+    return [
+        Result(rank, kind, chunks[0].text, b"".join(bytes(c.content) for c in chunks))
+        for (rank, kind), chunks in parts.items()
+    ]
+
+
+def join_batches(batches: Iterable[pa.RecordBatch]) -> list[Result]:
+    """The results in Arrow batches."""
+    return join(Result(**row) for batch in batches for row in batch.to_pylist())
+
+
+def of_kind(results: Iterable[Result], kind: str) -> dict[int, Result]:
+    """Rank -> its result of one kind, in rank order."""
+    return {r.rank: r for r in sorted(results, key=lambda r: r.rank) if r.kind == kind}

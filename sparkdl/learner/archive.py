@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from sparkdl import payload
 from sparkdl.errors import ConfigError, ModelError
 from sparkdl.learner.fingerprint import plain_config
 
@@ -61,7 +62,7 @@ def encode_model(model: Any, custom_objects: dict[str, Any] | None = None) -> Mo
     objects = {**_find_custom_objects(model), **(custom_objects or {})}
     try:
         content = _save_bytes(model)
-        pickled: bytes = pickle_by_value(objects)
+        pickled = payload.dump(objects)
     except Exception as error:
         raise ModelError(
             f"model {model.name!r} cannot be sent to the workers",
@@ -82,9 +83,7 @@ def encode_model(model: Any, custom_objects: dict[str, Any] | None = None) -> Mo
 
 def decode_model(archive: ModelArchive) -> Any:
     """Rebuilds the model: architecture, weights, compile settings and optimizer state."""
-    import cloudpickle
-
-    objects = cloudpickle.loads(archive.objects)
+    objects = payload.load(archive.objects)
     with _model_file(archive.content) as path:
         return load_model_file(path, objects)
 
@@ -282,36 +281,3 @@ def _find_custom_objects(model: Any) -> dict[str, Any]:
         for part in ("loss", "metrics", "weighted_metrics"):
             walk(config.get(part))
     return found
-
-
-def pickle_by_value(objects: dict[str, Any]) -> bytes:
-    """Pickles the objects, with the code of modules that are files beside the user's script.
-
-    cloudpickle pickles the code of ``__main__``, but only the names of imported modules, which
-    executors may lack. So the code of modules outside of site-packages is pickled, too.
-    """
-    import sys
-    import sysconfig
-
-    import cloudpickle
-
-    paths = sysconfig.get_paths()
-    installed = tuple(os.path.realpath(paths[k]) for k in ("purelib", "platlib", "stdlib"))
-    already = cloudpickle.list_registry_pickle_by_value()
-    registered: list[types.ModuleType] = []
-    try:
-        for name in {getattr(thing, "__module__", "") or "" for thing in objects.values()}:
-            module = sys.modules.get(name)
-            file = getattr(module, "__file__", None)
-            if module is None or name == "__main__" or not file:
-                continue
-            if name.split(".")[0] == "sparkdl" or name in already:
-                continue
-            if not os.path.realpath(file).startswith(installed):
-                cloudpickle.register_pickle_by_value(module)
-                registered.append(module)
-        data: bytes = cloudpickle.dumps(objects)
-        return data
-    finally:
-        for module in registered:
-            cloudpickle.unregister_pickle_by_value(module)

@@ -12,8 +12,8 @@ import numpy as np
 from sparkdl.collective.communicator import Communicator
 from sparkdl.collective.current import current
 from sparkdl.errors import ConfigError, ModelError
-from sparkdl.launch.log_lines import log_to_driver
 from sparkdl.learner.distributed_optimizer import is_distributed
+from sparkdl.log_lines import log_to_driver
 
 
 class BroadcastCallback(keras.callbacks.Callback):  # type: ignore[misc]

@@ -64,7 +64,7 @@ def make_reducer(
     }
     if backend not in reducers:
         raise UnknownNameError("Keras backend", backend, reducers)
-    if backend == "tensorflow" and getattr(communicator, "name", "") == "horovod":
+    if backend == "tensorflow" and communicator.name == "horovod":
         if compression == "bf16":
             raise ConfigError(
                 "Horovod cannot reduce bfloat16",

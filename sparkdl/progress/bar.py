@@ -85,12 +85,12 @@ class ProgressBar:
         return f"{done:>{len(str(target))}}/{target} {bar} {_figures(event)}"
 
     def _write(self, line: str, end: str) -> None:
-        """Writes over the line before; one that is not the last of its kind never wraps."""
+        """Writes over the line before it if that has no end; a line without an end never wraps."""
         stream = self._stream
         if not end:
             line = line[: _columns(stream) - 1]
         padding = " " * max(0, self._length - len(line))  # a shorter line hides the one before
-        start = "\r" if self._live else ""
+        start = "\r" if self._length else ""
         self._length = 0 if end else len(line)
         print(start + line + padding, end=end, flush=True, file=stream)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -217,6 +218,11 @@ class ServerSynchronizer:
         In step all workers have the same state; otherwise each has its own, and rank 0's is kept.
         """
         return self._session.lead if self._rule.blocking else self._session.rank == 0
+
+    @property
+    def unreported(self) -> dict[int, dict[str, Any]]:
+        """Empty: the driver hears of every epoch from the server."""
+        return {}
 
     @property
     def every_batch(self) -> bool:

@@ -3,32 +3,31 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
-import re
+import math
 import secrets
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from sparkdl.collective.communicator import COMMUNICATORS
-from sparkdl.config import UseGpu, check_use_gpu
-from sparkdl.errors import (
-    ConfigError,
-    UnknownNameError,
-    WaitTimeoutError,
-    WorkerError,
-)
-from sparkdl.launch.failures import described_in, worker_error
-from sparkdl.launch.function_child import run_local
-from sparkdl.launch.function_task import FunctionTask, call_here
-from sparkdl.launch.log_stream import LineServer, show
-from sparkdl.launch.results import RESULT_SCHEMA
+from sparkdl.config import UseGpu, check_use_gpu, require_int, require_name, require_seconds
+from sparkdl.coordinator.driver_client import DriverClient
+from sparkdl.coordinator.host import CoordinatorHost
+from sparkdl.coordinator.settings import Settings
+from sparkdl.errors import ConfigError, ResourceError, WaitTimeoutError
+from sparkdl.launch.devices import DeviceRequest
+from sparkdl.launch.failures import FailureDescription, RankFailure
+from sparkdl.launch.function import FunctionTask, Returned, call_here, dump_call
+from sparkdl.launch.processes import ProcessLauncher
+from sparkdl.launch.task import Ranks
 from sparkdl.learner import BACKENDS
-from sparkdl.learner.archive import pickle_by_value
+from sparkdl.log_lines import show
 from sparkdl.spark.driver import cluster
-from sparkdl.spark.executor.function_stage import function_stage
+from sparkdl.spark.driver.launcher import SparkLauncher, SparkRanks
+from sparkdl.transport.listeners import ListenOptions
 
 T = TypeVar("T")
 VERBOSITIES = ("all", "log_callback_only")
@@ -86,23 +85,21 @@ def run(
     >>> sparkdl.run(square, num_workers=2)  # doctest: +SKIP
     [0, 1]
     """
-    _check_name("driver_log_verbosity", driver_log_verbosity, VERBOSITIES)
-    _check_name("communicator", communicator, [n for n in COMMUNICATORS if n != "solo"])
+    require_name("driver_log_verbosity", driver_log_verbosity, VERBOSITIES)
+    require_name("communicator", communicator, [n for n in COMMUNICATORS if n != "solo"])
     if num_workers is not None:
-        _check_count("num_workers", num_workers)
+        require_int("num_workers", num_workers, 1)
     task = FunctionTask(
-        function=_pickle_call(fn, args, {} if kwargs is None else kwargs),
-        num_workers=num_workers or 0,
-        token=secrets.token_bytes(32),
-        communicator=communicator,
-        timeout_s=_check_seconds("timeout_s", timeout_s),
+        _dump_call(fn, args, {} if kwargs is None else kwargs),
+        secrets.token_bytes(32),
+        DeviceRequest(_check_backend(backend), check_use_gpu(use_gpu), unscheduled=True),
+        communicator,
+        timeout_s=require_seconds("timeout_s", timeout_s),
         start_timeout_s=START_TIMEOUT_S,
-        use_gpu=check_use_gpu(use_gpu),
-        backend=_check_backend(backend),
         capture=driver_log_verbosity == "all",
     )
-    results = _run_stage(task, spark)
-    return [_unpickle(results[rank], rank) for rank in sorted(results)]
+    returned = _run_stage(task, num_workers, spark)
+    return [returned.load(rank) for rank in returned.results]
 
 
 class HorovodRunner:
@@ -130,7 +127,7 @@ class HorovodRunner:
                 "below -1 for -np processes on the driver",
                 received=f"np={np!r}",
             )
-        _check_name("driver_log_verbosity", driver_log_verbosity, VERBOSITIES)
+        require_name("driver_log_verbosity", driver_log_verbosity, VERBOSITIES)
         self._np, self._verbosity = np, driver_log_verbosity
 
     def run(self, main, **kwargs):  # type: ignore[no-untyped-def]
@@ -144,87 +141,91 @@ class HorovodRunner:
             WorkerError: A rank raised; with its traceback.
             ResourceError: Too few slots, or dynamic allocation; no job was started.
         """
+        _check_callable(main)
         task = FunctionTask(
-            function=b"",
-            num_workers=abs(self._np),
-            token=secrets.token_bytes(32),
-            communicator="auto",
+            b"" if self._np == -1 else _dump_call(main, (), kwargs),
+            secrets.token_bytes(32),
+            DeviceRequest(_check_backend(None), unscheduled=True),
             start_timeout_s=START_TIMEOUT_S,
-            backend=_check_backend(None),
             all_results=False,
-            capture=self._verbosity == "all",
+            capture=self._np > 0 and self._verbosity == "all",
         )
         if self._np == -1:
-            _check_callable(main)
             return call_here(task, lambda: main(**kwargs))
-        task = replace(task, function=_pickle_call(main, (), kwargs))
         if self._np > 0:
-            return _unpickle(_run_stage(task, None)[0], 0)
-        import cloudpickle
+            return _run_stage(task, self._np, None).load(0)
+        with ProcessLauncher(-self._np).launch(task) as ranks:
+            while not ranks.wait(0.1):
+                pass
+            return _returned(ranks, -self._np).load(0)
 
-        outcomes = run_local(cloudpickle.dumps(task), -self._np, task.start_timeout_s)
-        _tell_communicator(outcomes[0].communicator, len(outcomes))
-        return _unpickle(outcomes[0].content or b"", 0)
 
-
-def _run_stage(task: FunctionTask, spark: Any) -> dict[int, bytes]:
-    """Runs the barrier stage; the pickled results by rank."""
-    import cloudpickle
-
+def _run_stage(task: FunctionTask, num_workers: int | None, spark: Any) -> Returned:
+    """Runs the function in a barrier stage and shows the ranks' lines."""
     spark = spark if spark is not None else cluster.session_of()
-    count = task.num_workers or cluster.default_parallelism(spark)
+    count = num_workers or cluster.default_parallelism(spark)
     cluster.check_barrier(spark, count)
     with contextlib.ExitStack() as stack:
-        server = None
+        driver = None
         if not cluster.is_connect(spark):
-            bind, advertised = cluster.driver_address(spark)
-            with contextlib.suppress(OSError):  # no address to listen on: lines come at the end
-                server = LineServer(bind, advertised, task.token, count)
-                stack.callback(server.close)
-        address = None if server is None else server.address
-        pickled = cloudpickle.dumps(replace(task, num_workers=count, address=address))
-        payload: Any = pickled
-        if not cluster.is_connect(spark):
-            payload = spark.sparkContext.broadcast(pickled)
-            stack.callback(_quietly, payload.destroy)
-        frame = spark.range(0, count, 1, count)
-        stage = cluster.Stage(
-            spark,
-            lambda: frame.mapInArrow(
-                function_stage(payload), RESULT_SCHEMA, barrier=True
-            ).collect(),
-            "sparkdl: run",
-        )
-        stack.callback(stage.cancel)
-        stage.start()
-        _follow(stage, server, count, task.start_timeout_s)
-        rows = _rows_of(stage, server, count)
-    done = {r.rank: json.loads(r.text) for r in rows if r.kind == "done"}
-    kept = _joined(rows, "log")
-    for rank in sorted(kept):
-        for line in kept[rank].decode(errors="replace").splitlines():
-            show(rank, line)
-    _tell_communicator(done[0]["communicator"], count)
-    results = _joined(rows, "result")
-    return {rank: results.get(rank, b"") for rank in done if done[rank]["result"]}
+            settings = Settings(count, start_timeout_s=task.start_timeout_s)
+            listen = ListenOptions("socket", 0, *cluster.driver_address(spark), web=False)
+            with contextlib.suppress(OSError, ResourceError):  # no address to listen on
+                host = stack.enter_context(CoordinatorHost(settings, listen))
+                driver, task = host.driver, replace(task, endpoint=host.endpoint)
+        launcher = SparkLauncher(
+            spark.range(0, count, 1, count), count, barrier=True, description="sparkdl: run",
+            noun="barrier stage",
+        )  # fmt: skip
+        ranks = stack.enter_context(launcher.launch(task))
+        _follow(ranks, driver, count, task.start_timeout_s)
+        return _returned(ranks, count, driver)
+
+
+def _returned(ranks: Ranks, count: int, driver: DriverClient | None = None) -> Returned:
+    """What the ranks returned.
+
+    Raises:
+        WorkerError: A rank raised.
+    """
+    try:
+        returned = Returned.of(ranks.results())
+    except RankFailure as error:
+        failure = error.failure
+        for line in failure.lines.splitlines():
+            show(failure.rank, line)
+        raise failure.worker_error(_hint(failure, count, driver)) from None
+    _LOG.info("%d ranks were connected by the communicator %r", count, returned.communicator)
+    return returned
+
+
+def _hint(failure: FailureDescription, count: int, driver: DriverClient | None) -> str:
+    """Names the ranks that never started, if others waited for them."""
+    if failure.type != "WaitTimeoutError" or driver is None:
+        return ""
+    joined = driver.status().workers
+    absent = [str(rank) for rank in range(count) if rank not in joined]
+    return f"ranks that never started: {', '.join(absent) or 'none'}" if joined else ""
 
 
 def _follow(
-    stage: cluster.Stage, server: LineServer | None, count: int, start_timeout_s: float
+    ranks: SparkRanks, driver: DriverClient | None, count: int, start_timeout_s: float
 ) -> None:
-    """Shows the ranks' lines until the stage ends."""
+    """Shows the ranks' lines until they have ended."""
     deadline = time.monotonic() + start_timeout_s
-    while not stage.wait(0.0 if server is not None else 0.1):
-        if server is None:
+    ended = False
+    while not ended:
+        ended = ranks.wait(0.1)
+        if driver is None:
             continue
-        for rank, line in server.poll(0.1):
+        for rank, line in driver.take_lines():
             show(rank, line)
-        # none at all: the executors may be unable to reach this machine, which is no failure
-        if 0 < len(server.joined) < count and time.monotonic() > deadline:
-            raise _missing(server.joined, count, start_timeout_s)
-    if server is not None:
-        for rank, line in server.drain():
-            show(rank, line)
+        if not ended and time.monotonic() > deadline:
+            joined = set(driver.status().workers)
+            # none at all: the executors may be unable to reach this machine, which is no failure
+            if 0 < len(joined) < count:
+                raise _missing(joined, count, start_timeout_s)
+            deadline = math.inf
 
 
 def _missing(joined: set[int], count: int, start_timeout_s: float) -> WaitTimeoutError:
@@ -233,79 +234,25 @@ def _missing(joined: set[int], count: int, start_timeout_s: float) -> WaitTimeou
         f"{count - len(joined)} of {count} ranks did not start",
         expected=f"all ranks within {start_timeout_s:g} s",
         received=f"nothing from ranks {names}",
-        hint="look at their executors' logs",
+        hint="look at their executors' logs; can they connect to this driver?",
     )
 
 
-def _rows_of(stage: cluster.Stage, server: LineServer | None, count: int) -> list[Any]:
-    error = stage.error
-    if error is None:
-        return list(stage.result)
-    refused = cluster.barrier_refusal(error, count)
-    if refused is not None:
-        raise refused from error
-    described = described_in(error)
-    if described is None:
-        raise _lost(error) from error
-    for line in str(described.get("lines", "")).splitlines():
-        show(described["rank"], line)
-    hint = ""
-    absent = [] if server is None else [r for r in range(count) if r not in server.joined]
-    if described.get("type") == "WaitTimeoutError" and server is not None and server.joined:
-        hint = f"ranks that never started: {', '.join(map(str, absent)) or 'none'}"
-    raise worker_error(described, hint) from None
+def _dump_call(fn: Any, args: Any, kwargs: Any) -> bytes:
+    """The call as bytes.
 
-
-def _lost(error: BaseException) -> WorkerError:
-    """A rank that died without a word; Spark's message names its partition."""
-    text = str(error)
-    found = re.search(r"barrier task ResultTask\(\d+, (\d+)\)", text)
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    first = lines[0] if lines else type(error).__name__
-    return WorkerError(
-        int(found[1]) if found else -1,
-        f"Spark gave the barrier stage up: {first}",
-        text[:8000],
-        hint="a process that was killed (memory?), a lost executor, or sparkdl not installed there",
-    )
-
-
-def _joined(rows: list[Any], kind: str) -> dict[int, bytes]:
-    parts: dict[int, list[bytes]] = {}
-    for row in rows:
-        if row.kind == kind:
-            parts.setdefault(row.rank, []).append(bytes(row.content))
-    return {rank: b"".join(pieces) for rank, pieces in parts.items()}
-
-
-def _unpickle(content: bytes, rank: int) -> Any:
-    import cloudpickle
-
-    try:
-        return cloudpickle.loads(content)
-    except Exception as error:
-        raise WorkerError(
-            rank,
-            f"its result cannot be read on the driver: {type(error).__name__}: {error}",
-            hint="return plain objects: numbers, lists, NumPy arrays",
-        ) from error
-
-
-def _pickle_call(fn: Any, args: Any, kwargs: Any) -> bytes:
-    """The call as bytes; whatever stands in a file of the user's travels by value."""
+    Raises:
+        ConfigError: It is no call, or cannot be pickled.
+    """
     _check_callable(fn)
     if not isinstance(args, (tuple, list)) or not isinstance(kwargs, Mapping):
         raise ConfigError(
-            "the arguments of the function are wrong",
+            "the function cannot be called with these arguments",
             expected="args: a tuple or list; kwargs: a dict",
             received=f"args {type(args).__name__}, kwargs {type(kwargs).__name__}",
         )
-    target = getattr(fn, "func", fn)  # functools.partial
-    parts = {f"part{i}": part for i, part in enumerate((*args, *kwargs.values()))}
     try:
-        return pickle_by_value(
-            {"fn": fn, "target": target, "args": tuple(args), "kwargs": dict(kwargs), **parts}
-        )
+        return dump_call(fn, args, kwargs)
     except Exception as error:
         raise ConfigError(
             "the function or its arguments cannot be sent to the executors",
@@ -325,30 +272,10 @@ def _check_callable(fn: Any) -> None:
         )
 
 
-def _check_name(kind: str, name: Any, known: Sequence[str]) -> None:
-    if name not in known:
-        raise UnknownNameError(kind, name, known)
-
-
-def _check_count(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigError(
-            f"{name} is wrong", expected="a whole number of at least 1", received=repr(value)
-        )
-
-
-def _check_seconds(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
-        raise ConfigError(f"{name} is wrong", expected="seconds above 0", received=repr(value))
-    return float(value)
-
-
 def _check_backend(backend: str | None) -> str | None:
     """The Keras backend of the ranks: as given, or the driver's where Keras is imported."""
-    import sys
-
     if backend is not None:
-        _check_name("Keras backend", backend, BACKENDS)
+        require_name("Keras backend", backend, BACKENDS)
         return backend
     if "keras" not in sys.modules:
         return None
@@ -356,12 +283,3 @@ def _check_backend(backend: str | None) -> str | None:
 
     running = str(keras.backend.backend())
     return running if running in BACKENDS else None
-
-
-def _tell_communicator(name: str, count: int) -> None:
-    _LOG.info("%d ranks were connected by the communicator %r", count, name)
-
-
-def _quietly(action: Callable[[], Any]) -> None:
-    with contextlib.suppress(Exception):
-        action()

@@ -37,12 +37,8 @@ from sparkdl.spark.driver.fitting import FitPlan, count_workers, run_fit
 from sparkdl.spark.driver.metrics import prepare_metrics
 from sparkdl.spark.driver.recipes import recipe_of
 from sparkdl.spark.driver.training import StageSummary
-from sparkdl.spark.inference.inference import (
-    evaluate_arrays,
-    evaluate_source,
-    predict_frame,
-    predict_rdd,
-)
+from sparkdl.spark.inference.evaluate import evaluate_arrays, evaluate_source
+from sparkdl.spark.inference.predict import predict_frame, predict_rdd
 
 T = TypeVar("T")
 

@@ -95,7 +95,7 @@ def on_the_wire() -> dict[str, float]:
     reference = dense_model()
     fit(reference, keras.optimizers.SGD(0.05), x, y, 8)
     found = {}
-    bf16 = keras.backend.backend() != "tensorflow" or communicator.name != "horovod"  # type: ignore[attr-defined]
+    bf16 = keras.backend.backend() != "tensorflow" or communicator.name != "horovod"
     for name in ("none", "fp16", *(["bf16"] if bf16 else [])):
         model = dense_model()
         optimizer = sparkdl.DistributedOptimizer(keras.optimizers.SGD(0.05), compression=name)
@@ -300,7 +300,7 @@ def everything(programs: list[Any], jit_compile: bool) -> dict[str, Any]:
     """Several programs in one start of the ranks."""
     import sparkdl
 
-    found: dict[str, Any] = {"communicator": sparkdl.communicator().name}  # type: ignore[attr-defined]
+    found: dict[str, Any] = {"communicator": sparkdl.communicator().name}
     for program in programs:
         options = {"jit_compile": jit_compile} if program is same_as_one_process else {}
         found[program.__name__] = program(**options)

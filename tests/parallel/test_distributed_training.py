@@ -6,14 +6,13 @@ import importlib.util
 import secrets
 from typing import Any
 
-import cloudpickle
 import numpy as np
 import pytest
 import rank_programs
 
-from sparkdl.launch.function_child import run_local
-from sparkdl.launch.function_task import FunctionTask
-from sparkdl.learner.archive import pickle_by_value
+from sparkdl.launch.devices import DeviceRequest
+from sparkdl.launch.function import FunctionTask, Returned, dump_call
+from sparkdl.launch.processes import ProcessLauncher
 
 WORLDS = [
     ("tensorflow", "builtin"),
@@ -44,15 +43,19 @@ def found(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
 
 def run_ranks(size: int, communicator: str, backend: str, fn: Any, *args: Any) -> list[Any]:
     task = FunctionTask(
-        function=pickle_by_value({"fn": fn, "args": args, "kwargs": {}}),
-        num_workers=size,
-        token=secrets.token_bytes(32),
-        communicator=communicator,
-        backend=backend,
+        dump_call(fn, args, {}),
+        secrets.token_bytes(32),
+        DeviceRequest(backend, unscheduled=True),
+        communicator,
         timeout_s=60.0,
+        start_timeout_s=100.0,
+        capture=False,
     )
-    outcomes = run_local(cloudpickle.dumps(task), size, 100.0)
-    return [cloudpickle.loads(o.content or b"") for o in outcomes]
+    with ProcessLauncher(size).launch(task) as ranks:
+        while not ranks.wait(1.0):
+            pass
+        returned = Returned.of(ranks.results())
+    return [returned.load(rank) for rank in range(size)]
 
 
 def test_ranks_give_what_one_process_gives_on_the_global_batch(found: list[dict[str, Any]]):

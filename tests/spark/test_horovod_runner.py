@@ -97,7 +97,7 @@ def test_a_local_rank_that_raises_or_dies(capsys: pytest.CaptureFixture[str]):
         assert time.monotonic() - began < 30  # the framework is imported by both ranks first
     for child in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):  # a process of Spark's that has just ended
-            assert "function_child" not in " ".join(child.cmdline())
+            assert "sparkdl.launch.child" not in " ".join(child.cmdline())
 
 
 def test_above_zero_runs_in_a_barrier_stage(spark: Any, capfd: pytest.CaptureFixture[str]):

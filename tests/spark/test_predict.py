@@ -6,18 +6,18 @@ import datetime
 from decimal import Decimal
 from typing import Any
 
-import cloudpickle
 import keras
 import numpy as np
 import pyarrow as pa
 import pytest
 from keras import layers
 
-from sparkdl import SparkModel
+from sparkdl import SparkModel, payload
 from sparkdl.data import ColumnSpec, DataSpec
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.learner.archive import encode_model
-from sparkdl.spark.inference.inference import InferenceTask, predict_batches, predict_rows
+from sparkdl.spark.executor.stage import run_task
+from sparkdl.spark.inference.predict import PredictRowsTask, PredictTask, predict_rows
 
 N = 53
 
@@ -184,12 +184,14 @@ def test_numpy(x: np.ndarray) -> None:
 # -- in batches ---------------------------------------------------------------------------------
 
 
-def task(model: Any, batch_size: int) -> bytes:
+def task(model: Any, batch_size: int, rows: bool = False) -> bytes:
     archive = encode_model(model)
     spec = DataSpec({"features": ColumnSpec(("features",), (3,))})
     output = next(iter(model.output_names)) if hasattr(model, "output_names") else "output"
-    return cloudpickle.dumps(
-        InferenceTask(archive, spec, batch_size, False, (output,), kept=2, positions=(0,))
+    if rows:
+        return payload.dump(PredictRowsTask(archive, spec, batch_size, False))
+    return payload.dump(
+        PredictTask(archive, spec, batch_size, False, (output,), kept=2, positions=(0,))
     )
 
 
@@ -207,7 +209,7 @@ def test_a_partition_is_never_in_memory_as_a_whole(x: np.ndarray) -> None:
                 names=["c0", "c1"],
             )
 
-    out = predict_batches(batches(), task(model, batch_size=4))
+    out = run_task(batches(), task(model, batch_size=4))
     want = model.predict(x, verbose=0)
     for number in range(3):
         result = next(out)
@@ -230,7 +232,7 @@ def test_rows_of_an_rdd_are_taken_a_batch_at_a_time(x: np.ndarray) -> None:
             taken.append(number)
             yield row
 
-    out = predict_rows(rows(), task(model, batch_size=4))
+    out = predict_rows(rows(), task(model, batch_size=4, rows=True))
     next(out)
     assert len(taken) == 4
     for _ in range(4):

@@ -76,6 +76,7 @@ class OneBitAdam(ExchangeRule):
                 f"rule {self.name!r} has no optimizer",
                 expected="bind(num_workers, optimizer) before open(), or OneBitAdam(optimizer=...)",
                 received="optimizer=None",
+                hint="SparkModel.fit binds the rule to the compiled optimizer",
             )
         return OneBitAdamExchange(communicator, layout, self, self.optimizer)
 

@@ -56,6 +56,7 @@ class Sliced(ExchangeRule):
                 f"rule {self.name!r} has no optimizer",
                 expected="bind(num_workers, optimizer) before open(), or Sliced(optimizer=...)",
                 received="optimizer=None",
+                hint="SparkModel.fit binds the rule to the compiled optimizer",
             )
         return SlicedExchange(communicator, layout, self.optimizer)
 

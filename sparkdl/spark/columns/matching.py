@@ -15,7 +15,7 @@ from pyspark.sql import types as T
 from sparkdl.data.columns import ColumnSpec, DataSpec, Kind
 from sparkdl.errors import DataError
 from sparkdl.learner.signature import Shape, Signature, TensorSpec
-from sparkdl.spark.columns.decoders import Decoder, DecoderFunction
+from sparkdl.spark.columns.decoders import Decoder, check_decoder
 from sparkdl.spark.columns.wire import is_vector_column
 
 ColumnNames = str | Iterable[str]
@@ -55,9 +55,9 @@ def make_spec(
                 expected=f"names among {sorted(inputs)}",
                 received=str(strange),
             )
-        decoders = {name: DecoderFunction(function) for name, function in decoder.items()}
+        decoders = {name: check_decoder(function) for name, function in decoder.items()}
     else:
-        decoders = {} if decoder is None else dict.fromkeys(inputs, DecoderFunction(decoder))
+        decoders = {} if decoder is None else dict.fromkeys(inputs, check_decoder(decoder))
     feature_specs = {
         name: _feature(
             schema, _names(columns, "features"), signature.inputs.get(name), decoders.get(name)

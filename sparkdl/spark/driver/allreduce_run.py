@@ -8,13 +8,12 @@ bring their metrics with them when the stage ends.
 from __future__ import annotations
 
 import contextlib
-import json
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -26,13 +25,14 @@ from sparkdl.coordinator.session import Session, open_session, report_failure
 from sparkdl.coordinator.settings import Settings
 from sparkdl.coordinator.telemetry import EpochReport
 from sparkdl.errors import TransportError
-from sparkdl.launch.failures import RankFailure, describe
+from sparkdl.launch.failures import FailureDescription, RankFailure
 from sparkdl.progress.commands import Command
 from sparkdl.progress.run_progress import EpochProgress, RunProgress, progress_of
 from sparkdl.run_state import RunState
 from sparkdl.spark.driver.allreduce_rules import WIRES, choose_exchange, optimizer_config
 from sparkdl.spark.driver.cluster import driver_address, is_connect
 from sparkdl.spark.driver.server_run import ServerOptions
+from sparkdl.spark.executor.trainer import TrainedRank
 from sparkdl.transport.address import Endpoint
 from sparkdl.transport.listeners import ListenOptions
 from sparkdl.weights import FloatArray, Layout
@@ -199,6 +199,7 @@ class GangStrategy:
 
     gradients: AllReduceStrategy
     line: Endpoint | None
+    independent: ClassVar[bool] = False
 
     @contextlib.contextmanager
     def meet(self, identity: Any) -> Iterator[Any]:
@@ -235,7 +236,7 @@ class GangStrategy:
         """
         if self.line is None:
             time.sleep(_LEAVING_S)
-            raise RankFailure(describe(identity.rank, error)) from error
+            raise RankFailure(FailureDescription.of(identity.rank, error)) from error
         report_failure(self.line, identity.rank, identity.attempt, error)
 
 
@@ -245,6 +246,7 @@ class DriverLine:
     def __init__(self, session: Session) -> None:
         self._session = session
         self.rank, self.attempt = session.rank, session.attempt
+        self.unreported: dict[int, dict[str, Any]] = {}
 
     def all_gather(self, text: str) -> list[str]:
         """Every rank's text, by way of the coordinator: a barrier's ``allGather`` takes a second.
@@ -337,10 +339,11 @@ class AllReduceRun:
         kept = self.checkpoint()
         return b"" if kept is None else kept[2]
 
-    def result(self, rows: list[Any]) -> FloatArray:
+    def result(self, trained: Mapping[int, TrainedRank]) -> FloatArray:
         """The trained weights, which one rank returned; keeps the rule's state."""
-        self._memory.state = joined(rows, "rule")
-        return joined_weights(rows)
+        state = kept_state(trained)
+        self._memory.state = state.rule
+        return state.weights
 
 
 @dataclass
@@ -350,17 +353,16 @@ class SilentRun:
     strategy: GangStrategy
     layout: Layout
     memory: RuleMemory
-    rows: list[Any] = field(default_factory=list)
+    trained: Mapping[int, TrainedRank] = field(default_factory=dict)
 
     def progress(self, since_epoch: int = 0) -> RunProgress:
         """Nothing while the stage runs; after it, all epochs."""
-        told = [json.loads(r.text) for r in self.rows if r.kind == "epochs"]
-        done = [json.loads(r.text) for r in self.rows if r.kind == "done"]
-        seconds = max((float(d["seconds"]) for d in done), default=0.0)
-        numbers = sorted({int(n) for worker in told for n in worker})
+        told = [rank.unreported for rank in self.trained.values()]
+        seconds = max((rank.seconds for rank in self.trained.values()), default=0.0)
+        numbers = sorted({n for worker in told for n in worker})
         epochs: dict[int, EpochProgress] = {}
         for number in numbers:
-            parts = [worker[str(number)] for worker in told if str(number) in worker]
+            parts = [worker[number] for worker in told if number in worker]
             epochs[number] = EpochProgress(
                 missing=0,
                 batches=sum(p["batches"] for p in parts),
@@ -383,27 +385,23 @@ class SilentRun:
 
     def pull(self) -> FloatArray:
         """The weights that the stage returned."""
-        return joined_weights(self.rows)
+        return kept_state(self.trained).weights
 
     def optimizer_state(self) -> bytes:
         """The optimizer state that the stage returned."""
-        return joined(self.rows, "optimizer")
+        return kept_state(self.trained).optimizer
 
-    def result(self, rows: list[Any]) -> FloatArray:
-        """Takes the stage's result in; returns the trained weights."""
-        self.rows = rows
-        self.memory.state = joined(rows, "rule")
-        return joined_weights(rows)
-
-
-def joined_weights(rows: list[Any]) -> FloatArray:
-    """The weights in the result rows of a stage."""
-    return np.frombuffer(joined(rows, "weights"), np.float32)
+    def result(self, trained: Mapping[int, TrainedRank]) -> FloatArray:
+        """Takes over what the ranks returned; the trained weights."""
+        self.trained = trained
+        state = kept_state(trained)
+        self.memory.state = state.rule
+        return state.weights
 
 
-def joined(rows: list[Any], kind: str) -> bytes:
-    """What the result rows of a kind hold, one after the other."""
-    return b"".join(bytes(r.content) for r in rows if r.kind == kind)
+def kept_state(trained: Mapping[int, TrainedRank]) -> RunState:
+    """The state that one rank of a stage returned."""
+    return next((t.state for t in trained.values() if t.state is not None), RunState(0))
 
 
 def _sum_states(states: Any) -> Any:

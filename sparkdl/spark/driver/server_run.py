@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +24,7 @@ from sparkdl.ps.server import ServerConfig, ServerProcess
 from sparkdl.ps.strategy import ServerStrategy
 from sparkdl.run_state import RunState
 from sparkdl.spark.driver.cluster import driver_address
+from sparkdl.spark.executor.trainer import TrainedRank
 from sparkdl.transport.listening import ports_of
 from sparkdl.weights import FloatArray, Layout
 
@@ -257,6 +258,6 @@ class ServerRun:
     def checkpoint(self) -> None:
         """None: lost workers are replaced by Spark, and a lost server ends the run."""
 
-    def result(self, rows: list[Any]) -> FloatArray:
+    def result(self, trained: Mapping[int, TrainedRank]) -> FloatArray:
         """The trained weights: the center holds them."""
         return self.pull()

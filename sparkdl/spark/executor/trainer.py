@@ -1,4 +1,4 @@
-"""Trains one partition in this process: rows, framework, model, loop."""
+"""The task of ``fit``: trains one partition to the end of the fit."""
 
 from __future__ import annotations
 
@@ -8,64 +8,37 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import nullcontext
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
-from sparkdl.collective.control import NoControl
 from sparkdl.config import LoopSettings, UseGpu
 from sparkdl.data import Batches, DataSpec, Partition, read_partition
 from sparkdl.errors import TransportError, WaitTimeoutError, WorkerError
-from sparkdl.launch.devices import Placement, start_framework, started_on
-from sparkdl.launch.gathering import TAKEN_ALONG_S, Gathering, taken_along
-from sparkdl.launch.results import CHUNK_BYTES, Result, describe_error, failure_result
+from sparkdl.launch.devices import DeviceRequest, start_framework
+from sparkdl.launch.failures import FailureDescription, RanksLost, is_secondary
+from sparkdl.launch.results import Result, of_kind
+from sparkdl.launch.task import RankContext
 from sparkdl.learner.archive import ModelArchive
+from sparkdl.protocols import RankIdentity, Strategy
+from sparkdl.run_state import RunState
 from sparkdl.spark.columns.wire import named_batches
-
-GATHER_TIMEOUT_S = 300.0
-"""Wait for the other ranks of a barrier stage to come up."""
-
-
-@dataclass(frozen=True)
-class Identity:
-    """Which worker a task is: its rank, and which try at it.
-
-    Args:
-        rank: From 0.
-        attempt: A number that no other try has.
-        num_workers: Ranks in all.
-        gathering: Of a barrier stage, else None.
-    """
-
-    rank: int
-    attempt: int
-    num_workers: int
-    gathering: Gathering | None = None
-
-    def all_gather(self, text: str) -> list[str]:
-        """Every rank's text in rank order, in a barrier stage."""
-        assert self.gathering is not None
-        return self.gathering.all_gather(text, GATHER_TIMEOUT_S)
-
-
-class Strategy(Protocol):
-    """The picklable recipe of how updates travel, made on the driver."""
-
-    def meet(self, identity: Identity) -> Any:
-        """Barrier stages: begins to meet the others; a context manager of what ``open`` takes."""
-
-    def open(self, identity: Any, layout: Any) -> Any:
-        """The live synchronizer of a worker, as a context manager."""
-
-    def report_failure(self, identity: Identity, error: BaseException) -> None:
-        """Ends the run for all workers."""
 
 
 @dataclass(frozen=True)
 class TrainTask:
-    """Everything that a training task needs; broadcast once."""
+    """Everything that a rank of ``fit`` needs; see :class:`sparkdl.launch.task.Task`.
+
+    Args:
+        archive: The model.
+        spec: The columns to read.
+        settings: Of the training loop.
+        strategy: How updates travel.
+        num_workers: Ranks in all.
+        use_gpu: See :class:`sparkdl.SparkModel`.
+        validate: Whether the partition has rows for validation.
+    """
 
     archive: ModelArchive
     spec: DataSpec
@@ -75,110 +48,147 @@ class TrainTask:
     use_gpu: UseGpu = "auto"
     validate: bool = False
 
+    @property
+    def devices(self) -> DeviceRequest:
+        """The model's backend, on the GPUs that Spark gives."""
+        return DeviceRequest(self.archive.backend, self.use_gpu)
 
-def give_up(task: TrainTask, identity: Identity, error: Exception) -> Result:
-    """Tells the other workers of an exception that no retry mends; raises any other again.
+    def run(self, rank: RankContext, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Trains; the rows are read while the framework and the model come up."""
+        placement = self.devices.place(rank.resources)
+        meeting = nullcontext(rank) if rank.gathering is None else self.strategy.meet(rank)
+        # Leaving the pool waits for the reader: nobody else may read this task's input after it.
+        with (
+            meeting as met,
+            ThreadPoolExecutor(1, thread_name_prefix="sparkdl-read") as pool,
+        ):
+            reader = pool.submit(self._read, batches)
+            start_framework(placement)
+            trained = self._train(reader, rank, met, placement.gpus or ())
+        yield from trained.batches()
 
-    A rank of a barrier stage never raises: Spark would drop what the others say.
-    """
-    if identity.gathering is not None and taken_along(error):
-        time.sleep(TAKEN_ALONG_S)  # the cause is heard first
-        described = {**describe_error(error), "lost": True}
-        return Result(identity.rank, "failed", json.dumps(described))
-    lost = isinstance(error, TransportError) and not isinstance(error, WaitTimeoutError)
-    lost = lost and identity.gathering is None
-    if lost or (isinstance(error, MemoryError) and identity.gathering is None):
-        raise error
-    if not (isinstance(error, WorkerError) and error.rank != identity.rank):
-        task.strategy.report_failure(identity, error)
-    return failure_result(identity.rank, error)
+    def failed(self, rank: RankContext, error: Exception | SystemExit) -> Iterator[pa.RecordBatch]:
+        """Tells the other workers of an exception that no other attempt mends, and returns it.
 
+        What another attempt may mend is raised again, so that Spark makes one: a killed child
+        process, a server that this host did not reach, memory that ran out. Of a barrier stage
+        only a killed child is raised: Spark would drop what the other ranks return.
+        """
+        if isinstance(error, RanksLost):
+            raise error
+        failure = FailureDescription.of(rank.rank, error)
+        if rank.gathering is None:
+            lost = isinstance(error, TransportError) and not isinstance(error, WaitTimeoutError)
+            if lost or isinstance(error, MemoryError):
+                raise error
+        of_another = isinstance(error, WorkerError) and error.rank != rank.rank
+        if not of_another and not (rank.gathering is not None and is_secondary(error)):
+            self.strategy.report_failure(rank, error)
+        yield from failure.result(rank.rank).batches()
 
-def train_here(
-    batches: Iterator[pa.RecordBatch], task: TrainTask, identity: Identity, placement: Placement
-) -> list[Result]:
-    """Trains in this process; the rows are read while the framework and the model come up."""
-
-    def read() -> tuple[Partition, float]:
+    def _read(self, batches: Iterator[pa.RecordBatch]) -> tuple[Partition, float]:
+        """The partition, and the seconds that it took."""
         began = time.perf_counter()
+        settings = self.settings
         partition = read_partition(
-            named_batches(batches, task.spec), task.spec, task.settings.memory_budget_bytes,
-            task.settings.spill_dir,
+            named_batches(batches, self.spec), self.spec, settings.memory_budget_bytes,
+            settings.spill_dir,
         )  # fmt: skip
         return partition, time.perf_counter() - began
 
-    meeting = nullcontext(identity) if identity.gathering is None else task.strategy.meet(identity)
-    # Leaving the pool waits for the reader: nobody else may read this task's input after it.
-    with (
-        meeting as met,
-        ThreadPoolExecutor(1, thread_name_prefix="sparkdl-read") as pool,
-    ):
-        reader = pool.submit(read)
-        start_framework(placement)
-        return train_partition(reader, task, identity, met)
+    def _train(
+        self,
+        reader: Future[tuple[Partition, float]],
+        rank: RankContext,
+        met: RankIdentity,
+        gpus: tuple[str, ...],
+    ) -> TrainedRank:
+        """Joins the run and trains the rows that ``reader`` reads; the framework is up."""
+        from sparkdl.learner.cache import cached_learner, forget_learner, is_kept
+        from sparkdl.worker import train
+
+        settings = self.settings
+        if is_kept(self.archive):  # to set its state is quick, but would hold the reader up
+            wait([reader])
+        learner = cached_learner(self.archive)
+        try:
+            with self.strategy.open(met, learner.layout) as synchronizer:
+                partition, read_s = reader.result()
+                with partition:
+                    if settings.check_data:
+                        partition.check_finite()
+                    source = Batches(
+                        partition.train, settings.batch_size, shuffle=settings.shuffle,
+                        seed=settings.seed, rank=rank.rank,
+                    )  # fmt: skip
+                    held_out = None
+                    if self.validate:
+                        held_out = Batches(partition.validation, settings.batch_size, shuffle=False)
+                    seconds = train(
+                        learner, synchronizer, source, settings, validation=held_out,
+                        num_rows=len(partition.train), num_workers=rank.num_ranks,
+                    )  # fmt: skip
+                rows, transport = len(partition.train), synchronizer.transport
+        except BaseException:
+            forget_learner(self.archive)
+            raise
+        if synchronizer.keeps_state:
+            learner.sync_model()
+        return TrainedRank(
+            rank=rank.rank,
+            rows=rows,
+            transport=transport,
+            seconds=seconds,
+            read_s=read_s,
+            gpus=gpus,
+            pid=os.getpid(),
+            unreported=synchronizer.unreported,
+            state=synchronizer.result(learner, settings.epochs),
+        )
 
 
-def train_partition(
-    reader: Future[tuple[Partition, float]], task: TrainTask, identity: Identity, met: Any
-) -> list[Result]:
-    """Joins the run and trains the rows that ``reader`` reads; the framework is up."""
-    from sparkdl.learner.cache import cached_learner, forget_learner, is_kept
-    from sparkdl.worker import train
+@dataclass(frozen=True)
+class TrainedRank:
+    """What a rank of ``fit`` returns.
 
-    settings = task.settings
-    if is_kept(task.archive):  # to set its state is quick, but would hold the reading thread up
-        wait([reader])
-    learner = cached_learner(task.archive)
-    try:
-        with task.strategy.open(met, learner.layout) as synchronizer:
-            partition, read_s = reader.result()
-            with partition:
-                if settings.check_data:
-                    partition.check_finite()
-                source = Batches(
-                    partition.train, settings.batch_size, shuffle=settings.shuffle,
-                    seed=settings.seed, rank=identity.rank,
-                )  # fmt: skip
-                held_out = None
-                if task.validate:
-                    held_out = Batches(partition.validation, settings.batch_size, shuffle=False)
-                seconds = train(
-                    learner, synchronizer, source, settings, validation=held_out,
-                    num_rows=len(partition.train), num_workers=identity.num_workers,
-                )  # fmt: skip
-            transport = synchronizer.transport
-    except BaseException:
-        forget_learner(task.archive)
-        raise
-    summary = json.dumps(
-        {
-            "rows": len(partition.train),
-            "transport": transport,
-            "seconds": seconds,
-            "read_s": read_s,
-            "gpus": list(started_on().gpus),
-            "pid": os.getpid(),
-        }
-    )
-    results = [Result(identity.rank, "done", summary)]
-    control = getattr(synchronizer, "control", None)
-    if isinstance(control, NoControl):  # what the driver could not hear while it ran
-        results.append(Result(identity.rank, "epochs", json.dumps(control.epochs)))
-    alone = getattr(getattr(task.strategy, "rule", None), "independent", False)
-    if alone or (synchronizer.keeps_state and identity.gathering is not None):
-        # no server has these weights
-        weights = np.empty(learner.layout.size, np.float32)
-        learner.read_weights(weights)
-        results += _chunks(identity.rank, "weights", weights.tobytes())
-    if synchronizer.keeps_state:
-        learner.sync_model()
-        results += _chunks(identity.rank, "optimizer", learner.optimizer_state())
-        results += _chunks(identity.rank, "rule", getattr(synchronizer, "rule_state", b""))
-    return results
+    Args:
+        rank: Which one.
+        rows: Rows that it trained per epoch.
+        transport: How its updates travelled.
+        seconds: From its first step to its last.
+        read_s: Seconds to read its partition.
+        gpus: Addresses of the GPUs that it trained on.
+        pid: Process that it trained in.
+        unreported: Epoch -> what it would have told the driver; empty where it told it.
+        state: What the run keeps of it, or None.
+    """
 
+    rank: int
+    rows: int
+    transport: str
+    seconds: float
+    read_s: float
+    gpus: tuple[str, ...]
+    pid: int
+    unreported: dict[int, dict[str, Any]] = field(default_factory=dict)
+    state: RunState | None = field(default=None, repr=False)
 
-def _chunks(rank: int, kind: str, content: bytes) -> list[Result]:
-    return [
-        Result(rank, kind, "", content[i : i + CHUNK_BYTES])
-        for i in range(0, len(content), CHUNK_BYTES)
-    ]
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """The counterpart of :meth:`all_of`."""
+        plain = {name: value for name, value in vars(self).items() if name != "state"}
+        yield from Result(self.rank, "done", json.dumps(plain)).batches()
+        if self.state is not None:
+            yield from Result(self.rank, "state", "", self.state.to_bytes()).batches()
+
+    @classmethod
+    def all_of(cls, results: list[Result]) -> dict[int, TrainedRank]:
+        """Rank -> what it returned, in rank order."""
+        states = of_kind(results, "state")
+        trained = {}
+        for rank, result in of_kind(results, "done").items():
+            told = json.loads(result.text)
+            told["gpus"] = tuple(told["gpus"])
+            told["unreported"] = {int(epoch): said for epoch, said in told["unreported"].items()}
+            state = RunState.from_bytes(states[rank].content) if rank in states else None
+            trained[rank] = cls(**told, state=state)
+        return trained

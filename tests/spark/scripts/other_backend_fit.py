@@ -61,7 +61,7 @@ def main() -> None:
         found = []
         for process in psutil.Process().children(recursive=True):
             with contextlib.suppress(psutil.Error):
-                if "sparkdl.launch.train_child" in process.cmdline():
+                if "sparkdl.launch.child" in process.cmdline():
                     found.append(process)
         return found
 

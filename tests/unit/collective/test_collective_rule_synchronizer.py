@@ -221,7 +221,7 @@ def test_accumulated_batches_are_one_large_batch(name: str, window: int) -> None
 def test_local_sgd_is_the_mean_at_each_exchange(window: int) -> None:
     counts = [40, 24]
     learners, (first, second) = fit(make_rule("local_sgd"), counts, window=window, epochs=2)
-    epochs = [s.control.epochs[1]["rows"] for s in (first, second)]  # type: ignore[attr-defined]
+    epochs = [s.control.unreported[1]["rows"] for s in (first, second)]  # type: ignore[attr-defined]
     assert epochs == counts
     alone = [Linear(), Linear()]
     every = window or 10
@@ -262,7 +262,7 @@ def test_all_stop_together_in_the_middle_of_an_epoch(name: str) -> None:
     assert all(s.stopped for s in synchronizers)
     assert len({learner.flat.tobytes() for learner in learners}) == 1
     assert learners[0].step < 200  # of 1000 in an epoch
-    assert not any(line.epochs for line in lines)
+    assert not any(line.unreported for line in lines)
 
 
 def test_adaptive_windows_are_the_same_on_all_ranks() -> None:
@@ -279,7 +279,7 @@ def test_the_center_is_what_is_evaluated_and_kept() -> None:
     lines = [Kept(), Kept()]
     learners, _ = fit(EASGD(), [40, 24], window=4, epochs=3, lines=lines)
     for epoch in range(3):
-        seen = [line.epochs[epoch]["val_metrics"] for line in lines]
+        seen = [line.unreported[epoch]["val_metrics"] for line in lines]
         assert seen[0] == seen[1]  # the local weights differ
         kept = RunState.from_bytes(lines[0].states[epoch])
         assert kept.epoch == epoch + 1

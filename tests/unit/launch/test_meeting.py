@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from typing import Any
@@ -10,14 +11,15 @@ import numpy as np
 import pytest
 
 from sparkdl.collective.strategy import AllReduceStrategy, EarlyGathering
-from sparkdl.coordinator.machine import Coordinator
-from sparkdl.coordinator.session import Session
+from sparkdl.coordinator.host import CoordinatorHost
+from sparkdl.coordinator.session import open_session
 from sparkdl.coordinator.settings import Settings
 from sparkdl.errors import TransportError, WaitTimeoutError
-from sparkdl.launch.failures import RankFailure, describe, described_in
-from sparkdl.launch.gathering import AloneGathering, BarrierGathering, taken_along
+from sparkdl.launch.failures import FailureDescription, RankFailure, failure_in, is_secondary
+from sparkdl.launch.task import RankContext
 from sparkdl.spark.driver.allreduce_run import DriverLine
-from sparkdl.testing.inproc import InprocServer
+from sparkdl.spark.executor.barrier import BarrierGathering
+from sparkdl.transport.listeners import ListenOptions
 from sparkdl.weights import Layout
 
 LAYOUT = Layout.of([("nothing", (1,), "float32")])
@@ -42,26 +44,29 @@ def in_threads(*actions: Any) -> list[Any]:
     return results
 
 
-def line_server(ranks: int, **settings: Any) -> InprocServer:
-    return InprocServer(Coordinator(Settings(ranks, **settings)))
+def coordinator(ranks: int, **settings: Any) -> CoordinatorHost:
+    listen = ListenOptions("socket", 0, "127.0.0.1", None, web=False)
+    return CoordinatorHost(Settings(ranks, **settings), listen)
 
 
-def line(server: InprocServer, rank: int) -> Session:
-    return server.session(rank)
-
-
-def test_the_line_tells_every_rank_what_all_said() -> None:
-    with line_server(3) as server, line(server, 0) as a, line(server, 1) as b, line(server, 2) as c:
-        lines = [DriverLine(session) for session in (a, b, c)]
+def test_the_coordinator_tells_every_rank_what_all_said() -> None:
+    with contextlib.ExitStack() as stack:
+        host = stack.enter_context(coordinator(3))
+        sessions = [
+            stack.enter_context(open_session(host.endpoint, rank=rank)) for rank in range(3)
+        ]
+        lines = [DriverLine(session) for session in sessions]
         said = [lambda line=line: line.all_gather(f"I am {line.rank}") for line in lines]
         assert in_threads(*said) == [["I am 0", "I am 1", "I am 2"]] * 3
-        for each in lines:  # what a rank says of itself later waits for nobody
+        for each in lines:  # what a rank says later waits for nobody
             each.join(rows=10 * each.rank, batches=each.rank)
 
 
-def test_the_line_names_who_is_missing() -> None:
-    with line_server(3, start_timeout_s=0.3) as server, line(server, 0) as a, line(server, 2) as c:
-        answers = in_threads(*(lambda s=s: DriverLine(s).all_gather("") for s in (a, c)))
+def test_the_coordinator_names_who_is_missing() -> None:
+    with contextlib.ExitStack() as stack:
+        host = stack.enter_context(coordinator(3, start_timeout_s=0.3))
+        sessions = [stack.enter_context(open_session(host.endpoint, rank=rank)) for rank in (0, 2)]
+        answers = in_threads(*(lambda s=s: DriverLine(s).all_gather("") for s in sessions))
     for error in answers:
         assert isinstance(error, WaitTimeoutError)
         assert "1" in error.received, error.received
@@ -97,12 +102,12 @@ def test_what_was_begun_early_is_there_when_it_is_needed() -> None:
 
 
 def test_an_early_exchange_that_fails_raises_where_it_is_needed() -> None:
-    class Broken(AloneGathering):
-        def all_gather(self, text: str, timeout_s: float | None = None) -> list[str]:
+    class Broken:
+        def all_gather(self, text: str, timeout_s: float) -> list[str]:
             raise WaitTimeoutError("nobody came")
 
     strategy = AllReduceStrategy(TOKEN, LAYOUT, "builtin")
-    early = EarlyGathering(Broken(), strategy.connector(0))
+    early = EarlyGathering(RankContext(0, gathering=Broken()), strategy.connector(0))
     with pytest.raises(WaitTimeoutError, match="nobody came"), strategy.connect(early):
         pass
 
@@ -120,7 +125,6 @@ def test_a_barrier_has_a_limit() -> None:
             return ["", text]
 
     gathering = BarrierGathering(Context())
-    assert gathering.rank == 1
     assert gathering.all_gather("a", 5.0) == ["", "a"]
     with pytest.raises(RuntimeError, match="over"):
         gathering.all_gather("fail", 5.0)
@@ -130,18 +134,18 @@ def test_a_barrier_has_a_limit() -> None:
 
 def test_a_failure_that_another_rank_caused_is_known() -> None:
     gone = TransportError("rank 1 is gone; rank 0 cannot go on")
-    assert taken_along(gone)
-    assert not taken_along(WaitTimeoutError("missing rank 1"))
-    assert not taken_along(ValueError("bad row"))
+    assert is_secondary(gone)
+    assert not is_secondary(WaitTimeoutError("missing rank 1"))
+    assert not is_secondary(ValueError("bad row"))
     wrapped = RuntimeError("Graph execution error: TransportError: rank 1 is gone; rank 0 ...")
-    assert taken_along(wrapped)
+    assert is_secondary(wrapped)
 
 
 def test_a_rank_failure_survives_pickling() -> None:
     import pickle
 
-    failure = RankFailure(describe(3, ValueError("bad row")))
+    failure = RankFailure(FailureDescription.of(3, ValueError("bad row")))
     again = pickle.loads(pickle.dumps(failure))
     assert str(again) == str(failure)
-    assert described_in(again) == failure.described
-    assert failure.described["rank"] == 3
+    assert failure_in(again) == failure.failure
+    assert failure.failure.rank == 3

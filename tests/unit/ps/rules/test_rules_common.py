@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import pickle
-import threading
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparkdl.errors import ConfigError, UnknownNameError
-from sparkdl.optimizers.blocks import BLOCK, blocks, each_block, use_threads
+from sparkdl.optimizers.blocks import BLOCK, use_threads
 from sparkdl.ps.rules import BSP, Commit, DynSGD, Rule, State, make_rule, rule_names
 from sparkdl.weights import FloatArray
 
@@ -242,50 +240,6 @@ def test_options_of_a_users_class() -> None:
     assert rule.default_window == 3
     with pytest.raises(ConfigError, match="fctor"):
         make_rule(Halving, fctor=2.0)
-
-
-@given(size=st.integers(0, 5 * BLOCK), first=st.integers(0, 7))
-def test_blocks_cover_everything_once(size: int, first: int) -> None:
-    seen = np.zeros(size, np.int8)
-    for part in blocks(size, first):
-        seen[part] += 1
-    assert (seen == 1).all()
-
-
-@pytest.fixture
-def three_threads() -> Iterator[None]:
-    use_threads(3)
-    yield
-    use_threads(1)
-
-
-@pytest.mark.usefixtures("three_threads")
-@pytest.mark.parametrize("size", [0, 1, 3 * BLOCK, 8 * BLOCK + 5, 13 * BLOCK])
-def test_threads_cover_everything_once(size: int) -> None:
-    seen, threads = np.zeros(size, np.int8), set()
-
-    def body(part: slice, buffer: FloatArray) -> None:
-        threads.add(threading.get_ident())
-        assert buffer.size == part.stop - part.start
-        seen[part] += 1
-
-    each_block(size, body, 1)
-    assert (seen == 1).all()
-    assert len(threads) <= 3
-
-
-@pytest.mark.usefixtures("three_threads")
-def test_an_error_in_a_thread_is_raised_when_all_have_ended() -> None:
-    size, done = 12 * BLOCK, []
-
-    def body(part: slice) -> None:
-        if part.stop == size:
-            raise FloatingPointError("the last block")
-        done.append(part.start)
-
-    with pytest.raises(FloatingPointError, match="last block"):
-        each_block(size, body)
-    assert len(done) == 11
 
 
 @every_rule

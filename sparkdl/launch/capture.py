@@ -1,8 +1,4 @@
-"""Lines on their way from a rank to the driver: what is printed there, and what is captured here.
-
-On a rank a *sink* takes lines; the launcher installs one. :class:`Capture` feeds it with all that
-the process writes to its standard output and error, by Python or by C code.
-"""
+"""What a process writes to its standard output and error, as lines of text."""
 
 from __future__ import annotations
 
@@ -12,53 +8,19 @@ import os
 import selectors
 import sys
 import threading
-from collections.abc import Callable, Iterator
 from typing import Any
 
-MESSAGE_CHARS = 4000
-"""Longer messages and lines are cut."""
-
-Sink = Callable[[str], None]
-_sink: Sink | None = None
-
-
-def log_to_driver(message: object) -> None:
-    """Shows a message on the driver, with the rank in front; outside of a run it is printed here.
-
-    Args:
-        message: Any object; its text is cut after 4,000 characters.
-    """
-    text = shorten(str(message))
-    if _sink is None:
-        print(text, flush=True)
-    else:
-        _sink(text)
-
-
-def shorten(text: str) -> str:
-    """At most :data:`MESSAGE_CHARS` characters; the cut is marked.
-
-    >>> len(shorten('x' * 5000)), shorten('x' * 5000)[-3:]
-    (4000, '...')
-    """
-    return text if len(text) <= MESSAGE_CHARS else text[: MESSAGE_CHARS - 3] + "..."
-
-
-@contextlib.contextmanager
-def log_through(sink: Sink) -> Iterator[None]:
-    """:func:`log_to_driver` goes through ``sink`` meanwhile."""
-    global _sink
-    before, _sink = _sink, sink
-    try:
-        yield
-    finally:
-        _sink = before
+from sparkdl.log_lines import MESSAGE_CHARS, Sink, shorten
 
 
 class LineSplitter:
-    """Bytes in pieces -> whole lines of text, of bounded length.
+    """Passes whole lines of text, of bounded length, to a sink as pieces of bytes come in.
 
-    What a progress bar overwrites (before a carriage return) is dropped.
+    Of a line that a progress bar wrote over itself (with carriage returns) only the last state
+    is passed on.
+
+    Args:
+        on_line: The sink.
     """
 
     def __init__(self, on_line: Sink) -> None:
@@ -73,7 +35,7 @@ class LineSplitter:
             self.end()
 
     def end(self) -> None:
-        """Takes what is left for a line."""
+        """Passes on what is left as a last line."""
         rest, self._rest = self._rest, b""
         if rest:
             self._emit(rest)
@@ -84,12 +46,13 @@ class LineSplitter:
 
 
 class Capture:
-    """Passes every line of this process' output to a sink too, at the level of file descriptors.
+    """Passes every line that this process writes to a sink, and on to where it went before.
 
-    The lines still go where they went before. After the block all is as it was.
+    It works on the file descriptors 1 and 2, so that lines of C code and of child processes are
+    captured too. After the block the descriptors are as they were before.
 
     Args:
-        on_line: Called in a thread of the capture, once per line.
+        on_line: The sink; called in a thread of the capture, once per line.
     """
 
     def __init__(self, on_line: Sink) -> None:

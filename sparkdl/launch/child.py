@@ -1,0 +1,314 @@
+"""A rank in a process of its own, for a task that needs other devices than its parent has.
+
+Parent and child are the same user's processes on one machine and talk over a socket pair. The
+child asks for one batch of its input after the other, and for the texts of the other ranks; it
+sends its results, its lines and at last how it ended. So neither waits for the other with a full
+buffer, and no more than one input batch is on the way. The child ends with its parent.
+"""
+
+from __future__ import annotations
+
+import builtins
+import collections
+import contextlib
+import ctypes
+import os
+import pickle
+import queue
+import selectors
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+
+from sparkdl import errors, payload
+from sparkdl.closing import Closing
+from sparkdl.errors import TransportError, WorkerError
+from sparkdl.launch.capture import LineSplitter
+from sparkdl.launch.failures import ChildTraceback, FailureDescription, RanksLost, one_line
+from sparkdl.launch.task import RankContext, Task
+from sparkdl.log_lines import Sink
+
+_LENGTH = struct.Struct("<Q")
+_TAIL_LINES = 40
+"""Lines of a child's output that an error shows."""
+
+
+class Child(Closing):
+    """The parent's end of a child process.
+
+    Args:
+        task: The pickled task (:func:`sparkdl.payload.dump`).
+        rank: Its rank; the parent keeps the gathering and the log for it.
+        on_output: Takes the lines that the child writes to its standard output and error.
+    """
+
+    def __init__(self, task: bytes, rank: RankContext, on_output: Sink) -> None:
+        self._rank = rank
+        self._connection, theirs = socket.socketpair()
+        path = os.pathsep.join(p or os.getcwd() for p in sys.path)
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-u", "-m", "sparkdl.launch.child", str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                pass_fds=[theirs.fileno()],
+                env={**os.environ, "PYTHONPATH": path},
+            )
+        self._output = _Output(self._process, on_output)
+        setup = task, replace(rank, gathering=None, log=None), rank.gathering is not None
+        try:
+            _send(self._connection, (os.getpid(), *setup, rank.log is not None))
+        except OSError:  # it died at once: results() finds no message, and its status tells why
+            return
+        except BaseException:
+            self.close()
+            raise
+
+    def results(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Feeds the child until it ends; what it yields.
+
+        Raises:
+            Exception: What the task raised there; its cause is a :class:`ChildTraceback`.
+            RanksLost: The child was killed.
+            WorkerError: It ended without an answer; with the end of its output.
+        """
+        while (message := _receive(self._connection)) is not None:
+            kind, content = message
+            if kind == "next":
+                batch = next(batches, None)
+                self._answer("batch", None if batch is None else _to_bytes(batch))
+            elif kind == "gather":
+                self._answer("texts", self._rank.all_gather(*content))
+            elif kind == "line" and self._rank.log is not None:
+                self._rank.log(content)
+            elif kind == "result":
+                yield _from_bytes(content)
+            elif kind == "raised":
+                error, failure = content
+                raise error from ChildTraceback(failure)
+            else:
+                return
+        status = self._process.wait(10.0)
+        self._output.finish()
+        if status < 0:
+            told = f"its process was ended by {signal.Signals(-status).name}"
+            raise RanksLost(self._rank.rank, told, self._output.tail)
+        raise WorkerError(
+            self._rank.rank, f"its process ended with status {status}", self._output.tail
+        )
+
+    def _answer(self, kind: str, content: Any) -> None:
+        try:
+            _send(self._connection, (kind, content))
+        except OSError:  # it has ended; the next message does not come either
+            return
+
+    def kill(self) -> None:
+        """Ends the process by force; may be called by another thread."""
+        self._process.kill()
+
+    def close(self) -> None:
+        """Ends the child, by force if it does not end by itself within some seconds."""
+        self._connection.close()
+        try:
+            self._process.wait(5.0)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._output.finish()
+
+
+class _Output:
+    """Reads what a child writes, in a thread, to the end of the child."""
+
+    def __init__(self, process: subprocess.Popen[bytes], on_line: Sink) -> None:
+        self._process, self._on_line = process, on_line
+        self._lines: collections.deque[str] = collections.deque(maxlen=_TAIL_LINES)
+        self._thread = threading.Thread(target=self._read, name="sparkdl-output", daemon=True)
+        self._thread.start()
+
+    @property
+    def tail(self) -> str:
+        """The last lines."""
+        return "\n".join(self._lines)
+
+    def finish(self) -> None:
+        """Waits for the last lines of a child that has ended."""
+        self._thread.join(10.0)
+
+    def _read(self) -> None:
+        stream = self._process.stdout
+        assert stream is not None
+        splitter = LineSplitter(self._take)
+        with stream, selectors.DefaultSelector() as selector:
+            selector.register(stream, selectors.EVENT_READ)
+            while True:
+                ended = self._process.poll() is not None
+                if not selector.select(0.0 if ended else 0.5):
+                    if ended:  # its own children may hold the pipe open
+                        break
+                    continue
+                data = os.read(stream.fileno(), 1 << 16)
+                if not data:
+                    break
+                splitter.feed(data)
+        splitter.end()
+
+    def _take(self, line: str) -> None:
+        self._lines.append(line)
+        self._on_line(line)
+
+
+# -- the child's side ----------------------------------------------------------------------------
+
+
+class ParentConnection:
+    """The child's end, and its gathering; from now on the child ends with its parent.
+
+    A thread receives the parent's answers: the input may be read while the ranks meet.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._connection = socket.socket(fileno=descriptor)
+        self._connection.set_inheritable(False)
+        self._lock = threading.Lock()
+        parent, self._task, rank, gathers, logs = _receive(self._connection)
+        _end_with(parent)
+        self._answers: dict[str, queue.SimpleQueue[Any]] = {
+            kind: queue.SimpleQueue() for kind in ("batch", "texts")
+        }
+        threading.Thread(target=self._listen, name="sparkdl-parent", daemon=True).start()
+        self._rank: RankContext = replace(
+            rank,
+            gathering=self if gathers else None,
+            log=(lambda line: self._tell("line", line)) if logs else None,
+        )
+
+    def serve(self) -> None:
+        """Runs the task and tells the parent how it ended."""
+        end: tuple[str, Any]
+        try:
+            task: Task = payload.load(self._task)
+            for batch in task.run(self._rank, self._batches()):
+                self._tell("result", _to_bytes(batch))
+        except (Exception, SystemExit) as error:
+            end = "raised", (_portable(error), FailureDescription.of(self._rank.rank, error))
+        else:
+            end = "done", None
+        with contextlib.suppress(OSError), self._connection:  # the parent may have ended
+            self._tell(*end)
+
+    def all_gather(self, text: str, timeout_s: float) -> list[str]:
+        """Every rank's text, by way of the parent, which keeps the time."""
+        texts: list[str] = self._ask("gather", (text, timeout_s), "texts")
+        return texts
+
+    def _batches(self) -> Iterator[pa.RecordBatch]:
+        while (content := self._ask("next", None, "batch")) is not None:
+            yield _from_bytes(content)
+
+    def _ask(self, kind: str, content: Any, answer: str) -> Any:
+        self._tell(kind, content)
+        came = self._answers[answer].get()
+        if isinstance(came, TransportError):
+            raise came
+        return came
+
+    def _tell(self, kind: str, content: Any) -> None:
+        with self._lock:
+            _send(self._connection, (kind, content))
+
+    def _listen(self) -> None:
+        while (message := _receive(self._connection)) is not None:
+            self._answers[message[0]].put(message[1])
+        for answers in self._answers.values():
+            answers.put(TransportError("this child process has lost its parent"))
+
+
+def _portable(error: BaseException) -> BaseException:
+    """The exception if the parent has its class, else one of the same text.
+
+    The parent must not import a framework to load it.
+    """
+    kind, name = type(error), type(error).__name__
+    if kind in (getattr(builtins, name, None), getattr(errors, name, None)):
+        with contextlib.suppress(Exception):
+            plain = all(isinstance(arg, (str, int, float)) for arg in error.args)
+            if plain and type(pickle.loads(pickle.dumps(error))) is kind:
+                return error
+    return RuntimeError(one_line(error))
+
+
+def _end_with(parent: int) -> None:
+    """Ends this process when the parent ends, in whatever way."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    if os.getppid() != parent:
+        os._exit(1)
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+# -- messages ------------------------------------------------------------------------------------
+
+
+def _send(connection: socket.socket, message: Any) -> None:
+    data = pickle.dumps(message)
+    connection.sendall(_LENGTH.pack(len(data)))
+    connection.sendall(data)
+
+
+def _receive(connection: socket.socket) -> Any:
+    """The next message; None if the other side has ended."""
+    header = _read(connection, _LENGTH.size)
+    if header is None:
+        return None
+    data = _read(connection, _LENGTH.unpack(header)[0])
+    return None if data is None else pickle.loads(data)
+
+
+def _read(connection: socket.socket, size: int) -> bytes | None:
+    data = bytearray()
+    while len(data) < size:
+        try:
+            piece = connection.recv(min(size - len(data), 1 << 20))
+        except OSError:
+            return None
+        if not piece:
+            return None
+        data += piece
+    return bytes(data)
+
+
+def _to_bytes(batch: pa.RecordBatch) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    content: bytes = sink.getvalue().to_pybytes()
+    return content
+
+
+def _from_bytes(content: bytes) -> pa.RecordBatch:
+    return pa.ipc.open_stream(content).read_next_batch()
+
+
+if __name__ == "__main__":
+    # as a module of its proper name, so that what is unpickled is what is defined here
+    from sparkdl.launch.child import ParentConnection as Connection
+
+    Connection(int(sys.argv[1])).serve()

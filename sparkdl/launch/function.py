@@ -1,0 +1,247 @@
+"""The task of ``sparkdl.run`` and ``HorovodRunner``: a user's function on every rank.
+
+The ranks exchange the addresses of their communicators, connect them, call the function and return
+what it returns.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import cloudpickle
+import pyarrow as pa
+
+from sparkdl import payload
+from sparkdl.collective.communicator import Communicator, Member, make_communicator
+from sparkdl.collective.current import use
+from sparkdl.coordinator.session import Session, open_session
+from sparkdl.errors import DataError, TransportError, WorkerError
+from sparkdl.launch.capture import Capture
+from sparkdl.launch.devices import DeviceRequest, function_environment
+from sparkdl.launch.failures import FailureDescription, RankFailure
+from sparkdl.launch.gathering import AloneGathering
+from sparkdl.launch.line_sender import LineSender
+from sparkdl.launch.results import Result, of_kind
+from sparkdl.launch.task import RankContext
+from sparkdl.log_lines import Sink, log_through, show
+from sparkdl.transport.address import Endpoint
+from sparkdl.transport.connection import Timeouts
+
+CONNECT_TIMEOUT_S = 5.0
+"""How long a rank tries to reach the coordinator; then it does without."""
+_LINES_IN_FAILURE = 2000
+"""Characters of unsent lines that a failure carries."""
+
+
+@dataclass(frozen=True)
+class FunctionTask:
+    """A function to be called on every rank; see :class:`sparkdl.launch.task.Task`.
+
+    Args:
+        call: The pickled function and arguments (:func:`dump_call`).
+        token: The run's secret.
+        devices: What the function sees.
+        communicator: Name of the communicator among the ranks.
+        timeout_s: Limit for one collective operation.
+        start_timeout_s: Limit for all ranks to come.
+        all_results: Whether other ranks than 0 return their result.
+        capture: Whether lines that the rank's process prints go to the driver; else only those
+            of :func:`sparkdl.log_to_driver` do.
+        endpoint: Of the coordinator, where the ranks meet and which takes their lines; None where
+            there is none: they meet by the launcher, and lines come with the result.
+    """
+
+    call: bytes
+    token: bytes
+    devices: DeviceRequest
+    communicator: str = "auto"
+    timeout_s: float = 600.0
+    start_timeout_s: float = 300.0
+    all_results: bool = True
+    capture: bool = True
+    endpoint: Endpoint | None = None
+
+    def run(self, rank: RankContext, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Calls the function; see :class:`sparkdl.launch.task.Task`."""
+        for _ in batches:
+            pass
+        session = self._open_session(rank)
+        lines = LineSender(session)
+        try:
+            with self._environment(rank, rank.log or lines.send):
+                communicator, result = self._call(rank, session)
+        except (Exception, SystemExit) as error:
+            unsent = "\n".join(lines.close())[-_LINES_IN_FAILURE:]
+            described = FailureDescription.of(rank.rank, error)
+            raise RankFailure(replace(described, lines=unsent)) from error
+        finally:
+            unsent = "\n".join(lines.close())
+            if session is not None:
+                session.close()
+        if unsent:
+            yield from Result(rank.rank, "log", unsent).batches()
+        yield from Result(rank.rank, "communicator", communicator).batches()
+        if result is not None:
+            yield from Result(rank.rank, "result", "", result).batches()
+
+    def failed(self, rank: RankContext, error: Exception | SystemExit) -> Iterator[pa.RecordBatch]:
+        """Raises it, so that the launcher ends the other ranks, whatever they compute."""
+        raise RankFailure(FailureDescription.of(rank.rank, error)) from error
+
+    def _open_session(self, rank: RankContext) -> Session | None:
+        """A session with the coordinator; None where it cannot be reached from here."""
+        if self.endpoint is None:
+            return None
+        timeouts = Timeouts(connect_s=CONNECT_TIMEOUT_S, reconnect_s=CONNECT_TIMEOUT_S)
+        try:
+            return open_session(
+                self.endpoint, rank=rank.rank, attempt=rank.attempt, timeouts=timeouts
+            )
+        except TransportError:
+            return None
+
+    @contextlib.contextmanager
+    def _environment(self, rank: RankContext, sink: Sink) -> Iterator[None]:
+        captured = Capture(sink) if self.capture else contextlib.nullcontext()
+        placement = self.devices.place(rank.resources)
+        with function_environment(placement), log_through(sink), captured:
+            yield
+
+    def _call(self, rank: RankContext, session: Session | None) -> tuple[str, bytes | None]:
+        """The communicator's name, and the pickled result if the driver wants it.
+
+        Raises:
+            DataError: The function cannot be loaded, or its result cannot be pickled.
+            Exception: Whatever the function raises.
+        """
+        with connected(self, rank, session) as (communicator, exit_barrier):
+            function, args, kwargs = _load_call(self.call, rank.rank)
+            with use(communicator):
+                result = function(*args, **kwargs)
+            content = None
+            if self.all_results or rank.rank == 0:
+                content = _dump_result(result, rank.rank)
+            # a rank that is done stays, so that its leaving does not look like a failure
+            exit_barrier.barrier()
+            return communicator.name, content
+
+
+@contextlib.contextmanager
+def connected(
+    task: FunctionTask, rank: RankContext, session: Session | None = None
+) -> Iterator[tuple[Communicator, Communicator]]:
+    """The communicator among all ranks, and one for the exit barrier; closed whatever happens.
+
+    Nothing that may fail comes before it, and nothing waits for the launcher after it: a barrier
+    stage that ends while a task waits in ``allGather`` takes that task's executor down with it.
+    """
+    connectors = (
+        # without a limit: the other ranks may train for days
+        make_communicator("builtin", rank=rank.rank, timeout_s=math.inf),
+        make_communicator(task.communicator, rank=rank.rank, timeout_s=task.timeout_s),
+    )
+    with contextlib.ExitStack() as stack:
+        for connector in connectors:
+            stack.callback(connector.close)
+        mine = json.dumps([c.prepare().to_json() for c in connectors])
+        if session is None:
+            texts = rank.all_gather(mine, task.start_timeout_s)
+        else:  # which takes no second, as a barrier stage's exchange does
+            texts = session.meet(mine)
+        told = [json.loads(text) for text in texts]
+
+        def connect(index: int) -> Communicator:
+            members = [Member.from_json(addresses[index]) for addresses in told]
+            communicator = connectors[index].connect(members, task.token)
+            stack.callback(communicator.close)
+            return communicator
+
+        exit_barrier = connect(0)  # now all ranks have left the gathering: from here one may fail
+        yield connect(1), exit_barrier
+
+
+def call_here(task: FunctionTask, function: Callable[[], Any]) -> Any:
+    """Calls a function in this process as the only rank, and returns what it returns."""
+    rank = RankContext(0, gathering=AloneGathering())
+    with connected(task, rank) as (communicator, _), use(communicator):
+        return function()
+
+
+def dump_call(
+    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> bytes:
+    """A call as bytes; whatever stands in the user's own files goes by value.
+
+    Raises:
+        Exception: Something in it cannot be pickled.
+    """
+    return payload.dump((function, tuple(args), dict(kwargs)))
+
+
+def _load_call(content: bytes, rank: int) -> tuple[Callable[..., Any], tuple[Any, ...], Any]:
+    try:
+        function, args, kwargs = payload.load(content)
+    except Exception as error:
+        raise DataError(
+            f"rank {rank} cannot unpickle the function or its arguments",
+            expected="modules that the executors can import",
+            received=f"{type(error).__name__}: {error}",
+            hint="ship them with spark.submit.pyFiles (addPyFile), or install them there",
+        ) from error
+    return function, args, kwargs
+
+
+def _dump_result(result: Any, rank: int) -> bytes:
+    try:
+        # by name where that goes: the driver has the user's modules, and shall get its own classes
+        content: bytes = cloudpickle.dumps(result)
+    except Exception as error:
+        raise DataError(
+            f"the result of rank {rank} cannot be sent to the driver",
+            expected="an object that cloudpickle can pickle",
+            received=f"{type(result).__name__} ({type(error).__name__}: {error})",
+            hint="return numbers, arrays or model.get_weights(); save what is large to a file",
+        ) from error
+    return content
+
+
+@dataclass(frozen=True)
+class Returned:
+    """What the ranks of a :class:`FunctionTask` returned.
+
+    Args:
+        communicator: Name of the communicator that connected them.
+        results: Rank -> its pickled result; only those that the driver wants.
+    """
+
+    communicator: str
+    results: dict[int, bytes]
+
+    @classmethod
+    def of(cls, results: list[Result]) -> Returned:
+        """Takes the launch's results; shows the lines that the ranks could not send before."""
+        for rank, result in of_kind(results, "log").items():
+            for line in result.text.splitlines():
+                show(rank, line)
+        contents = {rank: r.content for rank, r in of_kind(results, "result").items()}
+        return cls(of_kind(results, "communicator")[0].text, contents)
+
+    def load(self, rank: int) -> Any:
+        """A rank's result.
+
+        Raises:
+            WorkerError: It cannot be unpickled here.
+        """
+        try:
+            return payload.load(self.results[rank])
+        except Exception as error:
+            raise WorkerError(
+                rank,
+                f"its result cannot be read on the driver: {type(error).__name__}: {error}",
+                hint="return plain objects: numbers, lists, NumPy arrays",
+            ) from error

@@ -1,0 +1,58 @@
+"""Ranks as child processes of this process, on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+
+import pyarrow as pa
+
+from sparkdl import payload
+from sparkdl.launch.child import Child
+from sparkdl.launch.task import RankContext, Task
+from sparkdl.launch.threads import LocalRanks
+from sparkdl.log_lines import show
+
+
+class ProcessLauncher:
+    """Starts ranks as processes of this machine; what they print is shown here.
+
+    Leaving the launch kills the ranks that still run.
+
+    Args:
+        num_ranks: How many.
+    """
+
+    def __init__(self, num_ranks: int) -> None:
+        self._num_ranks = num_ranks
+
+    @contextlib.contextmanager
+    def launch(self, task: Task) -> Iterator[LocalRanks]:
+        """Starts the task on every rank, with no input; see :class:`Launcher`."""
+        content = payload.dump(task)
+        children: list[Child] = []
+        lock = threading.Lock()
+        ended = False
+
+        def run(rank: RankContext) -> Iterator[pa.RecordBatch]:
+            with lock:
+                if ended:
+                    return
+                child = Child(content, rank, lambda line: show(rank.rank, line))
+                children.append(child)
+            with child:
+                try:
+                    yield from child.results(iter(()))
+                except (Exception, SystemExit) as error:
+                    yield from task.failed(rank, error)
+
+        def end() -> None:
+            nonlocal ended
+            with lock:
+                ended = True
+                for child in children:
+                    child.kill()
+
+        with LocalRanks(self._num_ranks, run, end) as ranks:
+            yield ranks

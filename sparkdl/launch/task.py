@@ -1,0 +1,106 @@
+"""What a launcher and the tasks that it starts ask of each other.
+
+A *task* is made on the driver and pickled. A *launcher* starts it once per *rank*: as threads
+(:mod:`sparkdl.launch.threads`), as processes of this machine (:mod:`sparkdl.launch.processes`), or
+as tasks of a Spark stage (:mod:`sparkdl.spark.driver.launcher`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import pyarrow as pa
+
+from sparkdl.errors import ConfigError
+from sparkdl.launch.devices import DeviceRequest, Resources
+from sparkdl.launch.gathering import Gathering
+from sparkdl.launch.results import Result
+from sparkdl.log_lines import Sink
+
+GATHER_TIMEOUT_S = 300.0
+"""How long a rank waits for the others to come up."""
+
+
+@dataclass(frozen=True)
+class RankContext:
+    """Which of the ranks this is, and what its launcher provides.
+
+    Args:
+        rank: From 0.
+        attempt: A number that no other attempt at the work of this rank has.
+        num_ranks: Ranks in all; 0 where only Spark knows (a rank for each partition of a frame).
+        resources: What the scheduler gave it.
+        gathering: The ranks' exchange of texts; None where they do not run at the same time.
+        log: Takes lines for the driver; None where the launcher has no way for them.
+    """
+
+    rank: int
+    attempt: int = 0
+    num_ranks: int = 1
+    resources: Resources = field(default_factory=Resources)
+    gathering: Gathering | None = None
+    log: Sink | None = None
+
+    def all_gather(self, text: str, timeout_s: float = GATHER_TIMEOUT_S) -> list[str]:
+        """Every rank's text in rank order.
+
+        Raises:
+            ConfigError: The ranks of this launch do not run at the same time.
+            WaitTimeoutError: Some rank did not come in time.
+        """
+        if self.gathering is None:
+            raise ConfigError(
+                f"rank {self.rank} cannot exchange texts with the others",
+                expected="ranks that run at the same time",
+                received="a launch whose ranks run as there is room for them",
+            )
+        return self.gathering.all_gather(text, timeout_s)
+
+
+class Task(Protocol):
+    """Picklable work for every rank; made on the driver."""
+
+    @property
+    def devices(self) -> DeviceRequest:
+        """What it must run on; the launcher starts a child process where this one has others."""
+
+    def run(self, rank: RankContext, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The work: the rank's Arrow batches in, Arrow batches out.
+
+        What comes out are :class:`~sparkdl.launch.results.Result` batches, except from a task
+        that transforms rows (predict).
+        """
+
+    def failed(self, rank: RankContext, error: Exception | SystemExit) -> Iterator[pa.RecordBatch]:
+        """What becomes of an exception that ended :meth:`run`: batches for the driver, or raised.
+
+        A raised exception ends the other ranks (of a barrier stage), or makes Spark try again.
+        Runs in the process that the launcher started, never in a child.
+        """
+
+
+class Ranks(Protocol):
+    """Ranks that run."""
+
+    def wait(self, timeout_s: float) -> bool:
+        """Waits until all have ended; False if some still run."""
+
+    def results(self) -> list[Result]:
+        """What they returned, after all have ended.
+
+        Raises:
+            RankFailure: A rank raised; if several did, the first cause.
+            RanksLost: Ranks ended without a description of why.
+            ResourceError: They could not start at the same time.
+            WaitTimeoutError: Some did not come in time; they are named.
+        """
+
+
+class Launcher(Protocol):
+    """A way to start ranks."""
+
+    def launch(self, task: Task) -> AbstractContextManager[Ranks]:
+        """Starts the task on every rank; leaving the context ends those that still run."""

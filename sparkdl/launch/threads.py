@@ -1,0 +1,121 @@
+"""Ranks as threads of this process."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pyarrow as pa
+
+from sparkdl.closing import Closing
+from sparkdl.launch.failures import SECONDARY_DELAY_S, FailureDescription, RankFailure, root_cause
+from sparkdl.launch.gathering import Meeting
+from sparkdl.launch.results import Result, join_batches
+from sparkdl.launch.task import RankContext, Task
+from sparkdl.log_lines import show
+
+RunRank = Callable[[RankContext], Iterator[pa.RecordBatch]]
+
+
+class ThreadLauncher:
+    """Starts ranks as threads: for tests, and for tasks that release Python's lock.
+
+    A thread cannot be ended: leaving the launch waits until all ranks have ended by themselves.
+    Those that exchange texts are told when another rank has failed.
+
+    Args:
+        num_ranks: How many.
+    """
+
+    def __init__(self, num_ranks: int) -> None:
+        self._num_ranks = num_ranks
+
+    @contextlib.contextmanager
+    def launch(self, task: Task) -> Iterator[LocalRanks]:
+        """Starts the task on every rank, with no input; see :class:`Launcher`."""
+
+        def run(rank: RankContext) -> Iterator[pa.RecordBatch]:
+            try:
+                yield from task.run(rank, iter(()))
+            except (Exception, SystemExit) as error:
+                yield from task.failed(rank, error)
+
+        with LocalRanks(self._num_ranks, run) as ranks:
+            yield ranks
+
+
+class LocalRanks(Closing):
+    """Ranks that a thread each runs.
+
+    Args:
+        num_ranks: How many.
+        run: What a thread does.
+        end: Makes the ranks that still run end.
+    """
+
+    def __init__(self, num_ranks: int, run: RunRank, end: Callable[[], None] | None = None) -> None:
+        self._run, self._end = run, end
+        self._meeting = Meeting(num_ranks)
+        self._batches: dict[int, list[pa.RecordBatch]] = {}
+        self._failures: list[FailureDescription] = []
+        self._failed_at = 0.0
+        self._changed = threading.Condition()
+        self._threads = [
+            threading.Thread(target=self._follow, args=(r,), name=f"sparkdl-rank{r}", daemon=True)
+            for r in range(num_ranks)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _follow(self, number: int) -> None:
+        rank = RankContext(
+            number,
+            num_ranks=len(self._threads),
+            gathering=self._meeting.gathering(number),
+            log=lambda line: show(number, line),
+        )
+        try:
+            batches = list(self._run(rank))
+        except BaseException as error:
+            failure = FailureDescription.of(number, error)
+            with self._changed:
+                self._failures.append(failure)
+                self._failed_at = self._failed_at or time.monotonic()
+                self._changed.notify_all()
+            self._meeting.end()
+        else:
+            with self._changed:
+                self._batches[number] = batches
+                self._changed.notify_all()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Waits until all have ended, or one has failed and the first cause is known."""
+        with self._changed:
+            return self._changed.wait_for(self._over, timeout_s)
+
+    def _over(self) -> bool:
+        if len(self._batches) + len(self._failures) == len(self._threads):
+            return True
+        if not self._failures:
+            return False
+        late = time.monotonic() - self._failed_at > SECONDARY_DELAY_S
+        return late or not all(failure.secondary for failure in self._failures)
+
+    def results(self) -> list[Result]:
+        """What all ranks returned; see :class:`sparkdl.launch.task.Ranks`."""
+        if self._meeting.timeout is not None:
+            raise self._meeting.timeout
+        cause = root_cause(self._failures)
+        if cause is not None:
+            raise RankFailure(cause)
+        return join_batches(b for number in sorted(self._batches) for b in self._batches[number])
+
+    def close(self) -> None:
+        """Ends the ranks and waits for their threads."""
+        self._meeting.end()
+        if self._end is not None:
+            self._end()
+        for thread in self._threads:
+            thread.join()

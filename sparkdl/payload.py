@@ -1,0 +1,110 @@
+"""Objects as bytes for processes that may lack the user's modules.
+
+cloudpickle pickles what is defined in ``__main__`` by value, and what an importable module defines
+by name: the process that loads it imports the module. A module that lies beside the user's script
+is importable on the driver and missing on the executors. So here every class, function and module
+that is not installed goes by value, wherever in the object it is found.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import os
+import site
+import sys
+import sysconfig
+import threading
+from importlib.machinery import EXTENSION_SUFFIXES
+from types import FunctionType, ModuleType
+from typing import Any
+
+import cloudpickle
+
+_BY_NAME = ("__main__", "sparkdl", "pyspark", "py4j")
+"""Packages that no path tells: cloudpickle knows ``__main__``; the others are on all executors."""
+_FOLDERS = tuple(
+    os.path.join(os.path.realpath(path), "")
+    for path in (
+        *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+        *site.getsitepackages(),
+        site.getusersitepackages(),
+    )
+)
+_registry = threading.RLock()
+"""cloudpickle's list of modules that go by value belongs to the process."""
+
+
+def dump(thing: Any) -> bytes:
+    """Pickles ``thing``; every class, function and module in it that is not installed by value.
+
+    Installed is what the standard library, ``site-packages``, Spark and sparkdl bring. A module
+    object (``import helper`` at the top of the user's script) whose content cannot be pickled
+    goes by name.
+
+    Raises:
+        Exception: Something in it cannot be pickled; what cloudpickle raises.
+    """
+    try:
+        return _dump(thing, modules_by_value=True)
+    except Exception:
+        return _dump(thing, modules_by_value=False)
+
+
+def load(content: bytes) -> Any:
+    """The counterpart of :func:`dump`."""
+    return cloudpickle.loads(content)
+
+
+def _dump(thing: Any, *, modules_by_value: bool) -> bytes:
+    file = io.BytesIO()
+    with _registry:
+        pickler = _Pickler(file, modules_by_value)
+        try:
+            pickler.dump(thing)
+        finally:
+            pickler.unregister()
+    return file.getvalue()
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """Tells cloudpickle of a module that goes by value when the first object of it comes up."""
+
+    def __init__(self, file: io.BytesIO, modules_by_value: bool) -> None:
+        super().__init__(file)
+        self._modules_by_value = modules_by_value
+        self._seen: set[str] = set(cloudpickle.list_registry_pickle_by_value())
+        self._registered: list[ModuleType] = []
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, ModuleType):
+            if self._modules_by_value:
+                self._register(obj.__name__)
+            elif _is_the_users(obj):
+                return importlib.import_module, (obj.__name__,)
+        elif isinstance(obj, (type, FunctionType)):
+            self._register(obj.__module__)
+        return super().reducer_override(obj)
+
+    def _register(self, name: Any) -> None:
+        if not isinstance(name, str) or name in self._seen:
+            return
+        self._seen.add(name)
+        module = sys.modules.get(name)
+        if module is not None and _is_the_users(module):
+            cloudpickle.register_pickle_by_value(module)
+            self._registered.append(module)
+
+    def unregister(self) -> None:
+        for module in self._registered:
+            cloudpickle.unregister_pickle_by_value(module)
+
+
+def _is_the_users(module: ModuleType) -> bool:
+    """Whether a module is a Python file that no package manager installed."""
+    file = getattr(module, "__file__", None)
+    if not file or module.__name__.partition(".")[0] in _BY_NAME:
+        return False
+    return not file.endswith(tuple(EXTENSION_SUFFIXES)) and not os.path.realpath(file).startswith(
+        _FOLDERS
+    )

@@ -1,0 +1,119 @@
+"""Ranks as the tasks of one Spark stage."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from sparkdl import payload
+from sparkdl.errors import SparkDLError
+from sparkdl.launch.failures import RankFailure, RanksLost, failure_in
+from sparkdl.launch.results import RESULT_SCHEMA, Result, join
+from sparkdl.launch.task import Task
+from sparkdl.spark.driver.cluster import Stage, barrier_refusal, is_connect
+from sparkdl.spark.executor.stage import stage_function
+
+INLINE_BYTES = 900_000
+"""A task up to this size travels inside the job, which is 0.05 s sooner than a broadcast of its own
+(PySpark itself broadcasts functions of 1 MiB and more)."""
+
+
+class SparkLauncher:
+    """Starts a rank for each partition of a frame, which is the rank's input.
+
+    Args:
+        frame: The DataFrame.
+        num_ranks: Its partitions; 0 if only Spark knows them.
+        barrier: Whether all ranks start together, or none does.
+        description: Of the job, in Spark's UI.
+        noun: What the stage is, in errors.
+    """
+
+    def __init__(
+        self, frame: Any, num_ranks: int, *, barrier: bool, description: str, noun: str
+    ) -> None:
+        self._frame, self._num_ranks, self._barrier = frame, num_ranks, barrier
+        self._description, self._noun = description, noun
+
+    @contextlib.contextmanager
+    def launch(self, task: Task) -> Iterator[SparkRanks]:
+        """Starts the stage; leaving cancels it. See :class:`sparkdl.launch.task.Launcher`."""
+        spark = self._frame.sparkSession
+        shipped = ship(task, None if is_connect(spark) else spark.sparkContext)
+        function = stage_function(shipped, self._num_ranks)
+        frame = self._frame
+        stage = Stage(
+            spark,
+            lambda: frame.mapInArrow(function, RESULT_SCHEMA, barrier=self._barrier).collect(),
+            self._description,
+        )
+        try:
+            stage.start()
+            yield SparkRanks(stage, self._num_ranks, self._noun)
+        finally:
+            try:
+                stage.cancel()
+            finally:
+                if not isinstance(shipped, bytes):
+                    with contextlib.suppress(Exception):
+                        shipped.destroy()
+
+
+class SparkRanks:
+    """The ranks of a stage; see :class:`sparkdl.launch.task.Ranks`."""
+
+    def __init__(self, stage: Stage, num_ranks: int, noun: str) -> None:
+        self._stage, self._num_ranks, self._noun = stage, num_ranks, noun
+
+    @property
+    def running(self) -> bool:
+        """Whether the stage has begun and has not ended."""
+        return self._stage.running
+
+    def wait(self, timeout_s: float) -> bool:
+        """Waits until the stage has ended; False if it still runs."""
+        return self._stage.wait(timeout_s)
+
+    def results(self) -> list[Result]:
+        """What the ranks returned; see :class:`sparkdl.launch.task.Ranks`."""
+        error = self._stage.error
+        if error is None:
+            return join(self._stage.result)
+        if isinstance(error, SparkDLError):
+            raise error
+        refused = barrier_refusal(error, self._num_ranks)
+        if refused is not None:
+            raise refused from error
+        failure = failure_in(error)
+        if failure is not None:
+            raise RankFailure(failure) from error
+        raise _lost(error, self._noun) from error
+
+
+def ship(task: Task, context: Any | None) -> Any:
+    """A pickled task on its way to the executors: as it is, or as Spark's broadcast if it is large.
+
+    Args:
+        task: The task.
+        context: The SparkContext; None over Spark Connect, which has no broadcasts.
+    """
+    content = payload.dump(task)
+    if len(content) > INLINE_BYTES and context is not None:
+        return context.broadcast(content)
+    return content
+
+
+def _lost(error: BaseException, noun: str) -> RanksLost:
+    """Ranks that ended without a description; of a barrier stage Spark's message names one."""
+    text = str(error)
+    found = re.search(r"barrier task ResultTask\(\d+, (\d+)\)", text)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return RanksLost(
+        int(found[1]) if found else -1,
+        f"Spark gave the {noun} up: {lines[0] if lines else type(error).__name__}",
+        text[:8000],
+        hint="a process that was killed (memory?), a lost executor that cannot be replaced, or "
+        "sparkdl not installed on the executors",
+    )

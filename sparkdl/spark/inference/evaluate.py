@@ -1,0 +1,126 @@
+"""evaluate: the metric state of every partition, added up on the driver."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from sparkdl.config import UseGpu
+from sparkdl.data import Batch, Batches, DataSpec, decode, rows_from_numpy
+from sparkdl.errors import DataError
+from sparkdl.launch import interrupts
+from sparkdl.launch.failures import FailureDescription, failures_of, root_cause
+from sparkdl.launch.results import Result, of_kind
+from sparkdl.launch.task import RankContext
+from sparkdl.learner.archive import ModelArchive
+from sparkdl.learner.signature import Signature
+from sparkdl.protocols import BatchStack
+from sparkdl.spark.columns.sources import Source, wanted_spec
+from sparkdl.spark.columns.wire import named_batches
+from sparkdl.spark.driver.launcher import SparkLauncher
+from sparkdl.spark.inference.model_task import ModelTask
+
+Arrays = dict[str, npt.NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class EvaluateTask(ModelTask):
+    """Evaluates a partition; see :class:`sparkdl.launch.task.Task`."""
+
+    def run(self, rank: RankContext, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The partition's metric state."""
+        named = named_batches(batches, self.spec)
+        stacks = evaluation_stacks(named, self.spec, self.batch_size)
+        state = self.learner(rank).evaluate(stacks)
+        if state.size:
+            yield from Result(rank.rank, "metrics", json.dumps(state.tolist())).batches()
+
+    def failed(self, rank: RankContext, error: Exception | SystemExit) -> Iterator[pa.RecordBatch]:
+        """Returns it: another attempt would find the same."""
+        yield from FailureDescription.of(rank.rank, error).result(rank.rank).batches()
+
+
+def evaluate_source(
+    source: Source, archive: ModelArchive, *, batch_size: int, use_gpu: UseGpu
+) -> npt.NDArray[np.float64]:
+    """The metric state over all rows: the sum of the partitions' states.
+
+    Raises:
+        WorkerError: A task raised.
+        DataError: The data do not fit, or there are none.
+    """
+    task = EvaluateTask(archive, source.spec, batch_size, use_gpu)
+    launcher = SparkLauncher(
+        source.frame, 0, barrier=False, description="sparkdl: evaluate", noun="evaluation"
+    )
+    with launcher.launch(task) as ranks:
+        while not ranks.wait(0.1):
+            interrupts.check()
+        results = ranks.results()
+    cause = root_cause(failures_of(results))
+    if cause is not None:
+        raise cause.library_error()
+    told = of_kind(results, "metrics").values()
+    if not told:
+        raise DataError(
+            "there are no rows to evaluate", expected="at least one row", received="0 rows"
+        )
+    state: npt.NDArray[np.float64] = np.sum([json.loads(r.text) for r in told], axis=0)
+    return state
+
+
+def evaluation_stacks(
+    batches: Iterator[pa.RecordBatch], spec: DataSpec, batch_size: int
+) -> Iterator[BatchStack]:
+    """Arrow batches as stacks of one batch each; never more than one Arrow batch in memory."""
+    row = 0
+    for record in batches:
+        if not record.num_rows:
+            continue
+        decoded = decode(record, spec, row)
+        row += record.num_rows
+        for start in range(0, record.num_rows, batch_size):
+            yield _stack_of_one(decoded, start, min(start + batch_size, record.num_rows))
+
+
+def _stack_of_one(batch: Batch, start: int, stop: int) -> BatchStack:
+    def cut(arrays: Mapping[str, npt.NDArray[Any]]) -> Arrays:
+        return {name: array[None, start:stop] for name, array in arrays.items()}
+
+    weight = None if batch.sample_weight is None else cut(batch.sample_weight)
+    return BatchStack(cut(batch.x), cut(batch.y), weight, 1, stop - start)
+
+
+def evaluate_arrays(
+    model: Any, data: Sequence[Any], signature: Signature, *, batch_size: int
+) -> npt.NDArray[np.float64]:
+    """Evaluates small NumPy data here, without Spark.
+
+    Args:
+        model: Compiled.
+        data: ``(x, y)`` or ``(x, y, sample_weight)``.
+        signature: Of the model.
+        batch_size: Rows per forward pass.
+
+    Returns:
+        The metric state.
+
+    Raises:
+        DataError: The data do not fit the model, or there are none.
+    """
+    from sparkdl.learner import make_learner
+
+    x, y = data[0], data[1]
+    weight = data[2] if len(data) == 3 else None
+    rows = rows_from_numpy(x, y, weight, wanted_spec(x, y, weight, signature))
+    stacks = Batches(rows, batch_size, shuffle=False).stacks(0, 8)
+    state: npt.NDArray[np.float64] = np.asarray(make_learner(model).evaluate(stacks))
+    if not state.size:
+        raise DataError("there are no rows to evaluate", received="0 rows")
+    return state
