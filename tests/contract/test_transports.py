@@ -302,7 +302,7 @@ def test_an_epochs_end_waits_for_the_driver(transport: str) -> None:
         client.join()
         end = EpochReport(0, 1, ended=True)
         thread, out = in_thread(lambda: client.session.report(end, wait=True))
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 20
         while 0 not in driver.status().epochs and time.monotonic() < deadline:
             time.sleep(0.02)
         time.sleep(0.7)  # heartbeats go on meanwhile
@@ -346,7 +346,7 @@ def test_a_killed_server_is_noticed_within_seconds(remote: str) -> None:
             clients[1].push_pull(STEP)
         waiting.join(10)
         assert isinstance(out[0], TransportError)
-        assert time.monotonic() - start < 5
+        assert time.monotonic() - start < 15
         with pytest.raises(TransportError):
             server.process.check()
         for client in clients:
@@ -386,7 +386,7 @@ def test_a_round_completes_without_a_killed_worker(remote: str) -> None:
         worker.kill()
         worker.wait()
         worker.stdout.close()
-        thread.join(8)
+        thread.join(20)
         assert len(out) == 1
         assert not isinstance(out[0], SparkDLError)
 

@@ -64,7 +64,7 @@ def opened(server: ServerProcess) -> socket.socket:
 
 
 def gets_nothing(stream: socket.socket) -> bool:
-    stream.settimeout(10)
+    stream.settimeout(60)
     try:
         return stream.recv(1) == b""
     except ConnectionResetError:
@@ -117,7 +117,7 @@ def test_a_silent_stranger_is_closed_after_a_while(server: ServerProcess) -> Non
     stream.sendall(b"SPDL")
     start = time.monotonic()
     assert gets_nothing(stream)
-    assert time.monotonic() - start < 8
+    assert time.monotonic() - start < 50
 
 
 @pytest.mark.parametrize(
@@ -278,7 +278,7 @@ def test_a_killed_driver_leaves_no_server() -> None:
     driver.kill()
     driver.wait()
     driver.stdout.close()
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 20
     while time.monotonic() < deadline and (
         psutil.pid_exists(int(pid)) or os.path.exists(os.path.dirname(uds))
     ):
