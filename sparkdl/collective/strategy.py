@@ -17,6 +17,7 @@ from sparkdl.collective.rule_synchronizer import RuleSynchronizer
 from sparkdl.collective.rules import ExchangeRule
 from sparkdl.collective.synchronizer import AllReduceSynchronizer, StepSynchronizer
 from sparkdl.errors import ModelError
+from sparkdl.protocols import RankIdentity
 from sparkdl.weights import Layout
 
 
@@ -42,8 +43,8 @@ class EarlyGathering:
         connector: Of the communicator to be; prepared here.
     """
 
-    def __init__(self, meeting: Meeting, connector: Connector) -> None:
-        self.rank, self.connector = meeting.rank, connector
+    def __init__(self, meeting: RankIdentity, connector: Connector) -> None:
+        self.rank, self.attempt, self.connector = meeting.rank, meeting.attempt, connector
         self._texts: Future[list[str]] = Future()
         own_text = connector.prepare().to_json()
 
