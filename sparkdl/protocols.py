@@ -10,13 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from sparkdl.run_state import RunState
 from sparkdl.weights import FloatArray, Layout
+
+if TYPE_CHECKING:
+    from sparkdl.coordinator.telemetry import EpochReport
 
 MAX_STACK = 16
 """Batches in one stack at most: more gains nothing and takes memory for the rows."""
@@ -330,8 +333,8 @@ class Synchronizer(Protocol):
         """
 
     @property
-    def unreported(self) -> dict[int, dict[str, Any]]:
-        """Epoch -> what the driver would have been told of it; empty where the driver is told."""
+    def unreported(self) -> dict[int, EpochReport]:
+        """Epoch -> its final report, where there is no connection to the driver; else empty."""
 
 
 class RankIdentity(Protocol):

@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import psutil
 import pytest
 
@@ -40,6 +41,9 @@ _NEEDS = {
 """A folder or file below ``tests/``, and the mark of all tests in it."""
 _IN_PROCESS = {"inproc", "solo", "threads-2", "threads-3", "threads-4"}
 """Parameters of the contract suites for which no other process is started."""
+hypothesis.settings.register_profile("loaded machine", deadline=None)
+hypothesis.settings.load_profile("loaded machine")
+
 _OURS = ("sparkdl",)
 _SET_BY_OTHERS = (
     "PYTEST", "SPARK", "PYSPARK", "_",

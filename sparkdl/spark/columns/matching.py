@@ -19,6 +19,9 @@ from sparkdl.spark.columns.decoders import Decoder, check_decoder
 from sparkdl.spark.columns.wire import is_vector_column
 
 ColumnNames = str | Iterable[str]
+"""One column, or several numeric ones that make up a row of an array."""
+InputColumns = ColumnNames | Mapping[str, ColumnNames]
+"""The columns of a model's only input (or output), or of each by its name."""
 
 _IMAGE_FIELDS = {"origin", "height", "width", "nChannels", "mode", "data"}
 
@@ -26,8 +29,8 @@ _IMAGE_FIELDS = {"origin", "height", "width", "nChannels", "mode", "data"}
 def make_spec(
     schema: T.StructType,
     signature: Signature,
-    features: ColumnNames | Mapping[str, ColumnNames],
-    label: ColumnNames | Mapping[str, ColumnNames] | None,
+    features: InputColumns,
+    label: InputColumns | None,
     sample_weight: str | Mapping[str, str] | None = None,
     decoder: Decoder | Mapping[str, Decoder] | None = None,
     role_column: str | None = None,
