@@ -107,12 +107,13 @@ def rows_of(job: Job, rank: int) -> tuple[np.ndarray, np.ndarray]:
 
 def be_server() -> None:
     """Serves until stdin closes; prints its address."""
-    from sparkdl.ps.server import Server
     from sparkdl.transport.listeners import Listeners
+    from sparkdl.transport.server import Server
 
     config, center = _read_object()
-    listeners = Listeners.bind(config, None)
-    with Server(config, center, listeners) as server:
+    listeners = Listeners.bind(config.listen, None)
+    service = config.service(center)
+    with Server(service, config.token, listeners, config.num_workers).start() as server:
         print(json.dumps([server.address.host, server.address.port]), flush=True)
         sys.stdin.buffer.read()
 
@@ -351,16 +352,16 @@ class Hosts:
             layout, rule, job.workers, mode="socket", codec=codec,
             settings=Settings(job.workers, gather=job.workers),
         )  # fmt: skip
-        with self._server(config, read_model(model, layout)) as address:
+        with self._server(config, read_model(model, layout)) as endpoint:
             strategy = ServerStrategy(
-                address, config.token, layout, rule, compression=config.compression(),
+                (endpoint,), layout, rule, compression=config.compression(),
                 overlap=False,  # what is measured is the exchange
             )  # fmt: skip
             return self._finish(job, workers, [strategy] * job.workers)
 
     @contextlib.contextmanager
     def _server(self, config: Any, center: np.ndarray) -> Iterator[Any]:
-        from sparkdl.transport.address import Address
+        from sparkdl.transport.address import Address, Endpoint
 
         if self.network is not None:
             config = replace(config, bind_address=self.network.address(0))
@@ -369,7 +370,8 @@ class Hosts:
         host, port = json.loads(_read_line(process))
         relay = None if self.network is not None else Relay(port, self._mbit)
         try:
-            yield Address("", host, port if relay is None else relay.port, mode="socket")
+            port = port if relay is None else relay.port
+            yield Endpoint(Address("", host, port, mode="socket"), config.token)
         finally:
             _end(process)
             if relay is not None:

@@ -210,22 +210,23 @@ def calibrate(args: argparse.Namespace) -> Machine:
 
 def loopback_rate(size: int = 100_000_000) -> float:
     """Bytes per second of a push over the socket transport, in one process."""
-    from contextlib import closing
-
     from sparkdl.ps.client import Progress, connect
     from sparkdl.ps.rules import Single
-    from sparkdl.ps.server import Server, ServerConfig
+    from sparkdl.ps.server import ServerConfig
+    from sparkdl.transport.address import Endpoint
     from sparkdl.transport.listeners import Listeners
+    from sparkdl.transport.server import Server
     from sparkdl.weights import Layout
 
     layout = Layout.of([("w", (size // 4,), "float32")])
     config = ServerConfig(layout, Single(), 1, mode="socket")
-    with Server(config, np.zeros(layout.size, np.float32), Listeners.bind(config, None)) as server:
-        opened = connect(server.address, config.token, rank=0, attempt=0, layout=layout)
-        with closing(opened) as client:
-            client.hello(rows=1, batches_per_epoch=100)
-            pull = best(client.pull)
-            push = best(lambda: client.push(Progress(0, 1, 1, 1, 0.1)))
+    service = config.service(np.zeros(layout.size, np.float32))
+    server = Server(service, config.token, Listeners.bind(config.listen, None), 1).start()
+    endpoint = Endpoint(server.address, config.token)
+    with server, connect(endpoint, rank=0, layout=layout) as client:
+        client.join(rows=1, batches_per_epoch=100)
+        pull = best(client.pull)
+        push = best(lambda: client.push(Progress(0, 1, 1, 1, 0.1)))
     return size / max(pull, push - size / apply_rate(size // 4))
 
 

@@ -127,8 +127,8 @@ def measure(megabytes: int, repetitions: int, rule: Rule) -> dict[str, list[floa
         }
         progress = Progress(epoch=0, batch=1, batches=1, rows=1)
         for rank, mode in enumerate(TARGETS):
-            client = connect(server.address, server.token, mode, rank=rank, layout=layout)
-            client.hello()
+            client = connect(server.endpoint, mode, rank=rank, layout=layout)
+            client.join()
             client.buffer[...] = 0
             clients.append(client)
             actions[f"{mode} push"] = lambda c=client: c.push(progress)  # type: ignore[misc]

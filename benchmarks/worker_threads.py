@@ -15,17 +15,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from sparkdl.ps.state import Settings
 
 from sparkdl.collective.rules.exchange_rule import ExchangeRule, GradientExchange, OptimizerExchange
 from sparkdl.config import LoopSettings
+from sparkdl.coordinator.settings import Settings
 from sparkdl.data import Batches, rows_from_numpy
 from sparkdl.protocols import MAX_STACK
-from sparkdl.ps.client import Client, DriverClient
-from sparkdl.ps.server import Server, ServerConfig
+from sparkdl.ps.pulling import pull_center
+from sparkdl.ps.server import ServerConfig
 from sparkdl.ps.strategy import ServerSynchronizer
+from sparkdl.testing.inproc import InprocParameterServer
 from sparkdl.testing.thread_communicator import connect_threads
-from sparkdl.transport.frames import Limits
 from sparkdl.worker import train
 
 Parts = Sequence[tuple[np.ndarray, np.ndarray]]
@@ -129,28 +129,23 @@ def run_with_server(
         layout, rule, count, codec=None if codec is None else codec.bind(count),
         settings=Settings(count, gather=count),  # begin together, as in Spark
     )  # fmt: skip
-    compression = config.compression()
-    limits = Limits.of(layout, encoded_bytes=0 if compression is None else compression.max_bytes)
     settings = LoopSettings(epochs=epochs, batch_size=batch_size, window=window)
     on_workers = rule.blocking and rule.payload == "gradient"
     moved = [0] * count
-    with Server(config, center) as server:
-
-        def opener(raw: Any, like: Any) -> Any:
-            return server.channel(config.token, buffer=raw is not None)
+    with InprocParameterServer(config, center) as server:
 
         def read_local() -> np.ndarray:
             learners[0].read_weights(center_copy)
             return center_copy
 
         center_copy = np.empty(layout.size, np.float32)
-        with closing(DriverClient(None, config.token, layout, opener=opener)) as driver:
-            watch = _Watch(mark, read_local if on_workers else driver.pull, count)
+        with server.driver() as driver:
+            read_center = read_local if on_workers else lambda: pull_center(driver)
+            watch = _Watch(mark, read_center, count)
 
             def work(rank: int) -> None:
                 rows = rows_from_numpy(*parts[rank])
-                client = Client(opener, limits, rank=rank, attempt=0, compression=compression)
-                try:
+                with server.client(rank) as client:
                     synchronizer = _Watched(rule, client, layout, False)
                     synchronizer.watch, synchronizer.rank = watch, rank
                     synchronizer.pause = pauses[rank] if pauses else None
@@ -159,9 +154,7 @@ def run_with_server(
                         Batches(rows, batch_size, rank=rank, seed=seed), settings,
                         num_rows=len(rows), num_workers=count,
                     )  # fmt: skip
-                    moved[rank] = client.bytes_sent + client.bytes_received
-                finally:
-                    client.close()
+                    moved[rank] = client.session.bytes_sent + client.session.bytes_received
 
             clock = None
             if stop_after_s is not None:
@@ -175,7 +168,7 @@ def run_with_server(
                 weights = [_weights_of(learner) for learner in learners]
                 weights = weights if rule.independent else weights[:1]
             else:
-                weights = [driver.pull()]
+                weights = [pull_center(driver)]
     return Outcome(weights, watch.curve, float(np.mean(moved)), seconds, watch.rows)
 
 
