@@ -3,7 +3,7 @@
     python benchmarks/training.py [--repeats 5] [--workers 2] [--part server allreduce]
 
 All cases of a part are run alternately, medians are printed. "fit" is the wall time of the whole
-call, Spark job, data transfer and all; "training" counts from the workers' first step to their last.
+call, Spark job, data transfer and all; "training" counts from the workers' first to last step.
 The part "allreduce" is compared with Horovod without Spark (``horovodrun``).
 """
 
