@@ -52,9 +52,9 @@ def be_rank(
     from sparkdl.collective.communicator import Member, make_communicator
     from sparkdl.collective.gradient_synchronizer import AllReduceGradientSynchronizer
     from sparkdl.data import Batches, rows_from_numpy
-    from sparkdl.learner.tensorflow import configure_threads
+    from sparkdl.learner.framework import bound_tensorflow
 
-    configure_threads(threads)
+    bound_tensorflow(threads)
     learner = make_learner(optimizer)
     rng = np.random.default_rng(rank)
     rows = rows_from_numpy(

@@ -16,6 +16,7 @@ from sparkdl.collective.member import Member
 from sparkdl.collective.rule_synchronizer import RuleSynchronizer
 from sparkdl.collective.rules import ExchangeRule
 from sparkdl.collective.synchronizer import AllReduceSynchronizer, StepSynchronizer
+from sparkdl.coordinator.session import Session
 from sparkdl.errors import ModelError
 from sparkdl.protocols import RankIdentity
 from sparkdl.weights import Layout
@@ -30,6 +31,25 @@ class Meeting(Protocol):
 
     def all_gather(self, text: str) -> list[str]:
         """Every rank's text in rank order."""
+
+
+class SessionMeeting:
+    """A meeting through the coordinator: quicker than a barrier's ``allGather``.
+
+    Args:
+        session: This rank's.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self.rank, self._session = session.rank, session
+
+    def all_gather(self, text: str) -> list[str]:
+        """Every rank's text in rank order.
+
+        Raises:
+            WaitTimeoutError: Some ranks did not come in time; they are named.
+        """
+        return self._session.meet(text)
 
 
 class EarlyGathering:

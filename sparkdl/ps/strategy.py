@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -220,7 +219,7 @@ class ServerSynchronizer:
         return self._session.lead if self._rule.blocking else self._session.rank == 0
 
     @property
-    def unreported(self) -> dict[int, dict[str, Any]]:
+    def unreported(self) -> dict[int, EpochReport]:
         """Empty: the driver hears of every epoch from the server."""
         return {}
 

@@ -16,6 +16,7 @@ import numpy as np
 import psutil
 import pytest
 
+from sparkdl.config import ports_of
 from sparkdl.errors import ConfigError, ResourceError
 from sparkdl.ps.client import connect
 from sparkdl.ps.rules import Downpour
@@ -30,7 +31,7 @@ from sparkdl.transport.frames import (
     encode,
 )
 from sparkdl.transport.http_client import CLIENT_HEADER, FRAME_PATH
-from sparkdl.transport.listening import listen, ports_of
+from sparkdl.transport.listening import listen
 from sparkdl.weights import Layout
 
 LAYOUT = Layout.of([("w", (50_000,), "float32")])

@@ -9,13 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
-
-import numpy as np
-import numpy.typing as npt
 
 from sparkdl.collective.choice import AllReduceExchange
 from sparkdl.collective.rules import ExchangeRule, Mean
@@ -23,7 +20,9 @@ from sparkdl.collective.strategy import AllReduceStrategy
 from sparkdl.config import FitConfig
 from sparkdl.coordinator.host import CoordinatorHost
 from sparkdl.coordinator.settings import Settings
+from sparkdl.coordinator.telemetry import sum_states
 from sparkdl.errors import TransportError
+from sparkdl.learner.framework import running_backend
 from sparkdl.progress.commands import Command
 from sparkdl.progress.run_progress import EpochProgress, RunProgress, progress_of
 from sparkdl.run_state import RunState
@@ -97,9 +96,7 @@ def _communicator(config: FitConfig) -> str:
     """Horovod's operations are TensorFlow's: other backends do not import it for nothing."""
     if config.communicator != "auto":
         return config.communicator
-    import keras
-
-    return "auto" if keras.backend.backend() == "tensorflow" else "builtin"
+    return "auto" if running_backend() == "tensorflow" else "builtin"
 
 
 def _limits(config: FitConfig, live: bool) -> dict[str, float]:
@@ -177,10 +174,10 @@ class SilentRun:
             parts = [report[number] for report in reports if number in report]
             epochs[number] = EpochProgress(
                 missing=0,
-                batches=sum(part["batches"] for part in parts),
-                rows=sum(part["rows"] for part in parts),
-                metrics=_sum_states(part["metrics"] for part in parts),
-                val_metrics=_sum_states(part.get("val_metrics", []) for part in parts),
+                batches=sum(part.batches_done for part in parts),
+                rows=sum(part.rows for part in parts),
+                metrics=sum_states([part.metrics for part in parts]),
+                val_metrics=sum_states([part.val_metrics for part in parts]),
                 seconds=seconds / len(numbers),
             )
         return RunProgress(
@@ -204,10 +201,3 @@ class SilentRun:
         """Takes over what the ranks returned."""
         self.trained = trained
         return returned_state(trained)
-
-
-def _sum_states(states: Iterable[Any]) -> npt.NDArray[np.float64]:
-    """The sum of metric states; a worker without rows has none."""
-    arrays = [np.asarray(state, np.float64) for state in states]
-    longest = max((a.size for a in arrays), default=0)
-    return sum((np.pad(a, (0, longest - a.size)) for a in arrays), np.zeros(longest))
