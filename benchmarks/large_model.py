@@ -1,8 +1,8 @@
-"""A model of 25 million parameters, gradients through all-reduce: is the exchange all it costs?
+"""A model of 25 million parameters: does a step cost more than computing and all-reduce?
 
-Two processes, without Spark, take turns at three things: steps without any exchange (both at
-once), an all-reduce of as many bytes as the gradient has, and steps with the exchange in them. The
-last is held to the sum of the first two.
+Two processes, without Spark, do three things alternately: steps without any exchange (both at the
+same time), an all-reduce of as many bytes as the gradient has, and steps with the exchange in them.
+The time of the last is compared with the sum of the first two.
 
     python benchmarks/large_model.py [--ranks 2] [--rounds 7] [--optimizer momentum]
 """
