@@ -5,10 +5,10 @@
 1. *check*: two to four real workers, each on a host with a limited link (network namespaces),
    train a real model over a real server or ring; the simulation (``simulation.py``) predicts the
    seconds per step from constants that are measured first, with one worker: computing beside the
-   others, the link's rate, the time of an exchange of next to nothing.
+   others, the link's rate, the time of an exchange of very few bytes.
 2. *predict*: an exchange of 25 million values after each step, from 2 to 4,096 workers, on links
    of 1, 10 and 100 Gbit/s, with this machine's constants, and with an accelerator that computes
-   a step so many times as fast.
+   a step many times as fast.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def check(args: argparse.Namespace) -> None:
 
 
 def check_table(hosts: Hosts, args: argparse.Namespace) -> str:
-    """Predicted and measured seconds per step, each way of exchange, 2 to 4 workers."""
+    """Predicted and measured seconds per step, for each kind of exchange, 2 to 4 workers."""
     from sparkdl.ps.rules import BSP, Downpour
 
     sizes, batches = (TINY, 3) if args.quick else (MIDDLE, 12)
@@ -258,7 +258,7 @@ def predict(args: argparse.Namespace) -> None:
 
 
 def share(name: str, machine: Machine, workers: int, size: float) -> float:
-    """Share of what ``workers`` would do without any exchange."""
+    """Share of the speed that ``workers`` would have without any exchange."""
     few = 32 if name == "local SGD" else 4 if workers > 128 else 16
     return machine.compute_s / TOPOLOGIES[name](machine, workers, size, steps=few)
 

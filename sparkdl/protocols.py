@@ -315,10 +315,6 @@ class Synchronizer(Protocol):
         """Whether ``train`` exchanges at every batch of a stack; a batch is a window then."""
 
     @property
-    def keeps_state(self) -> bool:
-        """After the end: whether this worker's optimizer state is the one that the run keeps."""
-
-    @property
     def stopped(self) -> bool:
         """Whether the driver has asked all workers to stop."""
 

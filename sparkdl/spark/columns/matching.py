@@ -12,7 +12,7 @@ from typing import Any
 
 from pyspark.sql import types as T
 
-from sparkdl.data.columns import ColumnSpec, DataSpec, Kind
+from sparkdl.data.columns import ColumnKind, ColumnSpec, DataSpec
 from sparkdl.errors import DataError
 from sparkdl.learner.signature import Shape, Signature, TensorSpec
 from sparkdl.spark.columns.decoders import Decoder, check_decoder
@@ -284,7 +284,7 @@ def _own_label(field: T.StructField) -> ColumnSpec:
     if not _is_number(element):
         raise _wrong_type(field, "label", "numbers, an array or an ML vector")
     dtype = "int32" if isinstance(element, (T.IntegralType, T.BooleanType)) else "float32"
-    spec_kind: Kind = "array" if depth else "scalars"
+    spec_kind: ColumnKind = "array" if depth else "scalars"
     return ColumnSpec((field.name,), (None,) * depth, dtype, spec_kind)
 
 

@@ -22,6 +22,7 @@ from sparkdl.coordinator.host import CoordinatorHost
 from sparkdl.coordinator.settings import Settings
 from sparkdl.coordinator.telemetry import sum_states
 from sparkdl.errors import TransportError
+from sparkdl.learner.framework import running_backend
 from sparkdl.progress.commands import Command
 from sparkdl.progress.run_progress import EpochProgress, RunProgress, progress_of
 from sparkdl.run_state import RunState
@@ -95,9 +96,7 @@ def _communicator(config: FitConfig) -> str:
     """Horovod's operations are TensorFlow's: other backends do not import it for nothing."""
     if config.communicator != "auto":
         return config.communicator
-    import keras
-
-    return "auto" if keras.backend.backend() == "tensorflow" else "builtin"
+    return "auto" if running_backend() == "tensorflow" else "builtin"
 
 
 def _limits(config: FitConfig, live: bool) -> dict[str, float]:

@@ -133,8 +133,6 @@ class TrainTask:
         except BaseException:
             forget_learner(self.archive)
             raise
-        if synchronizer.keeps_state:
-            learner.sync_model()
         return TrainedRank(
             rank=rank.rank,
             rows=rows,

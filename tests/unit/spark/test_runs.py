@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -29,8 +30,8 @@ WEIGHTS = np.arange(3, dtype=np.float32)
 HERE: dict[str, Any] = {"server_bind": "127.0.0.1"}
 
 
-def returned(rank: int, state: RunState | None, **unreported: Any) -> TrainedRank:
-    epochs = {int(name[1:]): told for name, told in unreported.items()}
+def returned(rank: int, state: RunState | None, **unreported: EpochReport) -> TrainedRank:
+    epochs = {int(name[1:]): report for name, report in unreported.items()}
     return TrainedRank(rank, 4, "shm", 2.0, 0.1, (), 1, epochs, state)
 
 
@@ -89,10 +90,13 @@ def test_a_run_that_hears_nothing_has_what_the_stage_returned() -> None:
     run = SilentRun(None)  # type: ignore[arg-type]
     assert run.kept() is None
     assert run.progress().epochs == {}
-    epoch = {"batches": 2, "rows": 4, "metrics": [1.0, 2.0], "val_metrics": [3.0]}
+    epoch = EpochReport(
+        2, 4, np.array([1.0, 2.0]), ended=True, val_metrics=np.array([3.0]), batches_done=2
+    )
+    without_rows = replace(epoch, metrics=np.empty(0))
     ranks = {
         0: returned(0, None, e2=epoch),
-        1: returned(1, RunState(3, WEIGHTS, b"momentum", b"outer"), e2={**epoch, "metrics": []}),
+        1: returned(1, RunState(3, WEIGHTS, b"momentum", b"outer"), e2=without_rows),
     }
     state = run.result(ranks)
     assert (state.epoch, state.rule) == (3, b"outer")
