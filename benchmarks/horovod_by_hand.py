@@ -1,4 +1,4 @@
-"""The training network by Horovod alone, as its own documentation does it; no Spark, no sparkdl.
+"""The training network with Horovod alone, as Horovod's documentation has it: no Spark, no sparkdl.
 
 Started by training.py through ``horovodrun -np N``. A compiled step per batch with
 ``DistributedGradientTape``, fed by ``tf.data``. The first epoch is not counted (tracing,

@@ -1,8 +1,8 @@
-"""A model of 25 million parameters, gradients through all-reduce: is the exchange all it costs?
+"""A model of 25 million parameters: does a step cost more than computing and all-reduce?
 
-Two processes, without Spark, take turns at three things: steps without any exchange (both at
-once), an all-reduce of as many bytes as the gradient has, and steps with the exchange in them. The
-last is held to the sum of the first two.
+Two processes, without Spark, do three things alternately: steps without any exchange (both at the
+same time), an all-reduce of as many bytes as the gradient has, and steps with the exchange in them.
+The time of the last is compared with the sum of the first two.
 
     python benchmarks/large_model.py [--ranks 2] [--rounds 7] [--optimizer momentum]
 """
@@ -52,9 +52,9 @@ def be_rank(
     from sparkdl.collective.communicator import Member, make_communicator
     from sparkdl.collective.gradient_synchronizer import AllReduceGradientSynchronizer
     from sparkdl.data import Batches, rows_from_numpy
-    from sparkdl.learner.tensorflow import configure_threads
+    from sparkdl.learner.framework import bound_tensorflow
 
-    configure_threads(threads)
+    bound_tensorflow(threads)
     learner = make_learner(optimizer)
     rng = np.random.default_rng(rank)
     rows = rows_from_numpy(

@@ -2,11 +2,11 @@
 
     python benchmarks/learning.py [--workers 2 4] [--only mnist a9a] [--seeds 1 2 3]
 
-Test accuracy (MNIST) and test AUC (a9a) after equal epochs, at the same number of steps: workers
-of the modes that do not wait train Keras' batch size each; those of the synchronous mode share
-Keras' batch (32 / workers each), so that its steps are Keras' steps. A seed makes the initial
-weights and the order of the rows; the means over all seeds are compared. The data go through Spark
-as any user's would.
+Test accuracy (MNIST) and test AUC (a9a) after equal epochs, at the same number of steps: in the
+modes that do not wait each worker trains Keras' batch size; in the synchronous mode the workers
+divide Keras' batch (32 / workers each), so that a step of all of them is a step of Keras. A seed
+gives the initial weights and the order of the rows; the means over all seeds are compared. The data
+go through Spark as those of any user.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def main() -> None:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of one trained model, on the test rows."""
+    """Metric and loss of one trained model on the test rows."""
 
     metric: float
     loss: float
@@ -114,7 +114,7 @@ def run(spark: Any, name: str, args: Any) -> None:
 
 
 def row(case: str, workers: int, outcomes: list[Outcome], base: list[Outcome]) -> list[str]:
-    """A table row; ``points`` is the difference of the means, in hundredths."""
+    """A row of the table; ``points`` is the difference of the means, in hundredths."""
     metrics = [o.metric for o in outcomes]
     points = 100 * (mean(metrics) - mean([o.metric for o in base]))
     return [

@@ -1,8 +1,8 @@
 """Workers and servers as processes on hosts with slow links, for the benchmarks that need them.
 
-The workers stay up from one job to the next. A job trains a real model through the library's own
-loop, over a parameter server or the built-in communicator's ring, and notes when each exchange
-was over. Hosts are network namespaces where those are permitted (see ``limited_network``).
+The workers' processes run from the first job to the last. A job trains a real model through the
+library's own loop, over a parameter server or the built-in communicator's ring, and notes when each
+exchange ended. Hosts are network namespaces where those are permitted (see ``limited_network``).
 """
 
 from __future__ import annotations
@@ -39,15 +39,16 @@ class Job:
 
     Args:
         sizes: Units of a network of dense layers, on made-up rows; empty for the CNN on MNIST.
-        workers: Taking part, from rank 0 on.
-        rule: Of the server; None for all-reduce over the ring.
-        codec: Of the server's exchanges.
+        workers: How many ranks take part, from rank 0 on.
+        rule: The server's rule; None for all-reduce over the ring.
+        codec: Encodes the exchanges with the server.
         window: Batches between two exchanges.
         epochs: Of ``batches`` batches on each worker.
         batches: Per epoch.
-        batch_size: Rows.
-        seed: Of the rows' order and, of the CNN, the initial weights.
-        alone: Only what a worker does by itself, with ``'delta'`` or ``'gradient'`` exchanges.
+        batch_size: Rows per batch.
+        seed: Gives the order of the rows and, for the CNN, the initial weights.
+        alone: A worker does only its own part of the exchanges, ``'delta'`` or ``'gradient'``, and
+            sends nothing.
         stagger_s: Each worker begins so much later than the one before it.
     """
 
@@ -66,11 +67,11 @@ class Job:
 
 @dataclass(frozen=True)
 class Told:
-    """What one worker tells of a job.
+    """What one worker reports of a job.
 
     Args:
         steps: Times of the start and of the end of each exchange.
-        moved: Bytes (sent, received) until then; over the server only.
+        moved: Bytes (sent, received) until the end of each exchange; with a server only.
         transport: Name of the transport in use.
     """
 
@@ -94,7 +95,7 @@ def make_model(sizes: tuple[int, ...], seed: int = 0) -> Any:
 
 
 def rows_of(job: Job, rank: int) -> tuple[np.ndarray, np.ndarray]:
-    """A worker's rows."""
+    """The rows of one worker."""
     count = job.batches * job.batch_size
     if job.sizes:
         return workload.make_data(count, seed=rank)
@@ -106,19 +107,20 @@ def rows_of(job: Job, rank: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def be_server() -> None:
-    """Serves until stdin closes; prints its address."""
-    from sparkdl.ps.server import Server
+    """Runs a server until the standard input closes; prints its address."""
     from sparkdl.transport.listeners import Listeners
+    from sparkdl.transport.server import Server
 
     config, center = _read_object()
-    listeners = Listeners.bind(config, None)
-    with Server(config, center, listeners) as server:
+    listeners = Listeners.bind(config.listen, None)
+    service = config.service(center)
+    with Server(service, config.token, listeners, config.num_workers).start() as server:
         print(json.dumps([server.address.host, server.address.port]), flush=True)
         sys.stdin.buffer.read()
 
 
 def be_worker() -> None:
-    """Trains jobs from stdin; prints one line for each."""
+    """Trains the jobs that come by standard input; prints one line for each."""
     import tensorflow as tf
 
     tf.config.threading.set_intra_op_parallelism_threads(1)
@@ -178,7 +180,7 @@ class _Identity:
 
 
 class _Alone:
-    """A synchronizer that does a worker's own part of each exchange, and talks to nobody."""
+    """A synchronizer that does a worker's own part of each exchange, and sends nothing."""
 
     every_batch = stopped = False
     learning_rate = None
@@ -215,7 +217,7 @@ class _Alone:
 
 
 class _Timed:
-    """A synchronizer that notes when each exchange was over, and what it moved."""
+    """A synchronizer that notes when each exchange ended, and how many bytes it moved."""
 
     def __init__(self, inner: Any, delay_s: float = 0.0) -> None:
         self._inner, self._delay_s = inner, delay_s
@@ -273,7 +275,7 @@ class Hosts:
     """Where a server and some workers run; a context manager.
 
     Args:
-        workers: Most workers of any job.
+        workers: The largest number of workers of any job.
         mbit: Rate of each host's link, in each direction.
         directory: For the workers' final weights, ``<rank>.npy``.
         relay: Limit by a relay beside the server even where namespaces are permitted.
@@ -313,7 +315,7 @@ class Hosts:
         return process
 
     def run(self, job: Job) -> list[Told]:
-        """What each worker tells of the job."""
+        """What each worker reports of the job."""
         workers = self._workers[: job.workers]
         if job.alone:
             meetings: list[Any] = [None] * job.workers
@@ -351,16 +353,16 @@ class Hosts:
             layout, rule, job.workers, mode="socket", codec=codec,
             settings=Settings(job.workers, gather=job.workers),
         )  # fmt: skip
-        with self._server(config, read_model(model, layout)) as address:
+        with self._server(config, read_model(model, layout)) as endpoint:
             strategy = ServerStrategy(
-                address, config.token, layout, rule, compression=config.compression(),
+                (endpoint,), layout, rule, compression=config.compression(),
                 overlap=False,  # what is measured is the exchange
             )  # fmt: skip
             return self._finish(job, workers, [strategy] * job.workers)
 
     @contextlib.contextmanager
     def _server(self, config: Any, center: np.ndarray) -> Iterator[Any]:
-        from sparkdl.transport.address import Address
+        from sparkdl.transport.address import Address, Endpoint
 
         if self.network is not None:
             config = replace(config, bind_address=self.network.address(0))
@@ -369,7 +371,8 @@ class Hosts:
         host, port = json.loads(_read_line(process))
         relay = None if self.network is not None else Relay(port, self._mbit)
         try:
-            yield Address("", host, port if relay is None else relay.port, mode="socket")
+            port = port if relay is None else relay.port
+            yield Endpoint(Address("", host, port, mode="socket"), config.token)
         finally:
             _end(process)
             if relay is not None:
@@ -377,7 +380,7 @@ class Hosts:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Closes its input, and kills it if that does not end it."""
+    """Closes a process' standard input, and kills the process if that does not end it."""
     for stream in (process.stdin, process.stdout):
         if stream is not None:
             with contextlib.suppress(OSError):

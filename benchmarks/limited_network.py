@@ -24,10 +24,10 @@ class LimitedNetwork:
     """Hosts with a link of so many Mbit/s each, in both directions; a context manager.
 
     Args:
-        hosts: Their number.
+        hosts: How many hosts.
         mbit: Rate of each link.
-        queue_ms: How long a byte may wait before a link; with much more than a real switch has,
-            acknowledgements are late where both directions are busy.
+        queue_ms: How long a byte may wait before a link; with a queue that is much longer than a
+            real switch's, acknowledgements are late where both directions are busy.
 
     Raises:
         PermissionError: Namespaces or limits are not permitted here.
@@ -75,19 +75,19 @@ class LimitedNetwork:
             self._made.append(["ip", *undo])
 
     def name(self, host: int) -> str:
-        """Of a host's namespace."""
+        """The name of a host's namespace."""
         return f"{self._id}h{host}"
 
     def address(self, host: int) -> str:
-        """Of a host."""
+        """The address of a host."""
         return f"{self._net}.{host + 1}"
 
     def command(self, host: int) -> list[str]:
-        """What to put before a command that shall run on a host."""
+        """What to put before a command so that it runs on a host."""
         return ["ip", "netns", "exec", self.name(host)]
 
     def close(self) -> None:
-        """Removes everything; can be repeated."""
+        """Removes all namespaces and links; can be repeated."""
         while self._made:
             subprocess.run(self._made.pop(), capture_output=True, check=False, timeout=10)
 
@@ -110,8 +110,8 @@ class Relay:
     All connections share the rate, as they share a server's link.
 
     Args:
-        port: Of the server, on the loopback interface.
-        mbit: The rate.
+        port: The server's port on the loopback interface.
+        mbit: The rate in each direction, in Mbit/s.
     """
 
     def __init__(self, port: int, mbit: float) -> None:

@@ -3,8 +3,8 @@
     python benchmarks/link_rate.py listen ADDRESS
     python benchmarks/link_rate.py connect ADDRESS
 
-Started by scale.py on two hosts; the second prints bytes per second: one way, both ways. Where both
-directions are busy, the acknowledgements of what comes in take from what goes out.
+scale.py starts it on two hosts; the second prints bytes per second: one way, both ways. Where both
+directions are busy, the acknowledgements of what comes in take a part of the rate of what goes out.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def receive(connection: socket.socket) -> None:
 
 
 def together(connection: socket.socket, *works: Callable[[socket.socket], None]) -> float:
-    """Bytes per second and direction, until all is done at both ends."""
+    """Bytes per second and direction, measured until both ends have sent and received all."""
     started = time.perf_counter()
     with ThreadPoolExecutor(len(works)) as pool:
         for future in [pool.submit(work, connection) for work in works]:

@@ -3,8 +3,8 @@
     python benchmarks/many_workers.py [--rows 400000] [--optimizer adam|sgd] [--workers 2 8 32]
 
 The network of ``workload`` and its noisy teacher, one epoch, 20,000 rows held out. Workers are
-threads of this process over a real server: no Spark (see ``worker_threads``), so their number
-costs no memory for processes. Prints a Markdown table; plain Keras trains the same epoch.
+threads of this process with a real server and without Spark (see ``worker_threads``), so many
+workers need no memory for processes. Prints a Markdown table; plain Keras trains the same epoch.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ ROWS = [
 
 @dataclass(frozen=True)
 class Case:
-    """As ``rules.Case``, with a window and an optimizer of its own."""
+    """A case as ``rules.Case``, with a window and an optimizer of its own."""
 
     rule: str
     batches: int

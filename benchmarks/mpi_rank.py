@@ -1,6 +1,6 @@
 """One rank of the MPI contender of all_reduce.py, which starts it by ``mpiexec``.
 
-It needs NumPy and mpi4py only, so that they may live in a virtual environment of their own.
+It needs only NumPy and mpi4py, so that it can run in a virtual environment that has only these.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Two hosts on one machine: network namespaces, and a link of a given rate and delay between them.
 
-The link is a veth pair with ``tc``'s netem where the kernel has it. Where it has not, it is this
-process: it carries packets between two TUN devices, each at its time. Needs root.
+The link is a veth pair with ``tc``'s netem where the kernel has it. Where it has not, this process
+is the link: it carries packets between two TUN devices and delays each. Needs root.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _ADDRESSES = ("10.231.7.1", "10.231.7.2")
 
 @dataclass(frozen=True)
 class Host:
-    """One of the two.
+    """One of the two hosts.
 
     Args:
-        name: Of its namespace.
+        name: The name of its namespace.
         device: Its end of the link.
         address: Its address there.
     """
@@ -56,11 +56,11 @@ def enter(name: str) -> None:
 
 @contextlib.contextmanager
 def two_hosts(rate_bits: float, delay_s: float) -> Iterator[tuple[tuple[Host, Host], str]]:
-    """Two namespaces, joined; both, and how the link is made.
+    """Two connected namespaces; yields both hosts, and a text that says how the link is made.
 
     Args:
         rate_bits: Bits per second, each way.
-        delay_s: Of each packet, each way.
+        delay_s: Delay of each packet, each way.
 
     Raises:
         PermissionError: Namespaces or devices may not be made here; the message says which.

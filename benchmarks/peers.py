@@ -3,10 +3,10 @@
     python benchmarks/peers.py [--repeats 3] [--only epoch batch] [--servers http socket]
 
 The same network, data, cluster and epochs; the wall time of the whole ``fit`` call, alternately.
-What is timed is the second fit of a session, for both: the first has TensorFlow's import in the
-executors, and a Java machine that has not compiled its own code yet.
-Elephas has a server over HTTP (its default) and one over sockets. The latter is so slow batch by
-batch that it gets a tenth of the rows, for one epoch, and its loss is not compared.
+For both libraries the second fit of a session is timed: the first includes TensorFlow's import in
+the executors, and the JVM has not compiled its own code yet.
+Elephas has a server over HTTP (its default) and one over sockets. The one over sockets is so slow
+batch by batch that it gets a tenth of the rows, for one epoch, and its loss is not compared.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def elephas(frequency: str, server: str, rows: int, epochs: int) -> dict[str, fl
 
 
 def sparkdl(frequency: str, rows: int, epochs: int) -> dict[str, float]:
-    """In a fresh process too, so that both pay the same start-up."""
+    """Runs sparkdl in a new process too, so that both libraries have the same start-up."""
     code = f"""
 import sys, json, time; sys.path.insert(0, {HERE!r})
 import workload

@@ -8,7 +8,7 @@ server takes (up to 4, one per core), np.add always in one. "memory alone" is th
 rule can cost by the memory that it moves: np.add reads two vectors and writes one; every vector
 that a rule keeps and changes adds a read and a write. Goals: at most 2.5 times ``np.add``; fp16,
 int8 and onebit at least 1 GB/s, topk at least 0.3 GB/s of float32 input per core. Rules of mode
-'allreduce' are timed in a world of one: what they compute beside the network.
+'allreduce' are timed with a communicator of one rank: what they compute, without the network.
 """
 
 from __future__ import annotations

@@ -3,14 +3,14 @@
     python benchmarks/rules.py [--tasks mnist a9a] [--workers 2 4] [--seeds 3] [--only RULE ...]
                                [--limit-s 450] [--results FILE] [--table] [--summary] [--quick]
 
-Workers are threads of this process over a real server, or real all-reduce rules: no Spark (see
-``worker_threads``). Finished runs are lines of a JSON file, and are not run again; ``--limit-s``
-ends a portion early, ``--table`` only prints.
+Workers are threads of this process with a real server, or with real all-reduce rules, and without
+Spark (see ``worker_threads``). Finished runs are lines of a JSON file, and are not run again;
+``--limit-s`` ends the script early, ``--table`` only prints.
 
 Each rule has its own default window. Rules that add up the workers' changes train Keras' batch on
-each worker; rules that average them, or scale down stale ones, share it (batch / workers each), so
+each worker; rules that average them, or scale down stale ones, divide it (batch / workers each), so
 that in both cases an epoch moves the model by as many steps as Keras' epoch. Rules that need an
-optimizer of their own stand against plain Keras with it.
+optimizer of their own are compared with plain Keras with that optimizer.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class Case:
 
 
 def all_cases() -> list[Case]:
-    """Each rule with its defaults, and what some would do with another window."""
+    """Each rule with its defaults, and some rules with another window."""
     from sparkdl.collective.rules import rule_names as all_reduce_names
     from sparkdl.ps.rules import rule_names as server_names
 
@@ -367,7 +367,7 @@ def print_tables(args: argparse.Namespace) -> None:
 
 
 def print_summary(args: argparse.Namespace) -> None:
-    """One row for each rule: points from plain Keras on all tasks, and what travels."""
+    """One row for each rule: points from plain Keras on all tasks, and the bytes exchanged."""
     done = list(read_results(args.results).values())
     header = ["rule", "batches between exchanges"]
     header += [f"{task}, {workers} workers" for task in args.tasks for workers in args.workers]

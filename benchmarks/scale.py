@@ -5,10 +5,10 @@
 1. *check*: two to four real workers, each on a host with a limited link (network namespaces),
    train a real model over a real server or ring; the simulation (``simulation.py``) predicts the
    seconds per step from constants that are measured first, with one worker: computing beside the
-   others, the link's rate, the time of an exchange of next to nothing.
+   others, the link's rate, the time of an exchange of very few bytes.
 2. *predict*: an exchange of 25 million values after each step, from 2 to 4,096 workers, on links
    of 1, 10 and 100 Gbit/s, with this machine's constants, and with an accelerator that computes
-   a step so many times as fast.
+   a step many times as fast.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def check(args: argparse.Namespace) -> None:
 
 
 def check_table(hosts: Hosts, args: argparse.Namespace) -> str:
-    """Predicted and measured seconds per step, each way of exchange, 2 to 4 workers."""
+    """Predicted and measured seconds per step, for each kind of exchange, 2 to 4 workers."""
     from sparkdl.ps.rules import BSP, Downpour
 
     sizes, batches = (TINY, 3) if args.quick else (MIDDLE, 12)
@@ -210,22 +210,23 @@ def calibrate(args: argparse.Namespace) -> Machine:
 
 def loopback_rate(size: int = 100_000_000) -> float:
     """Bytes per second of a push over the socket transport, in one process."""
-    from contextlib import closing
-
     from sparkdl.ps.client import Progress, connect
     from sparkdl.ps.rules import Single
-    from sparkdl.ps.server import Server, ServerConfig
+    from sparkdl.ps.server import ServerConfig
+    from sparkdl.transport.address import Endpoint
     from sparkdl.transport.listeners import Listeners
+    from sparkdl.transport.server import Server
     from sparkdl.weights import Layout
 
     layout = Layout.of([("w", (size // 4,), "float32")])
     config = ServerConfig(layout, Single(), 1, mode="socket")
-    with Server(config, np.zeros(layout.size, np.float32), Listeners.bind(config, None)) as server:
-        opened = connect(server.address, config.token, rank=0, attempt=0, layout=layout)
-        with closing(opened) as client:
-            client.hello(rows=1, batches_per_epoch=100)
-            pull = best(client.pull)
-            push = best(lambda: client.push(Progress(0, 1, 1, 1, 0.1)))
+    service = config.service(np.zeros(layout.size, np.float32))
+    server = Server(service, config.token, Listeners.bind(config.listen, None), 1).start()
+    endpoint = Endpoint(server.address, config.token)
+    with server, connect(endpoint, rank=0, layout=layout) as client:
+        client.join(rows=1, batches_per_epoch=100)
+        pull = best(client.pull)
+        push = best(lambda: client.push(Progress(0, 1, 1, 1, 0.1)))
     return size / max(pull, push - size / apply_rate(size // 4))
 
 
@@ -257,7 +258,7 @@ def predict(args: argparse.Namespace) -> None:
 
 
 def share(name: str, machine: Machine, workers: int, size: float) -> float:
-    """Share of what ``workers`` would do without any exchange."""
+    """Share of the speed that ``workers`` would have without any exchange."""
     few = 32 if name == "local SGD" else 4 if workers > 128 else 16
     return machine.compute_s / TOPOLOGIES[name](machine, workers, size, steps=few)
 

@@ -1,10 +1,11 @@
 """A discrete-event simulation of training steps: server, sharded server, ring, hierarchy.
 
 Time is in seconds, data in bytes, rates in bytes per second. A *resource* (a link's one direction,
-a server's core) serves one request after the other; what is simulated is who waits for whom.
+a server's core) serves one request after the other; the simulation computes who waits for whom.
 
-Messages stream: what leaves a host's link enters the next one at the same time. The ring's events
-come in waves, so its times are computed a wave at a time, for all ranks together.
+Messages stream: a byte enters the receiver's link while the next one leaves the sender's. In a ring
+all ranks do the same step at the same time, so its times are computed step by step, for all ranks
+together.
 """
 
 from __future__ import annotations
@@ -161,7 +162,7 @@ def server_seconds(
         steps: To simulate, of each worker.
         window: Steps between two exchanges.
         shards: Hosts that share the model.
-        waits: The server answers when all workers' pushes are there (synchronous).
+        waits: The server answers when all workers' pushes have arrived (synchronous).
         stagger_s: Each worker begins so much later than the one before it.
     """
     clock = Clock()

@@ -1,10 +1,11 @@
-"""Slow workers: what each way of waiting, or not waiting, makes of them.
+"""Slow workers: speed and loss of rules that wait for them, and of rules that do not.
 
     python benchmarks/stragglers.py [--seconds 30] [--workers 4] [--quick]
 
 MNIST with the small CNN. Computing is made slow by pauses (0.1 s a batch), so that the machine's
-cores limit nobody; real learners, servers and all-reduce rules in threads. Two cases: one worker
-is always five times as slow; every worker is five times as slow in one batch of ten, at random.
+cores are no limit; learners, servers and all-reduce rules are the real ones, in threads. Two cases:
+one worker is always five times as slow; every worker is five times as slow in one batch of ten, at
+random.
 All rules have the same time; rows per second and the test loss then are compared.
 """
 
@@ -30,7 +31,7 @@ CASES = {"one worker always": "one", "each worker now and then": "any"}
 
 @dataclass(frozen=True)
 class Contender:
-    """A row: a rule of the server, or of all-reduce, and its window."""
+    """A row of the table: a rule of the server, or of all-reduce, and its window."""
 
     label: str
     family: str
@@ -55,7 +56,7 @@ def contenders() -> list[Contender]:
 
 
 def pauses(case: str, workers: int, pause_s: float) -> list[worker_threads.Pause]:
-    """For each worker, what a batch takes longer."""
+    """For each worker, how many seconds longer a batch takes."""
 
     def make(rank: int) -> worker_threads.Pause:
         if case == "one":

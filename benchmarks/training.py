@@ -2,9 +2,9 @@
 
     python benchmarks/training.py [--repeats 5] [--workers 2] [--part server allreduce]
 
-All of a part are run alternately, medians are printed. "fit" is the wall time of the whole call,
-Spark job, data transfer and all; "training" counts from the first to the last step of the workers.
-The part "allreduce" has Horovod driven by hand (``horovodrun``, no Spark) as its yardstick.
+All cases of a part are run alternately, medians are printed. "fit" is the wall time of the whole
+call, Spark job, data transfer and all; "training" counts from the workers' first to last step.
+The part "allreduce" is compared with Horovod without Spark (``horovodrun``).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Bare:
             assert process.stdout.readline().strip() == "ready"
 
     def run(self) -> float:
-        """Seconds until the last is through, as a fit's are counted."""
+        """Seconds until the last process has ended its steps, as they are counted for a fit."""
         for process in self.processes:
             process.stdin.write("go\n")
             process.stdin.flush()
@@ -125,7 +125,7 @@ class Bench:
         return Run(seconds, spark_model.summary.seconds, self.loss(spark_model.model))
 
     def loss(self, model: Any) -> float:
-        """Of the trained model on all rows: a History's is that of the workers while they train."""
+        """The trained model's loss on all rows; a History has the loss while the workers train."""
         return float(model.evaluate(self.x, self.y, batch_size=1024, verbose=0)[0])
 
     def alternate(self, cases: dict[str, Callable[[], Run]]) -> dict[str, list[Run]]:

@@ -1,7 +1,7 @@
 """Claim: the parameter server's transports move weights as fast as the host's sockets and memory.
 
 Push and pull of one buffer, for each transport, beside ``memcpy`` and a raw socket loop between
-two processes: all alternate within each repetition, so a noisy machine disturbs all alike.
+two processes: all alternate within each repetition, so a busy machine slows all of them alike.
 
     python benchmarks/transport.py [--megabytes 100] [--repetitions 9] [--rule none|downpour]
 
@@ -42,7 +42,7 @@ class NoRule(Rule):
 
 
 class Downpour(Rule):
-    """The base class's addition."""
+    """Adds the commit to the center, as the base class does."""
 
     name = "downpour"
 
@@ -74,7 +74,7 @@ while True:
 
 
 class RawLoop:
-    """The yardstick: two processes, one socket, nothing else."""
+    """What the transports are compared with: two processes, one socket, nothing else."""
 
     def __init__(self, size: int) -> None:
         self._process = subprocess.Popen(
@@ -127,8 +127,8 @@ def measure(megabytes: int, repetitions: int, rule: Rule) -> dict[str, list[floa
         }
         progress = Progress(epoch=0, batch=1, batches=1, rows=1)
         for rank, mode in enumerate(TARGETS):
-            client = connect(server.address, server.token, mode, rank=rank, layout=layout)
-            client.hello()
+            client = connect(server.endpoint, mode, rank=rank, layout=layout)
+            client.join()
             client.buffer[...] = 0
             clients.append(client)
             actions[f"{mode} push"] = lambda c=client: c.push(progress)  # type: ignore[misc]
@@ -146,7 +146,7 @@ def measure(megabytes: int, repetitions: int, rule: Rule) -> dict[str, list[floa
 
 
 def table(times: dict[str, list[float]], megabytes: int) -> str:
-    """The medians as markdown, each beside its yardstick."""
+    """The medians as a Markdown table, each with what it is compared with."""
     median = {name: statistics.median(values) for name, values in times.items()}
     lines = [
         "| what | ms (median) | ms (best) | GB/s | yardstick | ratio | target |",

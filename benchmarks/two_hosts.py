@@ -37,7 +37,7 @@ def socket_in(
 
 
 def contenders(hosts: tuple[Host, Host]) -> list[Contender]:
-    """All that are compared."""
+    """All contenders that are compared."""
     one, two = hosts
     plain = Contender(
         "plain TCP, each way",

@@ -1,8 +1,8 @@
-"""Real learners over a real server, or a real all-reduce rule, as threads of one process.
+"""Real learners with a real server, or with a real all-reduce rule, as threads of one process.
 
-What the benchmarks of rules share: no Spark and no network, so that hundreds of small runs fit
-into minutes. Server runs go through the library's own loop (``sparkdl.worker.train``); all-reduce
-runs drive the rule's exchange step by step, over ranks that are threads.
+The benchmarks of rules share this module: it needs no Spark and no network, so that hundreds of
+small runs take minutes. Server runs use the library's own loop (``sparkdl.worker.train``);
+all-reduce runs call the rule's exchange step by step, with ranks that are threads.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from sparkdl.ps.state import Settings
 
 from sparkdl.collective.rules.exchange_rule import ExchangeRule, GradientExchange, OptimizerExchange
 from sparkdl.config import LoopSettings
+from sparkdl.coordinator.settings import Settings
 from sparkdl.data import Batches, rows_from_numpy
 from sparkdl.protocols import MAX_STACK
-from sparkdl.ps.client import Client, DriverClient
-from sparkdl.ps.server import Server, ServerConfig
+from sparkdl.ps.pulling import pull_center
+from sparkdl.ps.server import ServerConfig
 from sparkdl.ps.strategy import ServerSynchronizer
+from sparkdl.testing.inproc import InprocParameterServer
 from sparkdl.testing.thread_communicator import connect_threads
-from sparkdl.transport.frames import Limits
 from sparkdl.worker import train
 
 Parts = Sequence[tuple[np.ndarray, np.ndarray]]
@@ -39,10 +39,10 @@ class Outcome:
 
     Args:
         weights: The run's model; one per worker for an ensemble.
-        curve: ``(rows trained by all workers, the run's weights then)``, now and then.
-        bytes_per_worker: Received and sent by a worker, in all (mean over workers).
+        curve: ``(rows trained by all workers, the run's weights then)``, once per ``mark`` rows.
+        bytes_per_worker: All bytes that a worker received and sent (mean over workers).
         seconds: From the first worker's start to the last one's end.
-        rows_by_worker: Trained on.
+        rows_by_worker: The rows that each worker trained on.
     """
 
     weights: list[np.ndarray]
@@ -78,7 +78,7 @@ class _Watch:
 
 
 class _Watched(ServerSynchronizer):
-    """A worker's side of the server that tells the watch of each exchange."""
+    """A worker's connection to the server that reports each exchange to the watch."""
 
     watch: _Watch
     rank: int
@@ -110,14 +110,14 @@ def run_with_server(
     Args:
         learners: One per worker.
         parts: Rows of each worker.
-        rule: Of ``sparkdl.ps.rules``.
-        epochs: Of each worker over its part.
-        batch_size: Of each worker.
+        rule: One of ``sparkdl.ps.rules``.
+        epochs: How often each worker trains its part.
+        batch_size: Rows per batch of each worker.
         window: Batches between two exchanges; see ``LoopSettings``.
-        seed: Of the row order.
+        seed: Gives the order of the rows.
         mark: Rows between two points of the curve.
-        codec: Of ``sparkdl.ps.codecs``, or None.
-        pauses: For each worker, what gives the seconds that its next batch takes longer.
+        codec: One of ``sparkdl.ps.codecs``, or None.
+        pauses: For each worker, a function that gives how many seconds longer its next batch takes.
         stop_after_s: Asks all workers to stop after so long.
     """
     count = len(parts)
@@ -129,28 +129,23 @@ def run_with_server(
         layout, rule, count, codec=None if codec is None else codec.bind(count),
         settings=Settings(count, gather=count),  # begin together, as in Spark
     )  # fmt: skip
-    compression = config.compression()
-    limits = Limits.of(layout, encoded_bytes=0 if compression is None else compression.max_bytes)
     settings = LoopSettings(epochs=epochs, batch_size=batch_size, window=window)
     on_workers = rule.blocking and rule.payload == "gradient"
     moved = [0] * count
-    with Server(config, center) as server:
-
-        def opener(raw: Any, like: Any) -> Any:
-            return server.channel(config.token, buffer=raw is not None)
+    with InprocParameterServer(config, center) as server:
 
         def read_local() -> np.ndarray:
             learners[0].read_weights(center_copy)
             return center_copy
 
         center_copy = np.empty(layout.size, np.float32)
-        with closing(DriverClient(None, config.token, layout, opener=opener)) as driver:
-            watch = _Watch(mark, read_local if on_workers else driver.pull, count)
+        with server.driver() as driver:
+            read_center = read_local if on_workers else lambda: pull_center(driver)
+            watch = _Watch(mark, read_center, count)
 
             def work(rank: int) -> None:
                 rows = rows_from_numpy(*parts[rank])
-                client = Client(opener, limits, rank=rank, attempt=0, compression=compression)
-                try:
+                with server.client(rank) as client:
                     synchronizer = _Watched(rule, client, layout, False)
                     synchronizer.watch, synchronizer.rank = watch, rank
                     synchronizer.pause = pauses[rank] if pauses else None
@@ -159,9 +154,7 @@ def run_with_server(
                         Batches(rows, batch_size, rank=rank, seed=seed), settings,
                         num_rows=len(rows), num_workers=count,
                     )  # fmt: skip
-                    moved[rank] = client.bytes_sent + client.bytes_received
-                finally:
-                    client.close()
+                    moved[rank] = client.session.bytes_sent + client.session.bytes_received
 
             clock = None
             if stop_after_s is not None:
@@ -175,7 +168,7 @@ def run_with_server(
                 weights = [_weights_of(learner) for learner in learners]
                 weights = weights if rule.independent else weights[:1]
             else:
-                weights = [driver.pull()]
+                weights = [pull_center(driver)]
     return Outcome(weights, watch.curve, float(np.mean(moved)), seconds, watch.rows)
 
 
@@ -195,7 +188,7 @@ def run_with_all_reduce(
 ) -> Outcome:
     """Trains with a rule of ``sparkdl.collective.rules``; arguments as :func:`run_with_server`.
 
-    Bytes are those of a ring, which each operation is charged as. The parts are equally long.
+    Bytes are those that a ring would move for each operation. The parts are equally long.
     """
     count = len(parts)
     rule = rule.bind(count, optimizer)
@@ -294,7 +287,7 @@ class _Steps:
 
 class _GradientSteps(_Steps):
     def train(self, batch: Any, last: bool) -> int:
-        """One step; the rows of a batch that was dropped do not count."""
+        """Trains one step; the rows of a batch that was dropped do not count."""
         before = getattr(self.exchange, "dropped", 0)
         self.exchange.take_step(self._compute(batch), self.learner.apply_gradients)
         dropped = getattr(self.exchange, "dropped", 0) > before

@@ -1,4 +1,4 @@
-"""The main job in one minute: train on two Spark workers, evaluate, save, load, predict.
+"""In one minute: train on two Spark workers, evaluate, save, load, predict.
 
 Runs on scikit-learn's handwritten digits (1,797 images of 8x8 pixels), on two real executor
 processes of this machine: ``make demo``.
@@ -40,7 +40,7 @@ def main() -> int:
         spark.stop()
     print(f"\nDone in {time.monotonic() - started:.0f} s.", flush=True)
     if accuracy < 0.95:
-        print("The held-out accuracy is below 0.95: something is wrong.", file=sys.stderr)
+        print(f"held-out accuracy {accuracy:.4f}, expected at least 0.95", file=sys.stderr)
         return 1
     return 0
 

@@ -4,7 +4,7 @@
         --output hdfs:///models/model.keras --features features --label label --classes 10
 
 ``--features`` names an array or vector column, or several numeric columns separated by commas.
-Pass ``--checkpoints`` to make the job resume where an earlier one was cut off.
+With ``--checkpoints`` the job goes on from the last checkpoint of an earlier job, if there is one.
 """
 
 from __future__ import annotations

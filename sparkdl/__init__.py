@@ -23,16 +23,16 @@ if TYPE_CHECKING:
     from sparkdl.learner.distributed_callbacks import MetricAverageCallback as MetricAverageCallback
     from sparkdl.learner.distributed_optimizer import DistributedOptimizer as DistributedOptimizer
     from sparkdl.log_lines import log_to_driver as log_to_driver
+    from sparkdl.spark.loading import load_spark_model as load_spark_model
     from sparkdl.spark.run import HorovodRunner as HorovodRunner
     from sparkdl.spark.run import run as run
     from sparkdl.spark.spark_model import SparkModel as SparkModel
-    from sparkdl.spark.spark_model import load_spark_model as load_spark_model
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "SparkModel": "sparkdl.spark.spark_model",
-    "load_spark_model": "sparkdl.spark.spark_model",
+    "load_spark_model": "sparkdl.spark.loading",
     "run": "sparkdl.spark.run",
     "HorovodRunner": "sparkdl.spark.run",
     "communicator": "sparkdl.collective.current:current",

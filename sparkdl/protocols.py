@@ -10,13 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from sparkdl.run_state import RunState
 from sparkdl.weights import FloatArray, Layout
+
+if TYPE_CHECKING:
+    from sparkdl.coordinator.telemetry import EpochReport
 
 MAX_STACK = 16
 """Batches in one stack at most: more gains nothing and takes memory for the rows."""
@@ -312,10 +315,6 @@ class Synchronizer(Protocol):
         """Whether ``train`` exchanges at every batch of a stack; a batch is a window then."""
 
     @property
-    def keeps_state(self) -> bool:
-        """After the end: whether this worker's optimizer state is the one that the run keeps."""
-
-    @property
     def stopped(self) -> bool:
         """Whether the driver has asked all workers to stop."""
 
@@ -334,8 +333,8 @@ class Synchronizer(Protocol):
         """
 
     @property
-    def unreported(self) -> dict[int, dict[str, Any]]:
-        """Epoch -> what the driver would have been told of it; empty where the driver is told."""
+    def unreported(self) -> dict[int, EpochReport]:
+        """Epoch -> its final report, where there is no connection to the driver; else empty."""
 
 
 class RankIdentity(Protocol):

@@ -11,12 +11,14 @@ import atexit
 import glob
 import os
 import shutil
+import sys
 import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import psutil
 import pytest
 
@@ -33,13 +35,15 @@ _NEEDS = {
     "unit/collective/test_choose_exchange.py": "keras",
     "unit/launch/test_function.py": "processes",
     "unit/launch/test_launchers.py": "processes",
-    "unit/launch/test_meeting.py": "keras",
     "unit/launch/test_payload.py": "processes",
-    "unit/ps/test_rules_optimizer.py": "keras",
+    "unit/ps/rules/test_rules_optimizer.py": "keras",
 }
 """A folder or file below ``tests/``, and the mark of all tests in it."""
 _IN_PROCESS = {"inproc", "solo", "threads-2", "threads-3", "threads-4"}
 """Parameters of the contract suites for which no other process is started."""
+hypothesis.settings.register_profile("loaded machine", deadline=None)
+hypothesis.settings.load_profile("loaded machine")
+
 _OURS = ("sparkdl",)
 _SET_BY_OTHERS = (
     "PYTEST", "SPARK", "PYSPARK", "_",
@@ -67,7 +71,20 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if mark and f"not {mark}" in (config.option.markexpr or "") else None
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+_imported_keras: list[str] = []
+"""The file in whose collection Keras was imported."""
+
+
+def pytest_collectreport(report: pytest.CollectReport) -> None:
+    if "keras" in sys.modules and not _imported_keras:
+        _imported_keras.append(report.nodeid)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if _imported_keras and "not keras" in (config.option.markexpr or ""):
+        raise pytest.UsageError(
+            f"{_imported_keras[0]} imports Keras: add it to _NEEDS in {__file__}"
+        )
     for item in items:
         mark = _mark_of(item.path)
         if mark is None and (_TESTS / "contract") in item.path.parents:

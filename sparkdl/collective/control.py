@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Protocol
+
+from sparkdl.coordinator.telemetry import EpochReport
 
 
 class Control(Protocol):
-    """A rank's connection to the driver; see :class:`NoControl` for a run without one."""
+    """A rank's connection to the driver: a :class:`~sparkdl.coordinator.session.Session`.
 
-    def join(self, rows: int, batches: int) -> None:
-        """Tells the driver how many rows and batches this rank has per epoch."""
+    :class:`NoControl` stands for it in a run without one.
+    """
 
-    def report(self, meta: dict[str, Any], *, wait: bool, batch: int, rows: int) -> None:
-        """Sends the metrics of an epoch, so far or at its end.
+    def join(self, *, rows: int, batches_per_epoch: int) -> object:
+        """Tells the driver how many rows and batches this rank has."""
 
-        With ``wait`` it returns when the driver has released the epoch.
-        """
+    def report(self, report: EpochReport, *, wait: bool = False) -> None:
+        """Sends the metrics of an epoch; with ``wait``, returns when the driver releases it."""
 
-    def keep_state(self, state: bytes, epoch: int) -> None:
+    def keep(self, state: bytes, epoch: int) -> None:
         """Leaves a :class:`~sparkdl.run_state.RunState` in bytes with the driver.
 
         ``epoch`` is the number of epochs that are done.
@@ -34,10 +36,6 @@ class Control(Protocol):
     def learning_rate(self) -> float | None:
         """A learning rate that the driver has set, or None."""
 
-    @property
-    def unreported(self) -> dict[int, dict[str, Any]]:
-        """Epoch -> its final metrics, of epochs that the driver was not told of."""
-
 
 class NoControl:
     """Stands for a connection to the driver where there is none (Spark Connect).
@@ -49,17 +47,17 @@ class NoControl:
     learning_rate: float | None = None
 
     def __init__(self) -> None:
-        self.unreported: dict[int, dict[str, Any]] = {}
+        self.unreported: dict[int, EpochReport] = {}
 
-    def join(self, rows: int, batches: int) -> None:
+    def join(self, *, rows: int, batches_per_epoch: int) -> None:
         """Does nothing."""
 
-    def report(self, meta: dict[str, Any], *, wait: bool, batch: int, rows: int) -> None:
-        """Keeps the final metrics of each epoch."""
-        if meta.get("ended"):
-            self.unreported[meta["epoch"]] = {**meta, "batches": batch}
+    def report(self, report: EpochReport, *, wait: bool = False) -> None:
+        """Keeps the report of an epoch that has ended."""
+        if report.ended:
+            self.unreported[report.epoch] = report
 
-    def keep_state(self, state: bytes, epoch: int) -> None:
+    def keep(self, state: bytes, epoch: int) -> None:
         """Does nothing."""
 
     def finish(self) -> None:

@@ -16,7 +16,9 @@ from sparkdl.collective.member import Member
 from sparkdl.collective.rule_synchronizer import RuleSynchronizer
 from sparkdl.collective.rules import ExchangeRule
 from sparkdl.collective.synchronizer import AllReduceSynchronizer, StepSynchronizer
+from sparkdl.coordinator.session import Session
 from sparkdl.errors import ModelError
+from sparkdl.protocols import RankIdentity
 from sparkdl.weights import Layout
 
 
@@ -31,6 +33,25 @@ class Meeting(Protocol):
         """Every rank's text in rank order."""
 
 
+class SessionMeeting:
+    """A meeting through the coordinator: quicker than a barrier's ``allGather``.
+
+    Args:
+        session: This rank's.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self.rank, self._session = session.rank, session
+
+    def all_gather(self, text: str) -> list[str]:
+        """Every rank's text in rank order.
+
+        Raises:
+            WaitTimeoutError: Some ranks did not come in time; they are named.
+        """
+        return self._session.meet(text)
+
+
 class EarlyGathering:
     """A meeting that exchanges the connectors' texts before their result is needed.
 
@@ -42,8 +63,8 @@ class EarlyGathering:
         connector: Of the communicator to be; prepared here.
     """
 
-    def __init__(self, meeting: Meeting, connector: Connector) -> None:
-        self.rank, self.connector = meeting.rank, connector
+    def __init__(self, meeting: RankIdentity, connector: Connector) -> None:
+        self.rank, self.attempt, self.connector = meeting.rank, meeting.attempt, connector
         self._texts: Future[list[str]] = Future()
         own_text = connector.prepare().to_json()
 

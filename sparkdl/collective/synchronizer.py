@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from sparkdl.collective.communicator import Communicator
 from sparkdl.collective.control import Control, NoControl
 from sparkdl.collective.gradient_synchronizer import AllReduceGradientSynchronizer
+from sparkdl.coordinator.telemetry import EpochReport
 from sparkdl.protocols import MAX_STACK, BatchStack, Learner, MetricState, Report, Start
 from sparkdl.run_state import RunState
 from sparkdl.weights import Layout
@@ -80,7 +81,8 @@ class AllReduceSynchronizer:
         steps: StepSynchronizer | None = None,
     ) -> None:
         self._communicator = communicator
-        self.control: Control = NoControl() if control is None else control
+        self._unconnected = NoControl()
+        self._control: Control = control or self._unconnected
         self._steps: StepSynchronizer = steps or AllReduceGradientSynchronizer(communicator, layout)
         self._root = 0
         self.rule_state = b""
@@ -95,7 +97,7 @@ class AllReduceSynchronizer:
 
         The root is the first rank with the most rows: one without rows has no optimizer state.
         """
-        self.control.join(rows, batches)
+        self._control.join(rows=rows, batches_per_epoch=batches)
         mine = np.array([windows, rows, -(-rows // max(batches, 1))], np.int64)
         gathered = np.stack(self._communicator.all_gather(mine))
         steps, most_rows, batch_rows = (int(v) for v in gathered.max(axis=0))
@@ -117,20 +119,20 @@ class AllReduceSynchronizer:
         self._epoch_batches = report.batches_done
         self._rows += report.rows
         if report.metrics is not None:
-            meta = {
-                "epoch": report.epoch,
-                "metrics": report.metrics.tolist(),
-                "rows": self._epoch_rows,
-            }
-            self._report(meta, wait=False)
-        self._steps.stop_wanted = self.control.stopped
+            self._control.report(
+                EpochReport(
+                    report.epoch,
+                    self._epoch_rows,
+                    report.metrics,
+                    batches_done=self._epoch_batches,
+                    rows_done=self._rows,
+                )
+            )
+        self._steps.stop_wanted = self._control.stopped
 
     def train_on(self, learner: Learner, stack: BatchStack, report: Report) -> None:
         """The same as :meth:`train`: here every batch may end with an exchange."""
         self.train(learner, stack, report)
-
-    def _report(self, meta: dict[str, Any], *, wait: bool) -> None:
-        self.control.report(meta, wait=wait, batch=self._epoch_batches, rows=self._rows)
 
     def end_epoch(
         self,
@@ -141,17 +143,18 @@ class AllReduceSynchronizer:
         wait: bool,
     ) -> None:
         """Reports the epoch's metrics; then all ranks agree on stopping and learning rate."""
-        meta: dict[str, Any] = {
-            "epoch": epoch,
-            "ended": True,
-            "metrics": metrics.tolist(),
-            "rows": self._epoch_rows if epoch == self._epoch else 0,
-        }
-        if validation is not None:
-            meta["val_metrics"] = validation.tolist()
-        self._report(meta, wait=wait)
-        rate = self.control.learning_rate
-        mine = np.array([self.control.stopped, rate is not None, rate or 0.0], np.float64)
+        report = EpochReport(
+            epoch,
+            self._epoch_rows if epoch == self._epoch else 0,
+            metrics,
+            ended=True,
+            val_metrics=np.empty(0) if validation is None else validation,
+            batches_done=self._epoch_batches,
+            rows_done=self._rows,
+        )
+        self._control.report(report, wait=wait)
+        rate = self._control.learning_rate
+        mine = np.array([self._control.stopped, rate is not None, rate or 0.0], np.float64)
         gathered = self._communicator.all_gather(mine)
         self._stopped = self._stopped or any(bool(t[0]) for t in gathered)
         rates = [float(t[2]) for t in gathered if t[1]]
@@ -163,23 +166,23 @@ class AllReduceSynchronizer:
         rule_state = self._steps.save_state(learner)
         if self.keeps_state:
             state = RunState.of(learner, epoch, rule_state)
-            self.control.keep_state(state.to_bytes(), epoch)
+            self._control.keep(state.to_bytes(), epoch)
 
     def finish(self, learner: Learner) -> None:
         """Waits for all ranks: one that ends before the others looks like one that failed."""
         self._steps.end_run(learner)
         self.rule_state = self._steps.save_state(learner)
         self._communicator.barrier()
-        self.control.finish()
+        self._control.finish()
 
     def result(self, learner: Learner, epoch: int) -> RunState | None:
         """The root's weights, its optimizer state and the rule's; None on the other ranks."""
         return RunState.of(learner, epoch, self.rule_state) if self.keeps_state else None
 
     @property
-    def unreported(self) -> dict[int, dict[str, Any]]:
+    def unreported(self) -> dict[int, EpochReport]:
         """Epoch -> its metrics, where this rank has no connection to the driver."""
-        return self.control.unreported
+        return self._unconnected.unreported
 
     @property
     def keeps_state(self) -> bool:

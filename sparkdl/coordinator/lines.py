@@ -14,6 +14,7 @@ MAX_LINES_BYTES = 1 << 20
 MAX_LINE_CHARS = MAX_LINES_BYTES // 8
 """The rest of a longer line is not sent."""
 KEPT_LINES = 20_000
+KEPT_CHARS = 16 << 20
 """The oldest lines are dropped where the driver does not fetch them."""
 
 
@@ -33,7 +34,8 @@ class LogLines:
     """``(rank, line)`` in the order of arrival, until the driver takes them."""
 
     def __init__(self) -> None:
-        self._lines: deque[tuple[int, str]] = deque(maxlen=KEPT_LINES)
+        self._lines: deque[tuple[int, str]] = deque()
+        self._chars = 0
 
     def put(self, message: Message) -> None:
         """Takes the lines of a LOG frame.
@@ -48,7 +50,11 @@ class LogLines:
                 expected=f"at most {MAX_LINES_BYTES} bytes of text",
                 received=f"{body.size} bytes of {message.content.name}",
             )
-        self._lines.extend((message.rank, line) for line in unpack_lines(body))
+        for line in unpack_lines(body):
+            self._lines.append((message.rank, line))
+            self._chars += len(line)
+        while len(self._lines) > KEPT_LINES or self._chars > KEPT_CHARS:
+            self._pop()
 
     def take(self, limit_bytes: int) -> tuple[list[int], list[str]]:
         """Ranks and lines that are forgotten from now on; about ``limit_bytes`` at most."""
@@ -56,8 +62,14 @@ class LogLines:
         lines: list[str] = []
         size = 0
         while self._lines and size < limit_bytes:
-            rank, line = self._lines.popleft()
+            rank, line = self._pop()
             ranks.append(rank)
             lines.append(line)
             size += len(line) + 1
         return ranks, lines
+
+    def _pop(self) -> tuple[int, str]:
+        """Forgets the oldest line."""
+        rank, line = self._lines.popleft()
+        self._chars -= len(line)
+        return rank, line

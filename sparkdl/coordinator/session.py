@@ -328,11 +328,24 @@ def open_session(
         return Session(openers, limits, rank=rank, attempt=attempt, timeouts=timeouts)
 
 
-def report_failure(endpoint: Endpoint, rank: int, attempt: int, error: BaseException) -> None:
-    """Tells a run's coordinator that a rank failed for good; silent if it cannot be reached."""
+def report_failure(
+    endpoint: Endpoint,
+    rank: int,
+    attempt: int,
+    error: BaseException,
+    limits: Limits | None = None,
+) -> None:
+    """Tells a run's coordinator that a rank failed for good; silent if it cannot be reached.
+
+    Args:
+        endpoint: Of the server.
+        rank, attempt: Of the rank that failed.
+        error: What failed.
+        limits: Bodies that may travel; None for a coordinator without a store.
+    """
     described = "".join(traceback.format_exception_only(error)).strip()
     with (
         contextlib.suppress(Exception),
-        open_session(endpoint, rank=rank, attempt=attempt) as session,
+        open_session(endpoint, rank=rank, attempt=attempt, limits=limits) as session,
     ):
         session.fail(described, "".join(traceback.format_exception(error)))

@@ -17,7 +17,7 @@ from sparkdl.data.rows import Rows
 from sparkdl.data.storage import MemoryStorage
 from sparkdl.errors import DataError
 
-Arrays = npt.ArrayLike | Mapping[str, npt.ArrayLike]
+ArrayLikes = npt.ArrayLike | Mapping[str, npt.ArrayLike]
 
 _CHUNK_BYTES = 16 << 20
 # The types that Spark has as plain columns; the rest travels as bytes.
@@ -25,9 +25,9 @@ _PLAIN = {np.dtype(n) for n in ("bool", "int8", "int16", "int32", "int64", "floa
 
 
 def rows_from_numpy(
-    x: Arrays,
-    y: Arrays | None = None,
-    sample_weight: Arrays | None = None,
+    x: ArrayLikes,
+    y: ArrayLikes | None = None,
+    sample_weight: ArrayLikes | None = None,
     spec: DataSpec | None = None,
 ) -> Rows:
     """Rows over NumPy arrays, without a copy where dtype and layout fit already.
@@ -52,9 +52,9 @@ def rows_from_numpy(
 
 
 def to_arrow_table(
-    x: Arrays,
-    y: Arrays | None = None,
-    sample_weight: Arrays | None = None,
+    x: ArrayLikes,
+    y: ArrayLikes | None = None,
+    sample_weight: ArrayLikes | None = None,
     spec: DataSpec | None = None,
 ) -> tuple[pa.Table, DataSpec]:
     """NumPy arrays as an Arrow table, and the spec that reads it back.
@@ -105,7 +105,7 @@ def _arrow(rows: Array, kind: str) -> Any:
 
 
 def _conform_all(
-    x: Arrays, y: Arrays | None, sample_weight: Arrays | None, spec: DataSpec | None
+    x: ArrayLikes, y: ArrayLikes | None, sample_weight: ArrayLikes | None, spec: DataSpec | None
 ) -> tuple[DataSpec, dict[str, Array], int]:
     columns: dict[str, Array] = {}
     features = _group("features", x, None if spec is None else spec.features, columns)
@@ -131,7 +131,7 @@ def _conform_all(
 
 def _group(
     column: str,
-    arrays: Arrays | None,
+    arrays: ArrayLikes | None,
     wanted: Mapping[str, ColumnSpec] | None,
     columns: dict[str, Array],
 ) -> dict[str, ColumnSpec]:

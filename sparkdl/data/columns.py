@@ -16,9 +16,9 @@ from sparkdl.errors import ConfigError, UnknownNameError
 
 Array = npt.NDArray[Any]
 Shape = tuple[int | None, ...]
-Kind = Literal["array", "scalars", "binary", "image", "decoded"]
+ColumnKind = Literal["array", "scalars", "binary", "image", "decoded"]
 
-KINDS: tuple[str, ...] = get_args(Kind)
+COLUMN_KINDS: tuple[str, ...] = get_args(ColumnKind)
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class ColumnSpec:
     columns: tuple[str, ...]
     shape: Shape
     dtype: str = "float32"
-    kind: Kind = "array"
+    kind: ColumnKind = "array"
     decoder: Callable[[Any], Any] | None = None
     one_hot: int | None = None
     classes: int | None = None
@@ -65,8 +65,8 @@ class ColumnSpec:
             object.__setattr__(self, name, tuple(getattr(self, name)))
         if any(d is not None and d < 1 for d in self.shape):
             self._refuse("dimensions of at least 1, or None", f"shape {self.shape}")
-        if self.kind not in KINDS:
-            raise UnknownNameError("kind of column", self.kind, KINDS)
+        if self.kind not in COLUMN_KINDS:
+            raise UnknownNameError("kind of column", self.kind, COLUMN_KINDS)
         if not self.columns or (len(self.columns) > 1 and self.kind != "scalars"):
             self._refuse(
                 "one column, or several of kind 'scalars'",

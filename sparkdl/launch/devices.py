@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from sparkdl.config import UseGpu
 from sparkdl.errors import ResourceError
+from sparkdl.learner.framework import running_backend, start_backend
 
 _FRAMEWORKS = {"tensorflow": "tensorflow", "jax": "jax", "torch": "torch"}
 _started = False
@@ -93,11 +94,8 @@ class DeviceRequest:
 
 def needs_child(placement: Placement) -> bool:
     """Whether this process runs a framework already, with other GPUs or another Keras backend."""
-    if placement.backend is not None and "keras" in sys.modules:
-        import keras
-
-        if keras.backend.backend() != placement.backend:
-            return True
+    if placement.backend is not None and running_backend() not in (None, placement.backend):
+        return True
     if placement.gpus is None:  # only a process that must not see the machine's GPUs does not do
         return _seen == () and os.path.exists("/dev/nvidiactl")
     if _seen is None:  # what code of the user's imported may see any GPU
@@ -124,28 +122,7 @@ def start_framework(placement: Placement) -> None:
         TF_ENABLE_ONEDNN_OPTS=os.environ.get("TF_ENABLE_ONEDNN_OPTS"),
         JAX_PLATFORMS=os.environ.get("JAX_PLATFORMS", None if gpus else "cpu"),
     ):
-        if placement.backend == "tensorflow":
-            from sparkdl.learner.tensorflow import configure_threads, memory_growth
-
-            configure_threads(placement.cores)
-            memory_growth()
-        elif placement.backend == "torch":
-            import torch
-
-            torch.set_num_threads(placement.cores)
-            torch.cuda.is_available()
-        elif placement.backend == "jax":
-            import jax
-
-            jax.devices()
-        import keras
-
-        if keras.backend.backend() != placement.backend:
-            raise ResourceError(
-                "Keras runs on another backend than the model was made with",
-                expected=str(placement.backend),
-                received=keras.backend.backend(),
-            )
+        start_backend(placement.backend, placement.cores)
     _started, _seen = True, gpus
 
 

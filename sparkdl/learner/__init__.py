@@ -7,6 +7,7 @@
 - ``signature``, ``structure``: a model's inputs and outputs, and how named arrays go into them.
 - ``archive``, ``fingerprint``: a model as bytes, and which models share compiled steps.
 - ``metric_check``, ``local_optimizer``, ``ensemble``: what a fit asks of a model, or makes of it.
+- ``framework``: which backend runs in this process, and its start on the task's devices.
 - ``callback_sink``: Keras callbacks that run on the driver.
 - ``distributed_optimizer``, ``distributed_gradients``, ``distributed_callbacks``: for users' own
   training functions on several ranks.

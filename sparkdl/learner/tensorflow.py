@@ -8,7 +8,6 @@ Keras.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from functools import cached_property
 from typing import Any
@@ -241,17 +240,3 @@ def _weight_and_stop(reducer: Reducer) -> tuple[tf.Tensor, tf.Tensor]:
         return tf.constant(0.0), tf.constant(0.0)
     weight = reducer.rows / reducer.in_graph.scale
     return tf.constant(weight, tf.float32), tf.constant(float(reducer.in_graph.stop_wanted))
-
-
-def configure_threads(cores: int) -> None:
-    """Bounds TensorFlow's threads to the task's cores; no effect once TensorFlow has started."""
-    with contextlib.suppress(RuntimeError):
-        tf.config.threading.set_intra_op_parallelism_threads(cores)
-        tf.config.threading.set_inter_op_parallelism_threads(max(1, min(2, cores)))
-
-
-def memory_growth() -> None:
-    """Makes TensorFlow take GPU memory as it needs it, so that several processes share a GPU."""
-    for device in tf.config.list_physical_devices("GPU"):
-        with contextlib.suppress(RuntimeError):
-            tf.config.experimental.set_memory_growth(device, True)

@@ -8,7 +8,7 @@ from typing import Any
 from sparkdl.config import AUTO_WINDOW, EPOCH_WINDOW, FitConfig
 from sparkdl.errors import ConfigError
 from sparkdl.ps.codecs import DGC, Codec, make_codec
-from sparkdl.ps.rules import Rule, make_rule
+from sparkdl.ps.rules import DCASGD, SGD, GapAware, Rule, make_rule
 
 DEFAULT_RULES = {"asynchronous": "downpour", "hogwild": "hogwild", "synchronous": "bsp"}
 # What all workers learn in an epoch would take the center too far if it were added up; ADR 0030.
@@ -168,7 +168,7 @@ def _require_no_other_momentum(codec: DGC, rule: Rule, optimizer: Any) -> None:
             hint="compression='topk' goes with every rule; so does DGC(momentum=0)",
         )
     who = f"rule {rule.name!r}"
-    plain = rule.name in ("sgd", "dc_asgd", "gap_aware") and not getattr(rule, "momentum", 0)
+    plain = isinstance(rule, (DCASGD, GapAware)) or (isinstance(rule, SGD) and not rule.momentum)
     if rule.blocking:
         who = f"the model's optimizer, {type(optimizer).__name__}"
         plain = type(optimizer).__name__ == "SGD" and not optimizer.momentum

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -13,7 +12,7 @@ from sparkdl.coordinator.session import report_failure
 from sparkdl.coordinator.telemetry import EpochReport
 from sparkdl.errors import ModelError
 from sparkdl.protocols import BatchStack, Learner, MetricState, RankIdentity, Report, Start
-from sparkdl.ps.client import Client, Progress, connect
+from sparkdl.ps.client import Client, Progress, connect, limits_of
 from sparkdl.ps.codecs import Compression
 from sparkdl.ps.rules.rule import Rule
 from sparkdl.ps.shards import ShardRouter, shards_of
@@ -75,8 +74,6 @@ class ServerStrategy:
     def _connect(
         self, stack: contextlib.ExitStack, rank: RankIdentity, layout: Layout
     ) -> Client | ShardRouter:
-        shards = shards_of(layout, len(self.endpoints))
-        layouts = [layout] if len(shards) == 1 else [shard.layout for shard in shards]
         clients = [
             stack.enter_context(
                 connect(
@@ -84,7 +81,7 @@ class ServerStrategy:
                     compression=self.compression,
                 )
             )
-            for endpoint, part in zip(self.endpoints, layouts, strict=True)
+            for endpoint, part in zip(self.endpoints, self._layouts, strict=True)
         ]  # fmt: skip
         if len(clients) == 1:
             return clients[0]
@@ -92,7 +89,15 @@ class ServerStrategy:
 
     def report_failure(self, rank: RankIdentity, error: BaseException) -> None:
         """Tells the server that this worker failed for good, so that no other waits for it."""
-        report_failure(self.endpoints[0], rank.rank, rank.attempt, error)
+        limits = limits_of(self._layouts[0], self.compression)
+        report_failure(self.endpoints[0], rank.rank, rank.attempt, error, limits)
+
+    @property
+    def _layouts(self) -> list[Layout]:
+        """Of each server's buffer."""
+        if len(self.endpoints) == 1:
+            return [self.layout]
+        return [shard.layout for shard in shards_of(self.layout, len(self.endpoints))]
 
 
 class ServerSynchronizer:
@@ -214,7 +219,7 @@ class ServerSynchronizer:
         return self._session.lead if self._rule.blocking else self._session.rank == 0
 
     @property
-    def unreported(self) -> dict[int, dict[str, Any]]:
+    def unreported(self) -> dict[int, EpochReport]:
         """Empty: the driver hears of every epoch from the server."""
         return {}
 

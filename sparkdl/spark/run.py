@@ -6,7 +6,6 @@ import contextlib
 import logging
 import math
 import secrets
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -24,6 +23,7 @@ from sparkdl.launch.function import FunctionTask, Returned, call_here, dump_call
 from sparkdl.launch.processes import ProcessLauncher
 from sparkdl.launch.task import Ranks
 from sparkdl.learner import BACKENDS
+from sparkdl.learner.framework import running_backend
 from sparkdl.log_lines import show
 from sparkdl.spark.driver import cluster
 from sparkdl.spark.driver.launcher import SparkLauncher, SparkRanks
@@ -277,9 +277,5 @@ def _check_backend(backend: str | None) -> str | None:
     if backend is not None:
         require_name("Keras backend", backend, BACKENDS)
         return backend
-    if "keras" not in sys.modules:
-        return None
-    import keras
-
-    running = str(keras.backend.backend())
+    running = running_backend()
     return running if running in BACKENDS else None

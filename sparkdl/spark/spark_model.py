@@ -5,72 +5,45 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, Generic, TypeVar, overload
+from typing import Any
 
 import numpy as np
 
 from sparkdl.config import (
     FitConfig,
-    LoopSettings,
     PortSpec,
     UseGpu,
-    arguments_from_file,
     require_int,
 )
-from sparkdl.errors import ConfigError, ReadOnlyError
+from sparkdl.errors import ConfigError
 from sparkdl.files.checkpoints import Checkpoints
-from sparkdl.files.model_file import check_path, read_model, write_model
+from sparkdl.files.model_file import check_path, write_model
 from sparkdl.launch.interrupts import heard, held
 from sparkdl.learner import keras_learner, metric_state
-from sparkdl.learner.archive import encode_model, load_state, model_bytes, model_from_bytes
+from sparkdl.learner.archive import encode_model, model_bytes
 from sparkdl.learner.callback_sink import CallbackSink
 from sparkdl.learner.ensemble import build_ensemble
 from sparkdl.learner.signature import model_signature
 from sparkdl.progress.bar import ProgressBar
 from sparkdl.progress.events import TrainingBegan, TrainingEnded
 from sparkdl.progress.monitor import FitMonitor
-from sparkdl.run_state import RunState
-from sparkdl.spark.columns.sources import Columns, add_validation, is_frame, is_rdd, open_source
-from sparkdl.spark.driver.arguments import FitOptions, check_share, verbosity
-from sparkdl.spark.driver.choice import choose_exchange, restore_rule
-from sparkdl.spark.driver.fitting import FitPlan, count_workers, run_fit
+from sparkdl.spark.columns.sources import (
+    Columns,
+    is_frame,
+    is_rdd,
+    open_fit_source,
+    open_source,
+)
+from sparkdl.spark.driver.arguments import FitArguments, check_keras_arguments, verbosity
+from sparkdl.spark.driver.choice import choose_exchange
+from sparkdl.spark.driver.fitting import run_fit
 from sparkdl.spark.driver.metrics import prepare_metrics
-from sparkdl.spark.driver.recipes import recipe_of
+from sparkdl.spark.driver.plan import FitPlan, count_workers, loop_settings, prepare_model
+from sparkdl.spark.driver.trained_model import TrainedModel
 from sparkdl.spark.driver.training import StageSummary
 from sparkdl.spark.inference.evaluate import evaluate_arrays, evaluate_source
 from sparkdl.spark.inference.predict import predict_frame, predict_rdd
-
-T = TypeVar("T")
-
-
-class Setting(Generic[T]):
-    """A read-only attribute of a :class:`SparkModel`: an argument that it was made with.
-
-    Args:
-        read: Gives the value.
-    """
-
-    def __init__(self, read: Callable[[SparkModel], T]) -> None:
-        self._read = read
-
-    def __set_name__(self, owner: type[SparkModel], name: str) -> None:
-        self._name = name
-        self.__doc__ = f"The argument ``{name}``, or what was chosen for it; read-only."
-
-    @overload
-    def __get__(self, model: None, owner: type[SparkModel]) -> Setting[T]: ...
-    @overload
-    def __get__(self, model: SparkModel, owner: type[SparkModel]) -> T: ...
-    def __get__(self, model: SparkModel | None, owner: type[SparkModel]) -> T | Setting[T]:
-        return self if model is None else self._read(model)
-
-    def __set__(self, model: SparkModel, value: T) -> None:
-        raise ReadOnlyError(
-            f"{self._name} of a SparkModel cannot be changed",
-            expected=f"{self._name}={self._read(model)!r}, with which it was made",
-            received=repr(value),
-            hint=f"make another one: SparkModel(spark_model.model, ..., {self._name}={value!r})",
-        )
+from sparkdl.spark.setting import Setting
 
 
 class SparkModel:
@@ -163,10 +136,9 @@ class SparkModel:
             rule={"name": self._exchange.rule.name, **self._exchange.rule.config()},
             compression=self._exchange.compression,
         )
-        self._model = model
+        self._trained = TrainedModel(model)
         self._custom_objects = dict(custom_objects or {})
         self._decoder = decoder
-        self._recipe = recipe_of(self._config, self._exchange)
         self._history: Any = None
         self._epochs_trained = 0
         self._summary: StageSummary | None = None
@@ -177,7 +149,7 @@ class SparkModel:
     @property
     def model(self) -> Any:
         """The Keras model, trained in place; after ``rule='ensemble'`` the mean of the members."""
-        return self._model
+        return self._trained.model
 
     @property
     def ensemble(self) -> list[Any]:
@@ -221,7 +193,7 @@ class SparkModel:
 
     def __repr__(self) -> str:
         return (
-            f"SparkModel({self._model.name!r}, mode={self.mode!r}, frequency={self.frequency!r}, "
+            f"SparkModel({self.model.name!r}, mode={self.mode!r}, frequency={self.frequency!r}, "
             f"rule={self.rule.name!r}, num_workers={self.num_workers})"
         )
 
@@ -279,7 +251,7 @@ class SparkModel:
             WorkerError: A worker raised; the message ends with its traceback.
             TransportError: The parameter server died.
         """
-        keras_learner.require_compiled(self._model)
+        keras_learner.require_compiled(self.model)
         if self._ensemble or (checkpoint_dir is not None and self._exchange.independent):
             raise ConfigError(
                 "an ensemble is trained in one fit",
@@ -287,76 +259,58 @@ class SparkModel:
                 received="an ensemble that is trained" if self._ensemble else repr(checkpoint_dir),
                 hint="spark_model.ensemble has the members, each of which can be trained further",
             )
-        options = FitOptions.of(keras_fit_arguments)
-        require_int("epochs", epochs, 1)
-        batch_size = self._batch_size(batch_size)
-        validation_split = check_share("validation_split", validation_split)
-        if resume and checkpoint_dir is None:
-            raise ConfigError(
-                "resume needs a place to resume from", expected="checkpoint_dir=...",
-                received="None",
-            )  # fmt: skip
-        model, signature = self._model, model_signature(self._model)
+        arguments = FitArguments(
+            epochs, batch_size, verbose, validation_split, shuffle, checkpoint_dir, resume,
+            **check_keras_arguments(keras_fit_arguments),
+        )  # fmt: skip
         columns = Columns(features, label, sample_weight, self.decoder)
-        source = open_source(data, signature, columns)
-        held_out = None
-        if validation_data is not None:
-            held_out = open_source(validation_data, signature, columns)
-        source = add_validation(source, held_out, validation_split, self.seed)
-        num_workers, at_once = count_workers(self._exchange, self._config, source)
-        self._recipe.prepare(model, num_workers)
+        source = open_fit_source(
+            data, validation_data, model_signature(self.model), columns,
+            split=validation_split, seed=self.seed,
+        )  # fmt: skip
+        num_workers, at_once = count_workers(self._config, self._exchange, source)
+        prepare_model(self.model, self._exchange, num_workers)
         checkpoints = Checkpoints.at(checkpoint_dir)
-        first_epoch = options.initial_epoch
+        first_epoch = arguments.initial_epoch
         if resume and checkpoints is not None:
-            checkpoint = checkpoints.restore()
-            if checkpoint is not None:
-                load_state(model, checkpoint.model_file, checkpoints.folder)
-                first_epoch = checkpoint.state.epoch
-            self._recipe.resume(b"" if checkpoint is None else checkpoint.state.rule)
-        last_epoch = epochs if (resume or options.initial_epoch) else first_epoch + epochs
+            first_epoch = self._trained.restore(checkpoints) or first_epoch
+        last_epoch = arguments.last_epoch(first_epoch)
         if first_epoch >= last_epoch:
             return self._nothing_to_do(callbacks, last_epoch)
         keras_callbacks = CallbackSink(
-            model, callbacks, epochs=last_epoch, verbose=verbosity(verbose)
+            self.model, callbacks, epochs=last_epoch, verbose=verbosity(verbose)
         )
         monitor = FitMonitor(
             keras_callbacks, [ProgressBar(verbosity(verbose))],
-            partial(metric_state.metric_results, model),
+            partial(metric_state.metric_results, self.model),
             epochs=last_epoch, first_epoch=first_epoch,
         )  # fmt: skip
-        recipe = self._recipe
-        settings = LoopSettings(
-            epochs=last_epoch, first_epoch=first_epoch, batch_size=batch_size,
-            window=recipe.window, shuffle=shuffle, seed=self.seed + 7919 * self._epochs_trained,
-            wait_for_driver=recipe.in_step and monitor.has_callbacks,
-            keep_state=recipe.barrier or monitor.has_callbacks or checkpoints is not None,
-            follow_schedule=not recipe.in_step,
-            check_data=options.check_data,
-            memory_budget_bytes=self.memory_budget_mb << 20,
+        settings = loop_settings(
+            self._config, self._exchange, arguments, first_epoch=first_epoch,
+            epochs_trained=self._epochs_trained, has_callbacks=monitor.has_callbacks,
         )  # fmt: skip
         plan = FitPlan(
-            self._config, recipe, model, self._custom_objects, source, num_workers, at_once,
-            settings, checkpoints,
+            self._config, self._exchange, self._trained, self._custom_objects, source,
+            num_workers, at_once, settings, checkpoints,
         )  # fmt: skip
         try:
             self._summary = run_fit(plan, monitor)
         except BaseException as error:
             monitor.fail(error)
             raise
+        if checkpoints is not None and not monitor.stopped_inside:
+            self._trained.save(checkpoints, monitor.epochs_done)
         if self._summary.members:
             members = list(self._summary.members.values())
-            self._model, self._ensemble = build_ensemble(model, members)
+            self._trained.model, self._ensemble = build_ensemble(self.model, members)
             self._summary = replace(self._summary, members={})
-        if checkpoints is not None and not monitor.stopped_inside:
-            state = RunState(monitor.epochs_done, rule=recipe.rule_state)
-            checkpoints.save(model_bytes(model), state)
         self._epochs_trained += monitor.epochs_done - first_epoch
         monitor.end()
         self._history = keras_callbacks.history
         return self._history
 
     def _nothing_to_do(self, callbacks: Any, epochs: int) -> Any:
-        keras_callbacks = CallbackSink(self._model, callbacks, epochs=epochs, verbose=0)
+        keras_callbacks = CallbackSink(self.model, callbacks, epochs=epochs, verbose=0)
         keras_callbacks.handle(TrainingBegan(epochs, epochs))
         keras_callbacks.handle(TrainingEnded(epochs))
         self._history = keras_callbacks.history
@@ -392,9 +346,9 @@ class SparkModel:
         """
         batch_size = self._batch_size(batch_size)
         if not (is_frame(data) or is_rdd(data)):
-            return self._model.predict(data, batch_size=batch_size, verbose=0)
-        archive = encode_model(self._model, self.custom_objects)
-        signature = model_signature(self._model)
+            return self.model.predict(data, batch_size=batch_size, verbose=0)
+        archive = encode_model(self.model, self.custom_objects)
+        signature = model_signature(self.model)
         if is_rdd(data):
             return predict_rdd(
                 data, signature, archive, batch_size=batch_size, use_gpu=self.use_gpu
@@ -434,17 +388,17 @@ class SparkModel:
             DataError: The data do not fit the model, or there are none.
         """
         batch_size = self._batch_size(batch_size)
-        signature = model_signature(self._model)
+        signature = model_signature(self.model)
         columns = Columns(features, label, sample_weight, self.decoder)
         if isinstance(data, (tuple, list)):
-            state = evaluate_arrays(self._model, data, signature, batch_size=batch_size)
+            state = evaluate_arrays(self.model, data, signature, batch_size=batch_size)
         else:
             source = open_source(data, signature, columns)
             with held():
-                prepare_metrics(self._model, source)
-                archive = encode_model(self._model, self.custom_objects)
+                prepare_metrics(self.model, source)
+                archive = encode_model(self.model, self.custom_objects)
             state = evaluate_source(source, archive, batch_size=batch_size, use_gpu=self.use_gpu)
-        results = metric_state.metric_results(self._model, state)
+        results = metric_state.metric_results(self.model, state)
         if verbosity(verbose, auto=0):
             print(" - ".join(f"{k}: {np.round(v, 4)}" for k, v in results.items()), flush=True)
         return results
@@ -463,42 +417,5 @@ class SparkModel:
             ConfigError: The path does not end in ``.keras``.
         """
         check_path(path, overwrite=overwrite)
-        state = RunState(self._epochs_trained, rule=self._recipe.rule_state)
-        write_model(path, model_bytes(self._model), self._config.to_file(), state)
-
-
-def load_spark_model(
-    path: str,
-    custom_objects: dict[str, Any] | None = None,
-    safe_mode: bool = True,
-    **overrides: Any,
-) -> SparkModel:
-    """Loads what :meth:`SparkModel.save` wrote, or any ``.keras`` file.
-
-    Args:
-        path: See :meth:`SparkModel.save`.
-        custom_objects: Name -> class or function that the model uses.
-        safe_mode: False also loads what runs code from the file (``Lambda`` layers): only for
-            files that you trust.
-        **overrides: Arguments of :class:`SparkModel` to have instead of those saved, and
-            ``decoder``, which is not saved.
-
-    Returns:
-        A SparkModel with the same mode and settings; its next ``fit`` goes on with the optimizer
-        state and, in mode ``'allreduce'``, the outer momentum of rules like ``'diloco'``.
-        ``port``, ``server_bind`` and ``server_address`` have their defaults: where the driver
-        listens is for its user to say, never for a file.
-
-    Raises:
-        ResourceError: The path cannot be read.
-        ModelError: The file holds no compiled Keras model.
-    """
-    file = read_model(path)
-    settings = arguments_from_file(file.settings, path)
-    model = model_from_bytes(file.content, custom_objects, safe_mode=safe_mode, path=path)
-    if "rule" not in overrides and settings.get("rule"):
-        settings["rule"] = restore_rule(settings["mode"], settings["rule"])
-    loaded = SparkModel(model, custom_objects=custom_objects, **{**settings, **overrides})
-    if not {"mode", "rule"} & set(overrides):
-        loaded._recipe.resume(b"" if file.state is None else file.state.rule)
-    return loaded
+        state = self._trained.beside(self._epochs_trained)
+        write_model(path, model_bytes(self.model), self._config.to_file(), state)

@@ -52,16 +52,13 @@ class InprocChannel:
         return self._raw
 
     def request(self, message: Message, timeout_s: float | None) -> Message:
-        frame = encode(message, max_meta_bytes=self._limits.max_meta_bytes)
-        received, meta_size, body_size = decode_header(frame[:HEADER_BYTES])
-        self._dispatcher.limits.check(received, meta_size, body_size)
-        received.meta = decode_meta(received.kind, frame[HEADER_BYTES:])
-        received.body = message.body
+        received = _carried(message, self._dispatcher.limits)
         if self._aborted.is_set():
             raise ConnectionResetError("the connection was aborted")
         reply = self._dispatcher.call(self._number, received, lambda: not self._aborted.is_set())
         if reply is None:
             raise ConnectionResetError("the server ended")
+        reply = _carried(reply, self._limits)
         if reply.body_bytes and self._raw is not None:
             deliver_body(reply, self._raw)
         return reply
@@ -72,6 +69,16 @@ class InprocChannel:
     def close(self) -> None:
         self._aborted.set()
         self._dispatcher.close(self._number)
+
+
+def _carried(message: Message, limits: Limits) -> Message:
+    """What a receiver gets of ``message``, encoded and decoded again; its body stays in place."""
+    frame = encode(message, max_meta_bytes=limits.max_meta_bytes)
+    received, meta_size, body_size = decode_header(frame[:HEADER_BYTES])
+    limits.check(received, meta_size, body_size)
+    received.meta = decode_meta(received.kind, frame[HEADER_BYTES:])
+    received.body, received.reading = message.body, message.reading
+    return received
 
 
 class InprocServer(Closing):

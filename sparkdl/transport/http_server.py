@@ -30,6 +30,7 @@ from sparkdl.transport.frames import (
     Message,
     PiecewiseBody,
     encode,
+    error_to_meta,
 )
 from sparkdl.transport.framing import send_reading
 from sparkdl.transport.greeting import Greeter, Stranger
@@ -209,7 +210,11 @@ def _respond(
 ) -> Response:
     from flask import Response
 
-    head = encode(reply, max_meta_bytes=limits.max_meta_bytes)
+    try:
+        head = encode(reply, max_meta_bytes=limits.max_meta_bytes)
+    except ProtocolError as error:
+        reply = Message(Kind.ERROR, meta=error_to_meta(error))
+        head = encode(reply, max_meta_bytes=limits.max_meta_bytes)
     parts = _ReplyBody(head, reply, direct, done)
     response = Response(parts, mimetype="application/octet-stream", direct_passthrough=True)
     response.content_length = len(head) + reply.body_bytes

@@ -9,9 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self, get_args
 
+from sparkdl.config import PortSpec, ports_of
 from sparkdl.errors import UnknownNameError
 from sparkdl.transport.address import Address, Mode, boot_id
-from sparkdl.transport.listening import PortSpec, listen, ports_of
+from sparkdl.transport.listening import listen
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,7 @@ import hmac
 import select
 import socket
 
-from sparkdl.config import PortSpec as PortSpec
-from sparkdl.config import ports_of as ports_of
+from sparkdl.config import PortSpec, ports_of
 from sparkdl.errors import ResourceError
 
 

@@ -168,7 +168,10 @@ class StreamServer:
             reply = dispatcher.call(number, message, lambda: is_connected(connection))
             if reply is None:
                 return
-            self._send(connection, number, reply)
+            try:
+                self._send(connection, number, reply)
+            except ProtocolError as error:  # it cannot be encoded; nothing of it was sent
+                send_frame(connection, Message(Kind.ERROR, meta=error_to_meta(error)), limits)
 
     def _receive(self, connection: socket.socket, number: int) -> Message:
         service = self._dispatcher.service

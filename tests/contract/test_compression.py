@@ -8,15 +8,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sparkdl.ps.state import Settings
 from test_transports import STEP, in_thread
 
+from sparkdl.coordinator.driver_client import DriverClient, open_driver
+from sparkdl.coordinator.settings import Settings
 from sparkdl.errors import ConfigError, ProtocolError
-from sparkdl.ps.client import Client, DriverClient, Timeouts, connect
+from sparkdl.ps.client import Client, connect, limits_of
 from sparkdl.ps.codecs import DGC, Codec, Compression, TopK, codec_names, make_codec
+from sparkdl.ps.pulling import pull_center
 from sparkdl.ps.rules import BSP, SSP, Downpour, Hogwild, Rule
-from sparkdl.ps.server import Server, ServerConfig, ServerProcess
-from sparkdl.transport.frames import Flag, Kind, Limits, Message, check_sizes
+from sparkdl.ps.server import ServerConfig, ServerProcess
+from sparkdl.testing.inproc import InprocParameterServer
+from sparkdl.transport.connection import Timeouts
+from sparkdl.transport.frames import Content, Flag, Kind, Message
 from sparkdl.weights import Layout
 
 LAYOUT = Layout.of([("w", (300, 100), "float32")], [("m", (10,), "float32")])
@@ -34,37 +38,29 @@ class World:
         self.config = ServerConfig(LAYOUT, rule, workers, mode=mode, settings=settings, codec=codec)
         self.transport = transport
         self.center = np.zeros(LAYOUT.size, np.float32)
-        self.local: Server | None = None
+        self.local: InprocParameterServer | None = None
         self.process: ServerProcess | None = None
         if transport == "inproc":
-            self.local = Server(self.config, self.center).start()
+            self.local = InprocParameterServer(self.config, self.center)
         else:
             self.process = ServerProcess(self.config, self.center)
-
-    def _opener(self, raw: Any, like: Any) -> Any:
-        assert self.local is not None
-        return self.local.channel(self.config.token, buffer=raw is not None)
 
     def client(self, rank: int = 0, attempt: int = 0) -> Client:
         compression = self.config.compression()
         assert compression is not None
-        if self.process is not None:
-            return connect(
-                self.process.address, self.config.token, self.transport, rank=rank,
-                attempt=attempt, layout=LAYOUT, timeouts=QUICK, compression=compression,
-            )  # fmt: skip
-        limits = Limits.of(LAYOUT, encoded_bytes=compression.max_bytes)
-        return Client(
-            self._opener, limits, rank=rank, attempt=attempt, timeouts=QUICK,
-            compression=compression,
+        if self.local is not None:
+            return self.local.client(rank, attempt, timeouts=QUICK)
+        assert self.process is not None
+        return connect(
+            self.process.endpoint, self.transport, rank=rank, attempt=attempt, layout=LAYOUT,
+            timeouts=QUICK, compression=compression,
         )  # fmt: skip
 
     def driver(self) -> DriverClient:
-        if self.process is not None:
-            return DriverClient(
-                self.process.address, self.config.token, LAYOUT, mode=self.transport
-            )
-        return DriverClient(None, self.config.token, LAYOUT, opener=self._opener)
+        if self.local is not None:
+            return self.local.driver()
+        assert self.process is not None
+        return open_driver(self.process.endpoint, limits_of(LAYOUT), mode=self.transport)
 
     def close(self) -> None:
         for end in (self.process and self.process.stop, self.local and self.local.close):
@@ -95,15 +91,15 @@ def test_what_is_sent_and_what_is_left_are_all_updates(transport: str, codec: st
     rng = np.random.default_rng(0)
     total = np.zeros(LAYOUT.size, np.float64)
     with world(transport, codec) as w, w.client() as client:
-        client.hello()
+        client.join()
         client.pull()
-        before = client.bytes_sent, client.bytes_received
+        before = client.session.bytes_sent, client.session.bytes_received
         for _ in range(20):
             update = rng.standard_normal(LAYOUT.size).astype(np.float32)
             total += update
             held = exchange(client, update)
         with w.driver() as driver:
-            center = driver.pull()
+            center = pull_center(driver)
         residual = np.zeros(LAYOUT.size, np.float32)
         if client.residual is not None:
             residual[TRAINED] = client.residual
@@ -111,8 +107,8 @@ def test_what_is_sent_and_what_is_left_are_all_updates(transport: str, codec: st
         np.testing.assert_allclose(center + residual, total, atol=tolerance)
         np.testing.assert_array_equal(held[300 * 100 :], center[300 * 100 :])  # never encoded
         whole = 20 * LAYOUT.size_bytes
-        sent = (client.bytes_sent - before[0]) / whole
-        received = (client.bytes_received - before[1]) / whole
+        sent = (client.session.bytes_sent - before[0]) / whole
+        received = (client.session.bytes_received - before[1]) / whole
         if transport == "shm":
             assert client.residual is None  # nothing crosses a network: sent as it is
             np.testing.assert_array_equal(held, center)
@@ -130,11 +126,11 @@ def test_what_a_worker_holds_follows_the_center(codec: str, rule: Rule) -> None:
     """Without news of its own a worker's view converges to the center that others changed."""
     rng = np.random.default_rng(1)
     with world("inproc", codec, rule) as w, w.client() as client:
-        client.hello()
+        client.join()
         client.pull()
         exchange(client, rng.standard_normal(LAYOUT.size).astype(np.float32))
         with w.driver() as driver:
-            center = driver.pull()
+            center = pull_center(driver)
             first = np.abs(np.array(client.pull()) - center).max()
             for _ in range(250):
                 held = np.array(client.pull())
@@ -149,7 +145,7 @@ def test_a_resent_commit_and_its_reply_count_once(transport: str, when: str, cod
     rng = np.random.default_rng(2)
     total = np.zeros(LAYOUT.size, np.float64)
     with world(transport, codec) as w, w.client() as client:
-        client.hello()
+        client.join()
         client.pull()
         for round_ in range(6):
             update = rng.standard_normal(LAYOUT.size).astype(np.float32)
@@ -158,8 +154,8 @@ def test_a_resent_commit_and_its_reply_count_once(transport: str, when: str, cod
                 break_once(client, when)
             held = exchange(client, update)
         with w.driver() as driver:
-            center, status = driver.pull(), driver.status()
-        assert status["commits"] == 6
+            center, status = pull_center(driver), driver.status()
+        assert status.commits == 6
         np.testing.assert_allclose(center[TRAINED] + client.residual, total[TRAINED], atol=1e-4)
         # What the worker holds is within one step of the codec, not an update apart.
         assert np.abs(held - center).max() < (1e-5 if codec == "topk" else 0.2)
@@ -167,7 +163,7 @@ def test_a_resent_commit_and_its_reply_count_once(transport: str, when: str, cod
 
 def break_once(client: Client, when: str) -> None:
     """The next commit's connection breaks once."""
-    channel = client._link.channel
+    channel = client.session._connection.channel
     assert channel is not None
     request = channel.request
 
@@ -190,7 +186,7 @@ def test_ranks_of_a_round_get_the_same_mean(transport: str, codec: Any) -> None:
     rng = np.random.default_rng(3)
     with world(transport, codec, BSP(), workers=2) as w:
         clients = [w.client(rank) for rank in range(2)]
-        joined = [in_thread(c.hello) for c in clients]
+        joined = [in_thread(c.join) for c in clients]
         for thread, _ in joined:
             thread.join(10)
         for step in range(3):
@@ -221,12 +217,12 @@ def test_ranks_of_a_round_get_the_same_mean(transport: str, codec: Any) -> None:
 def test_dgc_shapes_training_on_shared_memory_too() -> None:
     """Its momentum is part of the optimizer, so it does not depend on how a worker is connected."""
     with world("shm", DGC(ratio=0.25, momentum=0.5)) as w, w.client() as client:
-        client.hello()
+        client.join()
         client.pull()
         exchange(client, np.ones(LAYOUT.size, np.float32))
         exchange(client, np.ones(LAYOUT.size, np.float32))
         with w.driver() as driver:
-            center = driver.pull()[TRAINED]
+            center = pull_center(driver)[TRAINED]
         # The second quarter was held back once: 1 + (0.5 · 1 + 1).
         assert sorted(set(center.tolist())) == [0.0, 1.0, 2.5]
         assert client.residual is not None
@@ -235,15 +231,15 @@ def test_dgc_shapes_training_on_shared_memory_too() -> None:
 def test_a_new_attempt_holds_nothing_and_gets_the_whole_center() -> None:
     with world("socket", "topk") as w:
         client = w.client()
-        client.hello()
+        client.join()
         client.pull()
         exchange(client, np.ones(LAYOUT.size, np.float32))
         client.close()
         with w.client(attempt=1) as again, w.driver() as driver:
-            again.hello()
-            np.testing.assert_array_equal(again.pull(), driver.pull())
+            again.join()
+            np.testing.assert_array_equal(again.pull(), pull_center(driver))
             exchange(again, np.ones(LAYOUT.size, np.float32))
-            np.testing.assert_allclose(again.buffer, driver.pull())
+            np.testing.assert_allclose(again.buffer, pull_center(driver))
 
 
 # ---------------------------------------------------------------------- hostile and wrong
@@ -251,35 +247,46 @@ def test_a_new_attempt_holds_nothing_and_gets_the_whole_center() -> None:
 
 def test_encoded_bodies_are_bounded_before_they_are_read() -> None:
     compression = Compression(TopK(0.01), LAYOUT, 2)
-    limits = Limits.of(LAYOUT, encoded_bytes=compression.max_bytes)
-    check_sizes(Kind.PUSH, 0, compression.max_bytes, limits, Flag.ENCODED)
-    for size, flags, bounds in (
-        (compression.max_bytes + 1, Flag.ENCODED, limits),
-        (8, Flag.ENCODED, Limits.of(LAYOUT)),  # no compression in this run
-        (8, Flag.NONE, limits),
+    limits = limits_of(LAYOUT, compression)
+    limits.check(encoded(Kind.PUSH), 0, compression.max_bytes)
+    for size, message, bounds in (
+        (compression.max_bytes + 1, encoded(Kind.PUSH), limits),
+        (8, encoded(Kind.PUSH), limits_of(LAYOUT)),  # no compression in this run
+        (8, Message(Kind.PUSH, content=Content.DENSE), limits),
+        (8, Message(Kind.SNAPSHOT, content=Content.DENSE), limits),
     ):
         with pytest.raises(ProtocolError, match="does not fit"):
-            check_sizes(Kind.PUSH, 0, size, bounds, flags)
-    with pytest.raises(ProtocolError, match="does not fit"):
-        check_sizes(Kind.SNAPSHOT, 0, 8, limits, Flag.ENCODED)
+            bounds.check(message, 0, size)
+
+
+def encoded(kind: Kind) -> Message:
+    return Message(kind, Flag.ENCODED, content=Content.DENSE)
+
+
+def test_only_commits_come_encoded() -> None:
+    with world("inproc", "topk", BSP()) as w, w.client() as client:
+        client.join()
+        with pytest.raises(ProtocolError, match="whole flat buffer"):
+            client.session.request(encoded(Kind.SNAPSHOT), np.zeros(8, np.uint8))
 
 
 @pytest.mark.parametrize("transport", ["http", "socket", "inproc"])
 def test_a_payload_that_no_encoder_makes_is_refused(transport: str) -> None:
     with world(transport, "topk") as w, w.client() as client:
-        client.hello()
+        client.join()
         for payload in (
             np.full(56, 255, np.uint8),  # indices far out of bounds
             np.zeros(43, np.uint8),  # no whole number of entries
             np.zeros(3, np.uint8),  # shorter than the averaged segment
         ):
-            message = Message(Kind.PUSH, Flag.ENCODED, sequence=1, rows=1, batches=1)
+            message = encoded(Kind.PUSH)
+            message.sequence = message.rows = message.batches = 1
             message.rank, message.attempt = 0, 0
             with pytest.raises(ProtocolError, match="malformed"):
-                client._link.request(message, payload)
+                client.session._connection.request(message, payload)
         exchange(client, np.ones(LAYOUT.size, np.float32))  # the run goes on
         with w.driver() as driver:
-            assert driver.status()["commits"] == 1
+            assert driver.status().commits == 1
 
 
 def test_a_codec_that_saves_nothing_is_refused() -> None:

@@ -11,7 +11,9 @@ import numpy as np
 import psutil
 import pytest
 
-from sparkdl.ps.client import DriverClient, Progress, connect
+from sparkdl.coordinator.driver_client import open_driver
+from sparkdl.ps.client import Progress, connect, limits_of
+from sparkdl.ps.pulling import pull_center
 from sparkdl.ps.rules import make_rule
 from sparkdl.ps.server import ServerConfig, ServerProcess
 from sparkdl.weights import Layout
@@ -63,24 +65,22 @@ def test_two_models_and_a_buffer_per_connection(transport: str, rule: str) -> No
         ExitStack() as stack,
     ):
         clients = [
-            stack.enter_context(
-                connect(server.address, server.token, transport, rank=rank, layout=layout)
-            )
+            stack.enter_context(connect(server.endpoint, transport, rank=rank, layout=layout))
             for rank in range(WORKERS)
         ]
-        driver = DriverClient(server.address, server.token, layout)
+        driver = open_driver(server.endpoint, limits_of(layout))
         stack.callback(driver.close)
         errors: list[BaseException] = []
 
         def work(rank: int) -> None:
             client = clients[rank]
             try:
-                client.hello(rows=64, batches_per_epoch=3)
+                client.join(rows=64, batches_per_epoch=3)
                 client.pull()
                 for batch in range(3):
                     client.buffer.fill(1e-3)
                     client.push_pull(Progress(epoch=0, batch=batch + 1, batches=1, rows=64))
-                client.finish()
+                client.session.finish()
             except BaseException as error:
                 errors.append(error)
 
@@ -92,7 +92,7 @@ def test_two_models_and_a_buffer_per_connection(transport: str, rule: str) -> No
         assert not errors
         assert not any(thread.is_alive() for thread in threads)
         training = peak[0] - base
-        driver.pull()  # the workers are still connected, as when callbacks want the weights
+        pull_center(driver)  # the workers are still connected, as when callbacks want the weights
     reading = peak[0] - base
     print(f"{transport}, {rule}: {training / MODEL_BYTES:.2f} models for {WORKERS} workers,"
           f" {reading / MODEL_BYTES:.2f} while the driver reads too")  # fmt: skip

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import inspect
 import socket
 import time
 from collections.abc import Iterator
@@ -15,6 +17,7 @@ import pytest
 from keras import layers
 
 from sparkdl import SparkModel
+from sparkdl.config import FitConfig
 from sparkdl.errors import (
     ConfigError,
     DataError,
@@ -26,7 +29,7 @@ from sparkdl.errors import (
 )
 from sparkdl.learner.signature import model_signature
 from sparkdl.spark.columns.pairs import pair_encoder
-from sparkdl.spark.driver import fitting as module
+from sparkdl.spark.driver import plan as module
 
 
 def dense(inputs: int = 3, outputs: int = 1, loss: Any = "mse", build: bool = True) -> Any:
@@ -143,6 +146,15 @@ def test_attributes_show_what_was_asked_and_chosen() -> None:
     assert (model.batch_size, model.seed, model.max_restarts) == (5, 7, 3)
     assert (model.rule.name, model.communicator, model.port) == ("mean", "auto", 0)
     assert model.get_config()["rule"]["name"] == "mean"
+
+
+def test_every_setting_is_an_argument_of_the_model() -> None:
+    arguments = inspect.signature(SparkModel).parameters
+    for field in dataclasses.fields(FitConfig):
+        assert arguments[field.name].default == field.default, field.name
+    assert set(arguments) - {f.name for f in dataclasses.fields(FitConfig)} == {
+        "model", "custom_objects", "decoder",
+    }  # fmt: skip
 
 
 def test_models() -> None:

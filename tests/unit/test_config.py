@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import json
 import pickle
 from typing import Any
@@ -92,17 +91,6 @@ def test_what_is_saved_makes_the_same_config() -> None:
 def test_a_file_of_another_version_is_refused() -> None:
     with pytest.raises(ModelError, match=r"(?s)'m.keras'.*another version.*later"):
         arguments_from_file({"mode": "hogwild", "later": 1}, "m.keras")
-
-
-def test_every_setting_is_an_argument_of_the_model() -> None:
-    from sparkdl.spark.spark_model import SparkModel
-
-    arguments = inspect.signature(SparkModel).parameters
-    for field in dataclasses.fields(FitConfig):
-        assert arguments[field.name].default == field.default, field.name
-    assert set(arguments) - {f.name for f in dataclasses.fields(FitConfig)} == {
-        "model", "custom_objects", "decoder",
-    }  # fmt: skip
 
 
 def test_ports() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from dataclasses import asdict, dataclass, field
 
+from sparkdl.config import PortSpec
 from sparkdl.coordinator.machine import Coordinator
 from sparkdl.coordinator.settings import Settings
 from sparkdl.errors import ConfigError
@@ -13,7 +14,6 @@ from sparkdl.ps.rules.rule import Rule
 from sparkdl.ps.store import ParameterStore
 from sparkdl.transport.address import Mode
 from sparkdl.transport.listeners import ListenOptions
-from sparkdl.transport.listening import PortSpec
 from sparkdl.weights import FloatArray, Layout
 
 

@@ -257,13 +257,15 @@ class ParameterStore(Store):
 
     def _values(self, message: Message) -> FloatArray:
         """The values of a commit, in the buffer that they arrived in."""
-        if message.body is None or message.content is not Content.DENSE:
+        body = message.body
+        whole = body is not None and body.nbytes == self.limits.dense_bytes
+        if body is None or not whole or message.content is not Content.DENSE:
             raise ProtocolError(
                 f"a {message.kind.name} frame without the whole flat buffer",
                 expected=f"{self.limits.dense_bytes} bytes of {Content.DENSE.name}",
                 received=f"{message.body_bytes} bytes of {message.content.name}",
             )
-        return self.limits.dense(message.body)
+        return self.limits.dense(body)
 
     def _answer_again(self, connection: int, message: Message, worker: Worker) -> None:
         """The reply to a commit that was applied before: its first reply was lost."""

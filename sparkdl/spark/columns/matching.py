@@ -12,13 +12,16 @@ from typing import Any
 
 from pyspark.sql import types as T
 
-from sparkdl.data.columns import ColumnSpec, DataSpec, Kind
+from sparkdl.data.columns import ColumnKind, ColumnSpec, DataSpec
 from sparkdl.errors import DataError
 from sparkdl.learner.signature import Shape, Signature, TensorSpec
 from sparkdl.spark.columns.decoders import Decoder, check_decoder
 from sparkdl.spark.columns.wire import is_vector_column
 
 ColumnNames = str | Iterable[str]
+"""One column, or several numeric ones that make up a row of an array."""
+InputColumns = ColumnNames | Mapping[str, ColumnNames]
+"""The columns of a model's only input (or output), or of each by its name."""
 
 _IMAGE_FIELDS = {"origin", "height", "width", "nChannels", "mode", "data"}
 
@@ -26,8 +29,8 @@ _IMAGE_FIELDS = {"origin", "height", "width", "nChannels", "mode", "data"}
 def make_spec(
     schema: T.StructType,
     signature: Signature,
-    features: ColumnNames | Mapping[str, ColumnNames],
-    label: ColumnNames | Mapping[str, ColumnNames] | None,
+    features: InputColumns,
+    label: InputColumns | None,
     sample_weight: str | Mapping[str, str] | None = None,
     decoder: Decoder | Mapping[str, Decoder] | None = None,
     role_column: str | None = None,
@@ -281,7 +284,7 @@ def _own_label(field: T.StructField) -> ColumnSpec:
     if not _is_number(element):
         raise _wrong_type(field, "label", "numbers, an array or an ML vector")
     dtype = "int32" if isinstance(element, (T.IntegralType, T.BooleanType)) else "float32"
-    spec_kind: Kind = "array" if depth else "scalars"
+    spec_kind: ColumnKind = "array" if depth else "scalars"
     return ColumnSpec((field.name,), (None,) * depth, dtype, spec_kind)
 
 

@@ -14,22 +14,24 @@ import numpy as np
 from sparkdl.data import DataSpec, to_arrow_table
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.learner.signature import Signature
-from sparkdl.spark.columns.matching import make_spec
+from sparkdl.spark.columns.decoders import Decoder
+from sparkdl.spark.columns.matching import InputColumns, make_spec
 from sparkdl.spark.columns.pairs import pair_encoder
 from sparkdl.spark.columns.wire import PROBLEM, selection, wire_names
 from sparkdl.spark.driver.cluster import is_connect, session_of
 
 ROLE = "__sparkdl_role"
+"""A column beside the user's: 0 in rows to train on, 1 in rows to validate on."""
 
 
 @dataclass(frozen=True)
 class Columns:
     """Which columns mean what, as the user said it in ``fit`` or ``evaluate``."""
 
-    features: Any = "features"
-    label: Any = "label"
-    sample_weight: Any = None
-    decoder: Any = None
+    features: InputColumns = "features"
+    label: InputColumns = "label"
+    sample_weight: str | Mapping[str, str] | None = None
+    decoder: Decoder | Mapping[str, Decoder] | None = None
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,7 @@ class Source:
 
     @property
     def spark(self) -> Any:
+        """The session."""
         return self.frame.sparkSession
 
 
@@ -65,9 +68,7 @@ def is_rdd(data: Any) -> bool:
     )
 
 
-def open_source(
-    data: Any, signature: Signature, columns: Columns, *, with_labels: bool = True
-) -> Source:
+def open_source(data: Any, signature: Signature, columns: Columns) -> Source:
     """Checks ``data`` against the model and selects what is needed.
 
     Args:
@@ -75,23 +76,21 @@ def open_source(
             ``(x, y)`` or ``(x, y, sample_weight)``.
         signature: The model's.
         columns: Which columns mean what (DataFrames only).
-        with_labels: Whether labels are needed.
 
     Raises:
         DataError: The data do not fit the model.
         ConfigError: Not a form of data that is known.
     """
     if is_frame(data):
-        label = columns.label if with_labels else None
         spec = make_spec(
-            data.schema, signature, columns.features, label,
-            columns.sample_weight if with_labels else None, columns.decoder,
+            data.schema, signature, columns.features, columns.label, columns.sample_weight,
+            columns.decoder,
         )  # fmt: skip
         names = wire_names(len(spec.columns))
         return Source(data.select(*selection(data.schema, spec, names)), spec, data)
     if is_rdd(data):
         return _from_rdd(data, signature)
-    if isinstance(data, (tuple, list)) and with_labels and len(data) in (2, 3):
+    if isinstance(data, (tuple, list)) and len(data) in (2, 3):
         return _from_numpy(data, signature)
     raise ConfigError(
         "this kind of data is not known",
@@ -100,8 +99,38 @@ def open_source(
     )
 
 
-def add_validation(source: Source, validation: Source | None, split: float, seed: int) -> Source:
-    """Marks the rows to validate on, which then travel with the training rows in one stage."""
+def open_fit_source(
+    data: Any,
+    validation_data: Any,
+    signature: Signature,
+    columns: Columns,
+    *,
+    split: float,
+    seed: int,
+) -> Source:
+    """The rows to train and those to validate on, which travel to the executors in one stage.
+
+    Args:
+        data: See :func:`open_source`.
+        validation_data: Rows of the same kind, or None.
+        signature: The model's.
+        columns: Which columns mean what.
+        split: Share of ``data`` to validate on where there is no ``validation_data``.
+        seed: Of the choice of these rows.
+
+    Raises:
+        DataError: The data do not fit the model, or each other.
+        ConfigError: Not a form of data that is known.
+    """
+    source = open_source(data, signature, columns)
+    held_out = None
+    if validation_data is not None:
+        held_out = open_source(validation_data, signature, columns)
+    return _add_validation(source, held_out, split, seed)
+
+
+def _add_validation(source: Source, validation: Source | None, split: float, seed: int) -> Source:
+    """Marks the rows to validate on."""
     from pyspark.sql import functions as F
 
     origin = source.origin
@@ -121,6 +150,7 @@ def add_validation(source: Source, validation: Source | None, split: float, seed
 
 
 def _union(training: Any, validation: Any) -> Any:
+    """The rows of both frames."""
     from pyspark.errors import AnalysisException
 
     try:
@@ -172,6 +202,7 @@ def spread(source: Source, num_workers: int) -> Any:
 
 
 def _from_numpy(data: Any, signature: Signature) -> Source:
+    """Arrays as a frame; Spark ships their rows to the executors."""
     x, y = data[0], data[1]
     weight = data[2] if len(data) == 3 else None
     spec = wanted_spec(x, y, weight, signature)
@@ -212,6 +243,7 @@ def wanted_spec(x: Any, y: Any, weight: Any, signature: Signature) -> DataSpec:
 
 
 def _from_rdd(rdd: Any, signature: Signature) -> Source:
+    """A frame of the bytes that executors make of the RDD's elements."""
     spark = session_of()
     encoder = pair_encoder(signature)
     data_spec = DataSpec(encoder.features, encoder.labels)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pyspark.sql import types as T
 
 PROBLEM = "__sparkdl_problem"
-"""A text column: the error that ``columns.pairs.PairEncoder`` found in a row."""
+"""A text column: the error that a :class:`~sparkdl.spark.columns.pairs.PairEncoder` found."""
 
 
 def wire_names(count: int) -> list[str]:

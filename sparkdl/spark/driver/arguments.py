@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,35 +16,74 @@ _KERAS_FIT_REFUSED = {
     "x": "pass the data as the first argument",
     "y": "name the label column: label='column'",
 }
+_KERAS_FIT_TAKEN = ("check_data", "initial_epoch")
 
 
 @dataclass(frozen=True)
-class FitOptions:
-    """Arguments of Keras' own ``fit`` that :meth:`SparkModel.fit` takes, too."""
+class FitArguments:
+    """What the user asked of one ``fit``, beside data, columns and callbacks.
 
+    Args:
+        epochs: Passes over the data; where it goes on from a given epoch, the epoch to stop at.
+        batch_size: Rows per step and worker; None for the model's.
+        verbose: 0, 1, 2 or ``'auto'``.
+        validation_split: Share of the rows held out for validation.
+        shuffle: New row order in each epoch.
+        checkpoint_dir: Folder of the checkpoints; None for none.
+        resume: Go on from the last checkpoint.
+        initial_epoch: Epoch to begin with, as in Keras' own ``fit``.
+        check_data: Refuse NaN and infinity before training.
+
+    Raises:
+        ConfigError: An argument that is not of its kind.
+    """
+
+    epochs: int = 1
+    batch_size: int | None = None
+    verbose: str | int = "auto"
+    validation_split: float = 0.0
+    shuffle: bool = True
+    checkpoint_dir: str | None = None
+    resume: bool = False
     initial_epoch: int = 0
     check_data: bool = False
 
-    @classmethod
-    def of(cls, arguments: dict[str, Any]) -> FitOptions:
-        """The options in ``arguments``; any other name is refused.
+    def __post_init__(self) -> None:
+        require_int("epochs", self.epochs, 1)
+        require_int("initial_epoch", self.initial_epoch, 0)
+        if self.batch_size is not None:
+            require_int("batch_size", self.batch_size, 1)
+        verbosity(self.verbose)
+        check_share("validation_split", self.validation_split)
+        if self.resume and self.checkpoint_dir is None:
+            raise ConfigError(
+                "resume needs a place to resume from",
+                expected="checkpoint_dir=...",
+                received="None",
+                hint="the folder that an earlier fit wrote its checkpoints to",
+            )
 
-        Raises:
-            ConfigError: Not an argument of fit; the hint says what to do instead.
-        """
-        known = set(cls.__dataclass_fields__)
-        for name in arguments:
-            if name in known:
-                continue
+    def last_epoch(self, first_epoch: int) -> int:
+        """The epoch to stop at, for a fit that begins with ``first_epoch``."""
+        goes_on = self.resume or self.initial_epoch
+        return self.epochs if goes_on else first_epoch + self.epochs
+
+
+def check_keras_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of Keras' own ``fit`` that :meth:`SparkModel.fit` takes, too.
+
+    Raises:
+        ConfigError: Another argument; the hint says what to do instead.
+    """
+    for name, value in arguments.items():
+        if name not in _KERAS_FIT_TAKEN:
             raise ConfigError(
                 f"fit does not take {name!r}",
-                expected="the arguments of fit, and " + ", ".join(sorted(known)),
-                received=f"{name}={arguments[name]!r}",
+                expected="the arguments of fit, and " + ", ".join(_KERAS_FIT_TAKEN),
+                received=f"{name}={value!r}",
                 hint=_KERAS_FIT_REFUSED.get(name, "see help(SparkModel.fit)"),
             )
-        options = cls(**arguments)
-        require_int("initial_epoch", options.initial_epoch, 0)
-        return options
+    return dict(arguments)
 
 
 def verbosity(verbose: str | int, auto: int = 1) -> int:

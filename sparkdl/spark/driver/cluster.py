@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+from sparkdl.config import FitConfig
 from sparkdl.errors import ResourceError
 
 ARROW_BATCH_BYTES = 4 << 20
@@ -174,6 +175,14 @@ def driver_address(spark: Any) -> tuple[str, str]:
             "server_address=<an address of this machine that executors reach>)",
         )
     return bind, host
+
+
+def listening_address(spark: Any, config: FitConfig) -> tuple[str, str | None]:
+    """``(bind, advertised)`` addresses of a run's server: the user's, or :func:`driver_address`."""
+    if config.server_bind is not None:
+        return config.server_bind, config.server_address
+    bind, reachable = driver_address(spark)
+    return bind, config.server_address or reachable
 
 
 def _can_bind(host: str) -> bool:

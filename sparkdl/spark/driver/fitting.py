@@ -1,97 +1,27 @@
-"""One fit on the driver: start the run, train a stage, and again from a checkpoint if lost."""
+"""One fit on the driver: starts a run, trains a stage, and again where the stage was lost."""
 
 from __future__ import annotations
 
-import contextlib
 import warnings
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from contextlib import AbstractContextManager
+from dataclasses import replace
 
-from sparkdl.config import FitConfig, LoopSettings
-from sparkdl.errors import ConfigError, ResourceError
-from sparkdl.files.checkpoints import Checkpoints
+from sparkdl.collective.choice import optimizer_config
+from sparkdl.config import LoopSettings
 from sparkdl.launch import interrupts
-from sparkdl.learner import model_weights, optimizer_state
-from sparkdl.learner.archive import encode_model, model_bytes, restore_state
+from sparkdl.learner.archive import encode_model, restore_state
+from sparkdl.learner.model_weights import model_layout, read_model
 from sparkdl.progress.monitor import FitMonitor
-from sparkdl.run_state import RunState
-from sparkdl.spark.columns.sources import Source
-from sparkdl.spark.driver.choice import ChosenExchange
-from sparkdl.spark.driver.cluster import check_barrier, default_parallelism, wait_for_slots
+from sparkdl.ps.choice import ServerExchange
+from sparkdl.spark.driver.allreduce_run import reports_live, start_all_reduce
+from sparkdl.spark.driver.cluster import wait_for_slots
 from sparkdl.spark.driver.metrics import prepare_metrics
-from sparkdl.spark.driver.training import Run, StageLost, StageSummary, train_stage
+from sparkdl.spark.driver.plan import FitPlan
+from sparkdl.spark.driver.server_run import ServerRun
+from sparkdl.spark.driver.training import StageLost, StageSummary, train_stage
+from sparkdl.spark.driver.training_run import Run
 from sparkdl.spark.executor.trainer import TrainTask
-from sparkdl.weights import FloatArray, Layout
-
-
-class Recipe(Protocol):
-    """How the workers of a mode exchange their updates, as the driver sees it."""
-
-    @property
-    def window(self) -> int:
-        """Batches per exchange."""
-
-    @property
-    def in_step(self) -> bool:
-        """Whether all workers train in step, and so must run at the same time."""
-
-    @property
-    def barrier(self) -> bool:
-        """Whether the stage is a barrier stage."""
-
-    @property
-    def compression(self) -> Any:
-        """What the user asked for, as plain values."""
-
-    @property
-    def max_restarts(self) -> int:
-        """How often a lost stage is begun again."""
-
-    @property
-    def rule_state(self) -> bytes:
-        """What the rule keeps beside the model, as of the last epoch that the driver has."""
-
-    def resume(self, rule_state: bytes) -> None:
-        """Goes on from what an earlier run's rule kept."""
-
-    def prepare(self, model: Any, num_workers: int) -> None:
-        """Fits the recipe and the model to each other; ConfigError if they do not go together."""
-
-    def reports_live(self, spark: Any) -> bool:
-        """Whether the driver hears of the workers while they train."""
-
-    def start(
-        self, layout: Layout, center: FloatArray, num_workers: int, spark: Any, at_once: int
-    ) -> contextlib.AbstractContextManager[Future[Any]]:
-        """Brings the run up in the background; leaving the context ends all of it."""
-
-
-@dataclass(frozen=True)
-class FitPlan:
-    """What one call of ``fit`` does; everything in it has been checked.
-
-    Args:
-        config: What the user asked of the model.
-        recipe: How updates travel.
-        model: The driver's model, trained in place.
-        custom_objects: For its archive.
-        source: The rows.
-        num_workers: Workers of the run.
-        at_once: How many of them can run at the same time (0: unknown).
-        settings: Of the workers' loops, for the whole fit.
-        checkpoints: Where to, or None.
-    """
-
-    config: FitConfig
-    recipe: Recipe
-    model: Any
-    custom_objects: dict[str, Any]
-    source: Source
-    num_workers: int
-    at_once: int
-    settings: LoopSettings
-    checkpoints: Checkpoints | None = None
 
 
 def run_fit(plan: FitPlan, monitor: FitMonitor) -> StageSummary:
@@ -106,8 +36,7 @@ def run_fit(plan: FitPlan, monitor: FitMonitor) -> StageSummary:
         TransportError: The run's server died.
     """
     settings = plan.settings
-    allowed = plan.recipe.max_restarts
-    live = plan.recipe.reports_live(plan.source.spark)
+    live = reports_live(plan.config, plan.source.spark)
     restarts = 0
     while True:
         last = settings.epochs
@@ -117,7 +46,7 @@ def run_fit(plan: FitPlan, monitor: FitMonitor) -> StageSummary:
             summary = _train_stage(plan, replace(settings, epochs=last), monitor)
         except StageLost as lost:
             restarts += 1
-            if restarts > allowed:
+            if restarts > plan.config.restarts:
                 raise lost.error from lost.error.__cause__
             plan = _with_workers_left(plan, lost, restarts)
             settings = replace(settings, first_epoch=lost.epoch)
@@ -133,25 +62,16 @@ def _train_stage(plan: FitPlan, settings: LoopSettings, monitor: FitMonitor) -> 
     Raises:
         StageLost: Its workers were lost; the model is as after ``StageLost.epoch`` epochs.
     """
-    model, source = plan.model, plan.source
-    layout = model_weights.model_layout(model)
-    center = model_weights.read_model(model, layout)
-    with plan.recipe.start(
-        layout, center, plan.num_workers, source.spark, plan.at_once
-    ) as starting:
+    trained, source = plan.trained, plan.source
+    rule_state = trained.rule_state
+    with _start_run(plan) as starting:
         # The server's process comes up meanwhile.
         with interrupts.held():
-            prepare_metrics(model, source)
-            archive = encode_model(model, plan.custom_objects)
+            prepare_metrics(trained.model, source)
+            archive = encode_model(trained.model, plan.custom_objects)
         run: Run = starting.result()
 
-        def bring_weights() -> None:
-            model_weights.write_model(model, layout, run.pull())
-            state = run.optimizer_state()
-            if state:
-                optimizer_state.load_optimizer_state(model, state)
-
-        monitor.watch(bring_weights)
+        monitor.watch(lambda: trained.take(run.state()))
         task = TrainTask(
             archive, source.spec, settings, run.strategy, plan.num_workers, plan.config.use_gpu,
             source.spec.role_column is not None,
@@ -160,26 +80,42 @@ def _train_stage(plan: FitPlan, settings: LoopSettings, monitor: FitMonitor) -> 
         def save_checkpoint(epoch: int) -> None:
             if plan.checkpoints is not None:
                 if not monitor.has_callbacks:
-                    bring_weights()
-                state = RunState(epoch, rule=plan.recipe.rule_state)
-                plan.checkpoints.save(model_bytes(model), state)
+                    trained.take(run.state())
+                trained.save(plan.checkpoints, epoch)
 
         monitor.begin()
         try:
             return train_stage(
-                source, model, run, task, monitor, repartition=plan.config.repartition,
-                barrier=plan.recipe.barrier, on_epoch=save_checkpoint,
+                source, trained, run, task, monitor, repartition=plan.config.repartition,
+                barrier=not plan.config.with_server, on_epoch=save_checkpoint,
             )  # fmt: skip
         except StageLost as lost:
-            kept = run.checkpoint()
+            kept = run.kept()
             if kept is None:  # the driver's model may be some epochs ahead of this stage's start
                 lost.epoch = settings.first_epoch
-                restore_state(model, archive)
+                restore_state(trained.model, archive)
+                trained.rule_state = rule_state
             else:
-                lost.epoch, weights, state = kept
-                model_weights.write_model(model, layout, weights)
-                optimizer_state.load_optimizer_state(model, state)
+                lost.epoch = kept.epoch
+                trained.take(kept)
             raise
+
+
+def _start_run(
+    plan: FitPlan,
+) -> AbstractContextManager[Future[ServerRun]] | AbstractContextManager[Future[Run]]:
+    """Brings a run up in the background, from the driver's present model."""
+    spark, model = plan.source.spark, plan.trained.model
+    layout = model_layout(model)
+    if isinstance(plan.exchange, ServerExchange):
+        center = read_model(model, layout)
+        return ServerRun.start(
+            plan.config, plan.exchange, layout, center, plan.num_workers, plan.at_once, spark
+        )
+    rule = plan.exchange.rule.bind(plan.num_workers, optimizer_config(model.optimizer))
+    return start_all_reduce(
+        plan.config, plan.exchange, rule, layout, plan.trained.rule_state, plan.num_workers, spark
+    )
 
 
 def _with_workers_left(plan: FitPlan, lost: StageLost, restarts: int) -> FitPlan:
@@ -195,39 +131,3 @@ def _with_workers_left(plan: FitPlan, lost: StageLost, restarts: int) -> FitPlan
         stacklevel=4,
     )
     return replace(plan, num_workers=workers, at_once=min(plan.at_once, workers))
-
-
-def count_workers(exchange: ChosenExchange, config: FitConfig, source: Source) -> tuple[int, int]:
-    """Workers of a run, and how many of them can run at the same time (0: unknown).
-
-    Args:
-        exchange: Says whether all must run at once.
-        config: How many workers the user asked for.
-        source: The rows.
-
-    Raises:
-        ConfigError: ``num_workers`` is not the number of partitions, with repartition=False.
-        ResourceError: There is no room for all where all must run at once.
-    """
-    if not config.repartition:
-        count: int = source.frame.rdd.getNumPartitions()
-        if config.num_workers not in (None, count):
-            raise ConfigError(
-                "num_workers and the data's partitions differ",
-                expected=f"num_workers={count} (or None) with repartition=False",
-                received=f"num_workers={config.num_workers}",
-            )
-    else:
-        count = config.num_workers or default_parallelism(source.spark)
-    if not config.with_server:
-        check_barrier(source.spark, count)
-        return count, count
-    slots = wait_for_slots(source.spark, count, 15.0 if exchange.in_step else 0.0)
-    if exchange.in_step and slots is not None and slots < count:
-        raise ResourceError(
-            f"mode {config.mode!r} needs all workers at the same time",
-            expected=f"{count} task slots",
-            received=f"{slots}",
-            hint=f"num_workers={max(slots, 1)}, more executors, or mode='asynchronous'",
-        )
-    return count, 0 if slots is None else min(count, slots)

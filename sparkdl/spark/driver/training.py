@@ -6,20 +6,19 @@ import contextlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
 
 from sparkdl.coordinator.status import Failure
 from sparkdl.errors import DataError, SparkDLError, TransportError, WorkerError
 from sparkdl.launch import interrupts
 from sparkdl.launch.failures import RankFailure, RanksLost, failures_of, root_cause
 from sparkdl.launch.results import Result
-from sparkdl.learner import model_weights, optimizer_state
 from sparkdl.progress.commands import Command
 from sparkdl.progress.monitor import FitMonitor
-from sparkdl.progress.run_progress import RunProgress
-from sparkdl.protocols import Strategy
+from sparkdl.run_state import RunState
 from sparkdl.spark.columns.sources import Source, spread
 from sparkdl.spark.driver.launcher import SparkLauncher, SparkRanks
+from sparkdl.spark.driver.trained_model import TrainedModel
+from sparkdl.spark.driver.training_run import Run
 from sparkdl.spark.executor.trainer import TrainedRank, TrainTask
 from sparkdl.weights import FloatArray
 
@@ -51,36 +50,6 @@ class StageSummary:
     members: dict[int, FloatArray] = field(default_factory=dict, repr=False)
 
 
-class Run(Protocol):
-    """How the driver takes part in a run: a parameter server, or a communicator's rank 0."""
-
-    def progress(self, since_epoch: int = 0) -> RunProgress:
-        """What the workers report now, of the epochs from ``since_epoch`` on.
-
-        Raises:
-            TransportError: The server is gone.
-        """
-
-    def command(self, command: Command) -> None:
-        """Tells the workers."""
-
-    def pull(self) -> FloatArray:
-        """The workers' present weights as one flat buffer."""
-
-    def optimizer_state(self) -> bytes:
-        """The optimizer state at the end of the last epoch; empty if no worker has left one."""
-
-    def checkpoint(self) -> tuple[int, FloatArray, bytes] | None:
-        """Epochs done, weights and optimizer state to begin again from; None: from the start."""
-
-    def result(self, trained: Mapping[int, TrainedRank]) -> FloatArray:
-        """The trained weights, given what the ranks of the stage returned."""
-
-    @property
-    def strategy(self) -> Strategy:
-        """How the workers' updates travel."""
-
-
 class StageLost(Exception):
     """The stage's workers were lost, by no fault of the user's code; another attempt may do.
 
@@ -96,7 +65,7 @@ class StageLost(Exception):
 
 def train_stage(
     source: Source,
-    model: Any,
+    driver_model: TrainedModel,
     run: Run,
     task: TrainTask,
     monitor: FitMonitor,
@@ -105,11 +74,11 @@ def train_stage(
     barrier: bool = False,
     on_epoch: Callable[[int], None] | None = None,
 ) -> StageSummary:
-    """Runs the training stage to its end and leaves the trained weights in ``model``.
+    """Runs the training stage to its end and leaves the trained weights in ``driver_model``.
 
     Args:
         source: The training (and validation) rows.
-        model: The driver's model.
+        driver_model: The driver's model.
         run: The server or communicator.
         task: What the executors get.
         monitor: Progress bar, callbacks and History.
@@ -128,8 +97,8 @@ def train_stage(
     """
     frame = spread(source, task.num_workers) if repartition else source.frame
     launcher = SparkLauncher(
-        frame, task.num_workers, barrier=barrier, description=f"sparkdl: fit {model.name}",
-        noun="training stage",
+        frame, task.num_workers, barrier=barrier,
+        description=f"sparkdl: fit {driver_model.model.name}", noun="training stage",
     )  # fmt: skip
     with launcher.launch(task) as ranks:
         try:
@@ -137,7 +106,7 @@ def train_stage(
             results = _results(ranks, run, barrier)
             _raise_failures(results, run, barrier)
             trained = TrainedRank.all_of(results)
-            _keep(model, run, trained, monitor, stopped, on_epoch)
+            _keep(driver_model, run, trained, monitor, stopped, on_epoch)
             return _summary(trained, task)
         finally:
             with contextlib.suppress(Exception):
@@ -146,22 +115,21 @@ def train_stage(
 
 
 def _keep(
-    model: Any,
+    driver_model: TrainedModel,
     run: Run,
     trained: Mapping[int, TrainedRank],
     monitor: FitMonitor,
     stopped: bool,
     on_epoch: Callable[[int], None] | None,
 ) -> None:
-    """Leaves the trained weights and optimizer state in the driver's model."""
-    weights = run.result(trained)
+    """Leaves the trained weights and all that goes with them in the driver's model."""
+    state = run.result(trained)
     stopped = _last_epochs(run, monitor, on_epoch) or stopped
-    if weights.size and (not stopped or monitor.stopped_inside):
-        model_weights.write_model(model, model_weights.model_layout(model), weights)
-    states = [t.state.optimizer for t in trained.values() if t.state is not None]
-    optimizer = next(filter(None, states), b"")
-    if optimizer and (not stopped or monitor.stopped_inside or not run.optimizer_state()):
-        optimizer_state.load_optimizer_state(model, optimizer)
+    if not stopped or monitor.stopped_inside:
+        driver_model.take(state)
+    elif not (run.kept() or RunState(0)).optimizer:  # stopped before a worker had left one
+        driver_model.take(RunState(state.epoch, optimizer=state.optimizer))
+    model = driver_model.model
     if getattr(model.optimizer, "use_ema", False) and not stopped:
         model.optimizer.finalize_variable_values(model.trainable_variables)
 

@@ -9,11 +9,12 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from sparkdl.config import LoopSettings, UseGpu
+from sparkdl.coordinator.telemetry import EpochReport
 from sparkdl.data import Batches, DataSpec, Partition, read_partition
 from sparkdl.errors import TransportError, WaitTimeoutError, WorkerError
 from sparkdl.launch.devices import DeviceRequest, start_framework
@@ -21,7 +22,7 @@ from sparkdl.launch.failures import FailureDescription, RanksLost, is_secondary
 from sparkdl.launch.results import Result, of_kind
 from sparkdl.launch.task import RankContext
 from sparkdl.learner.archive import ModelArchive
-from sparkdl.protocols import RankIdentity, Strategy
+from sparkdl.protocols import MetricState, RankIdentity, Strategy
 from sparkdl.run_state import RunState
 from sparkdl.spark.columns.wire import named_batches
 
@@ -132,8 +133,6 @@ class TrainTask:
         except BaseException:
             forget_learner(self.archive)
             raise
-        if synchronizer.keeps_state:
-            learner.sync_model()
         return TrainedRank(
             rank=rank.rank,
             rows=rows,
@@ -159,7 +158,7 @@ class TrainedRank:
         read_s: Seconds to read its partition.
         gpus: Addresses of the GPUs that it trained on.
         pid: Process that it trained in.
-        unreported: Epoch -> what it would have told the driver; empty where it told it.
+        unreported: Epoch -> its final report; empty where the rank sent it to the driver.
         state: What the run keeps of it, or None.
     """
 
@@ -170,13 +169,15 @@ class TrainedRank:
     read_s: float
     gpus: tuple[str, ...]
     pid: int
-    unreported: dict[int, dict[str, Any]] = field(default_factory=dict)
+    unreported: dict[int, EpochReport] = field(default_factory=dict)
     state: RunState | None = field(default=None, repr=False)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """The counterpart of :meth:`all_of`."""
         plain = {name: value for name, value in vars(self).items() if name != "state"}
-        yield from Result(self.rank, "done", json.dumps(plain)).batches()
+        plain["unreported"] = [vars(report) for report in self.unreported.values()]
+        text = json.dumps(plain, default=np.ndarray.tolist)
+        yield from Result(self.rank, "done", text).batches()
         if self.state is not None:
             yield from Result(self.rank, "state", "", self.state.to_bytes()).batches()
 
@@ -188,7 +189,13 @@ class TrainedRank:
         for rank, result in of_kind(results, "done").items():
             told = json.loads(result.text)
             told["gpus"] = tuple(told["gpus"])
-            told["unreported"] = {int(epoch): said for epoch, said in told["unreported"].items()}
+            reports = [EpochReport(**{**r, **_arrays(r)}) for r in told["unreported"]]
+            told["unreported"] = {report.epoch: report for report in reports}
             state = RunState.from_bytes(states[rank].content) if rank in states else None
             trained[rank] = cls(**told, state=state)
         return trained
+
+
+def _arrays(report: dict[str, list[float]]) -> dict[str, MetricState]:
+    """The metric states of a report that was JSON, as arrays again."""
+    return {name: np.array(report[name], np.float64) for name in ("metrics", "val_metrics")}

@@ -24,6 +24,7 @@ from sparkdl.collective.rules import (
 )
 from sparkdl.collective.synchronizer import AllReduceSynchronizer
 from sparkdl.config import EPOCH_WINDOW, LoopSettings
+from sparkdl.coordinator.telemetry import EpochReport
 from sparkdl.data import Batches, rows_from_numpy
 from sparkdl.errors import ConfigError
 from sparkdl.optimizers.flat import FlatAdam, FlatOptimizer, FlatSGD
@@ -129,11 +130,11 @@ class Kept(NoControl):
         self.states: list[bytes] = []
         self.stop_after, self.reports = stop_after, 0
 
-    def report(self, meta: dict[str, Any], *, wait: bool, batch: int, rows: int) -> None:
+    def report(self, report: EpochReport, *, wait: bool = False) -> None:
         self.reports += 1
-        super().report(meta, wait=wait, batch=batch, rows=rows)
+        super().report(report, wait=wait)
 
-    def keep_state(self, state: bytes, epoch: int) -> None:
+    def keep(self, state: bytes, epoch: int) -> None:
         self.states.append(state)
 
     @property
@@ -221,7 +222,7 @@ def test_accumulated_batches_are_one_large_batch(name: str, window: int) -> None
 def test_local_sgd_is_the_mean_at_each_exchange(window: int) -> None:
     counts = [40, 24]
     learners, (first, second) = fit(make_rule("local_sgd"), counts, window=window, epochs=2)
-    epochs = [s.control.unreported[1]["rows"] for s in (first, second)]  # type: ignore[attr-defined]
+    epochs = [s.unreported[1].rows for s in (first, second)]
     assert epochs == counts
     alone = [Linear(), Linear()]
     every = window or 10
@@ -279,7 +280,7 @@ def test_the_center_is_what_is_evaluated_and_kept() -> None:
     lines = [Kept(), Kept()]
     learners, _ = fit(EASGD(), [40, 24], window=4, epochs=3, lines=lines)
     for epoch in range(3):
-        seen = [line.unreported[epoch]["val_metrics"] for line in lines]
+        seen = [line.unreported[epoch].val_metrics.tolist() for line in lines]
         assert seen[0] == seen[1]  # the local weights differ
         kept = RunState.from_bytes(lines[0].states[epoch])
         assert kept.epoch == epoch + 1

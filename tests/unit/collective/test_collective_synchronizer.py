@@ -12,6 +12,7 @@ from sparkdl.collective.gradient_synchronizer import AllReduceGradientSynchroniz
 from sparkdl.collective.solo import SoloCommunicator
 from sparkdl.collective.strategy import AllReduceStrategy
 from sparkdl.collective.synchronizer import AllReduceSynchronizer
+from sparkdl.coordinator.telemetry import EpochReport
 from sparkdl.errors import ModelError
 from sparkdl.protocols import Report
 from sparkdl.testing.thread_communicator import connect_threads
@@ -149,7 +150,7 @@ class Line:
         self.learning_rate = learning_rate
         self.stop_after = stop_after
         self.joined: tuple[int, int] | None = None
-        self.sent: list[tuple[dict[str, Any], bool]] = []
+        self.sent: list[tuple[EpochReport, bool]] = []
         self.kept: list[tuple[bytes, int]] = []
         self.finished = False
 
@@ -157,13 +158,13 @@ class Line:
     def stopped(self) -> bool:
         return len(self.sent) >= self.stop_after
 
-    def join(self, rows: int, batches: int) -> None:
-        self.joined = rows, batches
+    def join(self, *, rows: int, batches_per_epoch: int) -> None:
+        self.joined = rows, batches_per_epoch
 
-    def report(self, meta: dict[str, Any], *, wait: bool, batch: int, rows: int) -> None:
-        self.sent.append((meta, wait))
+    def report(self, report: EpochReport, *, wait: bool = False) -> None:
+        self.sent.append((report, wait))
 
-    def keep_state(self, state: bytes, epoch: int) -> None:
+    def keep(self, state: bytes, epoch: int) -> None:
         self.kept.append((state, epoch))
 
     def finish(self) -> None:
@@ -201,8 +202,8 @@ def test_ranks_agree_on_steps_stop_and_rate():
         assert (stopped, rate, start.done) == (True, 0.5, False)
         ended, waited = sent[-1]
         assert waited
-        assert ended["rows"] == (4 if rank else 0)
-        assert ended["val_metrics"] == [1.0, 1.0]
+        assert ended.rows == (4 if rank else 0)
+        assert ended.val_metrics.tolist() == [1.0, 1.0]
 
 
 def test_all_ranks_stop_at_the_same_step():

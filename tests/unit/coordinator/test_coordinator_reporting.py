@@ -8,7 +8,13 @@ import numpy as np
 import pytest
 from coordinator_world import DRIVER, Apart, CoordinatorWorld, code
 
-from sparkdl.coordinator.lines import KEPT_LINES, MAX_LINES_BYTES, pack_lines, unpack_lines
+from sparkdl.coordinator.lines import (
+    KEPT_CHARS,
+    KEPT_LINES,
+    MAX_LINES_BYTES,
+    pack_lines,
+    unpack_lines,
+)
 from sparkdl.coordinator.status import Failure
 from sparkdl.coordinator.telemetry import EpochReport
 from sparkdl.transport.frames import BLOB_BYTES, Content, Flag, Kind, Message
@@ -289,3 +295,17 @@ def test_a_driver_that_takes_no_lines_costs_a_bounded_memory() -> None:
         taken += more
     assert len(taken) == KEPT_LINES
     assert taken[-1] == (0, some[-1])
+
+
+def test_long_lines_cost_a_bounded_memory_too() -> None:
+    world = joined()
+    long = "x" * (MAX_LINES_BYTES - 1)
+    for _ in range(2 * KEPT_CHARS // MAX_LINES_BYTES):
+        world.blob(0, Kind.LOG, pack_lines([long]))
+    world.blob(1, Kind.LOG, pack_lines(["the last"]))
+    taken: list[tuple[int, str]] = []
+    while more := take_lines(world):
+        taken += more
+    assert sum(len(line) for _, line in taken) <= KEPT_CHARS
+    assert len(taken) >= KEPT_CHARS // MAX_LINES_BYTES
+    assert taken[-1] == (1, "the last")

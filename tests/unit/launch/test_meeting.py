@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from typing import Any
@@ -10,16 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparkdl.collective.strategy import AllReduceStrategy, EarlyGathering
-from sparkdl.coordinator.host import CoordinatorHost
-from sparkdl.coordinator.session import open_session
+from sparkdl.collective.strategy import AllReduceStrategy, EarlyGathering, SessionMeeting
+from sparkdl.coordinator.machine import Coordinator
 from sparkdl.coordinator.settings import Settings
+from sparkdl.coordinator.telemetry import EpochReport
 from sparkdl.errors import TransportError, WaitTimeoutError
 from sparkdl.launch.failures import FailureDescription, RankFailure, failure_in, is_secondary
+from sparkdl.launch.results import join_batches
 from sparkdl.launch.task import RankContext
-from sparkdl.spark.driver.allreduce_run import DriverLine
+from sparkdl.run_state import RunState
 from sparkdl.spark.executor.barrier import BarrierGathering
-from sparkdl.transport.listeners import ListenOptions
+from sparkdl.spark.executor.trainer import TrainedRank
+from sparkdl.testing.inproc import InprocServer
 from sparkdl.weights import Layout
 
 LAYOUT = Layout.of([("nothing", (1,), "float32")])
@@ -44,29 +45,24 @@ def in_threads(*actions: Any) -> list[Any]:
     return results
 
 
-def coordinator(ranks: int, **settings: Any) -> CoordinatorHost:
-    listen = ListenOptions("socket", 0, "127.0.0.1", None, web=False)
-    return CoordinatorHost(Settings(ranks, **settings), listen)
-
-
 def test_the_coordinator_tells_every_rank_what_all_said() -> None:
-    with contextlib.ExitStack() as stack:
-        host = stack.enter_context(coordinator(3))
-        sessions = [
-            stack.enter_context(open_session(host.endpoint, rank=rank)) for rank in range(3)
-        ]
-        lines = [DriverLine(session) for session in sessions]
-        said = [lambda line=line: line.all_gather(f"I am {line.rank}") for line in lines]
+    with (
+        InprocServer(Coordinator(Settings(3))) as server,
+        server.session(0) as a, server.session(1) as b, server.session(2) as c,
+    ):  # fmt: skip
+        meetings = [SessionMeeting(session) for session in (a, b, c)]
+        said = [lambda m=m: m.all_gather(f"I am {m.rank}") for m in meetings]
         assert in_threads(*said) == [["I am 0", "I am 1", "I am 2"]] * 3
-        for each in lines:  # what a rank says later waits for nobody
-            each.join(rows=10 * each.rank, batches=each.rank)
+        for session in (a, b, c):  # what the same rank tells later waits for nobody
+            session.join(rows=10 * session.rank, batches_per_epoch=session.rank)
 
 
 def test_the_coordinator_names_who_is_missing() -> None:
-    with contextlib.ExitStack() as stack:
-        host = stack.enter_context(coordinator(3, start_timeout_s=0.3))
-        sessions = [stack.enter_context(open_session(host.endpoint, rank=rank)) for rank in (0, 2)]
-        answers = in_threads(*(lambda s=s: DriverLine(s).all_gather("") for s in sessions))
+    with (
+        InprocServer(Coordinator(Settings(3, start_timeout_s=0.3))) as server,
+        server.session(0) as a, server.session(2) as c,
+    ):  # fmt: skip
+        answers = in_threads(*(lambda s=s: SessionMeeting(s).all_gather("") for s in (a, c)))
     for error in answers:
         assert isinstance(error, WaitTimeoutError)
         assert "1" in error.received, error.received
@@ -74,6 +70,8 @@ def test_the_coordinator_names_who_is_missing() -> None:
 
 class Files:
     """The launcher's exchange among threads."""
+
+    attempt = 0
 
     def __init__(self, rank: int, texts: list[str | None], delay_s: float = 0.0) -> None:
         self.rank, self._texts, self._delay_s = rank, texts, delay_s
@@ -149,3 +147,18 @@ def test_a_rank_failure_survives_pickling() -> None:
     assert str(again) == str(failure)
     assert failure_in(again) == failure.failure
     assert failure.failure.rank == 3
+
+
+def test_what_a_rank_could_not_report_comes_with_its_result() -> None:
+    report = EpochReport(
+        3, 64, np.array([1.5, 2.0]), ended=True, val_metrics=np.array([0.25]), batches_done=8
+    )
+    state = RunState(4, np.ones(2, np.float32), b"momentum")
+    rank = TrainedRank(1, 64, "builtin", 0.5, 0.1, (), 42, {3: report}, state)
+    again = TrainedRank.all_of(join_batches(rank.batches()))[1]
+    assert again.state is not None
+    assert (again.state.epoch, again.state.optimizer) == (4, b"momentum")
+    received = again.unreported[3]
+    assert (received.rows, received.ended, received.batches_done) == (64, True, 8)
+    assert received.metrics.tolist() == [1.5, 2.0]
+    assert received.val_metrics.tolist() == [0.25]

@@ -61,13 +61,13 @@ def running(request: pytest.FixtureRequest) -> Iterator[Running]:
         output.close()
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("backend", ["tensorflow", "torch", "jax"])
 def test_learner_cases(backend: str, running: Running) -> None:
     if backend not in running:
         pytest.skip(f"{backend} is not installed")
     process, output = running[backend]
-    code = process.wait(timeout=580)
+    code = process.wait(timeout=880)
     output.seek(0)
     text = output.read()
     print(text)

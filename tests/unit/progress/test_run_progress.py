@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from sparkdl.coordinator.status import EpochTotals, Status, WorkerStatus
+from sparkdl.coordinator.status import EpochTotals, Failure, Status, WorkerStatus
 from sparkdl.progress.run_progress import progress_of
 
 WORKER = WorkerStatus(
@@ -33,3 +33,10 @@ def test_progress_counts_the_batches_of_all_workers() -> None:
     assert progress.batches_per_epoch == 20
     assert (progress.rows, progress.joined, progress.epochs[0].rows) == (24, 2, 24)
     assert progress.staleness == 1.0
+
+
+def test_progress_tells_the_failure() -> None:
+    failure = Failure(1, "ValueError: bad", "trace")
+    told = replace(status(WORKER), failure=failure)
+    assert progress_of(told, 2, in_step=False).failure == failure
+    assert progress_of(status(WORKER), 2, in_step=False).failure is None

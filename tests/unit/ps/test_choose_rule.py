@@ -11,7 +11,6 @@ from sparkdl.errors import ConfigError, UnknownNameError
 from sparkdl.ps.choice import choose_codec, choose_rule
 from sparkdl.ps.codecs import DGC
 from sparkdl.ps.rules import StalenessAware
-from sparkdl.spark.driver.server_run import ServerOptions
 
 
 @pytest.mark.parametrize(
@@ -120,9 +119,3 @@ def test_compression_that_makes_sense(
 def test_unknown_rules_are_refused_with_the_known_ones() -> None:
     with pytest.raises(UnknownNameError, match="'dynsgd'"):
         choose_rule("asynchronous", "auto", "dynsdg")
-
-
-@pytest.mark.parametrize("options", [{"port": -1}, {"port": "a-b"}, {"start_timeout_s": 0}])
-def test_server_options_are_checked_when_built(options: Any) -> None:
-    with pytest.raises(ConfigError):
-        ServerOptions(**options)

@@ -1,4 +1,4 @@
-"""The server without waiting: exactly-once, attempts, leases, telemetry, control, failure."""
+"""The store without rounds: exactly-once, attempts, staleness, gates, failure."""
 
 from __future__ import annotations
 
@@ -9,11 +9,16 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ps_world import Bounded, Flag, Kind, Plain, World, code
-from sparkdl.ps.state import Settings
+from ps_world import Bounded, Flag, Kind, Plain, Rounds, World, code
 
-from sparkdl.errors import ConfigError
+from sparkdl.coordinator.machine import Coordinator
+from sparkdl.coordinator.settings import Settings
+from sparkdl.coordinator.status import Failure
+from sparkdl.coordinator.telemetry import EpochReport
 from sparkdl.ps.rules.rule import Rule
+from sparkdl.ps.store import ParameterStore
+from sparkdl.transport.frames import Content, Message
+from sparkdl.weights import Layout
 
 
 def test_commits_add_up_and_replies_hold_the_center() -> None:
@@ -52,16 +57,14 @@ def test_each_sequence_counts_once_in_any_order_of_resends(sends: list[tuple[int
         highest[rank] = max(highest[rank], sequence)
         assert bool(reply.flags & Flag.DUPLICATE) != fresh
         np.testing.assert_array_equal(world.bodies[rank], np.full(4, float(applied)))
-    assert world.state.clock == applied
+    assert world.clock == applied
 
 
 def test_a_reply_keeps_the_center_of_its_moment_while_it_is_read() -> None:
     world = World(Plain(), workers=2)
     world.join(0, 1)
     world.commit(0, 1.0, 1)
-    from sparkdl.transport.frames import Message
-
-    [(_, reply)] = world.state.receive(0, Message(Kind.PULL, rank=0), 0.0)
+    [(_, reply)] = world.coordinator.receive(0, Message(Kind.PULL, rank=0), 0.0)
     reading = reply.reading
     assert reading is not None
     seen = bytearray()
@@ -93,7 +96,7 @@ def test_staleness_is_what_others_committed_since_the_pull() -> None:
     world.commit(0, 0.0, 2)
     world.commit(1, 0.0, 1)
     assert seen == [(0, 0), (0, 0), (1, 2)]
-    assert world.status()["workers"]["1"]["staleness_max"] == 2
+    assert world.status().workers[1].staleness_max == 2
 
 
 # ------------------------------------------------------------------ attempts
@@ -131,18 +134,7 @@ def test_a_superseded_attempt_changes_nothing() -> None:
     np.testing.assert_array_equal(world.center, np.zeros(4))
 
 
-def test_a_speculative_twin_waits_until_the_first_finishes() -> None:
-    world = World(Plain())
-    world.join(0)
-    assert world.hello(100, attempt=1) is None
-    world.commit(0, 1.0, 1)
-    world.send(0, Kind.FINISH)
-    assert world.last(100).flags & Flag.DONE
-    world.drop(0)
-    assert world.status()["workers"]["0"]["finished"]
-
-
-def test_a_speculative_twin_takes_over_when_the_first_dies() -> None:
+def test_a_duplicate_attempt_takes_over_when_the_first_dies() -> None:
     world = World(Plain())
     world.join(0)
     assert world.hello(100, attempt=1) is None
@@ -150,18 +142,6 @@ def test_a_speculative_twin_takes_over_when_the_first_dies() -> None:
     world.drop(0)
     assert world.last(100).batch == 9
     assert not world.last(100).flags & Flag.DONE
-
-
-def test_a_silent_worker_loses_its_lease_to_a_retry() -> None:
-    world = World(Plain(), lease_s=10)
-    world.join(0)
-    assert world.hello(100, attempt=1) is None
-    world.wait(6)
-    world.send(0, Kind.HEARTBEAT)
-    world.wait(6)
-    assert world.answers(100) == 0
-    world.wait(11)
-    assert world.last(100).kind is Kind.OK
 
 
 def test_the_same_attempt_resumes_on_a_new_connection() -> None:
@@ -174,15 +154,6 @@ def test_the_same_attempt_resumes_on_a_new_connection() -> None:
     assert duplicate.flags & Flag.DUPLICATE
     world.commit(100, 1.0, 2, attempt=0)
     np.testing.assert_array_equal(world.center, np.full(4, 2.0))
-
-
-def test_a_twin_of_a_finished_rank_is_done_at_once() -> None:
-    world = World(Plain())
-    world.join(0)
-    world.send(0, Kind.FINISH)
-    reply = world.hello(100, attempt=3)
-    assert reply is not None
-    assert reply.flags & Flag.DONE
 
 
 # ------------------------------------------------------------------ bounded staleness
@@ -224,82 +195,89 @@ def test_the_gate_has_a_limit_and_names_the_slowest() -> None:
     assert "missing: 1" in world.last(0).meta["what"]
 
 
-# ------------------------------------------------------------------ telemetry and control
+# ------------------------------------------------------------------ telemetry and failure
 
 
-def test_epochs_sum_over_ranks_and_dead_attempts() -> None:
+def test_orders_are_told_at_once_where_nobody_waits() -> None:
     world = World(Plain())
     world.join(0, 1)
-    world.commit(0, 0, 1, meta={"epoch": 0, "metrics": [1, 2], "rows": 5})
-    world.commit(0, 0, 2, meta={"epoch": 0, "metrics": [3, 4], "rows": 10})  # replaces
-    world.drop(0)
-    world.join(100, attempt=1)
-    world.send(100, Kind.REPORT, attempt=1, meta={"epoch": 0, "metrics": [10, 10], "rows": 7})
-    world.send(1, Kind.REPORT, meta={"epoch": 0, "metrics": [100, 0], "rows": 1, "ended": True,
-                                     "val_metrics": [0.5]})  # fmt: skip
-    epoch = world.status()["epochs"]["0"]
-    assert epoch == {
-        "rows": 18, "val_rows": 0, "metrics": [113, 14], "val_metrics": [0.5], "ended": [1]
-    }  # fmt: skip
-    late = world.send(999, Kind.STATUS, rank=-1, meta={"since_epoch": 1})
-    assert late is not None
-    assert late.meta["epochs"] == {}
+    world.control(stop=True, learning_rate=0.5)
+    for rank in (0, 1):
+        reply = world.commit(rank, 1.0, 1)
+        assert reply is not None
+        assert reply.flags & Flag.STOP
+        assert reply.learning_rate == 0.5
+
+
+def test_reports_change_neither_the_center_nor_committed_progress() -> None:
+    world = World(Plain())
+    world.join(0)
+    world.commit(0, 1.0, 1, epoch=1, batch=5, rows=64)
+    report = EpochReport(3, 9, np.ones(2), batches_done=8, rows_done=1000)
+    assert world.report(0, report) is not None
+    worker = world.status().workers[0]
+    assert (worker.epoch, worker.batch, worker.rows, worker.batches) == (1, 5, 64, 1)
+    np.testing.assert_array_equal(world.status(since_epoch=3).epochs[3].metrics, [1, 1])
+    np.testing.assert_array_equal(world.center, np.full(4, 1.0))
 
 
 def test_malformed_telemetry_is_refused_and_not_applied() -> None:
     world = World(Plain())
     world.join(0)
-    assert code(world.commit(0, 1.0, 1, meta={"epoch": 0, "metrics": "no"})) == "protocol"
+    reply = world.blob(0, Kind.REPORT, np.zeros(8, np.uint8), meta={"rows": "no"})
+    assert code(reply) == "protocol"
     np.testing.assert_array_equal(world.center, np.zeros(4))
 
 
-def test_an_epoch_ends_when_the_driver_releases_it() -> None:
-    world = World(Plain())
-    world.join(0, 1)
-    meta = {"epoch": 0, "ended": True}
-    assert world.send(0, Kind.REPORT, flags=Flag.WAIT, meta=meta) is None
-    assert world.send(1, Kind.REPORT, flags=Flag.WAIT, meta=meta) is None
-    assert world.status()["epochs"]["0"]["ended"] == [0, 1]
-    world.send(999, Kind.CONTROL, rank=-1, meta={"release": 0, "learning_rate": 0.5, "stop": True})
-    for rank in (0, 1):
-        assert world.last(rank).flags & Flag.STOP
-        assert world.last(rank).learning_rate == 0.5
-    assert world.send(0, Kind.REPORT, flags=Flag.WAIT, meta=meta) is not None  # already released
-
-
-def test_a_silent_driver_ends_the_wait_at_an_epochs_end() -> None:
-    world = World(Plain(), release_timeout_s=10)
-    world.join(0)
-    world.send(0, Kind.REPORT, flags=Flag.WAIT, meta={"epoch": 0, "ended": True})
-    world.wait(8)
-    world.status()
-    world.send(0, Kind.HEARTBEAT)
-    world.wait(8)
-    assert world.answers(0) == 2  # hello and the heartbeat
-    world.wait(4)
-    assert code(world.last(0)) == "timeout"
-    assert "driver" in world.last(0).meta["what"]
-
-
-def test_workers_may_not_control() -> None:
+def test_a_malformed_commit_is_refused_and_not_applied() -> None:
     world = World(Plain())
     world.join(0)
-    assert code(world.send(0, Kind.CONTROL, meta={"stop": True})) == "protocol"
-    assert code(world.send(999, Kind.CONTROL, rank=-1, meta={"learning_rate": "x"})) == "protocol"
+    assert code(world.send(0, Kind.PUSH, sequence=1, rows=1)) == "protocol"  # without a body
+    raw = world.coordinator.buffer(0)
+    part = {"content": Content.RANGE, "body": raw[:8]}
+    assert code(world.send(0, Kind.PUSH, sequence=1, rows=1, **part)) == "protocol"
+    encoded = {"flags": Flag.ENCODED, "content": Content.DENSE, "body": raw[:8]}
+    reply = world.send(0, Kind.PUSH, sequence=1, rows=1, **encoded)
+    assert code(reply) == "protocol"
+    assert reply is not None
+    assert "without compression" in reply.meta["what"]
+    np.testing.assert_array_equal(world.center, np.zeros(4))
+    assert world.clock == 0
+
+
+def test_a_snapshot_that_comes_encoded_is_refused_and_ends_nobody() -> None:
+    world = World(Rounds("gradient"), workers=1)
+    world.join(0)
+    part = world.coordinator.buffer(0)[:8]
+    reply = world.send(
+        0, Kind.SNAPSHOT, flags=Flag.ENCODED, content=Content.DENSE, body=part, epoch=1
+    )
+    assert code(reply) == "protocol"
+    assert world.status().failure is None
+    np.testing.assert_array_equal(world.center, np.zeros(4))
+
+
+def test_a_model_of_another_size_is_refused_before_it_joins() -> None:
+    world = World(Plain())
+    reply = world.hello(0, meta={"weights_bytes": 20})
+    assert code(reply) == "protocol"
+    assert reply is not None
+    assert "does not fit" in reply.meta["what"]
+    assert world.status().workers == {}
+    assert world.hello(0, meta={"weights_bytes": 16}) is not None
 
 
 def test_one_failure_ends_all_waits() -> None:
     world = World(Plain(), workers=3)
     world.join(0, 1, 2)
-    world.send(0, Kind.REPORT, flags=Flag.WAIT, meta={"epoch": 0})
+    world.report(0, EpochReport(0, 1, ended=True), wait=True)
     world.send(2, Kind.FAIL, meta={"error": "ValueError: bad", "traceback": "tb"})
     assert code(world.last(0)) == "aborted"
     assert world.last(0).flags & Flag.ABORT
     assert code(world.commit(1, 1.0, 1)) == "aborted"
     assert world.last(1).meta["rank"] == 2
-    assert world.status()["failure"] == {
-        "rank": 2, "error": "ValueError: bad", "traceback": "tb"
-    }  # fmt: skip
+    assert world.status().failure == Failure(2, "ValueError: bad", "tb")
+    np.testing.assert_array_equal(world.center, np.zeros(4))
     assert world.send(999, Kind.PULL, rank=-1).kind is Kind.WEIGHTS  # type: ignore[union-attr]
 
 
@@ -322,7 +300,8 @@ def test_a_driver_that_only_looks_is_no_worker() -> None:
     world = World(Plain())
     assert world.send(999, Kind.PULL, rank=-1) is not None
     world.drop(999)
-    assert world.state.metrics()["workers_alive"] == 0
+    metrics = {metric.name: metric.value for metric in world.coordinator.metrics()}
+    assert metrics["workers_alive"] == 0
 
 
 # ------------------------------------------------------------------ lock-free
@@ -348,26 +327,13 @@ def test_lock_free_rules_run_at_the_same_time() -> None:
     assert world.last(1).kind is Kind.WEIGHTS
 
 
-def test_settings_are_checked() -> None:
-    with pytest.raises(ConfigError, match="num_workers"):
-        Settings(0)
-    with pytest.raises(ConfigError, match="lease_s"):
-        Settings(1, lease_s=0)
-
-
 def test_workers_that_do_not_wait_begin_together_but_not_for_ever() -> None:
     """A worker that came late would train its rows alone at the end."""
-    from sparkdl.ps.state import ServerState, Settings
-
-    from sparkdl.ps.rules.rule import Rule
-    from sparkdl.transport.frames import Kind, Message
-    from sparkdl.weights import Layout
-
     layout = Layout.of([("w", (3,), "float32")])
 
-    def world() -> ServerState:
+    def world() -> Coordinator:
         settings = Settings(3, gather=2, gather_s=5.0)
-        return ServerState(layout, np.zeros(3, np.float32), Rule(), settings)
+        return Coordinator(settings, ParameterStore(layout, np.zeros(3, np.float32), Rule()))
 
     def hello(rank: int) -> Message:
         return Message(Kind.HELLO, rank=rank, attempt=rank, meta={"batches_per_epoch": 4})

@@ -8,10 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from ps_world import Flag, Kind, Rounds, World, code
-from sparkdl.ps.state.records import Payload
-from sparkdl.ps.state.rounds import BLOCK, Round
 
-from sparkdl.transport.frames import Message
+from sparkdl.ps.store.rounds import BLOCK, Payload, Round
+from sparkdl.transport.frames import Content, Message
 
 GRADIENT = "gradient"
 
@@ -129,7 +128,7 @@ def test_a_broken_connection_may_come_back_within_the_grace() -> None:
     assert world.commit(100, 2.0, 1, attempt=0) is None  # resent
     world.commit(1, 4.0, 1)
     np.testing.assert_array_equal(world.bodies[100], np.full(4, 3.0))
-    assert world.state.clock == 1
+    assert world.clock == 1
 
 
 def test_a_lost_reply_is_sent_again() -> None:
@@ -185,7 +184,7 @@ def test_a_round_that_never_completes_names_the_missing_ranks() -> None:
 def test_stop_and_learning_rate_arrive_at_one_step_for_all() -> None:
     world = started()
     world.commit(0, 1.0, 1)
-    world.send(999, Kind.CONTROL, rank=-1, meta={"stop": True, "learning_rate": 0.1})
+    world.control(stop=True, learning_rate=0.1)
     beat = world.send(1, Kind.HEARTBEAT)
     assert beat is not None
     assert not beat.flags & Flag.STOP
@@ -230,17 +229,10 @@ def test_a_joiner_of_gradient_rounds_gets_a_live_ranks_state() -> None:
     assert world.commit(1, 1.0, 2, epoch=0, batch=2) is None
     blob = np.arange(100, dtype=np.uint8)
     for part in (slice(0, 60), slice(60, 100)):
-        raw = world.state.buffer(0)
-        chunk = blob[part]
-        raw[: chunk.size] = chunk
-        message = Message(
-            Kind.STATE_PUT, rank=0, epoch=0, batch=1, meta={"offset": part.start, "total": 100},
-            body=raw[: chunk.size],
-        )  # fmt: skip
-        world._take(world.state.receive(0, message, world.now))
+        world.blob(0, Kind.STATE_PUT, blob[part], epoch=0, batch=1, offset=part.start, total=100)
     welcome = world.last(102)
     assert (welcome.epoch, welcome.batch, welcome.meta["source"]) == (0, 1, "state")
-    state = world.send(102, Kind.STATE_GET, attempt=1, rank=2, meta={"offset": 0})
+    state = world.send(102, Kind.STATE_GET, attempt=1, rank=2, offset=0)
     assert state is not None
     assert state.body is not None
     np.testing.assert_array_equal(state.body, blob)
@@ -291,17 +283,23 @@ def test_joiners_whose_only_source_died_start_from_the_snapshot() -> None:
 
 
 @pytest.mark.parametrize(
-    "meta",
-    [{}, {"offset": 0, "total": 10**12}, {"offset": 5, "total": 50}, {"offset": 0, "total": True}],
+    "fields",
+    [
+        {"total": 0},
+        {"offset": 0, "total": 10**12},
+        {"offset": 5, "total": 50},
+        {"offset": 0, "total": 50, "content": Content.DENSE},
+    ],
 )
-def test_a_state_out_of_bounds_is_refused(meta: dict[str, int]) -> None:
+def test_a_state_out_of_bounds_is_refused(fields: dict[str, int]) -> None:
     world = started(payload=GRADIENT)
     world.drop(1)
     world.hello(101, attempt=1, rank=1)
     world.commit(0, 1.0, 1)
     assert world.last(0).flags & Flag.UPLOAD
-    reply = world.send(0, Kind.STATE_PUT, 1.0, meta=meta)
-    assert code(reply) == "protocol"
+    chunk = {"content": Content.BLOB, "body": world.coordinator.buffer(0)[:16], **fields}
+    assert code(world.send(0, Kind.STATE_PUT, **chunk)) == "protocol"
+    assert world.answers(101) == 0
 
 
 def test_the_lowest_live_rank_leads() -> None:

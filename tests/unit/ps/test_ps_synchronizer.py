@@ -11,16 +11,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sparkdl.ps.state import Settings
 
+from sparkdl.coordinator.settings import Settings
 from sparkdl.errors import ConfigError
 from sparkdl.protocols import Report
 from sparkdl.ps.client import Client, Progress
 from sparkdl.ps.rules import AEASGD, BSP, Downpour, Rule
-from sparkdl.ps.server import Server, ServerConfig
+from sparkdl.ps.server import ServerConfig
 from sparkdl.ps.strategy import ServerSynchronizer
-from sparkdl.ps.synchronizer import GradientSynchronizer, WindowSynchronizer
-from sparkdl.transport.frames import Limits
+from sparkdl.ps.synchronizer import ServerGradientSynchronizer, WindowSynchronizer
+from sparkdl.run_state import RunState
+from sparkdl.testing.inproc import InprocParameterServer
 from sparkdl.weights import FloatArray, Layout
 
 LAYOUT = Layout.of([("w", (6,), "float32")], [("m", (2,), "float32")])
@@ -29,6 +30,8 @@ STEP = Progress(epoch=0, batch=1, batches=1, rows=1)
 
 class Learner:
     """Weights that are pulled towards each batch: loss = mean((w - x)**2) / 2, plain SGD."""
+
+    layout = LAYOUT
 
     def __init__(self, rate: float = 0.5) -> None:
         self.weights = np.zeros(LAYOUT.size, np.float32)
@@ -50,31 +53,24 @@ class Learner:
         self.weights[trained] -= self.rate * flat[trained]
         self.weights[LAYOUT.trained_size :] = flat[LAYOUT.trained_size :]
 
-    def dump_state(self) -> bytes:
-        return self.weights.tobytes()
+    def optimizer_state(self) -> bytes:
+        return np.float32(self.rate).tobytes()
 
-    def load_state(self, state: bytes) -> None:
+    def load_optimizer_state(self, state: bytes) -> None:
         self.loaded += 1
-        self.weights[...] = np.frombuffer(state, np.float32)
+        self.rate = float(np.frombuffer(state, np.float32)[0])
 
 
 @contextmanager
-def clients(rule: Rule, count: int) -> Iterator[tuple[list[Client], Server]]:
+def clients(rule: Rule, count: int) -> Iterator[tuple[list[Client], InprocParameterServer]]:
     config = ServerConfig(LAYOUT, rule, count, settings=Settings(count, grace_s=0.2))
-    with Server(config, np.zeros(LAYOUT.size, np.float32)) as server:
-        made = [connect(server, rank) for rank in range(count)]
+    with InprocParameterServer(config, np.zeros(LAYOUT.size, np.float32)) as server:
+        made = [server.client(rank) for rank in range(count)]
         try:
             yield made, server
         finally:
             for client in made:
                 client.close()
-
-
-def connect(server: Server, rank: int, attempt: int = 0) -> Client:
-    def opener(raw: Any, like: Any) -> Any:
-        return server.channel(server.config.token, buffer=raw is not None)
-
-    return Client(opener, Limits.of(LAYOUT), rank=rank, attempt=attempt)
 
 
 def together(*actions: Any) -> None:
@@ -101,7 +97,7 @@ def test_windows_exchange_by_the_rule() -> None:
         learners = [Learner(), Learner()]
         syncs = [WindowSynchronizer(Downpour(), c, LAYOUT) for c in made]
         for client, sync, learner in zip(made, syncs, learners, strict=True):
-            client.hello()
+            client.join()
             sync.start(learner)
         learners[0].weights += 1
         syncs[0].after_window(learners[0], STEP)
@@ -115,7 +111,7 @@ def test_windows_exchange_by_the_rule() -> None:
 def test_an_elastic_exchange_conserves() -> None:
     rule = AEASGD().bind(1)
     with clients(rule, 1) as ([client], _):
-        client.hello()
+        client.join()
         learner, sync = Learner(), WindowSynchronizer(rule, client, LAYOUT)
         sync.start(learner)
         learner.weights += 1
@@ -127,7 +123,7 @@ def test_an_elastic_exchange_conserves() -> None:
 
 def test_overlap_keeps_what_was_trained_meanwhile() -> None:
     with clients(Downpour(), 1) as ([client], _):
-        client.hello()
+        client.join()
         learner, sync = Learner(), WindowSynchronizer(Downpour(), client, LAYOUT, overlap=True)
         sync.start(learner)
         for window in range(1, 6):
@@ -143,7 +139,7 @@ def test_overlap_with_others_gets_their_part() -> None:
         learners = [Learner(), Learner()]
         syncs = [WindowSynchronizer(Downpour(), c, LAYOUT, overlap=True) for c in made]
         for client, sync, learner in zip(made, syncs, learners, strict=True):
-            client.hello()
+            client.join()
             sync.start(learner)
         for _ in range(4):
             for sync, learner, change in zip(syncs, learners, (1, 10), strict=True):
@@ -159,7 +155,7 @@ def test_overlap_with_others_gets_their_part() -> None:
 @pytest.mark.parametrize(("exchange_s", "begins"), [(0.03, True), (0.0, False)])
 def test_overlap_begins_where_exchanges_take_long(exchange_s: float, begins: bool) -> None:
     with clients(Downpour(), 1) as ([client], _):
-        client.hello()
+        client.join()
         learner, sync = Learner(), WindowSynchronizer(Downpour(), client, LAYOUT)
         sync.start(learner)
         quick = client.push_pull
@@ -184,7 +180,7 @@ def test_state_is_kept_whole_beside_an_exchange_under_way() -> None:
         def optimizer_state(self) -> bytes:
             return bytes(range(100))  # several times the buffer
 
-        def train(self, window: Any) -> None:
+        def train(self, stack: Any) -> None:
             self.weights += 1
 
     with clients(Downpour(), 1) as ([client], server):
@@ -203,13 +199,14 @@ def test_state_is_kept_whole_beside_an_exchange_under_way() -> None:
             sync.keep_state(learner, batch)
         sync.finish(learner)
         np.testing.assert_allclose(learner.weights, 4)
-        kept = np.concatenate([server.state._kept.get(offset, 64)[0] for offset in (0, 64)])
-        assert kept.tobytes() == bytes(range(100))
+        with server.driver() as driver:
+            kept = RunState.from_bytes(driver.kept())
+        assert (kept.epoch, kept.optimizer) == (4, bytes(range(100)))
 
 
 def test_overlap_raises_in_the_training_thread() -> None:
     with clients(Downpour(), 1) as ([client], _):
-        client.hello()
+        client.join()
         learner, sync = Learner(), WindowSynchronizer(Downpour(), client, LAYOUT, overlap=True)
         sync.start(learner)
         client.close()
@@ -226,9 +223,9 @@ def test_gradients_without_waiting_train_on_from_the_center() -> None:
             out[...] = center - np.float32(0.5) * delta
 
     with clients(Descent(), 1) as ([client], _):
-        client.hello()
+        client.join()
         learner, alone = Learner(), Learner()
-        sync = GradientSynchronizer(client, LAYOUT)
+        sync = ServerGradientSynchronizer(client, LAYOUT)
         sync.start(learner)
         flat = np.zeros(LAYOUT.size, np.float32)
         for batch in ([1.0, 2.0], [3.0]):
@@ -248,7 +245,7 @@ def test_a_pull_is_told_to_the_rule() -> None:
 
     with clients(Told(), 2) as (made, _):
         for client in made:
-            client.hello()
+            client.join()
             client.pull()
             client.buffer[...] = 1
             client.push_pull(STEP)
@@ -273,26 +270,26 @@ def test_gradient_steps_equal_one_process_on_the_global_batch() -> None:
 
         def work(rank: int) -> None:
             client, learner = made[rank], learners[rank]
-            client.hello(batches_per_epoch=len(batches[rank]))
-            sync = GradientSynchronizer(client, LAYOUT)
+            client.join(batches_per_epoch=len(batches[rank]))
+            sync = ServerGradientSynchronizer(client, LAYOUT)
             sync.start(learner)
             for i, batch in enumerate(batches[rank]):
                 progress = Progress(0, i + 1, 1, 0 if batch is None else len(batch))
                 assert sync.step(learner, batch, progress) == (4, 1)[i]
             sync.snapshot(learner, epoch=1)
-            client.finish()
+            client.session.finish()
 
         together(lambda: work(0), lambda: work(1))
         for learner in learners:
             np.testing.assert_allclose(learner.weights, alone.weights, rtol=1e-6)
-        np.testing.assert_array_equal(server.state._center.weights, learners[0].weights)
+        np.testing.assert_array_equal(server.center, learners[0].weights)
 
 
 def test_a_retried_rank_joins_with_the_state_of_a_live_one() -> None:
     with clients(BSP(), 2) as (made, server):
-        learners = [Learner(), Learner(), Learner()]
-        syncs = [GradientSynchronizer(c, LAYOUT) for c in made]
-        together(*[c.hello for c in made])
+        learners = [Learner(), Learner(), Learner(rate=7.0)]
+        syncs = [ServerGradientSynchronizer(c, LAYOUT) for c in made]
+        together(*[c.join for c in made])
         for sync, learner in zip(syncs, learners, strict=False):
             sync.start(learner)
 
@@ -301,11 +298,11 @@ def test_a_retried_rank_joins_with_the_state_of_a_live_one() -> None:
 
         together(*[lambda i=i: step(syncs[i], learners[i], 1) for i in (0, 1)])
         made[1].close()
-        late = connect(server, 1, attempt=1)
-        fresh = GradientSynchronizer(late, LAYOUT)
+        late = server.client(1, attempt=1)
+        fresh = ServerGradientSynchronizer(late, LAYOUT)
 
         def join() -> None:
-            welcome = late.hello()
+            welcome = late.join()
             assert welcome.source == "state"
             fresh.start(learners[2])
             for number in range(welcome.batch + 1, 6):
@@ -315,15 +312,16 @@ def test_a_retried_rank_joins_with_the_state_of_a_live_one() -> None:
             for number in range(2, 6):
                 step(syncs[0], learners[0], number)
                 if number == 2:
-                    while not late.welcome:  # so that it certainly joins before the end
+                    while not late.session.welcome:  # so that it certainly joins before the end
                         threading.Event().wait(0.01)
 
         joining = threading.Thread(target=lambda: together(join), daemon=True)
         joining.start()
-        while "join" not in {w.reason for w in server.state._waits.values()}:
+        while "join" not in {w.reason for w in server.coordinator.group.waits}:
             threading.Event().wait(0.01)
         together(stay)
         joining.join(10)
         assert learners[2].loaded == 1
+        assert learners[2].rate == learners[0].rate
         np.testing.assert_array_equal(learners[0].weights, learners[2].weights)
         late.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,14 +13,14 @@ from hypothesis import strategies as st
 
 from sparkdl.errors import ConfigError, ProtocolError, SparkDLError, WaitTimeoutError, WorkerError
 from sparkdl.transport.frames import (
+    BLOB_BYTES,
     HEADER,
     HEADER_BYTES,
-    MIN_BUFFER_BYTES,
+    Content,
     Flag,
     Kind,
     Limits,
     Message,
-    check_sizes,
     decode_header,
     decode_meta,
     encode,
@@ -27,7 +28,9 @@ from sparkdl.transport.frames import (
     error_to_meta,
 )
 
-LIMITS = Limits(weights_bytes=400, max_meta_bytes=1000)
+LIMITS = Limits(
+    dense_bytes=400, encoded_bytes=50, rows_bytes=64, blob_bytes=1000, max_meta_bytes=1000
+)
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(max_size=20),
     lambda children: (
@@ -38,7 +41,7 @@ json_values = st.recursive(
 messages = st.builds(
     Message,
     kind=st.sampled_from(Kind),
-    flags=st.integers(0, 127).map(Flag),
+    flags=st.integers(0, 511).map(Flag),
     rank=st.integers(-1, 2**31 - 1),
     attempt=st.integers(-(2**63), 2**63 - 1),
     sequence=st.integers(0, 2**64 - 1),
@@ -48,6 +51,9 @@ messages = st.builds(
     epoch=st.integers(0, 2**32 - 1),
     batch=st.integers(0, 2**32 - 1),
     learning_rate=st.floats(allow_nan=False),
+    offset=st.integers(0, 2**64 - 1),
+    total=st.integers(0, 2**64 - 1),
+    content=st.sampled_from(Content),
     meta=st.dictionaries(st.text(), json_values, max_size=4),
 )
 
@@ -63,10 +69,12 @@ def test_what_is_encoded_comes_back(message: Message) -> None:
 
 
 def test_the_body_is_counted_not_copied() -> None:
-    frame = encode(Message(Kind.PUSH, body=np.zeros(400, np.uint8)))
+    body = np.zeros(400, np.uint8)
+    frame = encode(Message(Kind.PUSH, content=Content.DENSE, body=body))
     decoded, _, body_len = decode_header(frame[:HEADER_BYTES])
     assert len(frame) == HEADER_BYTES
     assert body_len == 400
+    assert decoded.content is Content.DENSE
     assert math.isnan(decoded.learning_rate)
 
 
@@ -80,11 +88,31 @@ def test_random_bytes_are_refused(head: bytes) -> None:
 def test_a_header_is_decoded_or_refused_never_worse(rest: bytes) -> None:
     try:
         message, meta_len, body_len = decode_header(b"SPDL" + rest)
-        check_sizes(message.kind, meta_len, body_len, LIMITS)
+        LIMITS.check(message, meta_len, body_len)
     except ProtocolError:
         return
     assert meta_len <= 1000
-    assert body_len <= MIN_BUFFER_BYTES
+    assert body_len <= LIMITS.buffer_bytes
+
+
+@given(
+    st.sampled_from(Kind),
+    st.sampled_from(Content),
+    st.integers(0, 511).map(Flag),
+    st.integers(0, 2**64 - 1) | st.integers(0, 120),
+    st.integers(0, 2**64 - 1) | st.integers(0, 1100),
+)
+def test_what_passes_the_check_fits_the_buffer(
+    kind: Kind, content: Content, flags: Flag, offset: int, body_len: int
+) -> None:
+    message = Message(kind, flags, content=content, offset=offset)
+    try:
+        LIMITS.check(message, 0, body_len)
+    except ProtocolError:
+        return
+    assert body_len <= LIMITS.allocate().size
+    if content is Content.RANGE:
+        assert 4 * offset + body_len <= LIMITS.dense_bytes
 
 
 @given(st.binary(max_size=64))
@@ -93,22 +121,93 @@ def test_any_meta_is_an_object_or_refused(raw: bytes) -> None:
         assert isinstance(decode_meta(Kind.PUSH, raw), dict)
 
 
+def check(content: Content, body_len: int, limits: Limits = LIMITS, **fields: Any) -> None:
+    limits.check(Message(Kind.PUSH, content=content, **fields), 0, body_len)
+
+
 @pytest.mark.parametrize(
-    ("kind", "meta_len", "body_len"),
+    ("content", "body_len", "fields"),
     [
-        (Kind.PUSH, 1001, 400),
-        (Kind.PUSH, 0, 396),
-        (Kind.PUSH_PULL, 0, 404),
-        (Kind.SNAPSHOT, 0, 0),
-        (Kind.PULL, 0, 4),
-        (Kind.HELLO, 0, 2**63),
-        (Kind.STATE_PUT, 0, MIN_BUFFER_BYTES + 1),
-        (Kind.WEIGHTS, 0, 0),
+        (Content.NOTHING, 0, {}),
+        (Content.DENSE, 400, {}),
+        (Content.DENSE, 50, {"flags": Flag.ENCODED}),
+        (Content.DENSE, 0, {"flags": Flag.ENCODED}),
+        (Content.RANGE, 400, {}),
+        (Content.RANGE, 4, {"offset": 99}),
+        (Content.RANGE, 0, {"offset": 100}),
+        (Content.ROWS, 64, {}),
+        (Content.ROWS, 0, {}),
+        (Content.BLOB, 1000, {}),
+        (Content.BLOB, 0, {}),
+        (Content.BLOB, 1, {"offset": 2**63, "total": 2**63 + 1}),
     ],
 )
-def test_sizes_out_of_bounds(kind: Kind, meta_len: int, body_len: int) -> None:
-    with pytest.raises(ProtocolError):
-        check_sizes(kind, meta_len, body_len, LIMITS)
+def test_bodies_within_bounds(content: Content, body_len: int, fields: dict[str, Any]) -> None:
+    check(content, body_len, **fields)
+
+
+@pytest.mark.parametrize(
+    ("content", "body_len", "fields"),
+    [
+        (Content.NOTHING, 4, {}),
+        (Content.NOTHING, 2**63, {}),
+        (Content.DENSE, 396, {}),
+        (Content.DENSE, 404, {}),
+        (Content.DENSE, 0, {}),
+        (Content.DENSE, 51, {"flags": Flag.ENCODED}),
+        (Content.DENSE, 400, {"flags": Flag.ENCODED}),
+        (Content.RANGE, 404, {}),
+        (Content.RANGE, 6, {}),
+        (Content.RANGE, 8, {"offset": 99}),
+        (Content.RANGE, 4, {"offset": 100}),
+        (Content.RANGE, 0, {"offset": 101}),
+        (Content.RANGE, 4, {"offset": 2**64 - 1}),
+        (Content.ROWS, 65, {}),
+        (Content.BLOB, 1001, {}),
+        (Content.BLOB, 2**63, {}),
+    ],
+)
+def test_bodies_out_of_bounds(content: Content, body_len: int, fields: dict[str, Any]) -> None:
+    with pytest.raises(ProtocolError, match="does not fit"):
+        check(content, body_len, **fields)
+
+
+@pytest.mark.parametrize("content", Content)
+def test_where_there_is_nothing_of_a_kind_no_body_of_it_passes(content: Content) -> None:
+    nothing = Limits(blob_bytes=0)
+    for flags in (Flag.NONE, Flag.ENCODED):
+        with pytest.raises(ProtocolError, match="does not fit"):
+            check(content, 4, nothing, flags=flags)
+    assert nothing.buffer_bytes == 0
+
+
+def test_a_meta_that_is_too_large_is_refused_whatever_the_body_is() -> None:
+    LIMITS.check(Message(Kind.PUSH, content=Content.DENSE), 1000, 400)
+    with pytest.raises(ProtocolError, match="meta of a PUSH frame is too large"):
+        LIMITS.check(Message(Kind.PUSH, content=Content.DENSE), 1001, 400)
+
+
+def test_a_chunk_of_a_blob_is_as_large_as_the_weights_where_they_are_larger() -> None:
+    assert Limits(dense_bytes=10, blob_bytes=20).chunk_bytes == 20
+    large = Limits(dense_bytes=2 * BLOB_BYTES)
+    assert large.chunk_bytes == large.buffer_bytes == 2 * BLOB_BYTES
+    check(Content.BLOB, 2 * BLOB_BYTES, large)
+
+
+def test_the_dense_buffer_is_the_start_of_the_connections_buffer() -> None:
+    raw = LIMITS.allocate()
+    assert raw.size == LIMITS.buffer_bytes == 1000
+    LIMITS.dense(raw)[...] = 1.0
+    np.testing.assert_array_equal(raw[:400].view(np.float32), np.ones(100))
+
+
+def test_an_unknown_kind_or_content_is_refused() -> None:
+    for position in (5, 80):  # of the kind and of the content
+        head = bytearray(encode(Message(Kind.PULL, content=Content.BLOB)))
+        assert head[position] in (Kind.PULL, Content.BLOB)
+        head[position] = 200
+        with pytest.raises(ProtocolError, match="unknown"):
+            decode_header(head)
 
 
 def test_another_version_says_so() -> None:
@@ -128,7 +227,7 @@ def test_meta_too_large_or_not_json_is_refused_before_sending() -> None:
 
 
 def test_the_header_size_is_fixed() -> None:
-    assert HEADER.size == HEADER_BYTES == 76
+    assert HEADER.size == HEADER_BYTES == 96
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,134 @@
+"""``FitPlan``: all that one call of ``fit`` does, checked before a job starts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from sparkdl.collective.choice import AllReduceExchange, optimizer_config
+from sparkdl.config import FitConfig, LoopSettings
+from sparkdl.errors import ConfigError, ResourceError
+from sparkdl.files.checkpoints import Checkpoints
+from sparkdl.learner.ensemble import require_cloneable
+from sparkdl.learner.local_optimizer import adopt_optimizer
+from sparkdl.spark.columns.sources import Source
+from sparkdl.spark.driver.arguments import FitArguments
+from sparkdl.spark.driver.choice import ChosenExchange
+from sparkdl.spark.driver.cluster import check_barrier, default_parallelism, wait_for_slots
+from sparkdl.spark.driver.trained_model import TrainedModel
+
+_SEED_STEP = 7919
+"""Between the seeds of the row order of two epochs, so that a second fit has orders of its own."""
+
+
+@dataclass(frozen=True)
+class FitPlan:
+    """What one call of ``fit`` does.
+
+    Args:
+        config: What the user asked of the model.
+        exchange: What the workers exchange, and when.
+        trained: The driver's model, trained in place.
+        custom_objects: Name -> class or function, for the model's archive.
+        source: The rows.
+        num_workers: Workers of the run.
+        at_once: How many of them can run at the same time (0: unknown).
+        settings: Of the workers' loops, for the whole fit.
+        checkpoints: Where to, or None.
+    """
+
+    config: FitConfig
+    exchange: ChosenExchange
+    trained: TrainedModel
+    custom_objects: dict[str, Any]
+    source: Source
+    num_workers: int
+    at_once: int
+    settings: LoopSettings
+    checkpoints: Checkpoints | None = None
+
+
+def loop_settings(
+    config: FitConfig,
+    exchange: ChosenExchange,
+    arguments: FitArguments,
+    *,
+    first_epoch: int,
+    epochs_trained: int,
+    has_callbacks: bool,
+) -> LoopSettings:
+    """What each worker's loop is told.
+
+    Args:
+        config: What the user asked of the model.
+        exchange: What the workers exchange, and when.
+        arguments: What the user asked of this fit.
+        first_epoch: Epoch to begin with.
+        epochs_trained: Epochs that earlier fits trained.
+        has_callbacks: Whether the driver has callbacks, which want the weights of each epoch.
+    """
+    wanted_by_driver = has_callbacks or arguments.checkpoint_dir is not None
+    return LoopSettings(
+        epochs=arguments.last_epoch(first_epoch),
+        first_epoch=first_epoch,
+        batch_size=config.batch_size if arguments.batch_size is None else arguments.batch_size,
+        window=exchange.window,
+        shuffle=arguments.shuffle,
+        seed=config.seed + _SEED_STEP * epochs_trained,
+        wait_for_driver=exchange.in_step and has_callbacks,
+        keep_state=not config.with_server or wanted_by_driver,
+        follow_schedule=not exchange.in_step,
+        check_data=arguments.check_data,
+        memory_budget_bytes=config.memory_budget_mb << 20,
+    )
+
+
+def prepare_model(model: Any, exchange: ChosenExchange, num_workers: int) -> None:
+    """Checks that rule and model go together; gives the model the optimizer that the rule wants.
+
+    Raises:
+        ConfigError: The rule cannot work with that many workers, or with the model's optimizer.
+        ModelError: No ensemble can be made of the model.
+    """
+    if isinstance(exchange, AllReduceExchange):
+        exchange.rule.bind(num_workers, optimizer_config(model.optimizer))
+        return
+    if exchange.independent:
+        require_cloneable(model)
+    adopt_optimizer(model, exchange.rule.local_optimizer())
+
+
+def count_workers(config: FitConfig, exchange: ChosenExchange, source: Source) -> tuple[int, int]:
+    """Workers of a run, and how many of them can run at the same time (0: unknown).
+
+    Args:
+        exchange: Says whether all must run at once.
+        config: How many workers the user asked for.
+        source: The rows.
+
+    Raises:
+        ConfigError: ``num_workers`` is not the number of partitions, with repartition=False.
+        ResourceError: There is no room for all where all must run at once.
+    """
+    if not config.repartition:
+        count: int = source.frame.rdd.getNumPartitions()
+        if config.num_workers not in (None, count):
+            raise ConfigError(
+                "num_workers and the data's partitions differ",
+                expected=f"num_workers={count} (or None) with repartition=False",
+                received=f"num_workers={config.num_workers}",
+            )
+    else:
+        count = config.num_workers or default_parallelism(source.spark)
+    if not config.with_server:
+        check_barrier(source.spark, count)
+        return count, count
+    slots = wait_for_slots(source.spark, count, 15.0 if exchange.in_step else 0.0)
+    if exchange.in_step and slots is not None and slots < count:
+        raise ResourceError(
+            f"mode {config.mode!r} needs all workers at the same time",
+            expected=f"{count} task slots",
+            received=f"{slots}",
+            hint=f"num_workers={max(slots, 1)}, more executors, or mode='asynchronous'",
+        )
+    return count, 0 if slots is None else min(count, slots)

@@ -1,0 +1,56 @@
+"""``TrainedModel``: the driver's Keras model, and what the rule of its runs keeps beside it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from sparkdl.files.checkpoints import Checkpoints
+from sparkdl.learner.archive import load_state, model_bytes
+from sparkdl.learner.model_weights import model_layout, write_model
+from sparkdl.learner.optimizer_state import load_optimizer_state
+from sparkdl.run_state import RunState
+
+
+@dataclass
+class TrainedModel:
+    """The driver's model; each part is as of the last state that was taken over.
+
+    Args:
+        model: A compiled Keras model.
+        rule_state: What the rule keeps that no Keras optimizer has room for (an outer momentum).
+    """
+
+    model: Any
+    rule_state: bytes = field(default=b"", repr=False)
+
+    def take(self, state: RunState) -> None:
+        """Takes over weights, optimizer state and the rule's state, each if ``state`` has it."""
+        if state.weights.size:
+            write_model(self.model, model_layout(self.model), state.weights)
+        if state.optimizer:
+            load_optimizer_state(self.model, state.optimizer)
+        if state.rule:
+            self.rule_state = state.rule
+
+    def save(self, checkpoints: Checkpoints, epoch: int) -> None:
+        """Writes a checkpoint after ``epoch`` epochs."""
+        checkpoints.save(model_bytes(self.model), self.beside(epoch))
+
+    def restore(self, checkpoints: Checkpoints) -> int:
+        """Loads the newest checkpoint; returns its epochs done, 0 if there is none.
+
+        Raises:
+            ConfigError: It is of another model, or no checkpoint is whole.
+        """
+        checkpoint = checkpoints.restore()
+        if checkpoint is None:
+            self.rule_state = b""
+            return 0
+        load_state(self.model, checkpoint.model_file, checkpoints.folder)
+        self.rule_state = checkpoint.state.rule
+        return checkpoint.state.epoch
+
+    def beside(self, epoch: int) -> RunState:
+        """What a ``.keras`` file of the model does not hold, after ``epoch`` epochs."""
+        return RunState(epoch, rule=self.rule_state)

@@ -1,0 +1,53 @@
+"""``Run``: the driver's end of a run while its workers train."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from sparkdl.progress.commands import Command
+from sparkdl.progress.run_progress import RunProgress
+from sparkdl.protocols import Strategy
+from sparkdl.run_state import RunState
+from sparkdl.spark.executor.trainer import TrainedRank
+
+
+class Run(Protocol):
+    """How the driver follows the workers: through a parameter server, a coordinator, or not."""
+
+    @property
+    def strategy(self) -> Strategy:
+        """How the workers' updates travel; pickled for the executors."""
+
+    def progress(self, since_epoch: int = 0) -> RunProgress:
+        """What the workers have reported of the epochs from ``since_epoch`` on.
+
+        Raises:
+            TransportError: The server has ended.
+        """
+
+    def command(self, command: Command) -> None:
+        """Tells the workers."""
+
+    def kept(self) -> RunState | None:
+        """What a worker left with the driver after the last epoch; None if none has.
+
+        Its weights are empty where a server holds them.
+        """
+
+    def state(self) -> RunState:
+        """The workers' present weights, with the optimizer's and the rule's state of :meth:`kept`.
+
+        Raises:
+            TransportError: The driver has no weights yet, or the server has ended.
+        """
+
+    def result(self, trained: Mapping[int, TrainedRank]) -> RunState:
+        """The trained weights and all that goes with them, given what the ranks returned."""
+
+
+def returned_state(trained: Mapping[int, TrainedRank]) -> RunState:
+    """The state that a rank returned for the run; an empty one if none did."""
+    states = [rank.state for _, rank in sorted(trained.items()) if rank.state is not None]
+    whole = [state for state in states if state.optimizer]
+    return [*whole, *states, RunState(0)][0]

@@ -1,0 +1,48 @@
+"""``load_spark_model``: a saved model and its settings as a :class:`SparkModel`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sparkdl.config import arguments_from_file
+from sparkdl.files.model_file import read_model
+from sparkdl.learner.archive import model_from_bytes
+from sparkdl.spark.driver.choice import restore_rule
+from sparkdl.spark.spark_model import SparkModel
+
+
+def load_spark_model(
+    path: str,
+    custom_objects: dict[str, Any] | None = None,
+    safe_mode: bool = True,
+    **overrides: Any,
+) -> SparkModel:
+    """Loads what :meth:`SparkModel.save` wrote, or any ``.keras`` file.
+
+    Args:
+        path: See :meth:`SparkModel.save`.
+        custom_objects: Name -> class or function that the model uses.
+        safe_mode: False also loads what runs code from the file (``Lambda`` layers): only for
+            files that you trust.
+        **overrides: Arguments of :class:`SparkModel` to have instead of those saved, and
+            ``decoder``, which is not saved.
+
+    Returns:
+        A SparkModel with the same mode and settings; its next ``fit`` goes on with the optimizer
+        state and, in mode ``'allreduce'``, the outer momentum of rules like ``'diloco'``.
+        ``port``, ``server_bind`` and ``server_address`` have their defaults: where the driver
+        listens is for its user to say, never for a file.
+
+    Raises:
+        ResourceError: The path cannot be read.
+        ModelError: The file holds no compiled Keras model.
+    """
+    file = read_model(path)
+    settings = arguments_from_file(file.settings, path)
+    model = model_from_bytes(file.content, custom_objects, safe_mode=safe_mode, path=path)
+    if "rule" not in overrides and settings.get("rule"):
+        settings["rule"] = restore_rule(settings["mode"], settings["rule"])
+    loaded = SparkModel(model, custom_objects=custom_objects, **{**settings, **overrides})
+    if file.state is not None and not {"mode", "rule"} & set(overrides):
+        loaded._trained.rule_state = file.state.rule
+    return loaded

@@ -1,0 +1,112 @@
+"""Ranks that a strategy connects, and their connection to the coordinator in the driver."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparkdl.collective.strategy import AllReduceStrategy, SessionMeeting
+from sparkdl.coordinator.host import CoordinatorHost
+from sparkdl.coordinator.session import open_session
+from sparkdl.coordinator.settings import Settings
+from sparkdl.protocols import BatchStack, Report
+from sparkdl.run_state import RunState
+from sparkdl.transport.listeners import ListenOptions
+from sparkdl.weights import FloatArray, Layout
+
+LAYOUT = Layout.of([("w", (3,), "float32")], [])
+
+
+class Slope:
+    """A learner of three weights, whose gradient is the rank's own number."""
+
+    layout = LAYOUT
+    learning_rate = 0.5
+
+    def __init__(self, rank: int) -> None:
+        self.rank, self.w = rank, np.full(3, float(rank), np.float32)
+
+    def read_weights(self, out: FloatArray) -> None:
+        out[:] = self.w
+
+    def write_weights(self, flat: FloatArray) -> None:
+        self.w = flat.copy()
+
+    def optimizer_state(self) -> bytes:
+        return b"state of rank %d" % self.rank
+
+    def load_optimizer_state(self, state: bytes) -> None:
+        assert state == b"state of rank 1"  # the rank with the most rows
+
+    def train_reducing(self, stack: BatchStack, reducer: Any) -> None:
+        reducer.rows = stack.num_rows
+        reducer.begin(0, np.full(3, self.rank, np.float32))
+        assert reducer.finish()
+        self.w = self.w - np.float32(0.5) * reducer.buffer
+
+
+def test_a_run_with_a_coordinator() -> None:
+    strategy = AllReduceStrategy(b"t" * 16, LAYOUT, "builtin", {"advertised_host": "127.0.0.1"})
+    listen = ListenOptions("socket", 0, "127.0.0.1", None, web=False)
+    rows, results = [1, 3], [None, None]
+
+    def work(host: CoordinatorHost, rank: int) -> None:
+        with contextlib.ExitStack() as stack:
+            session = stack.enter_context(open_session(host.endpoint, rank=rank))
+            opened = strategy.open(SessionMeeting(session), LAYOUT, session)
+            synchronizer, learner = stack.enter_context(opened), Slope(rank)
+            start = synchronizer.start(learner, rows=rows[rank], batches=1, windows=1)
+            assert start.windows_per_epoch == 1
+            batch = BatchStack({}, {}, None, 1, rows[rank])
+            metrics = np.array([rows[rank], 1.0])
+            synchronizer.train(learner, batch, Report(0, 1, 1, 1, rows[rank], 0.5, metrics))
+            synchronizer.keep_state(learner, 1)
+            synchronizer.end_epoch(learner, 0, metrics, metrics, wait=False)
+            synchronizer.finish(learner)
+            assert synchronizer.unreported == {}
+            assert synchronizer.transport == "builtin"
+            results[rank] = synchronizer.result(learner, 1)
+
+    with CoordinatorHost(Settings(2), listen) as host:
+        threads = [threading.Thread(target=work, args=(host, rank)) for rank in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        status, kept = host.driver.status(0), host.driver.kept()
+    totals = status.epochs[0]
+    assert (totals.rows, totals.ended) == (4, (0, 1))
+    assert totals.metrics.tolist() == totals.val_metrics.tolist() == [4.0, 2.0]
+    assert all(worker.finished for worker in status.workers.values())
+    want = np.full(3, 1.0 - 0.5 * 0.75)  # rank 1's weights, and the row-weighted mean of 0 and 1
+    assert results[0] is None
+    for state in (results[1], RunState.from_bytes(kept)):
+        assert state is not None
+        assert (state.epoch, state.optimizer) == (1, b"state of rank 1")
+        np.testing.assert_allclose(state.weights, want)
+
+
+@pytest.mark.parametrize("name", ["solo", "builtin"])
+def test_a_run_without_a_coordinator_keeps_its_reports(name: str) -> None:
+    class Alone:
+        rank = 0
+
+        def all_gather(self, text: str) -> list[str]:
+            return [text]
+
+    with AllReduceStrategy(b"t" * 16, LAYOUT, name).open(Alone(), LAYOUT) as synchronizer:
+        learner = Slope(1)
+        synchronizer.start(learner, rows=2, batches=1, windows=1)
+        report = Report(0, 1, 1, 1, 2, 0.5, np.ones(2))
+        synchronizer.train(learner, BatchStack({}, {}, None, 1, 2), report)
+        assert synchronizer.unreported == {}  # the epoch has not ended
+        synchronizer.end_epoch(learner, 0, np.array([2.0, 1.0]), None, wait=False)
+        synchronizer.finish(learner)
+    kept = synchronizer.unreported[0]
+    assert (kept.rows, kept.batches_done, kept.ended) == (2, 1, True)
+    assert kept.metrics.tolist() == [2.0, 1.0]
+    assert not kept.val_metrics.size
