@@ -161,8 +161,9 @@ def is_secondary(error: BaseException) -> bool:
     for _ in range(8):
         if seen is None:
             return False
-        if isinstance(seen, (ChildTraceback, RankFailure)):
-            return seen.failure.secondary
+        told = seen.__cause__ if isinstance(seen.__cause__, ChildTraceback) else seen
+        if isinstance(told, (ChildTraceback, RankFailure)):
+            return told.failure.secondary
         if isinstance(seen, TransportError) and not isinstance(seen, WaitTimeoutError):
             return True
         # inside a compiled graph frameworks keep only the text of an exception

@@ -85,11 +85,11 @@ def test_a_local_rank_that_raises_or_dies(capsys: pytest.CaptureFixture[str]):
         if communicator.rank == 1 and how == "raises":
             raise ValueError("bad row 17")
         if communicator.rank == 1:
-            print("last words", flush=True)
+            print("the end is near", flush=True)
             os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(60)
 
-    for how, word in (("raises", "bad row 17"), ("dies", "last words")):
+    for how, word in (("raises", "bad row 17"), ("dies", "the end is near")):
         began = time.monotonic()
         with pytest.raises(WorkerError, match=word) as caught:
             HorovodRunner(np=-2).run(work, how=how)

@@ -14,9 +14,7 @@ operations are done. Large arrays follow:
 
 from __future__ import annotations
 
-import hashlib
-import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -29,7 +27,7 @@ from sparkdl.collective.arithmetic import (
     reduction_ufunc,
     shard_edges,
 )
-from sparkdl.collective.builtin.handshake import LOCAL, RING, Address, ConnectionKey
+from sparkdl.collective.builtin.paths import connect_paths
 from sparkdl.collective.builtin.places import Places
 from sparkdl.collective.builtin.records import (
     HEADER_BYTES,
@@ -43,8 +41,6 @@ from sparkdl.collective.builtin.records import (
     unpack_records,
 )
 from sparkdl.collective.builtin.rendezvous import Listener
-from sparkdl.collective.builtin.ring import Ring
-from sparkdl.collective.builtin.shared import SharedMemory
 from sparkdl.collective.builtin.waiting import Watch
 from sparkdl.collective.member import Member
 from sparkdl.collective.ordered import OrderedCommunicator
@@ -99,85 +95,20 @@ class BuiltinCommunicator(OrderedCommunicator):
         self._places = places
         self._watch = Watch(rank, connect_timeout_s)
         self._made: dict[tuple[int, ...], int] = {}
-        self._shared: SharedMemory | None = None
-        self._ring: Ring | None = None
         # one record of each rank must fit, host by host, into one record of the leaders
-        self._capacity = max(_CAPACITY, 512 * len(members))
-        each = self._capacity // len(members) - LENGTH.size - HEADER_BYTES
+        capacity = max(_CAPACITY, 512 * len(members))
+        each = capacity // len(members) - LENGTH.size - HEADER_BYTES
         self._small_bytes = min(_SMALL_BYTES, each)
-        self._connect()
-        self._watch.timeout_s = timeout_s
-
-    # -- connecting --------------------------------------------------------------------------
-
-    def _connect(self) -> None:
-        connect_to, expect = self._plan()
-        group = hashlib.sha256(self._label.encode()).digest()[:16]
-        made, accepted = self._listener.establish(
-            self._world[self._rank],
-            self._token,
-            group,
-            connect_to,
-            expect,
-            self._connect_timeout_s,
+        self._paths = connect_paths(
+            listener, places, members, world, token, label, capacity, self._watch
         )
+        self._shared, self._ring = self._paths.shared, self._paths.ring
         try:
-            self._use(made, accepted)
             self._barrier()  # a rank that has connected knows that all have
         except BaseException:
-            self._close_paths()
-            for connection in (*made.values(), *accepted.values()):
-                connection.close()
+            self._paths.close()
             raise
-
-    def _plan(self) -> tuple[dict[ConnectionKey, Address], list[ConnectionKey]]:
-        """The connections that this rank makes, and those that it expects.
-
-        Of two ranks on a host the higher one connects; in a ring each connects to the next.
-        """
-        connect_to: dict[ConnectionKey, Address] = {}
-        expect: list[ConnectionKey] = []
-        for other in self._places.local:
-            key = ConnectionKey(LOCAL, self._world[other])
-            if other < self._rank:
-                connect_to[key] = "\0" + self._members[other].local
-            elif other > self._rank:
-                expect.append(key)
-        ring = self._places.ring
-        if ring:
-            at = ring.index(self._rank)
-            after, before = ring[(at + 1) % len(ring)], ring[at - 1]
-            member = self._members[after]
-            connect_to[ConnectionKey(RING, self._world[after])] = (member.host, member.port)
-            expect.append(ConnectionKey(RING, self._world[before]))
-        return connect_to, expect
-
-    def _use(
-        self,
-        made: Mapping[ConnectionKey, socket.socket],
-        accepted: Mapping[ConnectionKey, socket.socket],
-    ) -> None:
-        """Opens the shared memory and the ring over their connections."""
-        local, ring = self._places.local, self._places.ring
-        if len(local) > 1:
-            links = {}
-            for index, other in enumerate(local):
-                key = ConnectionKey(LOCAL, self._world[other])
-                if other != self._rank:
-                    links[index] = made[key] if key in made else accepted[key]
-            self._shared = SharedMemory(
-                self._places.local_rank, local, links, self._capacity + 4096, self._watch
-            )
-        if ring:
-            at = ring.index(self._rank)
-            self._ring = Ring(
-                at,
-                ring,
-                made[ConnectionKey(RING, self._world[ring[(at + 1) % len(ring)]])],
-                accepted[ConnectionKey(RING, self._world[ring[at - 1]])],
-                self._capacity,
-                self._watch,
-            )
+        self._watch.timeout_s = timeout_s
 
     # -- operations --------------------------------------------------------------------------
 
@@ -390,16 +321,9 @@ class BuiltinCommunicator(OrderedCommunicator):
 
     def _abort(self) -> None:
         self._watch.abort()
-        for path in (self._shared, self._ring):
-            if path is not None:
-                path.shut_down()
+        self._paths.shut_down()
 
     def _release(self) -> None:
-        self._close_paths()
+        self._paths.close()
         if self._owns_listener:
             self._listener.close()
-
-    def _close_paths(self) -> None:
-        for path in (self._shared, self._ring):
-            if path is not None:
-                path.close()

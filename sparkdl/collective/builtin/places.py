@@ -65,6 +65,13 @@ class Places:
         return tuple(ranks[self.local_rank] for ranks in self.hosts)
 
     @property
+    def neighbours(self) -> tuple[int, int]:
+        """The next rank of this rank's ring, and the one before."""
+        ring = self.ring
+        at = ring.index(self.rank)
+        return ring[(at + 1) % len(ring)], ring[at - 1]
+
+    @property
     def order(self) -> list[int]:
         """All ranks, host by host."""
         return [r for ranks in self.hosts for r in ranks]

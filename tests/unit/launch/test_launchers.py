@@ -18,7 +18,13 @@ from sparkdl import payload
 from sparkdl.errors import ResourceError, WaitTimeoutError
 from sparkdl.launch.child import Child
 from sparkdl.launch.devices import DeviceRequest, Placement, Resources
-from sparkdl.launch.failures import FailureDescription, RankFailure, is_secondary, root_cause
+from sparkdl.launch.failures import (
+    ChildTraceback,
+    FailureDescription,
+    RankFailure,
+    is_secondary,
+    root_cause,
+)
 from sparkdl.launch.gathering import AloneGathering
 from sparkdl.launch.processes import ProcessLauncher
 from sparkdl.launch.results import CHUNK_BYTES, Result, join_batches, of_kind
@@ -198,6 +204,10 @@ def test_failures_are_described_carried_and_ranked() -> None:
     assert root_cause([]) is None
     assert FailureDescription.from_json(first.to_json()) == first
     assert is_secondary(RankFailure(lost))
+    in_child = RuntimeError("TransportError: as the child's text has it")
+    in_child.__cause__ = ChildTraceback(first)
+    assert not is_secondary(in_child)
+    assert FailureDescription.of(3, in_child) == first
     ours = FailureDescription.of(2, ResourceError("no GPU", expected="one", hint="buy one"))
     raised = ours.library_error()
     assert isinstance(raised, ResourceError)

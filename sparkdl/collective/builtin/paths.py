@@ -1,0 +1,137 @@
+"""The connections of one rank: shared memory with the ranks of its host, and its ring."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import socket
+from collections.abc import Mapping, Sequence
+
+from sparkdl.collective.builtin.handshake import LOCAL, RING, Address, ConnectionKey
+from sparkdl.collective.builtin.places import Places
+from sparkdl.collective.builtin.rendezvous import Listener
+from sparkdl.collective.builtin.ring import Ring
+from sparkdl.collective.builtin.shared import SharedMemory
+from sparkdl.collective.builtin.waiting import Watch
+from sparkdl.collective.member import Member
+
+_LEADER_BYTES = 4096
+"""What a record in shared memory may be longer than one in a ring: the lengths of its parts."""
+
+
+@dataclasses.dataclass
+class Paths:
+    """The ways by which a rank reaches the others.
+
+    Args:
+        shared: With the ranks of its host; None if it is alone there.
+        ring: With ranks of other hosts; None if it is in no ring.
+    """
+
+    shared: SharedMemory | None = None
+    ring: Ring | None = None
+
+    def shut_down(self) -> None:
+        """Ends the connections, so that the others' waits for this rank end."""
+        for path in (self.shared, self.ring):
+            if path is not None:
+                path.shut_down()
+
+    def close(self) -> None:
+        """Closes connections and mapping."""
+        for path in (self.shared, self.ring):
+            if path is not None:
+                path.close()
+
+
+def connect_paths(
+    listener: Listener,
+    places: Places,
+    members: Sequence[Member],
+    world: Sequence[int],
+    token: bytes,
+    label: str,
+    capacity: int,
+    watch: Watch,
+) -> Paths:
+    """Connects this rank to those of its host and of its ring.
+
+    Args:
+        listener: This process's sockets.
+        places: Which ranks share a host, and which rings join the hosts.
+        members: All ranks' members.
+        world: The members' ranks in the whole run, which handshakes use.
+        token: The run's secret.
+        label: Name of the communicator among those that share the listener.
+        capacity: Largest record in bytes.
+        watch: Its limit is that for connecting.
+    """
+    connect_to, expect = _plan(places, members, world)
+    group = hashlib.sha256(label.encode()).digest()[:16]
+    made, accepted = listener.establish(
+        world[places.rank], token, group, connect_to, expect, watch.timeout_s
+    )
+    paths = Paths()
+    try:
+        _open(paths, places, world, made, accepted, capacity, watch)
+    except BaseException:
+        paths.close()
+        for connection in (*made.values(), *accepted.values()):
+            connection.close()
+        raise
+    return paths
+
+
+def _plan(
+    places: Places, members: Sequence[Member], world: Sequence[int]
+) -> tuple[dict[ConnectionKey, Address], list[ConnectionKey]]:
+    """The connections that this rank makes, and those that it expects.
+
+    Of two ranks on a host the higher one connects; in a ring each connects to the next.
+    """
+    connect_to: dict[ConnectionKey, Address] = {}
+    expect: list[ConnectionKey] = []
+    for other in places.local:
+        key = ConnectionKey(LOCAL, world[other])
+        if other < places.rank:
+            connect_to[key] = "\0" + members[other].local
+        elif other > places.rank:
+            expect.append(key)
+    if places.ring:
+        after, before = places.neighbours
+        member = members[after]
+        connect_to[ConnectionKey(RING, world[after])] = (member.host, member.port)
+        expect.append(ConnectionKey(RING, world[before]))
+    return connect_to, expect
+
+
+def _open(
+    paths: Paths,
+    places: Places,
+    world: Sequence[int],
+    made: Mapping[ConnectionKey, socket.socket],
+    accepted: Mapping[ConnectionKey, socket.socket],
+    capacity: int,
+    watch: Watch,
+) -> None:
+    """Opens the shared memory and the ring over their connections."""
+    if len(places.local) > 1:
+        connections = {**made, **accepted}
+        links = {
+            index: connections[ConnectionKey(LOCAL, world[other])]
+            for index, other in enumerate(places.local)
+            if other != places.rank
+        }
+        paths.shared = SharedMemory(
+            places.local_rank, places.local, links, capacity + _LEADER_BYTES, watch
+        )
+    if places.ring:
+        after, before = places.neighbours
+        paths.ring = Ring(
+            places.ring.index(places.rank),
+            places.ring,
+            made[ConnectionKey(RING, world[after])],
+            accepted[ConnectionKey(RING, world[before])],
+            capacity,
+            watch,
+        )
