@@ -1,0 +1,11 @@
+"""All-reduce: ranks that talk to each other, without a server.
+
+``communicator``, ``ordered``, ``pending``: what a communicator is, and what all of them share.
+``builtin``, ``horovod``, ``horovod_connector``, ``solo``: the communicators. ``current``: a run's.
+``member``: how ranks find each other. ``arithmetic``, ``arguments``: reductions and their checks.
+``rules``: how the ranks' gradients or weights become one.
+``strategy``, ``synchronizer``, ``gradient_synchronizer``, ``rule_synchronizer``, ``rule_steps``:
+what the training loop sees. ``control``: what a rank tells the driver meanwhile.
+``choice``: from the user's arguments to a rule and a window.
+``partial_softmax``: a softmax over more classes than one rank can hold.
+"""

@@ -1,1 +1,5 @@
-"""Optimizers on flat float32 vectors, for parameter servers and sliced all-reduce alike."""
+"""Optimizers on flat float32 buffers: for rules on a server and for sliced optimizer state.
+
+``optimizer``: what one is. ``flat``, ``adam``: the optimizers. ``blocks``: blocks that fit a cache,
+on several threads. ``compiled``: loops that numba compiles. ``keras_config``: from Keras' settings.
+"""

@@ -1,0 +1,6 @@
+"""What happens while a fit runs, as events on the driver. No Keras, no Spark.
+
+``run_progress``: what the workers have reported. ``monitor``: makes events of it.
+``events``: the events, and what a sink is. ``bar``: the progress bar, a sink.
+``commands``: what is decided at an event, for the workers. ``speed``: rows per second.
+"""

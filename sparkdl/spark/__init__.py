@@ -1,1 +1,6 @@
-"""The only place for pyspark: the user's model, the stage that trains it, the data's columns."""
+"""The only package that imports pyspark.
+
+``spark_model``, ``run``: what users call. ``setting``: read-only attributes of a SparkModel.
+``driver``: what runs on the driver. ``executor``: what runs on executors.
+``columns``: from columns to the model's inputs. ``inference``: predict and evaluate.
+"""

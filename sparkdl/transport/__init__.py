@@ -1,0 +1,9 @@
+"""Frames between ranks, driver and servers, and the ways they take. No pickle, no Spark.
+
+``frames``: what a frame holds, and the limits of its receiver.
+``service``, ``dispatcher``, ``server``: what is served, by which threads, behind which sockets.
+``socket``, ``stream_server``, ``shm``, ``http_server``, ``http_client``: the three transports.
+``greeting``: connections that have not shown the token yet.
+``address``, ``openers``, ``connection``, ``channel``: a client's way there, and back after a break.
+``listeners``, ``listening``, ``framing``: sockets, ports, and frames on a stream.
+"""
