@@ -21,6 +21,7 @@ EPOCH_WINDOW = 0
 AUTO_WINDOW = -1
 """A number that suits the workers and their rows; see ``sparkdl.worker.auto_window``."""
 DEFAULT_RESTARTS = 3
+_SHOWN_CHARS = 200
 NETWORK_SETTINGS = ("port", "server_bind", "server_address")
 """Where the driver listens and where workers send the run's token. A model file has no say in
 them: whoever wrote the file could otherwise lead workers to a server of his own."""
@@ -79,7 +80,7 @@ class FitConfig:
     max_restarts: int | None = None
 
     def __post_init__(self) -> None:
-        require_name("mode", self.mode, MODES)
+        require_name("mode", self.mode, MODES, _argument_of(self.mode))
         require_name("parameter_server_mode", self.parameter_server_mode, TRANSPORTS)
         require_name("communicator", self.communicator, COMMUNICATORS)
         parse_frequency(self.frequency)
@@ -213,7 +214,7 @@ def require_int(name: str, value: Any, least: int) -> int:
         raise ConfigError(
             f"{name} must be a whole number of at least {least}",
             expected=f"a whole number >= {least}",
-            received=repr(value),
+            received=shown(value),
         )
     return value
 
@@ -227,12 +228,31 @@ def require_seconds(name: str, value: Any) -> float:
     return value
 
 
-def require_name(kind: str, value: Any, known: Iterable[str]) -> str:
+def require_name(kind: str, value: Any, known: Iterable[str], hint: str = "") -> str:
     """Returns ``value`` if it is one of ``known``; raises UnknownNameError."""
     names = list(known)
     if value not in names:
-        raise UnknownNameError(kind, value, names)
+        raise UnknownNameError(kind, value, names, hint)
     return str(value)
+
+
+def _argument_of(mode: Any) -> str:
+    """A hint for a ``mode`` that is a communicator or a transport."""
+    if mode in COMMUNICATORS and mode != "auto":
+        return f"mode='allreduce', communicator={mode!r}"
+    if mode in TRANSPORTS and mode != "auto":
+        return f"mode='asynchronous', parameter_server_mode={mode!r}"
+    return ""
+
+
+def shown(value: Any) -> str:
+    """A value for an error message: its ``repr``, or its kind and shape where that is long."""
+    if hasattr(value, "dtype") and hasattr(value, "shape"):
+        return f"{type(value).__name__} of shape {tuple(value.shape)}"
+    text = repr(value)
+    return (
+        text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}... ({type(value).__name__})"
+    )
 
 
 def parse_frequency(frequency: Any) -> str | int:
