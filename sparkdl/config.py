@@ -21,6 +21,8 @@ EPOCH_WINDOW = 0
 AUTO_WINDOW = -1
 """A number that suits the workers and their rows; see ``sparkdl.worker.auto_window``."""
 DEFAULT_RESTARTS = 3
+COLUMNS = "columns"
+"""The name of the last fit's columns among the settings of a model file."""
 _SHOWN_CHARS = 200
 NETWORK_SETTINGS = ("port", "server_bind", "server_address")
 """Where the driver listens and where workers send the run's token. A model file has no say in
@@ -155,7 +157,7 @@ def arguments_from_file(settings: Mapping[str, Any], path: str) -> dict[str, Any
     Raises:
         ModelError: Settings that this version does not have.
     """
-    strange = sorted(set(settings) - {field.name for field in fields(FitConfig)})
+    strange = sorted(set(settings) - {field.name for field in fields(FitConfig)} - {COLUMNS})
     if strange:
         raise ModelError(
             f"{path!r} was written by another version of sparkdl",
@@ -163,7 +165,43 @@ def arguments_from_file(settings: Mapping[str, Any], path: str) -> dict[str, Any
             received=", ".join(strange),
             hint="keras.models.load_model reads the model itself",
         )
-    return {name: value for name, value in settings.items() if name not in NETWORK_SETTINGS}
+    return {
+        name: value
+        for name, value in settings.items()
+        if name not in NETWORK_SETTINGS and name != COLUMNS
+    }
+
+
+def columns_from_file(settings: Mapping[str, Any], path: str) -> dict[str, Any]:
+    """The ``features`` and ``label`` of the last fit in the settings of a model file, if there.
+
+    Args:
+        settings: What was written, with the columns as :data:`COLUMNS`.
+        path: Of the file, for the message.
+
+    Raises:
+        ModelError: They do not name columns.
+    """
+    columns = settings.get(COLUMNS, {})
+    if not isinstance(columns, dict) or not all(
+        name in ("features", "label") and _names_columns(value) for name, value in columns.items()
+    ):
+        raise ModelError(
+            f"{path!r} does not say which columns the model was trained on",
+            expected="features and label: a name, several, or input name -> either",
+            received=shown(columns),
+            hint="keras.models.load_model reads the model itself",
+        )
+    return columns
+
+
+def _names_columns(value: Any) -> bool:
+    """Whether a value of a file is a column's name, several, or a name -> either."""
+    if isinstance(value, dict):
+        return all(isinstance(v, (str, list)) and _names_columns(v) for v in value.values())
+    if isinstance(value, list):
+        return all(isinstance(name, str) for name in value)
+    return isinstance(value, str)
 
 
 @dataclass(frozen=True)

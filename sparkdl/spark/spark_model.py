@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from sparkdl.config import (
+    COLUMNS,
     FitConfig,
     PortSpec,
     UseGpu,
@@ -153,6 +154,7 @@ class SparkModel:
         self._epochs_trained = 0
         self._summary: StageSummary | None = None
         self._ensemble: list[Any] = []
+        self._columns = Columns()
         self._fitting = threading.Lock()
 
     # -- what it holds -------------------------------------------------------------------------
@@ -316,6 +318,8 @@ class SparkModel:
             data, validation_data, model_signature(self.model), columns,
             split=validation_split, seed=self.seed,
         )  # fmt: skip
+        if is_frame(data):
+            self._columns = Columns(columns.features, columns.label)
         num_workers, at_once = count_workers(self._config, self._exchange, source)
         prepare_model(self.model, self._exchange, num_workers)
         checkpoints = Checkpoints.at(checkpoint_dir)
@@ -375,13 +379,22 @@ class SparkModel:
     def _batch_size(self, batch_size: int | None) -> int:
         return self.batch_size if batch_size is None else require_int("batch_size", batch_size, 1)
 
+    def _columns_of(self, features: Any, label: Any, sample_weight: Any) -> Columns:
+        """The columns that the user names, and those of the last fit for what is None."""
+        return Columns(
+            self._columns.features if features is None else features,
+            self._columns.label if label is None else label,
+            sample_weight,
+            self.decoder,
+        )
+
     # -- inference -----------------------------------------------------------------------------
 
     def predict(
         self,
         data: Any,
         batch_size: int | None = None,
-        features: Any = "features",
+        features: Any = None,
         output_column: str = "prediction",
     ) -> Any:
         """The model's outputs for every row.
@@ -389,7 +402,7 @@ class SparkModel:
         Args:
             data: A DataFrame, an RDD of inputs, or a NumPy array (or dict, or list of them).
             batch_size: Rows per forward pass; None for the constructor's.
-            features: See :meth:`fit`.
+            features: See :meth:`fit`; None for those of the last ``fit`` on a DataFrame.
             output_column: Name of the prediction column of a DataFrame.
 
         Returns:
@@ -410,7 +423,7 @@ class SparkModel:
                 data, signature, archive, batch_size=batch_size, use_gpu=self.use_gpu
             )
         return predict_frame(
-            data, signature, archive, Columns(features, decoder=self.decoder),
+            data, signature, archive, self._columns_of(features, None, None),
             batch_size=batch_size, use_gpu=self.use_gpu, output_column=output_column,
         )  # fmt: skip
 
@@ -419,8 +432,8 @@ class SparkModel:
         self,
         data: Any,
         batch_size: int | None = None,
-        features: Any = "features",
-        label: Any = "label",
+        features: Any = None,
+        label: Any = None,
         sample_weight: Any = None,
         verbose: str | int = 0,
     ) -> dict[str, Any]:
@@ -432,8 +445,8 @@ class SparkModel:
         Args:
             data: See :meth:`fit`.
             batch_size: Rows per forward pass; None for the constructor's.
-            features: See :meth:`fit`.
-            label: See :meth:`fit`.
+            features: See :meth:`fit`; None for those of the last ``fit`` on a DataFrame.
+            label: See :meth:`fit`; None as for ``features``.
             sample_weight: See :meth:`fit`.
             verbose: 1 prints the result.
 
@@ -446,7 +459,7 @@ class SparkModel:
         refuse_labels_apart("evaluate", "batch_size", batch_size)
         batch_size = self._batch_size(batch_size)
         signature = model_signature(self.model)
-        columns = Columns(features, label, sample_weight, self.decoder)
+        columns = self._columns_of(features, label, sample_weight)
         if isinstance(data, (tuple, list)):
             state = evaluate_arrays(self.model, data, signature, batch_size=batch_size)
         else:
@@ -475,4 +488,7 @@ class SparkModel:
         """
         check_path(path, overwrite=overwrite)
         state = self._trained.beside(self._epochs_trained)
-        write_model(path, model_bytes(self.model), self._config.to_file(), state)
+        settings = self._config.to_file() | {
+            COLUMNS: {"features": self._columns.features, "label": self._columns.label}
+        }
+        write_model(path, model_bytes(self.model), settings, state)

@@ -5,7 +5,7 @@ Runs on the driver.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -33,6 +33,12 @@ class Columns:
     label: InputColumns = "label"
     sample_weight: str | Mapping[str, str] | None = None
     decoder: Decoder | Mapping[str, Decoder] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("features", "label"):  # read more than once
+            value = getattr(self, name)
+            if isinstance(value, Iterator):
+                object.__setattr__(self, name, list(value))
 
 
 @dataclass(frozen=True)
