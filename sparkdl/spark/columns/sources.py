@@ -101,18 +101,22 @@ def open_source(data: Any, signature: Signature, columns: Columns) -> Source:
         return _from_rdd(data, signature)
     if isinstance(data, (tuple, list)) and len(data) in (2, 3):
         if any(is_frame(part) or is_rdd(part) for part in data):
-            raise ConfigError(
-                "features and labels are in one DataFrame",
-                expected="one DataFrame (or RDD) that has features and labels as columns",
-                received=f"a tuple of {', '.join(type(part).__name__ for part in data)}",
-                hint="pass the DataFrame without a tuple; features='column' and label='column' "
-                "name its columns",
-            )
+            raise _in_a_tuple("data", data)
         return _from_numpy(data, signature)
     raise ConfigError(
         "this kind of data is not known",
         expected="a DataFrame, an RDD of (x, y) or LabeledPoint, or a tuple of NumPy arrays (x, y)",
         received=f"{type(data).__module__}.{type(data).__qualname__}",
+    )
+
+
+def _in_a_tuple(argument: str, data: Sequence[Any]) -> ConfigError:
+    """The error for DataFrames in a tuple, as arrays are passed."""
+    return ConfigError(
+        f"{argument} must be one DataFrame, without a tuple",
+        expected="one DataFrame (or RDD) that has both features and labels",
+        received=f"a tuple of {', '.join(type(part).__name__ for part in data)}",
+        hint=f"{argument}=df; features='column' and label='column' name the columns",
     )
 
 
@@ -155,6 +159,10 @@ def open_fit_source(
     held_out = None
     origin = data
     if validation_data is not None:
+        if isinstance(validation_data, (tuple, list)) and any(
+            is_frame(part) or is_rdd(part) for part in validation_data
+        ):
+            raise _in_a_tuple("validation_data", validation_data)
         held_out = open_source(validation_data, signature, replace(columns, sample_weight=None))
         if is_frame(data):
             data, columns = _weights_apart(data, columns)

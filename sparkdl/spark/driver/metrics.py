@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from sparkdl.errors import DataError, ModelError
+from sparkdl.errors import DataError
 from sparkdl.learner import metric_state
 from sparkdl.learner.metric_check import check_metrics_add_up
 from sparkdl.learner.signature import model_signature
@@ -30,7 +30,7 @@ def prepare_metrics(model: Any, source: Source) -> None:
 
     Raises:
         DataError: The model cannot take these columns.
-        ModelError: The model has no loss, or a metric's variables must not be summed.
+        ModelError: A metric's variables must not be summed.
     """
     spec = source.spec
     x, y, weights = (
@@ -40,13 +40,6 @@ def prepare_metrics(model: Any, source: Source) -> None:
     try:
         metric_state.build_metrics(model, x, y, weights or None)  # type: ignore[arg-type]
     except Exception as error:
-        if "No loss to compute" in str(error):
-            raise ModelError(
-                f"model {model.name!r} has no loss",
-                expected="model.compile(optimizer, loss), add_loss, or a compute_loss of its own",
-                received="model.compile without loss",
-                hint="e.g. model.compile('adam', 'sparse_categorical_crossentropy')",
-            ) from error
         signature = model_signature(model)
         raise DataError(
             f"model {model.name!r} cannot take these columns",
