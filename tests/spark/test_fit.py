@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import keras
@@ -231,3 +232,23 @@ def test_whole_epochs_between_exchanges_are_averaged(spark: Any, mode: str) -> N
     spark_model = SparkModel(model, mode, "epoch", num_workers=4, batch_size=4)
     spark_model.fit(frame, epochs=1, verbose=0)
     np.testing.assert_allclose(model.get_weights()[0][:, 0], weights, rtol=0.01)
+
+
+def test_two_synchronous_fits_at_once_take_turns(digits_df: Any) -> None:
+    """Each of them needs more than half of the four slots: without a pool both would wait."""
+    models = [SparkModel(make_mlp(), mode="synchronous", num_workers=3) for _ in range(2)]
+    outcomes: list[Any] = [None, None]
+
+    def fit(index: int) -> None:
+        try:
+            outcomes[index] = models[index].fit(digits_df, epochs=1, verbose=0)
+        except BaseException as error:
+            outcomes[index] = error
+
+    threads = [threading.Thread(target=fit, args=(index,)) for index in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(280)
+    for outcome in outcomes:
+        assert len(outcome.history["loss"]) == 1, outcome
