@@ -11,6 +11,7 @@ SCRIPTS = [
     ("learning.py",),
     ("transport.py", "--rule", "none"),
     ("transport.py", "--rule", "downpour"),
+    ("strangers.py",),
     ("rule_cost.py",),
     ("all_reduce.py", "--large"),
     ("two_hosts.py",),

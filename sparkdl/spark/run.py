@@ -27,6 +27,7 @@ from sparkdl.learner.framework import running_backend
 from sparkdl.log_lines import show
 from sparkdl.spark.driver import cluster
 from sparkdl.spark.driver.launcher import SparkLauncher, SparkRanks
+from sparkdl.spark.driver.slots import slot_pool
 from sparkdl.transport.listeners import ListenOptions
 
 T = TypeVar("T")
@@ -166,6 +167,10 @@ def _run_stage(task: FunctionTask, num_workers: int | None, spark: Any) -> Retur
     count = num_workers or cluster.default_parallelism(spark)
     cluster.check_barrier(spark, count)
     with contextlib.ExitStack() as stack:
+        capacity = cluster.count_slots(spark)
+        if capacity is not None:
+            limit_s = task.start_timeout_s
+            stack.enter_context(slot_pool(spark).take(count, capacity, "run", limit_s))
         driver = None
         if not cluster.is_connect(spark):
             settings = Settings(count, start_timeout_s=task.start_timeout_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import keras
@@ -128,6 +129,38 @@ def test_callbacks_change_the_learning_rate_of_the_workers(digits_df: Any) -> No
     assert float(model.optimizer.learning_rate) == 0.0
 
 
+@pytest.mark.parametrize("mode", ["asynchronous", "hogwild", "synchronous", "allreduce"])
+def test_a_scheduler_s_rates_are_those_of_plain_keras(
+    digits_df: Any, digits: Any, mode: str
+) -> None:
+    """The exact modes train at them: a batch of all rows makes the steps of one process known."""
+
+    def run(fit: Any, optimizer: Any) -> tuple[Any, list[float]]:
+        model = make_mlp(optimizer=optimizer)
+        rates = keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.5)
+        return model, fit(model, rates).history["learning_rate"]
+
+    x, y = digits
+    alone, expected = run(
+        lambda model, rates: model.fit(
+            x, y, epochs=6, batch_size=len(x), verbose=0, callbacks=[rates]
+        ),
+        keras.optimizers.SGD(0.8, momentum=0.9),
+    )
+    model, seen = run(
+        lambda model, rates: SparkModel(model, mode, num_workers=2, batch_size=len(x)).fit(
+            digits_df, epochs=6, verbose=0, callbacks=[rates]
+        ),
+        keras.optimizers.SGD(0.8, momentum=0.9),
+    )
+    assert seen == expected
+    np.testing.assert_allclose(seen, [0.8 * 0.5**n for n in range(1, 7)], rtol=1e-6)
+    assert float(model.optimizer.learning_rate) == float(alone.optimizer.learning_rate)
+    if mode in ("synchronous", "allreduce"):
+        for mine, known in zip(model.get_weights(), alone.get_weights(), strict=True):
+            np.testing.assert_allclose(mine, known, rtol=0, atol=1e-5)
+
+
 def test_checkpoints_and_csv_callbacks_see_the_trained_weights(
     digits_df: Any, tmp_path: Any
 ) -> None:
@@ -200,3 +233,23 @@ def test_whole_epochs_between_exchanges_are_averaged(spark: Any, mode: str) -> N
     spark_model = SparkModel(model, mode, "epoch", num_workers=4, batch_size=4)
     spark_model.fit(frame, epochs=1, verbose=0)
     np.testing.assert_allclose(model.get_weights()[0][:, 0], weights, rtol=0.01)
+
+
+def test_two_synchronous_fits_at_once_take_turns(digits_df: Any) -> None:
+    """Each of them needs more than half of the four slots: without a pool both would wait."""
+    models = [SparkModel(make_mlp(), mode="synchronous", num_workers=3) for _ in range(2)]
+    outcomes: list[Any] = [None, None]
+
+    def fit(index: int) -> None:
+        try:
+            outcomes[index] = models[index].fit(digits_df, epochs=1, verbose=0)
+        except BaseException as error:
+            outcomes[index] = error
+
+    threads = [threading.Thread(target=fit, args=(index,)) for index in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(280)
+    for outcome in outcomes:
+        assert len(outcome.history["loss"]) == 1, outcome

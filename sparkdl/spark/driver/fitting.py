@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from concurrent.futures import Future
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 from sparkdl.collective.choice import optimizer_config
@@ -15,10 +15,11 @@ from sparkdl.learner.model_weights import model_layout, read_model
 from sparkdl.progress.monitor import FitMonitor
 from sparkdl.ps.choice import ServerExchange
 from sparkdl.spark.driver.allreduce_run import reports_live, start_all_reduce
-from sparkdl.spark.driver.cluster import wait_for_slots
+from sparkdl.spark.driver.cluster import count_slots, wait_for_slots
 from sparkdl.spark.driver.metrics import prepare_metrics
 from sparkdl.spark.driver.plan import FitPlan
 from sparkdl.spark.driver.server_run import ServerRun
+from sparkdl.spark.driver.slots import slot_pool
 from sparkdl.spark.driver.training import StageLost, StageSummary, train_stage
 from sparkdl.spark.driver.training_run import Run
 from sparkdl.spark.executor.trainer import TrainTask
@@ -35,9 +36,25 @@ def run_fit(plan: FitPlan, monitor: FitMonitor) -> StageSummary:
         DataError: A worker found that the data do not fit.
         TransportError: The run's server died.
     """
+    with _slots(plan):
+        return _run_fit(plan, monitor)
+
+
+def _slots(plan: FitPlan) -> AbstractContextManager[None]:
+    """The slots of workers that must all run at the same time; others take turns."""
+    capacity = count_slots(plan.source.spark)
+    if capacity is None or not plan.exchange.in_step:
+        return nullcontext()
+    name = f"fit of model {plan.trained.model.name!r}"
+    limit_s = plan.config.start_timeout_s
+    return slot_pool(plan.source.spark).take(plan.num_workers, capacity, name, limit_s)
+
+
+def _run_fit(plan: FitPlan, monitor: FitMonitor) -> StageSummary:
     settings = plan.settings
     live = reports_live(plan.config, plan.source.spark)
     restarts = 0
+    plan.trained.keeps_rate = monitor.has_callbacks
     while True:
         last = settings.epochs
         if not live and (monitor.has_callbacks or plan.checkpoints is not None):
@@ -64,6 +81,7 @@ def _train_stage(plan: FitPlan, settings: LoopSettings, monitor: FitMonitor) -> 
     """
     trained, source = plan.trained, plan.source
     rule_state = trained.rule_state
+    monitor.begin()  # the workers get the model with the learning rate of their first epoch
     with _start_run(plan) as starting:
         # The server's process comes up meanwhile.
         with interrupts.held():
@@ -81,9 +99,8 @@ def _train_stage(plan: FitPlan, settings: LoopSettings, monitor: FitMonitor) -> 
             if plan.checkpoints is not None:
                 if not monitor.has_callbacks:
                     trained.take(run.state())
-                trained.save(plan.checkpoints, epoch)
+                trained.save(plan.checkpoints, epoch, monitor.rate_between_epochs)
 
-        monitor.begin()
         try:
             return train_stage(
                 source, trained, run, task, monitor, repartition=plan.config.repartition,

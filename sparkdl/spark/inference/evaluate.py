@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from sparkdl.config import UseGpu
-from sparkdl.data import Batch, Batches, DataSpec, decode, rows_from_numpy
+from sparkdl.data import Batch, Batches, DataSpec, decode_slices, rows_from_numpy
 from sparkdl.errors import DataError
 from sparkdl.launch import interrupts
 from sparkdl.launch.failures import FailureDescription, failures_of, root_cause
@@ -78,23 +78,20 @@ def evaluate_source(
 def evaluation_stacks(
     batches: Iterator[pa.RecordBatch], spec: DataSpec, batch_size: int
 ) -> Iterator[BatchStack]:
-    """Arrow batches as stacks of one batch each; never more than one Arrow batch in memory."""
+    """Arrow batches as stacks of one batch each; one stack at a time is decoded."""
     row = 0
     for record in batches:
-        if not record.num_rows:
-            continue
-        decoded = decode(record, spec, row)
+        for batch in decode_slices(record, spec, batch_size, row):
+            yield _stack_of_one(batch)
         row += record.num_rows
-        for start in range(0, record.num_rows, batch_size):
-            yield _stack_of_one(decoded, start, min(start + batch_size, record.num_rows))
 
 
-def _stack_of_one(batch: Batch, start: int, stop: int) -> BatchStack:
-    def cut(arrays: Mapping[str, npt.NDArray[Any]]) -> Arrays:
-        return {name: array[None, start:stop] for name, array in arrays.items()}
+def _stack_of_one(batch: Batch) -> BatchStack:
+    def stacked(arrays: Mapping[str, npt.NDArray[Any]]) -> Arrays:
+        return {name: array[None] for name, array in arrays.items()}
 
-    weight = None if batch.sample_weight is None else cut(batch.sample_weight)
-    return BatchStack(cut(batch.x), cut(batch.y), weight, 1, stop - start)
+    weight = None if batch.sample_weight is None else stacked(batch.sample_weight)
+    return BatchStack(stacked(batch.x), stacked(batch.y), weight, 1, batch.num_rows)
 
 
 def evaluate_arrays(

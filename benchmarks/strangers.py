@@ -1,0 +1,118 @@
+"""What strangers cost the members of a run: idle connections and new ones, none with the token.
+
+A member exchanges 0.4 MB with a server while strangers from the same machine hold thousands of
+connections and open a thousand more each second, with one byte each. Quiet and hostile rounds
+alternate.
+
+    python benchmarks/strangers.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import resource
+import socket
+import statistics
+import time
+from collections import deque
+from multiprocessing.synchronize import Event
+from urllib.parse import urlsplit
+
+import numpy as np
+
+from sparkdl.ps.client import Client, Progress, connect
+from sparkdl.ps.rules import Downpour
+from sparkdl.ps.server import ServerConfig, ServerProcess
+from sparkdl.weights import Layout
+
+LAYOUT = Layout.of([("w", (100_000,), "float32")])
+PAUSE_S = 0.005
+WARM_UP_S = 4.0
+
+
+def knock(address: tuple[str, int], idle: int, per_second: int, ended: Event) -> None:
+    """Holds ``idle`` connections and replaces ``per_second`` of them, until ``ended``."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    held: deque[socket.socket] = deque()
+    began, made = time.monotonic(), 0
+    while not ended.is_set():
+        if made >= (time.monotonic() - began) * per_second and len(held) >= idle:
+            time.sleep(0.001)
+            continue
+        made += 1
+        try:
+            connection = socket.create_connection(address, 1.0)
+            connection.sendall(b"S")
+        except OSError:
+            continue
+        held.append(connection)
+        if len(held) > idle:
+            held.popleft().close()
+
+
+def exchanges(client: Client, count: int, first_batch: int) -> list[float]:
+    """Milliseconds of each exchange."""
+    times = []
+    for batch in range(first_batch, first_batch + count):
+        began = time.perf_counter()
+        client.push_pull(Progress(0, batch + 1, 1, 1))
+        times.append(1e3 * (time.perf_counter() - began))
+        time.sleep(PAUSE_S)
+    return times
+
+
+def measure(transport: str, rounds: int, count: int, idle: int, per_second: int) -> list[str]:
+    """One row of the table."""
+    center = np.zeros(LAYOUT.size, np.float32)
+    quiet: list[float] = []
+    hostile: list[float] = []
+    joins: list[float] = []
+    with ServerProcess(ServerConfig(LAYOUT, Downpour(), 2, mode=transport), center) as server:
+        web = urlsplit(server.address.http)
+        address = (server.address.host, server.address.port)
+        if transport == "http":
+            address = (web.hostname or "", web.port or 0)
+        with connect(server.endpoint, transport, rank=0, layout=LAYOUT) as client:
+            client.join(batches_per_epoch=1)
+            for number in range(rounds):
+                quiet += exchanges(client, count, 2 * number * count)
+                ended = multiprocessing.Event()
+                strangers = multiprocessing.Process(
+                    target=knock, args=(address, idle, per_second, ended), daemon=True
+                )
+                strangers.start()
+                time.sleep(WARM_UP_S)
+                hostile += exchanges(client, count, (2 * number + 1) * count)
+                began = time.perf_counter()
+                with connect(
+                    server.endpoint, transport, rank=1, attempt=number, layout=LAYOUT
+                ) as other:
+                    other.join(batches_per_epoch=1)
+                    joins.append(1e3 * (time.perf_counter() - began))
+                ended.set()
+                strangers.join(30)
+    before, during = statistics.median(quiet), statistics.median(hostile)
+    return [
+        transport, f"{before:.2f}", f"{during:.2f}", f"{during / before:.2f}",
+        f"{max(hostile):.0f}", f"{max(joins):.0f}",
+    ]  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--exchanges", type=int, default=200, help="in each half of a round")
+    parser.add_argument("--idle", type=int, default=5000)
+    parser.add_argument("--per-second", type=int, default=1000)
+    asked = parser.parse_args()
+    print("| transport | quiet, ms | with strangers, ms | ratio | slowest, ms | joining, ms |")
+    print("|---|---|---|---|---|---|")
+    for transport in ("socket", "http"):
+        row = measure(transport, asked.rounds, asked.exchanges, asked.idle, asked.per_second)
+        print("| " + " | ".join(row) + " |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""Strangers: a deadline in all, a share that is not the members', and no byte lost on the way."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from sparkdl.errors import ProtocolError
+from sparkdl.transport import greeting
+from sparkdl.transport.greeting import Greeter, Stranger
+
+PASSWORD = b"open"
+
+
+class Visitor:
+    """A stranger that must say PASSWORD; it reads, or only looks, at what it hears."""
+
+    def __init__(self, connection: socket.socket, peeks: bool) -> None:
+        self.connection, self._peeks, self._heard = connection, peeks, b""
+
+    def hear(self) -> bool:
+        with contextlib.suppress(BlockingIOError):
+            if self._peeks:
+                self._heard = self.connection.recv(16, socket.MSG_PEEK)
+            else:
+                self._heard += self.connection.recv(len(PASSWORD) - len(self._heard))
+        if not PASSWORD.startswith(self._heard[: len(PASSWORD)]):
+            raise ProtocolError("another word", expected="the password")
+        return self._heard.startswith(PASSWORD)
+
+
+@contextmanager
+def greeter(peeks: bool = False) -> Iterator[tuple[tuple[str, int], list[Stranger]]]:
+    welcome: list[Stranger] = []
+    listener = socket.create_server(("127.0.0.1", 0), backlog=64)
+    address = listener.getsockname()
+    made = Greeter(
+        listener, lambda c: Visitor(c, peeks), welcome.append, peeks=peeks, name="sparkdl-test"
+    )
+    try:
+        yield address, welcome
+    finally:
+        made.close()
+        for stranger in welcome:
+            stranger.connection.close()
+
+
+def soon(condition: object, limit_s: float = 20.0) -> bool:
+    deadline = time.monotonic() + limit_s
+    while not condition() and time.monotonic() < deadline:  # type: ignore[operator]
+        time.sleep(0.01)
+    return bool(condition())  # type: ignore[operator]
+
+
+def closed(connection: socket.socket, limit_s: float = 20.0) -> bool:
+    connection.settimeout(limit_s)
+    with contextlib.suppress(ConnectionResetError):
+        return connection.recv(1) == b""
+    return True
+
+
+@pytest.mark.parametrize("peeks", [False, True])
+def test_what_comes_after_the_first_words_is_left_for_who_takes_over(peeks: bool) -> None:
+    with greeter(peeks) as (address, welcome), socket.create_connection(address) as peer:
+        for byte in PASSWORD:
+            peer.sendall(bytes([byte]))
+            time.sleep(0.01)
+        peer.sendall(b"the rest")
+        assert soon(lambda: welcome)
+        taken = welcome[0].connection
+        taken.settimeout(20)
+        expected = PASSWORD + b"the rest" if peeks else b"the rest"
+        assert taken.recv(len(expected), socket.MSG_WAITALL) == expected
+
+
+@pytest.mark.parametrize("peeks", [False, True])
+def test_the_deadline_is_one_for_all_bytes(peeks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(greeting, "FIRST_WORDS_S", 0.3)
+    with greeter(peeks) as (address, welcome), socket.create_connection(address) as peer:
+        peer.sendall(PASSWORD[:1])
+        began = time.monotonic()
+        with contextlib.suppress(OSError):
+            for byte in PASSWORD[1:-1]:  # each in time for a limit that counts from the last byte
+                time.sleep(0.2)
+                peer.sendall(bytes([byte]))
+        assert closed(peer)
+        assert time.monotonic() - began >= 0.3
+        assert not welcome
+
+
+def test_a_wrong_word_ends_the_connection_at_once() -> None:
+    with greeter() as (address, welcome), socket.create_connection(address) as peer:
+        peer.sendall(b"shut")
+        assert closed(peer)
+        assert not welcome
+
+
+@pytest.mark.parametrize("peeks", [False, True])
+def test_a_newcomer_ends_the_oldest_stranger(peeks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(greeting, "MAX_STRANGERS", 8)
+    monkeypatch.setattr(greeting, "FIRST_WORDS_S", 600.0)
+    with greeter(peeks) as (address, welcome), contextlib.ExitStack() as stack:
+        idle = [stack.enter_context(socket.create_connection(address)) for _ in range(30)]
+        assert closed(idle[0])
+        member = stack.enter_context(socket.create_connection(address))
+        member.sendall(PASSWORD)
+        assert soon(lambda: welcome)
+
+
+def test_closing_ends_the_strangers() -> None:
+    with contextlib.ExitStack() as stack:
+        with greeter() as (address, _):
+            peer = stack.enter_context(socket.create_connection(address))
+            time.sleep(0.05)
+        assert closed(peer)
