@@ -285,7 +285,8 @@ def _argument_of(mode: Any) -> str:
 
 def shown(value: Any) -> str:
     """A value for an error message: its ``repr``, or its kind and shape where that is long."""
-    if hasattr(value, "dtype") and hasattr(value, "shape"):
+    kind = type(value)  # a Column of Spark has every attribute, its class has not
+    if hasattr(kind, "dtype") and hasattr(kind, "shape"):
         return f"{type(value).__name__} of shape {tuple(value.shape)}"
     text = repr(value)
     return (

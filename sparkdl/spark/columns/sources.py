@@ -334,6 +334,6 @@ def _from_rdd(rdd: Any, signature: Signature) -> Source:
     data_spec = DataSpec(encoder.features, encoder.labels)
     fields = [f"{name} binary" for name in wire_names(len(data_spec.columns))]
     schema = ", ".join([*fields, f"{PROBLEM} string"])
-    with this_interpreter(spark):
+    with this_interpreter(rdd.context):
         frame = spark.createDataFrame(rdd.mapPartitions(encoder), schema)
     return Source(frame, data_spec)

@@ -121,8 +121,9 @@ def refuse_labels_apart(method: str, name: str, value: Any) -> None:
     Raises:
         ConfigError: The value is data.
     """
-    is_array = hasattr(value, "shape") and value.shape != ()
-    if isinstance(value, (list, tuple)) or is_array or hasattr(value, "schema"):
+    kind = type(value)  # a Column of Spark has every attribute, its class has not
+    is_array = hasattr(kind, "shape") and value.shape != ()
+    if isinstance(value, (list, tuple)) or is_array or hasattr(kind, "schema"):
         raise ConfigError(
             f"{method} takes features and labels as one argument",
             expected=f"{method}((x, y)), or {method}(df, features='column', label='column')",

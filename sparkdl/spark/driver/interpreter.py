@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from sparkdl.errors import ResourceError
-from sparkdl.spark.driver.cluster import is_connect, is_local
 
 _building = threading.Lock()
 _MISSING = (
@@ -22,7 +21,7 @@ _NO_PROGRAM = re.compile(r'Cannot run program "([^"]+)"')
 
 
 @contextlib.contextmanager
-def this_interpreter(spark: Any) -> Iterator[bool]:
+def this_interpreter(context: Any | None) -> Iterator[bool]:
     """Within, Spark takes this process' Python for the tasks of functions that are handed to it.
 
     Only with a local master, where executors are on this machine, and only if the user has named
@@ -30,13 +29,15 @@ def this_interpreter(spark: Any) -> Iterator[bool]:
     PATH, which is another one where a virtual environment is used without being activated. The
     user's own functions keep the interpreter that they had.
 
+    Args:
+        context: The SparkContext; None over Spark Connect, where Spark's server chooses.
+
     Yields:
         Whether the interpreter is another than the user's functions have.
     """
-    if not is_local(spark) or _chosen(spark):
+    if context is None or not str(context.master).startswith("local") or _chosen(context):
         yield False
         return
-    context = spark.sparkContext
     with _building:
         before = context.pythonExec
         context.pythonExec = sys.executable
@@ -46,20 +47,19 @@ def this_interpreter(spark: Any) -> Iterator[bool]:
             context.pythonExec = before
 
 
-def _chosen(spark: Any) -> bool:
+def _chosen(context: Any) -> bool:
     """Whether the user named the interpreter of the tasks."""
-    if os.environ.get("PYSPARK_PYTHON") or spark.sparkContext.pythonExec != "python3":
+    if os.environ.get("PYSPARK_PYTHON") or context.pythonExec != "python3":
         return True
-    return spark.sparkContext.getConf().get("spark.pyspark.python", None) is not None
+    return context.getConf().get("spark.pyspark.python", None) is not None
 
 
-def interpreter_of(spark: Any) -> str:
-    """The interpreter of the tasks, for messages."""
-    if is_connect(spark):
+def interpreter_of(context: Any | None) -> str:
+    """The interpreter of the tasks, for messages; see :func:`this_interpreter`."""
+    if context is None:
         return "the interpreter of Spark's server (spark.pyspark.python there)"
-    if is_local(spark) and not _chosen(spark):
-        return sys.executable
-    return repr(str(spark.sparkContext.pythonExec))
+    with this_interpreter(context):
+        return repr(str(context.pythonExec))
 
 
 def interpreter_problem(error: BaseException, interpreter: str) -> ResourceError | None:

@@ -46,19 +46,20 @@ class SparkLauncher:
     def launch(self, task: Task) -> Iterator[SparkRanks]:
         """Starts the stage; leaving cancels it. See :class:`sparkdl.launch.task.Launcher`."""
         spark = self._frame.sparkSession
-        shipped = ship(task, None if is_connect(spark) else spark.sparkContext)
+        context = None if is_connect(spark) else spark.sparkContext
+        shipped = ship(task, context)
         function = stage_function(shipped, self._num_ranks)
         frame = self._frame
 
         def run() -> Any:
-            with this_interpreter(spark):
+            with this_interpreter(context):
                 results = frame.mapInArrow(function, RESULT_SCHEMA, barrier=self._barrier)
             return results.collect()
 
         stage = Stage(spark, run, self._description)
         try:
             stage.start()
-            yield SparkRanks(stage, self._num_ranks, self._noun, interpreter_of(spark))
+            yield SparkRanks(stage, self._num_ranks, self._noun, interpreter_of(context))
         finally:
             try:
                 stage.cancel()

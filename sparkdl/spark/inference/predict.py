@@ -24,7 +24,7 @@ from sparkdl.spark.columns.matching import make_spec
 from sparkdl.spark.columns.pairs import rdd_features, stack_inputs
 from sparkdl.spark.columns.sources import Columns
 from sparkdl.spark.columns.wire import selection, wire_names
-from sparkdl.spark.driver.cluster import is_connect, require_running, session_of
+from sparkdl.spark.driver.cluster import is_connect, require_running
 from sparkdl.spark.driver.interpreter import this_interpreter
 from sparkdl.spark.driver.launcher import ship
 from sparkdl.spark.executor.stage import content_of, run_task, stage_function
@@ -143,12 +143,13 @@ def predict_frame(
         tuple(positions[name] for name in spec.columns),
     )  # fmt: skip
     spark = frame.sparkSession
-    function = stage_function(ship(task, None if is_connect(spark) else spark.sparkContext), 0)
+    context = None if is_connect(spark) else spark.sparkContext
+    function = stage_function(ship(task, context), 0)
     sent = [
         T.StructField(n, f.dataType, f.nullable, f.metadata)
         for n, f in zip(wire, fields, strict=False)
     ]
-    with this_interpreter(spark):
+    with this_interpreter(context):
         predicted = prepared.mapInArrow(function, T.StructType(sent))
     return predicted.toDF(*(f.name for f in fields))
 
@@ -218,7 +219,7 @@ def predict_rdd(
 
     from pyspark import RDD
 
-    with this_interpreter(session_of()) as another:
+    with this_interpreter(rdd.context) as another:
         predicted = rdd.mapPartitions(run)
         # PySpark chooses the interpreter when it makes the Java side, and again for every function
         # that it joins with this one; a plain RDD is not joined.

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import types as T
 
-from sparkdl.config import FitConfig
+from sparkdl.config import FitConfig, shown
 from sparkdl.data import ColumnSpec, DataSpec, decode
 from sparkdl.errors import (
     ConfigError,
@@ -82,6 +82,19 @@ def test_long_values_are_not_shown_in_full() -> None:
     assert "ndarray of shape (300, 3)" in text
     text = text_of(ConfigError, check_keras_arguments, {"class_weight": dict.fromkeys(range(999))})
     assert "(dict)" in text
+
+
+def test_an_object_with_every_attribute_is_shown() -> None:
+    class Expression:
+        """As a Column of Spark, whose fields are expressions, too."""
+
+        def __getattr__(self, name: str) -> Expression:
+            return self
+
+        def __repr__(self) -> str:
+            return "Column<'a'>"
+
+    assert shown(Expression()) == "Column<'a'>"
 
 
 def test_callbacks_that_are_none() -> None:
@@ -224,12 +237,13 @@ def test_a_local_master_takes_this_interpreter(monkeypatch: pytest.MonkeyPatch) 
         (session("local[2]", spark_pyspark_python="/opt/python"), "python3"),
     ]:
         before = spark.sparkContext.pythonExec
-        with interpreter.this_interpreter(spark) as another:
+        with interpreter.this_interpreter(spark.sparkContext) as another:
             assert spark.sparkContext.pythonExec == expected
             assert another == (expected == sys.executable)
         assert spark.sparkContext.pythonExec == before
+        assert interpreter.interpreter_of(spark.sparkContext) == repr(expected)
     monkeypatch.setenv("PYSPARK_PYTHON", "python3")
-    with interpreter.this_interpreter(session("local[2]")) as another:
+    with interpreter.this_interpreter(session("local[2]").sparkContext) as another:
         assert not another
 
 
