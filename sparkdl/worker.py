@@ -129,6 +129,7 @@ class _Loop:
         """Trains the epochs from ``start`` on."""
         self.first_step = self.learner.step
         self.learning_rate = self.learner.learning_rate
+        self._follow_driver()  # a rank that joins late begins at the rate of the others
         position = start.position
         for epoch in range(max(start.epoch, self.settings.first_epoch), self.settings.epochs):
             if self.synchronizer.stopped:

@@ -10,7 +10,7 @@
 from sparkdl.data.arrays import rows_from_numpy, to_arrow_table
 from sparkdl.data.batches import Batches, EpochPlan
 from sparkdl.data.columns import Batch, ColumnSpec, DataSpec
-from sparkdl.data.decode import decode
+from sparkdl.data.decode import decode, decode_slices
 from sparkdl.data.partition import Partition, read_partition
 from sparkdl.data.rows import Rows
 
@@ -23,6 +23,7 @@ __all__ = [
     "Partition",
     "Rows",
     "decode",
+    "decode_slices",
     "read_partition",
     "rows_from_numpy",
     "to_arrow_table",

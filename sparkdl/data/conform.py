@@ -14,6 +14,8 @@ import pyarrow.compute as pc
 from sparkdl.data.columns import Array, ColumnSpec, Shape
 from sparkdl.errors import DataError
 
+_ROUNDING = 1e-5
+
 
 @dataclass(frozen=True)
 class Place:
@@ -41,17 +43,30 @@ class Place:
             hint=hint,
         )
 
-    def check_nulls(self, array: Any, width: int = 1) -> None:
-        """Refuses nulls in an Arrow array that has ``width`` values per row."""
-        if array.null_count:
-            first = int(np.argmax(pc.is_null(array).to_numpy(zero_copy_only=False)))
-            raise self.error(
-                "nulls cannot be trained on",
-                row=first // max(width, 1),
-                expected="no nulls",
-                received=f"{array.null_count} nulls in this batch of rows",
-                hint="df.dropna() removes such rows, df.fillna() or an Imputer fills them",
+    def check_nulls(self, array: Any, per_row: int | None = None) -> None:
+        """Refuses nulls in an Arrow array.
+
+        Args:
+            array: One value per row, or what is inside the arrays of the rows.
+            per_row: So many values inside each row; None for the rows themselves.
+        """
+        if not array.null_count:
+            return
+        first = int(np.argmax(pc.is_null(array).to_numpy(zero_copy_only=False)))
+        hint = "df.dropna() removes such rows, df.fillna() or an Imputer fills them"
+        if per_row is not None:
+            hint = (
+                "df.dropna() and df.fillna() do not look inside arrays: there "
+                "F.transform(column, lambda v: F.coalesce(v, F.lit(0.0))) fills nulls, and "
+                "df.filter(~F.exists(column, lambda v: v.isNull())) drops the rows"
             )
+        raise self.error(
+            "the model takes no nulls" + (" inside an array" if per_row is not None else ""),
+            row=first // max(per_row or 1, 1),
+            expected="no nulls",
+            received=f"{array.null_count} nulls in this batch of rows",
+            hint=hint,
+        )
 
 
 def is_numeric(kind: Any) -> bool:
@@ -64,9 +79,15 @@ def is_numeric(kind: Any) -> bool:
     )
 
 
-def numbers_of(array: Any, place: Place, width: int = 1) -> Array:
-    """A primitive Arrow array without nulls as a flat NumPy array of its own dtype."""
-    place.check_nulls(array, width)
+def numbers_of(array: Any, place: Place, per_row: int | None = None) -> Array:
+    """A primitive Arrow array without nulls as a flat NumPy array of its own dtype.
+
+    Args:
+        array: See :meth:`Place.check_nulls`, as for the other arguments.
+        place: Where it stands.
+        per_row: See there.
+    """
+    place.check_nulls(array, per_row)
     if pa.types.is_decimal(array.type):
         array = array.cast(pa.float64())
     if pa.types.is_boolean(array.type):
@@ -169,9 +190,13 @@ def cast(values: Array, target: np.dtype[Any], place: Place, row: int | None = N
 
 
 def check_labels(values: Array, spec: ColumnSpec, place: Place) -> Array:
-    """Returns ``values`` if they are no labels, or whole numbers in ``[0, num_classes)``."""
+    """Returns ``values`` if they are what the loss takes: within bounds, or class numbers."""
+    if values.size == 0:
+        return values
+    if spec.bounds is not None and spec.one_hot is None:
+        _check_bounds(values, spec.bounds, place)
     classes = spec.num_classes
-    if classes is None or values.size == 0:
+    if classes is None:
         return values
     low, high = values.min(), values.max()
     whole = values.dtype.kind != "f" or bool((values == np.floor(values)).all())
@@ -185,4 +210,23 @@ def check_labels(values: Array, spec: ColumnSpec, place: Place) -> Array:
         expected=f"integers from 0 to {classes - 1}: the model has {classes} classes",
         received=str(values[index]),
         hint="labels start at 0; the model's last layer needs one unit per class",
+    )
+
+
+def _check_bounds(values: Array, bounds: tuple[float, float], place: Place) -> None:
+    """Refuses a label outside of ``bounds``; NaN passes, which ``check_data`` finds."""
+    low, high = bounds[0] - _ROUNDING, bounds[1] + _ROUNDING
+    if values.min() >= low and values.max() <= high:
+        return
+    bad = (values < low) | (values > high)
+    if not bad.any():
+        return
+    index = np.unravel_index(int(np.argmax(bad)), bad.shape)
+    raise place.error(
+        "a label that the loss does not take",
+        row=int(index[0]),
+        expected=f"numbers from {bounds[0]:g} to {bounds[1]:g}: the loss is a binary cross-entropy",
+        received=str(values[index]),
+        hint="make labels of -1 and +1 (y + 1) / 2, number several classes for "
+        "sparse_categorical_crossentropy, and train on other numbers with loss='mse'",
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -46,6 +46,18 @@ def decode(batch: pa.RecordBatch, spec: DataSpec, first_row: int = 0) -> Batch:
     return spec.assemble(finished, batch.num_rows)
 
 
+def decode_slices(
+    batch: pa.RecordBatch, spec: DataSpec, num_rows: int, first_row: int = 0
+) -> Iterator[Batch]:
+    """Decodes a record batch ``num_rows`` rows at a time; see :func:`decode`.
+
+    A record batch of Spark has 10,000 rows, which as decoded images take gigabytes. So the batch
+    is sliced first, and only one slice of it is decoded at any time, if the caller keeps none.
+    """
+    for start in range(0, batch.num_rows, num_rows):
+        yield decode(batch.slice(start, num_rows), spec, first_row + start)
+
+
 def decode_stored(batch: pa.RecordBatch, spec: DataSpec, first_row: int = 0) -> list[Array]:
     """One array per ``spec.entries`` in the compact form that partitions keep.
 
@@ -62,7 +74,8 @@ def decode_column(batch: pa.RecordBatch, spec: ColumnSpec, first_row: int = 0) -
     if spec.kind == "decoded":
         return check_labels(_decode_values(arrays[0], spec, place), spec, place)
     if spec.kind == "image":
-        return compact(decode_images(arrays[0], place), spec, place)
+        images = decode_images(arrays[0], place)
+        return compact(check_labels(images, spec, place), spec, place)
     if spec.kind == "binary":
         values = _decode_bytes(arrays[0], spec, place)
     elif spec.kind == "scalars":

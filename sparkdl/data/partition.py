@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +18,10 @@ from sparkdl.data.storage import GrowingArray, IndexArray, MemoryStorage, SpillW
 from sparkdl.errors import DataError
 
 DEFAULT_BUDGET_BYTES = 1 << 30
+_DECODED_BYTES = 64 << 20
+"""What a user's decoder makes of the rows that are read at a time."""
+_FREE_DIMENSION = 512
+"""A guess at the size of a dimension that the model leaves free."""
 
 
 class Partition(Closing):
@@ -53,7 +59,8 @@ def read_partition(
 ) -> Partition:
     """Reads record batches once into columns.
 
-    Up to the budget the columns grow in memory (peak: the data and one record batch). Beyond it
+    Up to the budget the columns grow in memory (peak: the data and one record batch, of which a
+    decoder's arrays are made some rows at a time). Beyond it
     they go to an unnamed, memory-mapped Arrow file, and later reads keep to the budget.
 
     Args:
@@ -69,9 +76,8 @@ def read_partition(
     collectors = [_Collector(spec), _Collector(spec)]
     first_row = 0
     try:
-        for batch in batches:
-            if batch.num_rows:
-                _add(collectors, batch, spec, first_row)
+        for batch in _slices(batches, spec):
+            _add(collectors, batch, spec, first_row)
             first_row += batch.num_rows
             while (
                 sum(c.memory_bytes for c in collectors) > memory_budget_bytes
@@ -84,6 +90,19 @@ def read_partition(
             collector.close()
         raise
     return Partition(Rows(spec, train), Rows(spec, validation, "validation"))
+
+
+def _slices(batches: Iterable[pa.RecordBatch], spec: DataSpec) -> Iterator[pa.RecordBatch]:
+    """The rows of ``batches``, so many at a time that a decoder's arrays stay small."""
+    row_bytes = max(
+        entry.value_dtype.itemsize * math.prod(d or _FREE_DIMENSION for d in entry.value_shape)
+        for entry in spec.entries
+    )
+    expands = any(entry.kind == "decoded" for entry in spec.entries)
+    step = max(1, _DECODED_BYTES // row_bytes) if expands else sys.maxsize
+    for batch in batches:
+        for start in range(0, batch.num_rows, step):
+            yield batch.slice(start, step)
 
 
 def _add(

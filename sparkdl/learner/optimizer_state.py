@@ -6,8 +6,9 @@ such as Adam's ``_momentums``.
 
 from __future__ import annotations
 
+import contextlib
 import io
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -26,8 +27,13 @@ def pack_arrays(arrays: Iterable[npt.NDArray[Any]]) -> bytes:
     return buffer.getvalue()
 
 
-def load_optimizer_state(model: Any, state: bytes) -> None:
+def load_optimizer_state(model: Any, state: bytes, *, keep_rate: bool = False) -> None:
     """Sets a model's optimizer variables from what a learner's ``optimizer_state`` returned.
+
+    Args:
+        model: Compiled.
+        state: Of an equal model's optimizer.
+        keep_rate: The model's learning rate stays as it is.
 
     Raises:
         ModelError: The state is that of another optimizer.
@@ -44,8 +50,25 @@ def load_optimizer_state(model: Any, state: bytes) -> None:
             received=f"{len(values)}",
             hint="was the model compiled with another optimizer since the state was saved?",
         )
+    kept = getattr(innermost_optimizer(model), "_learning_rate", None) if keep_rate else None
     for variable, value in zip(optimizer.variables, values, strict=True):
-        variable.assign(value)
+        if variable is not kept:
+            variable.assign(value)
+
+
+@contextlib.contextmanager
+def learning_rate_set(model: Any, rate: float | None) -> Iterator[None]:
+    """Within, the model's learning rate is ``rate``; None, or a schedule, leaves it as it is."""
+    variable: Any = getattr(innermost_optimizer(model), "_learning_rate", None)
+    if rate is None or not hasattr(variable, "assign"):
+        yield
+        return
+    present = np.asarray(variable.numpy())
+    variable.assign(rate)
+    try:
+        yield
+    finally:
+        variable.assign(present)
 
 
 def innermost_optimizer(model: Any) -> Any:

@@ -79,6 +79,7 @@ class FitMonitor:
         self._training = self._in_epoch = self._stopped = self._stopped_inside = False
         self._batches = self._workers = 0
         self._learning_rate: float | None = None
+        self._rate_between: float | None = None
 
     # -- what callers ask ----------------------------------------------------------------------
 
@@ -102,6 +103,15 @@ class FitMonitor:
         """Whether a callback stopped the training in the middle of an epoch."""
         return self._stopped_inside
 
+    @property
+    def rate_between_epochs(self) -> float | None:
+        """The learning rate after the last epoch's end, before the next one began.
+
+        A checkpoint has this one, for its resume begins that next epoch again. None where a
+        schedule says the rate, and before an epoch has ended.
+        """
+        return self._rate_between
+
     # -- what callers tell ---------------------------------------------------------------------
 
     def watch(self, load_weights: Callable[[], None]) -> None:
@@ -109,7 +119,10 @@ class FitMonitor:
         self._load_weights = load_weights
 
     def begin(self) -> None:
-        """Says that training begins, and that its first epoch does; later calls do nothing."""
+        """Says that training begins, and that its first epoch does; later calls do nothing.
+
+        To be called before the model is sent to the workers: callbacks set the first epoch's rate.
+        """
         if self._training:
             return
         self._training = True
@@ -214,6 +227,7 @@ class FitMonitor:
             EpochEnded(self._epoch, batches, target, epoch.rows, metrics, speed, progress.staleness)
         )
         self._in_epoch = False
+        self._rate_between = self._steering.learning_rate
         if not self._stopped_inside:
             self._epoch += 1
         if self._steering.stop_wanted:

@@ -129,6 +129,38 @@ def test_callbacks_change_the_learning_rate_of_the_workers(digits_df: Any) -> No
     assert float(model.optimizer.learning_rate) == 0.0
 
 
+@pytest.mark.parametrize("mode", ["asynchronous", "hogwild", "synchronous", "allreduce"])
+def test_a_scheduler_s_rates_are_those_of_plain_keras(
+    digits_df: Any, digits: Any, mode: str
+) -> None:
+    """The exact modes train at them: a batch of all rows makes the steps of one process known."""
+
+    def run(fit: Any, optimizer: Any) -> tuple[Any, list[float]]:
+        model = make_mlp(optimizer=optimizer)
+        rates = keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.5)
+        return model, fit(model, rates).history["learning_rate"]
+
+    x, y = digits
+    alone, expected = run(
+        lambda model, rates: model.fit(
+            x, y, epochs=6, batch_size=len(x), verbose=0, callbacks=[rates]
+        ),
+        keras.optimizers.SGD(0.8, momentum=0.9),
+    )
+    model, seen = run(
+        lambda model, rates: SparkModel(model, mode, num_workers=2, batch_size=len(x)).fit(
+            digits_df, epochs=6, verbose=0, callbacks=[rates]
+        ),
+        keras.optimizers.SGD(0.8, momentum=0.9),
+    )
+    assert seen == expected
+    np.testing.assert_allclose(seen, [0.8 * 0.5**n for n in range(1, 7)], rtol=1e-6)
+    assert float(model.optimizer.learning_rate) == float(alone.optimizer.learning_rate)
+    if mode in ("synchronous", "allreduce"):
+        for mine, known in zip(model.get_weights(), alone.get_weights(), strict=True):
+            np.testing.assert_allclose(mine, known, rtol=0, atol=1e-5)
+
+
 def test_checkpoints_and_csv_callbacks_see_the_trained_weights(
     digits_df: Any, tmp_path: Any
 ) -> None:
@@ -159,7 +191,8 @@ def test_resume_goes_on_from_the_last_checkpoint(digits_df: Any, tmp_path: Any) 
     history = fresh.fit(digits_df, epochs=5, verbose=0, checkpoint_dir=folder, resume=True)
     assert history.epoch == [2, 3, 4]
     assert int(fresh.model.optimizer.iterations) == 5 * 15
-    again = fresh.fit(digits_df, epochs=5, verbose=0, checkpoint_dir=folder, resume=True)
+    with pytest.warns(UserWarning, match="nothing left to train: 5 epochs are done"):
+        again = fresh.fit(digits_df, epochs=5, verbose=0, checkpoint_dir=folder, resume=True)
     assert again.epoch == []
 
 

@@ -168,6 +168,20 @@ def test_a_learning_rate_from_the_driver_is_set_once() -> None:
     assert sync.exchanges[-1].learning_rate == 0.01
 
 
+def test_a_rank_that_joins_late_takes_its_first_step_at_the_rate_of_the_others() -> None:
+    class FirstRates(Learner):
+        def train(self, window: Any) -> None:
+            told.append(list(self.rates))
+
+    told: list[list[float]] = []
+    sync = Synchronizer(Start(epoch=1))
+    sync.learning_rate = 0.01
+    source = Batches(rows_from_numpy(np.zeros((8, 2)), np.zeros(8)), 4, shuffle=False)
+    train(FirstRates(), sync, source, LoopSettings(epochs=2, batch_size=4, window=1), num_rows=8)
+    assert told == [[0.01], [0.01]]
+    assert sync.exchanges[0].learning_rate == 0.01
+
+
 @pytest.mark.parametrize(("width", "longest"), [(10, 16), (10_000, 3), (100_000, 1)])
 def test_large_rows_make_short_calls(
     width: int, longest: int, monkeypatch: pytest.MonkeyPatch

@@ -54,6 +54,7 @@ def _run_fit(plan: FitPlan, monitor: FitMonitor) -> StageSummary:
     settings = plan.settings
     live = reports_live(plan.config, plan.source.spark)
     restarts = 0
+    plan.trained.keeps_rate = monitor.has_callbacks
     while True:
         last = settings.epochs
         if not live and (monitor.has_callbacks or plan.checkpoints is not None):
@@ -80,6 +81,7 @@ def _train_stage(plan: FitPlan, settings: LoopSettings, monitor: FitMonitor) -> 
     """
     trained, source = plan.trained, plan.source
     rule_state = trained.rule_state
+    monitor.begin()  # the workers get the model with the learning rate of their first epoch
     with _start_run(plan) as starting:
         # The server's process comes up meanwhile.
         with interrupts.held():
@@ -97,9 +99,8 @@ def _train_stage(plan: FitPlan, settings: LoopSettings, monitor: FitMonitor) -> 
             if plan.checkpoints is not None:
                 if not monitor.has_callbacks:
                     trained.take(run.state())
-                trained.save(plan.checkpoints, epoch)
+                trained.save(plan.checkpoints, epoch, monitor.rate_between_epochs)
 
-        monitor.begin()
         try:
             return train_stage(
                 source, trained, run, task, monitor, repartition=plan.config.repartition,

@@ -8,7 +8,7 @@ from typing import Any
 from sparkdl.files.checkpoints import Checkpoints
 from sparkdl.learner.archive import load_state, model_bytes
 from sparkdl.learner.model_weights import model_layout, write_model
-from sparkdl.learner.optimizer_state import load_optimizer_state
+from sparkdl.learner.optimizer_state import learning_rate_set, load_optimizer_state
 from sparkdl.run_state import RunState
 
 
@@ -19,23 +19,34 @@ class TrainedModel:
     Args:
         model: A compiled Keras model.
         rule_state: What the rule keeps that no Keras optimizer has room for (an outer momentum).
+        keeps_rate: The driver's callbacks may set the learning rate: then the model's own holds,
+            and not that of a state, which is a worker's of some time before.
     """
 
     model: Any
     rule_state: bytes = field(default=b"", repr=False)
+    keeps_rate: bool = False
 
     def take(self, state: RunState) -> None:
         """Takes over weights, optimizer state and the rule's state, each if ``state`` has it."""
         if state.weights.size:
             write_model(self.model, model_layout(self.model), state.weights)
         if state.optimizer:
-            load_optimizer_state(self.model, state.optimizer)
+            load_optimizer_state(self.model, state.optimizer, keep_rate=self.keeps_rate)
         if state.rule:
             self.rule_state = state.rule
 
-    def save(self, checkpoints: Checkpoints, epoch: int) -> None:
-        """Writes a checkpoint after ``epoch`` epochs."""
-        checkpoints.save(model_bytes(self.model), self.beside(epoch))
+    def save(self, checkpoints: Checkpoints, epoch: int, rate: float | None = None) -> None:
+        """Writes a checkpoint after ``epoch`` epochs.
+
+        Args:
+            checkpoints: Where to.
+            epoch: Epochs that are done.
+            rate: Learning rate to be saved; None for the model's present one.
+        """
+        with learning_rate_set(self.model, rate):
+            content = model_bytes(self.model)
+        checkpoints.save(content, self.beside(epoch))
 
     def restore(self, checkpoints: Checkpoints) -> int:
         """Loads the newest checkpoint; returns its epochs done, 0 if there is none.

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from sparkdl.config import UseGpu
-from sparkdl.data import Batch, Batches, DataSpec, decode, rows_from_numpy
+from sparkdl.data import Batch, Batches, DataSpec, decode_slices, rows_from_numpy
 from sparkdl.errors import DataError
 from sparkdl.launch import interrupts
 from sparkdl.launch.failures import FailureDescription, failures_of, root_cause
@@ -21,7 +21,7 @@ from sparkdl.launch.task import RankContext
 from sparkdl.learner.archive import ModelArchive
 from sparkdl.learner.signature import Signature
 from sparkdl.protocols import BatchStack
-from sparkdl.spark.columns.sources import Source, wanted_spec
+from sparkdl.spark.columns.sources import Source, arrays_of, wanted_spec
 from sparkdl.spark.columns.wire import named_batches
 from sparkdl.spark.driver.launcher import SparkLauncher
 from sparkdl.spark.inference.model_task import ModelTask
@@ -78,23 +78,20 @@ def evaluate_source(
 def evaluation_stacks(
     batches: Iterator[pa.RecordBatch], spec: DataSpec, batch_size: int
 ) -> Iterator[BatchStack]:
-    """Arrow batches as stacks of one batch each; never more than one Arrow batch in memory."""
+    """Arrow batches as stacks of one batch each; one stack at a time is decoded."""
     row = 0
     for record in batches:
-        if not record.num_rows:
-            continue
-        decoded = decode(record, spec, row)
+        for batch in decode_slices(record, spec, batch_size, row):
+            yield _stack_of_one(batch)
         row += record.num_rows
-        for start in range(0, record.num_rows, batch_size):
-            yield _stack_of_one(decoded, start, min(start + batch_size, record.num_rows))
 
 
-def _stack_of_one(batch: Batch, start: int, stop: int) -> BatchStack:
-    def cut(arrays: Mapping[str, npt.NDArray[Any]]) -> Arrays:
-        return {name: array[None, start:stop] for name, array in arrays.items()}
+def _stack_of_one(batch: Batch) -> BatchStack:
+    def stacked(arrays: Mapping[str, npt.NDArray[Any]]) -> Arrays:
+        return {name: array[None] for name, array in arrays.items()}
 
-    weight = None if batch.sample_weight is None else cut(batch.sample_weight)
-    return BatchStack(cut(batch.x), cut(batch.y), weight, 1, stop - start)
+    weight = None if batch.sample_weight is None else stacked(batch.sample_weight)
+    return BatchStack(stacked(batch.x), stacked(batch.y), weight, 1, batch.num_rows)
 
 
 def evaluate_arrays(
@@ -116,8 +113,7 @@ def evaluate_arrays(
     """
     from sparkdl.learner import make_learner
 
-    x, y = data[0], data[1]
-    weight = data[2] if len(data) == 3 else None
+    x, y, weight = arrays_of(data)
     rows = rows_from_numpy(x, y, weight, wanted_spec(x, y, weight, signature))
     stacks = Batches(rows, batch_size, shuffle=False).stacks(0, 8)
     state: npt.NDArray[np.float64] = np.asarray(make_learner(model).evaluate(stacks))

@@ -14,19 +14,24 @@ import pyarrow as pa
 
 from sparkdl import payload
 from sparkdl.config import UseGpu
-from sparkdl.data import DataSpec, decode
+from sparkdl.data import Batch, DataSpec, decode_slices
 from sparkdl.errors import DataError
 from sparkdl.launch.task import RankContext
 from sparkdl.learner.archive import ModelArchive
 from sparkdl.learner.signature import Signature
+from sparkdl.protocols import Learner
 from sparkdl.spark.columns.matching import make_spec
 from sparkdl.spark.columns.pairs import rdd_features, stack_inputs
 from sparkdl.spark.columns.sources import Columns
 from sparkdl.spark.columns.wire import selection, wire_names
-from sparkdl.spark.driver.cluster import is_connect
+from sparkdl.spark.driver.cluster import is_connect, require_running
+from sparkdl.spark.driver.interpreter import this_interpreter
 from sparkdl.spark.driver.launcher import ship
 from sparkdl.spark.executor.stage import content_of, run_task, stage_function
 from sparkdl.spark.inference.model_task import ModelTask
+
+_RETURNED_BYTES = 16 << 20
+"""Predictions of so many bytes are returned before the rest of their Arrow batch is decoded."""
 
 # -- a DataFrame --------------------------------------------------------------------------------
 
@@ -46,28 +51,37 @@ class PredictTask(ModelTask):
     positions: tuple[int, ...]
 
     def run(self, rank: RankContext, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Each batch with its predictions; the next is read when this one has been taken."""
+        """The rows with their predictions; the next are read when these have been taken."""
         learner = self.learner(rank)
-        row = 0
+        first_row = 0
         for batch in batches:
-            if not batch.num_rows:
-                continue
             columns = [batch.column(i) for i in self.positions]
-            inputs = decode(
-                pa.RecordBatch.from_arrays(columns, names=list(self.spec.columns)), self.spec, row
-            )
-            row += batch.num_rows
-            parts: dict[str, list[npt.NDArray[Any]]] = {name: [] for name in self.outputs}
-            for start in range(0, batch.num_rows, self.batch_size):
-                stop = start + self.batch_size
-                outputs = learner.predict({k: v[start:stop] for k, v in inputs.x.items()})
-                if set(outputs) != set(self.outputs):
-                    outputs = dict(zip(self.outputs, outputs.values(), strict=True))
-                for name in self.outputs:
-                    parts[name].append(np.asarray(outputs[name], np.float32))
-            predictions = [_to_arrow(np.concatenate(parts[name])) for name in self.outputs]
-            columns = [*batch.columns[: self.kept], *predictions]
-            yield pa.RecordBatch.from_arrays(columns, names=wire_names(len(columns)))
+            sent = pa.RecordBatch.from_arrays(columns, names=list(self.spec.columns))
+            done = start = 0  # rows of the batch that have been returned, and predicted
+            parts: list[list[Any]] = []
+            size_bytes = 0
+            for inputs in decode_slices(sent, self.spec, self.batch_size, first_row):
+                parts.append(self._predicted(learner, inputs))
+                start += inputs.num_rows
+                size_bytes += sum(array.nbytes for array in parts[-1])
+                if size_bytes >= _RETURNED_BYTES:
+                    yield self._with_predictions(batch.slice(done, start - done), parts)
+                    done, parts, size_bytes = start, [], 0
+            if parts:
+                yield self._with_predictions(batch.slice(done), parts)
+            first_row += batch.num_rows
+
+    def _predicted(self, learner: Learner, inputs: Batch) -> list[Any]:
+        """The outputs for some rows as Arrow arrays, in the order of ``outputs``."""
+        outputs = learner.predict(inputs.x)
+        if set(outputs) != set(self.outputs):
+            outputs = dict(zip(self.outputs, outputs.values(), strict=True))
+        return [_to_arrow(np.asarray(outputs[name], np.float32)) for name in self.outputs]
+
+    def _with_predictions(self, rows: pa.RecordBatch, parts: list[list[Any]]) -> pa.RecordBatch:
+        predictions = [pa.concat_arrays(arrays) for arrays in zip(*parts, strict=True)]
+        columns = [*rows.columns[: self.kept], *predictions]
+        return pa.RecordBatch.from_arrays(columns, names=wire_names(len(columns)))
 
 
 def predict_frame(
@@ -90,6 +104,7 @@ def predict_frame(
     """
     from pyspark.sql import types as T
 
+    require_running(frame.sparkSession)
     spec = make_spec(frame.schema, signature, columns.features, None, None, columns.decoder)
     names = _output_columns(signature, output_column)
     for name in names.values():
@@ -128,12 +143,15 @@ def predict_frame(
         tuple(positions[name] for name in spec.columns),
     )  # fmt: skip
     spark = frame.sparkSession
-    function = stage_function(ship(task, None if is_connect(spark) else spark.sparkContext), 0)
+    context = None if is_connect(spark) else spark.sparkContext
+    function = stage_function(ship(task, context), 0)
     sent = [
         T.StructField(n, f.dataType, f.nullable, f.metadata)
         for n, f in zip(wire, fields, strict=False)
     ]
-    return prepared.mapInArrow(function, T.StructType(sent)).toDF(*(f.name for f in fields))
+    with this_interpreter(context):
+        predicted = prepared.mapInArrow(function, T.StructType(sent))
+    return predicted.toDF(*(f.name for f in fields))
 
 
 def _output_columns(signature: Signature, output_column: str) -> dict[str, str]:
@@ -199,7 +217,15 @@ def predict_rdd(
 
         yield from predict_rows(rows, content_of(shipped))
 
-    return rdd.mapPartitions(run)
+    from pyspark import RDD
+
+    with this_interpreter(rdd.context) as another:
+        predicted = rdd.mapPartitions(run)
+        # PySpark chooses the interpreter when it makes the Java side, and again for every function
+        # that it joins with this one; a plain RDD is not joined.
+        if another:
+            predicted = RDD(predicted._jrdd, rdd.context, predicted._jrdd_deserializer)
+    return predicted
 
 
 def predict_rows(rows: Iterable[Any], content: bytes) -> Iterator[Any]:

@@ -19,6 +19,7 @@ from sparkdl.data import (
     rows_from_numpy,
     to_arrow_table,
 )
+from sparkdl.data.partition import _Collector
 from sparkdl.errors import DataError, ResourceError
 
 SPEC = DataSpec(
@@ -282,3 +283,25 @@ def test_reading_spilled_rows_keeps_to_the_budget(shuffle, tmp_path):
         most = max(most, mapped_bytes() - before)
     assert most < 16 << 20
     rows.close()
+
+
+def test_of_a_large_record_batch_a_few_rows_are_decoded_at_a_time(monkeypatch, tmp_path):
+    """Ten thousand images of one Arrow batch would be gigabytes, whatever the budget is."""
+    monkeypatch.setattr("sparkdl.data.partition._DECODED_BYTES", 5 * 100 * 4)
+
+    def decoder(value):
+        return np.full(100, value[0], np.float32)
+
+    spec = DataSpec({"x": ColumnSpec(("c",), (100,), kind="decoded", decoder=decoder)})
+    collected = []
+    real = _Collector.append
+
+    def append(self, arrays, indices, first_row):
+        collected.append(len(arrays[0]))
+        real(self, arrays, indices, first_row)
+
+    monkeypatch.setattr(_Collector, "append", append)
+    batch = pa.record_batch({"c": pa.array([bytes([i]) for i in range(12)], pa.binary())})
+    with read_partition([batch], spec, 800, str(tmp_path)) as partition:
+        assert partition.train.take(np.arange(12)).x["x"][:, 0].tolist() == list(range(12))
+    assert collected == [5, 5, 2]

@@ -1,0 +1,233 @@
+"""Learning rates that callbacks set: the driver's are plain Keras', and the workers train at them.
+
+The driver's monitor, run and model are those of the product; servers and ranks are threads.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from harness import global_batches, split
+
+from sparkdl.collective.synchronizer import AllReduceSynchronizer
+from sparkdl.config import LoopSettings
+from sparkdl.coordinator.machine import Coordinator
+from sparkdl.coordinator.settings import Settings
+from sparkdl.data import Batches, rows_from_numpy
+from sparkdl.learner import make_learner
+from sparkdl.learner.archive import decode_model, encode_model
+from sparkdl.learner.callback_sink import CallbackSink
+from sparkdl.learner.metric_state import metric_results
+from sparkdl.learner.model_weights import model_layout, read_model
+from sparkdl.progress.monitor import FitMonitor
+from sparkdl.ps.rules import BSP, make_rule
+from sparkdl.ps.server import ServerConfig
+from sparkdl.ps.strategy import ServerSynchronizer
+from sparkdl.spark.driver.allreduce_run import AllReduceRun
+from sparkdl.spark.driver.server_run import ServerRun
+from sparkdl.spark.driver.trained_model import TrainedModel
+from sparkdl.spark.driver.training import _last_epochs, _watch
+from sparkdl.testing.inproc import InprocParameterServer, InprocServer
+from sparkdl.testing.thread_communicator import connect_threads
+from sparkdl.worker import train
+
+EPOCHS, BATCH = 6, 8
+MODES = ("asynchronous", "hogwild", "synchronous", "allreduce")
+SIZES = [72, 56]
+
+
+def data() -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(sum(SIZES), 12)).astype("float32")
+    return x, (x[:, 0] + x[:, 1] * x[:, 2] > 0).astype("int32") + (x[:, 3] > 1)
+
+
+def make_model() -> Any:
+    keras.utils.set_random_seed(3)
+    layers = [keras.layers.Dense(16, activation="relu"), keras.layers.Dense(3, "softmax")]
+    model = keras.Sequential([keras.Input((12,)), *layers])
+    model.compile(keras.optimizers.SGD(0.2, momentum=0.9), "sparse_categorical_crossentropy")
+    return model
+
+
+class Rates(keras.callbacks.Callback):
+    """Notes the rate in which each epoch ends, before other callbacks change it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[float] = []
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.seen.append(float(self.model.optimizer.learning_rate))
+
+
+SCHEDULERS: dict[str, Callable[[], Any]] = {
+    "relative": lambda: keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.5),
+    "absolute": lambda: keras.callbacks.LearningRateScheduler(lambda epoch: 0.3 / (1 + epoch)),
+    "plateau": lambda: keras.callbacks.ReduceLROnPlateau(
+        "loss", factor=0.5, patience=1, min_delta=100.0
+    ),
+}
+
+
+class Ranks:
+    """Ranks as threads, as far as the driver watches them; each notes its rates."""
+
+    def __init__(self, work: list[Callable[[], None]]) -> None:
+        self._errors: list[BaseException] = []
+        self._threads = [threading.Thread(target=self._run, args=(w,)) for w in work]
+        for thread in self._threads:
+            thread.start()
+
+    def _run(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except BaseException as error:
+            self._errors.append(error)
+
+    def wait(self, seconds: float) -> bool:
+        self._threads[0].join(seconds)
+        if self._errors:
+            raise self._errors[0]
+        return not any(t.is_alive() for t in self._threads)
+
+
+def fit(mode: str, callbacks: list[Any]) -> SimpleNamespace:
+    """The driver's model, and the rate of each rank's steps by epoch."""
+    parts = split(*data(), SIZES)
+    model = make_model()
+    model.evaluate(*parts[0], verbose=0)  # Keras makes the metrics
+    trained = TrainedModel(model, keeps_rate=True)
+    sink = CallbackSink(model, callbacks, epochs=EPOCHS, verbose=0)
+    values = partial(metric_results, model)
+    monitor = FitMonitor(sink, [], values, epochs=EPOCHS, first_epoch=0)
+    monitor.begin()
+    archive = encode_model(model)
+    learners = [make_learner(decode_model(archive)) for _ in parts]
+    layout = model_layout(model)
+    steps: list[list[tuple[int, float]]] = [[] for _ in parts]
+    exact = mode in ("synchronous", "allreduce")
+    settings = LoopSettings(
+        EPOCHS, batch_size=BATCH, window=1, shuffle=False, wait_for_driver=exact, keep_state=True
+    )
+
+    def loop(rank: int, synchronizer: Any) -> None:
+        taken = synchronizer.train
+
+        def noted(learner: Any, stack: Any, report: Any) -> None:
+            steps[rank].append((report.epoch, learner.learning_rate))
+            taken(learner, stack, report)
+
+        synchronizer.train = noted
+        rows = rows_from_numpy(*parts[rank])
+        batches = Batches(rows, BATCH, shuffle=False, rank=rank)
+        train(
+            learners[rank], synchronizer, batches, settings, num_rows=len(rows),
+            num_workers=len(parts),
+        )  # fmt: skip
+
+    def follow(run: Any, work: Callable[[int], None]) -> None:
+        monitor.watch(lambda: trained.take(run.state()))
+        ranks: Any = Ranks([partial(work, rank) for rank in range(len(parts))])
+        _watch(ranks, run, monitor, None)
+        _last_epochs(run, monitor, None)
+        trained.take(run.state())
+        run._driver.close()
+
+    if mode == "allreduce":
+        communicators = connect_threads(len(parts), timeout_s=30)
+        with InprocServer(Coordinator(Settings(len(parts)))) as host:
+
+            def in_step(rank: int) -> None:
+                with host.session(rank) as session:
+                    loop(rank, AllReduceSynchronizer(communicators[rank], layout, session))
+
+            driver: Any = SimpleNamespace(driver=host.driver())
+            follow(AllReduceRun(driver, None, len(parts)), in_step)  # type: ignore[arg-type]
+        for communicator in communicators:
+            communicator.close()
+    else:
+        rules = {"asynchronous": "adag", "hogwild": "hogwild"}
+        rule = BSP() if exact else make_rule(rules[mode]).bind(len(parts))
+        server_config = ServerConfig(layout, rule, len(parts))
+        with InprocParameterServer(server_config, read_model(model, layout)) as server:
+
+            def through_server(rank: int) -> None:
+                with server.client(rank) as client:
+                    loop(rank, ServerSynchronizer(rule, client, layout, False))
+
+            process: Any = SimpleNamespace(check=lambda: None)
+            strategy: Any = SimpleNamespace(rule=rule)
+            run = ServerRun(process, strategy, len(parts))
+            run._connected = server.driver()
+            follow(run, through_server)
+    return SimpleNamespace(model=model, steps=steps, monitor=monitor)
+
+
+def rates_of_keras(scheduler: Any) -> list[float]:
+    rates = Rates()
+    make_model().fit(*data(), batch_size=16, epochs=EPOCHS, verbose=0, callbacks=[rates, scheduler])
+    return rates.seen
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_callbacks_see_the_rates_of_plain_keras(mode: str, name: str) -> None:
+    expected = rates_of_keras(SCHEDULERS[name]())
+    assert len(set(expected)) >= EPOCHS - 1
+    rates = Rates()
+    result = fit(mode, [rates, SCHEDULERS[name]()])
+    assert rates.seen == expected
+    if mode in ("synchronous", "allreduce"):
+        for steps in result.steps:
+            assert {epoch for epoch, _ in steps} == set(range(EPOCHS))
+            assert all(rate == expected[epoch] for epoch, rate in steps)
+
+
+@pytest.mark.parametrize("mode", ["synchronous", "allreduce"])
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_exact_modes_stay_one_process_with_a_scheduler(mode: str, name: str) -> None:
+    result = fit(mode, [SCHEDULERS[name]()])
+    alone = make_model()
+    rates = rates_of_keras(SCHEDULERS[name]())
+    for rate in rates:
+        alone.optimizer.learning_rate = rate
+        for x, y in global_batches(split(*data(), SIZES), BATCH):
+            alone.train_on_batch(x, y)
+    for mine, known in zip(result.model.get_weights(), alone.get_weights(), strict=True):
+        np.testing.assert_allclose(mine, known, rtol=0, atol=1e-5)
+
+
+def test_a_checkpoint_has_the_rate_from_before_the_next_epoch(tmp_path: Any) -> None:
+    """Its resume begins the next epoch again: a relative schedule must not be applied twice."""
+    from sparkdl.files.checkpoints import Checkpoints
+
+    model = make_model()
+    model.optimizer.build(model.trainable_variables)
+    sink = CallbackSink(model, [SCHEDULERS["relative"]()], epochs=EPOCHS, verbose=0)
+    monitor = FitMonitor(sink, [], lambda state: {"loss": 1.0}, epochs=EPOCHS, first_epoch=0)
+    monitor.begin()
+    assert monitor.rate_between_epochs is None
+    monitor._end_epoch(_epoch(), SimpleNamespace(batches_per_epoch=1, staleness=0.0), None)
+    assert monitor.rate_between_epochs == pytest.approx(0.1)
+    assert float(model.optimizer.learning_rate) == pytest.approx(0.05)
+    checkpoints = Checkpoints.at(str(tmp_path))
+    assert checkpoints is not None
+    TrainedModel(model).save(checkpoints, 1, monitor.rate_between_epochs)
+    assert float(model.optimizer.learning_rate) == pytest.approx(0.05)
+    other = make_model()
+    TrainedModel(other).restore(checkpoints)
+    assert float(other.optimizer.learning_rate) == pytest.approx(0.1)
+
+
+def _epoch() -> Any:
+    return SimpleNamespace(
+        metrics=np.zeros(2), val_metrics=np.empty(0), seconds=1.0, rows=1, batches=1
+    )
