@@ -232,9 +232,10 @@ def _raise_failures(results: list[Result], run: Run, barrier: bool) -> None:
     first = None
     with contextlib.suppress(TransportError):
         first = run.progress().failure
-    if first is not None:
-        cause = next((f for f in failures if f.rank == first.rank), cause)
-    raise cause.library_error()
+    rank = cause.rank if first is None else first.rank
+    # What another rank has heard of this failure has its text, but not its class.
+    own = [f for f in failures if f.rank == rank]
+    raise max(own, key=lambda f: f.beats is not None, default=cause).library_error()
 
 
 def _worker_error(failure: Failure) -> WorkerError:
