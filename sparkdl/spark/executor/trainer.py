@@ -141,6 +141,7 @@ class TrainTask:
             read_s=read_s,
             gpus=gpus,
             pid=os.getpid(),
+            refused=synchronizer.refused,
             unreported=synchronizer.unreported,
             state=synchronizer.result(learner, settings.epochs),
         )
@@ -158,6 +159,7 @@ class TrainedRank:
         read_s: Seconds to read its partition.
         gpus: Addresses of the GPUs that it trained on.
         pid: Process that it trained in.
+        refused: Updates that were refused because they were not finite.
         unreported: Epoch -> its final report; empty where the rank sent it to the driver.
         state: What the run keeps of it, or None.
     """
@@ -169,6 +171,7 @@ class TrainedRank:
     read_s: float
     gpus: tuple[str, ...]
     pid: int
+    refused: int = 0
     unreported: dict[int, EpochReport] = field(default_factory=dict)
     state: RunState | None = field(default=None, repr=False)
 
