@@ -164,11 +164,10 @@ def test_a_scheduler_s_rates_are_those_of_plain_keras(
 
 @pytest.mark.parametrize("mode", ["asynchronous", "synchronous", "allreduce"])
 def test_nan_in_a_row_is_one_error_that_names_it_or_is_left_out(digits_df: Any, mode: str) -> None:
+    nan = F.transform("features", lambda v: v * float("nan")).cast("array<float>")
     poisoned = digits_df.withColumn(
-        "features",
-        F.when(F.col("id") == 7, F.transform("features", lambda v: v * float("nan")).cast("array<float>"))
-        .otherwise(F.col("features")),
-    )  # fmt: skip
+        "features", F.when(F.col("id") == 7, nan).otherwise(F.col("features"))
+    )
     options = {"communicator": "builtin"} if mode == "allreduce" else {}
     with pytest.raises(DataError, match=r"epoch 1 of 2, batch \d+: .*input") as raised:
         SparkModel(make_mlp(), mode, num_workers=2, **options).fit(poisoned, epochs=2, verbose=0)

@@ -159,9 +159,9 @@ class TrainedRank:
         read_s: Seconds to read its partition.
         gpus: Addresses of the GPUs that it trained on.
         pid: Process that it trained in.
-        refused: Updates that were refused because they were not finite.
         unreported: Epoch -> its final report; empty where the rank sent it to the driver.
         state: What the run keeps of it, or None.
+        refused: Updates that were refused because they were not finite.
     """
 
     rank: int
@@ -171,9 +171,9 @@ class TrainedRank:
     read_s: float
     gpus: tuple[str, ...]
     pid: int
-    refused: int = 0
     unreported: dict[int, EpochReport] = field(default_factory=dict)
     state: RunState | None = field(default=None, repr=False)
+    refused: int = 0
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """The counterpart of :meth:`all_of`."""
