@@ -40,6 +40,7 @@ class ColumnSpec:
         one_hot: ``C`` turns integer labels in ``[0, C)`` into one-hot vectors; the last dimension
             of ``shape`` is then ``C``. Stored as integers, widened batch by batch.
         classes: ``C`` demands integer labels in ``[0, C)`` and leaves them integers.
+        bounds: The least and the greatest value that a label may have; None for any.
         source_dtype: For kind ``'binary'``: the dtype of the raw bytes if it is not ``dtype``.
 
     Raises:
@@ -57,6 +58,7 @@ class ColumnSpec:
     one_hot: int | None = None
     classes: int | None = None
     source_dtype: str | None = None
+    bounds: tuple[float, float] | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         if isinstance(self.columns, str):
@@ -205,8 +207,11 @@ class DataSpec:
     @property
     def entries(self) -> tuple[ColumnSpec, ...]:
         """Every distinct spec once, in a fixed order; storage has one array for each."""
-        every = (*self.features.values(), *self.labels.values(), *self.weights.values())
-        return tuple(dict.fromkeys(every))
+        found: dict[ColumnSpec, ColumnSpec] = {}
+        for spec in (*self.features.values(), *self.labels.values(), *self.weights.values()):
+            if spec not in found or spec.bounds is not None:  # an input that is a label, too
+                found[spec] = spec
+        return tuple(found.values())
 
     @property
     def columns(self) -> tuple[str, ...]:

@@ -14,6 +14,8 @@ import pyarrow.compute as pc
 from sparkdl.data.columns import Array, ColumnSpec, Shape
 from sparkdl.errors import DataError
 
+_ROUNDING = 1e-5
+
 
 @dataclass(frozen=True)
 class Place:
@@ -169,9 +171,13 @@ def cast(values: Array, target: np.dtype[Any], place: Place, row: int | None = N
 
 
 def check_labels(values: Array, spec: ColumnSpec, place: Place) -> Array:
-    """Returns ``values`` if they are no labels, or whole numbers in ``[0, num_classes)``."""
+    """Returns ``values`` if they are what the loss takes: within bounds, or class numbers."""
+    if values.size == 0:
+        return values
+    if spec.bounds is not None and spec.one_hot is None:
+        _check_bounds(values, spec.bounds, place)
     classes = spec.num_classes
-    if classes is None or values.size == 0:
+    if classes is None:
         return values
     low, high = values.min(), values.max()
     whole = values.dtype.kind != "f" or bool((values == np.floor(values)).all())
@@ -185,4 +191,23 @@ def check_labels(values: Array, spec: ColumnSpec, place: Place) -> Array:
         expected=f"integers from 0 to {classes - 1}: the model has {classes} classes",
         received=str(values[index]),
         hint="labels start at 0; the model's last layer needs one unit per class",
+    )
+
+
+def _check_bounds(values: Array, bounds: tuple[float, float], place: Place) -> None:
+    """Refuses a label outside of ``bounds``; NaN passes, which ``check_data`` finds."""
+    low, high = bounds[0] - _ROUNDING, bounds[1] + _ROUNDING
+    if values.min() >= low and values.max() <= high:
+        return
+    bad = (values < low) | (values > high)
+    if not bad.any():
+        return
+    index = np.unravel_index(int(np.argmax(bad)), bad.shape)
+    raise place.error(
+        "a label that the loss does not take",
+        row=int(index[0]),
+        expected=f"numbers from {bounds[0]:g} to {bounds[1]:g}: the loss is a binary cross-entropy",
+        received=str(values[index]),
+        hint="make labels of -1 and +1 (y + 1) / 2, number several classes for "
+        "sparse_categorical_crossentropy, and train on other numbers with loss='mse'",
     )

@@ -74,7 +74,8 @@ def decode_column(batch: pa.RecordBatch, spec: ColumnSpec, first_row: int = 0) -
     if spec.kind == "decoded":
         return check_labels(_decode_values(arrays[0], spec, place), spec, place)
     if spec.kind == "image":
-        return compact(decode_images(arrays[0], place), spec, place)
+        images = decode_images(arrays[0], place)
+        return compact(check_labels(images, spec, place), spec, place)
     if spec.kind == "binary":
         values = _decode_bytes(arrays[0], spec, place)
     elif spec.kind == "scalars":

@@ -7,8 +7,10 @@ from typing import Any, Literal
 
 from sparkdl.errors import ModelError
 
-LabelKind = Literal["sparse", "dense", "own"]
-"""What labels a loss takes: class numbers, the shape of the output, or (a user's own) unknown."""
+LabelKind = Literal["sparse", "binary", "dense", "own"]
+"""What labels a loss takes: class numbers; numbers in [0, 1] or any numbers, both of the output's
+shape; or (a user's own) unknown."""
+_BINARY = ("binarycrossentropy", "binaryfocalcrossentropy")
 Shape = tuple[int | None, ...]
 
 
@@ -29,7 +31,8 @@ class Signature:
         inputs: By name, in the model's order. One unnamed input is called ``'features'``.
         outputs: By name.
         label_kinds: Output name -> ``'sparse'`` where the loss wants integer class labels,
-            ``'dense'`` where it wants the output's shape, ``'own'`` for a loss of the user's.
+            ``'dense'`` where it wants the output's shape, ``'binary'`` where it wants that and
+            numbers in [0, 1], ``'own'`` for a loss of the user's.
         named_inputs: Whether the input names are the model's own (functional), so that unknown
             names can be refused.
     """
@@ -38,6 +41,10 @@ class Signature:
     outputs: dict[str, TensorSpec]
     label_kinds: dict[str, LabelKind]
     named_inputs: bool
+
+    def label_bounds(self, output: str) -> tuple[float, float] | None:
+        """The least and the greatest label that the loss of an output takes; None: any."""
+        return (0.0, 1.0) if self.label_kinds.get(output) == "binary" else None
 
 
 def model_signature(model: Any) -> Signature:
@@ -162,4 +169,6 @@ def _kind(loss: Any) -> LabelKind:
     if str(named.__module__).split(".")[0] != "keras":
         return "own"
     plain = named.__name__.lower().replace("_", "")
-    return "sparse" if "sparsecategorical" in plain else "dense"
+    if "sparsecategorical" in plain:
+        return "sparse"
+    return "binary" if plain in _BINARY else "dense"

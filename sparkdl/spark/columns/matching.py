@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from pyspark.sql import types as T
@@ -71,7 +72,10 @@ def make_spec(
     if label is not None:
         outputs = _match(label, signature.outputs, "label", "output", True)
         label_specs = {
-            name: _label(schema, _names(columns, "label"), signature, name)
+            name: replace(
+                _label(schema, _names(columns, "label"), signature, name),
+                bounds=signature.label_bounds(name),
+            )
             for name, columns in outputs.items()
         }
     weights: dict[str, ColumnSpec] | None = None

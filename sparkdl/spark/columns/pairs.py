@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -36,7 +37,7 @@ def pair_encoder(signature: Signature) -> PairEncoder:
         elif kind == "own":
             labels[name] = ColumnSpec((f"label {name}",), (None,), "float32", "binary")
         else:
-            labels[name] = _fixed(spec, "output")
+            labels[name] = replace(_fixed(spec, "output"), bounds=signature.label_bounds(name))
     return PairEncoder(rdd_features(signature), labels)
 
 

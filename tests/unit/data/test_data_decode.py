@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import decimal
 import pickle
 
@@ -272,6 +273,37 @@ def test_labels_out_of_range(bad, options):
         one(pa.array([0.0, bad]), kind="scalars", first_row=5, **options)
     assert "row 6" in str(info.value)
     assert f"received: {bad}" in str(info.value)
+
+
+@pytest.mark.parametrize("bad", [-1.0, 1.5, 2.0])
+def test_labels_that_a_binary_cross_entropy_does_not_take(bad):
+    """-1 and +1 train to a loss of minus a thousand without a word."""
+    good = pa.array([0.0, 0.25, 1.0, 1.0 + 1e-7])
+    check(one(good, (), kind="scalars", bounds=(0, 1)), good.to_numpy().astype(np.float32))
+    with pytest.raises(DataError, match="a label that the loss does not take") as info:
+        one(pa.array([0.0, bad]), (), kind="scalars", first_row=5, bounds=(0, 1))
+    text = str(info.value)
+    assert "row 6" in text
+    assert "numbers from 0 to 1" in text
+    assert f"received: {bad}" in text
+    assert "(y + 1) / 2" in text
+    with pytest.raises(DataError, match="row 1 of the partition"):
+        one(pa.array([[0, 1], [1, 2]]), (2,), bounds=(0, 1))
+
+
+def test_bounds_are_of_the_labels_that_the_loss_gets():
+    one_hot = one(pa.array([2, 0]), (3,), kind="scalars", one_hot=3, bounds=(0, 1))
+    check(one_hot, [[0, 0, 1], [1, 0, 0]])
+
+
+def test_an_input_that_is_its_own_label_is_read_once_and_checked():
+    x = ColumnSpec(("c",), (2,))
+    spec = DataSpec({"x": x}, {"y": dataclasses.replace(x, bounds=(0, 1))})
+    assert len(spec.entries) == 1
+    batch = decode(pa.record_batch({"c": pa.array([[0.0, 1.0]])}), spec)
+    assert batch.x["x"] is batch.y["y"]
+    with pytest.raises(DataError, match="does not take"):
+        decode(pa.record_batch({"c": pa.array([[0.0, 255.0]])}), spec)
 
 
 @pytest.mark.parametrize(
