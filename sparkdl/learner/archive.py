@@ -13,6 +13,7 @@ import inspect
 import io
 import json
 import os
+import re
 import tempfile
 import uuid
 import weakref
@@ -192,10 +193,19 @@ def model_from_bytes(
         raise ModelError(
             f"{path!r} cannot be loaded",
             expected="a .keras file, and custom_objects for what does not come with Keras",
-            received=f"{type(error).__name__}: {error}",
+            received=_why_not_loaded(error),
             hint="pass custom_objects={'MyLayer': MyLayer} for classes of your own, and "
             "safe_mode=False for Lambda layers of a file that you trust",
         ) from error
+
+
+def _why_not_loaded(error: Exception) -> str:
+    """Keras' error without the configuration of the model, which it may quote in full."""
+    missing = re.search(r"Could not locate (class|function) '([^']+)'", str(error))
+    if missing is not None:
+        return f"a model with the {missing[1]} {missing[2]!r}, which custom_objects has not"
+    text = f"{type(error).__name__}: {error}"
+    return text if len(text) <= 600 else f"{text[:600]}..."
 
 
 def load_state(model: Any, content: bytes, path: str) -> None:
