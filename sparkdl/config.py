@@ -22,6 +22,9 @@ EPOCH_WINDOW = 0
 AUTO_WINDOW = -1
 """A number that suits the workers and their rows; see ``sparkdl.worker.auto_window``."""
 DEFAULT_RESTARTS = 3
+COLUMNS = "columns"
+"""The name of the last fit's columns among the settings of a model file."""
+_SHOWN_CHARS = 200
 NETWORK_SETTINGS = ("port", "server_bind", "server_address")
 """Where the driver listens and where workers send the run's token. A model file has no say in
 them: whoever wrote the file could otherwise lead workers to a server of his own."""
@@ -82,7 +85,7 @@ class FitConfig:
     on_nan: str = "raise"
 
     def __post_init__(self) -> None:
-        require_name("mode", self.mode, MODES)
+        require_name("mode", self.mode, MODES, _argument_of(self.mode))
         require_name("parameter_server_mode", self.parameter_server_mode, TRANSPORTS)
         require_name("communicator", self.communicator, COMMUNICATORS)
         require_name("on_nan", self.on_nan, ON_NAN)
@@ -165,7 +168,7 @@ def arguments_from_file(settings: Mapping[str, Any], path: str) -> dict[str, Any
     Raises:
         ModelError: Settings that this version does not have.
     """
-    strange = sorted(set(settings) - {field.name for field in fields(FitConfig)})
+    strange = sorted(set(settings) - {field.name for field in fields(FitConfig)} - {COLUMNS})
     if strange:
         raise ModelError(
             f"{path!r} was written by another version of sparkdl",
@@ -173,7 +176,43 @@ def arguments_from_file(settings: Mapping[str, Any], path: str) -> dict[str, Any
             received=", ".join(strange),
             hint="keras.models.load_model reads the model itself",
         )
-    return {name: value for name, value in settings.items() if name not in NETWORK_SETTINGS}
+    return {
+        name: value
+        for name, value in settings.items()
+        if name not in NETWORK_SETTINGS and name != COLUMNS
+    }
+
+
+def columns_from_file(settings: Mapping[str, Any], path: str) -> dict[str, Any]:
+    """The ``features`` and ``label`` of the last fit in the settings of a model file, if there.
+
+    Args:
+        settings: What was written, with the columns as :data:`COLUMNS`.
+        path: Of the file, for the message.
+
+    Raises:
+        ModelError: They do not name columns.
+    """
+    columns = settings.get(COLUMNS, {})
+    if not isinstance(columns, dict) or not all(
+        name in ("features", "label") and _names_columns(value) for name, value in columns.items()
+    ):
+        raise ModelError(
+            f"{path!r} does not say which columns the model was trained on",
+            expected="features and label: a name, several, or input name -> either",
+            received=shown(columns),
+            hint="keras.models.load_model reads the model itself",
+        )
+    return columns
+
+
+def _names_columns(value: Any) -> bool:
+    """Whether a value of a file is a column's name, several, or a name -> either."""
+    if isinstance(value, dict):
+        return all(isinstance(v, (str, list)) and _names_columns(v) for v in value.values())
+    if isinstance(value, list):
+        return all(isinstance(name, str) for name in value)
+    return isinstance(value, str)
 
 
 @dataclass(frozen=True)
@@ -224,7 +263,7 @@ def require_int(name: str, value: Any, least: int) -> int:
         raise ConfigError(
             f"{name} must be a whole number of at least {least}",
             expected=f"a whole number >= {least}",
-            received=repr(value),
+            received=shown(value),
         )
     return value
 
@@ -238,12 +277,32 @@ def require_seconds(name: str, value: Any) -> float:
     return value
 
 
-def require_name(kind: str, value: Any, known: Iterable[str]) -> str:
+def require_name(kind: str, value: Any, known: Iterable[str], hint: str = "") -> str:
     """Returns ``value`` if it is one of ``known``; raises UnknownNameError."""
     names = list(known)
     if value not in names:
-        raise UnknownNameError(kind, value, names)
+        raise UnknownNameError(kind, value, names, hint)
     return str(value)
+
+
+def _argument_of(mode: Any) -> str:
+    """A hint for a ``mode`` that is a communicator or a transport."""
+    if mode in COMMUNICATORS and mode != "auto":
+        return f"mode='allreduce', communicator={mode!r}"
+    if mode in TRANSPORTS and mode != "auto":
+        return f"mode='asynchronous', parameter_server_mode={mode!r}"
+    return ""
+
+
+def shown(value: Any) -> str:
+    """A value for an error message: its ``repr``, or its kind and shape where that is long."""
+    kind = type(value)  # a Column of Spark has every attribute, its class has not
+    if hasattr(kind, "dtype") and hasattr(kind, "shape"):
+        return f"{type(value).__name__} of shape {tuple(value.shape)}"
+    text = repr(value)
+    return (
+        text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}... ({type(value).__name__})"
+    )
 
 
 def parse_frequency(frequency: Any) -> str | int:

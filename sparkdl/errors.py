@@ -5,6 +5,7 @@
     SparkDLError
     ├── ConfigError (ValueError)          an argument that cannot be used, found before any job
     │   ├── UnknownNameError              a name that is not in the list of known ones
+    │   │   └── UnknownArgumentError (TypeError)   an argument that a call does not take
     │   └── ReadOnlyError (AttributeError)   an attribute that cannot be assigned to
     ├── DataError (ValueError)            the data do not fit the model or the call
     ├── ModelError (ValueError)           the model cannot be trained or sent as it is
@@ -77,9 +78,10 @@ class UnknownNameError(ConfigError):
         kind: What the name stands for, e.g. ``'mode'``.
         name: The name received.
         known: The names that would have been accepted.
+        hint: What to do about it; by default the closest of the known names.
     """
 
-    def __init__(self, kind: str, name: object, known: Iterable[str]) -> None:
+    def __init__(self, kind: str, name: object, known: Iterable[str], hint: str = "") -> None:
         names = [str(k) for k in known]
         text = str(name).lower()
         close = [k for k in names if len(text) > 2 and k.startswith(text)]
@@ -88,8 +90,12 @@ class UnknownNameError(ConfigError):
             f"unknown {kind} {name!r}",
             expected="one of " + ", ".join(repr(k) for k in names) if names else "no such names",
             received=repr(name),
-            hint=f"did you mean {close[0]!r}?" if close else "",
+            hint=hint or (f"did you mean {close[0]!r}?" if close else ""),
         )
+
+
+class UnknownArgumentError(UnknownNameError, TypeError):
+    """An argument that a call does not take; the message lists those that it takes."""
 
 
 class ReadOnlyError(ConfigError, AttributeError):

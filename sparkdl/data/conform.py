@@ -43,17 +43,30 @@ class Place:
             hint=hint,
         )
 
-    def check_nulls(self, array: Any, width: int = 1) -> None:
-        """Refuses nulls in an Arrow array that has ``width`` values per row."""
-        if array.null_count:
-            first = int(np.argmax(pc.is_null(array).to_numpy(zero_copy_only=False)))
-            raise self.error(
-                "nulls cannot be trained on",
-                row=first // max(width, 1),
-                expected="no nulls",
-                received=f"{array.null_count} nulls in this batch of rows",
-                hint="df.dropna() removes such rows, df.fillna() or an Imputer fills them",
+    def check_nulls(self, array: Any, per_row: int | None = None) -> None:
+        """Refuses nulls in an Arrow array.
+
+        Args:
+            array: One value per row, or what is inside the arrays of the rows.
+            per_row: So many values inside each row; None for the rows themselves.
+        """
+        if not array.null_count:
+            return
+        first = int(np.argmax(pc.is_null(array).to_numpy(zero_copy_only=False)))
+        hint = "df.dropna() removes such rows, df.fillna() or an Imputer fills them"
+        if per_row is not None:
+            hint = (
+                "df.dropna() and df.fillna() do not look inside arrays: there "
+                "F.transform(column, lambda v: F.coalesce(v, F.lit(0.0))) fills nulls, and "
+                "df.filter(~F.exists(column, lambda v: v.isNull())) drops the rows"
             )
+        raise self.error(
+            "the model takes no nulls" + (" inside an array" if per_row is not None else ""),
+            row=first // max(per_row or 1, 1),
+            expected="no nulls",
+            received=f"{array.null_count} nulls in this batch of rows",
+            hint=hint,
+        )
 
 
 def is_numeric(kind: Any) -> bool:
@@ -66,9 +79,15 @@ def is_numeric(kind: Any) -> bool:
     )
 
 
-def numbers_of(array: Any, place: Place, width: int = 1) -> Array:
-    """A primitive Arrow array without nulls as a flat NumPy array of its own dtype."""
-    place.check_nulls(array, width)
+def numbers_of(array: Any, place: Place, per_row: int | None = None) -> Array:
+    """A primitive Arrow array without nulls as a flat NumPy array of its own dtype.
+
+    Args:
+        array: See :meth:`Place.check_nulls`, as for the other arguments.
+        place: Where it stands.
+        per_row: See there.
+    """
+    place.check_nulls(array, per_row)
     if pa.types.is_decimal(array.type):
         array = array.cast(pa.float64())
     if pa.types.is_boolean(array.type):

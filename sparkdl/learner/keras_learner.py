@@ -206,7 +206,10 @@ class KerasLearner(ABC):
 
 
 def require_compiled(model: Any) -> None:
-    """Raises ModelError unless ``model`` is a compiled ``keras.Model`` with built variables."""
+    """Raises ModelError unless ``model`` is a compiled ``keras.Model`` with built variables.
+
+    It must have a loss: one that it was compiled with, or of its own.
+    """
     if not isinstance(model, keras.Model):
         raise ModelError(
             "cannot train this object",
@@ -227,6 +230,30 @@ def require_compiled(model: Any) -> None:
             received="an unbuilt one",
             hint="start it with keras.Input(shape), or call it once on an example batch",
         )
+    if not _can_have_loss(model):
+        raise ModelError(
+            f"model {model.name!r} has no loss",
+            expected="model.compile(optimizer, loss), add_loss in a layer, or a compute_loss or "
+            "train_step of the model's own",
+            received="model.compile without a loss",
+            hint="e.g. model.compile('adam', 'sparse_categorical_crossentropy')",
+        )
+
+
+def _can_have_loss(model: Any) -> bool:
+    """Whether there is a loss, or code of the user's or of Keras that may add one in a step."""
+    own_step = any(
+        getattr(type(model), name) is not getattr(keras.Model, name)
+        for name in ("compute_loss", "train_step")
+    )
+    if own_step or model._compile_loss is not None or model.losses:
+        return True
+    return any(
+        not type(layer).__module__.startswith("keras.")
+        or isinstance(layer, keras.layers.ActivityRegularization)
+        or getattr(layer, "activity_regularizer", None) is not None
+        for layer in model._flatten_layers()
+    )
 
 
 def require_one_batch(stack: BatchStack) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from sparkdl.config import arguments_from_file
+from sparkdl.config import arguments_from_file, columns_from_file
 from sparkdl.files.model_file import read_model
 from sparkdl.learner.archive import model_from_bytes
 from sparkdl.spark.driver.choice import restore_rule
@@ -29,7 +30,8 @@ def load_spark_model(
 
     Returns:
         A SparkModel with the same mode and settings; its next ``fit`` goes on with the optimizer
-        state and, in mode ``'allreduce'``, the outer momentum of rules like ``'diloco'``.
+        state and, in mode ``'allreduce'``, the outer momentum of rules like ``'diloco'``, and
+        ``predict`` and ``evaluate`` read the columns of its last ``fit``.
         ``port``, ``server_bind`` and ``server_address`` have their defaults: where the driver
         listens is for its user to say, never for a file.
 
@@ -43,6 +45,8 @@ def load_spark_model(
     if "rule" not in overrides and settings.get("rule"):
         settings["rule"] = restore_rule(settings["mode"], settings["rule"])
     loaded = SparkModel(model, custom_objects=custom_objects, **{**settings, **overrides})
+    columns = columns_from_file(file.settings, path)
+    loaded._columns = replace(loaded._columns, **columns)
     if file.state is not None and not {"mode", "rule"} & set(overrides):
         loaded._trained.rule_state = file.state.rule
     return loaded

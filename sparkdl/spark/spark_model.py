@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -10,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from sparkdl.config import (
+    COLUMNS,
     FitConfig,
     PortSpec,
     UseGpu,
@@ -34,7 +37,14 @@ from sparkdl.spark.columns.sources import (
     open_fit_source,
     open_source,
 )
-from sparkdl.spark.driver.arguments import FitArguments, check_keras_arguments, verbosity
+from sparkdl.spark.driver.arguments import (
+    FitArguments,
+    check_callbacks,
+    check_keras_arguments,
+    lists_its_arguments,
+    refuse_labels_apart,
+    verbosity,
+)
 from sparkdl.spark.driver.choice import choose_exchange, require_refusable
 from sparkdl.spark.driver.fitting import run_fit
 from sparkdl.spark.driver.metrics import prepare_metrics
@@ -99,6 +109,7 @@ class SparkModel:
         ModelError: The model is not compiled, or not built.
     """
 
+    @lists_its_arguments
     def __init__(
         self,
         model: Any,
@@ -148,6 +159,8 @@ class SparkModel:
         self._epochs_trained = 0
         self._summary: StageSummary | None = None
         self._ensemble: list[Any] = []
+        self._columns = Columns()
+        self._fitting = threading.Lock()
 
     # -- what it holds -------------------------------------------------------------------------
 
@@ -231,14 +244,17 @@ class SparkModel:
             batch_size: Rows per step and worker; None for the constructor's.
             verbose: ``'auto'`` or 1 for a progress bar, 2 for a line per epoch, 0 for silence.
             validation_split: Share of the rows held out at random for validation, in [0, 1).
-            validation_data: Rows like ``data``, evaluated by the workers after each epoch.
+            validation_data: Rows like ``data``, evaluated by the workers after each epoch; arrays
+                ``(x, y, sample_weight)`` are weighted.
             callbacks: Keras callbacks; they run here on the driver, with the metrics of all
                 workers. Setting ``model.stop_training`` or the learning rate reaches the workers.
             features: A vector, array, image or binary column; several numeric columns; or input
                 name -> either.
             label: A column, or output name -> column. Integer class labels do where the loss
                 wants one-hot vectors.
-            sample_weight: A numeric column, or output name -> column.
+            sample_weight: A numeric column, or output name -> column; outputs that are not named
+                are not weighted. As in Keras, it weighs the rows of ``data`` (also those that
+                ``validation_split`` holds out), not ``validation_data``.
             shuffle: New row order in each epoch.
             checkpoint_dir: Folder (local or any file system) for a checkpoint after each epoch.
             resume: Go on from the last checkpoint in ``checkpoint_dir``; ``epochs`` is then the
@@ -256,7 +272,42 @@ class SparkModel:
             WorkerError: A worker raised; the message ends with its traceback.
             TransportError: The parameter server died.
         """
+        if not self._fitting.acquire(blocking=False):
+            raise ConfigError(
+                f"model {self.model.name!r} is being trained by another call of fit",
+                expected="one fit of a SparkModel at a time: it trains the model in place",
+                received="fit while an earlier fit runs, in another thread or in a callback of it",
+                hint="wait for the first, or train a copy: "
+                "SparkModel(keras.models.clone_model(model), ...), compiled",
+            )
+        try:
+            return self._fit(
+                data, epochs, batch_size, verbose, validation_split, validation_data, callbacks,
+                Columns(features, label, sample_weight, self.decoder), shuffle, checkpoint_dir,
+                resume, keras_fit_arguments,
+            )  # fmt: skip
+        finally:
+            self._fitting.release()
+
+    def _fit(
+        self,
+        data: Any,
+        epochs: int,
+        batch_size: int | None,
+        verbose: str | int,
+        validation_split: float,
+        validation_data: Any,
+        callbacks: Any,
+        columns: Columns,
+        shuffle: bool,
+        checkpoint_dir: str | None,
+        resume: bool,
+        keras_fit_arguments: dict[str, Any],
+    ) -> Any:
+        """:meth:`fit`, while no other call of it runs."""
         keras_learner.require_compiled(self.model)
+        refuse_labels_apart("fit", "epochs", epochs)
+        check_callbacks(callbacks)
         if self._ensemble or (checkpoint_dir is not None and self._exchange.independent):
             raise ConfigError(
                 "an ensemble is trained in one fit",
@@ -268,11 +319,12 @@ class SparkModel:
             epochs, batch_size, verbose, validation_split, shuffle, checkpoint_dir, resume,
             **check_keras_arguments(keras_fit_arguments),
         )  # fmt: skip
-        columns = Columns(features, label, sample_weight, self.decoder)
         source = open_fit_source(
             data, validation_data, model_signature(self.model), columns,
             split=validation_split, seed=self.seed,
         )  # fmt: skip
+        if is_frame(data):
+            self._columns = Columns(columns.features, columns.label)
         num_workers, at_once = count_workers(self._config, self._exchange, source)
         prepare_model(self.model, self._exchange, num_workers)
         checkpoints = Checkpoints.at(checkpoint_dir)
@@ -281,7 +333,7 @@ class SparkModel:
             first_epoch = self._trained.restore(checkpoints) or first_epoch
         last_epoch = arguments.last_epoch(first_epoch)
         if first_epoch >= last_epoch:
-            return self._nothing_to_do(callbacks, last_epoch)
+            return self._nothing_to_do(callbacks, first_epoch, last_epoch)
         keras_callbacks = CallbackSink(
             self.model, callbacks, epochs=last_epoch, verbose=verbosity(verbose)
         )
@@ -314,7 +366,15 @@ class SparkModel:
         self._history = keras_callbacks.history
         return self._history
 
-    def _nothing_to_do(self, callbacks: Any, epochs: int) -> Any:
+    def _nothing_to_do(self, callbacks: Any, epochs_done: int, epochs: int) -> Any:
+        """An empty History, with a warning, for a fit whose epochs have all been trained."""
+        warnings.warn(
+            f"fit has nothing left to train: {epochs_done} epochs are done, and epochs={epochs} is "
+            "the epoch to stop at when fit goes on (resume, initial_epoch); "
+            f"epochs={epochs_done + 1} trains one more",
+            UserWarning,
+            stacklevel=5,
+        )
         keras_callbacks = CallbackSink(self.model, callbacks, epochs=epochs, verbose=0)
         keras_callbacks.handle(TrainingBegan(epochs, epochs))
         keras_callbacks.handle(TrainingEnded(epochs))
@@ -324,13 +384,22 @@ class SparkModel:
     def _batch_size(self, batch_size: int | None) -> int:
         return self.batch_size if batch_size is None else require_int("batch_size", batch_size, 1)
 
+    def _columns_of(self, features: Any, label: Any, sample_weight: Any) -> Columns:
+        """The columns that the user names, and those of the last fit for what is None."""
+        return Columns(
+            self._columns.features if features is None else features,
+            self._columns.label if label is None else label,
+            sample_weight,
+            self.decoder,
+        )
+
     # -- inference -----------------------------------------------------------------------------
 
     def predict(
         self,
         data: Any,
         batch_size: int | None = None,
-        features: Any = "features",
+        features: Any = None,
         output_column: str = "prediction",
     ) -> Any:
         """The model's outputs for every row.
@@ -338,7 +407,7 @@ class SparkModel:
         Args:
             data: A DataFrame, an RDD of inputs, or a NumPy array (or dict, or list of them).
             batch_size: Rows per forward pass; None for the constructor's.
-            features: See :meth:`fit`.
+            features: See :meth:`fit`; None for those of the last ``fit`` on a DataFrame.
             output_column: Name of the prediction column of a DataFrame.
 
         Returns:
@@ -359,7 +428,7 @@ class SparkModel:
                 data, signature, archive, batch_size=batch_size, use_gpu=self.use_gpu
             )
         return predict_frame(
-            data, signature, archive, Columns(features, decoder=self.decoder),
+            data, signature, archive, self._columns_of(features, None, None),
             batch_size=batch_size, use_gpu=self.use_gpu, output_column=output_column,
         )  # fmt: skip
 
@@ -368,8 +437,8 @@ class SparkModel:
         self,
         data: Any,
         batch_size: int | None = None,
-        features: Any = "features",
-        label: Any = "label",
+        features: Any = None,
+        label: Any = None,
         sample_weight: Any = None,
         verbose: str | int = 0,
     ) -> dict[str, Any]:
@@ -381,8 +450,8 @@ class SparkModel:
         Args:
             data: See :meth:`fit`.
             batch_size: Rows per forward pass; None for the constructor's.
-            features: See :meth:`fit`.
-            label: See :meth:`fit`.
+            features: See :meth:`fit`; None for those of the last ``fit`` on a DataFrame.
+            label: See :meth:`fit`; None as for ``features``.
             sample_weight: See :meth:`fit`.
             verbose: 1 prints the result.
 
@@ -392,9 +461,10 @@ class SparkModel:
         Raises:
             DataError: The data do not fit the model, or there are none.
         """
+        refuse_labels_apart("evaluate", "batch_size", batch_size)
         batch_size = self._batch_size(batch_size)
         signature = model_signature(self.model)
-        columns = Columns(features, label, sample_weight, self.decoder)
+        columns = self._columns_of(features, label, sample_weight)
         if isinstance(data, (tuple, list)):
             state = evaluate_arrays(self.model, data, signature, batch_size=batch_size)
         else:
@@ -423,4 +493,7 @@ class SparkModel:
         """
         check_path(path, overwrite=overwrite)
         state = self._trained.beside(self._epochs_trained)
-        write_model(path, model_bytes(self.model), self._config.to_file(), state)
+        settings = self._config.to_file() | {
+            COLUMNS: {"features": self._columns.features, "label": self._columns.label}
+        }
+        write_model(path, model_bytes(self.model), settings, state)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import inspect
+import os
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +27,7 @@ from sparkdl.errors import (
     ReadOnlyError,
     ResourceError,
     SparkDLError,
+    UnknownArgumentError,
     UnknownNameError,
 )
 from sparkdl.learner.signature import model_signature
@@ -167,6 +170,72 @@ def test_models() -> None:
         SparkModel("model")
     with pytest.raises(TypeError, match="num_worker"):
         SparkModel(dense(), num_worker=2)
+    plain.compile("sgd")
+    with refused(None, ModelError, "has no loss", "model.compile"):
+        SparkModel(plain)
+    for last in (layers.ActivityRegularization(0.1), layers.Dense(1, kernel_regularizer="l2")):
+        own = keras.Sequential([keras.Input((3,)), last])
+        own.add(layers.Dense(1))
+        own.compile("sgd")
+        SparkModel(own)
+    with refused(None, UnknownArgumentError, "did you mean 'num_workers'?", "'frequency'"):
+        SparkModel(dense(), num_worker=2)
+    with refused(None, UnknownNameError, "mode='allreduce', communicator='horovod'"):
+        SparkModel(dense(), mode="horovod")
+
+
+def test_one_fit_at_a_time() -> None:
+    model = SparkModel(dense())
+    begun, done, errors = threading.Event(), threading.Event(), []
+
+    class Data:
+        @property
+        def __class__(self) -> Any:  # asked for first, in the first fit
+            begun.set()
+            done.wait(20)
+            return int
+
+    def fit() -> None:
+        try:
+            model.fit(Data())
+        except ConfigError as error:
+            errors.append(error)
+
+    first = threading.Thread(target=fit)
+    first.start()
+    assert begun.wait(20)
+    with refused(None, ConfigError, "another call of fit", "clone_model"):
+        model.fit((np.zeros((4, 3)), np.zeros(4)))
+    done.set()
+    first.join(20)
+    assert "kind of data" in str(errors[0])
+    with refused(None, ConfigError, "kind of data"):  # the first has let go of the model
+        model.fit("text")
+
+
+def test_what_a_newcomer_writes(spark: Any, frame: Any) -> None:
+    from pyspark.sql import functions as F
+
+    model = SparkModel(dense())
+    x, y = np.zeros((400, 3)), np.zeros(400)
+    with refused(spark, ConfigError, "fit((x, y)", "ndarray of shape (400,)"):
+        model.fit(x, y)
+    with refused(spark, ConfigError, "evaluate((x, y)", "ndarray of shape (400,)"):
+        model.evaluate(x, y)
+    with refused(spark, ConfigError, "callbacks=[EarlyStopping(...)]"):
+        model.fit(frame, callbacks=[keras.callbacks.EarlyStopping], verbose=0)
+    for features in (F.col("features"), [F.col("a"), F.col("label")]):
+        with refused(spark, DataError, "an expression of Spark", "features='name'"):
+            model.fit(frame, features=features, verbose=0)
+    with refused(spark, DataError, "an expression of Spark", "sample_weight='name'"):
+        model.fit(frame, sample_weight=F.col("a"), verbose=0)
+    with refused(spark, ConfigError, "validation_data", "without a tuple"):
+        model.fit(frame, validation_data=(frame, frame), verbose=0)
+    with refused(spark, DataError, "stream", "foreachBatch"):
+        model.fit(spark.readStream.format("rate").load(), features="value", verbose=0)
+    times = frame.selectExpr("features", "current_timestamp() as t")
+    with refused(spark, DataError, "F.unix_timestamp('t')"):
+        model.fit(times, label="t", verbose=0)
 
 
 # -- fit, before a job --------------------------------------------------------------------------
@@ -227,7 +296,7 @@ def test_several_inputs_and_outputs_must_be_named(spark: Any, frame: Any) -> Non
     with refused(spark, DataError, "other outputs", "['p']"):
         model.fit(frame, features=inputs, label={"p": "label"}, verbose=0)
     with refused(spark, DataError, "sample_weight names other outputs", "['p', 'q']"):
-        model.fit(frame, features=inputs, label=outputs, sample_weight={"p": "a"}, verbose=0)
+        model.fit(frame, features=inputs, label=outputs, sample_weight={"r": "a"}, verbose=0)
     with refused(spark, DataError, "a decoder for an unknown input", "['c']"):
         SparkModel(two(), decoder={"c": len}).fit(
             frame, features=inputs, label=outputs, verbose=0
@@ -357,3 +426,47 @@ def test_wrong_elements_of_an_rdd(spark: Any) -> None:
     rdd = spark.sparkContext.parallelize([(x, 1), (x, 4)], 1)
     with refused(spark, DataError, "integers from 0 to 3", "4", jobs=True):
         model.fit(rdd, verbose=0)
+
+
+def python_workers() -> set[int]:
+    """Spark's Python workers: the processes below this one that its daemon has forked."""
+    parents: dict[int, int] = {}
+    daemons: set[int] = set()
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            pid = int(folder.name)
+            stat = (folder / "stat").read_text().rpartition(")")[2].split()
+            if stat[0] != "Z":
+                parents[pid] = int(stat[1])
+                if b"pyspark.daemon" in (folder / "cmdline").read_bytes():
+                    daemons.add(pid)
+
+    def below(pid: int) -> bool:
+        return pid == os.getpid() or (pid in parents and below(parents[pid]))
+
+    return {pid for pid in daemons if parents[pid] in daemons and below(pid)}
+
+
+def test_workers_outlive_data_that_do_not_fit(spark: Any) -> None:
+    """Spark ends a worker that leaves input unread; the next fit imported the framework again."""
+    good = "array(1.0F, 2.0F, 3.0F) as features", "1.0 as label"
+    model = SparkModel(dense(), num_workers=1)
+    model.fit(spark.range(64).selectExpr(*good), verbose=0)
+    before = python_workers()
+    assert before
+    bad = spark.range(45_000).selectExpr("if(id < 1, null, array(1.0F, 2.0F, 3.0F)) as features",
+                                         good[1])  # fmt: skip
+    for call in (model.fit, model.evaluate):
+        with refused(spark, DataError, "1 nulls", "dropna", jobs=True):
+            call(bad, verbose=0)
+        time.sleep(0.5)
+        assert before <= python_workers()
+
+
+def test_labels_that_a_binary_cross_entropy_does_not_take(spark: Any) -> None:
+    df = spark.createDataFrame(
+        [([1.0, 2.0, 3.0], 1), ([0.0, 0.0, 1.0], -1)], "features array<float>, label int"
+    )
+    model = SparkModel(dense(loss="binary_crossentropy"), num_workers=1)
+    with refused(spark, DataError, "'label'", "from 0 to 1", "-1", "(y + 1) / 2", jobs=True):
+        model.fit(df, verbose=0)

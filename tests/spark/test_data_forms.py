@@ -357,6 +357,46 @@ def test_sample_weights(spark: Any) -> None:
     check(lambda: dense(4, weighted_metrics=["mae"]), df, x, y, weight, fit=True, sample_weight="w")
 
 
+@pytest.mark.parametrize("weights", ["w", {"price": "w"}, "f0"])
+def test_sample_weights_are_not_for_validation_data(spark: Any, weights: Any) -> None:
+    """As in Keras; also for one output of two, and where the weight is a feature, too."""
+    x, w = np.abs(arrays(2)), np.abs(arrays(seed=4))
+    y = {"price": arrays(1, seed=1), "kind": arrays(1, seed=2)}
+
+    def build() -> Any:
+        keras.utils.set_random_seed(1)
+        inputs = keras.Input((2,))
+        outputs = {name: layers.Dense(1, name=name)(inputs) for name in y}
+        return compiled(keras.Model(inputs, outputs), weighted_metrics={"price": "mae"})
+
+    rows = [
+        (*x[i].tolist(), float(y["price"][i, 0]), float(y["kind"][i, 0]), float(w[i]))
+        for i in range(N)
+    ]
+    df = frame(spark, rows, "f0 double, f1 double, price double, kind double, w double")
+    given = x[:, 0] if weights == "f0" else w
+    both = {"price": given, "kind": np.ones(N) if isinstance(weights, dict) else given}
+    expected, mine = build(), build()
+    options = {"epochs": 2, "batch_size": N, "verbose": 0}
+    want = expected.fit(x, y, sample_weight=both, validation_data=(x, y), **options).history
+    spark_model = SparkModel(mine, mode="synchronous", num_workers=2)
+    columns = {"features": ["f0", "f1"], "label": {"price": "price", "kind": "kind"}}
+    held_out = df if weights == "f0" else df.drop("w")
+    got = spark_model.fit(
+        df, validation_data=held_out, sample_weight=weights, **columns, **options
+    ).history
+    for name in ("loss", "val_loss", "val_price_mae"):
+        np.testing.assert_allclose(got[name], want[name], rtol=1e-4)
+    # the columns are those of the fit
+    again = spark_model.evaluate(held_out, batch_size=16)
+    assert again["loss"] == pytest.approx(expected.evaluate(x, y, verbose=0, return_dict=True)
+                                          ["loss"], rel=1e-4)  # fmt: skip
+    if weights == {"price": "w"}:
+        weighed = spark_model.evaluate(df, sample_weight=weights)
+        one = spark_model.evaluate((x, y, {"price": w}))
+        assert weighed["loss"] == pytest.approx(one["loss"], rel=1e-4)
+
+
 # -- RDDs and NumPy -----------------------------------------------------------------------------
 
 

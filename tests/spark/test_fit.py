@@ -210,7 +210,8 @@ def test_resume_goes_on_from_the_last_checkpoint(digits_df: Any, tmp_path: Any) 
     history = fresh.fit(digits_df, epochs=5, verbose=0, checkpoint_dir=folder, resume=True)
     assert history.epoch == [2, 3, 4]
     assert int(fresh.model.optimizer.iterations) == 5 * 15
-    again = fresh.fit(digits_df, epochs=5, verbose=0, checkpoint_dir=folder, resume=True)
+    with pytest.warns(UserWarning, match="nothing left to train: 5 epochs are done"):
+        again = fresh.fit(digits_df, epochs=5, verbose=0, checkpoint_dir=folder, resume=True)
     assert again.epoch == []
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +84,26 @@ def test_allreduce_and_custom_loops(tmp_path: Path) -> None:
     assert len(found) == 3
     assert min(found) >= 0.9, found
     assert len(figures(notebook)) == 1
+
+
+def test_the_readme_runs_in_a_fresh_terminal(tmp_path: Path) -> None:
+    """As printed, where ``python3`` of the PATH has no packages and nobody names another."""
+    section = (ROOT / "README.md").read_text().split("## In 60 seconds")[1]
+    program = section.split("```python")[1].split("```")[0]
+    python = tmp_path / "bin" / "python3"
+    python.parent.mkdir()
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')  # no site-packages
+    python.chmod(0o755)
+    (tmp_path / "first.py").write_text(program)
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("PYSPARK")}
+    environment |= {"PATH": f"{python.parent}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "first.py"], cwd=tmp_path, env=environment, capture_output=True,
+        text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "prediction" in done.stdout
+    assert (tmp_path / "digits.keras").exists()
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)

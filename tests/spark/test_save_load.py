@@ -13,7 +13,7 @@ import pytest
 from keras import layers
 
 from sparkdl import SparkModel, load_spark_model
-from sparkdl.errors import ConfigError, ModelError, ResourceError
+from sparkdl.errors import ConfigError, DataError, ModelError, ResourceError
 from sparkdl.files.archive_parts import with_parts
 from sparkdl.files.checkpoints import Checkpoints
 from sparkdl.learner.archive import load_state, model_bytes
@@ -101,6 +101,32 @@ def test_settings_weights_and_overwriting(tmp_path: Path, form: str) -> None:
     if form != "memory":
         assert [p.name for p in (tmp_path / "new").iterdir()] == ["model.keras"]
         same(keras.models.load_model(tmp_path / "new" / "model.keras"), first.model)
+
+
+def test_the_columns_of_the_last_fit_are_in_the_file(frame: Any, tmp_path: Path) -> None:
+    renamed = frame.withColumnsRenamed({"features": "pixels", "label": "digit"})
+    first = SparkModel(dense(), "synchronous", num_workers=1)
+    first.fit(renamed, features="pixels", label="digit", verbose=0)
+    loss = first.evaluate(renamed)["loss"]
+    first.save(f"{tmp_path}/model.keras")
+    loaded = load_spark_model(f"{tmp_path}/model.keras")
+    assert loaded.evaluate(renamed)["loss"] == pytest.approx(loss)
+    assert loaded.predict(renamed).columns == ["pixels", "digit", "prediction"]
+    with pytest.raises(DataError, match="'features'"):  # fit asks for them, as before
+        loaded.fit(renamed, verbose=0)
+    assert loaded.predict(frame, features="features").columns[-1] == "prediction"
+
+
+def test_a_class_that_is_missing_is_named_in_few_words(tmp_path: Path) -> None:
+    model = keras.Sequential(
+        [keras.Input((3,)), *[layers.Dense(3) for _ in range(30)], Scaled(2.0)]
+    )
+    model.compile("sgd", "mse")
+    SparkModel(model).save(f"{tmp_path}/model.keras")
+    with pytest.raises(ModelError, match="the class 'Scaled'") as caught:
+        load_spark_model(f"{tmp_path}/model.keras")
+    assert "custom_objects={'MyLayer': MyLayer}" in str(caught.value)
+    assert len(str(caught.value)) < 600
 
 
 @pytest.mark.parametrize(

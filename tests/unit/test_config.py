@@ -15,6 +15,7 @@ from sparkdl.config import (
     LoopSettings,
     arguments_from_file,
     check_use_gpu,
+    columns_from_file,
     parse_frequency,
     ports_of,
 )
@@ -104,3 +105,15 @@ def test_names_are_compared_not_guessed() -> None:
     assert check_use_gpu("auto") == "auto"
     with pytest.raises(UnknownNameError):
         FitConfig(mode=None)  # type: ignore[arg-type]
+
+
+def test_the_columns_of_a_file() -> None:
+    columns = {"features": {"wide": ["a", "b"], "deep": "v"}, "label": "y"}
+    assert columns_from_file({"mode": "hogwild", "columns": columns}, "m.keras") == columns
+    assert arguments_from_file({"mode": "hogwild", "columns": columns}, "m.keras") == {
+        "mode": "hogwild"
+    }
+    assert columns_from_file({"mode": "hogwild"}, "m.keras") == {}
+    for bad in ("x", {"decoder": "os.system"}, {"label": 3}, {"features": [["a"]]}):
+        with pytest.raises(ModelError, match="which columns"):
+            columns_from_file({"columns": bad}, "m.keras")

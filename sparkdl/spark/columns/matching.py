@@ -11,13 +11,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from pyspark.sql import Column
 from pyspark.sql import types as T
 
+from sparkdl.config import shown
 from sparkdl.data.columns import ColumnKind, ColumnSpec, DataSpec
 from sparkdl.errors import DataError
 from sparkdl.learner.signature import Shape, Signature, TensorSpec
 from sparkdl.spark.columns.decoders import Decoder, check_decoder
-from sparkdl.spark.columns.wire import is_vector_column
+from sparkdl.spark.columns.wire import ONES, is_vector_column
 
 ColumnNames = str | Iterable[str]
 """One column, or several numeric ones that make up a row of an array."""
@@ -43,7 +45,8 @@ def make_spec(
         signature: The model's inputs and outputs.
         features: A column, several numeric columns, or input name -> either.
         label: A column, several numeric columns, output name -> either, or None (to predict).
-        sample_weight: A numeric column, or output name -> column.
+        sample_weight: A numeric column, or output name -> column; outputs that are not named
+            weigh all rows alike, with a column of ones.
         decoder: Makes an array from a binary or struct value; one for all inputs, or by name.
         role_column: See :class:`sparkdl.data.columns.DataSpec`.
 
@@ -85,14 +88,17 @@ def make_spec(
             if isinstance(sample_weight, Mapping)
             else dict.fromkeys(label_specs, sample_weight)
         )
-        if set(by_output) != set(label_specs):
+        if not by_output or not set(by_output) <= set(label_specs):
             raise DataError(
                 "sample_weight names other outputs than label",
-                expected=f"a column for each of {sorted(label_specs)}",
+                expected=f"a column for one or more of {sorted(label_specs)}",
                 received=str(sorted(by_output)),
-                hint="a column of ones weighs all rows of an output alike",
             )
-        weights = {name: _weight(schema, column) for name, column in by_output.items()}
+        ones = ColumnSpec((ONES,), (), "float32", "scalars")
+        weights = {
+            name: _weight(schema, by_output[name]) if name in by_output else ones
+            for name in label_specs
+        }
     return DataSpec(feature_specs, label_specs, weights, role_column)
 
 
@@ -130,17 +136,31 @@ def _names(columns: ColumnNames, argument: str) -> tuple[str, ...]:
     """One or several column names as a tuple."""
     if isinstance(columns, str):
         return (columns,)
+    if isinstance(columns, Column):
+        raise _expression(columns, argument)
     if not isinstance(columns, Iterable):
         raise DataError(
             f"{argument} must name columns",
             expected="a name, or several",
-            received=f"{type(columns).__name__} {columns!r}",
+            received=f"{type(columns).__name__} {shown(columns)}",
         )
     return tuple(columns)
 
 
+def _expression(column: Column, argument: str) -> DataError:
+    """The error for an expression where the name of a column belongs."""
+    return DataError(
+        f"{argument} must name columns",
+        expected="a name, or several",
+        received=f"an expression of Spark, {shown(column)}",
+        hint=f"{argument}='name'; df.withColumn('name', expression) gives an expression a name",
+    )
+
+
 def _field(schema: T.StructType, name: str, argument: str) -> T.StructField:
     """The column of that name, if there is exactly one."""
+    if isinstance(name, Column):
+        raise _expression(name, argument)
     if not isinstance(name, str):
         raise DataError(
             f"{argument} must name columns", expected="str", received=f"{type(name).__name__}"
@@ -362,6 +382,12 @@ def _wrong_type(field: T.StructField, argument: str, expected: str, hint: str = 
     kind = field.dataType.simpleString()
     if not hint and isinstance(field.dataType, T.StringType):
         hint = "turn text into numbers first, e.g. with pyspark.ml.feature.StringIndexer"
+    element = _element(field.dataType)[1] if isinstance(field.dataType, T.ArrayType) else None
+    if isinstance(element or field.dataType, (T.DateType, T.TimestampType, T.TimestampNTZType)):
+        hint = (
+            "make numbers of times: F.unix_timestamp('t') gives seconds; F.hour('t'), "
+            "F.dayofweek('t'), F.month('t') give what repeats"
+        )
     return DataError(
         f"column {field.name!r} cannot be used as {argument}",
         expected=expected,

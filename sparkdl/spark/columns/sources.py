@@ -5,7 +5,7 @@ Runs on the driver.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,7 +18,8 @@ from sparkdl.spark.columns.decoders import Decoder
 from sparkdl.spark.columns.matching import InputColumns, make_spec
 from sparkdl.spark.columns.pairs import pair_encoder
 from sparkdl.spark.columns.wire import PROBLEM, selection, wire_names
-from sparkdl.spark.driver.cluster import is_connect, session_of
+from sparkdl.spark.driver.cluster import is_connect, require_running, session_of
+from sparkdl.spark.driver.interpreter import this_interpreter
 
 ROLE = "__sparkdl_role"
 """A column beside the user's: 0 in rows to train on, 1 in rows to validate on."""
@@ -32,6 +33,12 @@ class Columns:
     label: InputColumns = "label"
     sample_weight: str | Mapping[str, str] | None = None
     decoder: Decoder | Mapping[str, Decoder] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("features", "label"):  # read more than once
+            value = getattr(self, name)
+            if isinstance(value, Iterator):
+                object.__setattr__(self, name, list(value))
 
 
 @dataclass(frozen=True)
@@ -82,6 +89,8 @@ def open_source(data: Any, signature: Signature, columns: Columns) -> Source:
         ConfigError: Not a form of data that is known.
     """
     if is_frame(data):
+        require_running(data.sparkSession)
+        _refuse_streams(data)
         spec = make_spec(
             data.schema, signature, columns.features, columns.label, columns.sample_weight,
             columns.decoder,
@@ -91,12 +100,36 @@ def open_source(data: Any, signature: Signature, columns: Columns) -> Source:
     if is_rdd(data):
         return _from_rdd(data, signature)
     if isinstance(data, (tuple, list)) and len(data) in (2, 3):
+        if any(is_frame(part) or is_rdd(part) for part in data):
+            raise _in_a_tuple("data", data)
         return _from_numpy(data, signature)
     raise ConfigError(
         "this kind of data is not known",
         expected="a DataFrame, an RDD of (x, y) or LabeledPoint, or a tuple of NumPy arrays (x, y)",
         received=f"{type(data).__module__}.{type(data).__qualname__}",
     )
+
+
+def _in_a_tuple(argument: str, data: Sequence[Any]) -> ConfigError:
+    """The error for DataFrames in a tuple, as arrays are passed."""
+    return ConfigError(
+        f"{argument} must be one DataFrame, without a tuple",
+        expected="one DataFrame (or RDD) that has both features and labels",
+        received=f"a tuple of {', '.join(type(part).__name__ for part in data)}",
+        hint=f"{argument}=df; features='column' and label='column' name the columns",
+    )
+
+
+def _refuse_streams(frame: Any) -> None:
+    """Refuses a streaming DataFrame: epochs need rows that end."""
+    if frame.isStreaming:
+        raise DataError(
+            "a stream of rows cannot be trained on or evaluated",
+            expected="a DataFrame of spark.read, whose rows end",
+            received="a streaming DataFrame (spark.readStream)",
+            hint="stream.writeStream.foreachBatch(lambda df, _: spark_model.fit(df)) trains on "
+            "each of its batches",
+        )
 
 
 def open_fit_source(
@@ -112,7 +145,8 @@ def open_fit_source(
 
     Args:
         data: See :func:`open_source`.
-        validation_data: Rows of the same kind, or None.
+        validation_data: Rows of the same kind, or None. As in Keras ``columns.sample_weight`` is
+            for the rows to train on; arrays ``(x, y, sample_weight)`` have weights of their own.
         signature: The model's.
         columns: Which columns mean what.
         split: Share of ``data`` to validate on where there is no ``validation_data``.
@@ -122,11 +156,38 @@ def open_fit_source(
         DataError: The data do not fit the model, or each other.
         ConfigError: Not a form of data that is known.
     """
-    source = open_source(data, signature, columns)
     held_out = None
+    origin = data
     if validation_data is not None:
-        held_out = open_source(validation_data, signature, columns)
+        if isinstance(validation_data, (tuple, list)) and any(
+            is_frame(part) or is_rdd(part) for part in validation_data
+        ):
+            raise _in_a_tuple("validation_data", validation_data)
+        held_out = open_source(validation_data, signature, replace(columns, sample_weight=None))
+        if is_frame(data):
+            data, columns = _weights_apart(data, columns)
+    source = open_source(data, signature, columns)
+    if is_frame(data):
+        source = replace(source, origin=origin)
     return _add_validation(source, held_out, split, seed)
+
+
+def _weights_apart(frame: Any, columns: Columns) -> tuple[Any, Columns]:
+    """A frame whose weights are no feature or label, too: rows to validate on have others."""
+    from pyspark.sql import functions as F
+
+    weight = columns.sample_weight
+    names = list(weight.values()) if isinstance(weight, Mapping) else [weight]
+    copies: dict[str, str] = {}
+    for name in names:
+        if isinstance(name, str) and frame.columns.count(name) == 1:
+            copies[name] = f"{name} as sample_weight"
+            frame = frame.withColumn(copies[name], F.col("`" + name.replace("`", "``") + "`"))
+    if isinstance(weight, Mapping):
+        weight = {output: copies.get(name, name) for output, name in weight.items()}
+    elif isinstance(weight, str):
+        weight = copies.get(weight, weight)
+    return frame, replace(columns, sample_weight=weight)
 
 
 def _add_validation(source: Source, validation: Source | None, split: float, seed: int) -> Source:
@@ -136,6 +197,7 @@ def _add_validation(source: Source, validation: Source | None, split: float, see
     origin = source.origin
     if validation is not None:
         origin = None
+        source, validation = _with_weights(source, validation), _with_weights(validation, source)
         _check_alike(source, validation)
         frame = _union(
             source.frame.withColumn(ROLE, F.lit(0).cast("byte")),
@@ -147,6 +209,20 @@ def _add_validation(source: Source, validation: Source | None, split: float, see
     else:
         return source
     return Source(frame, replace(source.spec, role_column=ROLE), origin)
+
+
+def _with_weights(source: Source, other: Source) -> Source:
+    """The rows with a weight of 1 each, where only the ``other`` rows have weights."""
+    from pyspark.sql import functions as F
+
+    if source.spec.weights or not other.spec.weights:
+        return source
+    frame = source.frame
+    for name in wire_names(len(other.spec.columns))[len(source.spec.columns) :]:
+        frame = frame.withColumn(name, F.lit(1.0).cast(other.frame.schema[name].dataType))
+    return replace(
+        source, frame=frame, spec=replace(source.spec, sample_weight=other.spec.sample_weight)
+    )
 
 
 def _union(training: Any, validation: Any) -> Any:
@@ -203,12 +279,21 @@ def spread(source: Source, num_workers: int) -> Any:
 
 def _from_numpy(data: Any, signature: Signature) -> Source:
     """Arrays as a frame; Spark ships their rows to the executors."""
-    x, y = data[0], data[1]
-    weight = data[2] if len(data) == 3 else None
+    x, y, weight = arrays_of(data)
     spec = wanted_spec(x, y, weight, signature)
     table, spec = to_arrow_table(x, y, weight, spec)
     frame = session_of().createDataFrame(table.select(list(spec.columns)))
     return Source(frame.toDF(*wire_names(len(spec.columns))), spec)
+
+
+def arrays_of(data: Sequence[Any]) -> tuple[Any, Any, Any]:
+    """``(x, y)`` or ``(x, y, sample_weight)`` as the three; outputs without weights get ones."""
+    x, y = data[0], data[1]
+    weight = data[2] if len(data) == 3 else None
+    if isinstance(weight, Mapping) and isinstance(y, Mapping) and set(weight) < set(y):
+        ones = {name: np.ones(len(y[name]), np.float32) for name in y}
+        weight = {name: weight.get(name, ones[name]) for name in y}
+    return x, y, weight
 
 
 def wanted_spec(x: Any, y: Any, weight: Any, signature: Signature) -> DataSpec:
@@ -249,4 +334,6 @@ def _from_rdd(rdd: Any, signature: Signature) -> Source:
     data_spec = DataSpec(encoder.features, encoder.labels)
     fields = [f"{name} binary" for name in wire_names(len(data_spec.columns))]
     schema = ", ".join([*fields, f"{PROBLEM} string"])
-    return Source(spark.createDataFrame(rdd.mapPartitions(encoder), schema), data_spec)
+    with this_interpreter(rdd.context):
+        frame = spark.createDataFrame(rdd.mapPartitions(encoder), schema)
+    return Source(frame, data_spec)

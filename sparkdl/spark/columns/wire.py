@@ -19,6 +19,8 @@ from sparkdl.errors import DataError
 if TYPE_CHECKING:
     from pyspark.sql import types as T
 
+ONES = "__sparkdl_ones"
+"""A column that Spark makes, 1 in every row: the weight of outputs that are not weighted."""
 PROBLEM = "__sparkdl_problem"
 """A text column: the error that a :class:`~sparkdl.spark.columns.pairs.PairEncoder` found."""
 
@@ -41,6 +43,9 @@ def selection(schema: T.StructType, spec: DataSpec, names: list[str]) -> list[An
 
     columns = []
     for name, alias in zip(spec.columns, names, strict=True):
+        if name == ONES:
+            columns.append(F.lit(1.0).cast("float").alias(alias))
+            continue
         column = F.col("`" + name.replace("`", "``") + "`")
         if is_vector_column(schema[name].dataType):
             column = vector_to_array(column, "float32")

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+import inspect
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
-from sparkdl.config import require_int
-from sparkdl.errors import ConfigError
+from sparkdl.config import require_int, shown
+from sparkdl.errors import ConfigError, UnknownArgumentError
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _KERAS_FIT_REFUSED = {
     "steps_per_epoch": "every row is trained once per epoch; take df.limit(n) for fewer",
@@ -80,10 +85,75 @@ def check_keras_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
             raise ConfigError(
                 f"fit does not take {name!r}",
                 expected="the arguments of fit, and " + ", ".join(_KERAS_FIT_TAKEN),
-                received=f"{name}={value!r}",
+                received=f"{name}={shown(value)}",
                 hint=_KERAS_FIT_REFUSED.get(name, "see help(SparkModel.fit)"),
             )
     return dict(arguments)
+
+
+def lists_its_arguments(function: Callable[P, R]) -> Callable[P, R]:
+    """A function that answers an argument it does not take with the list of those it takes.
+
+    Raises:
+        UnknownArgumentError: From calls of the function; a ``TypeError``, as Python's own.
+    """
+    parameters = inspect.signature(function).parameters
+    known = [name for name in parameters if name != "self"]
+
+    @functools.wraps(function)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        for name in kwargs:
+            if name not in parameters:
+                raise UnknownArgumentError("argument", name, known)
+        return function(*args, **kwargs)
+
+    return checked
+
+
+def refuse_labels_apart(method: str, name: str, value: Any) -> None:
+    """Refuses labels that are an argument of their own: ``fit(x, y)``.
+
+    Args:
+        method: What was called.
+        name: Its second argument.
+        value: Its value.
+
+    Raises:
+        ConfigError: The value is data.
+    """
+    kind = type(value)  # a Column of Spark has every attribute, its class has not
+    is_array = hasattr(kind, "shape") and value.shape != ()
+    if isinstance(value, (list, tuple)) or is_array or hasattr(kind, "schema"):
+        raise ConfigError(
+            f"{method} takes features and labels as one argument",
+            expected=f"{method}((x, y)), or {method}(df, features='column', label='column')",
+            received=f"data as the second argument, {name}: {shown(value)}",
+            hint=f"put both into a tuple: {method}((x, y), ...)",
+        )
+
+
+def check_callbacks(callbacks: Any) -> None:
+    """Refuses what Keras would fail on in the middle of a fit.
+
+    Raises:
+        ConfigError: A class instead of a callback, or something that is no callback.
+    """
+    given = callbacks if isinstance(callbacks, (list, tuple)) else [callbacks]
+    for callback in given:
+        if isinstance(callback, type):
+            raise ConfigError(
+                "a class stands where a callback belongs",
+                expected="callbacks, which are objects",
+                received=f"the class {callback.__name__}",
+                hint=f"callbacks=[{callback.__name__}(...)]",
+            )
+        if callback is not None and not hasattr(callback, "on_epoch_end"):
+            raise ConfigError(
+                "callbacks has something that is no callback",
+                expected="objects of keras.callbacks.Callback",
+                received=shown(callback),
+                hint="keras.callbacks.LambdaCallback(on_epoch_end=function) makes one",
+            )
 
 
 def verbosity(verbose: str | int, auto: int = 1) -> int:

@@ -25,6 +25,22 @@ def is_connect(spark: Any) -> bool:
     return "connect" in type(spark).__module__
 
 
+def require_running(spark: Any) -> None:
+    """Returns if the session still runs.
+
+    Raises:
+        ResourceError: It was stopped.
+    """
+    stopped = bool(spark.is_stopped) if is_connect(spark) else spark.sparkContext._jsc is None
+    if stopped:
+        raise ResourceError(
+            "the Spark session of these data has been stopped",
+            expected="data of a session that runs",
+            received="a DataFrame or RDD of a session after its stop()",
+            hint="spark = SparkSession.builder.getOrCreate(), and read the data again",
+        )
+
+
 def session_of(data: Any = None) -> Any:
     """The session of a DataFrame or RDD, or the active one.
 
@@ -59,11 +75,20 @@ def count_slots(spark: Any) -> int | None:
 
 
 def wait_for_slots(spark: Any, wanted: int, timeout_s: float = 15.0) -> int | None:
-    """:func:`count_slots`, after waiting for executors that are still starting."""
-    import time
+    """:func:`count_slots`, after waiting for executors that are still starting.
 
-    deadline = time.monotonic() + timeout_s
+    A local master starts none later, and what ``local-cluster[2,1,1024]`` can start is written in
+    it: there nobody waits for more.
+    """
     slots = count_slots(spark)
+    if slots is None or slots >= wanted:
+        return slots
+    master = str(spark.sparkContext.master)
+    most = _local_slots(master, str(spark.sparkContext.getConf().get("spark.task.cpus", "1")))
+    if re.fullmatch(r"local(\[.*)?", master):
+        return slots
+    wanted = wanted if most is None else min(wanted, most)
+    deadline = time.monotonic() + timeout_s
     while slots is not None and slots < wanted and time.monotonic() < deadline:
         time.sleep(0.2)
         slots = count_slots(spark)

@@ -13,6 +13,11 @@ from sparkdl.launch.failures import RankFailure, RanksLost, failure_in
 from sparkdl.launch.results import RESULT_SCHEMA, Result, join
 from sparkdl.launch.task import Task
 from sparkdl.spark.driver.cluster import Stage, barrier_refusal, is_connect
+from sparkdl.spark.driver.interpreter import (
+    interpreter_of,
+    interpreter_problem,
+    this_interpreter,
+)
 from sparkdl.spark.executor.stage import stage_function
 
 INLINE_BYTES = 900_000
@@ -41,17 +46,20 @@ class SparkLauncher:
     def launch(self, task: Task) -> Iterator[SparkRanks]:
         """Starts the stage; leaving cancels it. See :class:`sparkdl.launch.task.Launcher`."""
         spark = self._frame.sparkSession
-        shipped = ship(task, None if is_connect(spark) else spark.sparkContext)
+        context = None if is_connect(spark) else spark.sparkContext
+        shipped = ship(task, context)
         function = stage_function(shipped, self._num_ranks)
         frame = self._frame
-        stage = Stage(
-            spark,
-            lambda: frame.mapInArrow(function, RESULT_SCHEMA, barrier=self._barrier).collect(),
-            self._description,
-        )
+
+        def run() -> Any:
+            with this_interpreter(context):
+                results = frame.mapInArrow(function, RESULT_SCHEMA, barrier=self._barrier)
+            return results.collect()
+
+        stage = Stage(spark, run, self._description)
         try:
             stage.start()
-            yield SparkRanks(stage, self._num_ranks, self._noun)
+            yield SparkRanks(stage, self._num_ranks, self._noun, interpreter_of(context))
         finally:
             try:
                 stage.cancel()
@@ -62,10 +70,18 @@ class SparkLauncher:
 
 
 class SparkRanks:
-    """The ranks of a stage; see :class:`sparkdl.launch.task.Ranks`."""
+    """The ranks of a stage; see :class:`sparkdl.launch.task.Ranks`.
 
-    def __init__(self, stage: Stage, num_ranks: int, noun: str) -> None:
+    Args:
+        stage: The stage.
+        num_ranks: Its ranks.
+        noun: What the stage is, in errors.
+        interpreter: The Python that Spark starts for it, in errors.
+    """
+
+    def __init__(self, stage: Stage, num_ranks: int, noun: str, interpreter: str) -> None:
         self._stage, self._num_ranks, self._noun = stage, num_ranks, noun
+        self._interpreter = interpreter
 
     @property
     def running(self) -> bool:
@@ -89,6 +105,9 @@ class SparkRanks:
         failure = failure_in(error)
         if failure is not None:
             raise RankFailure(failure) from error
+        problem = interpreter_problem(error, self._interpreter)
+        if problem is not None:
+            raise problem from error
         raise _lost(error, self._noun) from error
 
 

@@ -21,7 +21,7 @@ from sparkdl.launch.task import RankContext
 from sparkdl.learner.archive import ModelArchive
 from sparkdl.learner.signature import Signature
 from sparkdl.protocols import BatchStack
-from sparkdl.spark.columns.sources import Source, wanted_spec
+from sparkdl.spark.columns.sources import Source, arrays_of, wanted_spec
 from sparkdl.spark.columns.wire import named_batches
 from sparkdl.spark.driver.launcher import SparkLauncher
 from sparkdl.spark.inference.model_task import ModelTask
@@ -113,8 +113,7 @@ def evaluate_arrays(
     """
     from sparkdl.learner import make_learner
 
-    x, y = data[0], data[1]
-    weight = data[2] if len(data) == 3 else None
+    x, y, weight = arrays_of(data)
     rows = rows_from_numpy(x, y, weight, wanted_spec(x, y, weight, signature))
     stacks = Batches(rows, batch_size, shuffle=False).stacks(0, 8)
     state: npt.NDArray[np.float64] = np.asarray(make_learner(model).evaluate(stacks))

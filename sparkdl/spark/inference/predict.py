@@ -24,7 +24,8 @@ from sparkdl.spark.columns.matching import make_spec
 from sparkdl.spark.columns.pairs import rdd_features, stack_inputs
 from sparkdl.spark.columns.sources import Columns
 from sparkdl.spark.columns.wire import selection, wire_names
-from sparkdl.spark.driver.cluster import is_connect
+from sparkdl.spark.driver.cluster import is_connect, require_running
+from sparkdl.spark.driver.interpreter import this_interpreter
 from sparkdl.spark.driver.launcher import ship
 from sparkdl.spark.executor.stage import content_of, run_task, stage_function
 from sparkdl.spark.inference.model_task import ModelTask
@@ -103,6 +104,7 @@ def predict_frame(
     """
     from pyspark.sql import types as T
 
+    require_running(frame.sparkSession)
     spec = make_spec(frame.schema, signature, columns.features, None, None, columns.decoder)
     names = _output_columns(signature, output_column)
     for name in names.values():
@@ -141,12 +143,15 @@ def predict_frame(
         tuple(positions[name] for name in spec.columns),
     )  # fmt: skip
     spark = frame.sparkSession
-    function = stage_function(ship(task, None if is_connect(spark) else spark.sparkContext), 0)
+    context = None if is_connect(spark) else spark.sparkContext
+    function = stage_function(ship(task, context), 0)
     sent = [
         T.StructField(n, f.dataType, f.nullable, f.metadata)
         for n, f in zip(wire, fields, strict=False)
     ]
-    return prepared.mapInArrow(function, T.StructType(sent)).toDF(*(f.name for f in fields))
+    with this_interpreter(context):
+        predicted = prepared.mapInArrow(function, T.StructType(sent))
+    return predicted.toDF(*(f.name for f in fields))
 
 
 def _output_columns(signature: Signature, output_column: str) -> dict[str, str]:
@@ -212,7 +217,15 @@ def predict_rdd(
 
         yield from predict_rows(rows, content_of(shipped))
 
-    return rdd.mapPartitions(run)
+    from pyspark import RDD
+
+    with this_interpreter(rdd.context) as another:
+        predicted = rdd.mapPartitions(run)
+        # PySpark chooses the interpreter when it makes the Java side, and again for every function
+        # that it joins with this one; a plain RDD is not joined.
+        if another:
+            predicted = RDD(predicted._jrdd, rdd.context, predicted._jrdd_deserializer)
+    return predicted
 
 
 def predict_rows(rows: Iterable[Any], content: bytes) -> Iterator[Any]:

@@ -1,0 +1,268 @@
+"""What a newcomer does wrong: one error each that says what to write instead. No JVM is needed."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyspark.sql import types as T
+
+from sparkdl.config import FitConfig, shown
+from sparkdl.data import ColumnSpec, DataSpec, decode
+from sparkdl.errors import (
+    ConfigError,
+    DataError,
+    ResourceError,
+    SparkDLError,
+    UnknownArgumentError,
+    UnknownNameError,
+)
+from sparkdl.learner.signature import Signature, TensorSpec
+from sparkdl.spark.columns.matching import make_spec
+from sparkdl.spark.columns.sources import Columns, arrays_of, open_source
+from sparkdl.spark.driver import cluster, interpreter
+from sparkdl.spark.driver.arguments import (
+    check_callbacks,
+    check_keras_arguments,
+    lists_its_arguments,
+    refuse_labels_apart,
+)
+
+
+def text_of(kind: type[SparkDLError], function: Any, *args: Any, **kwargs: Any) -> str:
+    """The message of the error that a call raises; all four beats must be there."""
+    with pytest.raises(kind) as caught:
+        function(*args, **kwargs)
+    assert type(caught.value) is kind
+    assert caught.value.what
+    assert caught.value.expected
+    assert caught.value.received
+    assert caught.value.hint
+    assert len(str(caught.value)) < 1200
+    return str(caught.value)
+
+
+def test_a_mode_that_is_a_communicator_or_a_transport() -> None:
+    text = text_of(UnknownNameError, FitConfig, mode="horovod")
+    assert "mode='allreduce', communicator='horovod'" in text
+    text = text_of(UnknownNameError, FitConfig, mode="http")
+    assert "parameter_server_mode='http'" in text
+
+
+def test_an_unknown_argument_lists_the_known_ones() -> None:
+    @lists_its_arguments
+    def make(self: Any, model: Any, mode: str = "asynchronous", *, num_workers: int = 0) -> int:
+        return num_workers
+
+    assert make(None, 1, num_workers=3) == 3
+    text = text_of(UnknownArgumentError, make, None, 1, num_worker=2)
+    assert "'model', 'mode', 'num_workers'" in text
+    assert "did you mean 'num_workers'?" in text
+    assert "'self'" not in text
+    assert issubclass(UnknownArgumentError, TypeError)
+
+
+@pytest.mark.parametrize("y", [np.zeros((5000, 10)), [0, 1], (1,)])
+def test_labels_as_a_second_argument(y: Any) -> None:
+    text = text_of(ConfigError, refuse_labels_apart, "fit", "epochs", y)
+    assert "fit((x, y)" in text
+    assert len(text) < 400
+    refuse_labels_apart("fit", "epochs", 5)
+    refuse_labels_apart("fit", "epochs", np.int64(5))
+    refuse_labels_apart("evaluate", "batch_size", None)
+
+
+def test_long_values_are_not_shown_in_full() -> None:
+    text = text_of(ConfigError, check_keras_arguments, {"y": np.arange(900.0).reshape(300, 3)})
+    assert "ndarray of shape (300, 3)" in text
+    text = text_of(ConfigError, check_keras_arguments, {"class_weight": dict.fromkeys(range(999))})
+    assert "(dict)" in text
+
+
+def test_an_object_with_every_attribute_is_shown() -> None:
+    class Expression:
+        """As a Column of Spark, whose fields are expressions, too."""
+
+        def __getattr__(self, name: str) -> Expression:
+            return self
+
+        def __repr__(self) -> str:
+            return "Column<'a'>"
+
+    assert shown(Expression()) == "Column<'a'>"
+
+
+def test_callbacks_that_are_none() -> None:
+    class EarlyStopping:
+        def on_epoch_end(self, epoch: int, logs: Any) -> None: ...
+
+    check_callbacks(None)
+    check_callbacks([EarlyStopping(), None])
+    check_callbacks(EarlyStopping())
+    assert "callbacks=[EarlyStopping(...)]" in text_of(ConfigError, check_callbacks, EarlyStopping)
+    assert "class EarlyStopping" in text_of(ConfigError, check_callbacks, [EarlyStopping])
+    assert "LambdaCallback" in text_of(ConfigError, check_callbacks, [print])
+
+
+# -- columns ------------------------------------------------------------------------------------
+
+
+def signature(*outputs: str) -> Signature:
+    return Signature(
+        {"x": TensorSpec("x", (3,), "float32")},
+        {name: TensorSpec(name, (1,), "float32") for name in outputs or ("y",)},
+        {},
+        named_inputs=True,
+    )
+
+
+def schema(**columns: Any) -> T.StructType:
+    array = T.ArrayType(T.FloatType())
+    columns = {"features": array, "label": T.FloatType(), **columns}
+    return T.StructType([T.StructField(name, kind) for name, kind in columns.items()])
+
+
+@pytest.mark.parametrize("kind", [T.TimestampType(), T.DateType(), T.ArrayType(T.DateType())])
+def test_times_are_no_numbers(kind: Any) -> None:
+    text = text_of(DataError, make_spec, schema(t=kind), signature(), "t", "label")
+    assert "F.unix_timestamp('t')" in text
+
+
+def test_weights_for_some_outputs() -> None:
+    columns = schema(w=T.FloatType())
+    labels = {"price": "label", "kind": "label"}
+    spec = make_spec(columns, signature("price", "kind"), "features", labels, {"price": "w"})
+    assert spec.weights["price"].columns == ("w",)
+    assert spec.weights["kind"].columns == ("__sparkdl_ones",)
+    with pytest.raises(DataError, match="names other outputs"):
+        make_spec(columns, signature("price", "kind"), "features", labels, {"size": "w"})
+
+
+def test_weights_for_some_outputs_of_arrays() -> None:
+    y = {"price": np.zeros(2), "kind": np.ones(2)}
+    _, _, weights = arrays_of((np.zeros((2, 3)), y, {"price": np.full(2, 5.0)}))
+    assert list(weights) == ["price", "kind"]
+    np.testing.assert_array_equal(weights["kind"], [1, 1])
+    np.testing.assert_array_equal(weights["price"], [5, 5])
+
+
+def test_nulls_inside_an_array() -> None:
+    spec = DataSpec({"x": ColumnSpec(("c",), (2,), "float32")})
+    inside = pa.record_batch({"c": pa.array([[1.0, 2.0], [1.0, None]])})
+    text = text_of(DataError, decode, inside, spec)
+    assert "inside an array" in text
+    assert "do not look inside" in text
+    assert "F.coalesce" in text
+    assert "row 1" in text
+    missing = pa.record_batch({"c": pa.array([[1.0, 2.0], None])})
+    text = text_of(DataError, decode, missing, spec)
+    assert "df.dropna() removes" in text
+    assert "train" not in text  # predict reads columns, too
+
+
+# -- data ---------------------------------------------------------------------------------------
+
+
+class Frame:
+    """What is asked of a DataFrame before its columns are."""
+
+    __module__ = "pyspark.sql.fake"
+
+    def __init__(self, *, streaming: bool = False, stopped: bool = False) -> None:
+        self.isStreaming = streaming
+        context = SimpleNamespace(_jsc=None if stopped else object())
+        self.sparkSession = SimpleNamespace(sparkContext=context)
+
+    def mapInArrow(self) -> None: ...
+
+
+def test_frames_that_cannot_be_read() -> None:
+    text = text_of(DataError, open_source, Frame(streaming=True), signature(), Columns())
+    assert "foreachBatch" in text
+    text = text_of(ResourceError, open_source, Frame(stopped=True), signature(), Columns())
+    assert "has been stopped" in text
+    assert "getOrCreate" in text
+    text = text_of(ConfigError, open_source, (Frame(), Frame()), signature(), Columns())
+    assert "a tuple of Frame, Frame" in text
+    assert "without a tuple" in text
+
+
+# -- the cluster --------------------------------------------------------------------------------
+
+
+def session(master: str, python: str = "python3", **conf: str) -> Any:
+    """A session as far as it is asked for its settings."""
+
+    def get(name: str, default: Any = None) -> Any:
+        return conf.get(name.replace(".", "_"), default)
+
+    context = SimpleNamespace(
+        master=master, pythonExec=python, getConf=lambda: SimpleNamespace(get=get)
+    )
+    return SimpleNamespace(sparkContext=context)
+
+
+@pytest.mark.parametrize(
+    ("master", "slots", "wanted", "waits"),
+    [
+        ("local[2]", 2, 8, False),
+        ("local[*]", 4, 8, False),
+        ("local", 1, 8, False),
+        ("local-cluster[2,2,1024]", 4, 8, False),
+        ("local-cluster[2,2,1024]", 2, 4, True),
+        ("spark://host:7077", 2, 8, True),
+    ],
+)
+def test_slots_that_are_known_are_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, master: str, slots: int, wanted: int, waits: bool
+) -> None:
+    monkeypatch.setattr(cluster, "count_slots", lambda spark: slots)
+    begun = time.monotonic()
+    assert cluster.wait_for_slots(session(master), wanted, 0.3) == slots
+    assert (time.monotonic() - begun > 0.25) == waits
+
+
+def test_a_local_master_takes_this_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
+    for spark, expected in [
+        (session("local[2]"), sys.executable),
+        (session("local-cluster[2,1,1024]"), sys.executable),
+        (session("spark://host:7077"), "python3"),
+        (session("local[2]", "/opt/python"), "/opt/python"),
+        (session("local[2]", spark_pyspark_python="/opt/python"), "python3"),
+    ]:
+        before = spark.sparkContext.pythonExec
+        with interpreter.this_interpreter(spark.sparkContext) as another:
+            assert spark.sparkContext.pythonExec == expected
+            assert another == (expected == sys.executable)
+        assert spark.sparkContext.pythonExec == before
+        assert interpreter.interpreter_of(spark.sparkContext) == repr(expected)
+    monkeypatch.setenv("PYSPARK_PYTHON", "python3")
+    with interpreter.this_interpreter(session("local[2]").sparkContext) as another:
+        assert not another
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        ("ModuleNotFoundError: No module named 'pyarrow'", ["no module 'pyarrow'"]),
+        ("[PACKAGE_NOT_INSTALLED] PyArrow >= 15.0.0 must be installed; however, it was not found.",
+         ["no module 'PyArrow'"]),
+        ('java.io.IOException: Cannot run program "python9": error=2', ["no program 'python9'"]),
+        ("[PYTHON_VERSION_MISMATCH] Python in worker has different version: 3.9", ["version"]),
+    ],
+)  # fmt: skip
+def test_an_interpreter_that_will_not_do_is_named(error: str, words: list[str]) -> None:
+    problem = interpreter.interpreter_problem(RuntimeError(error), "'/usr/bin/python3'")
+    assert problem is not None
+    text = str(problem)
+    for word in [*words, "PYSPARK_PYTHON", sys.executable]:
+        assert word in text
+    if "program" not in text:
+        assert "/usr/bin/python3" in text
+    assert interpreter.interpreter_problem(RuntimeError("Job aborted"), "python3") is None
