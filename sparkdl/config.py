@@ -16,6 +16,7 @@ MODES = ("asynchronous", "hogwild", "synchronous", "allreduce")
 TRANSPORTS = ("auto", "shm", "socket", "http")
 COMMUNICATORS = ("auto", "horovod", "builtin")
 FREQUENCIES = ("auto", "batch", "epoch")
+ON_NAN = ("raise", "skip", "ignore")
 EPOCH_WINDOW = 0
 """A window of 0 batches stands for a whole epoch."""
 AUTO_WINDOW = -1
@@ -56,6 +57,7 @@ class FitConfig:
         worker_timeout_s: A worker that was silent for longer counts as dead.
         max_restarts: How often a lost stage of ``mode='allreduce'`` begins again; None for
             :data:`DEFAULT_RESTARTS`.
+        on_nan: What becomes of a worker's update that is not finite, one of :data:`ON_NAN`.
 
     Raises:
         ConfigError: A value that is not of its kind, or a combination in which one has no effect.
@@ -80,11 +82,13 @@ class FitConfig:
     start_timeout_s: float = 300.0
     worker_timeout_s: float = 60.0
     max_restarts: int | None = None
+    on_nan: str = "raise"
 
     def __post_init__(self) -> None:
         require_name("mode", self.mode, MODES, _argument_of(self.mode))
         require_name("parameter_server_mode", self.parameter_server_mode, TRANSPORTS)
         require_name("communicator", self.communicator, COMMUNICATORS)
+        require_name("on_nan", self.on_nan, ON_NAN)
         parse_frequency(self.frequency)
         ports_of(self.port)
         check_use_gpu(self.use_gpu)
@@ -107,6 +111,13 @@ class FitConfig:
                     expected="parameter_server_mode='auto', its default",
                     received=repr(self.parameter_server_mode),
                     hint="communicator='builtin' or 'horovod' says how gradients travel",
+                )
+            if self.on_nan == "skip" and self.communicator == "horovod":
+                raise ConfigError(
+                    "Horovod sends updates from inside the compiled step, so none can be refused",
+                    expected="on_nan='raise' or 'ignore' with communicator='horovod'",
+                    received="on_nan='skip'",
+                    hint="communicator='builtin' can",
                 )
             return
         if self.communicator != "auto":

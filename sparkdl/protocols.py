@@ -210,6 +210,10 @@ class Learner(Protocol):
     def set_step(self, step: int) -> None:
         """Sets the steps that a learning-rate schedule counts; nothing without a schedule."""
 
+    @property
+    def scales_loss(self) -> bool:
+        """Whether the loss is scaled (mixed precision): infinite gradients are part of that."""
+
     def optimizer_state(self) -> bytes:
         """Optimizer variables as bytes (npz), for the driver or a joining worker."""
 
@@ -331,6 +335,10 @@ class Synchronizer(Protocol):
 
         Its ``weights`` are empty where a server holds them.
         """
+
+    @property
+    def refused(self) -> int:
+        """Updates of this worker that were refused because they were not finite."""
 
     @property
     def unreported(self) -> dict[int, EpochReport]:

@@ -10,6 +10,8 @@ import time
 from contextlib import closing
 
 from sparkdl.config import AUTO_WINDOW, EPOCH_WINDOW, LoopSettings
+from sparkdl.errors import DataError, ModelError, SparkDLError
+from sparkdl.finite import NotFiniteError, is_finite
 from sparkdl.protocols import (
     MAX_STACK,
     BatchSource,
@@ -182,11 +184,14 @@ class _Loop:
                 exchange = batches_done == total or window_full
                 windows_done += stack.num_batches if every_batch else exchange
                 report = self._report(epoch, batches_done, windows_done, batches, rows)
-                if exchange:
-                    self.synchronizer.train(self.learner, stack, report)
-                    stacks = batches = rows = 0
-                else:
-                    self.synchronizer.train_on(self.learner, stack, report)
+                try:
+                    if exchange:
+                        self.synchronizer.train(self.learner, stack, report)
+                        stacks = batches = rows = 0
+                    else:
+                        self.synchronizer.train_on(self.learner, stack, report)
+                except NotFiniteError as error:
+                    raise self._not_finite(report, error.batch) from None
                 self._follow_schedule()
                 self._follow_driver()
                 if self.synchronizer.stopped:
@@ -199,6 +204,40 @@ class _Loop:
             if self.synchronizer.stopped:
                 return False
         return True
+
+    def _not_finite(self, report: Report, batch: int | None) -> SparkDLError:
+        """Finds out whether a batch of the window has NaN or infinity, or the step made it.
+
+        Args:
+            report: Of the window.
+            batch: Which of its batches it was, where that is known.
+        """
+        last = report.batches_done
+        first = last - report.batches
+        if batch is not None:
+            first, last = first + batch, first + batch + 1
+        epoch = f"epoch {report.epoch + 1} of {self.settings.epochs}"
+        hint = "on_nan='skip' refuses such updates, on_nan='ignore' sends them"
+        with closing(self.batches.stacks(report.epoch, 1, first)) as source:
+            for number, stack in zip(range(first, last), source, strict=False):
+                groups = {"input": stack.x, "label": stack.y, "weight": stack.sample_weight or {}}
+                for kind, arrays in groups.items():
+                    for name, array in arrays.items():
+                        if not is_finite(array):
+                            return DataError(
+                                f"{epoch}, batch {number + 1}: the data hold a number that is not "
+                                f"finite, in {kind} {name!r}",
+                                expected="finite numbers",
+                                received="NaN or infinity",
+                                hint=f"check_data=True names the row before training; {hint}",
+                            )
+        where = f"batch {last}" if last - first == 1 else f"batches {first + 1} to {last}"
+        return ModelError(
+            f"{epoch}, {where}: the training step made NaN or infinity of finite data",
+            expected="finite weights and gradients",
+            received="NaN or infinity",
+            hint=f"a lower learning rate, or an optimizer with clipnorm=1.0; {hint}",
+        )
 
     def _report(
         self, epoch: int, batches_done: int, windows_done: int, batches: int, rows: int

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from sparkdl.collective.arithmetic import half_dtype
 from sparkdl.collective.communicator import Communicator, Handle
 from sparkdl.errors import ConfigError
+from sparkdl.finite import FiniteCheck
 from sparkdl.protocols import BatchStack, Learner
 from sparkdl.weights import FloatArray, Layout
 
@@ -46,6 +47,8 @@ class AllReduceGradientSynchronizer:
         wire: ``'float16'`` or ``'bfloat16'``: the type in which gradients are sent (statistics are
             not converted); None for float32, the only exact one.
         part_bytes: See :data:`PART_BYTES`.
+        check: Looks at the gradients before they are sent, except inside the compiled step; None:
+            nobody does.
 
     Raises:
         ConfigError: The communicator cannot reduce ``wire``.
@@ -58,6 +61,7 @@ class AllReduceGradientSynchronizer:
         *,
         wire: str | None = None,
         part_bytes: int = PART_BYTES,
+        check: FiniteCheck | None = None,
     ) -> None:
         if communicator.in_graph and wire == "bfloat16":
             raise ConfigError(
@@ -76,6 +80,11 @@ class AllReduceGradientSynchronizer:
         apart = wire is not None or layout.size_bytes > part_bytes
         self.parts = parts_of(layout, part_bytes, apart=apart)
         self.in_graph = self if communicator.in_graph else None
+        self._check = check or FiniteCheck("ignore", layout.trained_size)
+        self._learner: Learner | None = None
+        self._statistics = np.zeros(layout.size - layout.trained_size, np.float32)
+        self._sent_rows = 0
+        self._step = -1  # of the present stack
         self.rows = 0
         self.scale = 1.0
         self.stop_wanted = False
@@ -94,6 +103,7 @@ class AllReduceGradientSynchronizer:
         """
         self.scale = scale
         take_root_state(self.communicator, learner, self.buffer, root)
+        self._statistics[...] = self.buffer[self.layout.trained_size :]
 
     def end_epoch(self, learner: Learner) -> None:
         """Nothing to do: the ranks are equal after every step."""
@@ -117,8 +127,13 @@ class AllReduceGradientSynchronizer:
             WaitTimeoutError: Some ranks did not come in time; they are named.
             TransportError: A rank is gone.
         """
+        self._learner, self._step = learner, -1
         with self._explained():
             learner.train_reducing(stack, self)
+        if not self._check.settle():
+            learner.reset_metrics()
+        if self.in_graph is not None:  # the loss tells it, for nobody sees the gradients
+            self._check.admits(learner.metric_state()[:1], learner)
 
     def skip(self, learner: Learner) -> None:
         """Takes part, without a batch, in one step of the other ranks."""
@@ -146,18 +161,27 @@ class AllReduceGradientSynchronizer:
         """
         place = self.parts[part]
         target = self._whole[place]
+        if part == 0:
+            self._sent_rows = self.rows
+            self._step += 1
+        if self._sent_rows and not self._check.notes(
+            values, place.start, self._learner, self._step
+        ):
+            self._sent_rows, values = 0, np.zeros_like(values)
         sent: npt.NDArray[Any] = values
         if part == 0:
-            self._whole[-2], self._whole[-1] = float(self.rows > 0), float(self.stop_wanted)
+            self._whole[-2], self._whole[-1] = float(self._sent_rows > 0), float(self.stop_wanted)
             if not np.may_share_memory(values, target):
                 target[: values.size] = values
             sent = target
         if len(self.parts) == 1 and self.wire is None:
-            self.communicator.all_reduce(target, "weighted", weight=self.rows, out=target)
+            self.communicator.all_reduce(target, "weighted", weight=self._sent_rows, out=target)
             return
         if self.wire is not None and place.start < self.layout.trained_size:
             sent = target = sent.astype(half_dtype(self.wire))
-        handle = self.communicator.all_reduce_async(sent, "weighted", weight=self.rows, out=target)
+        handle = self.communicator.all_reduce_async(
+            sent, "weighted", weight=self._sent_rows, out=target
+        )
         self._handles.append((place, target, handle))
 
     def finish(self) -> bool:
@@ -172,7 +196,12 @@ class AllReduceGradientSynchronizer:
                 self._whole[place] = joined
         self._handles.clear()
         self.agree_on_stop(float(self._whole[-1]))
-        return bool(self._whole[-2] > 0)
+        trained = bool(self._whole[-2] > 0)
+        if trained:
+            self._statistics[...] = self.buffer[self.layout.trained_size :]
+        else:  # a step without a batch, or whose batches were all refused
+            self.buffer[self.layout.trained_size :] = self._statistics
+        return trained
 
     def agree_on_stop(self, value: float) -> None:
         """Takes the joined stop flag of an exchange inside the compiled step."""

@@ -14,23 +14,24 @@ from sparkdl.collective.rules import (
     WeightsExchange,
 )
 from sparkdl.errors import ConfigError
+from sparkdl.finite import FiniteCheck
 from sparkdl.optimizers.optimizer import State
 from sparkdl.protocols import BatchStack, Learner
 from sparkdl.weights import FloatArray
 
 
-def steps_of(exchange: Exchange) -> RuleSteps:
-    """The steps that go with ``exchange``.
+def steps_of(exchange: Exchange, check: FiniteCheck) -> RuleSteps:
+    """The steps that go with ``exchange``; ``check`` looks at what a rank computes for it.
 
     Raises:
         ConfigError: It is none of the three kinds.
     """
     if isinstance(exchange, GradientExchange):
-        return GradientSteps(exchange)
+        return GradientSteps(exchange, check)
     if isinstance(exchange, OptimizerExchange):
-        return OptimizerSteps(exchange)
+        return OptimizerSteps(exchange, check)
     if isinstance(exchange, WeightsExchange):
-        return WeightsSteps(exchange)
+        return WeightsSteps(exchange, check)
     raise ConfigError(
         "this rule opens something that is no exchange",
         expected="a GradientExchange, WeightsExchange or OptimizerExchange",
@@ -71,7 +72,8 @@ class RuleSteps(abc.ABC):
 class FilledSteps(RuleSteps):
     """Collects the batches since the last exchange; their gradients become one."""
 
-    def __init__(self) -> None:
+    def __init__(self, check: FiniteCheck) -> None:
+        self._check = check
         self._parts: list[Part] = []
         self._computed = False
 
@@ -81,6 +83,7 @@ class FilledSteps(RuleSteps):
 
             def compute(out: FloatArray, batch: BatchStack = batch) -> None:
                 learner.gradients(batch, out)
+                self._check.admits(out, learner)
                 self._computed = True
 
             self._parts.append((compute, batch.num_rows))
@@ -93,8 +96,8 @@ class FilledSteps(RuleSteps):
 class GradientSteps(FilledSteps):
     """The rule joins the ranks' gradients; each rank's optimizer takes the step."""
 
-    def __init__(self, exchange: GradientExchange) -> None:
-        super().__init__()
+    def __init__(self, exchange: GradientExchange, check: FiniteCheck) -> None:
+        super().__init__(check)
         self._exchange = exchange
         self._agreed = False
 
@@ -121,8 +124,8 @@ class GradientSteps(FilledSteps):
 class OptimizerSteps(FilledSteps):
     """The rule takes the step itself; the learner's optimizer keeps its state between runs."""
 
-    def __init__(self, exchange: OptimizerExchange) -> None:
-        super().__init__()
+    def __init__(self, exchange: OptimizerExchange, check: FiniteCheck) -> None:
+        super().__init__(check)
         self._exchange = exchange
 
     def start(self, learner: Learner) -> None:
@@ -160,7 +163,8 @@ class OptimizerSteps(FilledSteps):
 class WeightsSteps(RuleSteps):
     """Each rank trains on its own between two exchanges; the rule joins the weights."""
 
-    def __init__(self, exchange: WeightsExchange) -> None:
+    def __init__(self, exchange: WeightsExchange, check: FiniteCheck) -> None:
+        self._check = check
         self._exchange = exchange
         self._rows = 0
         self._shown = False
@@ -177,6 +181,7 @@ class WeightsSteps(RuleSteps):
 
     def exchange(self, learner: Learner) -> int | None:
         learner.read_weights(self._flat)
+        self._check.admits(self._flat)
         loss = rate = None
         if self._exchange.adapts and self._rows:
             loss, rate = self._loss(learner), learner.learning_rate

@@ -15,6 +15,7 @@ from sparkdl.collective.gradient_synchronizer import take_root_state
 from sparkdl.collective.rule_steps import steps_of
 from sparkdl.collective.rules import ExchangeRule
 from sparkdl.config import EPOCH_WINDOW
+from sparkdl.finite import FiniteCheck
 from sparkdl.protocols import MAX_STACK, BatchStack, Learner
 from sparkdl.weights import Layout
 
@@ -34,6 +35,7 @@ class RuleSynchronizer:
         wire: ``'float16'`` or ``'bfloat16'``: what is sent instead of float32, for rules with
             ``takes_halves``.
         state: What :meth:`save_state` of an earlier run returned; empty for none.
+        check: Raises before gradients or weights are sent that are not finite; None: nobody does.
 
     Raises:
         ConfigError: The rule does not work with that many ranks.
@@ -48,6 +50,7 @@ class RuleSynchronizer:
         *,
         wire: str | None = None,
         state: bytes = b"",
+        check: FiniteCheck | None = None,
     ) -> None:
         self.stop_wanted = False
         self.stop_agreed = False
@@ -55,7 +58,7 @@ class RuleSynchronizer:
         self._layout = layout
         self._exchange = rule.open(communicator, layout)
         self._exchange.wire = wire
-        self._steps = steps_of(self._exchange)
+        self._steps = steps_of(self._exchange, check or FiniteCheck("ignore", layout.trained_size))
         self._given_state = state
         self._window = window
         self._steps_per_epoch = 0

@@ -18,6 +18,7 @@ from sparkdl.collective.rules import ExchangeRule
 from sparkdl.collective.synchronizer import AllReduceSynchronizer, StepSynchronizer
 from sparkdl.coordinator.session import Session
 from sparkdl.errors import ModelError
+from sparkdl.finite import FiniteCheck
 from sparkdl.protocols import RankIdentity
 from sparkdl.weights import Layout
 
@@ -98,6 +99,7 @@ class AllReduceStrategy:
         rule: What becomes of the ranks' updates; None: the mean of the gradients, at every step.
         window: Steps between two exchanges of the rule.
         rule_state: Of an earlier run; see :class:`RuleSynchronizer`.
+        on_nan: See :class:`sparkdl.finite.FiniteCheck`.
     """
 
     token: bytes
@@ -108,6 +110,7 @@ class AllReduceStrategy:
     rule: ExchangeRule | None = None
     window: int = 1
     rule_state: bytes = b""
+    on_nan: str = "raise"
 
     @contextlib.contextmanager
     def open(
@@ -127,18 +130,22 @@ class AllReduceStrategy:
                 received=f"{layout.size} values in {len(layout.slots)} variables",
                 hint="does the model build other layers on the executors?",
             )
+        check = FiniteCheck(self.on_nan, layout.trained_size)
         with (
             self.connect(meeting) as communicator,
-            contextlib.closing(self._steps(communicator, layout)) as steps,
+            contextlib.closing(self._steps(communicator, layout, check)) as steps,
         ):
-            yield AllReduceSynchronizer(communicator, layout, control, steps=steps)
+            yield AllReduceSynchronizer(communicator, layout, control, steps=steps, check=check)
 
-    def _steps(self, communicator: Communicator, layout: Layout) -> StepSynchronizer:
+    def _steps(
+        self, communicator: Communicator, layout: Layout, check: FiniteCheck
+    ) -> StepSynchronizer:
         if self.rule is None:
-            return AllReduceGradientSynchronizer(communicator, layout, wire=self.wire)
+            return AllReduceGradientSynchronizer(communicator, layout, wire=self.wire, check=check)
         return RuleSynchronizer(
-            communicator, layout, self.rule, self.window, wire=self.wire, state=self.rule_state
-        )
+            communicator, layout, self.rule, self.window, wire=self.wire, state=self.rule_state,
+            check=check,
+        )  # fmt: skip
 
     def connector(self, rank: int) -> Connector:
         """The connector of a rank's communicator."""

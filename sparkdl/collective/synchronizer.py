@@ -10,6 +10,7 @@ from sparkdl.collective.communicator import Communicator
 from sparkdl.collective.control import Control, NoControl
 from sparkdl.collective.gradient_synchronizer import AllReduceGradientSynchronizer
 from sparkdl.coordinator.telemetry import EpochReport
+from sparkdl.finite import FiniteCheck
 from sparkdl.protocols import MAX_STACK, BatchStack, Learner, MetricState, Report, Start
 from sparkdl.run_state import RunState
 from sparkdl.weights import Layout
@@ -68,6 +69,7 @@ class AllReduceSynchronizer:
         layout: Of the flat buffer.
         control: This rank's connection to the driver; None: there is none.
         steps: What a step is; None for an :class:`AllReduceGradientSynchronizer`.
+        check: That of ``steps``.
     """
 
     every_batch = True
@@ -79,11 +81,15 @@ class AllReduceSynchronizer:
         control: Control | None = None,
         *,
         steps: StepSynchronizer | None = None,
+        check: FiniteCheck | None = None,
     ) -> None:
+        self._check = check or FiniteCheck("ignore", layout.trained_size)
         self._communicator = communicator
         self._unconnected = NoControl()
         self._control: Control = control or self._unconnected
-        self._steps: StepSynchronizer = steps or AllReduceGradientSynchronizer(communicator, layout)
+        self._steps: StepSynchronizer = steps or AllReduceGradientSynchronizer(
+            communicator, layout, check=self._check
+        )
         self._root = 0
         self.rule_state = b""
         self._epoch = -1
@@ -178,6 +184,11 @@ class AllReduceSynchronizer:
     def result(self, learner: Learner, epoch: int) -> RunState | None:
         """The root's weights, its optimizer state and the rule's; None on the other ranks."""
         return RunState.of(learner, epoch, self.rule_state) if self.keeps_state else None
+
+    @property
+    def refused(self) -> int:
+        """Updates that were refused because they were not finite."""
+        return self._check.refused
 
     @property
     def unreported(self) -> dict[int, EpochReport]:

@@ -11,10 +11,10 @@ import contextlib
 import hashlib
 import inspect
 import io
+import json
 import os
 import re
 import tempfile
-import types
 import uuid
 import weakref
 import zipfile
@@ -60,16 +60,30 @@ def encode_model(model: Any, custom_objects: dict[str, Any] | None = None) -> Mo
 
     if model.optimizer is not None and not model.optimizer.built:
         model.optimizer.build(model.trainable_variables)
-    objects = {**_find_custom_objects(model), **(custom_objects or {})}
+    from sparkdl.learner.custom_objects import find_custom_objects, named_functions
+
+    objects = {**find_custom_objects(model), **(custom_objects or {})}
     try:
-        content = _save_bytes(model)
-        pickled = payload.dump(objects)
+        with named_functions(model) as functions:
+            content = _save_bytes(model)
+        config = _read_config(content).decode()
+        objects |= {name: f for name, f in functions.items() if json.dumps(name) in config}
     except Exception as error:
         raise ModelError(
             f"model {model.name!r} cannot be sent to the workers",
             expected="a model that keras can save and load (get_config on custom layers)",
             received=f"{type(error).__name__}: {error}",
             hint="model.save('x.keras') and keras.models.load_model('x.keras') must both work",
+        ) from error
+    try:
+        pickled = payload.dump(objects)
+    except Exception as error:
+        raise ModelError(
+            f"a layer, loss or metric of model {model.name!r} cannot be sent to the workers",
+            expected=f"classes and functions that can be pickled: {sorted(objects)}",
+            received=f"{type(error).__name__}: {error}",
+            hint="what they use travels with them: no Spark session, open file or lock among their "
+            "globals",
         ) from error
     digest = hashlib.sha256()
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
@@ -229,6 +243,12 @@ def _identity(thing: Any) -> str:
         return uuid.uuid4().hex
 
 
+def _read_config(content: bytes) -> bytes:
+    """The architecture and the compile settings in a ``.keras`` archive."""
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        return archive.read("config.json")
+
+
 def _save_bytes(model: Any) -> bytes:
     with tempfile.TemporaryDirectory(prefix="sparkdl-") as folder:
         path = os.path.join(folder, "model.keras")
@@ -245,49 +265,3 @@ def _model_file(content: bytes) -> Iterator[str]:
         with open(path, "wb") as file:
             file.write(content)
         yield path
-
-
-def _find_custom_objects(model: Any) -> dict[str, Any]:
-    """Classes and functions in the model that do not come with Keras, by their saved name."""
-    import keras
-
-    found: dict[str, Any] = {}
-
-    def add(thing: Any) -> None:
-        target = thing if callable(thing) and hasattr(thing, "__qualname__") else type(thing)
-        module = getattr(target, "__module__", "") or ""
-        if module.split(".")[0] in ("keras", "builtins", "tensorflow", "numpy"):
-            return
-        name = keras.saving.get_registered_name(target)
-        found[name] = target
-        found.setdefault(target.__name__, target)
-
-    def walk(thing: Any, depth: int = 0) -> None:
-        if thing is None or isinstance(thing, (str, int, float, bool)) or depth > 6:
-            return
-        if isinstance(thing, dict):
-            for value in thing.values():
-                walk(value, depth + 1)
-        elif isinstance(thing, (list, tuple)):
-            for value in thing:
-                walk(value, depth + 1)
-        elif callable(thing) or hasattr(thing, "get_config"):
-            add(thing)
-            if type(thing).__name__ == "LossScaleOptimizer":
-                walk(thing.inner_optimizer, depth + 1)
-            if hasattr(thing, "_learning_rate"):
-                walk(thing._learning_rate, depth + 1)
-
-    for layer in model._flatten_layers(include_self=True, recursive=True):
-        add(layer)
-        for value in list(vars(layer).values()):
-            named = isinstance(value, types.FunctionType) and "." not in value.__qualname__
-            if named or isinstance(value, (keras.Initializer, keras.Regularizer)):
-                add(value)
-    walk(model.optimizer)
-    compiled = getattr(model, "_compile_config", None)
-    if compiled is not None:
-        config = compiled.config
-        for part in ("loss", "metrics", "weighted_metrics"):
-            walk(config.get(part))
-    return found

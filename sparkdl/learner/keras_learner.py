@@ -172,6 +172,10 @@ class KerasLearner(ABC):
         if self.has_schedule:
             innermost_optimizer(self.model).iterations.assign(step)
 
+    @property
+    def scales_loss(self) -> bool:
+        return innermost_optimizer(self.model) is not self.model.optimizer
+
     def optimizer_state(self) -> bytes:
         return pack_arrays(self._optimizer_arrays())
 

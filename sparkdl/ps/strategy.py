@@ -11,6 +11,7 @@ import numpy as np
 from sparkdl.coordinator.session import report_failure
 from sparkdl.coordinator.telemetry import EpochReport
 from sparkdl.errors import ModelError
+from sparkdl.finite import FiniteCheck
 from sparkdl.protocols import BatchStack, Learner, MetricState, RankIdentity, Report, Start
 from sparkdl.ps.client import Client, Progress, connect, limits_of
 from sparkdl.ps.codecs import Compression
@@ -34,6 +35,7 @@ class ServerStrategy:
         overlap: Exchange one window while the next is trained; None where it pays, see
             :class:`sparkdl.ps.synchronizer.WindowSynchronizer`.
         compression: The server's; None sends float32.
+        on_nan: See :class:`sparkdl.finite.FiniteCheck`.
     """
 
     endpoints: tuple[Endpoint, ...]
@@ -41,6 +43,7 @@ class ServerStrategy:
     rule: Rule
     overlap: bool | None = None
     compression: Compression | None = None
+    on_nan: str = "raise"
 
     @property
     def independent(self) -> bool:
@@ -69,7 +72,8 @@ class ServerStrategy:
             )
         with contextlib.ExitStack() as stack:
             access = self._connect(stack, rank, layout)
-            yield ServerSynchronizer(self.rule, access, layout, self.overlap)
+            check = FiniteCheck(self.on_nan, layout.trained_size)
+            yield ServerSynchronizer(self.rule, access, layout, self.overlap, check)
 
     def _connect(
         self, stack: contextlib.ExitStack, rank: RankIdentity, layout: Layout
@@ -104,17 +108,25 @@ class ServerSynchronizer:
     """A worker's side of the server; see :class:`sparkdl.protocols.Synchronizer`."""
 
     def __init__(
-        self, rule: Rule, client: Client | ShardRouter, layout: Layout, overlap: bool | None
+        self,
+        rule: Rule,
+        client: Client | ShardRouter,
+        layout: Layout,
+        overlap: bool | None,
+        check: FiniteCheck | None = None,
     ) -> None:
+        self._check = check or FiniteCheck("ignore", layout.trained_size)
         self._rule, self._client, self._session = rule, client, client.session
         self._gradients: ServerGradientSynchronizer | None = None
         self._windows: WindowSynchronizer | None = None
         if rule.payload == "gradient":
-            self._gradients = ServerGradientSynchronizer(client, layout)
+            self._gradients = ServerGradientSynchronizer(client, layout, self._check)
         else:
             if overlap is None and self.transport == "shm":
                 overlap = False  # no network to hide: an exchange costs the processors that train
-            self._windows = WindowSynchronizer(rule, client, layout, overlap=overlap)
+            self._windows = WindowSynchronizer(
+                rule, client, layout, overlap=overlap, check=self._check
+            )
         self._epoch = -1
         self._epoch_rows = 0
         self.keeps_state = False
@@ -217,6 +229,11 @@ class ServerSynchronizer:
         In step all workers have the same state; otherwise each has its own, and rank 0's is kept.
         """
         return self._session.lead if self._rule.blocking else self._session.rank == 0
+
+    @property
+    def refused(self) -> int:
+        """Updates that were refused because they were not finite."""
+        return self._check.refused
 
     @property
     def unreported(self) -> dict[int, EpochReport]:

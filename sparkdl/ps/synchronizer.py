@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
 
 from sparkdl.errors import ConfigError
+from sparkdl.finite import FiniteCheck, finite_state
 from sparkdl.protocols import BatchStack, Learner
 from sparkdl.ps.client import Progress
 from sparkdl.ps.rules.rule import Rule
@@ -91,13 +93,20 @@ class WindowSynchronizer:
         layout: Of the flat buffer.
         overlap: Whether to exchange while training; None measures, and begins with it when
             exchanges take more than :data:`OVERLAP_FROM` of the time and the rule allows it.
+        check: Looks at the weights before they are sent; None: nobody does.
 
     Raises:
         ConfigError: ``overlap`` with a rule that has an exchange of its own, or blocks.
     """
 
     def __init__(
-        self, rule: Rule, client: StoreAccess, layout: Layout, *, overlap: bool | None = None
+        self,
+        rule: Rule,
+        client: StoreAccess,
+        layout: Layout,
+        *,
+        overlap: bool | None = None,
+        check: FiniteCheck | None = None,
     ) -> None:
         can_overlap = type(rule).exchange is Rule.exchange and not rule.blocking
         if overlap and not can_overlap:
@@ -109,6 +118,7 @@ class WindowSynchronizer:
             )
         self._rule = rule
         self._client = client
+        self._check = check or FiniteCheck("ignore", layout.trained_size)
         self.overlaps = bool(overlap)
         self._measures = overlap is None and can_overlap
         self._windows = 0
@@ -136,6 +146,9 @@ class WindowSynchronizer:
         if not self.overlaps:
             began = time.perf_counter()
             learner.read_weights(self._local)
+            if not self._check.admits(self._local):
+                progress = self._begin_again(learner, progress)
+                np.copyto(self._local, self._base)
             self._rule.exchange(self._local, self._base, _Peer(self._client, progress))
             learner.write_weights(self._local)
             if self._measures:
@@ -143,11 +156,26 @@ class WindowSynchronizer:
             return
         self._land(learner)  # the exchange of the window before
         learner.read_weights(self._pushed)
+        if not self._check.admits(self._pushed):
+            progress = self._begin_again(learner, progress)
+            np.copyto(self._pushed, self._base)
         np.subtract(self._pushed, self._base, out=self._client.buffer)
         self._flight = threading.Thread(
             target=self._fly, args=(progress,), name="sparkdl-ps-exchange", daemon=True
         )
         self._flight.start()
+
+    def _begin_again(self, learner: Learner, progress: Progress) -> Progress:
+        """Gives the learner the center, and an optimizer and metrics without NaN.
+
+        Returns:
+            The progress of an exchange that brings nothing.
+        """
+        self._base[...] = self._client.pull()
+        learner.write_weights(self._base)
+        learner.load_optimizer_state(finite_state(learner.optimizer_state()))
+        learner.reset_metrics()
+        return replace(progress, rows=0)
 
     def drain(self, learner: Learner) -> None:
         """Ends an exchange that is under way; to be called at an epoch's end, and at the end."""
@@ -196,11 +224,16 @@ class ServerGradientSynchronizer:
     Args:
         client: Connected; has said HELLO.
         layout: Of the flat buffer.
+        check: Looks at the gradients before they are sent; None: nobody does.
     """
 
-    def __init__(self, client: StoreAccess, layout: Layout) -> None:
+    def __init__(
+        self, client: StoreAccess, layout: Layout, check: FiniteCheck | None = None
+    ) -> None:
         self._client = client
         self._layout = layout
+        self._check = check or FiniteCheck("ignore", layout.trained_size)
+        self._statistics = np.zeros(layout.size - layout.trained_size, np.float32)
 
     def start(self, learner: Learner) -> None:
         """Brings ``learner`` to where the others are: the server's weights, or a live rank's."""
@@ -208,6 +241,9 @@ class ServerGradientSynchronizer:
             RunState.from_bytes(self._client.get_state()).load_into(learner)
         else:
             learner.write_weights(self._client.pull())
+        weights = np.empty(self._layout.size, np.float32)
+        learner.read_weights(weights)
+        self._statistics[...] = weights[self._layout.trained_size :]
 
     def step(self, learner: Learner, batch: BatchStack | None, progress: Progress) -> int:
         """One step of all ranks together.
@@ -227,8 +263,16 @@ class ServerGradientSynchronizer:
                 expected="batch=None exactly if progress.rows == 0",
                 received=f"rows={progress.rows}",
             )
+        refused = False
         if batch is not None:
             learner.gradients(batch, self._client.buffer)
+            refused = not self._check.admits(self._client.buffer, learner)
+            if refused:
+                learner.reset_metrics()
+                self._client.buffer[...] = 0
+                batch, progress = None, replace(progress, rows=0)
+                if not self._client.in_step:
+                    learner.write_weights(self._client.pull())
         if not self._client.in_step:
             if batch is not None:
                 learner.write_weights(self._client.push_pull(progress))
@@ -237,10 +281,20 @@ class ServerGradientSynchronizer:
         rows = self._client.round_rows
         if rows:
             learner.apply_gradients(mean)
+            self._statistics[...] = mean[self._layout.trained_size :]
+        elif refused:
+            self._restore_statistics(learner)
         if self._client.upload_requested:
             state = RunState.of(learner, progress.epoch).to_bytes()
             self._client.put_state(state, progress.epoch, progress.batch)
         return rows
+
+    def _restore_statistics(self, learner: Learner) -> None:
+        """Undoes what a refused batch did to the statistics, as no other worker had rows."""
+        weights = np.empty(self._layout.size, np.float32)
+        learner.read_weights(weights)
+        weights[self._layout.trained_size :] = self._statistics
+        learner.write_weights(weights)
 
     def snapshot(self, learner: Learner, epoch: int, batch: int = 0) -> None:
         """Stores the weights on the server, if this rank is the lowest live one.

@@ -45,7 +45,7 @@ from sparkdl.spark.driver.arguments import (
     refuse_labels_apart,
     verbosity,
 )
-from sparkdl.spark.driver.choice import choose_exchange
+from sparkdl.spark.driver.choice import choose_exchange, require_refusable
 from sparkdl.spark.driver.fitting import run_fit
 from sparkdl.spark.driver.metrics import prepare_metrics
 from sparkdl.spark.driver.plan import FitPlan, count_workers, loop_settings, prepare_model
@@ -100,6 +100,9 @@ class SparkModel:
         worker_timeout_s: A worker that was silent for longer counts as dead.
         max_restarts: For ``mode='allreduce'``: how often training begins again from the last
             whole epoch after workers were lost; None for 3.
+        on_nan: What becomes of a worker's update with NaN or infinity: ``'raise'`` (one error that
+            says where it comes from), ``'skip'`` (it is refused, and counted in ``summary``; not
+            for ``'allreduce'`` with a rule or Horovod) or ``'ignore'``.
 
     Raises:
         ConfigError: An argument that is not of its kind, or has no effect beside the others.
@@ -131,6 +134,7 @@ class SparkModel:
         start_timeout_s: float = 300.0,
         worker_timeout_s: float = 60.0,
         max_restarts: int | None = None,
+        on_nan: str = "raise",
     ) -> None:
         keras_learner.require_compiled(model)
         asked = FitConfig(
@@ -139,9 +143,10 @@ class SparkModel:
             use_gpu=use_gpu, server_bind=server_bind, server_address=server_address,
             repartition=repartition, memory_budget_mb=memory_budget_mb, seed=seed,
             start_timeout_s=start_timeout_s, worker_timeout_s=worker_timeout_s,
-            max_restarts=max_restarts,
+            max_restarts=max_restarts, on_nan=on_nan,
         )  # fmt: skip
         self._exchange = choose_exchange(asked, rule, compression, model.optimizer)
+        require_refusable(on_nan, self._exchange)
         self._config = replace(
             asked,
             rule={"name": self._exchange.rule.name, **self._exchange.rule.config()},

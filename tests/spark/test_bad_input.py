@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import inspect
+import os
 import socket
 import threading
 import time
@@ -425,3 +426,47 @@ def test_wrong_elements_of_an_rdd(spark: Any) -> None:
     rdd = spark.sparkContext.parallelize([(x, 1), (x, 4)], 1)
     with refused(spark, DataError, "integers from 0 to 3", "4", jobs=True):
         model.fit(rdd, verbose=0)
+
+
+def python_workers() -> set[int]:
+    """Spark's Python workers: the processes below this one that its daemon has forked."""
+    parents: dict[int, int] = {}
+    daemons: set[int] = set()
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            pid = int(folder.name)
+            stat = (folder / "stat").read_text().rpartition(")")[2].split()
+            if stat[0] != "Z":
+                parents[pid] = int(stat[1])
+                if b"pyspark.daemon" in (folder / "cmdline").read_bytes():
+                    daemons.add(pid)
+
+    def below(pid: int) -> bool:
+        return pid == os.getpid() or (pid in parents and below(parents[pid]))
+
+    return {pid for pid in daemons if parents[pid] in daemons and below(pid)}
+
+
+def test_workers_outlive_data_that_do_not_fit(spark: Any) -> None:
+    """Spark ends a worker that leaves input unread; the next fit imported the framework again."""
+    good = "array(1.0F, 2.0F, 3.0F) as features", "1.0 as label"
+    model = SparkModel(dense(), num_workers=1)
+    model.fit(spark.range(64).selectExpr(*good), verbose=0)
+    before = python_workers()
+    assert before
+    bad = spark.range(45_000).selectExpr("if(id < 1, null, array(1.0F, 2.0F, 3.0F)) as features",
+                                         good[1])  # fmt: skip
+    for call in (model.fit, model.evaluate):
+        with refused(spark, DataError, "1 nulls", "dropna", jobs=True):
+            call(bad, verbose=0)
+        time.sleep(0.5)
+        assert before <= python_workers()
+
+
+def test_labels_that_a_binary_cross_entropy_does_not_take(spark: Any) -> None:
+    df = spark.createDataFrame(
+        [([1.0, 2.0, 3.0], 1), ([0.0, 0.0, 1.0], -1)], "features array<float>, label int"
+    )
+    model = SparkModel(dense(loss="binary_crossentropy"), num_workers=1)
+    with refused(spark, DataError, "'label'", "from 0 to 1", "-1", "(y + 1) / 2", jobs=True):
+        model.fit(df, verbose=0)

@@ -9,9 +9,10 @@ import keras
 import numpy as np
 import pytest
 from conftest import make_mlp
+from pyspark.sql import functions as F
 
 from sparkdl import SparkModel
-from sparkdl.errors import ConfigError
+from sparkdl.errors import ConfigError, DataError
 
 
 @pytest.mark.parametrize("mode", ["asynchronous", "hogwild", "synchronous"])
@@ -159,6 +160,24 @@ def test_a_scheduler_s_rates_are_those_of_plain_keras(
     if mode in ("synchronous", "allreduce"):
         for mine, known in zip(model.get_weights(), alone.get_weights(), strict=True):
             np.testing.assert_allclose(mine, known, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("mode", ["asynchronous", "synchronous", "allreduce"])
+def test_nan_in_a_row_is_one_error_that_names_it_or_is_left_out(digits_df: Any, mode: str) -> None:
+    nan = F.transform("features", lambda v: v * float("nan")).cast("array<float>")
+    poisoned = digits_df.withColumn(
+        "features", F.when(F.col("id") == 7, nan).otherwise(F.col("features"))
+    )
+    options = {"communicator": "builtin"} if mode == "allreduce" else {}
+    with pytest.raises(DataError, match=r"epoch 1 of 2, batch \d+: .*input") as raised:
+        SparkModel(make_mlp(), mode, num_workers=2, **options).fit(poisoned, epochs=2, verbose=0)
+    assert "(worker " in str(raised.value)
+    skipping = SparkModel(make_mlp(), mode, num_workers=2, on_nan="skip", **options)
+    history = skipping.fit(poisoned, epochs=2, verbose=0)
+    assert skipping.summary is not None
+    assert skipping.summary.refused == 2  # one update in each epoch
+    assert np.isfinite(history.history["loss"]).all()
+    assert all(np.isfinite(w).all() for w in skipping.model.get_weights())
 
 
 def test_checkpoints_and_csv_callbacks_see_the_trained_weights(

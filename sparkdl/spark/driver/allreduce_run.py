@@ -67,6 +67,7 @@ def start_all_reduce(
     gradients = AllReduceStrategy(
         secrets.token_bytes(32), layout, _communicator(config), _limits(config, live),
         exchange.wire, None if _is_plain_mean(exchange) else rule, exchange.window, rule_state,
+        config.on_nan,
     )  # fmt: skip
     run: Future[Run] = Future()
     if not live:
@@ -96,7 +97,8 @@ def _communicator(config: FitConfig) -> str:
     """Horovod's operations are TensorFlow's: other backends do not import it for nothing."""
     if config.communicator != "auto":
         return config.communicator
-    return "auto" if running_backend() == "tensorflow" else "builtin"
+    refuses = config.on_nan == "skip"  # which the built-in communicator alone can
+    return "auto" if running_backend() == "tensorflow" and not refuses else "builtin"
 
 
 def _limits(config: FitConfig, live: bool) -> dict[str, float]:

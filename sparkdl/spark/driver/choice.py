@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sparkdl.collective.choice import AllReduceExchange, choose_all_reduce_exchange
-from sparkdl.collective.rules import EXCHANGE_RULES, ExchangeRule
+from sparkdl.collective.rules import EXCHANGE_RULES, ExchangeRule, Mean
 from sparkdl.collective.rules import make_rule as make_exchange_rule
 from sparkdl.collective.rules import rule_names as exchange_names
 from sparkdl.config import FitConfig
@@ -36,6 +36,25 @@ def choose_exchange(
     require_family(config.mode, rule)
     choose = choose_server_exchange if config.with_server else choose_all_reduce_exchange
     return choose(config, rule, compression, optimizer)
+
+
+def require_refusable(on_nan: str, exchange: ChosenExchange) -> None:
+    """Refuses ``on_nan='skip'`` where a worker's update cannot be left out.
+
+    Raises:
+        ConfigError: The rule of ``exchange`` wants one of each worker.
+    """
+    if isinstance(exchange, AllReduceExchange):
+        fits = type(exchange.rule) is Mean and exchange.window == 1
+    else:
+        fits = not exchange.independent
+    if on_nan == "skip" and not fits:
+        raise ConfigError(
+            f"rule {exchange.rule.name!r} needs every worker's update, so none can be refused",
+            expected="on_nan='raise' or 'ignore' with this rule",
+            received="on_nan='skip'",
+            hint="the default rule of each mode can leave updates out",
+        )
 
 
 def require_family(mode: str, rule: Any) -> None:

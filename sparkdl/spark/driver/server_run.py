@@ -86,6 +86,7 @@ class ServerRun:
                 layout,
                 server_config.rule,
                 compression=server_config.compression(),
+                on_nan=config.on_nan,
             )
             return cls(server, strategy, num_workers)
 

@@ -39,6 +39,7 @@ class StageSummary:
         gpus: Rank -> addresses of the GPUs that it trained on.
         pids: Rank -> process that it trained in.
         members: Rank -> the model it trained, for a rule whose models never meet.
+        refused: Updates of all workers that were refused because they were not finite.
     """
 
     rows: int
@@ -48,6 +49,7 @@ class StageSummary:
     gpus: dict[int, tuple[str, ...]]
     pids: dict[int, int]
     members: dict[int, FloatArray] = field(default_factory=dict, repr=False)
+    refused: int = 0
 
 
 class StageLost(Exception):
@@ -163,6 +165,7 @@ def _summary(trained: Mapping[int, TrainedRank], task: TrainTask) -> StageSummar
         gpus={rank: t.gpus for rank, t in trained.items()},
         pids={rank: t.pid for rank, t in trained.items()},
         members=members,
+        refused=sum(t.refused for t in trained.values()),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,6 +13,9 @@ from sparkdl.launch.devices import Resources
 from sparkdl.launch.rank import run_rank
 from sparkdl.launch.task import RankContext
 from sparkdl.spark.executor.barrier import BarrierGathering
+
+_READ_ON_S = 5.0
+"""For so long a task that has ended reads on: a new worker would take longer to come up."""
 
 MapInArrow = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
@@ -41,10 +45,19 @@ def content_of(shipped: Any) -> bytes:
 def run_task(
     batches: Iterator[pa.RecordBatch], content: bytes, num_ranks: int = 0
 ) -> Iterator[pa.RecordBatch]:
-    """Runs a pickled task as the rank that this task of Spark is."""
+    """Runs a pickled task as the rank that this task of Spark is, and reads its input to the end.
+
+    Spark ends a Python worker that leaves input unread, and with it the framework that it has
+    imported. A task that found data that do not fit does leave some.
+    """
     from pyspark import TaskContext
 
-    return run_rank(content, rank_of(TaskContext.get(), num_ranks), batches, _print_error)
+    batches = iter(batches)
+    yield from run_rank(content, rank_of(TaskContext.get(), num_ranks), batches, _print_error)
+    give_up_at = time.monotonic() + _READ_ON_S
+    for _ in batches:
+        if time.monotonic() > give_up_at:
+            break
 
 
 def rank_of(context: Any, num_ranks: int) -> RankContext:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -25,6 +26,10 @@ from sparkdl.learner.archive import ModelArchive
 from sparkdl.protocols import MetricState, RankIdentity, Strategy
 from sparkdl.run_state import RunState
 from sparkdl.spark.columns.wire import named_batches
+
+_FIRST_ROWS_S = 1.0
+"""So long the import of the framework waits for the first rows: most data that do not fit are found
+there, at no cost. Where the rows take longer to come, it begins without them."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +68,12 @@ class TrainTask:
             meeting as met,
             ThreadPoolExecutor(1, thread_name_prefix="sparkdl-read") as pool,
         ):
-            reader = pool.submit(self._read, batches)
+            begun = threading.Event()
+            reader = pool.submit(self._read, batches, begun)
+            begun.wait(_FIRST_ROWS_S)
+            _raise_failure(reader)  # before the framework is up, which takes seconds
             start_framework(placement)
+            _raise_failure(reader)
             trained = self._train(reader, rank, met, placement.gpus or ())
         yield from trained.batches()
 
@@ -87,14 +96,27 @@ class TrainTask:
             self.strategy.report_failure(rank, error)
         yield from failure.result(rank.rank).batches()
 
-    def _read(self, batches: Iterator[pa.RecordBatch]) -> tuple[Partition, float]:
-        """The partition, and the seconds that it took."""
+    def _read(
+        self, batches: Iterator[pa.RecordBatch], begun: threading.Event
+    ) -> tuple[Partition, float]:
+        """The partition, and the seconds that it took.
+
+        Sets ``begun`` when the first Arrow batch is in its columns, or the data do not fit.
+        """
         began = time.perf_counter()
         settings = self.settings
-        partition = read_partition(
-            named_batches(batches, self.spec), self.spec, settings.memory_budget_bytes,
-            settings.spill_dir,
-        )  # fmt: skip
+
+        def noted() -> Iterator[pa.RecordBatch]:
+            for batch in named_batches(batches, self.spec):
+                yield batch
+                begun.set()
+
+        try:
+            partition = read_partition(
+                noted(), self.spec, settings.memory_budget_bytes, settings.spill_dir
+            )
+        finally:
+            begun.set()
         return partition, time.perf_counter() - began
 
     def _train(
@@ -141,9 +163,16 @@ class TrainTask:
             read_s=read_s,
             gpus=gpus,
             pid=os.getpid(),
+            refused=synchronizer.refused,
             unreported=synchronizer.unreported,
             state=synchronizer.result(learner, settings.epochs),
         )
+
+
+def _raise_failure(reader: Future[tuple[Partition, float]]) -> None:
+    """Raises what the reader raised, if it has ended."""
+    if reader.done():
+        reader.result()
 
 
 @dataclass(frozen=True)
@@ -160,6 +189,7 @@ class TrainedRank:
         pid: Process that it trained in.
         unreported: Epoch -> its final report; empty where the rank sent it to the driver.
         state: What the run keeps of it, or None.
+        refused: Updates that were refused because they were not finite.
     """
 
     rank: int
@@ -171,6 +201,7 @@ class TrainedRank:
     pid: int
     unreported: dict[int, EpochReport] = field(default_factory=dict)
     state: RunState | None = field(default=None, repr=False)
+    refused: int = 0
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """The counterpart of :meth:`all_of`."""

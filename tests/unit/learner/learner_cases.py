@@ -6,6 +6,7 @@ Keras fixes its backend when it is imported, so each backend runs in a process o
 from __future__ import annotations
 
 import io
+import threading
 
 import keras
 import numpy as np
@@ -17,10 +18,12 @@ from sparkdl.learner.archive import decode_model, encode_model
 from sparkdl.learner.cache import cached_learner, forget_learner
 from sparkdl.learner.metric_state import metric_results
 from sparkdl.learner.model_weights import model_layout, read_model, write_model
+from sparkdl.learner.signature import model_signature
 from sparkdl.protocols import BatchStack
 
 BACKEND = keras.backend.backend()
 JIT = False if BACKEND == "tensorflow" else "auto"  # XLA compiles long; the learner needs none
+SHIFT = 0.5
 RNG = np.random.default_rng(7)
 layers = keras.layers
 
@@ -244,6 +247,28 @@ def test_several_inputs_and_outputs_by_name():
         assert {k: v.shape for k, v in predicted.items()} == {"kind": (16, 3), "size": (16, 1)}
 
 
+@pytest.mark.parametrize(
+    ("loss", "kind"),
+    [
+        ("binary_crossentropy", "binary"),
+        (keras.losses.BinaryCrossentropy(from_logits=True), "binary"),
+        (keras.losses.BinaryFocalCrossentropy(), "binary"),
+        (keras.losses.binary_crossentropy, "binary"),
+        ("categorical_crossentropy", "dense"),
+        ("sparse_categorical_crossentropy", "sparse"),
+        ("hinge", "dense"),
+        (lambda y, p: keras.ops.mean(p - y, -1), "own"),
+    ],
+)
+def test_what_labels_a_loss_takes(loss, kind):
+    model = keras.Sequential([keras.Input((3,)), layers.Dense(1, "sigmoid", name="out")])
+    model.compile("sgd", loss)
+    signature = model_signature(model)
+    assert set(signature.label_kinds.values()) == {kind}
+    (name,) = signature.outputs
+    assert signature.label_bounds(name) == ((0.0, 1.0) if kind == "binary" else None)
+
+
 def test_outputs_in_a_list():
     keras.utils.set_random_seed(3)
     entry = keras.Input((3,))
@@ -391,6 +416,57 @@ def test_custom_layer_loss_and_metric_travel():
     model.compile("adam", half_squared, metrics=[MaxError(), "mae"], jit_compile=JIT)
     x = RNG.normal(size=(20, 3)).astype(np.float32)
     compare_with_fit(model, x, x.sum(1, keepdims=True))
+
+
+def local_tanh(factor):
+    def tanh(x):
+        return factor * keras.ops.tanh(x)
+
+    return tanh
+
+
+def test_lambdas_and_local_functions_travel_with_what_they_use():
+    """Keras saves their code without globals, and functions of equal names as one."""
+    keras.utils.set_random_seed(5)
+    model = keras.Sequential([
+        keras.Input((3,)),
+        layers.Lambda(lambda x: keras.ops.tanh(x) + SHIFT),
+        layers.Lambda(local_tanh(2.0)),
+        layers.Lambda(local_tanh(3.0)),
+        layers.Dense(4, activation=lambda x: keras.ops.relu(x) - SHIFT),
+        layers.Dense(1, kernel_initializer=lambda s, dtype=None: keras.ops.ones(s, dtype)),
+    ])  # fmt: skip
+    model.compile(
+        keras.optimizers.SGD(0.01),
+        loss=lambda y, p: keras.ops.mean(keras.ops.square(y - p), -1),
+        metrics=[
+            lambda y, p: keras.ops.mean(keras.ops.abs(y - p) + SHIFT, -1),
+            keras.metrics.MeanMetricWrapper(lambda y, p: keras.ops.abs(y - p), name="wrapped"),
+        ],
+        jit_compile=JIT,
+    )
+    x = RNG.normal(size=(20, 3)).astype(np.float32)
+    names = [layer.function.__name__ for layer in model.layers[:3]]
+    compare_with_fit(model, x, x.sum(1, keepdims=True))
+    assert names == [layer.function.__name__ for layer in model.layers[:3]] == [
+        "<lambda>", "tanh", "tanh"]  # fmt: skip
+    assert encode_model(model).key == encode_model(model).key
+
+
+def test_a_lambda_that_cannot_be_pickled_is_refused_on_the_driver():
+    lock = threading.Lock()
+    model = keras.Sequential([keras.Input((3,)), layers.Lambda(lambda x: x if lock else -x)])
+    model.compile("sgd", "mse")
+    with pytest.raises(ModelError, match="cannot be sent to the workers") as caught:
+        encode_model(model)
+    assert "lock" in caught.value.received
+
+
+def test_functions_that_keras_does_not_save_need_not_travel():
+    lock = threading.Lock()
+    model = dense_model()
+    model.layers[0].on_change = lambda: lock.acquire()
+    encode_model(model)
 
 
 class NoStep(keras.Model):

@@ -1,0 +1,126 @@
+"""``FiniteCheck``: keeps NaN and infinity of one worker out of what all workers share."""
+
+from __future__ import annotations
+
+import io
+import math
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from sparkdl.weights import FloatArray
+
+MetricArray = npt.NDArray[np.float64]
+
+
+class NotFiniteError(Exception):
+    """A worker's update is not finite; the loop finds out why and raises what the user sees.
+
+    Args:
+        batch: Which batch of the present stack made it, from 0; None: not known.
+    """
+
+    def __init__(self, batch: int | None = None) -> None:
+        super().__init__("an update is not finite")
+        self.batch = batch
+
+
+class LossScaling(Protocol):
+    """A learner, as far as its gradients are concerned."""
+
+    @property
+    def scales_loss(self) -> bool: ...
+
+
+class FiniteCheck:
+    """Looks at what a worker is about to send: one sum over the flat buffer where all is well.
+
+    Args:
+        on_nan: ``'raise'``, ``'skip'`` (the update is refused and counted) or ``'ignore'``.
+        trained_size: Values at the front of a flat buffer that are trained. Behind them are
+            statistics, in which infinity may be meant; NaN is not.
+    """
+
+    def __init__(self, on_nan: str, trained_size: int) -> None:
+        self.refused = 0
+        self._on_nan, self._trained_size = on_nan, trained_size
+        self._noted: int | None = None
+
+    def admits(self, values: FloatArray | MetricArray, learner: LossScaling | None = None) -> bool:
+        """Whether a whole flat buffer may be sent.
+
+        Args:
+            values: Weights, or gradients and statistics.
+            learner: Of gradients, the one that computed them: infinite ones of a scaled loss tell
+                its optimizer to scale less.
+
+        Raises:
+            NotFiniteError: It is not finite, with ``'raise'``.
+        """
+        if self._is_finite(values, 0) or (learner is not None and learner.scales_loss):
+            return True
+        self._refuse()
+        return False
+
+    def notes(
+        self, values: FloatArray, first: int, learner: LossScaling | None, batch: int = 0
+    ) -> bool:
+        """The same for a part of the buffer that begins at ``first``, inside a compiled step.
+
+        ``batch`` is the number of the step in the compiled call.
+
+        It does not raise there: the caller sends nothing of this step, and calls :meth:`settle`
+        after the compiled call.
+        """
+        if self._is_finite(values, first) or (learner is not None and learner.scales_loss):
+            return True
+        if self._noted is None:
+            self._noted = batch
+        if self._on_nan == "skip":
+            self.refused += 1
+        return False
+
+    def settle(self) -> bool:
+        """Whether all was finite that :meth:`notes` has seen since the last call.
+
+        Raises:
+            NotFiniteError: It was not, with ``'raise'``.
+        """
+        noted, self._noted = self._noted, None
+        if noted is not None and self._on_nan == "raise":
+            raise NotFiniteError(noted)
+        return noted is None
+
+    def _is_finite(self, values: FloatArray | MetricArray, first: int) -> bool:
+        if self._on_nan == "ignore":
+            return True
+        with np.errstate(all="ignore"):
+            if math.isfinite(values.sum()):
+                return True
+        trained = max(0, self._trained_size - first)
+        statistics = values[trained:]
+        return bool(np.isfinite(values[:trained]).all() and not np.isnan(statistics).any())
+
+    def _refuse(self) -> None:
+        if self._on_nan == "raise":
+            raise NotFiniteError
+        self.refused += 1
+
+
+def finite_state(optimizer_state: bytes) -> bytes:
+    """An optimizer state in which variables that are not finite begin again, at 0.
+
+    Args:
+        optimizer_state: What a learner's ``optimizer_state`` returned (npz).
+    """
+    with np.load(io.BytesIO(optimizer_state), allow_pickle=False) as arrays:
+        values: list[npt.NDArray[np.generic]] = [arrays[f"arr_{i}"] for i in range(len(arrays))]
+    buffer = io.BytesIO()
+    np.savez(buffer, *(v if is_finite(v) else np.zeros_like(v) for v in values))
+    return buffer.getvalue()
+
+
+def is_finite(array: npt.NDArray[np.generic]) -> bool:
+    """Whether all numbers of an array are finite; what is no floating-point array is."""
+    return array.dtype.kind not in "fc" or bool(np.isfinite(array).all())

@@ -1,0 +1,96 @@
+"""The classes and functions of the user's in a model, by the names that its saved form uses."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from types import FunctionType
+from typing import Any
+
+import keras
+
+_LIBRARIES = ("keras", "builtins", "tensorflow", "numpy")
+_DEPTH = 6
+_LONGEST = 1000
+
+
+def find_custom_objects(model: Any) -> dict[str, Any]:
+    """Classes and module-level functions in the model that do not come with Keras, by name."""
+    found: dict[str, Any] = {}
+
+    def add(thing: Any) -> None:
+        target = thing if callable(thing) and hasattr(thing, "__qualname__") else type(thing)
+        if not _comes_with_keras(target) and not _is_nameless(target):
+            found[keras.saving.get_registered_name(target)] = target
+            found.setdefault(target.__name__, target)
+
+    for layer in model._flatten_layers(include_self=True, recursive=True):
+        add(layer)
+        for value in list(vars(layer).values()):
+            function = isinstance(value, FunctionType) and "." not in value.__qualname__
+            if function or isinstance(value, (keras.Initializer, keras.Regularizer)):
+                add(value)  # not the layer's own methods, which Keras wraps
+    for part in _parts(_compiled(model)):
+        add(part)
+    return found
+
+
+@contextlib.contextmanager
+def named_functions(model: Any) -> Iterator[dict[str, Any]]:
+    """Within, lambdas and local functions in the model have names under which Keras saves them.
+
+    Keras saves the code of a lambda without its globals: ``lambda x: ops.tanh(x)`` is loaded and
+    then does not know ``ops``. A function that is no lambda it saves by its name and expects it
+    among the custom objects when it loads; local functions of equal names would be mixed up. So
+    each gets a name of its own while the model is saved, and travels by value under that name.
+
+    Yields:
+        New name -> function. Not all of them need be part of what Keras saves.
+    """
+    found: dict[int, FunctionType] = {}
+    layers = model._flatten_layers(include_self=True, recursive=True)
+    for part in _parts([*(list(vars(layer).values()) for layer in layers), _compiled(model)]):
+        if isinstance(part, FunctionType) and _is_nameless(part) and not _comes_with_keras(part):
+            found[id(part)] = part
+    names = {function: function.__name__ for function in found.values()}
+    try:
+        for number, function in enumerate(names):
+            function.__name__ = f"sparkdl_function_{number}"
+        yield {keras.saving.get_registered_name(function): function for function in names}
+    finally:
+        for function, name in names.items():
+            function.__name__ = name
+
+
+def _comes_with_keras(target: Any) -> bool:
+    module = getattr(target, "__module__", "") or ""
+    return module.split(".")[0] in _LIBRARIES
+
+
+def _is_nameless(target: Any) -> bool:
+    """Whether it is a lambda, or a function that was defined inside of another one."""
+    return isinstance(target, FunctionType) and "<" in target.__qualname__
+
+
+def _compiled(model: Any) -> list[Any]:
+    """What the model was compiled with, as far as it may hold classes and functions."""
+    compiled = getattr(model, "_compile_config", None)
+    config = {} if compiled is None else compiled.config
+    return [model.optimizer, *(config.get(p) for p in ("loss", "metrics", "weighted_metrics"))]
+
+
+def _parts(thing: Any, depth: int = 0) -> Iterator[Any]:
+    """Callables and Keras objects within lists, dicts and Keras' wrappers of functions."""
+    if thing is None or isinstance(thing, (str, int, float, bool)) or depth > _DEPTH:
+        return
+    if isinstance(thing, (dict, list, tuple)):
+        if len(thing) > _LONGEST:  # a vocabulary, not functions
+            return
+        for value in list(thing.values()) if isinstance(thing, dict) else thing:
+            yield from _parts(value, depth + 1)
+    elif callable(thing) or hasattr(thing, "get_config"):
+        yield thing
+        if type(thing).__name__ == "LossScaleOptimizer":
+            yield from _parts(thing.inner_optimizer, depth + 1)
+        for name in ("_learning_rate", "fn", "_fn"):  # of an optimizer, a loss and a metric
+            yield from _parts(getattr(thing, name, None), depth + 1)
