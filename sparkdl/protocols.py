@@ -10,23 +10,18 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
-import numpy as np
 import numpy.typing as npt
 
+from sparkdl.reports import EpochReport, MetricState, Report
 from sparkdl.run_state import RunState
 from sparkdl.weights import FloatArray, Layout
-
-if TYPE_CHECKING:
-    from sparkdl.coordinator.telemetry import EpochReport
 
 MAX_STACK = 16
 """Batches in one stack at most: more gains nothing and takes memory for the rows."""
 Arrays = dict[str, npt.NDArray[Any]]
 """Arrays by the name of a model's input or output."""
-MetricState = npt.NDArray[np.float64]
-"""All metric variables of a model (loss first) as one vector; the vectors of workers add up."""
 
 
 @dataclass(frozen=True)
@@ -254,29 +249,6 @@ class Start:
     position: int = 0
     windows_per_epoch: int | None = None
     done: bool = False
-
-
-@dataclass(frozen=True)
-class Report:
-    """What a worker tells about its work with an exchange.
-
-    Args:
-        epoch: The epoch it is in.
-        batches_done: Batches trained in this epoch, this exchange included.
-        windows_done: Windows trained in this epoch, this one included.
-        batches: Batches in this exchange.
-        rows: Rows in this exchange.
-        learning_rate: The optimizer's rate now.
-        metrics: The metric state of this epoch so far; None in most reports.
-    """
-
-    epoch: int
-    batches_done: int
-    windows_done: int
-    batches: int
-    rows: int
-    learning_rate: float
-    metrics: MetricState | None = None
 
 
 class Synchronizer(Protocol):

@@ -12,15 +12,8 @@ from contextlib import closing
 from sparkdl.config import AUTO_WINDOW, EPOCH_WINDOW, LoopSettings
 from sparkdl.errors import DataError, ModelError, SparkDLError
 from sparkdl.finite import NotFiniteError, is_finite
-from sparkdl.protocols import (
-    MAX_STACK,
-    BatchSource,
-    Learner,
-    MetricState,
-    Report,
-    Start,
-    Synchronizer,
-)
+from sparkdl.protocols import MAX_STACK, BatchSource, Learner, Start, Synchronizer
+from sparkdl.reports import MetricState, Report
 
 STACK_BYTES = 64 << 20
 """Bytes of the rows of one stack at most (two stacks are in memory at a time), but at least one

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from sparkdl.coordinator.telemetry import EpochReport
+from sparkdl.reports import EpochReport
 
 
 class Control(Protocol):

@@ -9,9 +9,9 @@ import numpy as np
 from sparkdl.collective.communicator import Communicator
 from sparkdl.collective.control import Control, NoControl
 from sparkdl.collective.gradient_synchronizer import AllReduceGradientSynchronizer
-from sparkdl.coordinator.telemetry import EpochReport
 from sparkdl.finite import FiniteCheck
-from sparkdl.protocols import MAX_STACK, BatchStack, Learner, MetricState, Report, Start
+from sparkdl.protocols import MAX_STACK, BatchStack, Learner, Start
+from sparkdl.reports import EpochReport, MetricState, Report
 from sparkdl.run_state import RunState
 from sparkdl.weights import Layout
 

@@ -16,8 +16,9 @@ import numpy as np
 
 from sparkdl.closing import Closing
 from sparkdl.coordinator.lines import MAX_LINE_CHARS, MAX_LINES_BYTES, pack_lines
-from sparkdl.coordinator.telemetry import EpochReport
+from sparkdl.coordinator.telemetry import report_message
 from sparkdl.errors import WorkerError
+from sparkdl.reports import EpochReport
 from sparkdl.transport.address import Endpoint
 from sparkdl.transport.connection import Connection, Opener, Timeouts
 from sparkdl.transport.frames import ByteArray, Content, Flag, Kind, Limits, Message
@@ -187,7 +188,7 @@ class Session(Closing):
         Raises:
             ProtocolError: The metric states are larger than a frame can be.
         """
-        message = report.to_message(wait=wait)
+        message = report_message(report, wait=wait)
         body = message.body
         self.request(message, 0 if body is None else body, deferred=wait)
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from sparkdl.errors import ProtocolError, WorkerError
-from sparkdl.protocols import MetricState
+from sparkdl.reports import MetricState
 from sparkdl.transport.frames import ByteArray
 
 

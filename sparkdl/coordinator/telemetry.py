@@ -2,103 +2,73 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 import numpy as np
 
 from sparkdl.coordinator.status import EpochTotals
 from sparkdl.errors import ProtocolError
-from sparkdl.protocols import MetricState
+from sparkdl.reports import EpochReport, MetricState
 from sparkdl.transport.frames import BLOB_BYTES, ByteArray, Content, Flag, Kind, Message
 
 MAX_EPOCH = 1 << 31
 
 
-def _none() -> MetricState:
-    return np.empty(0, np.float64)
+def report_message(report: EpochReport, *, wait: bool) -> Message:
+    """The REPORT frame; its numbers travel as they are, in the body.
 
-
-@dataclass(frozen=True)
-class EpochReport:
-    """What a rank says of one epoch, so far or at its end.
-
-    Args:
-        epoch: Its number, from 0.
-        rows: Rows trained in it so far.
-        metrics: The rank's metric state: sums and counts (float64), as Keras metrics hold them.
-        ended: Whether the rank has ended the epoch.
-        val_rows: Rows evaluated at its end.
-        val_metrics: The metric state of those rows.
-        batches_done: Batches of the epoch done, from a rank that commits nothing to a store.
-        rows_done: Rows trained in all epochs, from a rank that commits nothing to a store.
+    Raises:
+        ProtocolError: The metric states are larger than a frame can be.
     """
-
-    epoch: int
-    rows: int
-    metrics: MetricState = field(default_factory=_none)
-    ended: bool = False
-    val_rows: int = 0
-    val_metrics: MetricState = field(default_factory=_none)
-    batches_done: int = 0
-    rows_done: int = 0
-
-    def to_message(self, *, wait: bool) -> Message:
-        """The REPORT frame; its numbers travel as they are, in the body.
-
-        Raises:
-            ProtocolError: The metric states are larger than a frame can be.
-        """
-        body = np.concatenate([self.metrics, self.val_metrics]).astype("<f8").view(np.uint8)
-        if body.nbytes > BLOB_BYTES:
-            raise ProtocolError(
-                f"the metrics of epoch {self.epoch} cannot be sent to the driver",
-                expected=f"metric states of at most {BLOB_BYTES} bytes in all",
-                received=f"{body.nbytes} bytes",
-                hint="metrics with fewer thresholds or classes, e.g. AUC(num_thresholds=200)",
-            )
-        meta = {"rows": self.rows, "val_rows": self.val_rows, "split": int(self.metrics.size)}
-        if self.ended:
-            meta["ended"] = True
-        return Message(
-            Kind.REPORT,
-            flags=Flag.WAIT if wait else Flag.NONE,
-            epoch=self.epoch,
-            batch=self.batches_done,
-            rows=self.rows_done,
-            content=Content.BLOB if body.size else Content.NOTHING,
-            total=body.nbytes,
-            meta=meta,
-            body=body if body.size else None,
+    body = np.concatenate([report.metrics, report.val_metrics]).astype("<f8").view(np.uint8)
+    if body.nbytes > BLOB_BYTES:
+        raise ProtocolError(
+            f"the metrics of epoch {report.epoch} cannot be sent to the driver",
+            expected=f"metric states of at most {BLOB_BYTES} bytes in all",
+            received=f"{body.nbytes} bytes",
+            hint="metrics with fewer thresholds or classes, e.g. AUC(num_thresholds=200)",
         )
+    meta = {"rows": report.rows, "val_rows": report.val_rows, "split": int(report.metrics.size)}
+    if report.ended:
+        meta["ended"] = True
+    return Message(
+        Kind.REPORT,
+        flags=Flag.WAIT if wait else Flag.NONE,
+        epoch=report.epoch,
+        batch=report.batches_done,
+        rows=report.rows_done,
+        content=Content.BLOB if body.size else Content.NOTHING,
+        total=body.nbytes,
+        meta=meta,
+        body=body if body.size else None,
+    )
 
-    @classmethod
-    def from_message(cls, message: Message) -> EpochReport:
-        """The counterpart of :meth:`to_message`.
 
-        Raises:
-            ProtocolError: The frame is malformed.
-        """
-        meta = message.meta
-        body: ByteArray = np.empty(0, np.uint8) if message.body is None else message.body
-        counts = [meta.get(name, 0) for name in ("rows", "val_rows", "split")]
-        whole = all(isinstance(c, int) and not isinstance(c, bool) and c >= 0 for c in counts)
-        if not whole or body.nbytes % 8 or 8 * counts[2] > body.nbytes or message.epoch > MAX_EPOCH:
-            raise ProtocolError(
-                f"the telemetry of rank {message.rank} is malformed",
-                expected="whole numbers of rows, and float64 numbers as body",
-                received=f"epoch {message.epoch}, {counts}, {body.nbytes} bytes",
-            )
-        numbers = np.frombuffer(body.tobytes(), "<f8")
-        return cls(
-            epoch=message.epoch,
-            rows=counts[0],
-            metrics=numbers[: counts[2]],
-            ended=bool(meta.get("ended")),
-            val_rows=counts[1],
-            val_metrics=numbers[counts[2] :],
-            batches_done=message.batch,
-            rows_done=message.rows,
+def report_of(message: Message) -> EpochReport:
+    """The counterpart of :func:`report_message`.
+
+    Raises:
+        ProtocolError: The frame is malformed.
+    """
+    meta = message.meta
+    body: ByteArray = np.empty(0, np.uint8) if message.body is None else message.body
+    counts = [meta.get(name, 0) for name in ("rows", "val_rows", "split")]
+    whole = all(isinstance(c, int) and not isinstance(c, bool) and c >= 0 for c in counts)
+    if not whole or body.nbytes % 8 or 8 * counts[2] > body.nbytes or message.epoch > MAX_EPOCH:
+        raise ProtocolError(
+            f"the telemetry of rank {message.rank} is malformed",
+            expected="whole numbers of rows, and float64 numbers as body",
+            received=f"epoch {message.epoch}, {counts}, {body.nbytes} bytes",
         )
+    numbers = np.frombuffer(body.tobytes(), "<f8")
+    return EpochReport(
+        epoch=message.epoch,
+        rows=counts[0],
+        metrics=numbers[: counts[2]],
+        ended=bool(meta.get("ended")),
+        val_rows=counts[1],
+        val_metrics=numbers[counts[2] :],
+        batches_done=message.batch,
+        rows_done=message.rows,
+    )
 
 
 class Telemetry:

@@ -22,7 +22,8 @@ from sparkdl.learner.captured_gradients import captured_gradients, match_gradien
 from sparkdl.learner.jax_steps import StackedSteps, copied, padded, with_types_of
 from sparkdl.learner.keras_learner import KerasLearner, require_one_batch
 from sparkdl.learner.metric_state import flatten_arrays
-from sparkdl.protocols import Arrays, BatchStack, MetricState
+from sparkdl.protocols import Arrays, BatchStack
+from sparkdl.reports import MetricState
 from sparkdl.weights import FloatArray
 
 # Keras' own names for the four parts of the state of a train step, in its order.

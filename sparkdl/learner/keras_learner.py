@@ -21,7 +21,8 @@ from sparkdl.learner.optimizer_state import (
     with_slots,
 )
 from sparkdl.learner.structure import arrange_batch, arrange_inputs, map_arrays, name_outputs
-from sparkdl.protocols import Arrays, BatchStack, MetricState, Reducer
+from sparkdl.protocols import Arrays, BatchStack, Reducer
+from sparkdl.reports import MetricState
 from sparkdl.weights import FloatArray, Layout
 
 

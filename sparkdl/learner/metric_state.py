@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from sparkdl.learner.structure import arrange_batch
-from sparkdl.protocols import Arrays, MetricState
+from sparkdl.protocols import Arrays
+from sparkdl.reports import MetricState
 
 
 def build_metrics(model: Any, x: Arrays, y: Arrays, sample_weight: Arrays | None) -> None:

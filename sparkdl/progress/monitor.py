@@ -21,7 +21,7 @@ from sparkdl.progress.events import (
 )
 from sparkdl.progress.run_progress import EpochProgress, RunProgress
 from sparkdl.progress.speed import EpochSpeed, RecentSpeed
-from sparkdl.protocols import MetricState
+from sparkdl.reports import MetricState
 
 
 class Steering(Sink, Protocol):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from sparkdl.coordinator.status import Failure, Status
-from sparkdl.protocols import MetricState
+from sparkdl.reports import MetricState
 
 
 @dataclass(frozen=True)

@@ -9,15 +9,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from sparkdl.coordinator.session import report_failure
-from sparkdl.coordinator.telemetry import EpochReport
 from sparkdl.errors import ModelError
 from sparkdl.finite import FiniteCheck
-from sparkdl.protocols import BatchStack, Learner, MetricState, RankIdentity, Report, Start
+from sparkdl.protocols import BatchStack, Learner, RankIdentity, Start
 from sparkdl.ps.client import Client, Progress, connect, limits_of
 from sparkdl.ps.codecs import Compression
 from sparkdl.ps.rules.rule import Rule
 from sparkdl.ps.shards import ShardRouter, shards_of
 from sparkdl.ps.synchronizer import ServerGradientSynchronizer, WindowSynchronizer
+from sparkdl.reports import EpochReport, MetricState, Report
 from sparkdl.run_state import RunState
 from sparkdl.transport.address import Endpoint
 from sparkdl.weights import Layout

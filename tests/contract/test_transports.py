@@ -22,7 +22,6 @@ import pytest
 from sparkdl.closing import Closing
 from sparkdl.coordinator.driver_client import DriverClient, open_driver
 from sparkdl.coordinator.settings import Settings
-from sparkdl.coordinator.telemetry import EpochReport
 from sparkdl.errors import (
     AuthenticationError,
     ProtocolError,
@@ -36,6 +35,7 @@ from sparkdl.ps.pulling import pull_center
 from sparkdl.ps.rules import BSP, Downpour, Rule
 from sparkdl.ps.server import ServerConfig, ServerProcess
 from sparkdl.ps.strategy import ServerStrategy
+from sparkdl.reports import EpochReport
 from sparkdl.testing.inproc import InprocParameterServer
 from sparkdl.transport.address import Endpoint
 from sparkdl.transport.connection import Timeouts

@@ -10,7 +10,8 @@ import pytest
 from sparkdl import worker
 from sparkdl.config import AUTO_WINDOW, EPOCH_WINDOW, LoopSettings
 from sparkdl.data import Batches, rows_from_numpy
-from sparkdl.protocols import Report, Start
+from sparkdl.protocols import Start
+from sparkdl.reports import Report
 from sparkdl.worker import train
 
 

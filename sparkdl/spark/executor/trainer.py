@@ -15,7 +15,6 @@ import numpy as np
 import pyarrow as pa
 
 from sparkdl.config import LoopSettings, UseGpu
-from sparkdl.coordinator.telemetry import EpochReport
 from sparkdl.data import Batches, DataSpec, Partition, read_partition
 from sparkdl.errors import TransportError, WaitTimeoutError, WorkerError
 from sparkdl.launch.devices import DeviceRequest, start_framework
@@ -23,7 +22,8 @@ from sparkdl.launch.failures import FailureDescription, RanksLost, is_secondary
 from sparkdl.launch.results import Result, of_kind
 from sparkdl.launch.task import RankContext
 from sparkdl.learner.archive import ModelArchive
-from sparkdl.protocols import MetricState, RankIdentity, Strategy
+from sparkdl.protocols import RankIdentity, Strategy
+from sparkdl.reports import EpochReport, MetricState
 from sparkdl.run_state import RunState
 from sparkdl.spark.columns.wire import named_batches
 

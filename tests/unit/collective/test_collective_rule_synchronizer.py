@@ -24,10 +24,10 @@ from sparkdl.collective.rules import (
 )
 from sparkdl.collective.synchronizer import AllReduceSynchronizer
 from sparkdl.config import EPOCH_WINDOW, LoopSettings
-from sparkdl.coordinator.telemetry import EpochReport
 from sparkdl.data import Batches, rows_from_numpy
 from sparkdl.errors import ConfigError
 from sparkdl.optimizers.flat import FlatAdam, FlatOptimizer, FlatSGD
+from sparkdl.reports import EpochReport
 from sparkdl.run_state import RunState
 from sparkdl.weights import Layout
 from sparkdl.worker import train

@@ -12,9 +12,8 @@ from sparkdl.collective.gradient_synchronizer import AllReduceGradientSynchroniz
 from sparkdl.collective.solo import SoloCommunicator
 from sparkdl.collective.strategy import AllReduceStrategy
 from sparkdl.collective.synchronizer import AllReduceSynchronizer
-from sparkdl.coordinator.telemetry import EpochReport
 from sparkdl.errors import ModelError
-from sparkdl.protocols import Report
+from sparkdl.reports import EpochReport, Report
 from sparkdl.testing.thread_communicator import connect_threads
 from sparkdl.weights import Layout
 

@@ -10,7 +10,8 @@ from sparkdl.coordinator.machine import Coordinator
 from sparkdl.coordinator.settings import Settings
 from sparkdl.coordinator.status import Status
 from sparkdl.coordinator.store import Store
-from sparkdl.coordinator.telemetry import EpochReport
+from sparkdl.coordinator.telemetry import report_message
+from sparkdl.reports import EpochReport
 from sparkdl.transport.frames import ByteArray, Content, Kind, Message
 
 DRIVER = 999
@@ -76,7 +77,7 @@ class CoordinatorWorld:
     def report(
         self, connection: int, report: EpochReport, *, wait: bool = False, **fields: Any
     ) -> Message | None:
-        message = report.to_message(wait=wait)
+        message = report_message(report, wait=wait)
         message.rank = connection % 100
         for name, value in fields.items():
             setattr(message, name, value)

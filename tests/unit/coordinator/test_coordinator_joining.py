@@ -8,8 +8,8 @@ import pytest
 from coordinator_world import Apart, CoordinatorWorld, code
 
 from sparkdl.coordinator.settings import Settings
-from sparkdl.coordinator.telemetry import EpochReport
 from sparkdl.errors import ConfigError
+from sparkdl.reports import EpochReport
 from sparkdl.transport.frames import Flag, Kind
 
 

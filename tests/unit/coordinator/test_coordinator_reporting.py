@@ -16,7 +16,8 @@ from sparkdl.coordinator.lines import (
     unpack_lines,
 )
 from sparkdl.coordinator.status import Failure
-from sparkdl.coordinator.telemetry import EpochReport
+from sparkdl.coordinator.telemetry import report_message
+from sparkdl.reports import EpochReport
 from sparkdl.transport.frames import BLOB_BYTES, Content, Flag, Kind, Message
 
 
@@ -62,7 +63,7 @@ def test_reports_of_epochs_that_the_driver_is_through_with_are_dropped() -> None
 
 def test_a_report_is_not_read_from_a_buffer_that_the_next_request_uses() -> None:
     world = joined()
-    message = EpochReport(0, 5, numbers(1, 2)).to_message(wait=True)
+    message = report_message(EpochReport(0, 5, numbers(1, 2)), wait=True)
     message.rank = 0
     assert message.body is not None
     raw = world.coordinator.buffer(0)

@@ -17,8 +17,8 @@ from sparkdl.coordinator.lines import MAX_LINES_BYTES
 from sparkdl.coordinator.machine import Coordinator
 from sparkdl.coordinator.session import Session, open_session, report_failure
 from sparkdl.coordinator.settings import Settings
-from sparkdl.coordinator.telemetry import EpochReport
 from sparkdl.errors import ProtocolError, TransportError, WaitTimeoutError, WorkerError
+from sparkdl.reports import EpochReport
 from sparkdl.testing.inproc import InprocServer
 from sparkdl.transport.frames import BLOB_BYTES, HEADER_BYTES, Kind, Message
 from sparkdl.transport.listeners import ListenOptions

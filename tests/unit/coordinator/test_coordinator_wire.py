@@ -15,8 +15,9 @@ from sparkdl.coordinator.blobs import Assembly, KeptBlob, chunk_reply
 from sparkdl.coordinator.lines import LogLines, pack_lines, unpack_lines
 from sparkdl.coordinator.orders import Orders
 from sparkdl.coordinator.status import EpochTotals, Failure, Status, WorkerStatus
-from sparkdl.coordinator.telemetry import EpochReport, Telemetry, sum_states
+from sparkdl.coordinator.telemetry import Telemetry, report_message, report_of, sum_states
 from sparkdl.errors import ProtocolError
+from sparkdl.reports import EpochReport
 from sparkdl.transport.frames import (
     BLOB_BYTES,
     Content,
@@ -135,10 +136,10 @@ def test_a_report_comes_back_as_it_was(
     wait: bool,
 ) -> None:
     report = EpochReport(epoch, rows, metrics, ended, val_rows, val_metrics, 12, 345)
-    message = report.to_message(wait=wait)
+    message = report_message(report, wait=wait)
     assert bool(message.flags & Flag.WAIT) == wait
     message.meta = through_json(message.meta)
-    back = EpochReport.from_message(message)
+    back = report_of(message)
     np.testing.assert_array_equal(back.metrics, metrics)
     np.testing.assert_array_equal(back.val_metrics, val_metrics)
     for name in ("epoch", "rows", "ended", "val_rows", "batches_done", "rows_done"):
@@ -147,10 +148,12 @@ def test_a_report_comes_back_as_it_was(
 
 def test_a_report_is_as_large_as_a_frame_can_be_or_an_error_that_says_so() -> None:
     most = BLOB_BYTES // 8
-    message = EpochReport(0, 1, np.zeros(most - 1), val_metrics=np.zeros(1)).to_message(wait=False)
+    message = report_message(
+        EpochReport(0, 1, np.zeros(most - 1), val_metrics=np.zeros(1)), wait=False
+    )
     assert message.body_bytes == BLOB_BYTES
     with pytest.raises(ProtocolError, match=r"metrics of epoch 7 cannot be sent") as caught:
-        EpochReport(7, 1, np.zeros(most), val_metrics=np.zeros(1)).to_message(wait=False)
+        report_message(EpochReport(7, 1, np.zeros(most), val_metrics=np.zeros(1)), wait=False)
     assert f"{BLOB_BYTES + 8} bytes" in caught.value.received
     assert "thresholds" in caught.value.hint
 

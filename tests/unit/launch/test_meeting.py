@@ -12,11 +12,11 @@ import pytest
 from sparkdl.collective.strategy import AllReduceStrategy, EarlyGathering, SessionMeeting
 from sparkdl.coordinator.machine import Coordinator
 from sparkdl.coordinator.settings import Settings
-from sparkdl.coordinator.telemetry import EpochReport
 from sparkdl.errors import TransportError, WaitTimeoutError
 from sparkdl.launch.failures import FailureDescription, RankFailure, failure_in, is_secondary
 from sparkdl.launch.results import join_batches
 from sparkdl.launch.task import RankContext
+from sparkdl.reports import EpochReport
 from sparkdl.run_state import RunState
 from sparkdl.spark.executor.barrier import BarrierGathering
 from sparkdl.spark.executor.trainer import TrainedRank

@@ -11,7 +11,7 @@ import numpy as np
 from sparkdl.progress.events import Event, Metrics
 from sparkdl.progress.monitor import FitMonitor
 from sparkdl.progress.run_progress import EpochProgress, RunProgress
-from sparkdl.protocols import MetricState
+from sparkdl.reports import MetricState
 
 E = TypeVar("E")
 

@@ -14,12 +14,12 @@ import pytest
 
 from sparkdl.coordinator.settings import Settings
 from sparkdl.errors import ConfigError
-from sparkdl.protocols import Report
 from sparkdl.ps.client import Client, Progress
 from sparkdl.ps.rules import AEASGD, BSP, Downpour, Rule
 from sparkdl.ps.server import ServerConfig
 from sparkdl.ps.strategy import ServerSynchronizer
 from sparkdl.ps.synchronizer import ServerGradientSynchronizer, WindowSynchronizer
+from sparkdl.reports import Report
 from sparkdl.run_state import RunState
 from sparkdl.testing.inproc import InprocParameterServer
 from sparkdl.weights import FloatArray, Layout

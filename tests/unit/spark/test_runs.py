@@ -12,11 +12,11 @@ from sparkdl.collective.choice import AllReduceExchange
 from sparkdl.collective.rules import make_rule as make_exchange_rule
 from sparkdl.config import FitConfig
 from sparkdl.coordinator.session import open_session
-from sparkdl.coordinator.telemetry import EpochReport
 from sparkdl.errors import TransportError
 from sparkdl.progress.commands import Command
 from sparkdl.ps.choice import ServerExchange
 from sparkdl.ps.rules import make_rule
+from sparkdl.reports import EpochReport
 from sparkdl.run_state import RunState
 from sparkdl.spark.driver.allreduce_run import SilentRun, start_all_reduce
 from sparkdl.spark.driver.server_run import ServerRun
