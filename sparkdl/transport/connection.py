@@ -20,7 +20,15 @@ from sparkdl.errors import (
     WaitTimeoutError,
 )
 from sparkdl.transport.channel import Channel
-from sparkdl.transport.frames import HEADER_BYTES, ByteArray, Kind, Limits, Message, error_from_meta
+from sparkdl.transport.frames import (
+    HEADER_BYTES,
+    ByteArray,
+    Content,
+    Kind,
+    Limits,
+    Message,
+    error_from_meta,
+)
 
 BROKEN = (OSError, EOFError)
 
@@ -94,7 +102,7 @@ class Connection:
         Args:
             message: What to send.
             body: So many bytes from the start of ``raw``, or these bytes, which are put there anew
-                for each try.
+                for each try (a blob is sent from where it lies).
             deferred: Whether the server may take its time.
 
         Raises:
@@ -112,7 +120,7 @@ class Connection:
                 tries += 1
                 try:
                     channel = self._open()
-                    message.body = self._body(body)
+                    message.body = self._body(message, body)
                     reply = channel.request(message, limit_s)
                     self.bytes_sent += HEADER_BYTES + message.body_bytes
                     self.bytes_received += HEADER_BYTES + reply.body_bytes
@@ -158,9 +166,11 @@ class Connection:
                 raise error_from_meta(reply.meta)
             return reply
 
-    def _body(self, body: int | ByteArray) -> ByteArray | None:
+    def _body(self, message: Message, body: int | ByteArray) -> ByteArray | None:
         if isinstance(body, int):
             return self.raw[:body] if body else None
+        if message.content is Content.BLOB:  # ``raw`` may hold weights that another thread reads
+            return body
         target = self.raw[: body.size]
         np.copyto(target, body)
         return target

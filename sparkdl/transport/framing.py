@@ -6,9 +6,12 @@ import select
 import socket
 from collections.abc import Callable
 
+import numpy as np
+
 from sparkdl.transport.frames import (
     HEADER_BYTES,
     ByteArray,
+    Content,
     Limits,
     Message,
     PiecewiseBody,
@@ -46,7 +49,8 @@ def receive_frame(
         limits: Checked before anything is allocated.
         buffer: Called only for a frame with a body.
         inline_body: Whether the body follows on the stream; otherwise it is in ``buffer()``
-            already (shared memory).
+            already (shared memory). A blob always follows, and then gets memory of its own: the
+            shared buffer may hold weights that another thread reads.
     """
     head = bytearray(HEADER_BYTES)
     receive_into(connection, memoryview(head))
@@ -57,8 +61,9 @@ def receive_frame(
         receive_into(connection, memoryview(meta))
         message.meta = decode_meta(message.kind, meta)
     if body_len:
-        message.body = buffer()[:body_len]
-        if inline_body:
+        apart = not inline_body and message.content is Content.BLOB
+        message.body = np.empty(body_len, np.uint8) if apart else buffer()[:body_len]
+        if inline_body or apart:
             receive_into(connection, message.body.data)
     return message
 
@@ -68,7 +73,7 @@ def send_frame(
 ) -> None:
     """Writes one frame; the body from where it lies."""
     connection.sendall(encode(message, max_meta_bytes=limits.max_meta_bytes))
-    if not inline_body:
+    if not inline_body and message.content is not Content.BLOB:
         return
     if message.reading is not None:
         send_reading(connection, message.reading)

@@ -19,7 +19,7 @@ import numpy as np
 
 from sparkdl.errors import ProtocolError
 from sparkdl.transport.channel import deliver_body, require_raw
-from sparkdl.transport.frames import ByteArray, Kind, Limits, Message
+from sparkdl.transport.frames import ByteArray, Content, Kind, Limits, Message
 from sparkdl.transport.framing import receive_frame, send_frame
 from sparkdl.transport.socket import open_stream
 from sparkdl.transport.stream_server import StreamServer
@@ -78,7 +78,7 @@ class ShmServer(StreamServer):
         )
 
     def _send(self, connection: socket.socket, number: int, reply: Message) -> None:
-        if reply.body_bytes:
+        if reply.body_bytes and reply.content is not Content.BLOB:
             deliver_body(reply, self._dispatcher.service.buffer(number))
         send_frame(connection, reply, self._dispatcher.limits, inline_body=False)
 

@@ -575,3 +575,21 @@ class ClosingProxy(Closing):
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
+
+
+def test_a_report_leaves_the_buffer_alone(transport: str) -> None:
+    """It may come from another thread while the weights of the last exchange are still read."""
+    with running(transport) as server, server.client() as client:
+        client.join(batches_per_epoch=2)
+        client.buffer[...] = np.arange(LAYOUT.size, dtype=np.float32)
+        received = client.push_pull(STEP).copy()
+        client.session.report(EpochReport(0, 1, np.full(1000, -1.0)))
+        client.session.keep(b"\xff" * 100_000, 1)
+        client.session.log(["a line"])
+        np.testing.assert_array_equal(client.buffer, received)
+        client.push(STEP)  # and what is sent next is what the buffer holds
+        client.pull()
+        np.testing.assert_array_equal(client.buffer[:10], 2 * received[:10])
+        with server.driver() as driver:
+            assert driver.kept() == b"\xff" * 100_000
+            np.testing.assert_array_equal(driver.status().epochs[0].metrics, np.full(1000, -1.0))

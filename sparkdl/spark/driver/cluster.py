@@ -14,6 +14,7 @@ from typing import Any
 
 from sparkdl.config import FitConfig
 from sparkdl.errors import ResourceError
+from sparkdl.launch import interrupts
 
 ARROW_BATCH_BYTES = 4 << 20
 """Rows go from Spark to Python in Arrow batches of about this size: those of Spark's default
@@ -66,9 +67,10 @@ def count_slots(spark: Any) -> int | None:
         return None
     context = spark.sparkContext
     try:
-        jvm = context._jsc.sc()
-        profile = jvm.resourceProfileManager().defaultResourceProfile()
-        return int(jvm.maxNumConcurrentTasks(profile))
+        with interrupts.held():  # one inside a call of the JVM leaves its connection broken
+            jvm = context._jsc.sc()
+            profile = jvm.resourceProfileManager().defaultResourceProfile()
+            return int(jvm.maxNumConcurrentTasks(profile))
     except Exception:
         cpus = int(context.getConf().get("spark.task.cpus", "1"))
         return max(1, int(context.defaultParallelism) // cpus)

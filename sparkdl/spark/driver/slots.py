@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sparkdl.errors import ResourceError
+from sparkdl.launch import interrupts
 from sparkdl.spark.driver.cluster import is_connect
 
 LOOK_S = 0.2
@@ -93,7 +94,8 @@ _pools: dict[str, SlotPool] = {}
 
 def slot_pool(spark: Any) -> SlotPool:
     """The pool of a session's application."""
-    name = "connect" if is_connect(spark) else str(spark.sparkContext.applicationId)
+    with interrupts.held():  # one inside a call of the JVM leaves its connection broken
+        name = "connect" if is_connect(spark) else str(spark.sparkContext.applicationId)
     return _pools.setdefault(name, SlotPool())
 
 
