@@ -26,6 +26,7 @@ class WorkerStatus:
         batches_per_epoch: Batches that it makes of its rows.
         host, pid: Where it runs.
         staleness_mean, staleness_max: Commits of others between its pulls and its commits.
+        member: Was let in and takes part; a worker that waits to join is alive, but no member.
     """
 
     alive: bool
@@ -42,6 +43,7 @@ class WorkerStatus:
     pid: int
     staleness_mean: float
     staleness_max: int
+    member: bool = False
 
 
 @dataclass(frozen=True)

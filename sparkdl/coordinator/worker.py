@@ -105,4 +105,5 @@ class Worker:
             pid=self.said.pid,
             staleness_mean=self.staleness_sum / max(self.commits, 1),
             staleness_max=self.staleness_max,
+            member=self.member,
         )

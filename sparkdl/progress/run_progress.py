@@ -66,7 +66,8 @@ def progress_of(status: Status, num_workers: int, *, in_step: bool) -> RunProgre
     for number, totals in status.epochs.items():
         awaited = set(range(num_workers))
         if in_step and totals.ended:
-            awaited = {rank for rank, worker in workers.items() if worker.alive}
+            # Nor is one awaited that waits to join: it is let in when the others go on.
+            awaited = {rank for rank, worker in workers.items() if worker.member}
         batches = sum(
             w.batch if w.epoch == number else w.batches_per_epoch
             for w in workers.values()

@@ -12,6 +12,7 @@ from sparkdl.progress.run_progress import progress_of
 WORKER = WorkerStatus(
     alive=True, attempt=0, epoch=0, batch=3, batches=3, rows=12, finished=False, clock=2,
     commits=2, batches_per_epoch=10, host="here", pid=1, staleness_mean=1.0, staleness_max=1,
+    member=True,
 )  # fmt: skip
 
 
@@ -22,9 +23,15 @@ def status(*workers: WorkerStatus) -> Status:
 
 
 def test_an_epoch_of_workers_in_step_ends_without_a_dead_one() -> None:
-    told = status(WORKER, replace(WORKER, alive=False))
+    told = status(WORKER, replace(WORKER, alive=False, member=False))
     assert progress_of(told, 2, in_step=True).epochs[0].missing == 0
     assert progress_of(told, 2, in_step=False).epochs[0].missing == 1
+
+
+def test_an_epoch_of_workers_in_step_ends_without_one_that_waits_to_join() -> None:
+    """The others wait for the end of the epoch, and it waits for their next round."""
+    told = status(WORKER, replace(WORKER, attempt=1, member=False))
+    assert progress_of(told, 2, in_step=True).epochs[0].missing == 0
 
 
 def test_progress_counts_the_batches_of_all_workers() -> None:
