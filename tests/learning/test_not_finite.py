@@ -170,7 +170,9 @@ def test_ignore_sends_what_there_is(way: str) -> None:
     result = run(way, "ignore")
     assert result["errors"] == {}
     assert result["refused"] == [0, 0]
-    assert not np.isfinite(result["weights"][0]).all()
+    # without waiting the other worker may have ended before it could get them
+    reached = [not np.isfinite(weights).all() for weights in result["weights"]]
+    assert any(reached) if way == "asynchronous" else all(reached)
 
 
 def test_all_is_well_without_nan() -> None:
