@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from sparkdl.collective.communicator import Communicator, Connector, make_communicator
 from sparkdl.collective.control import Control
@@ -23,17 +23,6 @@ from sparkdl.protocols import RankIdentity
 from sparkdl.weights import Layout
 
 
-class Meeting(Protocol):
-    """Which rank this is, and how the ranks tell each other a text before they are connected."""
-
-    @property
-    def rank(self) -> int:
-        """From 0."""
-
-    def all_gather(self, text: str) -> list[str]:
-        """Every rank's text in rank order."""
-
-
 class SessionMeeting:
     """A meeting through the coordinator: quicker than a barrier's ``allGather``.
 
@@ -42,7 +31,7 @@ class SessionMeeting:
     """
 
     def __init__(self, session: Session) -> None:
-        self.rank, self._session = session.rank, session
+        self.rank, self.attempt, self._session = session.rank, session.attempt, session
 
     def all_gather(self, text: str) -> list[str]:
         """Every rank's text in rank order.
@@ -114,7 +103,7 @@ class AllReduceStrategy:
 
     @contextlib.contextmanager
     def open(
-        self, meeting: Meeting, layout: Layout, control: Control | None = None
+        self, meeting: RankIdentity, layout: Layout, control: Control | None = None
     ) -> Iterator[AllReduceSynchronizer]:
         """Connects all ranks. Leaving the context, by an error too, closes the communicator, so
         that no other rank goes on waiting for this one.
@@ -152,7 +141,7 @@ class AllReduceStrategy:
         return make_communicator(self.communicator, rank=rank, **self.options)
 
     @contextlib.contextmanager
-    def connect(self, meeting: Meeting) -> Iterator[Communicator]:
+    def connect(self, meeting: RankIdentity) -> Iterator[Communicator]:
         """A communicator among all ranks, closed at the end."""
         prepared = meeting.connector if isinstance(meeting, EarlyGathering) else None
         connector = prepared or self.connector(meeting.rank)
