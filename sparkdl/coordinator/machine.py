@@ -82,11 +82,11 @@ class Coordinator:
         """Takes one request; returns all replies that are due now, of any connection."""
         group = self.group
         work: Work | None = None
-        refusal: SparkDLError | None = None
+        refusal: Exception | None = None
         if message.kind in self._store.kinds:
             try:
                 message = self._store.decoded(connection, message)
-            except SparkDLError as error:
+            except Exception as error:  # raised again below, where the group's lock is held
                 refusal = error
         with group.lock:
             group.now = max(now, group.now)

@@ -34,7 +34,7 @@ class Coder:
     @property
     def residual(self) -> FloatArray | None:
         """What is still to be sent; None for a codec that keeps nothing back."""
-        return getattr(self._compressor, "residual", None)
+        return self._compressor.residual
 
     def encode(self, flat: FloatArray, rows: int) -> ByteArray:
         """The payload of a commit; one without rows stands for nothing, and changes nothing."""

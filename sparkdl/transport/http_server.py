@@ -3,8 +3,7 @@
 ``POST /v1/frame`` takes and answers one frame; ``GET /health`` and ``GET /metrics`` are for people
 and Prometheus. HTTP has no connections of its own, so a client names itself by a random id, and
 its lease alone says whether it lives. Bodies are read from the socket straight into the client's
-buffer, and sent straight from one: two small hooks into cheroot's gateway do that, any other WSGI
-server works too, with copies.
+buffer, and sent straight from one: two small hooks into cheroot's gateway do that.
 """
 
 from __future__ import annotations
@@ -28,7 +27,6 @@ from sparkdl.transport.frames import (
     Kind,
     Limits,
     Message,
-    PiecewiseBody,
     encode,
     error_to_meta,
 )
@@ -47,7 +45,6 @@ from sparkdl.transport.listening import is_connected, token_matches, tune
 if TYPE_CHECKING:
     from flask import Flask, Response
 
-PIECE_BYTES = 1 << 20
 IO_TIMEOUT_S = 20.0
 MAX_HEADER_BYTES = 16 << 10
 _REFUSAL = (
@@ -93,7 +90,7 @@ class _Clients:
 
 
 def make_app(dispatcher: Dispatcher, token: str, max_clients: int = 1024) -> Flask:
-    """The Flask app; any WSGI server can run it.
+    """The Flask app, for :class:`_Gateway`, which lets it read and write without copies.
 
     Args:
         dispatcher: Where messages go.
@@ -148,7 +145,7 @@ def make_app(dispatcher: Dispatcher, token: str, max_clients: int = 1024) -> Fla
         if not 8 <= len(client) <= 64:
             return refuse(400, ProtocolError(f"no {CLIENT_HEADER} header"))
         environ = request.environ
-        read: Reader = environ.get("sparkdl.read") or _reader(environ["wsgi.input"])
+        read: Reader = environ["sparkdl.read"]
         try:
             message, meta_len, body_len = read_head(read, limits)
             if HEADER_BYTES + meta_len + body_len != length:
@@ -162,15 +159,15 @@ def make_app(dispatcher: Dispatcher, token: str, max_clients: int = 1024) -> Fla
         except ProtocolError as error:
             return refuse(400, error)
         if message.kind is Kind.HEARTBEAT:  # may overtake the client's outstanding request
-            return _respond(dispatcher.answer(number, message), limits, True)
+            return _respond(dispatcher.answer(number, message), limits)
         if not busy.acquire(timeout=5.0):
             return refuse(BUSY, ProtocolError("this client has an outstanding request"))
         try:
             if body_len:
                 message.body = service.buffer(number)[:body_len]
                 read(message.body.data)
-            tcp: socket.socket | None = environ.get("sparkdl.socket")
-            reply = dispatcher.call(number, message, lambda: tcp is None or is_connected(tcp))
+            tcp: socket.socket = environ["sparkdl.socket"]
+            reply = dispatcher.call(number, message, lambda: is_connected(tcp))
         except BaseException:
             busy.release()
             raise
@@ -179,7 +176,7 @@ def make_app(dispatcher: Dispatcher, token: str, max_clients: int = 1024) -> Fla
         if reply is None:
             busy.release()
             return refuse(503, TransportError("the server ends"))
-        return _respond(reply, limits, tcp is not None, busy.release)
+        return _respond(reply, limits, busy.release)
 
     return app
 
@@ -190,24 +187,7 @@ def has_token(authorization: str, token: str) -> bool:
     return scheme.lower() == "bearer" and token_matches(shown.strip(), token)
 
 
-def _reader(stream: Any) -> Reader:
-    """``readinto`` for WSGI servers that offer only ``read``."""
-
-    def read(view: memoryview) -> None:
-        position = 0
-        while position < len(view):
-            chunk = stream.read(min(len(view) - position, 1 << 20))
-            if not chunk:
-                raise EOFError("the request ended early")
-            view[position : position + len(chunk)] = chunk
-            position += len(chunk)
-
-    return read
-
-
-def _respond(
-    reply: Message, limits: Limits, direct: bool, done: Callable[[], None] | None = None
-) -> Response:
+def _respond(reply: Message, limits: Limits, done: Callable[[], None] | None = None) -> Response:
     from flask import Response
 
     try:
@@ -215,47 +195,25 @@ def _respond(
     except ProtocolError as error:
         reply = Message(Kind.ERROR, meta=error_to_meta(error))
         head = encode(reply, max_meta_bytes=limits.max_meta_bytes)
-    parts = _ReplyBody(head, reply, direct, done)
+    parts = _ReplyBody(head, reply, done)
     response = Response(parts, mimetype="application/octet-stream", direct_passthrough=True)
     response.content_length = len(head) + reply.body_bytes
     return response
 
 
-def _pieces(reading: PiecewiseBody) -> Iterator[bytes]:
-    """A reading as the bytes that WSGI wants."""
-    taken: list[bytes] = []
-
-    def take(piece: memoryview) -> int:
-        taken[:] = [bytes(piece[:PIECE_BYTES])]
-        return len(taken[0])
-
-    done = False
-    while not done:
-        done = reading.read(take)
-        yield taken[0]
-
-
 class _ReplyBody:
     """A response's head and body; tells when the WSGI server is through with them."""
 
-    def __init__(
-        self, head: bytes, reply: Message, direct: bool, done: Callable[[], None] | None
-    ) -> None:
-        self._head, self._reply, self._direct, self._done = head, reply, direct, done
+    def __init__(self, head: bytes, reply: Message, done: Callable[[], None] | None) -> None:
+        self._head, self._reply, self._done = head, reply, done
 
     def __iter__(self) -> Iterator[Any]:
         yield self._head
         reading, body = self._reply.reading, self._reply.body
-        if self._direct:
-            if reading is not None:
-                yield reading
-            elif body is not None:
-                yield body.data
-        elif reading is not None:
-            yield from _pieces(reading)
+        if reading is not None:
+            yield reading
         elif body is not None:
-            for start in range(0, body.size, PIECE_BYTES):
-                yield body[start : start + PIECE_BYTES].tobytes()
+            yield body.data
 
     def close(self) -> None:
         if self._done is not None:

@@ -31,6 +31,10 @@ class Compressor(Protocol):
     Not thread-safe.
     """
 
+    @property
+    def residual(self) -> FloatArray | None:
+        """What is still to be sent; None where nothing is kept back."""
+
     def encode(self, array: FloatArray) -> ByteArray:
         """The payload to send for ``array``, which is not changed."""
         ...
@@ -113,6 +117,8 @@ class Memoryless:
         codec: Encodes.
         seed: Of the codec's draws.
     """
+
+    residual: None = None
 
     def __init__(self, codec: Codec, seed: int | None = None) -> None:
         self._codec = codec

@@ -16,6 +16,7 @@ from sparkdl.coordinator.lines import (
     unpack_lines,
 )
 from sparkdl.coordinator.status import Failure
+from sparkdl.coordinator.store import Store
 from sparkdl.coordinator.telemetry import report_message
 from sparkdl.reports import EpochReport
 from sparkdl.transport.frames import BLOB_BYTES, Content, Flag, Kind, Message
@@ -310,3 +311,22 @@ def test_long_lines_cost_a_bounded_memory_too() -> None:
     assert sum(len(line) for _, line in taken) <= KEPT_CHARS
     assert len(taken) >= KEPT_CHARS // MAX_LINES_BYTES
     assert taken[-1] == (1, "the last")
+
+
+class _Undecodable(Store):
+    """A store whose codec fails."""
+
+    kinds = frozenset({Kind.PUSH})
+    name = "'undecodable'"
+
+    def decoded(self, connection: int, message: Message) -> Message:
+        raise ZeroDivisionError("in the codec")
+
+
+def test_a_store_that_cannot_decode_a_request_ends_the_run_with_its_traceback() -> None:
+    world = CoordinatorWorld(2, _Undecodable())
+    reply = world.send(0, Kind.PUSH)
+    assert code(reply) == "aborted"
+    assert reply is not None
+    assert "ZeroDivisionError: in the codec" in reply.meta["error"]
+    assert world.status().failure is not None
