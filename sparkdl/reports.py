@@ -34,7 +34,8 @@ class Report:
     metrics: MetricState | None = None
 
 
-def _none() -> MetricState:
+def no_metrics() -> MetricState:
+    """The metric state of nobody."""
     return np.empty(0, np.float64)
 
 
@@ -55,9 +56,9 @@ class EpochReport:
 
     epoch: int
     rows: int
-    metrics: MetricState = field(default_factory=_none)
+    metrics: MetricState = field(default_factory=no_metrics)
     ended: bool = False
     val_rows: int = 0
-    val_metrics: MetricState = field(default_factory=_none)
+    val_metrics: MetricState = field(default_factory=no_metrics)
     batches_done: int = 0
     rows_done: int = 0

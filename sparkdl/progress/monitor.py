@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Protocol
 
 from sparkdl.progress.commands import Command
@@ -155,6 +156,18 @@ class FitMonitor:
                 released = self._epoch
                 self._end_epoch(present, progress, self._recent.rows_per_s)
         return self._command(released)
+
+    def end_epochs(self, progress: RunProgress, epochs: int) -> None:
+        """Ends the first ``epochs`` epochs with what was reported of them.
+
+        For a stage that was lost when its workers had trained an epoch, and before all of them had
+        reported it: the stage that follows does not train that epoch, so nobody else would end it.
+        """
+        ended = {
+            number: replace(progress.epochs.get(number, EpochProgress()), missing=0)
+            for number in range(self._epoch, epochs)
+        }
+        self.update(replace(progress, epochs=ended))
 
     def end(self) -> None:
         """Says that training ended well."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from sparkdl.coordinator.status import Failure, Status
-from sparkdl.reports import MetricState
+from sparkdl.reports import MetricState, no_metrics
 
 
 @dataclass(frozen=True)
@@ -24,11 +24,11 @@ class EpochProgress:
             clock says it.
     """
 
-    missing: int
-    batches: int
-    rows: int
-    metrics: MetricState
-    val_metrics: MetricState
+    missing: int = 0
+    batches: int = 0
+    rows: int = 0
+    metrics: MetricState = field(default_factory=no_metrics)
+    val_metrics: MetricState = field(default_factory=no_metrics)
     seconds: float | None = None
 
 

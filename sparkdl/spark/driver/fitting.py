@@ -66,7 +66,9 @@ def _run_fit(plan: FitPlan, monitor: FitMonitor) -> StageSummary:
             if restarts > plan.config.restarts:
                 raise lost.error from lost.error.__cause__
             plan = _with_workers_left(plan, lost, restarts)
-            settings = replace(settings, first_epoch=lost.epoch)
+            # A callback may have stopped at the epoch that ended last: nothing more is trained.
+            until = lost.epoch if monitor.stopped else settings.epochs
+            settings = replace(settings, first_epoch=lost.epoch, epochs=until)
             continue
         if monitor.stopped or last >= settings.epochs:
             return summary
@@ -115,6 +117,7 @@ def _train_stage(plan: FitPlan, settings: LoopSettings, monitor: FitMonitor) -> 
             else:
                 lost.epoch = kept.epoch
                 trained.take(kept)
+                monitor.end_epochs(run.progress(monitor.epochs_done), kept.epoch)
             raise
 
 

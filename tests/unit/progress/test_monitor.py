@@ -46,6 +46,21 @@ def test_events_come_in_order() -> None:
     assert (monitor.epochs_done, monitor.stopped) == (2, False)
 
 
+def test_an_epoch_that_a_lost_stage_has_not_reported_whole_ends_and_the_next_one_goes_on() -> None:
+    sink = Recorder()
+    monitor = make_monitor(sink, epochs=3)
+    monitor.begin()
+    lost = report(epoch(400, loss=2.0, missing=1))
+    assert monitor.update(lost) is None
+    monitor.end_epochs(lost, 2)  # of the second epoch nothing was reported at all
+    assert monitor.epochs_done == 2
+    restarted = replace(report(), epochs={2: epoch(1000, loss=0.5)})
+    assert monitor.update(restarted) == Command(release=2)
+    assert [(e.epoch, e.metrics) for e in sink.of(EpochEnded)] == [
+        (0, {"loss": 2.0}), (1, {"loss": 0.0}), (2, {"loss": 0.5}),
+    ]  # fmt: skip
+
+
 def test_metrics_are_not_computed_for_nobody() -> None:
     sink = Recorder(wants_progress=False)
     monitor = make_monitor(sink)
