@@ -12,7 +12,10 @@ import contextlib
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from types import FrameType
+from types import FrameType, TracebackType
+from typing import TypeVar
+
+T = TypeVar("T")
 
 # A signal handler belongs to the process, and so do these.
 _raised = False
@@ -82,3 +85,26 @@ def check() -> None:
     """Raises KeyboardInterrupt if one was raised since :func:`heard` began and is still around."""
     if _raised and threading.current_thread() is threading.main_thread():
         raise KeyboardInterrupt
+
+
+class CleanStack(contextlib.ExitStack):
+    """An ``ExitStack`` that no interrupt cuts in two, inside :func:`heard`.
+
+    An interrupt between the start of a process and the ``try`` that ends it would leave the process
+    behind, and so would one in the middle of ending it. Both wait until the step has ended. No error is swallowed.
+    """
+
+    def begin(self, context: contextlib.AbstractContextManager[T]) -> T:
+        """Like ``enter_context``, for contexts that are entered quickly: interrupts wait."""
+        with held():
+            return self.enter_context(context)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+        /,
+    ) -> None:
+        with held():
+            super().__exit__(kind, error, trace)

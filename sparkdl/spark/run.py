@@ -17,6 +17,7 @@ from sparkdl.coordinator.driver_client import DriverClient
 from sparkdl.coordinator.host import CoordinatorHost
 from sparkdl.coordinator.settings import Settings
 from sparkdl.errors import ConfigError, ResourceError, WaitTimeoutError
+from sparkdl.launch import interrupts
 from sparkdl.launch.devices import DeviceRequest
 from sparkdl.launch.failures import FailureDescription, RankFailure
 from sparkdl.launch.function import FunctionTask, Returned, call_here, dump_call
@@ -155,18 +156,20 @@ class HorovodRunner:
             return call_here(task, lambda: main(**kwargs))
         if self._np > 0:
             return _run_stage(task, self._np, None).load(0)
-        with ProcessLauncher(-self._np).launch(task) as ranks:
+        with interrupts.heard(), interrupts.CleanStack() as stack:
+            ranks = stack.begin(ProcessLauncher(-self._np).launch(task))
             while not ranks.wait(0.1):
-                pass
+                interrupts.check()
             return _returned(ranks, -self._np).load(0)
 
 
+@interrupts.heard()
 def _run_stage(task: FunctionTask, num_workers: int | None, spark: Any) -> Returned:
     """Runs the function in a barrier stage and shows the ranks' lines."""
     spark = spark if spark is not None else cluster.session_of()
     count = num_workers or cluster.default_parallelism(spark)
     cluster.check_barrier(spark, count)
-    with contextlib.ExitStack() as stack:
+    with interrupts.CleanStack() as stack:
         capacity = cluster.count_slots(spark)
         if capacity is not None:
             limit_s = task.start_timeout_s
@@ -176,13 +179,14 @@ def _run_stage(task: FunctionTask, num_workers: int | None, spark: Any) -> Retur
             settings = Settings(count, start_timeout_s=task.start_timeout_s)
             listen = ListenOptions("socket", 0, *cluster.driver_address(spark), web=False)
             with contextlib.suppress(OSError, ResourceError):  # no address to listen on
-                host = stack.enter_context(CoordinatorHost(settings, listen))
+                with interrupts.held():
+                    host = stack.enter_context(CoordinatorHost(settings, listen))
                 driver, task = host.driver, replace(task, endpoint=host.endpoint)
         launcher = SparkLauncher(
             spark.range(0, count, 1, count), count, barrier=True, description="sparkdl: run",
             noun="barrier stage",
         )  # fmt: skip
-        ranks = stack.enter_context(launcher.launch(task))
+        ranks = stack.begin(launcher.launch(task))
         _follow(ranks, driver, count, task.start_timeout_s)
         return _returned(ranks, count, driver)
 
@@ -221,6 +225,7 @@ def _follow(
     ended = False
     while not ended:
         ended = ranks.wait(0.1)
+        interrupts.check()
         if driver is None:
             continue
         for rank, line in driver.take_lines():

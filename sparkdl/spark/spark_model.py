@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -272,6 +273,73 @@ class SparkModel:
             WorkerError: A worker raised; the message ends with its traceback.
             TransportError: The parameter server died.
         """
+        with self._one_fit_at_a_time():
+            columns = Columns(features, label, sample_weight, self.decoder)
+            keras_learner.require_compiled(self.model)
+            refuse_labels_apart("fit", "epochs", epochs)
+            check_callbacks(callbacks)
+            if self._ensemble or (checkpoint_dir is not None and self._exchange.independent):
+                raise ConfigError(
+                    "an ensemble is trained in one fit",
+                    expected="a new SparkModel for another fit, and checkpoint_dir=None",
+                    received="an ensemble that is trained"
+                    if self._ensemble
+                    else repr(checkpoint_dir),
+                    hint="spark_model.ensemble has the members; each can be trained further",
+                )
+            arguments = FitArguments(
+                epochs, batch_size, verbose, validation_split, shuffle, checkpoint_dir, resume,
+                **check_keras_arguments(keras_fit_arguments),
+            )  # fmt: skip
+            source = open_fit_source(
+                data, validation_data, model_signature(self.model), columns,
+                split=validation_split, seed=self.seed,
+            )  # fmt: skip
+            if is_frame(data):
+                self._columns = Columns(columns.features, columns.label)
+            num_workers, at_once = count_workers(self._config, self._exchange, source)
+            prepare_model(self.model, self._exchange, num_workers)
+            checkpoints = Checkpoints.at(checkpoint_dir)
+            first_epoch = arguments.initial_epoch
+            if resume and checkpoints is not None:
+                first_epoch = self._trained.restore(checkpoints) or first_epoch
+            last_epoch = arguments.last_epoch(first_epoch)
+            if first_epoch >= last_epoch:
+                return self._nothing_to_do(callbacks, first_epoch, last_epoch)
+            keras_callbacks = CallbackSink(
+                self.model, callbacks, epochs=last_epoch, verbose=verbosity(verbose)
+            )
+            monitor = FitMonitor(
+                keras_callbacks, [ProgressBar(verbosity(verbose))],
+                partial(metric_state.metric_results, self.model),
+                epochs=last_epoch, first_epoch=first_epoch,
+            )  # fmt: skip
+            settings = loop_settings(
+                self._config, self._exchange, arguments, first_epoch=first_epoch,
+                epochs_trained=self._epochs_trained, has_callbacks=monitor.has_callbacks,
+            )  # fmt: skip
+            plan = FitPlan(
+                self._config, self._exchange, self._trained, self._custom_objects, source,
+                num_workers, at_once, settings, checkpoints,
+            )  # fmt: skip
+            try:
+                self._summary = run_fit(plan, monitor)
+            except BaseException as error:
+                monitor.fail(error)
+                raise
+            if checkpoints is not None and not monitor.stopped_inside:
+                self._trained.save(checkpoints, monitor.epochs_done)
+            if self._summary.members:
+                members = list(self._summary.members.values())
+                self._trained.model, self._ensemble = build_ensemble(self.model, members)
+                self._summary = replace(self._summary, members={})
+            self._epochs_trained += monitor.epochs_done - first_epoch
+            monitor.end()
+            self._history = keras_callbacks.history
+            return self._history
+
+    @contextlib.contextmanager
+    def _one_fit_at_a_time(self) -> Iterator[None]:
         if not self._fitting.acquire(blocking=False):
             raise ConfigError(
                 f"model {self.model.name!r} is being trained by another call of fit",
@@ -281,90 +349,9 @@ class SparkModel:
                 "SparkModel(keras.models.clone_model(model), ...), compiled",
             )
         try:
-            return self._fit(
-                data, epochs, batch_size, verbose, validation_split, validation_data, callbacks,
-                Columns(features, label, sample_weight, self.decoder), shuffle, checkpoint_dir,
-                resume, keras_fit_arguments,
-            )  # fmt: skip
+            yield
         finally:
             self._fitting.release()
-
-    def _fit(
-        self,
-        data: Any,
-        epochs: int,
-        batch_size: int | None,
-        verbose: str | int,
-        validation_split: float,
-        validation_data: Any,
-        callbacks: Any,
-        columns: Columns,
-        shuffle: bool,
-        checkpoint_dir: str | None,
-        resume: bool,
-        keras_fit_arguments: dict[str, Any],
-    ) -> Any:
-        """:meth:`fit`, while no other call of it runs."""
-        keras_learner.require_compiled(self.model)
-        refuse_labels_apart("fit", "epochs", epochs)
-        check_callbacks(callbacks)
-        if self._ensemble or (checkpoint_dir is not None and self._exchange.independent):
-            raise ConfigError(
-                "an ensemble is trained in one fit",
-                expected="a new SparkModel for another fit, and checkpoint_dir=None",
-                received="an ensemble that is trained" if self._ensemble else repr(checkpoint_dir),
-                hint="spark_model.ensemble has the members, each of which can be trained further",
-            )
-        arguments = FitArguments(
-            epochs, batch_size, verbose, validation_split, shuffle, checkpoint_dir, resume,
-            **check_keras_arguments(keras_fit_arguments),
-        )  # fmt: skip
-        source = open_fit_source(
-            data, validation_data, model_signature(self.model), columns,
-            split=validation_split, seed=self.seed,
-        )  # fmt: skip
-        if is_frame(data):
-            self._columns = Columns(columns.features, columns.label)
-        num_workers, at_once = count_workers(self._config, self._exchange, source)
-        prepare_model(self.model, self._exchange, num_workers)
-        checkpoints = Checkpoints.at(checkpoint_dir)
-        first_epoch = arguments.initial_epoch
-        if resume and checkpoints is not None:
-            first_epoch = self._trained.restore(checkpoints) or first_epoch
-        last_epoch = arguments.last_epoch(first_epoch)
-        if first_epoch >= last_epoch:
-            return self._nothing_to_do(callbacks, first_epoch, last_epoch)
-        keras_callbacks = CallbackSink(
-            self.model, callbacks, epochs=last_epoch, verbose=verbosity(verbose)
-        )
-        monitor = FitMonitor(
-            keras_callbacks, [ProgressBar(verbosity(verbose))],
-            partial(metric_state.metric_results, self.model),
-            epochs=last_epoch, first_epoch=first_epoch,
-        )  # fmt: skip
-        settings = loop_settings(
-            self._config, self._exchange, arguments, first_epoch=first_epoch,
-            epochs_trained=self._epochs_trained, has_callbacks=monitor.has_callbacks,
-        )  # fmt: skip
-        plan = FitPlan(
-            self._config, self._exchange, self._trained, self._custom_objects, source,
-            num_workers, at_once, settings, checkpoints,
-        )  # fmt: skip
-        try:
-            self._summary = run_fit(plan, monitor)
-        except BaseException as error:
-            monitor.fail(error)
-            raise
-        if checkpoints is not None and not monitor.stopped_inside:
-            self._trained.save(checkpoints, monitor.epochs_done)
-        if self._summary.members:
-            members = list(self._summary.members.values())
-            self._trained.model, self._ensemble = build_ensemble(self.model, members)
-            self._summary = replace(self._summary, members={})
-        self._epochs_trained += monitor.epochs_done - first_epoch
-        monitor.end()
-        self._history = keras_callbacks.history
-        return self._history
 
     def _nothing_to_do(self, callbacks: Any, epochs_done: int, epochs: int) -> Any:
         """An empty History, with a warning, for a fit whose epochs have all been trained."""
@@ -373,7 +360,7 @@ class SparkModel:
             "the epoch to stop at when fit goes on (resume, initial_epoch); "
             f"epochs={epochs_done + 1} trains one more",
             UserWarning,
-            stacklevel=5,
+            stacklevel=4,
         )
         keras_callbacks = CallbackSink(self.model, callbacks, epochs=epochs, verbose=0)
         keras_callbacks.handle(TrainingBegan(epochs, epochs))

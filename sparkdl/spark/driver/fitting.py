@@ -84,8 +84,9 @@ def _train_stage(plan: FitPlan, settings: LoopSettings, monitor: FitMonitor) -> 
     trained, source = plan.trained, plan.source
     rule_state = trained.rule_state
     monitor.begin()  # the workers get the model with the learning rate of their first epoch
-    with _start_run(plan) as starting:
-        # The server's process comes up meanwhile.
+    with interrupts.CleanStack() as stack:
+        # The server's process comes up while the model is written.
+        starting = stack.begin(_start_run(plan))
         with interrupts.held():
             prepare_metrics(trained.model, source)
             archive = encode_model(trained.model, plan.custom_objects)
@@ -123,7 +124,7 @@ def _train_stage(plan: FitPlan, settings: LoopSettings, monitor: FitMonitor) -> 
 
 def _start_run(
     plan: FitPlan,
-) -> AbstractContextManager[Future[ServerRun]] | AbstractContextManager[Future[Run]]:
+) -> AbstractContextManager[Future[ServerRun] | Future[Run]]:
     """Brings a run up in the background, from the driver's present model."""
     spark, model = plan.source.spark, plan.trained.model
     layout = model_layout(model)

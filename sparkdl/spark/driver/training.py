@@ -102,7 +102,8 @@ def train_stage(
         frame, task.num_workers, barrier=barrier,
         description=f"sparkdl: fit {driver_model.model.name}", noun="training stage",
     )  # fmt: skip
-    with launcher.launch(task) as ranks:
+    with interrupts.CleanStack() as stack:
+        ranks = stack.begin(launcher.launch(task))
         try:
             stopped = _watch(ranks, run, monitor, on_epoch)
             results = _results(ranks, run, barrier)

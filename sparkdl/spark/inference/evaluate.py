@@ -59,7 +59,8 @@ def evaluate_source(
     launcher = SparkLauncher(
         source.frame, 0, barrier=False, description="sparkdl: evaluate", noun="evaluation"
     )
-    with launcher.launch(task) as ranks:
+    with interrupts.CleanStack() as stack:
+        ranks = stack.begin(launcher.launch(task))
         while not ranks.wait(0.1):
             interrupts.check()
         results = ranks.results()

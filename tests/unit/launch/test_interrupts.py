@@ -121,3 +121,32 @@ def test_other_threads_are_let_be() -> None:
     thread.start()
     thread.join(10)
     assert results == ["done"]
+
+
+@pytest.mark.parametrize("when", ["entering", "entered", "leaving"])
+def test_what_a_clean_stack_began_is_ended_whenever_the_interrupt_comes(when: str) -> None:
+    done: list[str] = []
+
+    @contextlib.contextmanager
+    def process() -> Iterator[None]:
+        if when == "entering":
+            signal.raise_signal(signal.SIGINT)
+        done.append("started")  # as a process whose handle nobody has yet
+        try:
+            yield
+        finally:
+            if when == "leaving":
+                signal.raise_signal(signal.SIGINT)
+            done.append("ended")
+
+    @interrupts.heard()
+    def body() -> None:
+        with interrupts.CleanStack() as stack:
+            stack.begin(process())
+            if when == "entered":
+                signal.raise_signal(signal.SIGINT)
+            assert when == "leaving"
+
+    with pytest.raises(KeyboardInterrupt):
+        body()
+    assert done == ["started", "ended"]
