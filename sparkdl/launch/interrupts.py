@@ -91,7 +91,8 @@ class CleanStack(contextlib.ExitStack):
     """An ``ExitStack`` that no interrupt cuts in two, inside :func:`heard`.
 
     An interrupt between the start of a process and the ``try`` that ends it would leave the process
-    behind, and so would one in the middle of ending it. Both wait until the step has ended. No error is swallowed.
+    behind, and so would one in the middle of ending it. Both wait until the step has ended. No
+    error is swallowed.
     """
 
     def begin(self, context: contextlib.AbstractContextManager[T]) -> T:
