@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -95,7 +96,7 @@ def header(
     "first",
     [
         b"GET / HTTP/1.1\r\n\r\n" + bytes(100),
-        os.urandom(4096),
+        random.Random(0).randbytes(4096),
         encode(Message(Kind.OPEN, meta={"token": "wrong"})),
         encode(Message(Kind.OPEN, meta={"token": ["x"]})),
         encode(Message(Kind.OPEN, meta={"token": "\ud800"})),
@@ -124,7 +125,7 @@ def test_a_silent_stranger_is_closed_after_a_while(server: ServerProcess) -> Non
 @pytest.mark.parametrize(
     "frame",
     [
-        os.urandom(HEADER_BYTES),
+        random.Random(0).randbytes(HEADER_BYTES),
         header(Kind.PUSH, Content.DENSE, body_size=2**40),
         header(Kind.PUSH, Content.NOTHING, body_size=4 * LAYOUT.size),
         header(Kind.PUSH, Content.DENSE, body_size=4 * LAYOUT.size - 4),
