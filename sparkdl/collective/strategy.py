@@ -91,7 +91,7 @@ class AllReduceStrategy:
         on_nan: See :class:`sparkdl.finite.FiniteCheck`.
     """
 
-    token: bytes
+    token: bytes = field(repr=False)
     layout: Layout
     communicator: str = "auto"
     options: Mapping[str, Any] = field(default_factory=dict)

@@ -17,9 +17,9 @@ from sparkdl.config import (
     check_use_gpu,
     columns_from_file,
     parse_frequency,
-    ports_of,
 )
 from sparkdl.errors import ConfigError, ModelError, UnknownNameError
+from sparkdl.network import ports_of
 
 
 @pytest.mark.parametrize("bad", [0, -3, 1.5, True, "often", None])

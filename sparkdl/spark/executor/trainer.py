@@ -93,6 +93,7 @@ class TrainTask:
                 raise error
         of_another = isinstance(error, WorkerError) and error.rank != rank.rank
         if not of_another and not (rank.gathering is not None and is_secondary(error)):
+            rank.settle()
             self.strategy.report_failure(rank, error)
         yield from failure.result(rank.rank).batches()
 
