@@ -258,6 +258,7 @@ class LoopSettings:
         check_data: Refuse NaN and infinity before training.
         memory_budget_bytes: A partition beyond this is spilled to disk.
         spill_dir: Where; None is the executor's temporary directory.
+        at_once: Workers that train at the same time; 0 for all. Others take turns.
     """
 
     epochs: int
@@ -273,6 +274,7 @@ class LoopSettings:
     check_data: bool = False
     memory_budget_bytes: int = 2 << 30
     spill_dir: str | None = None
+    at_once: int = 0
 
     def __post_init__(self) -> None:
         require_int("epochs", self.epochs, 0)

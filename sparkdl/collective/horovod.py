@@ -149,6 +149,11 @@ class HorovodCommunicator(OrderedCommunicator):
             self._server._httpd.server_close()  # Horovod does not close the listening socket
             self._server = None
 
+    def leave(self) -> None:
+        """Shuts Horovod down; the built-in communicator among the same ranks stays connected."""
+        self._closed = True
+        self._stop()
+
     def _release(self) -> None:
         self._stop()
         self._builtin.close()
@@ -244,6 +249,19 @@ class HorovodCommunicator(OrderedCommunicator):
             ).numpy()
         )
         np.copyto(data, result)
+
+    def reduce_plainly(self, array: Array) -> Array:
+        """The sum, as a compiled step reduces it: without first agreeing on the operation."""
+        return self._do(  # type: ignore[no-any-return]
+            lambda: self._hvd.allreduce(
+                self._tf.constant(array), op=self._hvd.Sum, name=f"sparkdl.plain.{array.size}"
+            ).numpy()
+        )
+
+    @property
+    def reduces_on_gpus(self) -> bool:
+        """Whether Horovod reduces on this rank's GPUs, by NCCL."""
+        return bool(self._hvd.nccl_built()) and bool(self._tf.config.list_logical_devices("GPU"))
 
     def _barrier(self) -> None:
         self._builtin.barrier()

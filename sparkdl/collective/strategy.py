@@ -138,7 +138,10 @@ class AllReduceStrategy:
 
     def connector(self, rank: int) -> Connector:
         """The connector of a rank's communicator."""
-        return make_communicator(self.communicator, rank=rank, **self.options)
+        options = dict(self.options)
+        if self.communicator == "auto":  # it measures with what will be reduced
+            options["size_bytes"] = self.layout.size_bytes
+        return make_communicator(self.communicator, rank=rank, **options)
 
     @contextlib.contextmanager
     def connect(self, meeting: RankIdentity) -> Iterator[Communicator]:

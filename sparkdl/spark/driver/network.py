@@ -46,11 +46,12 @@ def listening_address(spark: Any, network: Network) -> tuple[str, str | None]:
 
 def rank_listening(spark: Any, network: Network) -> RankListening:
     """Where the ranks of a run listen for each other: as narrowly as works."""
-    bind = network.worker_bind
-    if bind is None and is_local(spark):
-        bind = "127.0.0.1"
-    towards = "" if is_local(spark) else str(spark.conf.get("spark.driver.host", "") or "")
-    return RankListening(bind, network.worker_port, towards)
+    bind, port = network.worker_bind, network.worker_port
+    if bind not in (None, "0.0.0.0", "::"):
+        return RankListening(bind, port)
+    if is_local(spark):
+        return RankListening(bind or "127.0.0.1", port, "127.0.0.1")
+    return RankListening(bind, port, str(spark.conf.get("spark.driver.host", "") or ""))
 
 
 def certificate_of(spark: Any, network: Network) -> Certificate | None:

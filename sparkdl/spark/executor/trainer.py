@@ -165,6 +165,7 @@ class TrainTask:
             gpus=gpus,
             pid=os.getpid(),
             refused=synchronizer.refused,
+            measured=dict(synchronizer.measured),
             unreported=synchronizer.unreported,
             state=synchronizer.result(learner, settings.epochs),
         )
@@ -191,6 +192,7 @@ class TrainedRank:
         unreported: Epoch -> its final report; empty where the rank sent it to the driver.
         state: What the run keeps of it, or None.
         refused: Updates that were refused because they were not finite.
+        measured: Name of a communicator -> seconds of one reduction; empty if none was measured.
     """
 
     rank: int
@@ -203,6 +205,7 @@ class TrainedRank:
     unreported: dict[int, EpochReport] = field(default_factory=dict)
     state: RunState | None = field(default=None, repr=False)
     refused: int = 0
+    measured: dict[str, float] = field(default_factory=dict)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """The counterpart of :meth:`all_of`."""
