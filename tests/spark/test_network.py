@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import threading
@@ -136,10 +137,8 @@ class OneOnly:
 
     def close(self) -> None:
         for end in (self._listener, *self._ends):
-            try:
+            with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                pass
             end.close()
         for thread in self._threads:
             thread.join(5)
