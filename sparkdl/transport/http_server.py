@@ -34,10 +34,14 @@ from sparkdl.transport.http_client import (
 )
 from sparkdl.transport.http_gateway import Gateway, Members, ReplyBody, TunedConnection
 from sparkdl.transport.listening import is_connected
-from sparkdl.transport.strangers import MAX_HEADER_BYTES, FirstRequest, has_token
+from sparkdl.transport.strangers import FirstRequest, has_token
 
 if TYPE_CHECKING:
     from flask import Flask, Response
+
+
+MAX_HEADER_BYTES = 16 << 10
+"""Of a request of a connection that has shown the token."""
 
 
 class _Clients:

@@ -24,7 +24,8 @@ from sparkdl.transport.frames import (
 )
 from sparkdl.transport.listening import token_matches
 
-MAX_HEADER_BYTES = 16 << 10
+FIRST_HEADERS_BYTES = 4 << 10
+"""Of an HTTP client's first request; proxies on its way may have added some."""
 FIRST_FRAME = Limits(blob_bytes=0, max_meta_bytes=MAX_FIRST_META_BYTES)
 """The limits of a first frame."""
 _HTTP_REFUSAL = (
@@ -152,7 +153,7 @@ class FirstRequest:
             AuthenticationError: There is no token, or another one; the peer has been told.
         """
         try:
-            seen = self.connection.recv(MAX_HEADER_BYTES, socket.MSG_PEEK)
+            seen = self.connection.recv(FIRST_HEADERS_BYTES, socket.MSG_PEEK)
         except BlockingIOError:
             return False
         if not seen:
@@ -161,11 +162,11 @@ class FirstRequest:
             return self._hear_knock(seen)
         head, end, _ = seen.partition(b"\r\n\r\n")
         if not end:
-            if len(seen) < MAX_HEADER_BYTES:
+            if len(seen) < FIRST_HEADERS_BYTES:
                 return False
             raise ProtocolError(
                 "the headers of a first request are too large",
-                expected=f"at most {MAX_HEADER_BYTES} bytes",
+                expected=f"at most {FIRST_HEADERS_BYTES} bytes",
                 received=f"{len(seen)} bytes without an end",
             )
         request, *lines = head.decode("latin-1").split("\r\n")
@@ -176,7 +177,7 @@ class FirstRequest:
         open_to_all = method == "GET" and path.split(" ")[0] in _OPEN_TO_ALL
         known = not self._encrypted and has_token(fields.get("authorization", ""), self._token)
         if not open_to_all and not known:
-            self.connection.recv(MAX_HEADER_BYTES)
+            self.connection.recv(FIRST_HEADERS_BYTES)
             self.connection.send(_HTTP_REFUSAL)
             raise AuthenticationError(
                 "a wrong or missing bearer token", expected="the token of this run"
