@@ -104,7 +104,8 @@ def run(
             True; False. Horovod's cannot be.
 
     Returns:
-        What ``fn`` returned on each rank, in rank order.
+        What ``fn`` returned on each rank, in rank order; unpickled here, so the executors must be
+        trusted with this machine.
 
     Raises:
         ConfigError: A wrong argument, or a function that cannot be pickled.
