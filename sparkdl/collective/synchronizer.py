@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Protocol
 
 import numpy as np
@@ -139,6 +141,11 @@ class AllReduceSynchronizer:
     def train_on(self, learner: Learner, stack: BatchStack, report: Report) -> None:
         """The same as :meth:`train`: here every batch may end with an exchange."""
         self.train(learner, stack, report)
+
+    @contextlib.contextmanager
+    def weights_of_run(self, learner: Learner, last: bool) -> Iterator[None]:
+        """Nothing to do: with the mean of gradients all ranks have the same weights."""
+        yield
 
     def end_epoch(
         self,

@@ -22,7 +22,7 @@ from sparkdl.errors import (
 from sparkdl.transport.frames import ByteArray, Flag, Kind, Limits, Message, error_to_meta
 from sparkdl.transport.service import Replies
 
-WaitReason = Literal["start", "gather", "duplicate", "join", "round", "gate", "epoch"]
+WaitReason = Literal["start", "gather", "duplicate", "join", "round", "gate", "last", "epoch"]
 
 
 @dataclass

@@ -19,6 +19,13 @@ from sparkdl.data.columns import ColumnKind, ColumnSpec, DataSpec
 from sparkdl.errors import DataError
 from sparkdl.learner.signature import Shape, Signature, TensorSpec
 from sparkdl.spark.columns.decoders import Decoder, check_decoder
+from sparkdl.spark.columns.sequences import (
+    Pad,
+    mask_inputs,
+    mask_spec,
+    padded_spec,
+    paddings_of,
+)
 from sparkdl.spark.columns.wire import ONES, is_vector_column
 
 ColumnNames = str | Iterable[str]
@@ -37,6 +44,7 @@ def make_spec(
     sample_weight: str | Mapping[str, str] | None = None,
     decoder: Decoder | Mapping[str, Decoder] | None = None,
     role_column: str | None = None,
+    pad: Pad | None = None,
 ) -> DataSpec:
     """Matches columns with a model's inputs and outputs.
 
@@ -49,11 +57,15 @@ def make_spec(
             weigh all rows alike, with a column of ones.
         decoder: Makes an array from a binary or struct value; one for all inputs, or by name.
         role_column: See :class:`sparkdl.data.columns.DataSpec`.
+        pad: Pads arrays of different length; an input called ``'<input>_mask'`` takes their mask.
 
     Raises:
         DataError: A column is missing or of a type that cannot be fed, or does not fit the model.
+        ConfigError: ``pad`` has no effect.
     """
-    inputs = _match(features, signature.inputs, "features", "input", signature.named_inputs)
+    masks = mask_inputs(pad, features, signature.inputs)
+    wanted = {name: spec for name, spec in signature.inputs.items() if name not in masks}
+    inputs = _match(features, wanted, "features", "input", signature.named_inputs)
     if isinstance(decoder, Mapping):
         strange = sorted(set(decoder) - set(inputs))
         if strange:
@@ -71,6 +83,11 @@ def make_spec(
         )
         for name, columns in inputs.items()
     }
+    for name, padding in paddings_of(pad, wanted).items():
+        if name in feature_specs:
+            feature_specs[name] = padded_spec(feature_specs[name], padding)
+    for mask, name in masks.items():
+        feature_specs[mask] = mask_spec(mask, signature.inputs[mask], feature_specs[name])
     label_specs: dict[str, ColumnSpec] = {}
     if label is not None:
         outputs = _match(label, signature.outputs, "label", "output", True)
@@ -196,8 +213,8 @@ def _feature(
     fields = [_field(schema, name, "features") for name in columns]
     dtype = wanted.dtype if wanted is not None else "float32"
     shape = wanted.shape if wanted is not None else None
-    if dtype == "string":
-        dtype = "float32"
+    if dtype == "string" and decoder is None:
+        return _text(fields, shape)
     if len(fields) > 1:
         for field in fields:
             if not _is_number(field.dataType):
@@ -226,6 +243,20 @@ def _feature(
     raise _wrong_type(
         field, "features", "numbers, an array, an ML vector, an image, or bytes with a decoder"
     )
+
+
+def _text(fields: list[T.StructField], shape: Shape | None) -> ColumnSpec:
+    """How to read the column of an input that takes text."""
+    if len(fields) > 1 or shape not in ((), (1,)):
+        raise DataError(
+            "an input of text takes one column, with one string per row",
+            expected="keras.Input((1,), dtype='string') and a column for it",
+            received=f"an input of shape {shape} and {len(fields)} columns",
+            hint="an input for each column: features={'input name': 'column', ...}",
+        )
+    if not isinstance(fields[0].dataType, T.StringType):
+        raise _wrong_type(fields[0], "features", "a column of strings, for an input of text")
+    return ColumnSpec((fields[0].name,), shape, "string", "text")
 
 
 def _label(
@@ -381,7 +412,10 @@ def _is_number(kind: T.DataType) -> bool:
 def _wrong_type(field: T.StructField, argument: str, expected: str, hint: str = "") -> DataError:
     kind = field.dataType.simpleString()
     if not hint and isinstance(field.dataType, T.StringType):
-        hint = "turn text into numbers first, e.g. with pyspark.ml.feature.StringIndexer"
+        hint = (
+            "turn text into numbers first, with pyspark.ml.feature.StringIndexer, or in the model: "
+            "keras.Input((1,), dtype='string') and StringLookup or TextVectorization"
+        )
     element = _element(field.dataType)[1] if isinstance(field.dataType, T.ArrayType) else None
     if isinstance(element or field.dataType, (T.DateType, T.TimestampType, T.TimestampNTZType)):
         hint = (
