@@ -28,6 +28,7 @@ from sparkdl.launch.gathering import AloneGathering
 from sparkdl.launch.line_sender import LineSender
 from sparkdl.launch.results import Result, of_kind
 from sparkdl.launch.task import RankContext
+from sparkdl.launch.tf_config import tf_config
 from sparkdl.log_lines import Sink, log_through, show
 from sparkdl.transport.address import Endpoint
 from sparkdl.transport.connection import Timeouts
@@ -54,6 +55,7 @@ class FunctionTask:
             of :func:`sparkdl.log_to_driver` do.
         endpoint: Of the coordinator, where the ranks meet and which takes their lines; None where
             there is none: they meet by the launcher, and lines come with the result.
+        tf_config: Whether the function finds ``TF_CONFIG`` in its environment.
     """
 
     call: bytes
@@ -65,6 +67,7 @@ class FunctionTask:
     all_results: bool = True
     capture: bool = True
     endpoint: Endpoint | None = None
+    tf_config: bool = False
 
     def run(self, rank: RankContext, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Calls the function; see :class:`sparkdl.launch.task.Task`."""
@@ -121,7 +124,8 @@ class FunctionTask:
         """
         with connected(self, rank, session) as (communicator, exit_barrier):
             function, args, kwargs = _load_call(self.call, rank.rank)
-            with use(communicator):
+            described = tf_config(exit_barrier) if self.tf_config else contextlib.nullcontext()
+            with use(communicator), described:
                 result = function(*args, **kwargs)
             content = None
             if self.all_results or rank.rank == 0:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
+from types import FunctionType
 from typing import Any
 
 import keras
@@ -262,7 +263,7 @@ def require_evaluable(model: Any) -> None:
     compiled loss, losses that layers add, or a ``compute_loss`` of the model's own.
     """
     if model._compile_loss is None and not has_own(model, "compute_loss", "test_step"):
-        if _can_have_loss_in_call(model):
+        if _adds_loss(model) or _layers_can_add_loss(model):
             return
         raise ModelError(
             f"model {model.name!r} cannot be evaluated: it has no loss",
@@ -278,10 +279,25 @@ def _can_have_loss(model: Any) -> bool:
     own_step = has_own(model, "compute_loss", "train_step")
     if own_step or model._compile_loss is not None or model.losses:
         return True
-    return _can_have_loss_in_call(model)
+    return _is_own(model) or _layers_can_add_loss(model)
 
 
-def _can_have_loss_in_call(model: Any) -> bool:
+def _is_own(model: Any) -> bool:
+    return not type(model).__module__.startswith("keras.")
+
+
+def _adds_loss(model: Any) -> bool:
+    """Whether a method of the user's own class calls ``add_loss``."""
+    methods = (
+        method
+        for cls in type(model).__mro__
+        if not cls.__module__.startswith("keras.")
+        for method in vars(cls).values()
+    )
+    return any(isinstance(m, FunctionType) and "add_loss" in m.__code__.co_names for m in methods)
+
+
+def _layers_can_add_loss(model: Any) -> bool:
     """Whether a layer may add a loss when the model is called."""
     return bool(model.losses) or any(
         not type(layer).__module__.startswith("keras.")

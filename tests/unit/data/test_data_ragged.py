@@ -142,9 +142,12 @@ def test_specs_that_contradict_themselves():
 
 
 def test_check_finite_finds_the_row():
-    with read_partition(
-        make_table([[1.0], [2.0, np.nan]], pa.list_(pa.float64())).to_batches(), make_spec()
-    ) as partition, pytest.raises(DataError, match="row 1 of"):
+    with (
+        read_partition(
+            make_table([[1.0], [2.0, np.nan]], pa.list_(pa.float64())).to_batches(), make_spec()
+        ) as partition,
+        pytest.raises(DataError, match="row 1 of"),
+    ):
         partition.check_finite()
 
 
