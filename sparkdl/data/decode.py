@@ -236,7 +236,8 @@ def _common_width(array: Any, place: Place, per_row: int) -> int:
             row=index // max(per_row, 1),
             expected=f"shape {place.spec.value_shape}; other rows have length {common}",
             received=f"length {widths[index]}",
-            hint="pad or truncate sequences to one length, or drop the odd rows",
+            hint="SparkModel(..., pad=0) pads rows for a model with keras.Input((None,)); else "
+            "cut them to one length, or drop the odd rows",
         )
     return int(widths[0])
 

@@ -79,8 +79,8 @@ def _plain_type(kind: Any) -> Any:
 def unknown_data(data: Any) -> ConfigError:
     """The error for what is no form of data that is known."""
     kind = type(data)
-    package = kind.__module__.split(".")[0]
-    hint = _LINES.get(package, "")
+    packages = [base.__module__.split(".")[0] for base in kind.__mro__]
+    hint = next((_LINES[package] for package in packages if package in _LINES), "")
     if isinstance(data, (list, tuple)):
         hint = (
             "a list of examples: fit(spark.sparkContext.parallelize(examples)); arrays: fit((x, y))"

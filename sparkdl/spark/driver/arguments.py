@@ -18,6 +18,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _KERAS_FIT_REFUSED = {
+    "validation_freq": "validation rows are evaluated after each epoch",
+    "validation_batch_size": "batch_size is for validation rows, too",
     "x": "pass the data as the first argument",
     "y": "name the label column: label='column'",
 }
