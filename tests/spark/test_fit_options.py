@@ -159,12 +159,14 @@ def test_arrays_of_different_length(
     history = spark_model.fit(df, epochs=6, features="words", validation_data=df, verbose=0)
     assert history.history["val_accuracy"][-1] > 0.85
 
+    predicted = [row[0] for row in spark_model.predict(df).select("prediction").collect()]
     longest = max(len(row) for row, _ in sentences)
     x = np.array([row + [0] * (longest - len(row)) for row, _ in sentences])
     y = np.array([label for _, label in sentences])
     known = model.evaluate(x, y, verbose=0, return_dict=True)
     found = spark_model.evaluate(df)
     assert found["loss"] == pytest.approx(known["loss"], rel=1e-4)
+    np.testing.assert_allclose(predicted, model.predict(x, verbose=0)[:, 0], atol=1e-5)
     lists = ([row for row, _ in sentences], y.tolist())
     assert spark_model.evaluate(lists)["loss"] == pytest.approx(known["loss"], rel=1e-4)
     path = f"file://{tmp_path}/words.keras"
