@@ -48,13 +48,13 @@ class Placement:
         gpus: The only GPUs that are seen, by address, empty for the CPU; None: those that the
             process sees anyway.
         cores: CPU cores of the task.
-        fresh: See :class:`DeviceRequest`.
+        own_process: See :class:`DeviceRequest`.
     """
 
     backend: str | None
     gpus: tuple[str, ...] | None
     cores: int = 1
-    fresh: bool = False
+    own_process: bool = False
 
 
 @dataclass(frozen=True)
@@ -66,14 +66,14 @@ class DeviceRequest:
         use_gpu: See :class:`sparkdl.SparkModel`.
         unscheduled: With ``'auto'`` and where no GPU is scheduled: whether the task sees the GPUs
             that the process sees anyway (a user's function), or none (a model).
-        fresh: The framework must not have started in the task's process: what it is told of the
-            other processes counts only before.
+        own_process: The task runs in a new process, which ends with it: a framework that connects
+            the ranks itself learns of them when it starts, and stays connected.
     """
 
     backend: str | None
     use_gpu: UseGpu = "auto"
     unscheduled: bool = False
-    fresh: bool = False
+    own_process: bool = False
 
     def place(self, resources: Resources) -> Placement:
         """The placement, given what the scheduler gave.
@@ -95,12 +95,15 @@ class DeviceRequest:
         elif not gpus and self.unscheduled:
             gpus = None
         cores = resources.cores or os.cpu_count() or 1
-        return Placement(self.backend, gpus, cores, self.fresh)
+        return Placement(self.backend, gpus, cores, self.own_process)
 
 
 def needs_child(placement: Placement) -> bool:
-    """Whether this process runs a framework already, with other GPUs or another Keras backend."""
-    if placement.fresh and _is_imported(None):
+    """Whether a task cannot run in this process.
+
+    It needs one of its own, or a framework runs here with other GPUs or another Keras backend.
+    """
+    if placement.own_process:
         return True
     if placement.backend is not None and running_backend() not in (None, placement.backend):
         return True

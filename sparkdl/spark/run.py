@@ -73,7 +73,7 @@ def run(
         timeout_s: Limit for one collective operation; the error names the missing ranks.
         tf_config: True sets ``TF_CONFIG`` for TensorFlow's own strategies: rank 0 is the chief,
             the others are workers. ``tf.distribute.MultiWorkerMirroredStrategy()`` then finds all
-            ranks. The function runs in a new process where TensorFlow has started already.
+            ranks. The function then runs in a process of its own, which ends with it.
         spark: The session; None: the active one.
 
     Returns:
@@ -106,7 +106,7 @@ def run(
         _dump_call(fn, args, {} if kwargs is None else kwargs),
         secrets.token_bytes(32),
         DeviceRequest(
-            _check_backend(backend), check_use_gpu(use_gpu), unscheduled=True, fresh=tf_config
+            _check_backend(backend), check_use_gpu(use_gpu), unscheduled=True, own_process=tf_config
         ),
         communicator,
         timeout_s=require_seconds("timeout_s", timeout_s),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -42,7 +42,7 @@ def as_frame(data: Any) -> Any:
     return data
 
 
-def _spark_frame(table_of: Any, data: Any) -> Any:
+def _spark_frame(table_of: Callable[[], pa.Table], data: Any) -> Any:
     spark = session_of()
     try:
         return spark.createDataFrame(_plain(table_of()))
@@ -177,5 +177,7 @@ def arrays_as_frame(x: Any, y: Any, weight: Any, spark: Any) -> tuple[Any, dict[
 
 
 def _arrow(values: Any) -> Any:
+    if isinstance(values, np.ndarray) and values.dtype.kind in "US" and values.ndim == 2:
+        values = values[:, 0] if values.shape[1] == 1 else values
     rows = [row.tolist() if isinstance(row, (np.ndarray, np.generic)) else row for row in values]
     return pa.array(rows)

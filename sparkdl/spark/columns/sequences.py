@@ -56,6 +56,13 @@ def paddings_of(pad: Pad | None, inputs: Mapping[str, TensorSpec]) -> dict[str, 
             + ", ".join(f"{name} {spec.shape}" for name, spec in inputs.items()),
             hint="keras.Input((None,)), or keras.Input((None, 8)) for rows of vectors",
         )
+    for name, value in values.items():
+        if "int" in inputs[name].dtype and value != int(value):
+            raise ConfigError(
+                f"input {name!r} cannot be padded with this number",
+                expected=f"a whole number, for an input of {inputs[name].dtype}",
+                received=f"pad={pad!r}",
+            )
     few_lengths = running_backend() == "jax"
     return {name: Padding(float(value), few_lengths) for name, value in values.items()}
 

@@ -90,6 +90,9 @@ def test_pad_is_for_free_inputs_of_arrays() -> None:
         make_spec(columns, signature(fixed=(3,)), "b", None, pad=0)
     with pytest.raises(DataError, match="cannot be padded"):
         make_spec(columns, signature(free=(None,)), "n", None, pad=0)
+    whole = Signature({"x": TensorSpec("x", (None,), "int32")}, {}, {}, False)
+    with pytest.raises(ConfigError, match="a whole number"):
+        make_spec(columns, whole, "a", None, pad=0.5)
     masked = signature(free=(None,), free_mask=(None,))
     assert make_spec(columns, masked, "a", None, pad=0).features["free_mask"].kind == "mask"
     with pytest.raises(DataError, match="2 inputs"):
