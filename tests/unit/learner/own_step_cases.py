@@ -160,12 +160,12 @@ def test_a_step_that_takes_x_and_y_trains_as_in_keras(kind):
     learner = make_learner(copy_of(model))
     losses, rows = [], []
     for stack in stacks(x, y, 4, 1):  # the loss of a batch before its step
-        losses.append(metric_results(learner.model, learner.evaluate([stack]))["loss"])
+        losses.append(metric_results(model, learner.evaluate([stack]))["loss"])
         rows.append(stack.num_rows)
         learner.train(stack)
     model.fit(x, y, batch_size=4, shuffle=False, verbose=0)
     close(weights_of(learner), read_model(model, learner.layout))
-    told = metric_results(learner.model, learner.metric_state())
+    told = metric_results(model, learner.metric_state())
     assert set(told) == {"loss"}
     close(told["loss"], np.average(losses, weights=rows), 1e-5)
     assert losses[0] > losses[-1] > 0
