@@ -91,7 +91,7 @@ class KerasLearner(ABC):
         if self._metrics_ready:
             return
         example = (stack.x, stack.y, stack.sample_weight)
-        build_metrics(self.model, *map_arrays(lambda array: array[0], example))
+        build_metrics(self.model, *map_arrays(_one_batch, example))
         self._metrics_ready = True
 
     # -- steps in two halves ---------------------------------------------------------------------
@@ -206,6 +206,13 @@ class KerasLearner(ABC):
 
     def reload(self) -> None:  # noqa: B027
         """Nothing to do where the model itself is trained."""
+
+
+def _one_batch(stacked: npt.NDArray[Any]) -> Any:
+    """The first batch of a stack, or what stands for it: Keras knows no arrays of objects."""
+    if stacked.dtype == object:
+        return keras.KerasTensor(stacked.shape[1:], "string")
+    return stacked[0]
 
 
 def require_compiled(model: Any) -> None:

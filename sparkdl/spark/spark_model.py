@@ -31,7 +31,7 @@ from sparkdl.learner.signature import model_signature
 from sparkdl.progress.bar import ProgressBar
 from sparkdl.progress.events import TrainingBegan, TrainingEnded
 from sparkdl.progress.monitor import FitMonitor
-from sparkdl.spark.columns.local_data import as_frame, has_texts_or_sequences
+from sparkdl.spark.columns.local_data import are_arrays, as_frame, has_texts_or_sequences
 from sparkdl.spark.columns.sources import (
     Columns,
     is_frame,
@@ -469,7 +469,9 @@ class SparkModel:
         signature = model_signature(self.model)
         columns = self._columns_of(features, label, sample_weight)
         data = as_frame(data)
-        if isinstance(data, (tuple, list)) and not has_texts_or_sequences(data):
+        if are_arrays(data, needs_labels=signature.needs_labels) and not has_texts_or_sequences(
+            data
+        ):
             state = evaluate_arrays(self.model, data, signature, batch_size=batch_size)
         else:
             source = open_source(data, signature, columns)
