@@ -38,6 +38,7 @@ _NEEDS = {
     "unit/launch/test_launchers.py": "processes",
     "unit/launch/test_payload.py": "processes",
     "unit/ps/rules/test_rules_optimizer.py": "keras",
+    "unit/spark/test_other_libraries.py": "keras",
 }
 """A folder or file below ``tests/``, and the mark of all tests in it."""
 _IN_PROCESS = {"inproc", "solo", "threads-2", "threads-3", "threads-4"}

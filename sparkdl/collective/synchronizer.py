@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from typing import Protocol
 
 import numpy as np
@@ -140,6 +141,11 @@ class AllReduceSynchronizer:
     def train_on(self, learner: Learner, stack: BatchStack, report: Report) -> None:
         """The same as :meth:`train`: here every batch may end with an exchange."""
         self.train(learner, stack, report)
+
+    @contextlib.contextmanager
+    def weights_of_run(self, learner: Learner, last: bool) -> Iterator[None]:
+        """Nothing to do: with the mean of gradients all ranks have the same weights."""
+        yield
 
     def end_epoch(
         self,

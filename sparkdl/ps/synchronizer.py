@@ -6,8 +6,10 @@ against a server process, shared memory, or a scripted client in a test.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Protocol
 
@@ -45,7 +47,7 @@ class StoreAccess(Protocol):
     @property
     def buffer(self) -> FloatArray: ...
 
-    def pull(self) -> FloatArray: ...
+    def pull(self, *, last: bool = False) -> FloatArray: ...
 
     def push(self, progress: Progress) -> None: ...
 
@@ -164,6 +166,28 @@ class WindowSynchronizer:
             target=self._fly, args=(progress,), name="sparkdl-ps-exchange", daemon=True
         )
         self._flight.start()
+
+    @contextlib.contextmanager
+    def center_loaded(self, learner: Learner, last: bool) -> Iterator[None]:
+        """Within, ``learner`` has the center as it is now.
+
+        A worker whose weights were the center of its last exchange goes on from there; one with
+        weights of its own (elastic rules) gets these back.
+
+        Args:
+            learner: Its weights are replaced.
+            last: Whether to wait for the other workers' last commits.
+        """
+        self._land(learner)
+        learner.read_weights(self._local)
+        own = None if np.array_equal(self._local, self._base) else self._local.copy()
+        center = self._client.pull(last=last)
+        learner.write_weights(center)
+        if own is None:
+            self._base[...] = center
+        yield
+        if own is not None:
+            learner.write_weights(own)
 
     def _begin_again(self, learner: Learner, progress: Progress) -> Progress:
         """Gives the learner the center, and an optimizer and metrics without NaN.
@@ -288,6 +312,15 @@ class ServerGradientSynchronizer:
             state = RunState.of(learner, progress.epoch).to_bytes()
             self._client.put_state(state, progress.epoch, progress.batch)
         return rows
+
+    def load_center(self, learner: Learner, last: bool) -> None:
+        """Gives ``learner`` the center as it is now, for a rule that does not block.
+
+        Args:
+            learner: It trains on from there.
+            last: Whether to wait for the other workers' last commits.
+        """
+        learner.write_weights(self._client.pull(last=last))
 
     def _restore_statistics(self, learner: Learner) -> None:
         """Undoes what a refused batch did to the statistics, as no other worker had rows."""

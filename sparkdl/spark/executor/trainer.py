@@ -143,16 +143,21 @@ class TrainTask:
                         partition.check_finite()
                     source = Batches(
                         partition.train, settings.batch_size, shuffle=settings.shuffle,
-                        seed=settings.seed, rank=rank.rank,
+                        seed=settings.seed, rank=rank.rank, steps=settings.steps_per_epoch,
+                        repeat=True, class_weight=settings.class_weight,
                     )  # fmt: skip
                     held_out = None
                     if self.validate:
-                        held_out = Batches(partition.validation, settings.batch_size, shuffle=False)
+                        held_out = Batches(
+                            partition.validation, settings.batch_size, shuffle=False,
+                            steps=settings.validation_steps,
+                        )  # fmt: skip
+                    rows = source.plan.num_rows
                     seconds = train(
                         learner, synchronizer, source, settings, validation=held_out,
-                        num_rows=len(partition.train), num_workers=rank.num_ranks,
+                        num_rows=rows, num_workers=rank.num_ranks,
                     )  # fmt: skip
-                rows, transport = len(partition.train), synchronizer.transport
+                transport = synchronizer.transport
         except BaseException:
             forget_learner(self.archive)
             raise
