@@ -47,6 +47,7 @@ class Damping:
         self._trained = slice(0, trained_size)
         self._looked_at = slice(0, trained_size, -(-trained_size // MOST_VALUES) or 1)
         self._mean = 0.0
+        self._sum, self._changes = 0.0, 0
         self._base: FloatArray | None = None
         self._change: FloatArray | None = None
 
@@ -58,11 +59,17 @@ class Damping:
             base: The center from which the window began.
         """
         self._observe(local[self._looked_at], base[self._looked_at])
+        self._sum, self._changes = self._sum + self.factor, self._changes + 1
         if self.factor < 1.0:
             trained, start = local[self._trained], base[self._trained]
             trained -= start
             trained *= np.float32(self.factor)
             trained += start
+
+    @property
+    def counted(self) -> float:
+        """The mean of the parts so far; 1 before the first change."""
+        return self._sum / self._changes if self._changes else 1.0
 
     def _observe(self, local: FloatArray, base: FloatArray) -> None:
         change = local - base

@@ -256,6 +256,11 @@ class ServerSynchronizer:
         return self._check.refused
 
     @property
+    def counted(self) -> float:
+        """The part of this worker's changes that counted; see :mod:`sparkdl.ps.damping`."""
+        return 1.0 if self._windows is None else self._windows.counted
+
+    @property
     def unreported(self) -> dict[int, EpochReport]:
         """Empty: the driver hears of every epoch from the server."""
         return {}

@@ -140,6 +140,11 @@ class WindowSynchronizer:
         )
         self._flight.start()
 
+    @property
+    def counted(self) -> float:
+        """The part of this worker's changes that counted, a mean over its exchanges."""
+        return 1.0 if self._damping is None else self._damping.counted
+
     def _damp(self) -> None:
         if self._damping is not None:
             self._damping.apply(self._local, self._base)

@@ -164,6 +164,7 @@ class TrainTask:
             gpus=gpus,
             pid=os.getpid(),
             refused=synchronizer.refused,
+            counted=synchronizer.counted,
             unreported=synchronizer.unreported,
             state=synchronizer.result(learner, settings.epochs),
         )
@@ -190,6 +191,7 @@ class TrainedRank:
         unreported: Epoch -> its final report; empty where the rank sent it to the driver.
         state: What the run keeps of it, or None.
         refused: Updates that were refused because they were not finite.
+        counted: The part of its changes that counted, a mean over its exchanges.
     """
 
     rank: int
@@ -202,6 +204,7 @@ class TrainedRank:
     unreported: dict[int, EpochReport] = field(default_factory=dict)
     state: RunState | None = field(default=None, repr=False)
     refused: int = 0
+    counted: float = 1.0
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """The counterpart of :meth:`all_of`."""
