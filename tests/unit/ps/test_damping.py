@@ -46,10 +46,10 @@ def test_one_worker_trains_as_if_alone() -> None:
 @pytest.mark.parametrize("workers", [2, 4])
 def test_changes_that_go_the_whole_way_swing_and_are_damped(workers: int) -> None:
     keeps = np.zeros(SIZE, np.float32)
-    factors, damped = train(workers, keeps, 100)
+    factors, damped = train(workers, keeps, 40)
     assert max(factors) < 0.75
     assert min(factors) >= 1 / workers
-    _, swinging = train(workers, keeps, 100, damped=False)
+    _, swinging = train(workers, keeps, 40, damped=False)
     assert np.var(damped) < np.var(swinging) / 4
 
 

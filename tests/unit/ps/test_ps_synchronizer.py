@@ -51,7 +51,7 @@ class Learner:
         out[LAYOUT.trained_size :] = np.mean(batch)
 
     def train_reducing(self, batches: Any, reducer: Any) -> None:
-        for batch in batches.y["y"]:
+        for batch in batches.y["label"]:
             reducer.rows = len(batch)
             self.gradients(batch, reducer.buffer)
             reducer.begin(0, reducer.buffer)
@@ -79,7 +79,7 @@ class Learner:
 
 def stack_of(*batches: list[float]) -> BatchStack:
     """A stack for the learner above; its batches need not be equally long."""
-    return BatchStack({}, {"y": list(batches)}, None, len(batches), sum(map(len, batches)))  # type: ignore[dict-item]
+    return BatchStack({}, {"label": list(batches)}, None, len(batches), sum(map(len, batches)))  # type: ignore[dict-item]
 
 
 @contextmanager
@@ -173,8 +173,12 @@ def test_overlap_with_others_gets_their_part() -> None:
         np.testing.assert_allclose(learners[1].weights[trained], 44)
 
 
-@pytest.mark.parametrize(("exchange_s", "begins"), [(0.03, True), (0.0, False)])
-def test_overlap_begins_where_exchanges_take_long(exchange_s: float, begins: bool) -> None:
+@pytest.mark.parametrize(
+    ("train_s", "exchange_s", "begins"), [(0.02, 0.03, True), (0.1, 0.0, False)]
+)
+def test_overlap_begins_where_exchanges_take_long(
+    train_s: float, exchange_s: float, begins: bool
+) -> None:
     with clients(Downpour(), 1) as ([client], _):
         client.join()
         learner, sync = Learner(), WindowSynchronizer(Downpour(), client, LAYOUT)
@@ -187,7 +191,7 @@ def test_overlap_begins_where_exchanges_take_long(exchange_s: float, begins: boo
 
         client.push_pull = push_pull
         for window in range(1, 13):
-            time.sleep(0.02)
+            time.sleep(train_s)
             learner.weights += 1
             sync.after_window(learner, replace(STEP, batch=window))
         sync.drain(learner)
