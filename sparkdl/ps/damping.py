@@ -58,7 +58,8 @@ class Damping:
             local: The worker's weights after a window; changed in place.
             base: The center from which the window began.
         """
-        self._observe(local[self._looked_at], base[self._looked_at])
+        with np.errstate(all="ignore"):  # whether weights are finite is for others to say
+            self._observe(local[self._looked_at], base[self._looked_at])
         self._sum, self._changes = self._sum + self.factor, self._changes + 1
         if self.factor < 1.0:
             trained, start = local[self._trained], base[self._trained]
