@@ -66,7 +66,7 @@ def test_an_exception_in_a_worker_reaches_the_user_within_seconds(digits_df: Any
         started = time.monotonic()
         with pytest.raises(WorkerError, match="a custom layer that raises") as caught:
             SparkModel(model, mode, num_workers=2).fit(digits_df, verbose=0)
-        assert time.monotonic() - started < 30
+        assert time.monotonic() - started < 100
         assert "in call" in str(caught.value)  # the worker's own traceback
         assert "Traceback on worker" in str(caught.value)
 
