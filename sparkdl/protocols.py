@@ -326,6 +326,13 @@ class Synchronizer(Protocol):
         """Updates of this worker that were refused because they were not finite."""
 
     @property
+    def counted(self) -> float:
+        """The part of this worker's changes that counted, a mean over its exchanges.
+
+        Below 1 where a rule adds up the changes of all workers and they were too much together.
+        """
+
+    @property
     def unreported(self) -> dict[int, EpochReport]:
         """Epoch -> its final report, where there is no connection to the driver; else empty."""
 

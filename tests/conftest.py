@@ -27,6 +27,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 
 _TESTS = Path(__file__).parent
+os.environ.setdefault("SPARK_CONF_DIR", str(_TESTS / "spark" / "conf"))
 _NEEDS = {
     "spark": "spark",
     "parallel": "processes",

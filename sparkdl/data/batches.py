@@ -62,6 +62,7 @@ class EpochPlan:
     def stacks(self, most_batches: int, start_batch: int = 0) -> Iterator[tuple[int, int]]:
         """``(first batch, number of batches)`` for each stack from ``start_batch`` on.
 
+        Stacks end where they would in an epoch from its start, so the first one may be shorter.
         The smaller last batch is a stack of its own, since its shape differs.
         """
         if most_batches < 1 or start_batch < 0:
@@ -70,8 +71,11 @@ class EpochPlan:
                 expected="most_batches >= 1 and start_batch >= 0",
                 received=f"most_batches={most_batches}, start_batch={start_batch}",
             )
-        for first in range(start_batch, self.full_batches, most_batches):
-            yield first, min(most_batches, self.full_batches - first)
+        first = start_batch
+        while first < self.full_batches:
+            count = min(most_batches - first % most_batches, self.full_batches - first)
+            yield first, count
+            first += count
         if self.tail_rows and start_batch <= self.full_batches:
             yield self.full_batches, 1
 

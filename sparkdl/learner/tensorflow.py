@@ -8,6 +8,7 @@ Keras.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from functools import cached_property
 from typing import Any
@@ -161,6 +162,12 @@ class TensorFlowLearner(KerasLearner):
     # -- steps with an exchange inside -----------------------------------------------------------
 
     def train_reducing(self, stack: BatchStack, reducer: Reducer) -> None:
+        if reducer.in_graph is None and threading.current_thread() is not threading.main_thread():
+            # Ranks that are threads of one process share TensorFlow's threads, as many as it has
+            # cores. Ranks that wait inside their compiled calls could take all of them, and those
+            # that they wait for would never run.
+            super().train_reducing(stack, reducer)
+            return
         self.build_metrics(stack)
         self._reducer, reducer.rows = reducer, stack.num_rows // stack.num_batches
         steps = self._steps_with(reducer)

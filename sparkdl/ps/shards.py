@@ -71,7 +71,7 @@ def shards_of(layout: Layout, count: int) -> list[Shard]:
 
 
 class ShardRouter(Closing):
-    """A worker's access to several servers; see :class:`sparkdl.ps.synchronizer.StoreAccess`.
+    """A worker's access to several servers; see :class:`sparkdl.ps.client.StoreAccess`.
 
     Each exchange goes to all servers at the same time. A worker that was lost between two servers'
     replies has committed its last window to some of them only: the next attempt trains that window
@@ -106,6 +106,11 @@ class ShardRouter(Closing):
     def lead(self) -> bool:
         """Whether this rank is the lowest member."""
         return self.session.lead
+
+    @property
+    def num_workers(self) -> int:
+        """Workers of the run."""
+        return self._clients[0].num_workers
 
     def join(self, *, rows: int = 0, batches_per_epoch: int = 0) -> Welcome:
         """Joins the run at every server; the rank goes on from the earliest position."""

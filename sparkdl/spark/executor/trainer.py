@@ -170,6 +170,7 @@ class TrainTask:
             gpus=gpus,
             pid=os.getpid(),
             refused=synchronizer.refused,
+            counted=synchronizer.counted,
             measured=dict(synchronizer.measured),
             unreported=synchronizer.unreported,
             state=synchronizer.result(learner, settings.epochs),
@@ -197,6 +198,7 @@ class TrainedRank:
         unreported: Epoch -> its final report; empty where the rank sent it to the driver.
         state: What the run keeps of it, or None.
         refused: Updates that were refused because they were not finite.
+        counted: The part of its changes that counted, a mean over its exchanges.
         measured: Name of a communicator -> seconds of one reduction; empty if none was measured.
     """
 
@@ -210,6 +212,7 @@ class TrainedRank:
     unreported: dict[int, EpochReport] = field(default_factory=dict)
     state: RunState | None = field(default=None, repr=False)
     refused: int = 0
+    counted: float = 1.0
     measured: dict[str, float] = field(default_factory=dict)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
