@@ -34,7 +34,8 @@ COPIES = 4
 MID_EPOCH, EXCHANGE_EPOCH = 3, 2
 LEAST_ACCURACY = 0.95
 STOP_S = 20.0
-HANG_S = 150.0
+HANG_S = 100.0
+"""Without any progress."""
 
 
 # -- the processes of the cell --------------------------------------------------------------------
@@ -76,6 +77,14 @@ def go_on_later(pid: int, seconds: float) -> None:
     )  # fmt: skip
 
 
+def alive(what: str) -> None:
+    """Says what has happened, and puts off the moment at which this process counts as hanging."""
+    print(f"{time.monotonic() - _BEGAN:6.1f} s: {what}", flush=True)
+    faulthandler.dump_traceback_later(HANG_S, exit=True)
+
+
+_BEGAN = time.monotonic()
+
 # -- the fault ------------------------------------------------------------------------------------
 
 
@@ -96,6 +105,7 @@ class Fault:
     def fire(self) -> None:
         """Does it, and notes when."""
         self.at = time.monotonic()
+        alive(f"{self.kind} now")
         verb, _, whom = self.kind.partition("-")
         if self.kind == "stopped-context":
             self.spark.stop()
@@ -148,6 +158,7 @@ class Fault:
 
         class AtEpoch(keras.callbacks.Callback):
             def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+                alive(f"epoch {epoch} is done")
                 if epoch != epochs.get(fault.moment) or fired:
                     return
                 fired.append(epoch)
@@ -308,19 +319,19 @@ def reported(report: dict[str, Any]) -> Iterator[None]:
         report["interrupted"] = isinstance(error, KeyboardInterrupt)
 
 
-def run(kind: str, moment: str, mode: str, folder: Path, resume: bool) -> dict[str, Any]:
-    """The cell; what became of it."""
-    spark = start_spark(folder / "small" if kind == "full-spill" else None)
+def run(spark: Any, cell: str, folder: Path, resume: bool) -> dict[str, Any]:
+    """One cell; what became of it."""
+    kind, moment, mode = cell.split("/")
     report: dict[str, Any] = {}
     frame = make_frame(spark, kind)
     fault = None if resume else Fault(kind, moment, spark)
     options: dict[str, Any] = {}
     if kind in ("kill-driver", "truncated-checkpoints", "full-checkpoint"):
-        place = "small" if kind == "full-checkpoint" else "checkpoints"
+        place = "small" if kind == "full-checkpoint" else f"checkpoints-{mode}"
         options = {"checkpoint_dir": str(folder / place), "resume": resume}
     if kind == "truncated-checkpoints":
         fit(kind, mode, frame, None, options)
-        damage_newest(folder / "checkpoints")
+        damage_newest(folder / place)
         options["resume"] = True
     models: list[Any] = []
     began = time.monotonic()
@@ -333,6 +344,7 @@ def run(kind: str, moment: str, mode: str, folder: Path, resume: bool) -> dict[s
         else:
             models = [fit(kind, mode, frame, fault, options)]
     ended = time.monotonic()
+    alive(f"the fit has ended: {report}")
     since = began if fault is None or fault.at is None else fault.at
     report["seconds"] = round(ended - since, 2)
     report["fired"] = fault is not None and fault.at is not None
@@ -343,13 +355,25 @@ def run(kind: str, moment: str, mode: str, folder: Path, resume: bool) -> dict[s
     report["left"] = left_in_driver(spark)
     if kind == "full-checkpoint":
         report["restored_epoch"] = restored_epoch(folder / "small")
-    if not is_stopped(spark):
-        after: dict[str, Any] = {}
-        with reported(after):
-            fit("", mode, make_frame(spark, ""), None, {}, epochs=1)
-        report["afterwards"] = after.get("error", after["outcome"])
-        spark.stop()
     return report
+
+
+def run_all(cells: list[str], folder: Path, resume: bool) -> None:
+    """The cells one after the other in one session, and a fit without a fault after the last."""
+    spark = start_spark(folder / "small" if cells[0].startswith("full-spill/") else None)
+    alive("Spark is up")
+    reports: dict[str, Any] = {}
+    for cell in cells:
+        alive(cell)
+        reports[cell] = run(spark, cell, folder, resume)
+        if cell == cells[-1] and not is_stopped(spark):
+            after: dict[str, Any] = {}
+            with reported(after):
+                fit("", cell.rsplit("/", 1)[-1], make_frame(spark, ""), None, {}, epochs=1)
+            reports[cell]["afterwards"] = after.get("error", after["outcome"])
+        (folder / "report.json").write_text(json.dumps(reports, indent=1))
+    if not is_stopped(spark):
+        spark.stop()
 
 
 def restored_epoch(folder: Path) -> int:
@@ -362,18 +386,15 @@ def restored_epoch(folder: Path) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("kind")
-    parser.add_argument("moment")
-    parser.add_argument("mode")
     parser.add_argument("folder", type=Path)
+    parser.add_argument("cells", nargs="+", help="kind/moment/mode")
     parser.add_argument("--resume", action="store_true")
     asked = parser.parse_args()
-    faulthandler.dump_traceback_later(HANG_S, exit=True)
+    alive("begins")
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     sys.path.insert(0, str(ROOT))
-    report = run(asked.kind, asked.moment, asked.mode, asked.folder, asked.resume)
-    (asked.folder / "report.json").write_text(json.dumps(report, indent=1))
+    run_all(asked.cells, asked.folder, asked.resume)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,9 @@
 Each cell is a driver process of its own with two real executor processes, one fault in one fit
 (``fault_cell.py``), and a look at what it left behind: processes, temporary files, shared memory.
 A cell *holds* if it ends in the right model, or within 15 s in one error that names the cause, as
-promised for its fault. Results are kept in a file, so that the matrix can be run in pieces.
+promised for its fault. Results are kept in a file, so that the matrix can be run in pieces. On a
+busy machine ``--together`` runs several cells in one driver, where the faults leave it alive: then
+a cell begins with workers that have imported Keras, and the table says so.
 
     python benchmarks/faults.py --results faults.jsonl                # all cells, about 90 minutes
     python benchmarks/faults.py --results faults.jsonl --only kill-server --mode asynchronous
@@ -34,9 +36,12 @@ MOMENTS = ("start", "exchange", "mid", "end")
 PROGRAM = Path(__file__).with_name("fault_cell.py")
 ERROR_WITHIN_S = 15.0
 GONE_WITHIN_S = 15.0
-DRIVER_S = 170.0
+DRIVER_S = 280.0
 SMALL_DISKS = {"full-spill": 2 << 20, "full-checkpoint": 100 << 10}
 """Bytes of the file system that fills up."""
+ALONE = {"kill-driver", "kill-jvm", "stopped-context", *SMALL_DISKS}
+"""Faults after which a driver has no session, or that need one of their own."""
+CUT = "cut off"
 MARK = "SPARKDL_FAULT_CELL"
 
 
@@ -151,23 +156,34 @@ def processes_of(mark: str) -> dict[int, str]:
     return found
 
 
-def command_of(cell: Cell, folder: Path, resume: bool) -> list[str]:
+def command_of(cells: list[Cell], folder: Path, resume: bool) -> list[str]:
     """The driver's command; with a small file system of its own where a disk is to fill up."""
-    command = [sys.executable, str(PROGRAM), cell.kind, cell.moment, cell.mode, str(folder)]
+    names = [cell.name for cell in cells]
+    command = [sys.executable, str(PROGRAM), str(folder), *names]
     if resume:
         command.append("--resume")
-    if cell.kind in SMALL_DISKS:
+    size = SMALL_DISKS.get(cells[0].kind)
+    if size is not None:
         (folder / "small").mkdir(exist_ok=True)
-        mount = f"mount -t tmpfs -o size={SMALL_DISKS[cell.kind]} tmpfs {folder}/small"
+        mount = f"mount -t tmpfs -o size={size} tmpfs {folder}/small"
         command = ["unshare", "-rm", "sh", "-c", f'{mount} && exec "$@"', "sh", *command]
     return command
 
 
-def run_driver(cell: Cell, folder: Path, *, resume: bool = False) -> dict[str, Any]:
+def run_driver(
+    cells: list[Cell], folder: Path, until: float, *, resume: bool = False
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Runs one driver and waits until all of its processes are gone.
 
+    Args:
+        cells: What it does.
+        folder: Of its files.
+        until: By the monotonic clock; then it is cut off.
+        resume: Whether it goes on for one that was killed.
+
     Returns:
-        Its report (empty if it was killed), with ``code``, ``left`` and the end of its output.
+        Cell -> its report, for those that were reported; and what is true of the driver: ``code``,
+        ``left``, ``gone_s`` and the end of its output.
     """
     mark = uuid.uuid4().hex
     temporary = folder / "tmp"
@@ -179,12 +195,12 @@ def run_driver(cell: Cell, folder: Path, *, resume: bool = False) -> dict[str, A
     left: dict[int, str] = {}
     with open(folder / "output", "ab") as output:
         driver = subprocess.Popen(
-            command_of(cell, folder, resume), env=environment, stdin=subprocess.DEVNULL,
+            command_of(cells, folder, resume), env=environment, stdin=subprocess.DEVNULL,
             stdout=output, stderr=output, start_new_session=True,
         )  # fmt: skip
         try:
-            deadline = time.monotonic() + DRIVER_S
-            while driver.poll() is None and time.monotonic() < deadline:
+            deadline = time.monotonic() + DRIVER_S * len(cells)
+            while driver.poll() is None and time.monotonic() < min(deadline, until):
                 seen |= processes_of(mark).keys()
                 time.sleep(0.5)
             hangs = driver.poll() is None
@@ -198,16 +214,16 @@ def run_driver(cell: Cell, folder: Path, *, resume: bool = False) -> dict[str, A
             for pid in processes_of(mark):  # for the next cell's sake, and if this process is ended
                 os.kill(pid, signal.SIGKILL)
             driver.wait()
-    report = json.loads(report_file.read_text()) if report_file.exists() else {}
-    report["left"] = [
-        *report.get("left", []),
-        *(f"process {pid}: {command[:150]}" for pid, command in left.items()),
-        *left_files(folder, seen),
-    ]
-    report["code"] = "hangs" if hangs else driver.returncode
-    report["gone_s"] = round(gone_s, 1)
-    report["output"] = (folder / "output").read_text(errors="replace")[-3000:]
-    return report
+    reports = json.loads(report_file.read_text()) if report_file.exists() else {}
+    return reports, {
+        "code": driver.returncode if not hangs else CUT if ended < deadline else "hangs",
+        "left": [
+            *(f"process {pid}: {command[:150]}" for pid, command in left.items()),
+            *([] if hangs else left_files(folder, seen)),
+        ],
+        "gone_s": round(gone_s, 1),
+        "output": (folder / "output").read_text(errors="replace")[-12_000:],
+    }
 
 
 def left_files(folder: Path, pids: Iterable[int]) -> list[str]:
@@ -218,23 +234,38 @@ def left_files(folder: Path, pids: Iterable[int]) -> list[str]:
     return left + [f"file {path}" for path in shared]
 
 
-def run_cell(cell: Cell) -> dict[str, Any]:
-    """Runs a cell; its report with a verdict: ``'held'``, or what did not hold."""
+def run_cells(cells: list[Cell], until: float) -> list[dict[str, Any]]:
+    """Runs cells in one driver; their reports with a verdict: ``'held'``, or what did not hold.
+
+    Cells after one that ended the driver have no report, and those after ``until`` neither.
+    """
     began = time.monotonic()
     folder = Path(tempfile.mkdtemp(prefix="faults-"))
     try:
-        report = run_driver(cell, folder)
-        if cell.kind == "kill-driver" and report["code"] == -signal.SIGKILL:
-            killed = report
-            report = run_driver(cell, folder, resume=True)
-            report["left"] = killed["left"] + report["left"]
-            report["seconds"] = killed["gone_s"]
+        reports, driver = run_driver(cells, folder, until)
+        if cells[0].kind == "kill-driver" and driver["code"] == -signal.SIGKILL:
+            killed = driver
+            reports, driver = run_driver(cells, folder, until, resume=True)
+            driver["left"] = killed["left"] + driver["left"]
+            for report in reports.values():
+                report["seconds"] = killed["gone_s"]
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    verdict = judge(cell, report)
-    report["output"] = report["output"] if verdict != "held" else ""
-    taken = round(time.monotonic() - began, 1)
-    return {"cell": cell.name, "verdict": verdict, "taken_s": taken, **report}
+    taken_s = round((time.monotonic() - began) / len(cells), 1)
+    results = []
+    for number, cell in enumerate(cells):
+        report = reports.get(cell.name, {})
+        if not report and driver["code"] == CUT:
+            break
+        told = {**report, **driver, "left": [*report.get("left", []), *driver["left"]]}
+        verdict = judge(cell, told)
+        if verdict == "held":
+            del told["output"]
+        shared = {"shared": number > 0, "taken_s": taken_s}
+        results.append({"cell": cell.name, "verdict": verdict, **shared, **told})
+        if not report:
+            break
+    return results
 
 
 def judge(cell: Cell, report: dict[str, Any]) -> str:
@@ -295,8 +326,12 @@ def table(results: dict[str, dict[str, Any]]) -> str:
             words = promise.words if moment == promise.moments[0] else "the same"
             told.append(f"| {kind} | {moment} | " + " | ".join(row) + f" | {words} |")
     held = sum(r["verdict"] == "held" for r in results.values())
+    shared = sum(r.get("shared", False) for r in results.values())
     cells = len(all_cells())
-    told.append(f"\n{len(results)} of {cells} cells were run; {held} of them hold.")
+    told.append(
+        f"\n{len(results)} of {cells} cells were run; {held} of them hold. {shared} were run in a "
+        "driver that had run others before (`--together`)."
+    )
     return "\n".join(told)
 
 
@@ -328,6 +363,7 @@ def main() -> int:
     parser.add_argument("--mode", nargs="*", default=list(MODES), choices=MODES)
     parser.add_argument("--shard", default="1/1", help="i/n: every n-th cell from the i-th")
     parser.add_argument("--again", action="store_true", help="also cells that did not hold")
+    parser.add_argument("--together", type=int, default=1, help="cells in one driver, at most")
     parser.add_argument("--limit-s", type=float, default=1e9, help="then no cell is begun")
     parser.add_argument("--write", type=Path, help="put the table into this page, run nothing")
     asked = parser.parse_args()
@@ -337,24 +373,45 @@ def main() -> int:
         return 0
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # and no cell is left running
     index, count = map(int, asked.shard.split("/"))
+    wanted = [
+        cell
+        for cell in all_cells()[index - 1 :: count]
+        if cell.mode in asked.mode
+        and (not asked.only or any(part in cell.name for part in asked.only))
+        and (cell.name not in results or (asked.again and not _held(results[cell.name])))
+    ]
     began, longest = time.monotonic(), 60.0
-    for cell in all_cells()[index - 1 :: count]:
-        before = results.get(cell.name)
-        if before is not None and (before["verdict"] == "held" or not asked.again):
-            continue
-        if cell.mode not in asked.mode or (
-            asked.only and not any(part in cell.name for part in asked.only)
-        ):
-            continue
+    for cells in grouped(wanted, asked.together):
         if time.monotonic() - began + longest > asked.limit_s:
             break
-        result = results[cell.name] = run_cell(cell)
-        longest = max(longest, result["taken_s"])
-        with open(asked.results, "a") as file:
-            file.write(json.dumps(result) + "\n")
-        print(f"{cell.name:45} {result['taken_s']:6.1f} s  {result['verdict']}", flush=True)
+        begun = time.monotonic()
+        for result in run_cells(cells, began + asked.limit_s):
+            results[result["cell"]] = result
+            with open(asked.results, "a") as file:
+                file.write(json.dumps(result) + "\n")
+            print(
+                f"{result['cell']:45} {result['taken_s']:6.1f} s  {result['verdict']}", flush=True
+            )
+        longest = max(longest, time.monotonic() - begun)
     print(table(results))
-    return sum(result["verdict"] != "held" for result in results.values())
+    return sum(not _held(result) for result in results.values())
+
+
+def grouped(cells: list[Cell], at_most: int) -> list[list[Cell]]:
+    """Cells that share a driver: of one mode, and only where the fault leaves the driver alive."""
+    groups: list[list[Cell]] = []
+    for cell in sorted(cells, key=lambda cell: MODES.index(cell.mode)):
+        last = groups[-1] if groups else []
+        alone = cell.kind in ALONE or any(c.kind in ALONE for c in last)
+        if last and not alone and len(last) < at_most and last[0].mode == cell.mode:
+            last.append(cell)
+        else:
+            groups.append([cell])
+    return groups
+
+
+def _held(result: dict[str, Any]) -> bool:
+    return bool(result["verdict"] == "held")
 
 
 if __name__ == "__main__":
