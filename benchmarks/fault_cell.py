@@ -34,7 +34,7 @@ COPIES = 4
 MID_EPOCH, EXCHANGE_EPOCH = 3, 2
 LEAST_ACCURACY = 0.95
 STOP_S = 20.0
-HANG_S = 100.0
+HANG_S = 180.0
 """Without any progress."""
 
 
@@ -101,6 +101,7 @@ class Fault:
     def __init__(self, kind: str, moment: str, spark: Any) -> None:
         self.kind, self.moment, self.spark = kind, moment, spark
         self.at: float | None = None
+        self._thread: threading.Thread | None = None
 
     def fire(self) -> None:
         """Does it, and notes when."""
@@ -128,11 +129,10 @@ class Fault:
         """Stops the other end of the exchanges, waits until the victim waits for it, and fires."""
         time.sleep(0.3)
         victim = self._victim(self.kind.partition("-")[2])
-        ends = [p.pid for p in (servers() or workers()[-1:])]
-        ends = [p.pid for p in workers()] if victim in ends else ends
-        for pid in ends:
-            go_on_later(pid, 0.8)
-            os.kill(pid, signal.SIGSTOP)
+        others = [w for w in workers() if victim not in {w.pid, *(p.pid for p in w.parents())}]
+        for process in servers() or others[-1:] or workers()[-1:]:
+            go_on_later(process.pid, 0.8)
+            process.suspend()
         time.sleep(0.4)
         self.fire()
 
@@ -141,12 +141,21 @@ class Fault:
 
         def wait() -> None:
             while not workers():
-                time.sleep(0.02)
+                time.sleep(0.1)
             time.sleep(1.0)
             self.fire()
 
         if self.moment == "start":
-            threading.Thread(target=wait, name="fault", daemon=True).start()
+            self._begin(wait)
+
+    def _begin(self, action: Callable[[], None]) -> None:
+        self._thread = threading.Thread(target=action, name="fault", daemon=True)
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Until what was begun in the background has ended."""
+        if self._thread is not None:
+            self._thread.join(30)
 
     def callback(self) -> Any:
         """A Keras callback that fires at the other moments."""
@@ -169,7 +178,7 @@ class Fault:
                 else:
                     fault.fire()
                     return
-                threading.Thread(target=act, name="fault", daemon=True).start()
+                fault._begin(act)
 
         return AtEpoch()
 
@@ -345,6 +354,8 @@ def run(spark: Any, cell: str, folder: Path, resume: bool) -> dict[str, Any]:
             models = [fit(kind, mode, frame, fault, options)]
     ended = time.monotonic()
     alive(f"the fit has ended: {report}")
+    if fault is not None:
+        fault.wait()
     since = began if fault is None or fault.at is None else fault.at
     report["seconds"] = round(ended - since, 2)
     report["fired"] = fault is not None and fault.at is not None

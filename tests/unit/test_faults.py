@@ -12,7 +12,7 @@ import pytest
 
 FILE = Path(__file__).parents[2] / "benchmarks" / "faults.py"
 GOOD = {"left": [], "code": 0, "outcome": "model", "accuracy": 0.99, "epochs": [8], "seconds": 30.0}
-BAD = {"left": [], "code": 0, "outcome": "error", "seconds": 3.0}
+BAD = {"left": [], "code": 0, "outcome": "error", "seconds": 3.0, "fired": True}
 
 
 @pytest.fixture(scope="module")
