@@ -53,8 +53,13 @@ def _below(text: str) -> list[psutil.Process]:
 
 def workers() -> list[psutil.Process]:
     """Spark's Python workers: a daemon on each executor forks one for each task."""
-    daemons = {process.pid for process in _below("pyspark.daemon")}
-    return [p for p in _below("pyspark.daemon") if p.ppid() in daemons]
+    found = []
+    for process in _below("pyspark.daemon"):
+        with contextlib.suppress(psutil.Error):
+            parent = process.parent()
+            if parent is not None and "pyspark.daemon" in " ".join(parent.cmdline()):
+                found.append(process)
+    return found
 
 
 def executors() -> list[psutil.Process]:
@@ -197,11 +202,11 @@ def start_spark(spill_folder: Path | None) -> Any:
         builder.config("spark.driver.host", "127.0.0.1")
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.log.level", "OFF")
         .config("spark.executorEnv.PYTHONPATH", str(ROOT))
         .config("spark.executorEnv.TF_CPP_MIN_LOG_LEVEL", "3")
         .getOrCreate()
     )
-    session.sparkContext.setLogLevel("OFF")
     return session
 
 

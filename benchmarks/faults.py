@@ -222,8 +222,13 @@ def run_driver(
             *([] if hangs else left_files(folder, seen)),
         ],
         "gone_s": round(gone_s, 1),
-        "output": (folder / "output").read_text(errors="replace")[-12_000:],
+        "output": shortened((folder / "output").read_text(errors="replace")),
     }
+
+
+def shortened(text: str) -> str:
+    """Its beginning and its end."""
+    return text if len(text) < 16_000 else f"{text[:4000]}\n...\n{text[-12_000:]}"
 
 
 def left_files(folder: Path, pids: Iterable[int]) -> list[str]:
