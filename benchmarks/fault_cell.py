@@ -198,7 +198,7 @@ def start_spark(spill_folder: Path | None) -> Any:
     builder = SparkSession.builder.master("local-cluster[2,1,1024]")
     if spill_folder is not None:
         builder = builder.config("spark.executorEnv.TMPDIR", str(spill_folder))
-    session = (
+    return (
         builder.config("spark.driver.host", "127.0.0.1")
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
@@ -207,7 +207,6 @@ def start_spark(spill_folder: Path | None) -> Any:
         .config("spark.executorEnv.TF_CPP_MIN_LOG_LEVEL", "3")
         .getOrCreate()
     )
-    return session
 
 
 def digits() -> tuple[np.ndarray, np.ndarray]:
