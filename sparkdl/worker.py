@@ -68,7 +68,7 @@ def auto_window(steps_per_epoch: int, num_workers: int) -> int:
 
     Args:
         steps_per_epoch: Batches of this worker's epoch.
-        num_workers: Ranks in all.
+        num_workers: Workers that train at the same time.
 
     >>> [auto_window(1000, p) for p in (1, 2, 4, 8, 64)]
     [16, 16, 8, 4, 1]
@@ -98,7 +98,7 @@ class _Loop:
         if window == EPOCH_WINDOW:
             window = max(1, batches.steps_per_epoch)
         elif window == AUTO_WINDOW:
-            window = auto_window(batches.steps_per_epoch, num_workers)
+            window = auto_window(batches.steps_per_epoch, settings.at_once or num_workers)
         longest = _longest_stack(batches)
         if synchronizer.every_batch:
             window = longest
@@ -136,7 +136,9 @@ class _Loop:
             held_out = None
             if self.validation is not None:
                 stacks = self.validation.stacks(0, _longest_stack(self.validation))
-                held_out = self.learner.evaluate(stacks)
+                last = epoch + 1 == self.settings.epochs
+                with self.synchronizer.weights_of_run(self.learner, last):
+                    held_out = self.learner.evaluate(stacks)
             if self.settings.keep_state:
                 self.synchronizer.keep_state(self.learner, epoch + 1)
             self.synchronizer.end_epoch(
@@ -270,5 +272,7 @@ class _Loop:
 
 def _longest_stack(batches: BatchSource) -> int:
     """Batches in one stack: a power of two, so that it divides :data:`MAX_STACK`."""
+    if not batches.stackable:
+        return 1
     fitting = STACK_BYTES // max(1, batches.batch_bytes)
     return min(MAX_STACK, 1 << max(0, fitting.bit_length() - 1))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator, Mapping
 from typing import Protocol
 
 import numpy as np
@@ -140,6 +142,11 @@ class AllReduceSynchronizer:
         """The same as :meth:`train`: here every batch may end with an exchange."""
         self.train(learner, stack, report)
 
+    @contextlib.contextmanager
+    def weights_of_run(self, learner: Learner, last: bool) -> Iterator[None]:
+        """Nothing to do: with the mean of gradients all ranks have the same weights."""
+        yield
+
     def end_epoch(
         self,
         learner: Learner,
@@ -191,6 +198,11 @@ class AllReduceSynchronizer:
         return self._check.refused
 
     @property
+    def counted(self) -> float:
+        """All of this worker's changes counted."""
+        return 1.0
+
+    @property
     def unreported(self) -> dict[int, EpochReport]:
         """Epoch -> its metrics, where this rank has no connection to the driver."""
         return self._unconnected.unreported
@@ -211,6 +223,11 @@ class AllReduceSynchronizer:
     def learning_rate(self) -> float | None:
         """The learning rate that the driver has set, or None."""
         return self._learning_rate
+
+    @property
+    def measured(self) -> Mapping[str, float]:
+        """Name of a communicator -> seconds of one reduction, where the faster one was chosen."""
+        return self._communicator.measured
 
     @property
     def transport(self) -> str:

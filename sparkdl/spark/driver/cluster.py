@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import socket
 import threading
 import time
 import uuid
@@ -12,7 +11,6 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from sparkdl.config import FitConfig
 from sparkdl.errors import ResourceError, SparkDLError, TransportError
 from sparkdl.launch import interrupts
 
@@ -213,42 +211,21 @@ def is_local(spark: Any) -> bool:
     return str(spark.sparkContext.master).startswith("local")
 
 
-def driver_address(spark: Any) -> tuple[str, str]:
-    """``(bind, advertised)`` addresses for a server on the driver: the narrowest that works.
-
-    Raises:
-        ResourceError: This is a Spark Connect client, and Spark's driver is another machine.
-    """
-    if is_local(spark):
-        return "127.0.0.1", "127.0.0.1"
-    host = str(spark.conf.get("spark.driver.host", "127.0.0.1"))
-    bind = str(spark.conf.get("spark.driver.bindAddress", host))
-    if is_connect(spark) and not _can_bind(bind):
-        raise ResourceError(
-            "the parameter server runs here, and executors are not known to reach this client",
-            expected="a session on the cluster's driver, or server_address",
-            received=f"a Spark Connect client; Spark's driver is {host}",
-            hint="mode='allreduce' works from here; or SparkModel(..., server_bind=..., "
-            "server_address=<an address of this machine that executors reach>)",
-        )
-    return bind, host
+def tag_jobs(spark: Any, tag: str) -> None:
+    """Tags the jobs that this thread, or a :class:`Stage` that it makes, starts from now on."""
+    if is_connect(spark):
+        spark.addTag(tag)
+    else:
+        spark.sparkContext.addJobTag(tag)
 
 
-def listening_address(spark: Any, config: FitConfig) -> tuple[str, str | None]:
-    """``(bind, advertised)`` addresses of a run's server: the user's, or :func:`driver_address`."""
-    if config.server_bind is not None:
-        return config.server_bind, config.server_address
-    bind, reachable = driver_address(spark)
-    return bind, config.server_address or reachable
-
-
-def _can_bind(host: str) -> bool:
-    with contextlib.suppress(OSError):
-        family, *_, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.bind(address)
-            return True
-    return False
+def cancel_tagged(spark: Any, tag: str) -> None:
+    """Ends the jobs that have the tag; those that start later are not."""
+    with interrupts.held():
+        if is_connect(spark):
+            spark.interruptTag(tag)
+        else:
+            spark.sparkContext.cancelJobsWithTag(tag)
 
 
 class Stage:
@@ -266,6 +243,7 @@ class Stage:
     def __init__(self, spark: Any, action: Callable[[], Any], description: str) -> None:
         self._spark, self._action, self._description = spark, action, description
         self._group = f"sparkdl-{uuid.uuid4().hex[:12]}"
+        self._tags = spark.getTags() if is_connect(spark) else set()  # classic threads inherit them
         self.result: Any = None
         self.error: BaseException | None = None
         self._lock = threading.Lock()
@@ -287,7 +265,8 @@ class Stage:
             self._begun = True
         try:
             if is_connect(self._spark):
-                self._spark.addTag(self._group)
+                for tag in (self._group, *self._tags):
+                    self._spark.addTag(tag)
             else:
                 self._spark.sparkContext.setJobGroup(
                     self._group, self._description, interruptOnCancel=True
