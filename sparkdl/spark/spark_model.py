@@ -279,7 +279,7 @@ class SparkModel:
                 are not weighted. As in Keras, it weighs the rows of ``data`` (also those that
                 ``validation_split`` holds out), not ``validation_data``.
             shuffle: New row order in each epoch.
-            checkpoint_dir: Folder (local or any file system) for a checkpoint after each epoch.
+            checkpoint_dir: Folder for a checkpoint after each epoch; paths as in :meth:`save`.
             resume: Go on from the last checkpoint in ``checkpoint_dir``; ``epochs`` is then the
                 total, as in ``keras``' ``initial_epoch``.
             **keras_fit_arguments: ``initial_epoch``; ``class_weight={class: weight}`` (for the
@@ -504,7 +504,9 @@ class SparkModel:
         """Writes the model with its optimizer state as a ``.keras`` file.
 
         Args:
-            path: A local path, ``file://``, ``hdfs://``, or any URI of pyarrow or fsspec.
+            path: As Spark understands it: ``hdfs://``, ``dbfs:/``, ``s3a://``, ... and, without a
+                scheme, its default file system; ``file:/`` is this machine. Or any URI of pyarrow
+                or fsspec.
             overwrite: False refuses an existing file.
 
         Raises:
