@@ -234,6 +234,7 @@ class LoopSettings:
         check_data: Refuse NaN and infinity before training.
         memory_budget_bytes: A partition beyond this is spilled to disk.
         spill_dir: Where; None is the executor's temporary directory.
+        keep_spans: Return each phase of the rank with its times, for a timeline.
     """
 
     epochs: int
@@ -249,6 +250,7 @@ class LoopSettings:
     check_data: bool = False
     memory_budget_bytes: int = 2 << 30
     spill_dir: str | None = None
+    keep_spans: bool = False
 
     def __post_init__(self) -> None:
         require_int("epochs", self.epochs, 0)

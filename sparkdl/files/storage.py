@@ -6,7 +6,7 @@ import contextlib
 import os
 import secrets
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, BinaryIO
 
 from sparkdl.errors import ResourceError
 
@@ -47,6 +47,38 @@ def read_bytes(path: str, at_most: int | None = None) -> bytes:
             f"{path!r} is too long", expected=f"at most {at_most} bytes", received="more"
         )
     return content
+
+
+def create_local(path: str) -> BinaryIO | None:
+    """A new file, open for writing, with the folders above it; None if ``path`` is not local.
+
+    Raises:
+        ResourceError: The file is there already, or cannot be written.
+    """
+    filesystem, inner = _resolve(path)
+    if not _is_local(filesystem):
+        return None
+    with _explained("written", path):
+        _make_parent(filesystem, inner)
+        return open(inner, "xb")
+
+
+def list_files(folder: str, ending: str) -> list[str]:
+    """Paths of the files right in ``folder`` whose names have ``ending``, sorted; or ``[folder]``
+    if it is a file itself.
+
+    Raises:
+        ResourceError: The folder is not there, or cannot be read.
+    """
+    from pyarrow import fs
+
+    filesystem, inner = _resolve(folder)
+    with _explained("read", folder):
+        if filesystem.get_file_info(inner).type == fs.FileType.File:
+            return [folder]
+        found = filesystem.get_file_info(fs.FileSelector(inner))
+    names = [info.base_name for info in found if info.type == fs.FileType.File]
+    return [f"{folder.rstrip('/')}/{name}" for name in sorted(names) if name.endswith(ending)]
 
 
 def exists(path: str) -> bool:

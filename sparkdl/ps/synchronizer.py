@@ -15,6 +15,7 @@ import numpy as np
 
 from sparkdl.errors import ConfigError
 from sparkdl.finite import FiniteCheck, finite_state
+from sparkdl.phases import current_clock
 from sparkdl.protocols import BatchStack, Learner
 from sparkdl.ps.client import Progress
 from sparkdl.ps.rules.rule import Rule
@@ -118,6 +119,7 @@ class WindowSynchronizer:
             )
         self._rule = rule
         self._client = client
+        self._clock = current_clock()
         self._check = check or FiniteCheck("ignore", layout.trained_size)
         self.overlaps = bool(overlap)
         self._measures = overlap is None and can_overlap
@@ -149,8 +151,9 @@ class WindowSynchronizer:
             if not self._check.admits(self._local):
                 progress = self._begin_again(learner, progress)
                 np.copyto(self._local, self._base)
-            self._rule.exchange(self._local, self._base, _Peer(self._client, progress))
-            learner.write_weights(self._local)
+            with self._clock.within("exchange"):
+                self._rule.exchange(self._local, self._base, _Peer(self._client, progress))
+                learner.write_weights(self._local)
             if self._measures:
                 self._measure(began, time.perf_counter())
             return
@@ -201,7 +204,8 @@ class WindowSynchronizer:
     def _land(self, learner: Learner) -> None:
         if self._flight is None:
             return
-        self._flight.join()
+        with self._clock.within("exchange"):
+            self._flight.join()
         self._flight = None
         if self._error is not None:
             error, self._error = self._error, None

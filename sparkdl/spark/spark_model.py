@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -50,11 +50,13 @@ from sparkdl.spark.driver.choice import choose_exchange, require_refusable
 from sparkdl.spark.driver.fitting import run_fit
 from sparkdl.spark.driver.metrics import prepare_metrics
 from sparkdl.spark.driver.plan import FitPlan, count_workers, loop_settings, prepare_model
+from sparkdl.spark.driver.telling import describe_run, open_sinks
 from sparkdl.spark.driver.trained_model import TrainedModel
 from sparkdl.spark.driver.training import StageSummary
 from sparkdl.spark.inference.evaluate import evaluate_arrays, evaluate_source
 from sparkdl.spark.inference.predict import predict_frame, predict_rdd
 from sparkdl.spark.setting import Setting
+from sparkdl.tracking.sinks import GivenSink
 
 
 class SparkModel:
@@ -234,6 +236,8 @@ class SparkModel:
         shuffle: bool = True,
         checkpoint_dir: str | None = None,
         resume: bool = False,
+        sinks: Sequence[GivenSink] | GivenSink | None = None,
+        timeline: str | None = None,
         **keras_fit_arguments: Any,
     ) -> Any:
         """Trains the model on all rows, ``epochs`` times; a second call goes on from the first.
@@ -260,6 +264,10 @@ class SparkModel:
             checkpoint_dir: Folder (local or any file system) for a checkpoint after each epoch.
             resume: Go on from the last checkpoint in ``checkpoint_dir``; ``epochs`` is then the
                 total, as in ``keras``' ``initial_epoch``.
+            sinks: Who is told what happens while the fit runs: functions of one event
+                (:mod:`sparkdl.progress.events`), or sinks of :mod:`sparkdl.tracking`.
+            timeline: A file to write what every rank did when, for Perfetto or
+                ``chrome://tracing``.
             **keras_fit_arguments: ``initial_epoch``, ``check_data=True`` (refuse NaN and
                 infinity). Others of Keras' ``fit`` are refused with a hint.
 
@@ -309,14 +317,17 @@ class SparkModel:
             keras_callbacks = CallbackSink(
                 self.model, callbacks, epochs=last_epoch, verbose=verbosity(verbose)
             )
+            trackers = open_sinks(sinks, timeline, self.model)
             monitor = FitMonitor(
-                keras_callbacks, [ProgressBar(verbosity(verbose))],
+                keras_callbacks, [ProgressBar(verbosity(verbose)), *trackers],
                 partial(metric_state.metric_results, self.model),
                 epochs=last_epoch, first_epoch=first_epoch,
+                run=describe_run(self._config, arguments, self.model, num_workers),
             )  # fmt: skip
             settings = loop_settings(
                 self._config, self._exchange, arguments, first_epoch=first_epoch,
                 epochs_trained=self._epochs_trained, has_callbacks=monitor.has_callbacks,
+                keep_spans=any(sink.wants_spans for sink in trackers),
             )  # fmt: skip
             plan = FitPlan(
                 self._config, self._exchange, self._trained, self._custom_objects, source,

@@ -56,6 +56,7 @@ def loop_settings(
     first_epoch: int,
     epochs_trained: int,
     has_callbacks: bool,
+    keep_spans: bool,
 ) -> LoopSettings:
     """What each worker's loop is told.
 
@@ -66,6 +67,7 @@ def loop_settings(
         first_epoch: Epoch to begin with.
         epochs_trained: Epochs that earlier fits trained.
         has_callbacks: Whether the driver has callbacks, which want the weights of each epoch.
+        keep_spans: Whether a timeline is wanted.
     """
     wanted_by_driver = has_callbacks or arguments.checkpoint_dir is not None
     return LoopSettings(
@@ -80,6 +82,7 @@ def loop_settings(
         follow_schedule=not exchange.in_step,
         check_data=arguments.check_data,
         memory_budget_bytes=config.memory_budget_mb << 20,
+        keep_spans=keep_spans,
     )
 
 

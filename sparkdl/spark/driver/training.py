@@ -12,6 +12,7 @@ from sparkdl.errors import DataError, SparkDLError, TransportError, WorkerError
 from sparkdl.launch import interrupts
 from sparkdl.launch.failures import RankFailure, RanksLost, failures_of, root_cause
 from sparkdl.launch.results import Result
+from sparkdl.phases import Usage
 from sparkdl.progress.commands import Command
 from sparkdl.progress.monitor import FitMonitor
 from sparkdl.run_state import RunState
@@ -40,6 +41,8 @@ class StageSummary:
         pids: Rank -> process that it trained in.
         members: Rank -> the model it trained, for a rule whose models never meet.
         refused: Updates of all workers that were refused because they were not finite.
+        rank_rows: Rank -> rows that it trained per epoch.
+        usage: Rank -> what its time went into.
     """
 
     rows: int
@@ -50,6 +53,8 @@ class StageSummary:
     pids: dict[int, int]
     members: dict[int, FloatArray] = field(default_factory=dict, repr=False)
     refused: int = 0
+    rank_rows: dict[int, int] = field(default_factory=dict)
+    usage: dict[int, Usage] = field(default_factory=dict)
 
 
 class StageLost(Exception):
@@ -110,6 +115,8 @@ def train_stage(
             _raise_failures(results, run, barrier)
             trained = TrainedRank.all_of(results)
             _keep(driver_model, run, trained, monitor, stopped, on_epoch)
+            spans = {rank: t.spans for rank, t in trained.items() if t.spans is not None}
+            monitor.end_workers(run.progress(monitor.epochs_done), spans)
             return _summary(trained, task)
         finally:
             with contextlib.suppress(Exception):
@@ -167,6 +174,8 @@ def _summary(trained: Mapping[int, TrainedRank], task: TrainTask) -> StageSummar
         pids={rank: t.pid for rank, t in trained.items()},
         members=members,
         refused=sum(t.refused for t in trained.values()),
+        rank_rows={rank: t.rows for rank, t in trained.items()},
+        usage={rank: t.usage for rank, t in trained.items()},
     )
 
 

@@ -1,0 +1,52 @@
+"""Who is told of a fit, and what the fit is called."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from sparkdl.config import NETWORK_SETTINGS, FitConfig
+from sparkdl.errors import ConfigError
+from sparkdl.learner.description import describe_model
+from sparkdl.progress.events import RunDescription
+from sparkdl.spark.driver.arguments import FitArguments
+from sparkdl.tracking.sinks import GivenSink, GuardedSink, sinks_of
+from sparkdl.tracking.timeline import Timeline
+
+
+def open_sinks(
+    sinks: Sequence[GivenSink] | GivenSink | None, timeline: str | None, model: Any
+) -> list[GuardedSink]:
+    """The sinks of a fit: the user's, the timeline's, and those that stand for every fit.
+
+    Raises:
+        ConfigError: Something is no sink, or the timeline is no path.
+    """
+    given = [] if sinks is None else list(sinks) if isinstance(sinks, Sequence) else [sinks]
+    if timeline is not None:
+        if not isinstance(timeline, str) or not timeline:
+            raise ConfigError(
+                "timeline is a file to write",
+                expected="a path, for example 'timeline.json'",
+                received=repr(timeline),
+            )
+        given.append(Timeline(timeline))
+    return sinks_of(given, model)
+
+
+def describe_run(
+    config: FitConfig, arguments: FitArguments, model: Any, num_workers: int
+) -> RunDescription:
+    """Which fit it is, with what it was asked to do; nothing of where servers listen."""
+    asked = {k: v for k, v in config.to_dict().items() if k not in NETWORK_SETTINGS}
+    asked |= {
+        "epochs": arguments.epochs,
+        "batch_size": arguments.batch_size or config.batch_size,
+        "num_workers": num_workers,
+        "validation_split": arguments.validation_split,
+        "shuffle": arguments.shuffle,
+    }
+    run_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
+    return RunDescription(run_id, model.name, num_workers, asked | describe_model(model))
