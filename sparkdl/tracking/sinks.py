@@ -19,8 +19,9 @@ GivenSink = Sink | EventFunction
 class ModelSink(Protocol):
     """A sink that also wants the model that is trained."""
 
-    def take_model(self, model: object) -> None:
-        """Takes the Keras model of the fit that begins now; the fit trains it in place."""
+    def take_model(self, model: Callable[[], object]) -> None:
+        """Takes a function that gives the Keras model of the fit that begins now: the trained one
+        when the training has ended."""
 
 
 @runtime_checkable
@@ -52,7 +53,7 @@ class GuardedSink:
         """What the sink says; a function wants all."""
         return not self._broken and (callable(self._sink) or self._sink.wants_progress)
 
-    def take_model(self, model: object) -> None:
+    def take_model(self, model: Callable[[], object]) -> None:
         """Gives the model to a sink that wants it."""
         if isinstance(self._sink, ModelSink):
             self._sink.take_model(model)
@@ -78,28 +79,29 @@ class GuardedSink:
             )
 
 
-_standing: list[GivenSink] = []
+SinkMaker = Callable[[], GivenSink]
+_standing: list[SinkMaker] = []
 _standing_lock = threading.Lock()
 
 
-def add_standing(sink: GivenSink) -> None:
-    """From now on every fit of this process tells ``sink`` too."""
+def add_standing(make: SinkMaker) -> None:
+    """From now on every fit of this process tells a sink of its own that ``make`` makes."""
     with _standing_lock:
-        _standing.append(sink)
+        _standing.append(make)
 
 
-def remove_standing(sink: GivenSink) -> None:
+def remove_standing(make: SinkMaker) -> None:
     """The counterpart of :func:`add_standing`; nothing if it was not added."""
     with _standing_lock:
-        _standing[:] = [other for other in _standing if other is not sink]
+        _standing[:] = [other for other in _standing if other != make]
 
 
-def sinks_of(given: Iterable[GivenSink], model: object) -> list[GuardedSink]:
+def sinks_of(given: Iterable[GivenSink], model: Callable[[], object]) -> list[GuardedSink]:
     """The sinks of a fit that begins now.
 
     Args:
         given: The user's.
-        model: The Keras model, for those that want it.
+        model: Gives the Keras model, for those that want it.
 
     Raises:
         ConfigError: Something in ``given`` is no sink.
@@ -115,7 +117,8 @@ def sinks_of(given: Iterable[GivenSink], model: object) -> list[GuardedSink]:
                 hint="sinks=[sparkdl.tracking.TensorBoard('logs'), print]",
             )
     with _standing_lock:
-        found = [GuardedSink(sink) for sink in (*_standing, *asked)]
+        makers = list(_standing)
+    found = [GuardedSink(sink) for sink in (*(make() for make in makers), *asked)]
     for guarded in found:
         guarded.take_model(model)
     return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from sparkdl.config import NETWORK_SETTINGS, FitConfig
@@ -17,7 +17,9 @@ from sparkdl.tracking.timeline import Timeline
 
 
 def open_sinks(
-    sinks: Sequence[GivenSink] | GivenSink | None, timeline: str | None, model: Any
+    sinks: Sequence[GivenSink] | GivenSink | None,
+    timeline: str | None,
+    model: Callable[[], object],
 ) -> list[GuardedSink]:
     """The sinks of a fit: the user's, the timeline's, and those that stand for every fit.
 
