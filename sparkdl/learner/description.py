@@ -17,11 +17,12 @@ def describe_model(model: Any) -> dict[str, Json]:
         "model_parameters": int(model.count_params()),
         "model_layers": len(model.layers),
         "loss": _name_of(model.loss),
+        "optimizer": type(model.optimizer).__name__,
     }
     for name, value in model.optimizer.get_config().items():
         if isinstance(value, dict) and "class_name" in value:
             value = str(value["class_name"])
-        if value is not None and isinstance(value, (bool, int, float, str)):
+        if name != "name" and value is not None and isinstance(value, (bool, int, float, str)):
             told[f"optimizer_{name}"] = value
     return told
 

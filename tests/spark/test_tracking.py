@@ -10,7 +10,7 @@ import pytest
 from conftest import make_mlp
 
 from sparkdl import SparkModel
-from sparkdl.errors import ConfigError
+from sparkdl.errors import ConfigError, DataError
 from sparkdl.phases import PHASES
 from sparkdl.progress.events import (
     EpochEnded,
@@ -39,7 +39,7 @@ def test_sinks_hear_of_metrics_and_workers_and_the_timeline_has_all_of_their_tim
     assert isinstance(began, TrainingBegan)
     assert began.run.num_workers == 2
     assert began.run.parameters["mode"] == mode
-    assert began.run.parameters["optimizer_name"] == "adam"
+    assert began.run.parameters["optimizer"] == "Adam"
     assert [e.metrics["loss"] for e in ended] == history.history["loss"]
     assert isinstance(events[-1], TrainingEnded)
     told = [e for e in events if isinstance(e, WorkersProgressed)]
@@ -87,11 +87,7 @@ def test_a_sink_that_raises_does_not_end_the_fit_and_a_failed_fit_is_told(
     with pytest.raises(ConfigError, match="sinks has something that is no sink"):
         spark_model.fit(digits_df, verbose=0, sinks=["logs"])
 
-    def decode(value: Any) -> Any:
-        raise ValueError("no such picture")
-
-    failing = SparkModel(make_mlp(), num_workers=2, decoder=decode)
-    pictures = digits_df.selectExpr("cast(id as binary) as features", "label")
-    with pytest.raises(Exception, match="no such picture"):
-        failing.fit(pictures, verbose=0, sinks=[events.append])
+    holes = digits_df.selectExpr("transform(features, v -> float('NaN')) as features", "label")
+    with pytest.raises(DataError):
+        spark_model.fit(holes, verbose=0, check_data=True, sinks=[events.append])
     assert isinstance(events[-1], TrainingFailed)
