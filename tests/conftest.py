@@ -36,6 +36,7 @@ _NEEDS = {
     "unit/launch/test_function.py": "processes",
     "unit/launch/test_launchers.py": "processes",
     "unit/launch/test_payload.py": "processes",
+    "unit/tracking/test_page_browser.py": "processes",
     "unit/ps/rules/test_rules_optimizer.py": "keras",
 }
 """A folder or file below ``tests/``, and the mark of all tests in it."""

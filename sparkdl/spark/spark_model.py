@@ -50,12 +50,13 @@ from sparkdl.spark.driver.choice import choose_exchange, require_refusable
 from sparkdl.spark.driver.fitting import run_fit
 from sparkdl.spark.driver.metrics import prepare_metrics
 from sparkdl.spark.driver.plan import FitPlan, count_workers, loop_settings, prepare_model
-from sparkdl.spark.driver.telling import describe_run, open_sinks
+from sparkdl.spark.driver.telling import describe_run, open_sinks, profile_fit
 from sparkdl.spark.driver.trained_model import TrainedModel
 from sparkdl.spark.driver.training import StageSummary
 from sparkdl.spark.inference.evaluate import evaluate_arrays, evaluate_source
 from sparkdl.spark.inference.predict import predict_frame, predict_rdd
 from sparkdl.spark.setting import Setting
+from sparkdl.tracking.profile import Profile
 from sparkdl.tracking.sinks import GivenSink
 
 
@@ -161,6 +162,7 @@ class SparkModel:
         self._history: Any = None
         self._epochs_trained = 0
         self._summary: StageSummary | None = None
+        self._profile: Profile | None = None
         self._ensemble: list[Any] = []
         self._columns = Columns()
         self._fitting = threading.Lock()
@@ -186,6 +188,11 @@ class SparkModel:
     def summary(self) -> StageSummary | None:
         """Seconds, transports, GPUs and processes of the last fit's workers; None before one."""
         return self._summary
+
+    @property
+    def profile(self) -> Profile | None:
+        """Where the time of the last fit's workers went; None before one. ``print`` draws it."""
+        return self._profile
 
     mode = Setting(lambda self: self._config.mode)
     frequency = Setting(lambda self: self._config.frequency)
@@ -238,6 +245,7 @@ class SparkModel:
         resume: bool = False,
         sinks: Sequence[GivenSink] | GivenSink | None = None,
         timeline: str | None = None,
+        profile: bool = False,
         **keras_fit_arguments: Any,
     ) -> Any:
         """Trains the model on all rows, ``epochs`` times; a second call goes on from the first.
@@ -268,6 +276,8 @@ class SparkModel:
                 (:mod:`sparkdl.progress.events`), or sinks of :mod:`sparkdl.tracking`.
             timeline: A file to write what every rank did when, for Perfetto or
                 ``chrome://tracing``.
+            profile: Print where the time of each worker went, and what would help most; also in
+                :attr:`profile`.
             **keras_fit_arguments: ``initial_epoch``, ``check_data=True`` (refuse NaN and
                 infinity). Others of Keras' ``fit`` are refused with a hint.
 
@@ -345,6 +355,9 @@ class SparkModel:
                 self._trained.model, self._ensemble = build_ensemble(self.model, members)
                 self._summary = replace(self._summary, members={})
             self._epochs_trained += monitor.epochs_done - first_epoch
+            self._profile = profile_fit(plan, self._summary, monitor.epochs_done - first_epoch)
+            if profile:
+                print(self._profile, flush=True)
             monitor.end()
             self._history = keras_callbacks.history
             return self._history

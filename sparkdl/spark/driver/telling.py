@@ -7,13 +7,17 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from sparkdl.config import NETWORK_SETTINGS, FitConfig
+from sparkdl.config import AUTO_WINDOW, NETWORK_SETTINGS, FitConfig
 from sparkdl.errors import ConfigError
 from sparkdl.learner.description import describe_model
 from sparkdl.progress.events import RunDescription
 from sparkdl.spark.driver.arguments import FitArguments
+from sparkdl.spark.driver.plan import FitPlan
+from sparkdl.spark.driver.training import StageSummary
+from sparkdl.tracking.profile import Facts, Profile, profile_of
 from sparkdl.tracking.sinks import GivenSink, GuardedSink, sinks_of
 from sparkdl.tracking.timeline import Timeline
+from sparkdl.worker import auto_window
 
 
 def open_sinks(
@@ -52,3 +56,22 @@ def describe_run(
     }
     run_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
     return RunDescription(run_id, model.name, num_workers, asked | describe_model(model))
+
+
+def profile_fit(plan: FitPlan, summary: StageSummary, epochs: int) -> Profile:
+    """Where the workers' time went in the last stage of a fit.
+
+    Args:
+        plan: What the fit did.
+        summary: What the workers of that stage returned.
+        epochs: Epochs that the fit trained.
+    """
+    batch_size, window = plan.settings.batch_size, plan.settings.window
+    if window == AUTO_WINDOW:
+        window = auto_window(summary.rows // len(summary.usage) // batch_size, len(summary.usage))
+    return profile_of(
+        Facts(
+            summary.usage, summary.rank_rows, min(epochs, summary.epochs), batch_size, window,
+            plan.exchange.in_step, summary.transports, plan.config.mode,
+        )
+    )  # fmt: skip

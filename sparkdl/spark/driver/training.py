@@ -43,6 +43,7 @@ class StageSummary:
         refused: Updates of all workers that were refused because they were not finite.
         rank_rows: Rank -> rows that it trained per epoch.
         usage: Rank -> what its time went into.
+        epochs: Epochs that the stage was to train.
     """
 
     rows: int
@@ -55,6 +56,7 @@ class StageSummary:
     refused: int = 0
     rank_rows: dict[int, int] = field(default_factory=dict)
     usage: dict[int, Usage] = field(default_factory=dict)
+    epochs: int = 0
 
 
 class StageLost(Exception):
@@ -176,6 +178,7 @@ def _summary(trained: Mapping[int, TrainedRank], task: TrainTask) -> StageSummar
         refused=sum(t.refused for t in trained.values()),
         rank_rows={rank: t.rows for rank, t in trained.items()},
         usage={rank: t.usage for rank, t in trained.items()},
+        epochs=task.settings.epochs - task.settings.first_epoch,
     )
 
 

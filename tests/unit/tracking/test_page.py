@@ -188,7 +188,7 @@ def test_the_page_is_one_file_that_loads_nothing_and_may_talk_to_its_server_only
     assert status == 200
     assert len(text) < 200_000
     assert "{{" not in text.replace("{{}}", "")
-    assert not re.search(r"<(script|link|img|iframe)[^>]*(src|href)=[\"']?(?!data:)", text)
+    assert not re.search(r"<(script|link|img|iframe)[^>]*(src|href)=[\"'](?!data:)", text)
     assert not re.search(r"(fetch|import|EventSource|url)\s*\(\s*[\"'`](https?:)?//", text)
     policy = headers["Content-Security-Policy"]
     assert "default-src 'none'" in policy
