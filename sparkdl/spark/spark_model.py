@@ -327,7 +327,7 @@ class SparkModel:
             keras_callbacks = CallbackSink(
                 self.model, callbacks, epochs=last_epoch, verbose=verbosity(verbose)
             )
-            trackers = open_sinks(sinks, timeline, lambda: self.model)
+            trackers = open_sinks(sinks, timeline, lambda: self.model, source.spark)
             monitor = FitMonitor(
                 keras_callbacks, [ProgressBar(verbosity(verbose)), *trackers],
                 partial(metric_state.metric_results, self.model),

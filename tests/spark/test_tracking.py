@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from sparkdl.progress.events import (
     WorkersProgressed,
 )
 from sparkdl.tracking import JsonLines, TensorBoard
+from sparkdl.tracking.page.dashboard import process_dashboard
 
 
 @pytest.mark.parametrize("mode", ["asynchronous", "synchronous", "allreduce"])
@@ -91,3 +93,20 @@ def test_a_sink_that_raises_does_not_end_the_fit_and_a_failed_fit_is_told(
     with pytest.raises(DataError):
         spark_model.fit(holes, verbose=0, check_data=True, sinks=[events.append])
     assert isinstance(events[-1], TrainingFailed)
+
+
+def test_a_configuration_key_opens_the_page_once(digits_df: Any, capsys: Any) -> None:
+    conf = digits_df.sparkSession.conf
+    conf.set("spark.sparkdl.dashboard", "true")
+    try:
+        spark_model = SparkModel(make_mlp(), num_workers=2)
+        for _ in range(2):
+            spark_model.fit(digits_df, verbose=0)
+        assert capsys.readouterr().out.count("the page is at http://127.0.0.1") == 1
+        page = process_dashboard()
+        base, _, query = page.url.partition("?")
+        with urllib.request.urlopen(f"{base}api/runs?{query}", timeout=30) as answer:
+            assert [run["state"] for run in json.load(answer)] == ["done", "done"]
+        page.stop()
+    finally:
+        conf.unset("spark.sparkdl.dashboard")

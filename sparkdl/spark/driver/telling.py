@@ -14,22 +14,31 @@ from sparkdl.progress.events import RunDescription
 from sparkdl.spark.driver.arguments import FitArguments
 from sparkdl.spark.driver.plan import FitPlan
 from sparkdl.spark.driver.training import StageSummary
+from sparkdl.tracking.page.dashboard import process_dashboard
 from sparkdl.tracking.profile import Facts, Profile, profile_of
 from sparkdl.tracking.sinks import GivenSink, GuardedSink, sinks_of
 from sparkdl.tracking.timeline import Timeline
 from sparkdl.worker import auto_window
+
+DASHBOARD = "spark.sparkdl.dashboard"
+"""Spark's configuration key: ``true`` for the page."""
 
 
 def open_sinks(
     sinks: Sequence[GivenSink] | GivenSink | None,
     timeline: str | None,
     model: Callable[[], object],
+    spark: Any,
 ) -> list[GuardedSink]:
     """The sinks of a fit: the user's, the timeline's, and those that stand for every fit.
+
+    With ``spark.sparkdl.dashboard=true`` the first fit of the process opens the page.
 
     Raises:
         ConfigError: Something is no sink, or the timeline is no path.
     """
+    if str(spark.conf.get(DASHBOARD, "false")).lower() == "true":
+        process_dashboard()
     given = [] if sinks is None else list(sinks) if isinstance(sinks, Sequence) else [sinks]
     if timeline is not None:
         if not isinstance(timeline, str) or not timeline:

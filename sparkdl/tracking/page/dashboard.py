@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 import webbrowser
 
 from sparkdl.closing import Closing
@@ -28,6 +29,11 @@ class Dashboard(Closing):
         shown = f"[{name}]" if ":" in name else name
         self.url = f"http://{shown}:{self._server.port}/?token={self._server.token}"
         sinks.add_standing(self._make_sink)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether :meth:`stop` was called."""
+        return self._server.closed
 
     def stop(self) -> None:
         """Serves the page no more; later fits are not told to it."""
@@ -83,3 +89,15 @@ def dashboard(
     if open_browser:
         webbrowser.open(page.url)
     return page
+
+
+_of_process: list[Dashboard] = []
+_of_process_lock = threading.Lock()
+
+
+def process_dashboard() -> Dashboard:
+    """The page that ``spark.sparkdl.dashboard=true`` asks for: one for all fits of the process."""
+    with _of_process_lock:
+        if not _of_process or _of_process[-1].stopped:
+            _of_process[:] = [dashboard()]
+        return _of_process[-1]

@@ -52,6 +52,7 @@ class PageServer(Closing):
     """
 
     def __init__(self, book: RunBook, host: str, port: int) -> None:
+        self.closed = False
         self.token = secrets.token_urlsafe(24)
         self._book = book
         self._server = _QuietServer(
@@ -73,6 +74,7 @@ class PageServer(Closing):
 
     def close(self) -> None:
         """Ends the streams and the server."""
+        self.closed = True
         self._book.end_listeners()
         self._server.stop()
         self._thread.join(10)
