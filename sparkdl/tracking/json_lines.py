@@ -49,7 +49,11 @@ class JsonLines:
         """
         now = self._clock()
         if isinstance(event, TrainingBegan):
-            self._thinned = {EpochProgressed: Thinning(), WorkersProgressed: Thinning()}
+            many = max(1.0, event.run.num_workers / 8)  # a line about workers has all of them
+            self._thinned = {
+                EpochProgressed: Thinning(),
+                WorkersProgressed: Thinning(most=500 / many),
+            }
             self._file = GrowingFile(f"{self._folder.rstrip('/')}/{event.run.run_id}{ENDING}")
         if self._file is None:
             return
