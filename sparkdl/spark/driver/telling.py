@@ -77,7 +77,9 @@ def profile_fit(plan: FitPlan, summary: StageSummary, epochs: int) -> Profile:
     """
     batch_size, window = plan.settings.batch_size, plan.settings.window
     if window == AUTO_WINDOW:
-        window = auto_window(summary.rows // len(summary.usage) // batch_size, len(summary.usage))
+        workers = len(summary.usage)
+        steps = summary.rows // workers // batch_size
+        window = auto_window(steps, plan.settings.at_once or workers)
     return profile_of(
         Facts(
             summary.usage, summary.rank_rows, min(epochs, summary.epochs), batch_size, window,
