@@ -6,7 +6,7 @@ from __future__ import annotations
 class Thinning:
     """Lets through what comes at growing distances: ``interval_s`` first, a ``most``-th of the time
     since the beginning later. With 500 that is some 500 records in the first minutes, and another
-    2,500 in a day.
+    3,000 in a day.
 
     Args:
         interval_s: Least time between two records.
