@@ -44,6 +44,9 @@ class StageSummary:
         rank_rows: Rank -> rows that it trained per epoch.
         usage: Rank -> what its time went into.
         epochs: Epochs that the stage was to train.
+        counted: The part of the workers' changes that counted, a mean over exchanges and workers.
+            Below 1 where changes are added up and were too much together: then the learning rate is
+            high for so many workers that do not wait.
         measured: Name of a communicator -> seconds of one reduction of the model's size, where
             ``communicator='auto'`` has compared them (infinity: not asked, NCCL was there).
     """
@@ -59,6 +62,7 @@ class StageSummary:
     rank_rows: dict[int, int] = field(default_factory=dict)
     usage: dict[int, Usage] = field(default_factory=dict)
     epochs: int = 0
+    counted: float = 1.0
     measured: dict[str, float] = field(default_factory=dict)
 
 
@@ -182,6 +186,7 @@ def _summary(trained: Mapping[int, TrainedRank], task: TrainTask) -> StageSummar
         rank_rows={rank: t.rows for rank, t in trained.items()},
         usage={rank: t.usage for rank, t in trained.items()},
         epochs=task.settings.epochs - task.settings.first_epoch,
+        counted=sum(t.counted for t in trained.values()) / len(trained),
         measured=next(iter(trained.values())).measured,
     )
 
