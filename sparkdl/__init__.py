@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from sparkdl.spark.run import HorovodRunner as HorovodRunner
     from sparkdl.spark.run import run as run
     from sparkdl.spark.spark_model import SparkModel as SparkModel
+    from sparkdl.tracking.page.dashboard import dashboard as dashboard
 
 __version__ = "0.1.0"
 
@@ -34,6 +35,7 @@ _HOMES = {
     "SparkModel": "sparkdl.spark.spark_model",
     "load_spark_model": "sparkdl.spark.loading",
     "run": "sparkdl.spark.run",
+    "dashboard": "sparkdl.tracking.page.dashboard",
     "HorovodRunner": "sparkdl.spark.run",
     "communicator": "sparkdl.collective.current:current",
     "log_to_driver": "sparkdl.log_lines",
@@ -53,6 +55,7 @@ __all__ = [
     "SparkDLError",
     "SparkModel",
     "communicator",
+    "dashboard",
     "load_spark_model",
     "log_to_driver",
     "run",

@@ -37,6 +37,7 @@ _NEEDS = {
     "unit/launch/test_function.py": "processes",
     "unit/launch/test_launchers.py": "processes",
     "unit/launch/test_payload.py": "processes",
+    "unit/tracking/test_page_browser.py": "processes",
     "unit/ps/rules/test_rules_optimizer.py": "keras",
     "unit/spark/test_other_libraries.py": "keras",
 }

@@ -24,6 +24,11 @@ class LocalFileSystem(RenamingFileSystem):
             return "folder"
         return "file" if os.path.lexists(path) else None
 
+    def names(self, folder: str) -> list[str]:
+        """See :class:`FileSystem`."""
+        with os.scandir(folder) as entries:
+            return [entry.name for entry in entries if entry.is_file()]
+
     def delete(self, path: str) -> None:
         """See :class:`FileSystem`."""
         os.remove(path)
@@ -70,6 +75,13 @@ class ArrowFileSystem(RenamingFileSystem):
         if kind == fs.FileType.NotFound:
             return None
         return "folder" if kind == fs.FileType.Directory else "file"
+
+    def names(self, folder: str) -> list[str]:
+        """See :class:`FileSystem`."""
+        from pyarrow import fs
+
+        found = self._arrow.get_file_info(fs.FileSelector(folder))
+        return [info.base_name for info in found if info.type == fs.FileType.File]
 
     def delete(self, path: str) -> None:
         """See :class:`FileSystem`."""

@@ -24,6 +24,9 @@ class FileSystem(Protocol):
     def find(self, path: str) -> Kind | None:
         """What is there; None for nothing."""
 
+    def names(self, folder: str) -> list[str]:
+        """Names of the files right in a folder."""
+
     def check_writable(self, path: str) -> None:
         """Tries to write next to ``path``."""
 
@@ -75,6 +78,10 @@ class RenamingFileSystem(ABC):
 
     @abstractmethod
     def find(self, path: str) -> Kind | None:
+        """See :class:`FileSystem`."""
+
+    @abstractmethod
+    def names(self, folder: str) -> list[str]:
         """See :class:`FileSystem`."""
 
     @abstractmethod

@@ -10,6 +10,7 @@ import contextlib
 import os
 import re
 from collections.abc import Callable, Iterator
+from typing import BinaryIO
 from urllib.parse import unquote
 
 from sparkdl.errors import ResourceError
@@ -61,6 +62,35 @@ def read_bytes(path: str, at_most: int | None = None) -> bytes:
             f"{path!r} is too long", expected=f"at most {at_most} bytes", received="more"
         )
     return content
+
+
+def create_local(path: str) -> BinaryIO | None:
+    """A new file, open for writing, with the folders above it; None if ``path`` is not local.
+
+    Raises:
+        ResourceError: The file is there already, or cannot be written.
+    """
+    file_system, inner = _resolve(path)
+    if not isinstance(file_system, LocalFileSystem):
+        return None
+    with _explained("written", path):
+        os.makedirs(os.path.dirname(inner), exist_ok=True)
+        return open(inner, "xb")
+
+
+def list_files(folder: str, ending: str) -> list[str]:
+    """Paths of the files right in ``folder`` whose names have ``ending``, sorted; or ``[folder]``
+    if it is a file itself.
+
+    Raises:
+        ResourceError: The folder is not there, or cannot be read.
+    """
+    file_system, inner = _resolve(folder)
+    with _explained("read", folder):
+        if file_system.find(inner) == "file":
+            return [folder]
+        names = file_system.names(inner)
+    return [f"{folder.rstrip('/')}/{name}" for name in sorted(names) if name.endswith(ending)]
 
 
 def exists(path: str) -> bool:

@@ -70,6 +70,10 @@ class ConnectFileSystem:
         except FileNotFoundError:
             return None
 
+    def names(self, folder: str) -> list[str]:
+        """See :class:`FileSystem`: not over Spark Connect, which shows no folder."""
+        raise OSError(f"Spark Connect does not show what is in {folder}; name one file")
+
     def check_writable(self, path: str) -> None:
         """Makes an empty folder of that name, which counts as no file, unless there is one."""
         self._write(path, [], "ignore")

@@ -79,6 +79,12 @@ class HadoopFileSystem(RenamingFileSystem):
         except FileNotFoundError:
             return None
 
+    def names(self, folder: str) -> list[str]:
+        """See :class:`FileSystem`."""
+        with jvm_called():
+            entries = self._of(folder).listStatus(self._hadoop.Path(folder))
+            return [str(e.getPath().getName()) for e in entries if e.isFile()]
+
     def delete(self, path: str) -> None:
         """See :class:`FileSystem`."""
         with jvm_called():
