@@ -29,6 +29,7 @@ os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 _TESTS = Path(__file__).parent
 _NEEDS = {
     "spark": "spark",
+    "yarn": "spark",
     "parallel": "processes",
     "learning": "keras",
     "unit/learner": "keras",

@@ -9,6 +9,8 @@ from __future__ import annotations
 import importlib
 import json
 import sys
+import traceback
+from argparse import Namespace
 from collections.abc import Sequence
 
 from sparkdl.cli.parser import make_parser
@@ -32,13 +34,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return int(getattr(importlib.import_module(module), function)(given))
     except SparkDLError as error:
-        if given.json:
-            kind = type(error).__name__
-            parts = {"what": error.what, "expected": error.expected,
-                     "received": error.received, "hint": error.hint}  # fmt: skip
-            print(json.dumps({"error": {"type": kind, **parts}}))
-        print(f"sparkdl: {error}", file=sys.stderr)
+        parts = {"what": error.what, "expected": error.expected,
+                 "received": error.received, "hint": error.hint}  # fmt: skip
+        _tell(given, error, str(error), parts)
         return USAGE if isinstance(error, ConfigError) else FAILED
+    except Exception as error:
+        of_spark = type(error).__module__.startswith("pyspark")  # its message says enough
+        text = str(error) if of_spark else "".join(traceback.format_exception(error))
+        _tell(given, error, text, {"what": str(error)})
+        return FAILED
     except KeyboardInterrupt:
         print("sparkdl: interrupted", file=sys.stderr)
         return FAILED
+
+
+def _tell(given: Namespace, error: Exception, text: str, parts: dict[str, str]) -> None:
+    """An error for people, and with ``--json`` for programs."""
+    if given.json:
+        print(json.dumps({"error": {"type": type(error).__name__, **parts}}))
+    print(f"sparkdl: {text}", file=sys.stderr)

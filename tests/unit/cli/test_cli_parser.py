@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -121,3 +123,26 @@ def test_environment_is_told_without_spark(capsys: pytest.CaptureFixture[str]) -
     facts = json.loads(capsys.readouterr().out)
     assert facts["python"] == ".".join(map(str, sys.version_info[:3]))
     assert facts["packages"]["numpy"]
+
+
+def _documented() -> list[str]:
+    """The lines of the pages that call ``sparkdl``, without what the shell puts in."""
+    found = []
+    for page in ("README.md", "docs/clusters.md"):
+        for block in re.findall(r"```bash\n(.*?)```", (ROOT / page).read_text(), re.DOTALL):
+            for line in block.replace("\\\n", " ").splitlines():
+                _, _, command = line.partition('"$(sparkdl path)" ')
+                if not command and re.match(r"(env/bin/)?sparkdl ", line):
+                    command = line.split(" ", 1)[1]
+                if command:
+                    found.append(command.replace("$", "").replace("...", "").strip())
+    return found
+
+
+@pytest.mark.parametrize("line", _documented())
+def test_every_line_of_the_pages_is_understood(line: str) -> None:
+    assert make_parser().parse_args(shlex.split(line, comments=True)).command
+
+
+def test_pages_have_lines() -> None:
+    assert len(_documented()) >= 9
