@@ -110,7 +110,7 @@ def test_run_a_script_on_ranks(
 def test_doctor_ends_with_3_for_an_error(
     spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, report = _main(capsys, "doctor", "--checkpoint-dir", str(tmp_path))
+    code, report = _main(capsys, "doctor", "--timeout", "60", "--checkpoint-dir", str(tmp_path))
     assert (code, report["status"]) in ((cli.OK, "ok"), (cli.OK, "warning")), report
     code, report = _main(capsys, "doctor", "--num-workers", "99", "--timeout", "5")
     assert (code, report["status"]) == (cli.DOCTOR, "error")

@@ -14,6 +14,7 @@ import pytest
 import sparkdl
 from sparkdl import SparkDLError
 
+pytestmark = pytest.mark.timeout(500)
 ROOT = Path(__file__).parents[2]
 
 
@@ -33,7 +34,7 @@ def reports() -> dict[str, Any]:
     ran = subprocess.run(
         [sys.executable, str(Path(__file__).parent / "scripts" / "doctor_faults.py")],
         env={**os.environ, "PYTHONPATH": str(ROOT), "SPARK_LOCAL_IP": "127.0.0.1"},
-        capture_output=True, text=True, timeout=280,
+        capture_output=True, text=True, timeout=400,
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr[-4000:]
     found: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
@@ -85,7 +86,7 @@ def test_planted_fault_is_named(
 
 
 def test_all_faults_are_named_within_a_minute(reports: dict[str, Any]) -> None:
-    assert reports["ten faults"]["wall_s"] < 60, "about 6 s on a machine that is not busy"
+    assert reports["ten faults"]["wall_s"] < 60, "it takes 7 s"
 
 
 def test_address_that_executors_do_not_reach_is_named(reports: dict[str, Any]) -> None:
@@ -97,7 +98,7 @@ def test_address_that_executors_do_not_reach_is_named(reports: dict[str, Any]) -
 
 
 def test_report_of_a_notebook_is_a_table(spark: Any) -> None:
-    report = sparkdl.doctor(spark)
+    report = sparkdl.doctor(spark, timeout_s=60.0)
     assert report.status != "error", report
     html = report._repr_html_()
     assert html.count("<tr>") == 1 + len(report.checks)

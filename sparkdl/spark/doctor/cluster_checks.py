@@ -229,13 +229,16 @@ def _check_clocks(links: Mapping[int, Link]) -> Check:
     return Check("clocks", "ok", f"apart by {skew * 1e3:.0f} ms at most")
 
 
-def check_gpus(answers: Sequence[Answer], asked: str, seen: Mapping[str, int | None]) -> Check:
+def check_gpus(
+    answers: Sequence[Answer], asked: str, seen: Mapping[str, int | None], backend: str
+) -> Check:
     """Whether Spark gives GPUs to tasks where there are some.
 
     Args:
         answers: Of all ranks.
         asked: ``spark.task.resource.gpu.amount``; empty where it is not set.
         seen: Executor -> GPUs of its machine by NVIDIA's tool; None without a driver.
+        backend: The Keras backend.
     """
     given = [len(answer.gpus) for answer in answers]
     there = max((count or 0 for count in seen.values()), default=0)
@@ -245,6 +248,15 @@ def check_gpus(answers: Sequence[Answer], asked: str, seen: Mapping[str, int | N
             return Check(
                 "gpus", "error", f"Spark gives GPUs, and {broken[0]} has none that work",
                 "NVIDIA's driver where Spark gives GPUs", "run nvidia-smi there",
+            )  # fmt: skip
+        blind = [a for a in answers if a.seen_gpus is not None and a.seen_gpus < len(a.gpus)]
+        if blind:
+            return Check(
+                "gpus", "error",
+                f"{backend} sees {blind[0].seen_gpus} of the {len(blind[0].gpus)} GPUs of rank "
+                f"{blind[0].rank} on {blind[0].host}",
+                "the framework's build for CUDA, and a driver that is new enough",
+                f"pip install 'tensorflow[and-cuda]' (or its like for {backend}) on the executors",
             )  # fmt: skip
         return Check("gpus", "ok", f"{min(given)} for each task")
     if there:

@@ -210,7 +210,7 @@ class _Examination:
         if answers:
             asked = self.setting("spark.task.resource.gpu.amount") or ""
             seen = {name: facts["gpus"] for name, facts in executors.facts.items()}
-            self.checks.append(check_gpus(answers, asked, seen))
+            self.checks.append(check_gpus(answers, asked, seen, _backend()))
 
     def _add_error(self, name: str, error: SparkDLError) -> None:
         found = error.what + (f": {error.received}" if error.received else "")
@@ -238,7 +238,8 @@ class _Examination:
         """Runs the probe in all slots at the same time, and adds its checks."""
         dynamic = any(c.name == "dynamic allocation" and c.status != "ok" for c in self.checks)
         token = echo.token if echo is not None else secrets.token_bytes(TOKEN_BYTES)
-        task = ProbeTask(echo.address if echo else None, token, self.timeout_s, with_facts)
+        address = echo.address if echo else None
+        task = ProbeTask(address, token, self.timeout_s, _backend(), with_facts)
         began = time.monotonic()
         with interrupts.CleanStack() as stack:
             launcher = SparkLauncher(
@@ -253,7 +254,8 @@ class _Examination:
                         "barrier", "error", f"no answer within {2 * self.timeout_s:g} s from ranks "
                         f"{', '.join(map(str, silent)) or '(all have begun)'}",
                         f"{slots} tasks that run at the same time and end",
-                        "are the slots free? Look at the executors' logs on Spark's page",
+                        "are the slots free? Look at the executors' logs on Spark's page; on a "
+                        "busy cluster timeout_s= gives more time",
                     )
                 )  # fmt: skip
                 return []

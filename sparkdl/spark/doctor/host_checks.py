@@ -34,7 +34,7 @@ def check_hosts(
     checks += [
         check_packages(driver, found, executors.interpreter),
         check_backend(found, backend),
-        check_horovod(driver, found),
+        check_horovod(driver, found, backend),
         check_addresses(driver, found, driver_host),
         check_shm({"driver": driver, **found}),
         check_disk(found),
@@ -54,8 +54,11 @@ def check_python(driver: Facts, executors: Executors) -> Check:
     )
     if not executors.answered:
         return Check(
-            "python", "error", f"no executor answered: {executors.problem}", expected, hint
-        )
+            "python", "error", f"no executor answered: {executors.problem}",
+            "an answer of every executor",
+            "are the executors up and the slots free? Look at Spark's page and the executors' "
+            "logs; on a busy cluster timeout_s= gives more time",
+        )  # fmt: skip
     bad = [
         f"{e.name}: {_last_line(e.output)} ({executors.interpreter})"
         if e.facts is None
@@ -121,8 +124,8 @@ def check_backend(executors: Mapping[str, Facts], backend: str) -> Check:
     return Check("backend", "ok", f"{backend}: {package} {versions[0]}")
 
 
-def check_horovod(driver: Facts, executors: Mapping[str, Facts]) -> Check:
-    """Whether Horovod is everywhere or nowhere."""
+def check_horovod(driver: Facts, executors: Mapping[str, Facts], backend: str) -> Check:
+    """Whether Horovod is everywhere or nowhere, and built for the framework."""
     here = driver["packages"].get("horovod")
     bad = [n for n, facts in executors.items() if facts["packages"].get("horovod") != here]
     if bad:
@@ -131,7 +134,16 @@ def check_horovod(driver: Facts, executors: Mapping[str, Facts]) -> Check:
             "the same Horovod everywhere, or none",
             "communicator='builtin' needs no Horovod",
         )  # fmt: skip
-    return Check("horovod", "ok", here or "not installed: communicator='builtin' is used")
+    if here is None:
+        return Check("horovod", "ok", "not installed: communicator='builtin' is used")
+    unbuilt = [n for n, facts in executors.items() if backend not in facts["horovod"]]
+    if unbuilt and backend != "jax":
+        return Check(
+            "horovod", "warning", f"{here}, not built for {backend} on {_few(unbuilt)}",
+            f"a build with HOROVOD_WITH_{backend.upper()}=1",
+            "build it again (README: make horovod); communicator='builtin' needs no Horovod",
+        )  # fmt: skip
+    return Check("horovod", "ok", f"{here}, built for {' and '.join(driver['horovod']) or 'none'}")
 
 
 def check_addresses(driver: Facts, executors: Mapping[str, Facts], driver_host: str) -> Check:

@@ -6,6 +6,7 @@ it needs the standard library only, of Python 3.7 or newer, and nothing of spark
 
 from __future__ import annotations
 
+import glob
 import importlib
 import importlib.util
 import json
@@ -47,6 +48,7 @@ def collect(options: dict[str, Any]) -> dict[str, Any]:
         "executable": sys.executable,
         "packages": packages,
         "problems": problems,
+        "horovod": _horovod_builds(),
         "shm": _space("/dev/shm"),
         "disk": _disk(tempfile.gettempdir()),
         "memory": _memory(),
@@ -73,6 +75,20 @@ def _version(name: str) -> str | None:
     except BaseException:
         pass
     return "unknown"
+
+
+def _horovod_builds() -> list[str]:
+    """The frameworks that Horovod was built for: each has a compiled library."""
+    try:
+        spec = importlib.util.find_spec("horovod")
+        folders = list(spec.submodule_search_locations or []) if spec is not None else []
+    except BaseException:
+        return []
+    return sorted(
+        framework
+        for framework in ("tensorflow", "torch")
+        if any(glob.glob(os.path.join(folder, framework, "mpi_lib*.so")) for folder in folders)
+    )
 
 
 def _network() -> str:

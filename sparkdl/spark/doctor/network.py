@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import secrets
 import socket
 import struct
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Self
 
@@ -37,6 +40,11 @@ _BLOCK = bytes(1 << 20)
 _PING, _BULK = b"P", b"B"
 _CLOCK = struct.Struct("<d")
 _HELLO = struct.Struct("<q")
+_COUNT_GPUS = {
+    "tensorflow": "import tensorflow as t; print(len(t.config.list_physical_devices('GPU')))",
+    "torch": "import torch; print(torch.cuda.device_count())",
+    "jax": "import jax; print(sum(d.platform == 'gpu' for d in jax.devices()))",
+}
 
 
 class Echo:
@@ -138,6 +146,8 @@ class Answer:
         driver: Its connection to the driver; None where the driver does not listen.
         ranks: Other rank -> the connection to it.
         gpus: Addresses of the GPUs that Spark gave to the task.
+        seen_gpus: How many of them the framework sees; None where it was not asked, as Spark gave
+            none, or did not answer in time.
         facts: As :func:`host_facts.collect` gives them, if they were asked for.
     """
 
@@ -146,6 +156,7 @@ class Answer:
     driver: Link | None
     ranks: dict[int, Link] = field(default_factory=dict)
     gpus: tuple[str, ...] = ()
+    seen_gpus: int | None = None
     facts: dict[str, object] | None = None
 
     def to_json(self) -> str:
@@ -160,7 +171,7 @@ class Answer:
         return cls(
             int(values["rank"]), str(values["host"]), Link(**driver) if driver else None,
             {int(rank): Link(**link) for rank, link in values["ranks"].items()},
-            tuple(values["gpus"]), values["facts"],
+            tuple(values["gpus"]), values["seen_gpus"], values["facts"],
         )  # fmt: skip
 
 
@@ -172,12 +183,14 @@ class ProbeTask:
         driver: Address and port of the driver's :class:`Echo`; None where it has none.
         token: The secret of this probe.
         timeout_s: Limit for one connection, and for one exchange of texts.
+        backend: The Keras backend, whose framework shall see the GPUs.
         with_facts: Whether the rank also tells the facts of its process.
     """
 
     driver: tuple[str, int] | None
     token: bytes
     timeout_s: float
+    backend: str = "tensorflow"
     with_facts: bool = False
     devices: DeviceRequest = field(default_factory=lambda: DeviceRequest(None, unscheduled=True))
 
@@ -199,8 +212,10 @@ class ProbeTask:
                     bulk = other == (rank.rank + 1) % len(told)
                     links[other] = measure(host, port, self.token, rank.rank, limit_s, bulk=bulk)
                 rank.all_gather("done", self.timeout_s)  # the others may still be connected
+        gpus = rank.resources.gpus
         answer = Answer(
-            rank.rank, socket.gethostname(), to_driver, links, rank.resources.gpus,
+            rank.rank, socket.gethostname(), to_driver, links, gpus,
+            count_gpus(self.backend, gpus, self.timeout_s) if gpus else None,
             collect({}) if self.with_facts else None,
         )  # fmt: skip
         yield from Result(rank.rank, "probe", answer.to_json()).batches()
@@ -208,6 +223,17 @@ class ProbeTask:
     def failed(self, rank: RankContext, error: Exception | SystemExit) -> Iterator[pa.RecordBatch]:
         """Raises it; see :class:`sparkdl.launch.task.Task`."""
         raise RankFailure(FailureDescription.of(rank.rank, error)) from error
+
+
+def count_gpus(backend: str, gpus: Sequence[str], timeout_s: float) -> int | None:
+    """How many of some GPUs a framework sees, in a process of its own; None if it cannot tell."""
+    visible = {**os.environ, "CUDA_VISIBLE_DEVICES": ",".join(gpus)}
+    command = [sys.executable, "-c", _COUNT_GPUS[backend]]
+    try:
+        ran = subprocess.run(command, env=visible, capture_output=True, timeout=timeout_s)
+        return int(ran.stdout.split()[-1])
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        return None
 
 
 def targets(rank: int, num_ranks: int) -> list[int]:

@@ -89,7 +89,7 @@ def main() -> None:
 
     def examine(name: str, **arguments: Any) -> None:
         began = time.monotonic()
-        report = sparkdl.doctor(spark, timeout_s=20.0, **arguments)
+        report = sparkdl.doctor(spark, timeout_s=60.0, **arguments)
         reports[name] = report.to_dict() | {"wall_s": time.monotonic() - began}
         print(report, file=sys.stderr)
 

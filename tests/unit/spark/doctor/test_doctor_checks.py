@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import inspect
 import subprocess
 import sys
@@ -23,7 +24,7 @@ FACTS: dict[str, Any] = {
         "numpy": "2.1.0", "pyarrow": "18.0.0", "pandas": "2.2.3", "cloudpickle": "3.1.0",
         "sparkdl": "0.1.0", "keras": "3.15.0", "tensorflow": "2.21.0", "horovod": None,
     },
-    "problems": {}, "shm": {"total": 1 << 33, "free": 1 << 32},
+    "problems": {}, "horovod": [], "shm": {"total": 1 << 33, "free": 1 << 32},
     "disk": {"folder": "/tmp", "problem": None, "free": 1 << 35},
     "memory": {"limit": None, "free": 1 << 34}, "cpus": 2.0, "gpus": None,
     "resolved": ["10.0.0.1"],
@@ -91,6 +92,13 @@ def test_one_fault_is_the_only_one_named(
     assert words in checks[name].found
     assert checks[name].expected
     assert checks[name].hint
+
+
+def test_horovod_that_was_built_for_another_framework_is_a_warning() -> None:
+    driver = _facts(packages={"horovod": "0.28.1"}, horovod=["torch"])
+    check = host_checks.check_horovod
+    assert check(driver, {"a": driver}, "tensorflow").status == "warning"
+    assert check(driver, {"a": driver}, "torch").status == "ok"
 
 
 def test_loopback_is_right_on_the_drivers_own_machine() -> None:
@@ -235,11 +243,16 @@ def test_broken_slow_and_skewed_links_are_named() -> None:
 
 def test_gpus_that_are_there_and_not_given_are_a_warning() -> None:
     without, given = [_answer(0, GOOD, GOOD)], [_answer(0, GOOD, GOOD, ("0",))]
-    check = cluster_checks.check_gpus
-    assert check(without, "", {"a": None}).status == "ok"
-    assert check(without, "", {"a": 2}).status == "warning"
-    assert check(given, "1", {"a": 2}).status == "ok"
-    assert check(given, "1", {"a": None}).status == "error"
+    blind = [dataclasses.replace(given[0], seen_gpus=0)]
+
+    def check(answers: list[Answer], there: int | None) -> Check:
+        return cluster_checks.check_gpus(answers, "", {"a": there}, "tensorflow")
+
+    assert check(without, None).status == "ok"
+    assert check(without, 2).status == "warning"
+    assert check(given, 2).status == "ok"
+    assert check(given, None).status == "error"
+    assert check(blind, 2).found == "tensorflow sees 0 of the 1 GPUs of rank 0 on node"
 
 
 def test_every_rank_connects_to_all_others_or_to_the_next() -> None:
@@ -249,7 +262,7 @@ def test_every_rank_connects_to_all_others_or_to_the_next() -> None:
 
 
 def test_answer_survives_its_text() -> None:
-    answer = Answer(1, "node", GOOD, {0: GOOD}, ("GPU-1",), {"python": "3.11.7"})
+    answer = Answer(1, "node", GOOD, {0: GOOD}, ("GPU-1",), 1, {"python": "3.11.7"})
     assert Answer.from_json(answer.to_json()) == answer
 
 
