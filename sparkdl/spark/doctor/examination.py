@@ -131,7 +131,7 @@ class _Examination:
         self.checks.append(check_allocation(self.setting, self.config.mode, master))
         slots = cluster.wait_for_slots(self.spark, self._expected_slots(master), self.timeout_s)
         if slots is None:
-            slots = self.config.num_workers or cluster.default_parallelism(self.spark)
+            slots = self._slots_over_connect()
         self.checks.append(check_slots(slots, self.config, task_cpus))
         cores = int(self.setting("spark.executor.cores") or task_cpus)
         tasks = max(1, cores // task_cpus)
@@ -192,6 +192,20 @@ class _Examination:
         instances = int(self.setting("spark.executor.instances") or 1)
         cores = int(self.setting("spark.executor.cores") or 1)
         return max(1, instances * (cores // int(self.setting("spark.task.cpus") or 1)))
+
+    def _slots_over_connect(self) -> int:
+        """Slots as a small job finds them, which also makes executors start; 0 without an answer.
+
+        A Connect client cannot count slots; into how many parts Spark cuts a range tells.
+        """
+        action = lambda: cluster.default_parallelism(self.spark)  # noqa: E731
+        stage = cluster.Stage(self.spark, action, "sparkdl: doctor, slots")
+        try:
+            stage.start()
+            stage.wait(2 * self.timeout_s)
+            return int(stage.result or 0)
+        finally:
+            stage.cancel(2.0)
 
     def _driver_host(self) -> str:
         """The address of the driver that executors are told."""
