@@ -12,11 +12,22 @@ from pathlib import Path
 VERSION_OF = "hadoop-client-api-"
 MAIN = "org.apache.hadoop.mapreduce.MiniHadoopClusterManager"
 START_S = 200.0
+_DEPENDENCIES = (
+    ("org.apache.hadoop", "hadoop-client-minicluster", None),
+    # what its classes for tests name, and its list of dependencies leaves out
+    ("org.junit.jupiter", "junit-jupiter-api", "5.13.4"),
+    ("junit", "junit", "4.13.2"),
+    ("org.mockito", "mockito-core", "4.11.0"),
+    ("org.assertj", "assertj-core", "3.27.3"),
+)
+"""Group, name and version; None for the version of Spark's Hadoop."""
 _POM = """<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion>
-<groupId>sparkdl</groupId><artifactId>mini</artifactId><version>1</version><dependencies>
-<dependency><groupId>org.apache.hadoop</groupId><artifactId>hadoop-client-minicluster</artifactId>
-<version>{version}</version></dependency></dependencies></project>
+<groupId>sparkdl</groupId><artifactId>mini</artifactId><version>1</version>
+<dependencies>{dependencies}</dependencies></project>
 """
+_DEPENDENCY = (
+    "<dependency><groupId>{}</groupId><artifactId>{}</artifactId><version>{}</version></dependency>"
+)
 
 
 class Unavailable(Exception):
@@ -39,17 +50,19 @@ def hadoop_jars() -> list[Path]:
     version = next(spark_jars().glob(f"{VERSION_OF}*.jar")).stem.removeprefix(VERSION_OF)
     folder = Path.home() / ".cache" / "sparkdl" / f"hadoop-{version}"
     jars, done = folder / "jars", folder / "complete"
-    if not done.exists():
+    listed = [_DEPENDENCY.format(group, name, v or version) for group, name, v in _DEPENDENCIES]
+    pom = _POM.format(dependencies="\n".join(listed))
+    if not done.exists() or done.read_text() != pom:
         if shutil.which("mvn") is None:
             raise Unavailable("Hadoop's mini cluster needs Maven (mvn) for its first download")
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "pom.xml").write_text(_POM.format(version=version))
+        (folder / "pom.xml").write_text(pom)
         command = ["mvn", "-q", "-B", "dependency:copy-dependencies", "-DincludeScope=runtime",
                    f"-DoutputDirectory={jars}"]  # fmt: skip
         ran = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=400)
         if ran.returncode:
             raise Unavailable(f"Maven could not get Hadoop's mini cluster: {ran.stdout[-500:]}")
-        done.touch()
+        done.write_text(pom)
     return sorted(jars.glob("*.jar"))
 
 
