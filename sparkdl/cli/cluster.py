@@ -27,7 +27,7 @@ def run(given: Namespace) -> int:
         raise ConfigError("there is no script to run", expected="a Python file",
                           received=f"{given.script!r}: {error}") from error  # fmt: skip
     call = (source, os.path.basename(given.script), list(given.arguments))
-    verbosity = "log_callback_only" if given.quiet else "all"
+    verbosity = "log_callback_only" if given.quiet or given.json else "all"
     if given.local:
         runner: Any = sparkdl.HorovodRunner  # its signature is that of Databricks, untyped
         ranks = runner(np=-given.num_proc, driver_log_verbosity=verbosity)

@@ -24,6 +24,8 @@ what the model's file says."""
 
 def train(given: Namespace) -> int:
     """``sparkdl train``: the counterpart of ``SparkModel(...).fit(...)`` and ``.save``."""
+    import numpy as np
+
     from sparkdl.files.model_file import check_path  # before hours of training, not after
 
     check_path(given.output, overwrite=True)
@@ -45,7 +47,7 @@ def train(given: Namespace) -> int:
     spark_model.save(given.output)
     result = {
         "output": given.output,
-        "history": {name: [float(v) for v in values] for name, values in history.history.items()},
+        "history": {name: np.asarray(v).tolist() for name, v in history.history.items()},
         "seconds": round(time.monotonic() - began, 2),
     }
     if given.json:
@@ -68,8 +70,8 @@ def predict(given: Namespace) -> int:
             writer.mode("overwrite" if given.overwrite else "errorifexists").save(given.output)
             print(json.dumps({"output": given.output}) if given.json else f"wrote {given.output}")
         elif given.json:
-            rows = [json.loads(text) for text in predictions.limit(given.limit).toJSON().collect()]
-            print(json.dumps({"rows": rows}))
+            texts = predictions.selectExpr("to_json(struct(*)) as text").limit(given.limit)
+            print(json.dumps({"rows": [json.loads(row.text) for row in texts.collect()]}))
         else:
             predictions.show(given.limit, truncate=80)
     return 0

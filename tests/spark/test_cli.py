@@ -52,15 +52,14 @@ def test_train_evaluate_predict(
         "--mode", "synchronous", "--num-workers", "2", "--batch-size", "16", "--output", path,
     )  # fmt: skip
     assert code == cli.OK
-    assert trained["history"]["loss"][-1] < 0.1 * trained["history"]["loss"][0]
+    assert trained["history"]["loss"][-1] < 0.2 * trained["history"]["loss"][0]
 
     by_api = SparkModel(_make_model(), mode="synchronous", num_workers=2, batch_size=16)
     frame = spark.read.parquet(data)
     by_api.fit(frame, epochs=3, features=["a", "b", "c"], label="y", verbose=0)
-    for ours, theirs in zip(
-        load_spark_model(path).model.get_weights(), by_api.model.get_weights(), strict=True
-    ):
-        np.testing.assert_allclose(ours, theirs, atol=1e-6)
+    saved = load_spark_model(path).model.get_weights()
+    for one, two in zip(saved, by_api.model.get_weights(), strict=True):
+        np.testing.assert_allclose(one, two, atol=1e-6)
 
     code, metrics = _main(capsys, "evaluate", path, "--data", data)  # the columns of the fit
     assert code == cli.OK
@@ -68,8 +67,10 @@ def test_train_evaluate_predict(
 
     written = str(tmp_path / "predictions.parquet")
     assert _main(capsys, "predict", path, "--data", data, "--output", written)[0] == cli.OK
-    row = spark.read.parquet(written).first()
-    assert row.prediction == pytest.approx(row.y, abs=1.0)
+    ours = {row.a: row.prediction for row in spark.read.parquet(written).collect()}
+    theirs = {row.a: row.prediction for row in by_api.predict(frame).collect()}
+    assert len(ours) == 256
+    assert ours == pytest.approx(theirs, abs=1e-5)
 
     code, shown = _main(capsys, "predict", path, "--data", data, "--limit", "2")
     assert len(shown["rows"]) == 2
@@ -82,9 +83,7 @@ def test_inspect_and_estimate(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert code == cli.OK
     assert described["parameters"] == 4
     assert described["exchange_bytes"] == 16
-    assert described["layers"] == [["dense", "Dense", 4]] or described["layers"][0][1:] == [
-        "Dense", 4,
-    ]  # fmt: skip
+    assert [layer[1:] for layer in described["layers"]] == [["Dense", 4]]
     code, costs = _main(capsys, "estimate", model, "--workers", "4")
     assert costs["allreduce_bytes_per_worker"] == 24
 
