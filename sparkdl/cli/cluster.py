@@ -65,11 +65,14 @@ def doctor(given: Namespace) -> int:
     """``sparkdl doctor``: the counterpart of ``sparkdl.doctor``."""
     import sparkdl
 
-    port: int | str = int(given.port) if given.port.isdigit() else given.port
+    def port(text: str) -> int | str:
+        return int(text) if text.isdigit() else text
+
     with spark_session(given) as spark:
         report = sparkdl.doctor(
-            spark, mode=given.mode, num_workers=given.num_workers, port=port,
+            spark, mode=given.mode, num_workers=given.num_workers, port=port(given.port),
             server_bind=given.server_bind, server_address=given.server_address,
+            worker_port=port(given.worker_port), worker_bind=given.worker_bind,
             memory_budget_mb=given.memory_budget_mb, checkpoint_dir=given.checkpoint_dir,
             timeout_s=given.timeout,
         )  # fmt: skip

@@ -16,7 +16,7 @@ from sparkdl.errors import ConfigError
 
 _SETTINGS = (
     "mode", "frequency", "rule", "compression", "communicator", "num_workers", "batch_size", "port",
-    "server_bind", "server_address", "memory_budget_mb", "seed",
+    "server_bind", "server_address", "worker_port", "worker_bind", "memory_budget_mb", "seed",
 )  # fmt: skip
 """Options that are arguments of ``SparkModel``; those that were not given keep their defaults, or
 what the model's file says."""
@@ -159,7 +159,7 @@ def _settings(given: Namespace) -> dict[str, Any]:
     """The arguments of ``SparkModel`` that the user has given."""
     settings = {name: getattr(given, name) for name in _SETTINGS}
     settings = {name: value for name, value in settings.items() if value is not None}
-    for name in ("frequency", "port"):
+    for name in ("frequency", "port", "worker_port"):
         if str(settings.get(name, "")).isdigit():
             settings[name] = int(settings[name])
     return settings

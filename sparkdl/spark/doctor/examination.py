@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from sparkdl.config import FitConfig, PortSpec, require_seconds
+from sparkdl.config import FitConfig, require_seconds
 from sparkdl.errors import ResourceError, SparkDLError
 from sparkdl.files.storage import check_writable
 from sparkdl.launch import interrupts
 from sparkdl.launch.results import of_kind
 from sparkdl.learner.framework import running_backend
+from sparkdl.network import PortSpec
 from sparkdl.spark.doctor.cluster_checks import (
     Versions,
     check_allocation,
@@ -34,6 +35,7 @@ from sparkdl.spark.doctor.report import Check, DoctorReport, worst
 from sparkdl.spark.driver import cluster
 from sparkdl.spark.driver.interpreter import interpreter_of
 from sparkdl.spark.driver.launcher import SparkLauncher
+from sparkdl.spark.driver.network import listening_address, rank_listening
 from sparkdl.spark.driver.slots import slot_pool
 
 
@@ -46,6 +48,8 @@ def doctor(
     port: PortSpec = 0,
     server_bind: str | None = None,
     server_address: str | None = None,
+    worker_port: PortSpec = 0,
+    worker_bind: str | None = None,
     memory_budget_mb: int = 2048,
     checkpoint_dir: str | None = None,
     timeout_s: float = 10.0,
@@ -58,11 +62,13 @@ def doctor(
 
     Args:
         spark: The session; None: the active one.
-        mode: As for :class:`sparkdl.SparkModel`, like the next five.
+        mode: As for :class:`sparkdl.SparkModel`, like the next seven.
         num_workers: Workers that must run at the same time; None: one.
         port: The server's port: 0 for any free one, a number, or a range ``'7000-7010'``.
         server_bind: Address that the server listens on.
         server_address: Address that workers connect to.
+        worker_port: Where the ranks of ``'allreduce'`` and ``run`` listen for each other.
+        worker_bind: Address or network that they listen on.
         memory_budget_mb: MiB of a worker's partition that stay in memory.
         checkpoint_dir: A folder that must be writable (any file system), or None.
         timeout_s: Limit for one probe, in seconds; for all together about five times that.
@@ -84,7 +90,8 @@ def doctor(
     """
     config = FitConfig(
         mode=mode, num_workers=num_workers, port=port, server_bind=server_bind,
-        server_address=server_address, memory_budget_mb=memory_budget_mb,
+        server_address=server_address, worker_port=worker_port, worker_bind=worker_bind,
+        memory_budget_mb=memory_budget_mb,
     )  # fmt: skip
     require_seconds("timeout_s", timeout_s)
     spark = spark if spark is not None else cluster.session_of()
@@ -236,7 +243,7 @@ class _Examination:
         with contextlib.ExitStack() as stack:
             echo = None
             try:
-                bind, advertised = cluster.listening_address(self.spark, self.config)
+                bind, advertised = listening_address(self.spark, self.config.network)
                 token = secrets.token_bytes(TOKEN_BYTES)
                 echo = stack.enter_context(Echo(bind, self.config.port, token, advertised))
             except ResourceError as error:
@@ -253,7 +260,8 @@ class _Examination:
         dynamic = any(c.name == "dynamic allocation" and c.status != "ok" for c in self.checks)
         token = echo.token if echo is not None else secrets.token_bytes(TOKEN_BYTES)
         address = echo.address if echo else None
-        task = ProbeTask(address, token, self.timeout_s, _backend(), with_facts)
+        listening = rank_listening(self.spark, self.config.network)
+        task = ProbeTask(address, token, self.timeout_s, _backend(), with_facts, listening)
         began = time.monotonic()
         with interrupts.CleanStack() as stack:
             launcher = SparkLauncher(

@@ -21,12 +21,12 @@ from typing import Self
 
 import pyarrow as pa
 
-from sparkdl.collective.builtin.sockets import own_address
-from sparkdl.config import PortSpec
+from sparkdl.collective.builtin.sockets import rank_addresses
 from sparkdl.launch.devices import DeviceRequest
 from sparkdl.launch.failures import FailureDescription, RankFailure
 from sparkdl.launch.results import Result
 from sparkdl.launch.task import RankContext
+from sparkdl.network import THIS_HOST, PortSpec, RankListening
 from sparkdl.spark.doctor.host_facts import collect
 from sparkdl.transport.listening import listen, tune
 
@@ -185,6 +185,7 @@ class ProbeTask:
         timeout_s: Limit for one connection, and for one exchange of texts.
         backend: The Keras backend, whose framework shall see the GPUs.
         with_facts: Whether the rank also tells the facts of its process.
+        listening: Where the ranks listen for each other.
     """
 
     driver: tuple[str, int] | None
@@ -192,6 +193,7 @@ class ProbeTask:
     timeout_s: float
     backend: str = "tensorflow"
     with_facts: bool = False
+    listening: RankListening = THIS_HOST
     devices: DeviceRequest = field(default_factory=lambda: DeviceRequest(None, unscheduled=True))
 
     def run(self, rank: RankContext, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -204,8 +206,9 @@ class ProbeTask:
             to_driver = measure(*self.driver, self.token, rank.rank, limit_s)
         links: dict[int, Link] = {}
         if rank.gathering is not None:
-            with Echo("0.0.0.0", 0, self.token) as echo:
-                own = json.dumps([own_address(), echo.address[1]])
+            bind, advertised = rank_addresses(self.listening.bind, None, self.listening.towards)
+            with Echo(bind, self.listening.port, self.token, advertised) as echo:
+                own = json.dumps(echo.address)
                 told = [json.loads(text) for text in rank.all_gather(own, self.timeout_s)]
                 for other in targets(rank.rank, len(told)):
                     host, port = told[other]
