@@ -18,11 +18,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sparkdl.collective.current import current as communicator
     from sparkdl.errors import SparkDLError as SparkDLError
+    from sparkdl.learner.description import describe as describe
     from sparkdl.learner.distributed_callbacks import BroadcastCallback as BroadcastCallback
     from sparkdl.learner.distributed_callbacks import LogCallback as LogCallback
     from sparkdl.learner.distributed_callbacks import MetricAverageCallback as MetricAverageCallback
     from sparkdl.learner.distributed_optimizer import DistributedOptimizer as DistributedOptimizer
     from sparkdl.log_lines import log_to_driver as log_to_driver
+    from sparkdl.spark.doctor.examination import doctor as doctor
+    from sparkdl.spark.doctor.examination import environment as environment
     from sparkdl.spark.loading import load_spark_model as load_spark_model
     from sparkdl.spark.run import HorovodRunner as HorovodRunner
     from sparkdl.spark.run import run as run
@@ -37,6 +40,9 @@ _HOMES = {
     "run": "sparkdl.spark.run",
     "dashboard": "sparkdl.tracking.page.dashboard",
     "HorovodRunner": "sparkdl.spark.run",
+    "describe": "sparkdl.learner.description",
+    "doctor": "sparkdl.spark.doctor.examination",
+    "environment": "sparkdl.spark.doctor.examination",
     "communicator": "sparkdl.collective.current:current",
     "log_to_driver": "sparkdl.log_lines",
     "DistributedOptimizer": "sparkdl.learner.distributed_optimizer",
@@ -56,6 +62,9 @@ __all__ = [
     "SparkModel",
     "communicator",
     "dashboard",
+    "describe",
+    "doctor",
+    "environment",
     "load_spark_model",
     "log_to_driver",
     "run",

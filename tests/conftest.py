@@ -30,6 +30,7 @@ _TESTS = Path(__file__).parent
 os.environ.setdefault("SPARK_CONF_DIR", str(_TESTS / "spark" / "conf"))
 _NEEDS = {
     "spark": "spark",
+    "yarn": "spark",
     "parallel": "processes",
     "learning": "keras",
     "unit/learner": "keras",

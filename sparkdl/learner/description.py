@@ -1,37 +1,103 @@
-"""A compiled model in plain values, for a run's description."""
+"""What a model takes and gives, and what of it workers exchange: for people and for the shell."""
 
 from __future__ import annotations
 
+import math
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from sparkdl.progress.events import Json
+from sparkdl.learner.model_weights import model_layout
+from sparkdl.learner.signature import TensorSpec, model_signature
+
+_LABELS = {
+    "sparse": "a whole number, the class",
+    "binary": "numbers in [0, 1]",
+    "dense": "numbers of the output's shape, or the class",
+    "own": "what the loss takes",
+}
 
 
-def describe_model(model: Any) -> dict[str, Json]:
-    """Parameters, layers, loss and the optimizer's settings (``optimizer_learning_rate``, ...).
+@dataclass(frozen=True)
+class ModelDescription:
+    """A model in plain values.
 
-    Only numbers, texts and truth values; a learning-rate schedule is named by its class.
+    Args:
+        name: Of the model.
+        inputs: Input -> what a column for it holds.
+        outputs: Output -> its values per row.
+        labels: Output -> what a label column for it holds.
+        layers: Name, class and parameters of each layer.
+        parameters: Numbers in all variables of the model.
+        exchange_bytes: What workers exchange, in float32.
+        optimizer_bytes: The optimizer's state, which stays where it is.
     """
-    told: dict[str, Json] = {
-        "model": model.name,
-        "model_parameters": int(model.count_params()),
-        "model_layers": len(model.layers),
-        "loss": _name_of(model.loss),
-        "optimizer": type(model.optimizer).__name__,
-    }
-    for name, value in model.optimizer.get_config().items():
-        if isinstance(value, dict) and "class_name" in value:
-            value = str(value["class_name"])
-        if name != "name" and value is not None and isinstance(value, (bool, int, float, str)):
-            told[f"optimizer_{name}"] = value
-    return told
+
+    name: str
+    inputs: dict[str, str]
+    outputs: dict[str, str]
+    labels: dict[str, str]
+    layers: list[tuple[str, str, int]]
+    parameters: int
+    exchange_bytes: int
+    optimizer_bytes: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """The description as plain values, e.g. for JSON."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        lines = [f"model {self.name}: {self.parameters:,} parameters"]
+        lines += [f"  input   {name}: {text}" for name, text in self.inputs.items()]
+        lines += [f"  output  {name}: {text}" for name, text in self.outputs.items()]
+        lines += [f"  label   {name}: {text}" for name, text in self.labels.items()]
+        lines += [f"  layer   {name} ({kind}): {count:,}" for name, kind, count in self.layers]
+        lines.append(f"  an exchange carries {self.exchange_bytes:,} bytes each way")
+        lines.append(f"  the optimizer's state has {self.optimizer_bytes:,} bytes")
+        return "\n".join(lines)
 
 
-def _name_of(loss: Any) -> str:
-    if isinstance(loss, str):
-        return loss
-    if isinstance(loss, dict):
-        return ", ".join(f"{output}: {_name_of(one)}" for output, one in loss.items())
-    if isinstance(loss, (list, tuple)):
-        return ", ".join(_name_of(one) for one in loss)
-    return str(getattr(loss, "name", None) or getattr(loss, "__name__", type(loss).__name__))
+def describe(model: Any) -> ModelDescription:
+    """Describes a compiled model.
+
+    Args:
+        model: A ``SparkModel``, or a built and compiled ``keras.Model``.
+
+    Returns:
+        Inputs, outputs and labels with shapes per row, layers, and the bytes of an exchange;
+        ``print`` shows them as lines.
+
+    Raises:
+        ModelError: The model's losses and outputs do not match.
+    """
+    from sparkdl.learner.keras_learner import require_compiled
+
+    model = getattr(model, "model", model)
+    require_compiled(model)
+    signature = model_signature(model)
+    optimizer = model.optimizer
+    if not optimizer.built:
+        optimizer.build(model.trainable_variables)
+    state = sum(math.prod(v.shape) * 4 for v in optimizer.variables)
+    return ModelDescription(
+        str(model.name),
+        {name: _tensor(spec) for name, spec in signature.inputs.items()},
+        {name: _tensor(spec) for name, spec in signature.outputs.items()},
+        {name: _LABELS[kind] for name, kind in signature.label_kinds.items()},
+        [(layer.name, type(layer).__name__, int(layer.count_params())) for layer in model.layers],
+        int(model.count_params()),
+        model_layout(model).size_bytes,
+        state,
+    )
+
+
+def _tensor(spec: TensorSpec) -> str:
+    """A tensor's values per row, in words.
+
+    >>> _tensor(TensorSpec('x', (28, 28), 'uint8')), _tensor(TensorSpec('x', (), 'float32'))
+    ('uint8 array of shape (28, 28)', 'float32 number')
+    """
+    if spec.shape is None:
+        return f"{spec.dtype} of any shape"
+    if not spec.shape:
+        return f"{spec.dtype} number"
+    return f"{spec.dtype} array of shape {spec.shape}"

@@ -9,7 +9,7 @@ from typing import Any
 
 from sparkdl.config import AUTO_WINDOW, NETWORK_SETTINGS, FitConfig
 from sparkdl.errors import ConfigError
-from sparkdl.learner.description import describe_model
+from sparkdl.learner.model_facts import describe_model
 from sparkdl.progress.events import RunDescription
 from sparkdl.spark.driver.arguments import FitArguments
 from sparkdl.spark.driver.plan import FitPlan
