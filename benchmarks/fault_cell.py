@@ -34,6 +34,7 @@ COPIES = 4
 MID_EPOCH, EXCHANGE_EPOCH = 3, 2
 LEAST_ACCURACY = 0.95
 STOP_S = 20.0
+FRAMEWORK_BYTES = 250 << 20
 HANG_S = 180.0
 """Without any progress."""
 
@@ -51,15 +52,23 @@ def _below(text: str) -> list[psutil.Process]:
     return sorted(found, key=lambda process: process.pid)
 
 
-def workers() -> list[psutil.Process]:
-    """Spark's Python workers: a daemon on each executor forks one for each task."""
+def workers(least_bytes: int = 0) -> list[psutil.Process]:
+    """Spark's Python workers with so much memory, the youngest last.
+
+    A daemon on each executor forks them; those that train have a framework in their memory.
+    """
     found = []
     for process in _below("pyspark.daemon"):
         with contextlib.suppress(psutil.Error):
             parent = process.parent()
-            if parent is not None and "pyspark.daemon" in " ".join(parent.cmdline()):
+            forked = parent is not None and "pyspark.daemon" in " ".join(parent.cmdline())
+            if forked and process.memory_info().rss >= least_bytes:
                 found.append(process)
-    return found
+    return sorted(found, key=lambda process: process.create_time())
+
+
+def training() -> list[psutil.Process]:
+    return workers(FRAMEWORK_BYTES)
 
 
 def executors() -> list[psutil.Process]:
@@ -128,14 +137,16 @@ class Fault:
             return os.getpid()
         if whom == "jvm":
             return drivers_jvm().pid
-        return {"worker": workers, "executor": executors, "server": servers}[whom]()[0].pid
+        if whom == "worker":
+            return (training() or workers())[-1].pid
+        return {"executor": executors, "server": servers}[whom]()[0].pid
 
     def _fire_in_exchange(self) -> None:
         """Stops the other end of the exchanges, waits until the victim waits for it, and fires."""
         time.sleep(0.3)
         victim = self._victim(self.kind.partition("-")[2])
-        others = [w for w in workers() if victim not in {w.pid, *(p.pid for p in w.parents())}]
-        for process in servers() or others[-1:] or workers()[-1:]:
+        others = [w for w in training() if victim not in {w.pid, *(p.pid for p in w.parents())}]
+        for process in servers() or others[-1:] or training()[-1:]:
             go_on_later(process.pid, 0.8)
             process.suspend()
         time.sleep(0.4)

@@ -1,7 +1,8 @@
 """Files on Spark Connect, where the client has no JVM: Spark reads and writes them.
 
 Spark writes folders of rows, not files: what is written here is a folder of the file's name with
-its content in chunks, which only sparkdl reads. Files that others wrote there are read as well.
+its content in chunks, which only sparkdl reads. Files that others wrote there are read as well,
+unless they are empty: Spark reads over those.
 """
 
 from __future__ import annotations
