@@ -146,7 +146,10 @@ class AllReduceSynchronizer:
 
     @contextlib.contextmanager
     def weights_of_run(self, learner: Learner, last: bool) -> Iterator[None]:
-        """Nothing to do: with the mean of gradients all ranks have the same weights."""
+        """Nothing to do: all ranks have the same weights after the last step of an epoch.
+
+        A rule whose ranks have weights of their own shows them the center there.
+        """
         yield
 
     def end_epoch(
