@@ -10,7 +10,8 @@ import time
 from pathlib import Path
 
 VERSION_OF = "hadoop-client-api-"
-MAIN = "org.apache.hadoop.mapreduce.MiniHadoopClusterManager"
+MAIN = Path(__file__).parent / "MiniHadoopMain.java"
+"""Java runs a source file by itself where it has a compiler."""
 START_S = 200.0
 _DEPENDENCIES = (
     ("org.apache.hadoop", "hadoop-client-minicluster", None),
@@ -49,6 +50,8 @@ def hadoop_jars() -> list[Path]:
     """
     version = next(spark_jars().glob(f"{VERSION_OF}*.jar")).stem.removeprefix(VERSION_OF)
     folder = Path.home() / ".cache" / "sparkdl" / f"hadoop-{version}"
+    if shutil.which("javac") is None:
+        raise Unavailable("Hadoop's mini cluster needs a JDK: Java alone compiles nothing")
     jars, done = folder / "jars", folder / "complete"
     listed = [_DEPENDENCY.format(group, name, v or version) for group, name, v in _DEPENDENCIES]
     pom = _POM.format(dependencies="\n".join(listed))
@@ -105,20 +108,19 @@ class MiniHadoop:
         written = self.folder / "written.xml"
         logging = sorted(spark_jars().glob("slf4j-api-*.jar"))
         classpath = os.pathsep.join(str(jar) for jar in [*jars, *logging])
-        options = [
-            part for name, value in self._settings.items() for part in ("-D", f"{name}={value}")
-        ]
+        java = Path(shutil.which("java") or "java").resolve()
         command = [
-            "java", "-Xmx768m", "-cp", classpath, f"-Dtest.build.data={self.folder}/data",
+            str(java), "-Xmx768m", "-cp", classpath, f"-Dtest.build.data={self.folder}/data",
             f"-Dhadoop.log.dir={self.folder}/logs", f"-Dhadoop.tmp.dir={self.folder}/tmp",
-            "--add-opens=java.base/java.lang=ALL-UNNAMED",
-            MAIN, "-nodemanagers", "2", "-datanodes", "1", "-format",
-            "-writeConfig", str(written), *options,
+            "--add-opens=java.base/java.lang=ALL-UNNAMED", str(MAIN), str(self.folder),
+            str(written), *(f"{name}={value}" for name, value in self._settings.items()),
         ]  # fmt: skip
+        # containers start $JAVA_HOME/bin/java
+        environment = {**os.environ, "JAVA_HOME": str(java.parents[1])}
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(
-                command, cwd=self.folder, stdin=subprocess.PIPE, stdout=log, stderr=log,
-                start_new_session=True,
+                command, cwd=self.folder, env=environment, stdin=subprocess.PIPE, stdout=log,
+                stderr=log, start_new_session=True,
             )  # fmt: skip
         try:
             self._wait_for(written)
