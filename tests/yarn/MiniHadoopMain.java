@@ -38,6 +38,8 @@ public class MiniHadoopMain {
     while (System.in.read() != -1) {
       // nothing is ever said; the end of the input is the end of the cluster
     }
+    yarn.stop(); // which ends containers that still run
+    dfs.shutdown();
     System.exit(0);
   }
 }

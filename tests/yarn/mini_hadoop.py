@@ -106,8 +106,7 @@ class MiniHadoop:
         jars = hadoop_jars()
         self.conf.mkdir(parents=True)
         written = self.folder / "written.xml"
-        logging = sorted(spark_jars().glob("slf4j-api-*.jar"))
-        classpath = os.pathsep.join(str(jar) for jar in [*jars, *logging])
+        classpath = os.pathsep.join(str(jar) for jar in jars)
         java = Path(shutil.which("java") or "java").resolve()
         command = [
             str(java), "-Xmx768m", "-cp", classpath, f"-Dtest.build.data={self.folder}/data",
@@ -141,10 +140,12 @@ class MiniHadoop:
             time.sleep(0.5)
 
     def __exit__(self, *_: object) -> None:
-        if self._process is not None and self._process.poll() is None:
-            os.killpg(self._process.pid, signal.SIGTERM)
-            try:
-                self._process.wait(20)
-            except subprocess.TimeoutExpired:
-                os.killpg(self._process.pid, signal.SIGKILL)
-                self._process.wait(20)
+        process = self._process
+        if process is None or process.stdin is None:
+            return
+        process.stdin.close()  # the cluster ends with its input, and its containers with it
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait(20)
