@@ -270,6 +270,15 @@ class Synchronizer(Protocol):
     def train_on(self, learner: Learner, stack: BatchStack, report: Report) -> None:
         """Trains a stack after which the window goes on, so that no exchange is due yet."""
 
+    def weights_of_run(self, learner: Learner, last: bool) -> AbstractContextManager[None]:
+        """Within, ``learner`` has the weights of the run, so that their metrics are evaluated.
+
+        Args:
+            learner: Has trained its batches of an epoch.
+            last: No epoch follows: the weights are those that the fit returns. Waits until the
+                other workers that take part have trained their batches, too.
+        """
+
     def end_epoch(
         self,
         learner: Learner,
@@ -376,6 +385,8 @@ class BatchSource(Protocol):
     def full_batches(self) -> int: ...
     @property
     def steps_per_epoch(self) -> int: ...
+    @property
+    def stackable(self) -> bool: ...
     @property
     def batch_bytes(self) -> int: ...
     def stacks(

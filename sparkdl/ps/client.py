@@ -69,7 +69,7 @@ class StoreAccess(Protocol):
     @property
     def buffer(self) -> FloatArray: ...
 
-    def pull(self) -> FloatArray: ...
+    def pull(self, *, last: bool = False) -> FloatArray: ...
 
     def push(self, progress: Progress) -> None: ...
 
@@ -152,11 +152,15 @@ class Client(Closing):
 
     # -- the verbs -------------------------------------------------------------------------------
 
-    def pull(self) -> FloatArray:
-        """Fills ``buffer`` with the center, and returns it."""
-        message = Message(Kind.PULL)
+    def pull(self, *, last: bool = False) -> FloatArray:
+        """Fills ``buffer`` with the center, and returns it.
+
+        Args:
+            last: Wait until every member has made all of its commits and pulls so, or is gone.
+        """
+        message = Message(Kind.PULL, flags=Flag.WAIT if last else Flag.NONE)
         self._ask_encoded(message)
-        self._decode(self.session.request(message))
+        self._decode(self.session.request(message, deferred=last))
         return self.buffer
 
     def push(self, progress: Progress) -> None:

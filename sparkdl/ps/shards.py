@@ -126,9 +126,9 @@ class ShardRouter(Closing):
         epoch, batch = min(self._committed)
         return replace(welcomes[0], epoch=epoch, batch=batch)
 
-    def pull(self) -> FloatArray:
-        """Fills ``buffer`` with the center, and returns it."""
-        self._on_all(self._pull)
+    def pull(self, *, last: bool = False) -> FloatArray:
+        """Fills ``buffer`` with the center, and returns it; see :meth:`Client.pull`."""
+        self._on_all(lambda i: self._pull(i, last=last))
         return self.buffer
 
     def push(self, progress: Progress) -> None:
@@ -162,8 +162,8 @@ class ShardRouter(Closing):
         for client in self._clients:
             client.close()
 
-    def _pull(self, index: int) -> None:
-        self._shards[index].put(self._clients[index].pull(), self.buffer)
+    def _pull(self, index: int, *, last: bool = False) -> None:
+        self._shards[index].put(self._clients[index].pull(last=last), self.buffer)
 
     def _push(self, index: int, progress: Progress) -> None:
         if (progress.epoch, progress.batch) > self._committed[index]:

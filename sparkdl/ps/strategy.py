@@ -194,6 +194,18 @@ class ServerSynchronizer:
         if report.metrics is not None:
             self._session.report(EpochReport(report.epoch, self._epoch_rows, report.metrics))
 
+    @contextlib.contextmanager
+    def weights_of_run(self, learner: Learner, last: bool) -> Iterator[None]:
+        """The server's weights; in step with gradients, and for an ensemble, the worker's own."""
+        last = last and not self._rule.blocking  # which ends its rounds together anyway
+        if self._windows is not None and not self._rule.independent:
+            with self._windows.center_loaded(learner, last):
+                yield
+            return
+        if self._gradients is not None and not self._rule.blocking:
+            self._gradients.load_center(learner, last)
+        yield
+
     def end_epoch(
         self,
         learner: Learner,

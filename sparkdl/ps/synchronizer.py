@@ -6,14 +6,17 @@ against a server process, shared memory, or a scripted client in a test.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 
 from sparkdl.errors import ConfigError
 from sparkdl.finite import FiniteCheck, finite_state
+from sparkdl.phases import current_clock
 from sparkdl.protocols import BatchStack, Learner
 from sparkdl.ps.client import Progress, StoreAccess
 from sparkdl.ps.damping import Damping
@@ -86,6 +89,7 @@ class WindowSynchronizer:
             )
         self._rule = rule
         self._client = client
+        self._clock = current_clock()
         self._check = check or FiniteCheck("ignore", layout.trained_size)
         self._trained_size = layout.trained_size
         self._damping: Damping | None = None
@@ -122,8 +126,9 @@ class WindowSynchronizer:
                 progress = self._begin_again(learner, progress)
                 np.copyto(self._local, self._base)
             self._damp()
-            self._rule.exchange(self._local, self._base, _Peer(self._client, progress))
-            learner.write_weights(self._local)
+            with self._clock.within("exchange"):
+                self._rule.exchange(self._local, self._base, _Peer(self._client, progress))
+                learner.write_weights(self._local)
             if self._measures:
                 self._measure(began, time.perf_counter())
             return
@@ -139,6 +144,28 @@ class WindowSynchronizer:
             target=self._fly, args=(progress,), name="sparkdl-ps-exchange", daemon=True
         )
         self._flight.start()
+
+    @contextlib.contextmanager
+    def center_loaded(self, learner: Learner, last: bool) -> Iterator[None]:
+        """Within, ``learner`` has the center as it is now.
+
+        A worker whose weights were the center of its last exchange goes on from there; one with
+        weights of its own (elastic rules) gets these back.
+
+        Args:
+            learner: Its weights are replaced.
+            last: Whether to wait for the other workers' last commits.
+        """
+        self._land(learner)
+        learner.read_weights(self._local)
+        own = None if np.array_equal(self._local, self._base) else self._local.copy()
+        center = self._client.pull(last=last)
+        learner.write_weights(center)
+        if own is None:
+            self._base[...] = center
+        yield
+        if own is not None:
+            learner.write_weights(own)
 
     @property
     def counted(self) -> float:
@@ -185,7 +212,8 @@ class WindowSynchronizer:
     def _land(self, learner: Learner) -> None:
         if self._flight is None:
             return
-        self._flight.join()
+        with self._clock.within("exchange"):
+            self._flight.join()
         self._flight = None
         if self._error is not None:
             error, self._error = self._error, None
@@ -233,3 +261,12 @@ class ServerGradientSynchronizer:
         else:
             learner.reset_metrics()
             learner.write_weights(self._client.pull())
+
+    def load_center(self, learner: Learner, last: bool) -> None:
+        """Gives ``learner`` the center as it is now.
+
+        Args:
+            learner: It trains on from there.
+            last: Whether to wait for the other workers' last commits.
+        """
+        learner.write_weights(self._client.pull(last=last))

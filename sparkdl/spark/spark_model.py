@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -31,6 +31,7 @@ from sparkdl.network import Encrypt, PortSpec
 from sparkdl.progress.bar import ProgressBar
 from sparkdl.progress.events import TrainingBegan, TrainingEnded
 from sparkdl.progress.monitor import FitMonitor
+from sparkdl.spark.columns.local_data import are_arrays, as_frame, has_texts_or_sequences
 from sparkdl.spark.columns.sources import (
     Columns,
     is_frame,
@@ -50,11 +51,14 @@ from sparkdl.spark.driver.choice import choose_exchange, require_refusable
 from sparkdl.spark.driver.fitting import run_fit
 from sparkdl.spark.driver.metrics import prepare_metrics
 from sparkdl.spark.driver.plan import FitPlan, count_workers, loop_settings, prepare_model
+from sparkdl.spark.driver.telling import describe_run, open_sinks, profile_fit
 from sparkdl.spark.driver.trained_model import TrainedModel
 from sparkdl.spark.driver.training import StageSummary
 from sparkdl.spark.inference.evaluate import evaluate_arrays, evaluate_source
 from sparkdl.spark.inference.predict import predict_frame, predict_rdd
 from sparkdl.spark.setting import Setting
+from sparkdl.tracking.profile import Profile
+from sparkdl.tracking.sinks import GivenSink
 
 
 class SparkModel:
@@ -111,6 +115,9 @@ class SparkModel:
         encrypt: Whether traffic between hosts is encrypted (TLS): ``'auto'``: as Spark's own
             (``spark.network.crypto.enabled``, ``spark.ssl.rpc.enabled``); True; False. Horovod's
             cannot be.
+        pad: For arrays of different length, a number or input name -> number: each batch is padded
+            with it to its longest row. ``Masking``, ``Embedding(mask_zero=True)`` and an input
+            called ``'<input>_mask'`` tell the model what is padding.
 
     Raises:
         ConfigError: An argument that is not of its kind, or has no effect beside the others.
@@ -146,8 +153,10 @@ class SparkModel:
         worker_port: PortSpec = 0,
         worker_bind: str | None = None,
         encrypt: Encrypt = "auto",
+        pad: float | Mapping[str, float] | None = None,
     ) -> None:
         keras_learner.require_compiled(model)
+        keras_learner.require_loadable(model)
         asked = FitConfig(
             mode=mode, frequency=frequency, parameter_server_mode=parameter_server_mode,
             num_workers=num_workers, batch_size=batch_size, port=port, communicator=communicator,
@@ -155,7 +164,7 @@ class SparkModel:
             repartition=repartition, memory_budget_mb=memory_budget_mb, seed=seed,
             start_timeout_s=start_timeout_s, worker_timeout_s=worker_timeout_s,
             max_restarts=max_restarts, on_nan=on_nan, worker_port=worker_port,
-            worker_bind=worker_bind, encrypt=encrypt,
+            worker_bind=worker_bind, encrypt=encrypt, pad=pad,
         )  # fmt: skip
         self._exchange = choose_exchange(asked, rule, compression, model.optimizer)
         require_refusable(on_nan, self._exchange)
@@ -170,6 +179,7 @@ class SparkModel:
         self._history: Any = None
         self._epochs_trained = 0
         self._summary: StageSummary | None = None
+        self._profile: Profile | None = None
         self._ensemble: list[Any] = []
         self._columns = Columns()
         self._fitting = threading.Lock()
@@ -196,6 +206,11 @@ class SparkModel:
         """Seconds, transports, GPUs and processes of the last fit's workers; None before one."""
         return self._summary
 
+    @property
+    def profile(self) -> Profile | None:
+        """Where the time of the last fit's workers went; None before one. ``print`` draws it."""
+        return self._profile
+
     mode = Setting(lambda self: self._config.mode)
     frequency = Setting(lambda self: self._config.frequency)
     parameter_server_mode = Setting(lambda self: self._config.parameter_server_mode)
@@ -213,6 +228,7 @@ class SparkModel:
     repartition = Setting(lambda self: self._config.repartition)
     memory_budget_mb = Setting(lambda self: self._config.memory_budget_mb)
     seed = Setting(lambda self: self._config.seed)
+    pad = Setting(lambda self: self._config.pad)
     start_timeout_s = Setting(lambda self: self._config.start_timeout_s)
     worker_timeout_s = Setting(lambda self: self._config.worker_timeout_s)
     max_restarts = Setting(lambda self: self._config.restarts)
@@ -248,13 +264,17 @@ class SparkModel:
         shuffle: bool = True,
         checkpoint_dir: str | None = None,
         resume: bool = False,
+        sinks: Sequence[GivenSink] | GivenSink | None = None,
+        timeline: str | None = None,
+        profile: bool = False,
         **keras_fit_arguments: Any,
     ) -> Any:
         """Trains the model on all rows, ``epochs`` times; a second call goes on from the first.
 
         Args:
-            data: A DataFrame; an RDD of ``(x, y)`` pairs or ``LabeledPoint``; or NumPy arrays
-                ``(x, y)`` or ``(x, y, sample_weight)``.
+            data: A DataFrame of Spark, pandas or polars, or an Arrow table; an RDD of ``(x, y)``
+                pairs or ``LabeledPoint``; or arrays or lists ``(x, y)`` or ``(x, y,
+                sample_weight)``.
             epochs: Passes over the data.
             batch_size: Rows per step and worker; None for the constructor's.
             verbose: ``'auto'`` or 1 for a progress bar, 2 for a line per epoch, 0 for silence.
@@ -266,15 +286,24 @@ class SparkModel:
             features: A vector, array, image or binary column; several numeric columns; or input
                 name -> either.
             label: A column, or output name -> column. Integer class labels do where the loss
-                wants one-hot vectors.
+                wants one-hot vectors. None for a model that was compiled without a loss.
             sample_weight: A numeric column, or output name -> column; outputs that are not named
                 are not weighted. As in Keras, it weighs the rows of ``data`` (also those that
                 ``validation_split`` holds out), not ``validation_data``.
             shuffle: New row order in each epoch.
-            checkpoint_dir: Folder (local or any file system) for a checkpoint after each epoch.
+            checkpoint_dir: Folder for a checkpoint after each epoch; paths as in :meth:`save`.
             resume: Go on from the last checkpoint in ``checkpoint_dir``; ``epochs`` is then the
                 total, as in ``keras``' ``initial_epoch``.
-            **keras_fit_arguments: ``initial_epoch``, ``check_data=True`` (refuse NaN and
+            sinks: Who is told what happens while the fit runs: functions of one event
+                (:mod:`sparkdl.progress.events`), or sinks of :mod:`sparkdl.tracking`.
+            timeline: A file to write what every rank did when, for Perfetto or
+                ``chrome://tracing``.
+            profile: Print where the time of each worker went, and what would help most; also in
+                :attr:`profile`.
+            **keras_fit_arguments: ``initial_epoch``; ``class_weight={class: weight}`` (for the
+                rows to train on); ``steps_per_epoch`` and ``validation_steps``: batches of each
+                worker (each epoch goes on in the rows where the one before ended, and always
+                evaluates the same validation rows); ``check_data=True`` (refuse NaN and
                 infinity). Others of Keras' ``fit`` are refused with a hint.
 
         Returns:
@@ -288,7 +317,8 @@ class SparkModel:
             TransportError: The parameter server died.
         """
         with self._one_fit_at_a_time():
-            columns = Columns(features, label, sample_weight, self.decoder)
+            data, validation_data = as_frame(data), as_frame(validation_data)
+            columns = Columns(features, label, sample_weight, self.decoder, self.pad)
             keras_learner.require_compiled(self.model)
             refuse_labels_apart("fit", "epochs", epochs)
             check_callbacks(callbacks)
@@ -309,6 +339,9 @@ class SparkModel:
                 data, validation_data, model_signature(self.model), columns,
                 split=validation_split, seed=self.seed,
             )  # fmt: skip
+            arguments.check_spec(source.spec)
+            if source.spec.role_column is not None:
+                keras_learner.require_evaluable(self.model)
             if is_frame(data):
                 self._columns = Columns(columns.features, columns.label)
             num_workers, at_once = count_workers(self._config, self._exchange, source)
@@ -323,14 +356,17 @@ class SparkModel:
             keras_callbacks = CallbackSink(
                 self.model, callbacks, epochs=last_epoch, verbose=verbosity(verbose)
             )
+            trackers = open_sinks(sinks, timeline, lambda: self.model, source.spark)
             monitor = FitMonitor(
-                keras_callbacks, [ProgressBar(verbosity(verbose))],
+                keras_callbacks, [ProgressBar(verbosity(verbose)), *trackers],
                 partial(metric_state.metric_results, self.model),
                 epochs=last_epoch, first_epoch=first_epoch,
+                run=describe_run(self._config, arguments, self.model, num_workers),
             )  # fmt: skip
             settings = loop_settings(
                 self._config, self._exchange, arguments, first_epoch=first_epoch,
                 epochs_trained=self._epochs_trained, has_callbacks=monitor.has_callbacks,
+                keep_spans=any(sink.wants_spans for sink in trackers),
             )  # fmt: skip
             plan = FitPlan(
                 self._config, self._exchange, self._trained, self._custom_objects, source,
@@ -348,6 +384,9 @@ class SparkModel:
                 self._trained.model, self._ensemble = build_ensemble(self.model, members)
                 self._summary = replace(self._summary, members={})
             self._epochs_trained += monitor.epochs_done - first_epoch
+            self._profile = profile_fit(plan, self._summary, monitor.epochs_done - first_epoch)
+            if profile:
+                print(self._profile, flush=True)
             monitor.end()
             self._history = keras_callbacks.history
             return self._history
@@ -392,6 +431,7 @@ class SparkModel:
             self._columns.label if label is None else label,
             sample_weight,
             self.decoder,
+            self.pad,
         )
 
     # -- inference -----------------------------------------------------------------------------
@@ -466,7 +506,10 @@ class SparkModel:
         batch_size = self._batch_size(batch_size)
         signature = model_signature(self.model)
         columns = self._columns_of(features, label, sample_weight)
-        if isinstance(data, (tuple, list)):
+        data = as_frame(data)
+        if are_arrays(data, needs_labels=signature.needs_labels) and not has_texts_or_sequences(
+            data
+        ):
             state = evaluate_arrays(self.model, data, signature, batch_size=batch_size)
         else:
             source = open_source(data, signature, columns)
@@ -485,7 +528,9 @@ class SparkModel:
         """Writes the model with its optimizer state as a ``.keras`` file.
 
         Args:
-            path: A local path, ``file://``, ``hdfs://``, or any URI of pyarrow or fsspec.
+            path: As Spark understands it: ``hdfs://``, ``dbfs:/``, ``s3a://``, ... and, without a
+                scheme, its default file system; ``file:/`` is this machine. Or any URI of pyarrow
+                or fsspec.
             overwrite: False refuses an existing file.
 
         Raises:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from sparkdl import worker
 from sparkdl.config import AUTO_WINDOW, EPOCH_WINDOW, LoopSettings
-from sparkdl.data import Batches, rows_from_numpy
+from sparkdl.data import Batches, ColumnSpec, DataSpec, read_partition, rows_from_numpy
+from sparkdl.data.ragged import Padding
 from sparkdl.protocols import Start
 from sparkdl.reports import Report
 from sparkdl.worker import train
@@ -53,6 +57,7 @@ class Synchronizer:
         self.exchanges: list[Report] = []
         self.held: list[Report] = []
         self.ended: list[tuple[int, Any, Any]] = []
+        self.evaluated: list[bool] = []
         self.finished = False
         self.learning_rate: float | None = None
         self.announced: tuple[int, int, int] | None = None
@@ -70,6 +75,11 @@ class Synchronizer:
         learner.train(window)
         self.held.append(report)
 
+    @contextlib.contextmanager
+    def weights_of_run(self, learner: Any, last: bool) -> Iterator[None]:
+        self.evaluated.append(last)
+        yield
+
     def end_epoch(self, learner: Any, epoch: int, metrics: Any, held_out: Any, wait: bool) -> None:
         self.ended.append((epoch, metrics, held_out))
 
@@ -81,10 +91,13 @@ class Synchronizer:
         return len(self.exchanges) >= self.stop_after
 
 
-def run(rows: int, window: int, epochs: int = 1, sync: Synchronizer | None = None, **options: Any):
+def run(
+    rows: int, window: int, epochs: int = 1, sync: Synchronizer | None = None, *,
+    at_once: int = 0, **options: Any,
+):  # fmt: skip
     learner, sync = Learner(), sync or Synchronizer()
     source = Batches(rows_from_numpy(np.zeros((rows, 2)), np.zeros(rows)), 4, shuffle=False)
-    settings = LoopSettings(epochs=epochs, batch_size=4, window=window)
+    settings = LoopSettings(epochs=epochs, batch_size=4, window=window, at_once=at_once)
     train(learner, sync, source, settings, num_rows=rows, **options)
     return learner, sync
 
@@ -127,6 +140,11 @@ def test_the_automatic_window_shrinks_with_the_number_of_workers(workers: int, w
     assert {r.batches for r in sync.exchanges} == {window}
 
 
+def test_workers_that_take_turns_do_not_shorten_the_automatic_window() -> None:
+    _, sync = run(4 * 640, AUTO_WINDOW, num_workers=100, at_once=4)
+    assert {r.batches for r in sync.exchanges} == {8}
+
+
 def test_a_retried_task_goes_on_where_committed_work_ended() -> None:
     sync = Synchronizer(Start(epoch=1, position=5))
     learner, _ = run(30, 2, epochs=3, sync=sync)
@@ -159,6 +177,18 @@ def test_validation_rows_are_evaluated_after_each_epoch() -> None:
     held_out = Batches(rows_from_numpy(np.zeros((11, 2)), np.zeros(11)), 4, shuffle=False)
     _, sync = run(20, 2, epochs=2, validation=held_out)
     assert [float(e[2][0]) for e in sync.ended] == [11.0, 11.0]
+    assert sync.evaluated == [False, True]  # the last one waits for the other workers
+
+
+def test_batches_of_different_shapes_come_alone_in_windows_of_several() -> None:
+    table = pa.table({"x": [[1.0] * (1 + i % 3) for i in range(20)], "y": [0] * 20})
+    x = ColumnSpec(("x",), (None,), padding=Padding())
+    spec = DataSpec({"x": x}, {"y": ColumnSpec(("y",), (), kind="scalars")})
+    settings, learner, sync = LoopSettings(1, batch_size=4, window=3), Learner(), Synchronizer()
+    with read_partition(table.to_batches(), spec) as partition:
+        train(learner, sync, Batches(partition.train, 4, shuffle=False), settings)
+    assert [(r.batches, r.rows) for r in sync.exchanges] == [(3, 12), (2, 8)]
+    assert len(sync.held) == 3
 
 
 def test_a_learning_rate_from_the_driver_is_set_once() -> None:

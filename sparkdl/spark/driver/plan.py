@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,6 +57,7 @@ def loop_settings(
     first_epoch: int,
     epochs_trained: int,
     has_callbacks: bool,
+    keep_spans: bool,
 ) -> LoopSettings:
     """What each worker's loop is told.
 
@@ -66,6 +68,7 @@ def loop_settings(
         first_epoch: Epoch to begin with.
         epochs_trained: Epochs that earlier fits trained.
         has_callbacks: Whether the driver has callbacks, which want the weights of each epoch.
+        keep_spans: Whether a timeline is wanted.
     """
     wanted_by_driver = has_callbacks or arguments.checkpoint_dir is not None
     return LoopSettings(
@@ -79,8 +82,19 @@ def loop_settings(
         keep_state=not config.with_server or wanted_by_driver,
         follow_schedule=not exchange.in_step,
         check_data=arguments.check_data,
+        steps_per_epoch=arguments.steps_per_epoch,
+        validation_steps=arguments.validation_steps,
+        class_weight=_plain(arguments.class_weight),
         memory_budget_bytes=config.memory_budget_mb << 20,
+        keep_spans=keep_spans,
     )
+
+
+def _plain(class_weight: Mapping[int, float] | None) -> dict[int, float] | None:
+    """Plain numbers instead of NumPy's."""
+    if class_weight is None:
+        return None
+    return {int(number): float(weight) for number, weight in class_weight.items()}
 
 
 def prepare_model(model: Any, exchange: ChosenExchange, num_workers: int) -> None:

@@ -105,7 +105,9 @@ def predict_frame(
     from pyspark.sql import types as T
 
     require_running(frame.sparkSession)
-    spec = make_spec(frame.schema, signature, columns.features, None, None, columns.decoder)
+    spec = make_spec(
+        frame.schema, signature, columns.features, None, None, columns.decoder, pad=columns.pad
+    )
     names = _output_columns(signature, output_column)
     for name in names.values():
         if name.lower() in (column.lower() for column in frame.columns):

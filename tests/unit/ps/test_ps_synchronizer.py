@@ -350,3 +350,51 @@ def test_a_retried_rank_joins_with_the_state_of_a_live_one() -> None:
         assert learners[2].rate == learners[0].rate
         np.testing.assert_array_equal(learners[0].weights, learners[2].weights)
         late.close()
+
+
+@pytest.mark.parametrize("rule", [Downpour(), AEASGD().bind(2)], ids=["downpour", "elastic"])
+@pytest.mark.parametrize("overlap", [False, None])
+def test_the_center_is_evaluated_and_training_goes_on(rule: Rule, overlap: bool | None) -> None:
+    with clients(rule, 2) as (made, _):
+        learners = [Learner(), Learner()]
+        syncs = [WindowSynchronizer(rule, c, LAYOUT, overlap=overlap) for c in made]
+        for client, sync, learner in zip(made, syncs, learners, strict=True):
+            client.join()
+            sync.start(learner)
+        for sync, learner in zip(syncs, learners, strict=True):
+            learner.weights += 8
+            sync.after_window(learner, STEP)
+        own = learners[0].weights.copy()
+        center = made[1].pull().copy()
+        with syncs[0].center_loaded(learners[0], last=False):
+            np.testing.assert_array_equal(learners[0].weights, center)
+            assert not np.array_equal(own, center)
+        if isinstance(rule, Downpour):  # it goes on from what it has now
+            np.testing.assert_array_equal(learners[0].weights, center)
+        else:  # elastic workers have weights of their own
+            np.testing.assert_array_equal(learners[0].weights, own)
+        learners[0].weights += 1
+        syncs[0].after_window(learners[0], STEP)
+        if isinstance(rule, Downpour):  # nothing is lost and nothing counts twice
+            trained = slice(0, LAYOUT.trained_size)
+            np.testing.assert_allclose(made[1].pull()[trained], 17)
+
+
+def test_the_last_evaluation_is_of_all_commits() -> None:
+    with clients(Downpour(), 2) as (made, _):
+        learners = [Learner(), Learner()]
+        syncs = [WindowSynchronizer(Downpour(), c, LAYOUT) for c in made]
+        for client, sync, learner in zip(made, syncs, learners, strict=True):
+            client.join()
+            sync.start(learner)
+        seen: dict[int, Any] = {}
+
+        def end(rank: int) -> None:
+            time.sleep(0.2 * rank)
+            learners[rank].weights += 1
+            syncs[rank].after_window(learners[rank], STEP)
+            with syncs[rank].center_loaded(learners[rank], last=True):
+                seen[rank] = learners[rank].weights[0]
+
+        together(lambda: end(0), lambda: end(1))
+        assert seen == {0: 2.0, 1: 2.0}
