@@ -18,15 +18,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sparkdl.collective.current import current as communicator
     from sparkdl.errors import SparkDLError as SparkDLError
+    from sparkdl.learner.description import describe as describe
     from sparkdl.learner.distributed_callbacks import BroadcastCallback as BroadcastCallback
     from sparkdl.learner.distributed_callbacks import LogCallback as LogCallback
     from sparkdl.learner.distributed_callbacks import MetricAverageCallback as MetricAverageCallback
     from sparkdl.learner.distributed_optimizer import DistributedOptimizer as DistributedOptimizer
     from sparkdl.log_lines import log_to_driver as log_to_driver
+    from sparkdl.spark.doctor.examination import doctor as doctor
+    from sparkdl.spark.doctor.examination import environment as environment
     from sparkdl.spark.loading import load_spark_model as load_spark_model
     from sparkdl.spark.run import HorovodRunner as HorovodRunner
     from sparkdl.spark.run import run as run
     from sparkdl.spark.spark_model import SparkModel as SparkModel
+    from sparkdl.tracking.page.dashboard import dashboard as dashboard
 
 __version__ = "0.1.0"
 
@@ -34,7 +38,11 @@ _HOMES = {
     "SparkModel": "sparkdl.spark.spark_model",
     "load_spark_model": "sparkdl.spark.loading",
     "run": "sparkdl.spark.run",
+    "dashboard": "sparkdl.tracking.page.dashboard",
     "HorovodRunner": "sparkdl.spark.run",
+    "describe": "sparkdl.learner.description",
+    "doctor": "sparkdl.spark.doctor.examination",
+    "environment": "sparkdl.spark.doctor.examination",
     "communicator": "sparkdl.collective.current:current",
     "log_to_driver": "sparkdl.log_lines",
     "DistributedOptimizer": "sparkdl.learner.distributed_optimizer",
@@ -53,6 +61,10 @@ __all__ = [
     "SparkDLError",
     "SparkModel",
     "communicator",
+    "dashboard",
+    "describe",
+    "doctor",
+    "environment",
     "load_spark_model",
     "log_to_driver",
     "run",
