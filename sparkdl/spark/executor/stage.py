@@ -9,7 +9,9 @@ from typing import Any
 
 import pyarrow as pa
 
+from sparkdl.errors import TransportError
 from sparkdl.launch.devices import Resources
+from sparkdl.launch.failures import one_line
 from sparkdl.launch.rank import run_rank
 from sparkdl.launch.task import RankContext
 from sparkdl.spark.executor.barrier import BarrierGathering
@@ -52,12 +54,32 @@ def run_task(
     """
     from pyspark import TaskContext
 
-    batches = iter(batches)
+    batches = _of_spark(batches)
     yield from run_rank(content, rank_of(TaskContext.get(), num_ranks), batches, _print_error)
     give_up_at = time.monotonic() + _READ_ON_S
     for _ in batches:
         if time.monotonic() > give_up_at:
             break
+
+
+def _of_spark(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """A task's input.
+
+    Spark's own exception stays in the JVM: here the stream just ends in the middle. Spark tries
+    again (where an executor was lost that held the rows), or tells the driver why it cannot.
+
+    Raises:
+        TransportError: Spark stopped sending.
+    """
+    try:
+        yield from batches
+    except Exception as error:
+        raise TransportError(
+            "Spark stopped sending the rows of this rank",
+            expected="an Arrow stream to its end",
+            received=one_line(error),
+            hint="an executor that held the rows was lost, or what computes them failed",
+        ) from error
 
 
 def rank_of(context: Any, num_ranks: int) -> RankContext:
