@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from sparkdl.learner.distributed_optimizer import DistributedOptimizer as DistributedOptimizer
     from sparkdl.log_lines import log_to_driver as log_to_driver
     from sparkdl.spark.loading import load_spark_model as load_spark_model
+    from sparkdl.spark.predict import predict as predict
     from sparkdl.spark.run import HorovodRunner as HorovodRunner
     from sparkdl.spark.run import run as run
     from sparkdl.spark.spark_model import SparkModel as SparkModel
@@ -33,6 +34,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "SparkModel": "sparkdl.spark.spark_model",
     "load_spark_model": "sparkdl.spark.loading",
+    "predict": "sparkdl.spark.predict",
     "run": "sparkdl.spark.run",
     "HorovodRunner": "sparkdl.spark.run",
     "communicator": "sparkdl.collective.current:current",
@@ -55,6 +57,7 @@ __all__ = [
     "communicator",
     "load_spark_model",
     "log_to_driver",
+    "predict",
     "run",
 ]
 

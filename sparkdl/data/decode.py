@@ -111,7 +111,8 @@ def _column(batch: pa.RecordBatch, name: str, first_row: int) -> Any:
     return array
 
 
-def _is_list(kind: Any) -> bool:
+def is_list(kind: Any) -> bool:
+    """Whether an Arrow type is an array."""
     return bool(
         pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
     )
@@ -139,7 +140,7 @@ def _decode_lists(array: Any, place: Place) -> Array:
     """Nested lists of any depth -> ``(num_rows, width, width, ...)``."""
     dims: list[int] = [len(array)]
     per_row = 1
-    while _is_list(array.type):
+    while is_list(array.type):
         place.check_nulls(array, per_row)
         width = _common_width(array, place, per_row)
         dims.append(width)

@@ -49,6 +49,24 @@ def read_bytes(path: str, at_most: int | None = None) -> bytes:
     return content
 
 
+def read_folder(path: str) -> dict[str, bytes]:
+    """All files in a folder and in the folders below it: path inside the folder -> content.
+
+    Raises:
+        ResourceError: The folder cannot be read.
+    """
+    from pyarrow import fs
+
+    filesystem, inner = _resolve(path)
+    found: dict[str, bytes] = {}
+    with _explained("read", path):
+        for entry in filesystem.get_file_info(fs.FileSelector(inner, recursive=True)):
+            if entry.type == fs.FileType.File:
+                with filesystem.open_input_stream(entry.path) as file:
+                    found[os.path.relpath(entry.path, inner)] = bytes(file.read())
+    return found
+
+
 def exists(path: str) -> bool:
     """Whether a file or folder is there.
 

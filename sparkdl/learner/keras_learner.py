@@ -20,8 +20,8 @@ from sparkdl.learner.optimizer_state import (
     read_slots,
     with_slots,
 )
-from sparkdl.learner.structure import arrange_batch, arrange_inputs, map_arrays, name_outputs
-from sparkdl.protocols import Arrays, BatchStack, Reducer
+from sparkdl.learner.structure import arrange_batch, map_arrays
+from sparkdl.protocols import BatchStack, Reducer
 from sparkdl.reports import MetricState
 from sparkdl.weights import FloatArray, Layout
 
@@ -73,10 +73,6 @@ class KerasLearner(ABC):
     @abstractmethod
     def _evaluate_stack(self, stack: BatchStack) -> None:
         """Adds the rows of ``stack`` to the metric variables."""
-
-    @abstractmethod
-    def _predict(self, x: Any) -> Any:
-        """The model's outputs for inputs in the model's own structure."""
 
     # -- structure -----------------------------------------------------------------------------
 
@@ -195,9 +191,6 @@ class KerasLearner(ABC):
         return [np.asarray(v.numpy()) for v in self.model.optimizer.variables]
 
     # -- the Keras model itself ------------------------------------------------------------------
-
-    def predict(self, x: Arrays) -> Arrays:
-        return name_outputs(self.model, self._predict(arrange_inputs(self.model, x)))
 
     def sync_model(self) -> None:  # noqa: B027
         """Nothing to do where the model itself is trained."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -27,6 +27,7 @@ from sparkdl.learner import keras_learner, metric_state
 from sparkdl.learner.archive import encode_model, model_bytes
 from sparkdl.learner.callback_sink import CallbackSink
 from sparkdl.learner.ensemble import build_ensemble
+from sparkdl.learner.model_source import KerasSource
 from sparkdl.learner.signature import model_signature
 from sparkdl.progress.bar import ProgressBar
 from sparkdl.progress.events import TrainingBegan, TrainingEnded
@@ -34,7 +35,6 @@ from sparkdl.progress.monitor import FitMonitor
 from sparkdl.spark.columns.sources import (
     Columns,
     is_frame,
-    is_rdd,
     open_fit_source,
     open_source,
 )
@@ -52,8 +52,9 @@ from sparkdl.spark.driver.metrics import prepare_metrics
 from sparkdl.spark.driver.plan import FitPlan, count_workers, loop_settings, prepare_model
 from sparkdl.spark.driver.trained_model import TrainedModel
 from sparkdl.spark.driver.training import StageSummary
+from sparkdl.spark.inference.choice import Names, PredictionChoice
 from sparkdl.spark.inference.evaluate import evaluate_arrays, evaluate_source
-from sparkdl.spark.inference.predict import predict_frame, predict_rdd
+from sparkdl.spark.predict import predict_data
 from sparkdl.spark.setting import Setting
 
 
@@ -388,14 +389,28 @@ class SparkModel:
         batch_size: int | None = None,
         features: Any = None,
         output_column: str = "prediction",
+        *,
+        outputs: Iterable[str] | Mapping[str, str] | None = None,
+        probability_column: Names = None,
+        class_column: Names = None,
+        layers: Mapping[str, str] | None = None,
+        dtype: str = "float32",
+        handle_invalid: str = "error",
     ) -> Any:
-        """The model's outputs for every row.
+        """The model's outputs for every row, in one pass.
 
         Args:
-            data: A DataFrame, an RDD of inputs, or a NumPy array (or dict, or list of them).
+            data: A DataFrame (also a streaming one), an RDD of inputs, or a NumPy array (or dict,
+                or list of them).
             batch_size: Rows per forward pass; None for the constructor's.
             features: See :meth:`fit`; None for those of the last ``fit`` on a DataFrame.
             output_column: Name of the prediction column of a DataFrame.
+            outputs: See :func:`sparkdl.predict`, as for the arguments after it.
+            probability_column: See there.
+            class_column: See there.
+            layers: See there.
+            dtype: See there.
+            handle_invalid: See there.
 
         Returns:
             For a DataFrame the same rows in the same order, all columns kept, with a prediction
@@ -404,19 +419,17 @@ class SparkModel:
 
         Raises:
             DataError: The data do not fit the model.
+            ConfigError: Columns that the model has no outputs for.
         """
         batch_size = self._batch_size(batch_size)
-        if not (is_frame(data) or is_rdd(data)):
-            return self.model.predict(data, batch_size=batch_size, verbose=0)
-        archive = encode_model(self.model, self.custom_objects)
-        signature = model_signature(self.model)
-        if is_rdd(data):
-            return predict_rdd(
-                data, signature, archive, batch_size=batch_size, use_gpu=self.use_gpu
-            )
-        return predict_frame(
-            data, signature, archive, self._columns_of(features, None, None),
-            batch_size=batch_size, use_gpu=self.use_gpu, output_column=output_column,
+        choice = PredictionChoice(
+            output_column, outputs, probability_column, class_column, layers or {}, dtype,
+            handle_invalid,
+        )  # fmt: skip
+        return predict_data(
+            KerasSource(self.model, self.custom_objects), data,
+            self._columns_of(features, None, None), choice,
+            batch_size=batch_size, use_gpu=self.use_gpu,
         )  # fmt: skip
 
     @heard()
