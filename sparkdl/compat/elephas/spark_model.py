@@ -30,12 +30,8 @@ _SETTINGS = "distributed_config"
 _SAVED = ("mode", "frequency", "parameter_server_mode", "num_workers", "batch_size")
 
 
-class _Names:
+class _Names(sparkdl.SparkModel):
     """Elephas' attributes and methods, before those of :class:`sparkdl.SparkModel`."""
-
-    model: Any
-    _trained: TrainedModel
-    _history: Any
 
     @property
     def master_network(self) -> Any:
@@ -56,12 +52,14 @@ class _Names:
 
         A DataFrame, a vector and a matrix are handled as sparkdl does.
         """
-        predicted = super().predict(data, *arguments, **options)  # type: ignore[misc]
+        predicted = super().predict(data, *arguments, **options)
         if is_rdd(predicted):
             return predicted.collect()
         return list(predicted) if isinstance(predicted, np.ndarray) else predicted
 
-    def evaluate(self, x_test: Any, y_test: Any = None, **options: Any) -> float | list[float]:
+    def evaluate(
+        self, x_test: Any, y_test: Any = None, **options: Any
+    ) -> float | list[float]:
         """The loss, or a list of the loss and the metrics where there are metrics.
 
         Args:
@@ -70,11 +68,13 @@ class _Names:
             **options: Of :meth:`sparkdl.SparkModel.evaluate`.
         """
         data = x_test if y_test is None else (np.asarray(x_test), np.asarray(y_test))
-        results = super().evaluate(data, **options)  # type: ignore[misc]
+        results = super().evaluate(data, **options)
         values = list(results.values())
         return values if len(values) > 1 else values[0]
 
-    def save(self, file_name: str, overwrite: bool = False, to_hadoop: bool = False) -> None:
+    def save(  # type: ignore[override]
+        self, file_name: str, overwrite: bool = False, to_hadoop: bool = False
+    ) -> None:
         """Writes a ``.keras`` or ``.h5`` file.
 
         Args:
@@ -88,7 +88,7 @@ class _Names:
         """
         path = _hadoop_path(file_name) if to_hadoop else str(file_name)
         if not path.endswith(_HDF5):
-            super().save(path, overwrite=overwrite)  # type: ignore[misc]
+            super().save(path, overwrite=overwrite)
             return
         if to_hadoop:
             raise ConfigError(
@@ -103,7 +103,7 @@ class _Names:
         import h5py
 
         self.model.save(path)
-        config = self.get_config()  # type: ignore[attr-defined]
+        config = self.get_config()
         settings = {name: config[name] for name in _SAVED}
         with h5py.File(path, mode="a") as file:
             file.attrs[_SETTINGS] = json.dumps(
@@ -111,7 +111,7 @@ class _Names:
             ).encode()
 
 
-class SparkModel(_Names, sparkdl.SparkModel):
+class SparkModel(_Names):
     """Elephas' ``SparkModel``.
 
     Args:
@@ -144,7 +144,7 @@ class SparkModel(_Names, sparkdl.SparkModel):
         super().__init__(model, **_plain(given))
 
 
-class AsynchronousSparkModel(_Names, sparkdl.SparkModel):
+class AsynchronousSparkModel(_Names):
     """Elephas' ``AsynchronousSparkModel``: ``mode='asynchronous'`` or ``'hogwild'``."""
 
     def __init__(self, model: Any, mode: str = "asynchronous", *arguments: Any, **options: Any):
