@@ -80,7 +80,8 @@ _SETTERS = {"categorical": "categorical_labels", "verbose": "verbosity"}
 
 def _with_elephas_setters(cls: Any) -> Any:
     """Adds ``set_<param>`` and ``get_<param>``, as Elephas calls them."""
-    for spec in cls.SPECS:
+    own = (spec for spec in cls.SPECS if spec.name.islower())
+    for spec in own:
         name = _SETTERS.get(spec.name, spec.name)
         setattr(cls, f"set_{name}", _setter(spec.name))
         setattr(cls, f"get_{name}", _getter(spec.name))

@@ -57,9 +57,7 @@ class _Names(sparkdl.SparkModel):
             return predicted.collect()
         return list(predicted) if isinstance(predicted, np.ndarray) else predicted
 
-    def evaluate(
-        self, x_test: Any, y_test: Any = None, **options: Any
-    ) -> float | list[float]:
+    def evaluate(self, x_test: Any, y_test: Any = None, **options: Any) -> float | list[float]:
         """The loss, or a list of the loss and the metrics where there are metrics.
 
         Args:

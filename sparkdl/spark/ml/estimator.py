@@ -82,6 +82,7 @@ class OutputsStage(FittedStage):
         )
 
 
+@has_params()
 class KerasModel(
     OutputsStage, Model, HasFeaturesCol, HasLabelCol, HasPredictionCol, MLReadable, MLWritable
 ):
@@ -151,6 +152,7 @@ class KerasEstimator(
         return KerasModel()._with(trained)
 
 
+@has_params()
 class KerasTransformer(
     OutputsStage, Transformer, HasInputCol, HasOutputCol, MLReadable, MLWritable
 ):

@@ -12,10 +12,12 @@ from sparkdl.learner.signature import model_signature
 from sparkdl.spark.inference.output_columns import OutputColumn
 from sparkdl.spark.ml.checks import check_number, only_output
 from sparkdl.spark.ml.outputs import append_outputs, appended
+from sparkdl.spark.ml.stage import has_params
 from sparkdl.spark.ml.trained import FittedStage, Trained
 from sparkdl.spark.ml.training import TrainingStage
 
 
+@has_params()
 class KerasRegressionModel(FittedStage, RegressionModel, MLReadable, MLWritable):
     """A trained Keras model that gives each row a number; :class:`KerasRegressor` makes it.
 
@@ -42,6 +44,7 @@ class KerasRegressionModel(FittedStage, RegressionModel, MLReadable, MLWritable)
         return float(self._row(value).reshape(-1)[0])
 
 
+@has_params()
 class KerasRegressor(
     TrainingStage, Regressor, HasWeightCol, HasValidationIndicatorCol, HasSeed, MLReadable,
     MLWritable,

@@ -103,9 +103,9 @@ def case_features_of_every_kind(spark: Any, folder: Path) -> None:
         ("vector", "features"), ("array", "features"), ("sparse", "features"),
         ("array", ["a", "b", "c", "d"]),
     ):  # fmt: skip
-        model = quick(featuresCol=columns, epochs=1, numWorkers=1, shuffle=False).fit(
-            table(spark, kind).orderBy("id").coalesce(1)
-        )
+        model = quick(
+            featuresCol=columns, epochs=1, numWorkers=1, repartition=False, shuffle=False
+        ).fit(table(spark, kind).orderBy("id").coalesce(1))
         scored = model.transform(table(spark, kind)).orderBy("id").select("probability").collect()
         got = np.stack([row.probability.toArray() for row in scored])
         want = got if want is None else want
@@ -185,7 +185,7 @@ def case_two_validators_at_once_share_nothing(spark: Any, folder: Path) -> None:
     grid = (
         ParamGridBuilder()
         .addGrid(classifier.builderArgs, [{"units": 2}, {"units": 16}])
-        .addGrid(classifier.epochs, [6])
+        .addGrid(classifier.epochs, [12])
         .build()
     )
     validator = CrossValidator(
