@@ -57,7 +57,9 @@ class _Names(sparkdl.SparkModel):
             return predicted.collect()
         return list(predicted) if isinstance(predicted, np.ndarray) else predicted
 
-    def evaluate(self, x_test: Any, y_test: Any = None, **options: Any) -> float | list[float]:
+    def evaluate(  # type: ignore[override]
+        self, x_test: Any, y_test: Any = None, **options: Any
+    ) -> float | list[float]:
         """The loss, or a list of the loss and the metrics where there are metrics.
 
         Args:
@@ -70,9 +72,7 @@ class _Names(sparkdl.SparkModel):
         values = list(results.values())
         return values if len(values) > 1 else values[0]
 
-    def save(  # type: ignore[override]
-        self, file_name: str, overwrite: bool = False, to_hadoop: bool = False
-    ) -> None:
+    def save(self, file_name: str, overwrite: bool = False, to_hadoop: bool = False) -> None:
         """Writes a ``.keras`` or ``.h5`` file.
 
         Args:
