@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
 from sparkdl.errors import ConfigError, ModelError, UnknownNameError
+from sparkdl.network import Encrypt, Network, PortSpec, require_encryptable
 
 MODES = ("asynchronous", "hogwild", "synchronous", "allreduce")
 TRANSPORTS = ("auto", "shm", "socket", "http")
@@ -25,11 +26,12 @@ DEFAULT_RESTARTS = 3
 COLUMNS = "columns"
 """The name of the last fit's columns among the settings of a model file."""
 _SHOWN_CHARS = 200
-NETWORK_SETTINGS = ("port", "server_bind", "server_address")
-"""Where the driver listens and where workers send the run's token. A model file has no say in
-them: whoever wrote the file could otherwise lead workers to a server of his own."""
+NETWORK_SETTINGS = (
+    "port", "server_bind", "server_address", "worker_port", "worker_bind", "encrypt",
+)  # fmt: skip
+"""Where the driver listens, where workers send the run's token, and how. A model file has no say
+in them: whoever wrote the file could otherwise lead workers to a server of his own."""
 
-PortSpec = int | str | tuple[int, int]
 UseGpu = Literal["auto"] | bool
 
 
@@ -58,6 +60,9 @@ class FitConfig:
         max_restarts: How often a lost stage of ``mode='allreduce'`` begins again; None for
             :data:`DEFAULT_RESTARTS`.
         on_nan: What becomes of a worker's update that is not finite, one of :data:`ON_NAN`.
+        worker_port: In ``'allreduce'`` the workers' own ports; see :func:`ports_of`.
+        worker_bind: In ``'allreduce'`` the address or network that workers listen on.
+        encrypt: Whether what leaves a host is encrypted: ``'auto'``, True or False.
 
     Raises:
         ConfigError: A value that is not of its kind, or a combination in which one has no effect.
@@ -83,6 +88,9 @@ class FitConfig:
     worker_timeout_s: float = 60.0
     max_restarts: int | None = None
     on_nan: str = "raise"
+    worker_port: PortSpec = 0
+    worker_bind: str | None = None
+    encrypt: Encrypt = "auto"
 
     def __post_init__(self) -> None:
         require_name("mode", self.mode, MODES, _argument_of(self.mode))
@@ -90,7 +98,7 @@ class FitConfig:
         require_name("communicator", self.communicator, COMMUNICATORS)
         require_name("on_nan", self.on_nan, ON_NAN)
         parse_frequency(self.frequency)
-        ports_of(self.port)
+        _ = self.network
         check_use_gpu(self.use_gpu)
         require_int("batch_size", self.batch_size, 1)
         require_int("memory_budget_mb", self.memory_budget_mb, 1)
@@ -119,6 +127,8 @@ class FitConfig:
                     received="on_nan='skip'",
                     hint="communicator='builtin' can",
                 )
+            if self.encrypt is True:
+                require_encryptable(self.communicator)
             return
         if self.communicator != "auto":
             raise ConfigError(
@@ -127,6 +137,15 @@ class FitConfig:
                 received=repr(self.communicator),
                 hint="mode='allreduce' uses it",
             )
+        for name in ("worker_port", "worker_bind"):
+            if getattr(self, name) != getattr(FitConfig, name):
+                raise ConfigError(
+                    f"{name} has no effect in a mode with a server",
+                    expected=f"{name}={getattr(FitConfig, name)!r}, its default",
+                    received=repr(getattr(self, name)),
+                    hint="there workers accept no connections; port and server_bind are the "
+                    "server's",
+                )
         if self.max_restarts is not None:
             raise ConfigError(
                 "max_restarts has no effect in a mode with a server",
@@ -134,6 +153,11 @@ class FitConfig:
                 received=str(self.max_restarts),
                 hint="there Spark replaces a lost worker meanwhile: spark.task.maxFailures",
             )
+
+    @property
+    def network(self) -> Network:
+        """The :data:`NETWORK_SETTINGS`, checked."""
+        return Network(**{name: getattr(self, name) for name in NETWORK_SETTINGS})
 
     @property
     def with_server(self) -> bool:
@@ -234,6 +258,7 @@ class LoopSettings:
         check_data: Refuse NaN and infinity before training.
         memory_budget_bytes: A partition beyond this is spilled to disk.
         spill_dir: Where; None is the executor's temporary directory.
+        at_once: Workers that train at the same time; 0 for all. Others take turns.
     """
 
     epochs: int
@@ -249,6 +274,7 @@ class LoopSettings:
     check_data: bool = False
     memory_budget_bytes: int = 2 << 30
     spill_dir: str | None = None
+    at_once: int = 0
 
     def __post_init__(self) -> None:
         require_int("epochs", self.epochs, 0)
@@ -324,28 +350,3 @@ def check_use_gpu(use_gpu: Any) -> UseGpu:
             hint="'auto' takes the GPUs that Spark gives to a task, if it gives any",
         )
     return use_gpu  # type: ignore[no-any-return]
-
-
-def ports_of(spec: PortSpec) -> range:
-    """The ports to try: ``0`` any free one, ``7000``, ``'7000-7010'`` or ``(7000, 7010)``.
-
-    Raises:
-        ConfigError: It is none of these.
-    """
-    try:
-        if isinstance(spec, str):
-            first, _, last = spec.partition("-")
-            edges = int(first), int(last or first)
-        elif isinstance(spec, tuple):
-            edges = int(spec[0]), int(spec[1])
-        else:
-            edges = int(spec), int(spec)
-    except (TypeError, ValueError, IndexError):
-        edges = (-1, -1)
-    if not 0 <= edges[0] <= edges[1] <= 65535:
-        raise ConfigError(
-            "this is no port",
-            expected="0 for any free one, 7000, '7000-7010' or (7000, 7010)",
-            received=repr(spec),
-        )
-    return range(edges[0], edges[1] + 1)

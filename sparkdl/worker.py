@@ -68,7 +68,7 @@ def auto_window(steps_per_epoch: int, num_workers: int) -> int:
 
     Args:
         steps_per_epoch: Batches of this worker's epoch.
-        num_workers: Ranks in all.
+        num_workers: Workers that train at the same time.
 
     >>> [auto_window(1000, p) for p in (1, 2, 4, 8, 64)]
     [16, 16, 8, 4, 1]
@@ -98,7 +98,7 @@ class _Loop:
         if window == EPOCH_WINDOW:
             window = max(1, batches.steps_per_epoch)
         elif window == AUTO_WINDOW:
-            window = auto_window(batches.steps_per_epoch, num_workers)
+            window = auto_window(batches.steps_per_epoch, settings.at_once or num_workers)
         longest = _longest_stack(batches)
         if synchronizer.every_batch:
             window = longest

@@ -16,11 +16,8 @@ from __future__ import annotations
 
 import array as arrays
 import contextlib
-import fcntl
 import importlib
 import os
-import socket
-import struct
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -28,6 +25,7 @@ import numpy as np
 
 from sparkdl.collective.arguments import OPS
 from sparkdl.collective.arithmetic import Array, put_scaled, reduction_factors, shard_edges
+from sparkdl.collective.builtin.sockets import interface_addresses
 from sparkdl.collective.member import Member
 from sparkdl.collective.ordered import OrderedCommunicator
 from sparkdl.errors import (
@@ -47,7 +45,6 @@ _WIRE = {
     "uint64": "int64",
 }
 """The dtype that is sent for one that Horovod does not reduce; the way back changes no result."""
-_IOCTL_ADDRESS = 0x8915  # SIOCGIFADDR
 _ANSWER_S = 5.0
 """After a failure inside a compiled step: ranks that still run answer within this time."""
 
@@ -152,6 +149,11 @@ class HorovodCommunicator(OrderedCommunicator):
             self._server._httpd.server_close()  # Horovod does not close the listening socket
             self._server = None
 
+    def leave(self) -> None:
+        """Shuts Horovod down; the built-in communicator among the same ranks stays connected."""
+        self._closed = True
+        self._stop()
+
     def _release(self) -> None:
         self._stop()
         self._builtin.close()
@@ -248,6 +250,19 @@ class HorovodCommunicator(OrderedCommunicator):
         )
         np.copyto(data, result)
 
+    def reduce_plainly(self, array: Array) -> Array:
+        """The sum, as a compiled step reduces it: without first agreeing on the operation."""
+        return self._do(  # type: ignore[no-any-return]
+            lambda: self._hvd.allreduce(
+                self._tf.constant(array), op=self._hvd.Sum, name=f"sparkdl.plain.{array.size}"
+            ).numpy()
+        )
+
+    @property
+    def reduces_on_gpus(self) -> bool:
+        """Whether Horovod reduces on this rank's GPUs, by NCCL."""
+        return bool(self._hvd.nccl_built()) and bool(self._tf.config.list_logical_devices("GPU"))
+
     def _barrier(self) -> None:
         self._builtin.barrier()
 
@@ -295,19 +310,14 @@ def interface_of(address: str) -> str:
     Raises:
         ResourceError: None has it.
     """
-    names = [name for _, name in socket.if_nameindex()]
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for name in names:
-            with contextlib.suppress(OSError):
-                request = struct.pack("256s", name.encode()[:15])
-                answer = fcntl.ioctl(probe.fileno(), _IOCTL_ADDRESS, request)
-                found = socket.inet_ntoa(answer[20:24])
-                if found == address or (found == "127.0.0.1" and address.startswith("127.")):
-                    return name
+    addresses = interface_addresses()
+    for name, found in addresses.items():
+        if found == address or (found == "127.0.0.1" and address.startswith("127.")):
+            return name
     raise ResourceError(
         f"no network interface has the address {address!r}",
         expected="the advertised address on an interface of this machine",
-        received=f"interfaces {', '.join(names)}",
+        received=f"interfaces {', '.join(addresses)}",
         hint="pass interface='eth0', or whichever reaches the other hosts",
     )
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import socket
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -36,6 +38,7 @@ class HorovodConnector:
         **options: Any,
     ) -> None:
         self._rank, self._interface, self._timeout_s = rank, interface, timeout_s
+        self._encrypted = options.get("certificate") is not None
         self._builtin: Connector = make_communicator(
             "builtin", rank=rank, timeout_s=timeout_s, **options
         )
@@ -67,13 +70,29 @@ class HorovodConnector:
             builtin.close()
             raise
 
-    def connect_what_there_is(self, members: Sequence[Member], token: bytes) -> OrderedCommunicator:
-        """Horovod if all ranks have it, else the built-in communicator."""
+    def connect_faster(
+        self, members: Sequence[Member], token: bytes, size_bytes: int
+    ) -> OrderedCommunicator:
+        """The faster of Horovod and the built-in communicator; see :class:`AutoConnector`."""
         builtin = self._connect_builtin(members, token)
         try:
-            if _lacking(builtin, members):
+            if self._encrypted or _lacking(builtin, members):
                 return builtin
-            return HorovodCommunicator(builtin, members, self._interface, self._timeout_s)
+            known = _known(builtin, members, size_bytes)
+            if known is not None and known.builtin_wins:
+                builtin.measured = known.seconds
+                return builtin
+            horovod = HorovodCommunicator(builtin, members, self._interface, self._timeout_s)
+            if not size_bytes:
+                return horovod
+            if known is None:
+                known = _measure(builtin, horovod, size_bytes)
+                _KNOWN[_key(members, size_bytes)] = known
+            if known.builtin_wins:
+                horovod.leave()
+            chosen = builtin if known.builtin_wins else horovod
+            chosen.measured = known.seconds
+            return chosen
         except BaseException:
             builtin.close()
             raise
@@ -94,30 +113,97 @@ class HorovodConnector:
 
 
 class AutoConnector:
-    """Horovod if it imports on all ranks, else the built-in communicator.
+    """The faster of Horovod and the built-in communicator, measured when the ranks have met.
+
+    Both reduce a buffer of ``size_bytes`` some times; the slowest rank's median counts. A process
+    remembers the answer, so that a later fit connects at once. Without measuring Horovod is taken
+    where it reduces on GPUs (NCCL), and the built-in communicator where a rank lacks Horovod, and
+    in encrypted runs.
 
     Args:
         rank: This rank, from 0.
+        size_bytes: Of what the ranks will reduce most often; 0 takes Horovod wherever it imports
+            on all ranks, for functions that call it by themselves.
         **options: Of :class:`HorovodConnector`.
     """
 
     name = "auto"
 
-    def __init__(self, rank: int, **options: Any) -> None:
+    def __init__(self, rank: int, *, size_bytes: int = 0, **options: Any) -> None:
         self._horovod = HorovodConnector(rank, **options)
+        self._size_bytes = size_bytes
 
     def prepare(self) -> Member:
         """Opens the sockets of the built-in communicator; imports no framework."""
         return _named(self._horovod.prepare(), self.name)
 
     def connect(self, members: Sequence[Member], token: bytes) -> OrderedCommunicator:
-        """Connects Horovod, or the built-in communicator where a rank has no Horovod."""
+        """Connects the built-in communicator, and Horovod where that is faster."""
         _refuse_others(members, self.name)
-        return self._horovod.connect_what_there_is(members, token)
+        return self._horovod.connect_faster(members, token, self._size_bytes)
 
     def close(self) -> None:
         """Closes the sockets, unless a communicator uses them. Can be repeated."""
         self._horovod.close()
+
+
+@dataclass(frozen=True)
+class _Comparison:
+    """What was measured: the name of a communicator -> seconds of one reduction."""
+
+    seconds: Mapping[str, float]
+
+    @property
+    def builtin_wins(self) -> bool:
+        return self.seconds["builtin"] <= self.seconds["horovod"]
+
+
+_MOST_BYTES = 32 << 20
+"""Larger buffers take proportionally longer with either communicator."""
+_KNOWN: dict[tuple[int, ...], _Comparison] = {}
+
+
+def _key(members: Sequence[Member], size_bytes: int) -> tuple[int, ...]:
+    """What a comparison depends on: the ranks' hosts, and about how much they reduce."""
+    hosts = [m.host_id for m in members]
+    return (*(hosts.index(host) for host in hosts), size_bytes.bit_length())
+
+
+def _known(
+    builtin: OrderedCommunicator, members: Sequence[Member], size_bytes: int
+) -> _Comparison | None:
+    """What all ranks remember of an earlier comparison; None if one of them remembers nothing."""
+    known = _KNOWN.get(_key(members, size_bytes))
+    mine = -1.0 if known is None else float(known.builtin_wins)
+    answers = np.array([float(answer) for answer in builtin.all_gather(np.float64(mine))])
+    return known if (answers == mine).all() and mine >= 0 else None
+
+
+def _measure(
+    builtin: OrderedCommunicator, horovod: HorovodCommunicator, size_bytes: int
+) -> _Comparison:
+    """Reduces a buffer with both; the same on all ranks, for the slowest one's times count."""
+    buffer = np.zeros(max(1, min(size_bytes, _MOST_BYTES) // 4), np.float32)
+    repeats = 9 if buffer.nbytes < 1 << 20 else 3
+    ways: dict[str, Callable[[], object]] = {
+        "builtin": lambda: builtin.all_reduce(buffer, out=buffer),
+        "horovod": lambda: horovod.reduce_plainly(buffer),
+    }
+    times = {name: np.empty(repeats) for name in ways}
+    for reduce in ways.values():  # the first one makes connections and buffers
+        reduce()
+    for number in range(repeats):
+        for name, reduce in ways.items():
+            builtin.barrier()
+            began = time.perf_counter()
+            reduce()
+            times[name][number] = time.perf_counter() - began
+    medians = np.array([np.median(times[name]) for name in ways])
+    on_gpus = float(horovod.reduces_on_gpus)
+    slowest = builtin.all_reduce(medians, "max")
+    if builtin.all_reduce(np.float64(on_gpus), "min") > 0:
+        slowest[list(ways).index("builtin")] = np.inf
+    return _Comparison(dict(zip(ways, slowest.tolist(), strict=True)))
 
 
 def _lacking(builtin: OrderedCommunicator, members: Sequence[Member]) -> dict[int, str]:

@@ -14,7 +14,8 @@ import abc
 import collections
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -55,6 +56,8 @@ class OrderedCommunicator(Closing):
 
     name = "communicator"
     in_graph = False
+    measured: Mapping[str, float] = MappingProxyType({})
+    """Name of a communicator -> seconds of one reduction, where this one was chosen for speed."""
 
     def __init__(
         self,

@@ -91,7 +91,7 @@ class AllReduceStrategy:
         on_nan: See :class:`sparkdl.finite.FiniteCheck`.
     """
 
-    token: bytes
+    token: bytes = field(repr=False)
     layout: Layout
     communicator: str = "auto"
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -138,7 +138,10 @@ class AllReduceStrategy:
 
     def connector(self, rank: int) -> Connector:
         """The connector of a rank's communicator."""
-        return make_communicator(self.communicator, rank=rank, **self.options)
+        options = dict(self.options)
+        if self.communicator == "auto":  # it measures with what will be reduced
+            options["size_bytes"] = self.layout.size_bytes
+        return make_communicator(self.communicator, rank=rank, **options)
 
     @contextlib.contextmanager
     def connect(self, meeting: RankIdentity) -> Iterator[Communicator]:

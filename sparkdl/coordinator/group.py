@@ -19,7 +19,8 @@ from sparkdl.errors import (
     WaitTimeoutError,
     WorkerError,
 )
-from sparkdl.transport.frames import ByteArray, Flag, Kind, Limits, Message, error_to_meta
+from sparkdl.transport.error_frames import error_to_meta
+from sparkdl.transport.frames import ByteArray, Flag, Kind, Limits, Message
 from sparkdl.transport.service import Replies
 
 WaitReason = Literal["start", "gather", "duplicate", "join", "round", "gate", "epoch"]

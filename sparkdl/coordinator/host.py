@@ -11,6 +11,7 @@ from sparkdl.coordinator.driver_client import DriverClient, open_driver
 from sparkdl.coordinator.machine import Coordinator
 from sparkdl.coordinator.settings import Settings
 from sparkdl.transport.address import Endpoint
+from sparkdl.transport.encryption import Certificate
 from sparkdl.transport.listeners import Listeners, ListenOptions, loopback_of
 from sparkdl.transport.server import Server
 
@@ -24,23 +25,29 @@ class CoordinatorHost(Closing):
     Args:
         settings: Number of workers and time limits.
         listen: Where the ranks connect.
+        certificate: For TLS; None for no encryption.
 
     Raises:
         ResourceError: No port is free, or the address is not this host's.
     """
 
-    def __init__(self, settings: Settings, listen: ListenOptions) -> None:
+    def __init__(
+        self, settings: Settings, listen: ListenOptions, certificate: Certificate | None = None
+    ) -> None:
         token = secrets.token_urlsafe(32)
         listeners = Listeners.bind(listen, None)
-        self._server = Server(Coordinator(settings), token, listeners, settings.num_workers)
-        self.endpoint = Endpoint(self._server.address, token)
+        self._server = Server(
+            Coordinator(settings), token, listeners, settings.num_workers, certificate
+        )
+        fingerprint = "" if certificate is None else certificate.fingerprint
+        self.endpoint = Endpoint(self._server.address, token, fingerprint)
         self._driver: DriverClient | None = None
         with contextlib.ExitStack() as failed:
             failed.callback(self._server.close)
             self._server.start()
             # by the address that is bound: the advertised one may not be reachable from here
             address = replace(self.endpoint.address, host=loopback_of(listen.bind_address))
-            self._driver = open_driver(Endpoint(address, token))
+            self._driver = open_driver(replace(self.endpoint, address=address))
             failed.pop_all()
 
     @property

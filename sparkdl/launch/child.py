@@ -213,6 +213,9 @@ class ParentConnection:
         texts: list[str] = self._ask("gather", (text, timeout_s), "texts")
         return texts
 
+    def settle(self) -> None:
+        """At once: the parent's gathering settles before it tells of a failure."""
+
     def _batches(self) -> Iterator[pa.RecordBatch]:
         while (content := self._ask("next", None, "batch")) is not None:
             yield _from_bytes(content)

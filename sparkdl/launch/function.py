@@ -9,8 +9,9 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import cloudpickle
@@ -20,7 +21,7 @@ from sparkdl import payload
 from sparkdl.collective.communicator import Communicator, Member, make_communicator
 from sparkdl.collective.current import use
 from sparkdl.coordinator.session import Session, open_session
-from sparkdl.errors import DataError, TransportError, WorkerError
+from sparkdl.errors import DataError, ResourceError, TransportError, WorkerError
 from sparkdl.launch.capture import Capture
 from sparkdl.launch.devices import DeviceRequest, function_environment
 from sparkdl.launch.failures import FailureDescription, RankFailure
@@ -29,13 +30,19 @@ from sparkdl.launch.line_sender import LineSender
 from sparkdl.launch.results import Result, of_kind
 from sparkdl.launch.task import RankContext
 from sparkdl.log_lines import Sink, log_through, show
+from sparkdl.network import THIS_HOST, RankListening
 from sparkdl.transport.address import Endpoint
 from sparkdl.transport.connection import Timeouts
+from sparkdl.transport.encryption import Certificate
 
 CONNECT_TIMEOUT_S = 5.0
-"""How long a rank tries to reach the coordinator; then it does without."""
+"""How long a rank tries to reach the coordinator."""
 _LINES_IN_FAILURE = 2000
 """Characters of unsent lines that a failure carries."""
+
+
+class DriverUnreachableError(ResourceError):
+    """A rank cannot reach the coordinator. The others may: all must meet in another way."""
 
 
 @dataclass(frozen=True)
@@ -54,10 +61,12 @@ class FunctionTask:
             of :func:`sparkdl.log_to_driver` do.
         endpoint: Of the coordinator, where the ranks meet and which takes their lines; None where
             there is none: they meet by the launcher, and lines come with the result.
+        listening: Where the ranks listen for each other.
+        certificate: For TLS between the ranks' hosts; None for no encryption.
     """
 
-    call: bytes
-    token: bytes
+    call: bytes = field(repr=False)
+    token: bytes = field(repr=False)
     devices: DeviceRequest
     communicator: str = "auto"
     timeout_s: float = 600.0
@@ -65,12 +74,17 @@ class FunctionTask:
     all_results: bool = True
     capture: bool = True
     endpoint: Endpoint | None = None
+    listening: RankListening = THIS_HOST
+    certificate: Certificate | None = None
 
     def run(self, rank: RankContext, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Calls the function; see :class:`sparkdl.launch.task.Task`."""
         for _ in batches:
             pass
-        session = self._open_session(rank)
+        try:
+            session = self._open_session(rank)
+        except DriverUnreachableError as error:
+            raise RankFailure(FailureDescription.of(rank.rank, error)) from error
         lines = LineSender(session)
         try:
             with self._environment(rank, rank.log or lines.send):
@@ -94,7 +108,11 @@ class FunctionTask:
         raise RankFailure(FailureDescription.of(rank.rank, error)) from error
 
     def _open_session(self, rank: RankContext) -> Session | None:
-        """A session with the coordinator; None where it cannot be reached from here."""
+        """A session with the coordinator; None where there is none.
+
+        Raises:
+            DriverUnreachableError: It cannot be reached from here.
+        """
         if self.endpoint is None:
             return None
         timeouts = Timeouts(connect_s=CONNECT_TIMEOUT_S, reconnect_s=CONNECT_TIMEOUT_S)
@@ -102,8 +120,16 @@ class FunctionTask:
             return open_session(
                 self.endpoint, rank=rank.rank, attempt=rank.attempt, timeouts=timeouts
             )
-        except TransportError:
-            return None
+        except TransportError as error:
+            problem = error.received
+        # outside of the except: the failure is this rank's own, not a consequence of another's
+        address = f"{self.endpoint.address.host}:{self.endpoint.address.port}"
+        raise DriverUnreachableError(
+            f"rank {rank.rank} on {socket.gethostname()} cannot reach the driver",
+            expected=f"a connection to {address} within {CONNECT_TIMEOUT_S:g} s",
+            received=problem,
+            hint="server_bind, server_address and port say where the driver listens",
+        )
 
     @contextlib.contextmanager
     def _environment(self, rank: RankContext, sink: Sink) -> Iterator[None]:
@@ -140,10 +166,11 @@ def connected(
     Nothing that may fail comes before it, and nothing waits for the launcher after it: a barrier
     stage that ends while a task waits in ``allGather`` takes that task's executor down with it.
     """
+    options = {**task.listening.options(), "certificate": task.certificate}
     connectors = (
         # without a limit: the other ranks may train for days
-        make_communicator("builtin", rank=rank.rank, timeout_s=math.inf),
-        make_communicator(task.communicator, rank=rank.rank, timeout_s=task.timeout_s),
+        make_communicator("builtin", rank=rank.rank, timeout_s=math.inf, **options),
+        make_communicator(task.communicator, rank=rank.rank, timeout_s=task.timeout_s, **options),
     )
     with contextlib.ExitStack() as stack:
         for connector in connectors:

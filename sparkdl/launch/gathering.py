@@ -18,6 +18,9 @@ class Gathering(Protocol):
             WaitTimeoutError: Some rank did not come in time.
         """
 
+    def settle(self) -> None:
+        """Returns when no rank is inside the exchange any more: from then on one may fail."""
+
 
 class AloneGathering:
     """The gathering of a world of one."""
@@ -25,6 +28,9 @@ class AloneGathering:
     def all_gather(self, text: str, timeout_s: float) -> list[str]:
         """The only rank's text."""
         return [text]
+
+    def settle(self) -> None:
+        """At once."""
 
 
 class Meeting:
@@ -92,3 +98,6 @@ class _MeetingRank:
 
     def all_gather(self, text: str, timeout_s: float) -> list[str]:
         return self._meeting.all_gather(self._rank, text, timeout_s)
+
+    def settle(self) -> None:
+        """At once: a failure ends every wait in the meeting."""

@@ -59,6 +59,11 @@ class RankContext:
             )
         return self.gathering.all_gather(text, timeout_s)
 
+    def settle(self) -> None:
+        """Returns when no rank exchanges texts any more: from then on one may fail."""
+        if self.gathering is not None:
+            self.gathering.settle()
+
 
 class Task(Protocol):
     """Picklable work for every rank; made on the driver."""

@@ -7,12 +7,19 @@ import logging
 import math
 import secrets
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from sparkdl.collective.communicator import COMMUNICATORS
-from sparkdl.config import UseGpu, check_use_gpu, require_int, require_name, require_seconds
+from sparkdl.config import (
+    UseGpu,
+    check_use_gpu,
+    require_int,
+    require_name,
+    require_seconds,
+)
 from sparkdl.coordinator.driver_client import DriverClient
 from sparkdl.coordinator.host import CoordinatorHost
 from sparkdl.coordinator.settings import Settings
@@ -20,14 +27,22 @@ from sparkdl.errors import ConfigError, ResourceError, WaitTimeoutError
 from sparkdl.launch import interrupts
 from sparkdl.launch.devices import DeviceRequest
 from sparkdl.launch.failures import FailureDescription, RankFailure
-from sparkdl.launch.function import FunctionTask, Returned, call_here, dump_call
+from sparkdl.launch.function import (
+    DriverUnreachableError,
+    FunctionTask,
+    Returned,
+    call_here,
+    dump_call,
+)
 from sparkdl.launch.processes import ProcessLauncher
 from sparkdl.launch.task import Ranks
 from sparkdl.learner import BACKENDS
 from sparkdl.learner.framework import running_backend
 from sparkdl.log_lines import show
+from sparkdl.network import Encrypt, Network, PortSpec, require_encryptable
 from sparkdl.spark.driver import cluster
 from sparkdl.spark.driver.launcher import SparkLauncher, SparkRanks
+from sparkdl.spark.driver.network import certificate_of, listening_address, rank_listening
 from sparkdl.spark.driver.slots import slot_pool
 from sparkdl.transport.listeners import ListenOptions
 
@@ -49,6 +64,12 @@ def run(
     backend: str | None = None,
     timeout_s: float = 600.0,
     spark: Any = None,
+    port: PortSpec = 0,
+    server_bind: str | None = None,
+    server_address: str | None = None,
+    worker_port: PortSpec = 0,
+    worker_bind: str | None = None,
+    encrypt: Encrypt = "auto",
 ) -> list[T]:
     """Runs ``fn(*args, **kwargs)`` on every rank of one barrier stage; returns all results.
 
@@ -71,9 +92,20 @@ def run(
         backend: Keras backend of the ranks; None: the driver's, if it has imported Keras.
         timeout_s: Limit for one collective operation; the error names the missing ranks.
         spark: The session; None: the active one.
+        port: The driver's, where the ranks meet: 0 for any free one, a number or a range
+            ``'7000-7010'``.
+        server_bind: Address that the driver listens on; None: the narrowest that works.
+        server_address: Address that the ranks connect to, if it differs (NAT, several networks).
+        worker_port: The ranks' own ports: 0 for any free ones, or a range with two for each rank
+            of a host.
+        worker_bind: Address or network (``'10.0.0.0/8'``) that the ranks listen on; None: the
+            address from which a rank's host reaches the driver.
+        encrypt: Whether traffic between hosts is encrypted (TLS): ``'auto'``: as Spark's own;
+            True; False. Horovod's cannot be.
 
     Returns:
-        What ``fn`` returned on each rank, in rank order.
+        What ``fn`` returned on each rank, in rank order; unpickled here, so the executors must be
+        trusted with this machine.
 
     Raises:
         ConfigError: A wrong argument, or a function that cannot be pickled.
@@ -89,6 +121,7 @@ def run(
     """
     require_name("driver_log_verbosity", driver_log_verbosity, VERBOSITIES)
     require_name("communicator", communicator, [n for n in COMMUNICATORS if n != "solo"])
+    network = Network(port, server_bind, server_address, worker_port, worker_bind, encrypt)
     if num_workers is not None:
         require_int("num_workers", num_workers, 1)
     task = FunctionTask(
@@ -100,7 +133,7 @@ def run(
         start_timeout_s=START_TIMEOUT_S,
         capture=driver_log_verbosity == "all",
     )
-    returned = _run_stage(task, num_workers, spark)
+    returned = _run_stage(task, num_workers, spark, network)
     return [returned.load(rank) for rank in returned.results]
 
 
@@ -155,7 +188,7 @@ class HorovodRunner:
         if self._np == -1:
             return call_here(task, lambda: main(**kwargs))
         if self._np > 0:
-            return _run_stage(task, self._np, None).load(0)
+            return _run_stage(task, self._np, None, Network()).load(0)
         with interrupts.heard(), interrupts.CleanStack() as stack:
             ranks = stack.begin(ProcessLauncher(-self._np).launch(task))
             while not ranks.wait(0.1):
@@ -164,9 +197,16 @@ class HorovodRunner:
 
 
 @interrupts.heard()
-def _run_stage(task: FunctionTask, num_workers: int | None, spark: Any) -> Returned:
+def _run_stage(
+    task: FunctionTask, num_workers: int | None, spark: Any, network: Network
+) -> Returned:
     """Runs the function in a barrier stage and shows the ranks' lines."""
     spark = spark if spark is not None else cluster.session_of()
+    certificate = certificate_of(spark, network)
+    if certificate is not None:
+        require_encryptable(task.communicator)
+    listening = rank_listening(spark, network)
+    task = replace(task, listening=listening, certificate=certificate)
     count = num_workers or cluster.default_parallelism(spark)
     cluster.check_barrier(spark, count)
     with interrupts.CleanStack() as stack:
@@ -177,15 +217,39 @@ def _run_stage(task: FunctionTask, num_workers: int | None, spark: Any) -> Retur
         driver = None
         if not cluster.is_connect(spark):
             settings = Settings(count, start_timeout_s=task.start_timeout_s)
-            listen = ListenOptions("socket", 0, *cluster.driver_address(spark), web=False)
-            with contextlib.suppress(OSError, ResourceError):  # no address to listen on
+            bind, advertised = listening_address(spark, network)
+            listen = ListenOptions("socket", network.port, bind, advertised, web=False)
+            chosen = network.port != 0 or network.server_bind is not None
+            with contextlib.ExitStack() as tried:
+                if not chosen:  # no address to listen on: the ranks meet through Spark
+                    tried.enter_context(contextlib.suppress(OSError, ResourceError))
                 with interrupts.held():
-                    host = stack.enter_context(CoordinatorHost(settings, listen))
+                    host = stack.enter_context(CoordinatorHost(settings, listen, certificate))
                 driver, task = host.driver, replace(task, endpoint=host.endpoint)
-        launcher = SparkLauncher(
-            spark.range(0, count, 1, count), count, barrier=True, description="sparkdl: run",
-            noun="barrier stage",
-        )  # fmt: skip
+        try:
+            return _run_ranks(spark, task, count, driver)
+        except RankFailure as error:
+            warnings.warn(
+                f"{error.failure.error}\nAll ranks begin again and meet through Spark; what they "
+                "print comes when they have ended.",
+                RuntimeWarning,
+                stacklevel=4,
+            )
+        return _run_ranks(spark, replace(task, endpoint=None), count, None)
+
+
+def _run_ranks(spark: Any, task: FunctionTask, count: int, driver: DriverClient | None) -> Returned:
+    """Runs the stage to its end.
+
+    Raises:
+        RankFailure: A rank cannot reach the driver; the function has not been called.
+        WorkerError: A rank raised.
+    """
+    launcher = SparkLauncher(
+        spark.range(0, count, 1, count), count, barrier=True, description="sparkdl: run",
+        noun="barrier stage",
+    )  # fmt: skip
+    with interrupts.CleanStack() as stack:
         ranks = stack.begin(launcher.launch(task))
         _follow(ranks, driver, count, task.start_timeout_s)
         return _returned(ranks, count, driver)
@@ -195,12 +259,15 @@ def _returned(ranks: Ranks, count: int, driver: DriverClient | None = None) -> R
     """What the ranks returned.
 
     Raises:
+        RankFailure: A rank cannot reach the driver; the function has not been called.
         WorkerError: A rank raised.
     """
     try:
         returned = Returned.of(ranks.results())
     except RankFailure as error:
         failure = error.failure
+        if failure.type == DriverUnreachableError.__name__:
+            raise
         for line in failure.lines.splitlines():
             show(failure.rank, line)
         raise failure.worker_error(_hint(failure, count, driver)) from None

@@ -15,7 +15,6 @@ import numpy as np
 from sparkdl.config import (
     COLUMNS,
     FitConfig,
-    PortSpec,
     UseGpu,
     require_int,
 )
@@ -30,6 +29,7 @@ from sparkdl.learner.ensemble import build_ensemble
 from sparkdl.learner.export import export_model
 from sparkdl.learner.model_source import KerasSource
 from sparkdl.learner.signature import model_signature
+from sparkdl.network import Encrypt, PortSpec
 from sparkdl.progress.bar import ProgressBar
 from sparkdl.progress.events import TrainingBegan, TrainingEnded
 from sparkdl.progress.monitor import FitMonitor
@@ -108,6 +108,13 @@ class SparkModel:
         on_nan: What becomes of a worker's update with NaN or infinity: ``'raise'`` (one error that
             says where it comes from), ``'skip'`` (it is refused, and counted in ``summary``; not
             for ``'allreduce'`` with a rule or Horovod) or ``'ignore'``.
+        worker_port: For ``mode='allreduce'``: the workers' own ports: 0 for any free one, or a
+            range with one for each worker of a host.
+        worker_bind: For ``mode='allreduce'``: address or network (``'10.0.0.0/8'``) that workers
+            listen on; None for the address from which a worker's host reaches the driver.
+        encrypt: Whether traffic between hosts is encrypted (TLS): ``'auto'``: as Spark's own
+            (``spark.network.crypto.enabled``, ``spark.ssl.rpc.enabled``); True; False. Horovod's
+            cannot be.
 
     Raises:
         ConfigError: An argument that is not of its kind, or has no effect beside the others.
@@ -140,6 +147,9 @@ class SparkModel:
         worker_timeout_s: float = 60.0,
         max_restarts: int | None = None,
         on_nan: str = "raise",
+        worker_port: PortSpec = 0,
+        worker_bind: str | None = None,
+        encrypt: Encrypt = "auto",
     ) -> None:
         keras_learner.require_compiled(model)
         asked = FitConfig(
@@ -148,7 +158,8 @@ class SparkModel:
             use_gpu=use_gpu, server_bind=server_bind, server_address=server_address,
             repartition=repartition, memory_budget_mb=memory_budget_mb, seed=seed,
             start_timeout_s=start_timeout_s, worker_timeout_s=worker_timeout_s,
-            max_restarts=max_restarts, on_nan=on_nan,
+            max_restarts=max_restarts, on_nan=on_nan, worker_port=worker_port,
+            worker_bind=worker_bind, encrypt=encrypt,
         )  # fmt: skip
         self._exchange = choose_exchange(asked, rule, compression, model.optimizer)
         require_refusable(on_nan, self._exchange)
@@ -209,6 +220,9 @@ class SparkModel:
     start_timeout_s = Setting(lambda self: self._config.start_timeout_s)
     worker_timeout_s = Setting(lambda self: self._config.worker_timeout_s)
     max_restarts = Setting(lambda self: self._config.restarts)
+    worker_port = Setting(lambda self: self._config.worker_port)
+    worker_bind = Setting(lambda self: self._config.worker_bind)
+    encrypt = Setting(lambda self: self._config.encrypt)
 
     def get_config(self) -> dict[str, Any]:
         """The arguments as plain values (the model left out), to be saved or shown."""

@@ -37,10 +37,12 @@ class Endpoint:
     Args:
         address: Where the server is.
         token: The run's secret; no text of this object shows it.
+        fingerprint: SHA-256 of the server's certificate; empty where TCP is not encrypted.
     """
 
     address: Address
     token: str = field(repr=False)
+    fingerprint: str = ""
 
 
 def boot_id() -> str:

@@ -20,6 +20,7 @@ from sparkdl.errors import (
     WaitTimeoutError,
 )
 from sparkdl.transport.channel import Channel
+from sparkdl.transport.error_frames import BusyError, error_from_meta
 from sparkdl.transport.frames import (
     HEADER_BYTES,
     ByteArray,
@@ -27,7 +28,6 @@ from sparkdl.transport.frames import (
     Kind,
     Limits,
     Message,
-    error_from_meta,
 )
 
 BROKEN = (OSError, EOFError)
@@ -186,8 +186,19 @@ class Connection:
         return self.channel
 
     def open(self) -> None:
+        """Opens the channel; where the server is busy, again for ``connect_s``."""
+        deadline = time.monotonic() + self._timeouts.connect_s
+        delay_s = 0.05
         with self._lock:
-            self._open()
+            while True:
+                try:
+                    self._open()
+                    return
+                except BusyError:
+                    if time.monotonic() >= deadline:
+                        raise
+                time.sleep(delay_s * (0.5 + random.random()))
+                delay_s = min(2 * delay_s, 1.0)
 
     def _drop(self) -> None:
         if self.channel is not None:

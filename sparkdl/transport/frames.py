@@ -24,15 +24,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from sparkdl.errors import (
-    AuthenticationError,
-    ConfigError,
-    ProtocolError,
-    SparkDLError,
-    TransportError,
-    WaitTimeoutError,
-    WorkerError,
-)
+from sparkdl.errors import ProtocolError
 from sparkdl.weights import FloatArray
 
 ByteArray = npt.NDArray[np.uint8]
@@ -357,50 +349,3 @@ def decode_meta(kind: Kind, raw: bytes | bytearray | memoryview) -> dict[str, An
             f"the meta of a {kind.name} frame is not an object", received=type(meta).__name__
         )
     return meta
-
-
-def _codes() -> dict[str, type[SparkDLError]]:
-    return {
-        "aborted": WorkerError,
-        "timeout": WaitTimeoutError,
-        "authentication": AuthenticationError,
-        "protocol": ProtocolError,
-        "transport": TransportError,
-        "config": ConfigError,
-        "error": SparkDLError,
-    }
-
-
-def error_to_meta(error: SparkDLError) -> dict[str, Any]:
-    """An error as the meta of an ERROR frame."""
-    code = next(code for code, cls in _codes().items() if isinstance(error, cls))
-    meta: dict[str, Any] = {
-        "code": code,
-        "what": error.what,
-        "expected": error.expected,
-        "received": error.received,
-        "hint": error.hint,
-    }
-    if isinstance(error, WorkerError):
-        meta.update(rank=error.rank, error=error.error, traceback=error.traceback)
-    return meta
-
-
-def error_from_meta(meta: dict[str, Any]) -> SparkDLError:
-    """The error that an ERROR frame carries; unknown codes become a plain SparkDLError."""
-
-    def text(key: str) -> str:
-        return str(meta.get(key, ""))
-
-    if meta.get("code") == "aborted":
-        rank = meta.get("rank", -1)
-        return WorkerError(
-            rank if isinstance(rank, int) else -1, text("error"), text("traceback"), text("hint")
-        )
-    cls = _codes().get(text("code"), SparkDLError)
-    return cls(
-        text("what") or "the server refused a frame",
-        expected=text("expected"),
-        received=text("received"),
-        hint=text("hint"),
-    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import select
 import socket
+import ssl
 from collections.abc import Callable
 
 import numpy as np
@@ -19,6 +20,8 @@ from sparkdl.transport.frames import (
     decode_meta,
     encode,
 )
+
+_COPY_BYTES = 1 << 20
 
 
 def receive_into(connection: socket.socket, view: memoryview) -> None:
@@ -87,6 +90,9 @@ def send_reading(connection: socket.socket, reading: PiecewiseBody) -> None:
     Raises:
         TimeoutError: The peer took nothing for the socket's timeout.
     """
+    if isinstance(connection, ssl.SSLSocket):
+        _send_encrypted(connection, reading)
+        return
     poller = select.poll()
     poller.register(connection, select.POLLOUT)
     limit_s = connection.gettimeout()
@@ -102,3 +108,20 @@ def send_reading(connection: socket.socket, reading: PiecewiseBody) -> None:
         if not poller.poll(None if limit_s is None else limit_s * 1000):
             raise TimeoutError("the peer reads nothing")
         done = reading.read(send)
+
+
+def _send_encrypted(connection: ssl.SSLSocket, reading: PiecewiseBody) -> None:
+    """The same over TLS, which cannot say beforehand how much it takes: pieces are copied."""
+    copy = memoryview(bytearray(min(_COPY_BYTES, reading.nbytes)))
+    copied = 0
+
+    def take(piece: memoryview) -> int:
+        nonlocal copied
+        copied = min(len(piece), len(copy))
+        copy[:copied] = piece[:copied]
+        return copied
+
+    done = False
+    while not done:
+        done = reading.read(take)
+        connection.sendall(copy[:copied])

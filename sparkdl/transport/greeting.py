@@ -41,6 +41,13 @@ class Stranger(Protocol):
             OSError, EOFError, SparkDLError: It is no connection of this run, and is closed.
         """
 
+    def turn_away(self) -> None:
+        """Says that the server has no room, so that a member tries again; it is closed then.
+
+        Raises:
+            OSError: The peer does not listen.
+        """
+
 
 class Greeter:
     """Greets the connections of one listening socket until closed.
@@ -136,7 +143,10 @@ class Greeter:
 
     def _end_oldest(self) -> None:
         if self._strangers:
-            self._end(next(iter(self._strangers)))
+            oldest = next(iter(self._strangers))
+            with contextlib.suppress(OSError):
+                oldest.turn_away()
+            self._end(oldest)
 
     def _end(self, stranger: Stranger) -> None:
         self._forget(stranger)

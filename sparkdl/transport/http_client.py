@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import http.client
-import socket
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
 from sparkdl.errors import AuthenticationError, ProtocolError
+from sparkdl.transport.address import Endpoint
 from sparkdl.transport.channel import require_raw
+from sparkdl.transport.encryption import connect_encrypted
 from sparkdl.transport.frames import (
     HEADER_BYTES,
     ByteArray,
@@ -21,7 +21,7 @@ from sparkdl.transport.frames import (
     decode_meta,
     encode,
 )
-from sparkdl.transport.listening import tune
+from sparkdl.transport.listening import shut_down, tune
 
 FRAME_PATH = "/v1/frame"
 CLIENT_HEADER = "X-Sparkdl-Client"
@@ -50,8 +50,7 @@ class HttpChannel:
     """A client's end: one keep-alive connection, bodies sent from and read into one buffer.
 
     Args:
-        url: ``http://host:port`` of the server.
-        token: The run's secret.
+        endpoint: Of the server.
         limits: From the layout.
         raw: Buffer for bodies; None for a control channel.
         timeout_s: For connecting.
@@ -62,18 +61,17 @@ class HttpChannel:
 
     def __init__(
         self,
-        url: str,
-        token: str,
+        endpoint: Endpoint,
         limits: Limits,
         raw: ByteArray | None,
         timeout_s: float,
         client: str,
     ) -> None:
-        parts = urlsplit(url)
+        parts = urlsplit(endpoint.address.http)
         self._limits = limits
         self._raw = raw
         self._headers = (
-            ("Authorization", f"Bearer {token}"),
+            ("Authorization", f"Bearer {endpoint.token}"),
             (CLIENT_HEADER, client),
             ("Content-Type", "application/octet-stream"),
         )
@@ -82,6 +80,10 @@ class HttpChannel:
         )
         self._http.connect()
         tune(self._http.sock)
+        if endpoint.fingerprint:
+            self._http.sock = connect_encrypted(
+                self._http.sock, endpoint.token, endpoint.fingerprint
+            )
 
     @property
     def raw(self) -> ByteArray | None:
@@ -146,8 +148,7 @@ class HttpChannel:
     def abort(self) -> None:
         sock = self._http.sock
         if sock is not None:
-            with contextlib.suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
+            shut_down(sock)
 
     def close(self) -> None:
         self._http.close()

@@ -8,30 +8,22 @@ buffer, and sent straight from one: two small hooks into cheroot's gateway do th
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import queue
 import socket
+import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from cheroot import wsgi
-from cheroot.server import HTTPConnection
 
 from sparkdl.errors import AuthenticationError, ProtocolError, SparkDLError, TransportError
 from sparkdl.transport.dispatcher import Dispatcher
-from sparkdl.transport.frames import (
-    HEADER_BYTES,
-    Kind,
-    Limits,
-    Message,
-    encode,
-    error_to_meta,
-)
-from sparkdl.transport.framing import send_reading
-from sparkdl.transport.greeting import Greeter, Stranger
+from sparkdl.transport.encryption import Certificate
+from sparkdl.transport.error_frames import error_to_meta
+from sparkdl.transport.frames import HEADER_BYTES, Kind, Limits, Message, encode
+from sparkdl.transport.greeting import Greeter
 from sparkdl.transport.http_client import (
     BUSY,
     CLIENT_HEADER,
@@ -40,17 +32,16 @@ from sparkdl.transport.http_client import (
     read_head,
     read_meta,
 )
-from sparkdl.transport.listening import is_connected, token_matches, tune
+from sparkdl.transport.http_gateway import Gateway, Members, ReplyBody, TunedConnection
+from sparkdl.transport.listening import is_connected
+from sparkdl.transport.strangers import FirstRequest, has_token
 
 if TYPE_CHECKING:
     from flask import Flask, Response
 
-IO_TIMEOUT_S = 20.0
+
 MAX_HEADER_BYTES = 16 << 10
-_REFUSAL = (
-    b"HTTP/1.1 401 Unauthorized\r\nContent-Type: text/plain\r\nContent-Length: 15\r\n"
-    b"Connection: close\r\n\r\na wrong token.\n"
-)
+"""Of a request of a connection that has shown the token."""
 
 
 class _Clients:
@@ -89,13 +80,16 @@ class _Clients:
         self._dispatcher.close(number)
 
 
-def make_app(dispatcher: Dispatcher, token: str, max_clients: int = 1024) -> Flask:
-    """The Flask app, for :class:`_Gateway`, which lets it read and write without copies.
+def make_app(
+    dispatcher: Dispatcher, token: str, max_clients: int = 1024, *, encrypted: bool = False
+) -> Flask:
+    """The Flask app, for :class:`Gateway`, which lets it read and write without copies.
 
     Args:
         dispatcher: Where messages go.
         token: The run's secret, expected as ``Authorization: Bearer``.
         max_clients: Bound of clients, each of which may cost one buffer.
+        encrypted: Whether frames come over TLS only.
     """
     from flask import Flask, Response, request
 
@@ -110,7 +104,7 @@ def make_app(dispatcher: Dispatcher, token: str, max_clients: int = 1024) -> Fla
 
     @app.get("/health")
     def health() -> Response:
-        return Response("ok\n", mimetype="text/plain")
+        return _open_to_all("ok\n", "text/plain")
 
     @app.get("/metrics")
     def metrics() -> Response:
@@ -123,12 +117,16 @@ def make_app(dispatcher: Dispatcher, token: str, max_clients: int = 1024) -> Fla
                 f"# TYPE {name} {metric.kind}",
                 f"{name} {number}",
             ]
-        return Response("\n".join(lines) + "\n", content_type="text/plain; version=0.0.4")
+        return _open_to_all("\n".join(lines) + "\n", "text/plain; version=0.0.4")
 
     @app.post(FRAME_PATH)
     def frame() -> Response:
         if not has_token(request.headers.get("Authorization", ""), token):
             return refuse(401, AuthenticationError("a wrong or missing bearer token"))
+        environ = request.environ
+        tcp: socket.socket = environ["sparkdl.socket"]
+        if encrypted and not isinstance(tcp, ssl.SSLSocket):
+            return refuse(403, ProtocolError("a frame without TLS", expected="TLS after a knock"))
         if "chunked" in request.headers.get("Transfer-Encoding", "").lower():
             return refuse(411, ProtocolError("a chunked request", expected="a Content-Length"))
         length = request.content_length
@@ -144,7 +142,6 @@ def make_app(dispatcher: Dispatcher, token: str, max_clients: int = 1024) -> Fla
         client = request.headers.get(CLIENT_HEADER, "")
         if not 8 <= len(client) <= 64:
             return refuse(400, ProtocolError(f"no {CLIENT_HEADER} header"))
-        environ = request.environ
         read: Reader = environ["sparkdl.read"]
         try:
             message, meta_len, body_len = read_head(read, limits)
@@ -166,7 +163,6 @@ def make_app(dispatcher: Dispatcher, token: str, max_clients: int = 1024) -> Fla
             if body_len:
                 message.body = service.buffer(number)[:body_len]
                 read(message.body.data)
-            tcp: socket.socket = environ["sparkdl.socket"]
             reply = dispatcher.call(number, message, lambda: is_connected(tcp))
         except BaseException:
             busy.release()
@@ -181,10 +177,13 @@ def make_app(dispatcher: Dispatcher, token: str, max_clients: int = 1024) -> Fla
     return app
 
 
-def has_token(authorization: str, token: str) -> bool:
-    """Whether an ``Authorization`` header is the bearer of the run's token."""
-    scheme, _, shown = authorization.strip().partition(" ")
-    return scheme.lower() == "bearer" and token_matches(shown.strip(), token)
+def _open_to_all(text: str, content_type: str) -> Response:
+    """An answer to whoever asks. Its connection ends: idle ones of strangers are not kept."""
+    from flask import Response
+
+    response = Response(text, content_type=content_type)
+    response.headers["Connection"] = "close"
+    return response
 
 
 def _respond(reply: Message, limits: Limits, done: Callable[[], None] | None = None) -> Response:
@@ -195,189 +194,13 @@ def _respond(reply: Message, limits: Limits, done: Callable[[], None] | None = N
     except ProtocolError as error:
         reply = Message(Kind.ERROR, meta=error_to_meta(error))
         head = encode(reply, max_meta_bytes=limits.max_meta_bytes)
-    parts = _ReplyBody(head, reply, done)
+    parts = ReplyBody(head, reply, done)
     response = Response(parts, mimetype="application/octet-stream", direct_passthrough=True)
     response.content_length = len(head) + reply.body_bytes
     return response
 
 
-class _ReplyBody:
-    """A response's head and body; tells when the WSGI server is through with them."""
-
-    def __init__(self, head: bytes, reply: Message, done: Callable[[], None] | None) -> None:
-        self._head, self._reply, self._done = head, reply, done
-
-    def __iter__(self) -> Iterator[Any]:
-        yield self._head
-        reading, body = self._reply.reading, self._reply.body
-        if reading is not None:
-            yield reading
-        elif body is not None:
-            yield body.data
-
-    def close(self) -> None:
-        if self._done is not None:
-            self._done()
-            self._done = None
-
-
 # -------------------------------------------------------------------- server
-
-
-class _Gateway(wsgi.Gateway_10):
-    """cheroot's gateway with two short cuts past its Python-level buffers."""
-
-    def get_environ(self) -> Any:
-        environ: Any = super().get_environ()  # type: ignore[no-untyped-call]
-        self._tcp: socket.socket = self.req.conn.socket
-        environ["sparkdl.read"] = self._read
-        environ["sparkdl.socket"] = self._tcp
-        return environ
-
-    def _read(self, view: memoryview) -> None:
-        """Fills ``view``: what cheroot has buffered first, the rest straight from the socket."""
-        stream, reader = self.req.rfile, self.req.conn.rfile
-        if len(view) > stream.remaining:
-            raise EOFError("the request's body is shorter than its frame")
-        position = 0
-        if reader.has_data():
-            buffered = len(reader._read_buf) - reader._read_pos
-            chunk = reader.read(min(len(view), buffered))
-            view[: len(chunk)] = chunk
-            position = len(chunk)
-        while position < len(view):
-            count = self._tcp.recv_into(view[position:])
-            if count == 0:
-                raise EOFError("the client closed the connection")
-            position += count
-        stream.remaining -= len(view)
-
-    def respond(self) -> None:
-        response = self.req.server.wsgi_app(self.env, self.start_response)
-        try:
-            for chunk in response:
-                self.write(chunk)
-        finally:
-            self.req.ensure_headers_sent()
-            if hasattr(response, "close"):
-                response.close()
-
-    def start_response(self, *arguments: Any) -> Any:
-        # cheroot would read an unread body, of any size, to its end; a chunked one has no known end
-        if getattr(self.req.rfile, "remaining", True):
-            self.req.close_connection = True
-        return super().start_response(*arguments)
-
-    def write(self, chunk: Any) -> None:
-        if isinstance(chunk, bytes):
-            if chunk:
-                super().write(chunk)
-            return
-        self.req.ensure_headers_sent()
-        if isinstance(chunk, memoryview):
-            self._tcp.sendall(chunk)
-        else:
-            send_reading(self._tcp, chunk)
-
-
-class _TunedConnection(HTTPConnection):
-    """A connection whose small responses leave at once, and whose silence is bounded."""
-
-    def __init__(self, server: Any, sock: socket.socket, *arguments: Any) -> None:
-        super().__init__(server, sock, *arguments)
-        tune(sock)  # not every kernel hands TCP_NODELAY on from the listener
-        sock.settimeout(IO_TIMEOUT_S)  # within a request; between requests the server's applies
-
-
-class _FirstRequest:
-    """A stranger whose first request must have the token, or ask for what is open to all.
-
-    The request stays in the socket, for cheroot to read.
-
-    Args:
-        connection: Accepted; does not block.
-        token: The run's secret.
-    """
-
-    def __init__(self, connection: socket.socket, token: str) -> None:
-        self.connection = connection
-        self._token = token
-
-    def hear(self) -> bool:
-        """Looks at what has come; True once the headers are whole and good.
-
-        Raises:
-            EOFError: The peer is gone.
-            ProtocolError: The headers are too large.
-            AuthenticationError: There is no token, or another one; the peer has been told.
-        """
-        try:
-            seen = self.connection.recv(MAX_HEADER_BYTES, socket.MSG_PEEK)
-        except BlockingIOError:
-            return False
-        if not seen:
-            raise EOFError("the peer closed the connection")
-        head, end, _ = seen.partition(b"\r\n\r\n")
-        if not end:
-            if len(seen) < MAX_HEADER_BYTES:
-                return False
-            raise ProtocolError(
-                "the headers of a first request are too large",
-                expected=f"at most {MAX_HEADER_BYTES} bytes",
-                received=f"{len(seen)} bytes without an end",
-            )
-        request, *lines = head.decode("latin-1").split("\r\n")
-        fields = {
-            name.strip().lower(): value for name, _, value in (x.partition(":") for x in lines)
-        }
-        method, _, path = request.partition(" ")
-        open_to_all = method == "GET" and path.split(" ")[0] in ("/health", "/metrics")
-        if not open_to_all and not has_token(fields.get("authorization", ""), self._token):
-            self.connection.recv(MAX_HEADER_BYTES)
-            self.connection.send(_REFUSAL)
-            raise AuthenticationError(
-                "a wrong or missing bearer token", expected="the token of this run"
-            )
-        return True
-
-
-class _Members:
-    """What cheroot takes for its listening socket: connections that the greeter has welcomed."""
-
-    def __init__(self, listener: socket.socket) -> None:
-        self._name = listener.getsockname()
-        self._waiting: queue.SimpleQueue[socket.socket] = queue.SimpleQueue()
-        self._wake, self._woken = socket.socketpair()
-
-    def put(self, stranger: Stranger) -> None:
-        """A connection for cheroot."""
-        self._waiting.put(stranger.connection)
-        self._wake.send(b"m")
-
-    def accept(self) -> tuple[socket.socket, tuple[str, int]]:
-        """The next connection; cheroot calls it when :meth:`fileno` is readable."""
-        self._woken.recv(1)
-        return self._waiting.get_nowait(), ("", 0)
-
-    def fileno(self) -> int:
-        return self._woken.fileno()
-
-    def getsockname(self) -> tuple[str, int]:
-        host, port = self._name[:2]
-        return host, port
-
-    def settimeout(self, _: float) -> None:
-        """Cheroot sets one; accept() never waits."""
-
-    def listen(self, _: int) -> None:
-        """The greeter listens."""
-
-    def close(self) -> None:
-        with contextlib.suppress(queue.Empty):
-            while True:
-                self._waiting.get_nowait().close()
-        self._wake.close()
-        self._woken.close()
 
 
 class _Cheroot(wsgi.Server):
@@ -385,9 +208,9 @@ class _Cheroot(wsgi.Server):
 
     keep_alive_conn_limit = 1 << 16
     max_request_header_size = MAX_HEADER_BYTES
-    ConnectionClass = _TunedConnection
+    ConnectionClass = TunedConnection
 
-    def __init__(self, members: _Members, app: Any, num_threads: int) -> None:
+    def __init__(self, members: Members, app: Any, num_threads: int) -> None:
         self._members = members
         super().__init__(
             members.getsockname(),
@@ -398,7 +221,7 @@ class _Cheroot(wsgi.Server):
             timeout=600,
             shutdown_timeout=1,
         )
-        self.gateway = _Gateway
+        self.gateway = Gateway
 
     def bind(self, family: int, kind: int, proto: int = 0) -> Any:
         self.socket = self._members
@@ -417,19 +240,26 @@ class HttpServer:
         token: The run's secret.
         num_threads: Requests served at a time. A deferred reply holds a thread, so this must
             exceed the number of workers.
+        certificate: The run's; None for no encryption.
     """
 
     name = "http"
 
     def __init__(
-        self, listener: socket.socket, dispatcher: Dispatcher, token: str, num_threads: int
+        self,
+        listener: socket.socket,
+        dispatcher: Dispatcher,
+        token: str,
+        num_threads: int,
+        certificate: Certificate | None = None,
     ) -> None:
-        app = make_app(dispatcher, token, max_clients=4 * num_threads)
-        members = _Members(listener)
+        encrypted = certificate is not None
+        app = make_app(dispatcher, token, max_clients=4 * num_threads, encrypted=encrypted)
+        members = Members(listener, None if certificate is None else certificate.server_context())
         self._server = _Cheroot(members, app, num_threads)
         self._server.prepare()
         self._greeter = Greeter(
-            listener, lambda connection: _FirstRequest(connection, token), members.put,
+            listener, lambda connection: FirstRequest(connection, token, encrypted), members.put,
             peeks=True, name="sparkdl-ps-http-greeter",
         )  # fmt: skip
         self._thread = threading.Thread(

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self, get_args
 
-from sparkdl.config import PortSpec, ports_of
 from sparkdl.errors import UnknownNameError
+from sparkdl.network import PortSpec, ports_of
 from sparkdl.transport.address import Address, Mode, boot_id
 from sparkdl.transport.listening import listen
 

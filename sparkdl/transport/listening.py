@@ -8,8 +8,8 @@ import hmac
 import select
 import socket
 
-from sparkdl.config import PortSpec, ports_of
 from sparkdl.errors import ResourceError
+from sparkdl.network import PortSpec, ports_of
 
 
 def token_matches(received: object, token: str) -> bool:
@@ -72,8 +72,16 @@ def is_connected(connection: socket.socket) -> bool:
         poller.register(connection, select.POLLIN)
         if not poller.poll(0):
             return True
-        return connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) != b""
+        # of the TCP connection, also where TLS runs over it: its end is not encrypted
+        return socket.socket.recv(connection, 1, socket.MSG_PEEK | socket.MSG_DONTWAIT) != b""
     except BlockingIOError:
         return True
     except (OSError, ValueError):
         return False
+
+
+def shut_down(connection: socket.socket) -> None:
+    """Ends both directions, which wakes up a thread that waits in the connection."""
+    with contextlib.suppress(OSError):
+        # TLS sockets would go on unencrypted: their own shutdown() forgets the encryption
+        socket.socket.shutdown(connection, socket.SHUT_RDWR)

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from sparkdl.errors import AuthenticationError, TransportError, UnknownNameError
-from sparkdl.transport.address import Address, Endpoint, boot_id
+from sparkdl.transport.address import Endpoint, boot_id
 from sparkdl.transport.channel import Channel
 from sparkdl.transport.connection import BROKEN, Opener, Timeouts
+from sparkdl.transport.error_frames import BusyError
 from sparkdl.transport.frames import ByteArray, Limits
 from sparkdl.transport.shm import ShmChannel
 from sparkdl.transport.socket import SocketChannel
@@ -24,8 +25,7 @@ class Openers:
     else says so, they share an id, also after a reconnect.
     """
 
-    address: Address
-    token: str = field(repr=False)
+    endpoint: Endpoint
     limits: Limits
     timeout_s: float
     modes: tuple[str, ...] = ()
@@ -37,7 +37,7 @@ class Openers:
         for mode in self.modes:
             try:
                 channel = self._open(mode, raw)
-            except AuthenticationError:
+            except (AuthenticationError, BusyError):
                 raise
             except BROKEN as error:
                 self.failures[mode] = str(error)
@@ -48,14 +48,15 @@ class Openers:
         raise last or ConnectionRefusedError("no transport to try")
 
     def _open(self, mode: str, raw: ByteArray | None) -> Channel:
-        address, token, limits = self.address, self.token, self.limits
+        endpoint, limits = self.endpoint, self.limits
         if mode == "shm":
-            return ShmChannel(address.uds, token, limits, raw is not None, self.timeout_s)
+            address = endpoint.address
+            return ShmChannel(address.uds, endpoint.token, limits, raw is not None, self.timeout_s)
         if mode == "socket":
-            return SocketChannel(address.host, address.port, token, limits, raw, self.timeout_s)
+            return SocketChannel(endpoint, limits, raw, self.timeout_s)
         from sparkdl.transport.http_client import HttpChannel
 
-        return HttpChannel(address.http, token, limits, raw, self.timeout_s, self.client)
+        return HttpChannel(endpoint, limits, raw, self.timeout_s, self.client)
 
 
 def openers_of(endpoint: Endpoint, mode: str, limits: Limits, timeouts: Timeouts) -> Openers:
@@ -89,7 +90,7 @@ def openers_of(endpoint: Endpoint, mode: str, limits: Limits, timeouts: Timeouts
             received=str(address),
             hint="mode='auto' takes what works",
         )
-    return Openers(address, endpoint.token, limits, timeouts.connect_s, modes)
+    return Openers(endpoint, limits, timeouts.connect_s, modes)
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ from typing import Protocol, Self
 
 from sparkdl.closing import Closing
 from sparkdl.transport.dispatcher import Dispatcher
+from sparkdl.transport.encryption import Certificate
 from sparkdl.transport.listeners import Listeners
 from sparkdl.transport.service import Service
 from sparkdl.transport.shm import ShmServer
@@ -28,12 +29,19 @@ class Server(Closing):
         token: The run's secret.
         listeners: Sockets to serve, owned from now on.
         num_workers: Ranks that will connect; bounds connections and threads.
+        certificate: For TLS over TCP; None for no encryption. Shared memory has none.
     """
 
     def __init__(
-        self, service: Service, token: str, listeners: Listeners, num_workers: int
+        self,
+        service: Service,
+        token: str,
+        listeners: Listeners,
+        num_workers: int,
+        certificate: Certificate | None = None,
     ) -> None:
         self._token, self._num_workers = token, num_workers
+        self._certificate = certificate
         self._listeners = listeners
         self._transports: list[_Transport] = []
         self.service = service
@@ -44,12 +52,14 @@ class Server(Closing):
         """Starts to answer on all listening sockets."""
         max_connections = 8 * self._num_workers + 32
         sockets = self._listeners.sockets
-        for name, make in (("socket", SocketServer), ("shm", ShmServer)):
-            if name in sockets:
-                listener = sockets.pop(name)
-                self._transports.append(
-                    make(listener, self.dispatcher, self._token, max_connections)
-                )
+        if "socket" in sockets:
+            tcp, certificate = sockets.pop("socket"), self._certificate
+            self._transports.append(
+                SocketServer(tcp, self.dispatcher, self._token, max_connections, certificate)
+            )
+        if "shm" in sockets:
+            unix = sockets.pop("shm")
+            self._transports.append(ShmServer(unix, self.dispatcher, self._token, max_connections))
         if "http" in sockets:
             web = sockets.pop("http")
             if self.address.mode == "http":
@@ -62,7 +72,8 @@ class Server(Closing):
         from sparkdl.transport.http_server import HttpServer  # Flask's import takes a while
 
         # one thread per worker's deferred request, plus heartbeats, driver and people
-        return HttpServer(listener, self.dispatcher, self._token, 2 * self._num_workers + 8)
+        num_threads = 2 * self._num_workers + 8
+        return HttpServer(listener, self.dispatcher, self._token, num_threads, self._certificate)
 
     def close(self) -> None:
         """Ends all waits, connections and threads."""

@@ -9,45 +9,16 @@ copies nothing, a pull is one copy by the server.
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import mmap
 import os
 import socket
-import tempfile
-
-import numpy as np
 
 from sparkdl.errors import ProtocolError
+from sparkdl.transport.anonymous import anonymous_file, map_file
 from sparkdl.transport.channel import deliver_body, require_raw
 from sparkdl.transport.frames import ByteArray, Content, Kind, Limits, Message
 from sparkdl.transport.framing import receive_frame, send_frame
 from sparkdl.transport.socket import open_stream
 from sparkdl.transport.stream_server import StreamServer
-
-_FIXED_SIZE = 0x1 | 0x2 | 0x4  # F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW of <linux/fcntl.h>
-
-
-def anonymous_file(size_bytes: int, name: str) -> int:
-    """Descriptor of ``size_bytes`` of zeroed shared memory without a name in any file system."""
-    if hasattr(os, "memfd_create"):
-        descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    else:
-        descriptor, path = tempfile.mkstemp(prefix=name)
-        os.unlink(path)
-    try:
-        os.ftruncate(descriptor, size_bytes)
-        if hasattr(fcntl, "F_ADD_SEALS") and hasattr(os, "memfd_create"):
-            # who shrinks memory that another process maps would end that process by SIGBUS
-            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _FIXED_SIZE)
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor
-
-
-def map_file(descriptor: int, size_bytes: int) -> ByteArray:
-    """Maps a descriptor as bytes; the array keeps the mapping alive, the descriptor may close."""
-    return np.frombuffer(mmap.mmap(descriptor, size_bytes), np.uint8)
 
 
 class ShmServer(StreamServer):

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import socket
 
 from sparkdl.errors import AuthenticationError
+from sparkdl.transport.address import Endpoint
 from sparkdl.transport.channel import require_raw
-from sparkdl.transport.frames import ByteArray, Kind, Limits, Message, error_from_meta
+from sparkdl.transport.encryption import connect_encrypted
+from sparkdl.transport.error_frames import error_from_meta
+from sparkdl.transport.frames import ByteArray, Kind, Limits, Message
 from sparkdl.transport.framing import receive_frame, send_frame
-from sparkdl.transport.listening import tune
+from sparkdl.transport.listening import shut_down, tune
 from sparkdl.transport.stream_server import StreamServer
 
 SocketServer = StreamServer
@@ -19,15 +21,14 @@ class SocketChannel:
     """A client's end of a framed TCP connection.
 
     Args:
-        host: The server's advertised host; IPv6 literals with or without brackets.
-        port: Its port.
-        token: The run's secret.
+        endpoint: Of the server; its host may be an IPv6 literal with or without brackets.
         limits: From the layout.
         raw: Buffer for bodies; None for a control channel.
         timeout_s: For connecting and the first frame.
 
     Raises:
-        AuthenticationError: The server closed at the sight of the token.
+        AuthenticationError: The server closed at the sight of the token, or is another one.
+        BusyError: The server has no room now.
         OSError: The server cannot be reached.
     """
 
@@ -35,19 +36,20 @@ class SocketChannel:
 
     def __init__(
         self,
-        host: str,
-        port: int,
-        token: str,
+        endpoint: Endpoint,
         limits: Limits,
         raw: ByteArray | None,
         timeout_s: float,
     ) -> None:
         self._limits = limits
         self._raw = raw
-        self._socket = socket.create_connection((host.strip("[]"), port), timeout_s)
+        address = endpoint.address
+        self._socket = socket.create_connection((address.host.strip("[]"), address.port), timeout_s)
         try:
             tune(self._socket)
-            open_stream(self._socket, token, limits)
+            if endpoint.fingerprint:
+                self._socket = connect_encrypted(self._socket, endpoint.token, endpoint.fingerprint)
+            open_stream(self._socket, endpoint.token, limits)
         except BaseException:
             self._socket.close()
             raise
@@ -62,8 +64,7 @@ class SocketChannel:
         return receive_frame(self._socket, self._limits, lambda: require_raw(self._raw))
 
     def abort(self) -> None:
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
+        shut_down(self._socket)
 
     def close(self) -> None:
         self._socket.close()
@@ -74,12 +75,13 @@ def open_stream(connection: socket.socket, token: str, limits: Limits, **meta: b
 
     Raises:
         AuthenticationError: It closed instead.
-        TransportError: It has no room now; another try may find some.
+        BusyError: It has no room now; another try may find some.
+        OSError: The connection broke.
     """
     send_frame(connection, Message(Kind.OPEN, meta={"token": token, **meta}), limits)
     try:
         reply = receive_frame(connection, limits, lambda: require_raw(None))
-    except (EOFError, ConnectionResetError) as error:
+    except EOFError as error:
         raise AuthenticationError(
             "the parameter server closed the connection at the sight of the token",
             expected="the token of this run",

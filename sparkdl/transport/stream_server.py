@@ -6,96 +6,51 @@ import contextlib
 import socket
 import threading
 
-from sparkdl.errors import AuthenticationError, ProtocolError, SparkDLError, TransportError
+from sparkdl.errors import ProtocolError, SparkDLError
+from sparkdl.transport.channel import require_raw
 from sparkdl.transport.dispatcher import Dispatcher
-from sparkdl.transport.frames import (
-    HEADER_BYTES,
-    MAX_FIRST_META_BYTES,
-    Kind,
-    Limits,
-    Message,
-    decode_header,
-    decode_meta,
-    error_to_meta,
-)
+from sparkdl.transport.encryption import Certificate, begin_encryption
+from sparkdl.transport.error_frames import error_to_meta
+from sparkdl.transport.frames import Kind, Message
 from sparkdl.transport.framing import receive_frame, send_frame
 from sparkdl.transport.greeting import Greeter, Stranger
-from sparkdl.transport.listening import is_connected, token_matches, tune
-
-_FIRST_FRAME = Limits(blob_bytes=0, max_meta_bytes=MAX_FIRST_META_BYTES)
-
-
-class _FirstFrame:
-    """A stranger whose first frame must be OPEN with the token; a few kilobytes at most.
-
-    Args:
-        connection: Accepted; does not block.
-        token: The run's secret.
-    """
-
-    def __init__(self, connection: socket.socket, token: str) -> None:
-        self.connection = connection
-        self.opening: Message | None = None
-        self._token = token
-        self._data = bytearray()
-        self._wanted = HEADER_BYTES
-
-    def hear(self) -> bool:
-        """Reads what has come; True once the frame is whole and has the token.
-
-        Raises:
-            OSError, EOFError: The peer is gone.
-            ProtocolError: These bytes are no first frame.
-            AuthenticationError: It has another token, or none.
-        """
-        with contextlib.suppress(BlockingIOError):
-            while len(self._data) < self._wanted:
-                piece = self.connection.recv(self._wanted - len(self._data))
-                if not piece:
-                    raise EOFError("the peer closed the connection")
-                self._data += piece
-                if self.opening is None and len(self._data) == HEADER_BYTES:
-                    self.opening, meta_size, body_size = decode_header(self._data)
-                    _FIRST_FRAME.check(self.opening, meta_size, body_size)
-                    self._wanted += meta_size
-        opening = self.opening
-        if opening is None or len(self._data) < self._wanted:
-            return False
-        opening.meta = decode_meta(opening.kind, self._data[HEADER_BYTES:])
-        shown = opening.meta.get("token")
-        if opening.kind is not Kind.OPEN or not token_matches(shown, self._token):
-            raise AuthenticationError(
-                "a connection without the run's token",
-                expected="OPEN with the token",
-                received=opening.kind.name,
-            )
-        return True
+from sparkdl.transport.listening import is_connected, shut_down, tune
+from sparkdl.transport.strangers import FIRST_FRAME, FirstFrame, FirstKnock, require_token
 
 
 class StreamServer:
     """Accepts framed connections on ``listener`` until closed.
 
     A connection's first frame is OPEN with the token. A peer without it gets nothing but a close.
+    With a certificate the connection knocks before that, and begins TLS.
 
     Args:
         listener: Listening stream socket; owned from now on.
         dispatcher: Where messages go.
         token: The run's secret.
         max_connections: Members beyond that are refused.
+        certificate: The run's; None for no encryption.
     """
 
     name = "socket"
 
     def __init__(
-        self, listener: socket.socket, dispatcher: Dispatcher, token: str, max_connections: int
+        self,
+        listener: socket.socket,
+        dispatcher: Dispatcher,
+        token: str,
+        max_connections: int,
+        certificate: Certificate | None = None,
     ) -> None:
-        self._dispatcher = dispatcher
+        self._dispatcher, self._token = dispatcher, token
         self._max_connections = max_connections
+        self._encryption = None if certificate is None else certificate.server_context()
         self._members: set[socket.socket] = set()
         self._lock = threading.Lock()
+        first = FirstFrame if self._encryption is None else FirstKnock
         self._greeter = Greeter(
             listener,
-            lambda connection: _FirstFrame(connection, token),
+            lambda connection: first(connection, token),
             self._welcome,
             name=f"sparkdl-ps-{self.name}",
         )
@@ -106,43 +61,40 @@ class StreamServer:
         with self._lock:
             connections = list(self._members)
         for connection in connections:
-            with contextlib.suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
+            shut_down(connection)
 
     def _welcome(self, stranger: Stranger) -> None:
-        assert isinstance(stranger, _FirstFrame)
-        assert stranger.opening is not None
-        connection = stranger.connection
         with self._lock:
-            self._members.add(connection)
+            self._members.add(stranger.connection)
             crowded = len(self._members) > self._max_connections
         threading.Thread(
-            target=self._run, args=(connection, stranger.opening, crowded),
-            name=f"sparkdl-ps-{self.name}", daemon=True,
-        ).start()  # fmt: skip
+            target=self._run, args=(stranger, crowded), name=f"sparkdl-ps-{self.name}", daemon=True
+        ).start()
 
-    def _run(self, connection: socket.socket, opening: Message, crowded: bool) -> None:
+    def _run(self, stranger: Stranger, crowded: bool) -> None:
+        connection = stranger.connection
         try:
             with contextlib.suppress(OSError, EOFError, SparkDLError):
                 tune(connection)
                 if crowded:
-                    self._refuse(connection)
-                else:
-                    self._serve(connection, opening)
+                    stranger.turn_away()
+                    return
+                opening = stranger.opening if isinstance(stranger, FirstFrame) else None
+                if self._encryption is not None:
+                    connection = secured = begin_encryption(connection, self._encryption)
+                    with self._lock:
+                        self._members.discard(stranger.connection)
+                        self._members.add(secured)
+                    secured.do_handshake()
+                if opening is None:
+                    opening = receive_frame(connection, FIRST_FRAME, lambda: require_raw(None))
+                    require_token(opening, self._token)
+                    connection.settimeout(None)
+                self._serve(connection, opening)
         finally:
             with self._lock:
                 self._members.discard(connection)
             connection.close()
-
-    def _refuse(self, connection: socket.socket) -> None:
-        error = TransportError(
-            "the server has no room for one more connection",
-            expected=f"at most {self._max_connections} connections of this run",
-            received="one more",
-            hint="connections of attempts that have ended are closed within the grace time",
-        )
-        message = Message(Kind.ERROR, meta=error_to_meta(error))
-        send_frame(connection, message, self._dispatcher.limits)
 
     def _serve(self, connection: socket.socket, opening: Message) -> None:
         """Answers OPEN, then request after request, until the peer closes."""

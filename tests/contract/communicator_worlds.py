@@ -186,6 +186,13 @@ def horovod_state(c: Any) -> dict[str, Any]:
     return {"inside": inside, "after": (bool(hvd.is_initialized()), left)}
 
 
+def choice(c: Any) -> tuple[str, dict[str, float], bool]:
+    """Which communicator was chosen, what was measured, and whether Horovod is up."""
+    import horovod.tensorflow as hvd
+
+    return c.name, dict(c.measured), bool(hvd.is_initialized())
+
+
 def exchange_by_rule(c: Any, rule: Any, steps: int, seconds: float) -> np.ndarray:
     """Weights after some steps of a rule; the last rank runs out of batches before the others.
 

@@ -17,8 +17,8 @@ import numpy as np
 import psutil
 import pytest
 
-from sparkdl.config import ports_of
 from sparkdl.errors import ConfigError, ResourceError
+from sparkdl.network import ports_of
 from sparkdl.ps.client import connect
 from sparkdl.ps.rules import Downpour
 from sparkdl.ps.server import ServerConfig, ServerProcess

@@ -42,6 +42,26 @@ def test_connecting_again_in_the_same_process_and_the_environment_restored():
         world.close()
 
 
+@needs_horovod
+def test_auto_takes_the_faster_one_and_remembers_it():
+    world = ProcessWorld([None] * 2, name="auto", size_bytes=400_000)
+    try:
+        told = world.run("choice")
+        assert told[0] == told[1]
+        name, seconds, horovod_is_up = told[0]
+        assert set(seconds) == {"builtin", "horovod"}
+        assert all(0 < value < 60 for value in seconds.values())
+        assert name == min(seconds, key=seconds.get)
+        assert horovod_is_up == (name == "horovod")
+        assert world.run("large_mean", size=1000, value=3.0) == [3.0] * 2
+        world.connect_again(size_bytes=400_000)
+        assert world.run("choice") == told  # the same figures: nothing was measured again
+        world.connect_again(size_bytes=0)  # for functions that call Horovod by themselves
+        assert world.run("choice") == [("horovod", {}, True)] * 2
+    finally:
+        world.close()
+
+
 def test_importing_the_adaptor_imports_no_framework():
     code = (
         "import sys, sparkdl.collective.horovod, sparkdl.collective.strategy;"

@@ -83,13 +83,14 @@ def test_settings_weights_and_overwriting(tmp_path: Path, form: str) -> None:
         dense(), "synchronous", frequency=3, parameter_server_mode="socket", num_workers=3,
         batch_size=5, port=(7000, 7010), seed=4, memory_budget_mb=7,
         start_timeout_s=11, worker_timeout_s=12.5, repartition=False, server_bind="127.0.0.1",
+        encrypt=True,
     )  # fmt: skip
     first.model.layers[-1].set_weights([np.ones((3, 1)), np.ones(1)])
     first.save(path)
     loaded = load_spark_model(path)
-    network = {"port": 0, "server_bind": None, "server_address": None}
+    network = {"port": 0, "server_bind": None, "server_address": None, "encrypt": "auto"}
     assert loaded.get_config() == {**first.get_config(), **network}
-    own = load_spark_model(path, port=(7000, 7010), server_bind="127.0.0.1")
+    own = load_spark_model(path, port=(7000, 7010), server_bind="127.0.0.1", encrypt=True)
     assert own.get_config() == first.get_config()
     same(loaded.model, first.model)
     assert loaded.model.compiled
@@ -154,13 +155,14 @@ def test_a_file_does_not_say_where_the_server_is(tmp_path: Path) -> None:
         model_bytes(dense()),
         settings={
             "mode": "synchronous", "batch_size": 7, "port": [8000, 8001],
-            "server_bind": "0.0.0.0", "server_address": "evil.example.org",
+            "server_bind": "0.0.0.0", "server_address": "evil.example.org", "encrypt": False,
         },
     )  # fmt: skip
     (tmp_path / "model.keras").write_bytes(content)
     loaded = load_spark_model(f"{tmp_path}/model.keras")
     assert (loaded.mode, loaded.batch_size) == ("synchronous", 7)
     assert (loaded.port, loaded.server_bind, loaded.server_address) == (0, None, None)
+    assert loaded.encrypt == "auto"
 
 
 def test_wrong_paths_are_refused_before_anything_else(

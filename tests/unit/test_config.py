@@ -17,9 +17,9 @@ from sparkdl.config import (
     check_use_gpu,
     columns_from_file,
     parse_frequency,
-    ports_of,
 )
 from sparkdl.errors import ConfigError, ModelError, UnknownNameError
+from sparkdl.network import ports_of
 
 
 @pytest.mark.parametrize("bad", [0, -3, 1.5, True, "often", None])
@@ -99,6 +99,19 @@ def test_ports() -> None:
     for bad in (-1, 70000, "a", "9-5", (1,), None):
         with pytest.raises(ConfigError, match="port"):
             ports_of(bad)  # type: ignore[arg-type]
+
+
+def test_encryption_and_where_workers_listen() -> None:
+    network = FitConfig(mode="allreduce", worker_port="7000-7003", worker_bind="10.0.0.0/8").network
+    assert (network.worker_port, network.worker_bind) == ("7000-7003", "10.0.0.0/8")
+    for bad in ({"encrypt": "yes"}, {"encrypt": 1}, {"encrypt": None}, {"worker_bind": "eth0"}):
+        with pytest.raises(ConfigError, match=r"encrypt must|worker_bind must"):
+            FitConfig(mode="allreduce", **bad)  # type: ignore[arg-type]
+    for unused in ({"worker_port": 7000}, {"worker_bind": "10.0.0.1"}):
+        with pytest.raises(ConfigError, match="no effect in a mode with a server"):
+            FitConfig(**unused)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="Horovod's connections cannot be encrypted"):
+        FitConfig(mode="allreduce", communicator="horovod", encrypt=True)
 
 
 def test_names_are_compared_not_guessed() -> None:

@@ -45,6 +45,7 @@ from sparkdl.collective.builtin.waiting import Watch
 from sparkdl.collective.member import Member
 from sparkdl.collective.ordered import OrderedCommunicator
 from sparkdl.errors import ProtocolError
+from sparkdl.transport.encryption import Certificate
 
 _SMALL_BYTES = 16 << 10
 _CAPACITY = 128 << 10
@@ -63,6 +64,7 @@ class BuiltinCommunicator(OrderedCommunicator):
         label: Name of this communicator among those that share the listener.
         timeout_s: Limit for one operation.
         connect_timeout_s: Limit for connecting.
+        certificate: For TLS between hosts; None for no encryption.
     """
 
     name = "builtin"
@@ -79,6 +81,7 @@ class BuiltinCommunicator(OrderedCommunicator):
         timeout_s: float,
         connect_timeout_s: float,
         owns_listener: bool = True,
+        certificate: Certificate | None = None,
     ) -> None:
         places = Places.of([m.host_id for m in members], rank)
         super().__init__(
@@ -90,7 +93,7 @@ class BuiltinCommunicator(OrderedCommunicator):
         )
         self._members, self._world = list(members), list(world)
         self._listener, self._token, self._label = listener, token, label
-        self._owns_listener = owns_listener
+        self._owns_listener, self._certificate = owns_listener, certificate
         self._connect_timeout_s = connect_timeout_s
         self._places = places
         self._watch = Watch(rank, connect_timeout_s)
@@ -100,7 +103,7 @@ class BuiltinCommunicator(OrderedCommunicator):
         each = capacity // len(members) - LENGTH.size - HEADER_BYTES
         self._small_bytes = min(_SMALL_BYTES, each)
         self._paths = connect_paths(
-            listener, places, members, world, token, label, capacity, self._watch
+            listener, places, members, world, token, label, capacity, self._watch, certificate
         )
         self._shared, self._ring = self._paths.shared, self._paths.ring
         try:
@@ -240,6 +243,7 @@ class BuiltinCommunicator(OrderedCommunicator):
             timeout_s=self._timeout_s,
             connect_timeout_s=self._connect_timeout_s,
             owns_listener=False,
+            certificate=self._certificate,
         )
 
     # -- the exchange ------------------------------------------------------------------------

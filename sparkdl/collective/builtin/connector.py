@@ -6,10 +6,12 @@ from collections.abc import Sequence
 
 from sparkdl.collective.builtin.communicator import BuiltinCommunicator
 from sparkdl.collective.builtin.rendezvous import Listener
-from sparkdl.collective.builtin.sockets import own_address, own_host_id
+from sparkdl.collective.builtin.sockets import address_in, own_address, own_host_id
 from sparkdl.collective.member import Member
 from sparkdl.collective.ordered import DEFAULT_TIMEOUT_S
 from sparkdl.errors import ConfigError
+from sparkdl.network import PortSpec
+from sparkdl.transport.encryption import Certificate
 
 _LEAST_TOKEN_BYTES = 16
 
@@ -19,29 +21,37 @@ class BuiltinConnector:
 
     Args:
         rank: This rank, from 0.
-        bind_host: Address to listen on; the IPv6 ones have a colon.
-        port: TCP port to listen on; 0: any free one; a pair: the first free one of that range.
-        advertised_host: Address that the others connect to; None: that from which this machine
-            reaches other networks.
+        bind_host: Address to listen on, the IPv6 ones have a colon; or a network
+            (``'10.0.0.0/8'``) of which this machine has an address; None: the advertised address.
+        port: TCP ports to try; see :func:`sparkdl.network.ports_of`.
+        advertised_host: Address that the others connect to; None: the one listened on, or, where
+            that is every address, the one from which this machine reaches ``towards``.
+        towards: A host on the network of the ranks; empty for any other network.
         host_id: Equal for ranks that can share memory; None: that of this machine. Ranks with
             different ids use TCP.
         timeout_s: Limit for one operation.
         connect_timeout_s: Limit for connecting all ranks.
+        certificate: For TLS between hosts; None for no encryption.
+
+    Raises:
+        ResourceError: From :meth:`prepare`: no port is free, or the address is not this machine's.
     """
 
     def __init__(
         self,
         rank: int,
         *,
-        bind_host: str = "0.0.0.0",
-        port: int | tuple[int, int] = 0,
+        bind_host: str | None = None,
+        port: PortSpec = 0,
         advertised_host: str | None = None,
+        towards: str = "",
         host_id: str | None = None,
         timeout_s: float = DEFAULT_TIMEOUT_S,
         connect_timeout_s: float = 60.0,
+        certificate: Certificate | None = None,
     ) -> None:
-        self._rank = rank
-        self._bind_host, self._port = bind_host, port
+        self._rank, self._certificate = rank, certificate
+        self._bind_host, self._port, self._towards = bind_host, port, towards
         self._advertised_host, self._host_id = advertised_host, host_id
         self._timeout_s, self._connect_timeout_s = timeout_s, connect_timeout_s
         self._listener: Listener | None = None
@@ -49,18 +59,25 @@ class BuiltinConnector:
     def prepare(self) -> Member:
         """Opens the listening sockets; returns where they are."""
         self.close()
-        self._listener = Listener(self._bind_host, self._port)
+        bind, advertised = self._addresses()
+        self._listener = Listener(bind, self._port)
         return Member(
-            host=self._advertised_host or self._found_host(),
+            host=advertised,
             port=self._listener.port,
             host_id=self._host_id or own_host_id(),
             local=self._listener.local,
             communicator=BuiltinCommunicator.name,
         )
 
-    def _found_host(self) -> str:
-        anywhere = self._bind_host in ("", "0.0.0.0", "::")
-        return own_address() if anywhere else self._bind_host
+    def _addresses(self) -> tuple[str, str]:
+        """The address to listen on, and the one that the others connect to."""
+        asked, advertised = self._bind_host, self._advertised_host
+        if asked is None:
+            own = advertised or own_address(self._towards)
+            return own, own
+        bind = address_in(asked) if "/" in asked else asked
+        anywhere = bind in ("", "0.0.0.0", "::")
+        return bind, advertised or (own_address(self._towards) if anywhere else bind)
 
     def connect(self, members: Sequence[Member], token: bytes) -> BuiltinCommunicator:
         """Connects all ranks; see :class:`sparkdl.collective.communicator.Connector`."""
@@ -104,6 +121,7 @@ class BuiltinConnector:
                 "world",
                 timeout_s=self._timeout_s,
                 connect_timeout_s=self._connect_timeout_s,
+                certificate=self._certificate,
             )
         except BaseException:
             listener.close()

@@ -7,8 +7,9 @@ C connects and L listens; both know the run's token T::
     C → L   HMAC(T, "connector" + hello + nonce_L)
     L → C   one byte: welcome
 
-All lengths are fixed, and proofs are compared in constant time. The data that follow are neither
-encrypted nor signed: as with Horovod and Spark by default, the network is trusted with them.
+All lengths are fixed, and proofs are compared in constant time. In an encrypted run TLS follows
+(:mod:`sparkdl.collective.builtin.encryption`); in any other the data that follow are neither
+encrypted nor signed.
 """
 
 from __future__ import annotations

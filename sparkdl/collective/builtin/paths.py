@@ -7,6 +7,7 @@ import hashlib
 import socket
 from collections.abc import Mapping, Sequence
 
+from sparkdl.collective.builtin.encryption import encrypt_neighbours
 from sparkdl.collective.builtin.handshake import LOCAL, RING, Address, ConnectionKey
 from sparkdl.collective.builtin.places import Places
 from sparkdl.collective.builtin.rendezvous import Listener
@@ -14,6 +15,7 @@ from sparkdl.collective.builtin.ring import Ring
 from sparkdl.collective.builtin.shared import SharedMemory
 from sparkdl.collective.builtin.waiting import Watch
 from sparkdl.collective.member import Member
+from sparkdl.transport.encryption import Certificate
 
 _LEADER_BYTES = 4096
 """What a record in shared memory may be longer than one in a ring: the lengths of its parts."""
@@ -53,6 +55,7 @@ def connect_paths(
     label: str,
     capacity: int,
     watch: Watch,
+    certificate: Certificate | None = None,
 ) -> Paths:
     """Connects this rank to those of its host and of its ring.
 
@@ -65,6 +68,7 @@ def connect_paths(
         label: Name of the communicator among those that share the listener.
         capacity: Largest record in bytes.
         watch: Its limit is that for connecting.
+        certificate: For TLS in the ring; None for no encryption.
     """
     connect_to, expect = _plan(places, members, world)
     group = hashlib.sha256(label.encode()).digest()[:16]
@@ -73,7 +77,7 @@ def connect_paths(
     )
     paths = Paths()
     try:
-        _open(paths, places, world, made, accepted, capacity, watch)
+        _open(paths, places, world, made, accepted, capacity, watch, certificate)
     except BaseException:
         paths.close()
         for connection in (*made.values(), *accepted.values()):
@@ -113,6 +117,7 @@ def _open(
     accepted: Mapping[ConnectionKey, socket.socket],
     capacity: int,
     watch: Watch,
+    certificate: Certificate | None,
 ) -> None:
     """Opens the shared memory and the ring over their connections."""
     if len(places.local) > 1:
@@ -127,11 +132,12 @@ def _open(
         )
     if places.ring:
         after, before = places.neighbours
+        to_next = made[ConnectionKey(RING, world[after])]
+        from_previous = accepted[ConnectionKey(RING, world[before])]
+        if certificate is not None:
+            to_next, from_previous = encrypt_neighbours(
+                to_next, from_previous, (after, before), certificate, watch
+            )
         paths.ring = Ring(
-            places.ring.index(places.rank),
-            places.ring,
-            made[ConnectionKey(RING, world[after])],
-            accepted[ConnectionKey(RING, world[before])],
-            capacity,
-            watch,
+            places.ring.index(places.rank), places.ring, to_next, from_previous, capacity, watch
         )

@@ -7,6 +7,7 @@ which connects and says nothing delays nobody.
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import select
@@ -26,10 +27,13 @@ from sparkdl.collective.builtin.handshake import (
 from sparkdl.collective.builtin.sockets import listen_on
 from sparkdl.collective.pending import name_ranks
 from sparkdl.errors import AuthenticationError, WaitTimeoutError
+from sparkdl.network import PortSpec
 
-_UNKNOWN_TIMEOUT_S = 10.0
+_UNKNOWN_TIMEOUT_S = 5.0
 """How long a process that connects may take to prove that it belongs to the run."""
 _MAX_UNKNOWN = 256
+"""Beyond that a newcomer ends the oldest: a rank, which answers at once, is not among these."""
+_ACCEPTED_AT_ONCE = 64
 _RETRY_S = 0.05
 
 
@@ -38,16 +42,14 @@ class Listener:
 
     Args:
         bind_host: Address to listen on.
-        port: TCP port; 0: any free one; a pair: the first free one of that range, ends included.
+        port: TCP ports to try; see :func:`sparkdl.network.ports_of`.
         local: Whether to listen for ranks of the same host too.
 
     Raises:
         ResourceError: The address or all of the ports are taken.
     """
 
-    def __init__(
-        self, bind_host: str = "0.0.0.0", port: int | tuple[int, int] = 0, *, local: bool = True
-    ) -> None:
+    def __init__(self, bind_host: str, port: PortSpec = 0, *, local: bool = True) -> None:
         self.refused: list[str] = []
         """Why connections were refused."""
         self._early: dict[tuple[bytes, ConnectionKey], socket.socket] = {}
@@ -200,17 +202,26 @@ class _Connecting:
             handshake.socket.close()
 
     def _accept(self, listening: socket.socket) -> None:
-        try:
-            connection, _ = listening.accept()
-        except OSError:  # closed again, or no file descriptors for now
-            return
-        unknown = sum(isinstance(h, IncomingHandshake) for h in self.handshakes.values())
-        if unknown >= _MAX_UNKNOWN:
-            connection.close()
-            return
-        connection.setblocking(False)
-        until = min(self.deadline, time.monotonic() + _UNKNOWN_TIMEOUT_S)
-        self._add(IncomingHandshake(connection, self.rank, self.token, until), select.POLLIN)
+        for _ in range(_ACCEPTED_AT_ONCE):
+            try:
+                connection, _ = listening.accept()
+            except OSError as error:  # none is left, or no file descriptors
+                if error.errno in (errno.EMFILE, errno.ENFILE):
+                    self._end_oldest_unknown()
+                return
+            unknown = sum(isinstance(h, IncomingHandshake) for h in self.handshakes.values())
+            if unknown >= _MAX_UNKNOWN:
+                self._end_oldest_unknown()
+            connection.setblocking(False)
+            until = min(self.deadline, time.monotonic() + _UNKNOWN_TIMEOUT_S)
+            self._add(IncomingHandshake(connection, self.rank, self.token, until), select.POLLIN)
+
+    def _end_oldest_unknown(self) -> None:
+        for handshake in self.handshakes.values():
+            if isinstance(handshake, IncomingHandshake):
+                self._remove(handshake)
+                handshake.socket.close()
+                return
 
     def _advance(self, handshake: OutgoingHandshake | IncomingHandshake) -> None:
         try:

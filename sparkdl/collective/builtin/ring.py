@@ -10,10 +10,10 @@ least possible (Patarasuk and Yuan, 2009).
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import select
 import socket
+import ssl
 import struct
 from collections.abc import Callable, Sequence
 
@@ -23,8 +23,10 @@ from sparkdl.collective.arithmetic import Array, join_scaled, put_scaled
 from sparkdl.collective.builtin.sockets import peer_gone, set_tcp_options
 from sparkdl.collective.builtin.waiting import SLICE_MS, SPIN_S, Watch, spin_until
 from sparkdl.errors import ProtocolError
+from sparkdl.transport.listening import shut_down
 
 _LENGTH = struct.Struct("<I")
+_NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 _LEAST_CHUNK_BYTES, _MOST_CHUNK_BYTES = 256 << 10, 1 << 20
 """Bytes received before they are reduced and sent on: with fewer the next rank begins sooner, with
 more there are fewer calls."""
@@ -44,8 +46,8 @@ class Ring:
     Args:
         index: This rank's place in the ring.
         ranks: The ranks in ring order, as the communicator numbers them.
-        to_next: The connection to the next rank, non-blocking.
-        from_previous: The connection from the previous rank, non-blocking.
+        to_next: The connection to the next rank, non-blocking; TLS or not.
+        from_previous: The connection from the previous rank, likewise.
         capacity: Largest record in bytes.
         watch: Deadline and messages of the operation under way.
     """
@@ -70,8 +72,7 @@ class Ring:
     def shut_down(self) -> None:
         """Ends the connections, so that the others' waits for this rank end."""
         for connection in (self._next, self._previous):
-            with contextlib.suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
+            shut_down(connection)
 
     def close(self) -> None:
         """Closes the connections."""
@@ -248,9 +249,11 @@ class Ring:
         return self.ranks[(self.index + 1) % self.count]
 
     def _send(self, data: memoryview) -> int:
+        """Bytes taken. After 0 the next call must begin with the same bytes: over TLS some of them
+        may be on their way."""
         try:
             return self._next.send(data)
-        except BlockingIOError:
+        except _NOT_NOW:
             return 0
         except OSError as error:
             raise peer_gone(self.ranks[self.index], self._next_rank, error) from error
@@ -258,7 +261,7 @@ class Ring:
     def _receive_into(self, view: memoryview) -> int:
         try:
             count = self._previous.recv_into(view)
-        except BlockingIOError:
+        except _NOT_NOW:
             return 0
         except OSError as error:
             raise peer_gone(self.ranks[self.index], self._previous_rank, error) from error

@@ -3,42 +3,91 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import ipaddress
 import os
 import secrets
 import socket
+import struct
 
 from sparkdl.errors import ResourceError, TransportError
+from sparkdl.network import PortSpec, ports_of
+
+_BACKLOG = 1024
+_IOCTL_ADDRESS = 0x8915  # SIOCGIFADDR
 
 
-def listen_on(bind_host: str, port: int | tuple[int, int]) -> socket.socket:
-    first, last = (port, port) if isinstance(port, int) else port
+def listen_on(bind_host: str, spec: PortSpec) -> socket.socket:
+    """A listening, non-blocking TCP socket on the first free port of ``spec``.
+
+    Raises:
+        ResourceError: The address is not this machine's, or all of the ports are taken.
+    """
+    ports = ports_of(spec)
     family = socket.AF_INET6 if ":" in bind_host else socket.AF_INET
     problem: OSError | None = None
-    for candidate in range(first, last + 1):
+    for port in ports:
         try:
-            held = socket.create_server((bind_host, candidate), family=family, backlog=128)
-        except (OSError, OverflowError) as error:
-            problem = error if isinstance(error, OSError) else OSError(str(error))
+            held = socket.create_server((bind_host, port), family=family, backlog=_BACKLOG)
+        except OSError as error:
+            problem = error
             continue
         held.setblocking(False)
         return held
     raise ResourceError(
         f"cannot listen on {bind_host or 'any address'}",
-        expected=f"a free port from {first} to {last}" if first else "a free port",
-        received=str(problem) if problem else "an empty range",
-        hint="port=0 takes any free port",
+        expected=f"a free port from {ports[0]} to {ports[-1]}" if ports[0] else "a free port",
+        received=str(problem),
+        hint="each rank of a host needs a port of its own: a longer range, or 0 for any free one",
     ) from problem
 
 
-def own_address() -> str:
-    """The address from which this machine reaches other networks; 127.0.0.1 if it reaches none."""
+def own_address(towards: str = "") -> str:
+    """The IPv4 address from which this machine reaches a host; 127.0.0.1 if it does not.
+
+    Args:
+        towards: The host; empty for any other network.
+    """
     with (
         contextlib.suppress(OSError),
         socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe,
     ):
-        probe.connect(("192.0.2.1", 9))  # a documentation address: nothing is sent
+        probe.connect((towards or "192.0.2.1", 9))  # a documentation address: nothing is sent
         return str(probe.getsockname()[0])
-    return "127.0.0.1"
+    return own_address() if towards else "127.0.0.1"
+
+
+def interface_addresses() -> dict[str, str]:
+    """Network interface -> its IPv4 address."""
+    found = {}
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):  # it has no address
+                request = struct.pack("256s", name.encode()[:15])
+                answer = fcntl.ioctl(probe.fileno(), _IOCTL_ADDRESS, request)
+                found[name] = socket.inet_ntoa(answer[20:24])
+    return found
+
+
+def address_in(network: str) -> str:
+    """This machine's address in a network.
+
+    Args:
+        network: Such as ``'10.0.0.0/8'``.
+
+    Raises:
+        ResourceError: It has none.
+    """
+    wanted = ipaddress.ip_network(network, strict=False)
+    addresses = interface_addresses()
+    for address in addresses.values():
+        if ipaddress.ip_address(address) in wanted:
+            return address
+    raise ResourceError(
+        f"this host ({socket.gethostname()}) has no address in the network {network}",
+        expected="worker_bind: a network that all executors' hosts are in",
+        received="; ".join(f"{name}: {address}" for name, address in addresses.items()),
+    )
 
 
 def own_host_id() -> str:

@@ -19,9 +19,9 @@ from sparkdl.optimizers.blocks import use_threads
 from sparkdl.ps.server.config import ServerConfig
 from sparkdl.ps.server.process import LENGTH
 from sparkdl.transport.address import Address
+from sparkdl.transport.anonymous import map_file
 from sparkdl.transport.listeners import Listeners
 from sparkdl.transport.server import Server
-from sparkdl.transport.shm import map_file
 from sparkdl.weights import FloatArray
 
 _MOST_THREADS = 4  # for one update; more only wait for memory
@@ -48,7 +48,9 @@ def main() -> None:
         config: ServerConfig = pickle.loads(_read_part())  # from the driver's private pipe
         center = _map_center(setup["center"], setup["size"])
         listeners = Listeners.adopt(Address(**setup["address"]), setup["descriptors"])
-        server = Server(config.service(center), config.token, listeners, config.num_workers)
+        server = Server(
+            config.service(center), config.token, listeners, config.num_workers, config.certificate
+        )
     except SparkDLError as error:
         _say(
             output,

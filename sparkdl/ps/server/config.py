@@ -5,14 +5,15 @@ from __future__ import annotations
 import secrets
 from dataclasses import asdict, dataclass, field
 
-from sparkdl.config import PortSpec
 from sparkdl.coordinator.machine import Coordinator
 from sparkdl.coordinator.settings import Settings
 from sparkdl.errors import ConfigError
+from sparkdl.network import PortSpec
 from sparkdl.ps.codecs import Codec, Compression
 from sparkdl.ps.rules.rule import Rule
 from sparkdl.ps.store import ParameterStore
 from sparkdl.transport.address import Mode
+from sparkdl.transport.encryption import Certificate
 from sparkdl.transport.listeners import ListenOptions
 from sparkdl.weights import FloatArray, Layout
 
@@ -33,6 +34,7 @@ class ServerConfig:
         settings: Time limits; its ``num_workers`` is replaced by the one above. None for defaults.
         token: The run's secret; made up if empty.
         codec: What commits and their replies may be encoded with; None takes no encoded ones.
+        certificate: For TLS over TCP; None for no encryption.
     """
 
     layout: Layout
@@ -45,6 +47,7 @@ class ServerConfig:
     settings: Settings | None = None
     token: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
     codec: Codec | None = None
+    certificate: Certificate | None = None
 
     def __post_init__(self) -> None:
         _ = self.listen

@@ -29,8 +29,8 @@ from sparkdl.closing import Closing
 from sparkdl.errors import ResourceError, TransportError
 from sparkdl.ps.server.config import ServerConfig
 from sparkdl.transport.address import Endpoint
+from sparkdl.transport.anonymous import anonymous_file
 from sparkdl.transport.listeners import Listeners
-from sparkdl.transport.shm import anonymous_file
 from sparkdl.weights import FloatArray
 
 LENGTH = struct.Struct("<Q")
@@ -93,7 +93,9 @@ class ServerProcess(Closing):
     @property
     def endpoint(self) -> Endpoint:
         """Where workers connect, and the run's secret."""
-        return Endpoint(self.address, self.config.token)
+        certificate = self.config.certificate
+        fingerprint = "" if certificate is None else certificate.fingerprint
+        return Endpoint(self.address, self.config.token, fingerprint)
 
     @property
     def pid(self) -> int:

@@ -23,10 +23,12 @@ from sparkdl.coordinator.settings import Settings
 from sparkdl.coordinator.telemetry import sum_states
 from sparkdl.errors import TransportError
 from sparkdl.learner.framework import running_backend
+from sparkdl.network import require_encryptable
 from sparkdl.progress.commands import Command
 from sparkdl.progress.run_progress import EpochProgress, RunProgress, progress_of
 from sparkdl.run_state import RunState
-from sparkdl.spark.driver.cluster import is_connect, listening_address
+from sparkdl.spark.driver.cluster import is_connect
+from sparkdl.spark.driver.network import certificate_of, listening_address, rank_listening
 from sparkdl.spark.driver.training_run import Run, returned_state
 from sparkdl.spark.executor.barrier_strategy import BarrierStrategy
 from sparkdl.spark.executor.trainer import TrainedRank
@@ -64,17 +66,25 @@ def start_all_reduce(
         spark: The session.
     """
     live = reports_live(config, spark)
+    network = config.network
+    certificate = certificate_of(spark, network)
+    if certificate is not None:
+        require_encryptable(config.communicator)
+    options = {
+        **_limits(config, live),
+        **rank_listening(spark, network).options(),
+        "certificate": certificate,
+    }
     gradients = AllReduceStrategy(
-        secrets.token_bytes(32), layout, _communicator(config), _limits(config, live),
-        exchange.wire, None if _is_plain_mean(exchange) else rule, exchange.window, rule_state,
-        config.on_nan,
+        secrets.token_bytes(32), layout, _communicator(config), options, exchange.wire,
+        None if _is_plain_mean(exchange) else rule, exchange.window, rule_state, config.on_nan,
     )  # fmt: skip
     run: Future[Run] = Future()
     if not live:
         run.set_result(SilentRun(BarrierStrategy(gradients, None)))
         yield run
         return
-    bind, advertised = listening_address(spark, config)
+    bind, advertised = listening_address(spark, network)
     settings = Settings(
         num_workers,
         lease_s=config.worker_timeout_s,
@@ -82,7 +92,7 @@ def start_all_reduce(
         max_state_bytes=16 * layout.size_bytes + (64 << 20),
     )
     listen = ListenOptions("socket", config.port, bind, advertised, web=False)
-    with CoordinatorHost(settings, listen) as host:
+    with CoordinatorHost(settings, listen, certificate) as host:
         strategy = BarrierStrategy(gradients, host.endpoint)
         run.set_result(AllReduceRun(host, strategy, num_workers))
         yield run

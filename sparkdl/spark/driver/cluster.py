@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import socket
 import threading
 import time
 import uuid
@@ -12,7 +11,6 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from sparkdl.config import FitConfig
 from sparkdl.errors import ResourceError
 from sparkdl.launch import interrupts
 
@@ -181,44 +179,6 @@ def is_local(spark: Any) -> bool:
     if is_connect(spark):
         return False
     return str(spark.sparkContext.master).startswith("local")
-
-
-def driver_address(spark: Any) -> tuple[str, str]:
-    """``(bind, advertised)`` addresses for a server on the driver: the narrowest that works.
-
-    Raises:
-        ResourceError: This is a Spark Connect client, and Spark's driver is another machine.
-    """
-    if is_local(spark):
-        return "127.0.0.1", "127.0.0.1"
-    host = str(spark.conf.get("spark.driver.host", "127.0.0.1"))
-    bind = str(spark.conf.get("spark.driver.bindAddress", host))
-    if is_connect(spark) and not _can_bind(bind):
-        raise ResourceError(
-            "the parameter server runs here, and executors are not known to reach this client",
-            expected="a session on the cluster's driver, or server_address",
-            received=f"a Spark Connect client; Spark's driver is {host}",
-            hint="mode='allreduce' works from here; or SparkModel(..., server_bind=..., "
-            "server_address=<an address of this machine that executors reach>)",
-        )
-    return bind, host
-
-
-def listening_address(spark: Any, config: FitConfig) -> tuple[str, str | None]:
-    """``(bind, advertised)`` addresses of a run's server: the user's, or :func:`driver_address`."""
-    if config.server_bind is not None:
-        return config.server_bind, config.server_address
-    bind, reachable = driver_address(spark)
-    return bind, config.server_address or reachable
-
-
-def _can_bind(host: str) -> bool:
-    with contextlib.suppress(OSError):
-        family, *_, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.bind(address)
-            return True
-    return False
 
 
 class Stage:

@@ -94,8 +94,8 @@ def _train_stage(plan: FitPlan, settings: LoopSettings, monitor: FitMonitor) -> 
 
         monitor.watch(lambda: trained.take(run.state()))
         task = TrainTask(
-            archive, source.spec, settings, run.strategy, plan.num_workers, plan.config.use_gpu,
-            source.spec.role_column is not None,
+            archive, source.spec, replace(settings, at_once=plan.at_once), run.strategy,
+            plan.num_workers, plan.config.use_gpu, source.spec.role_column is not None,
         )  # fmt: skip
 
         def save_checkpoint(epoch: int) -> None:

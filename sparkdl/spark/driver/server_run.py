@@ -19,7 +19,7 @@ from sparkdl.ps.pulling import pull_center
 from sparkdl.ps.server import ServerConfig, ServerProcess
 from sparkdl.ps.strategy import ServerStrategy
 from sparkdl.run_state import RunState
-from sparkdl.spark.driver.cluster import listening_address
+from sparkdl.spark.driver.network import certificate_of, listening_address
 from sparkdl.spark.driver.training_run import returned_state
 from sparkdl.spark.executor.trainer import TrainedRank
 from sparkdl.weights import FloatArray, Layout
@@ -61,7 +61,8 @@ class ServerRun:
             at_once: How many of them begin together (0: unknown).
             spark: The session.
         """
-        bind, advertised = listening_address(spark, config)
+        network = config.network
+        bind, advertised = listening_address(spark, network)
         server_config = ServerConfig(
             layout,
             exchange.rule.bind(num_workers),
@@ -77,6 +78,7 @@ class ServerRun:
                 gather=at_once,
             ),
             codec=None if exchange.codec is None else exchange.codec.bind(num_workers),
+            certificate=certificate_of(spark, network),
         )
 
         def begin() -> ServerRun:

@@ -6,7 +6,6 @@ Made on the driver; its methods run on executors.
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
@@ -18,10 +17,6 @@ from sparkdl.launch.failures import FailureDescription, RankFailure
 from sparkdl.protocols import RankIdentity
 from sparkdl.transport.address import Endpoint
 from sparkdl.weights import Layout
-
-_LEAVING_S = 1.5
-"""Until every rank has left the stage's ``allGather``, which looks for its answer once a second:
-Spark 4.3 ends the executor of a task that waits there when its stage is ended."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +66,5 @@ class BarrierStrategy:
                 the description of the failure in Spark's exception.
         """
         if self.coordinator is None:
-            time.sleep(_LEAVING_S)
             raise RankFailure(FailureDescription.of(rank.rank, error)) from error
         report_failure(self.coordinator, rank.rank, rank.attempt, error)

@@ -16,7 +16,7 @@ from sparkdl.coordinator.session import open_session
 from sparkdl.coordinator.settings import Settings
 from sparkdl.launch.devices import DeviceRequest
 from sparkdl.launch.failures import RankFailure
-from sparkdl.launch.function import FunctionTask, Returned, dump_call
+from sparkdl.launch.function import DriverUnreachableError, FunctionTask, Returned, dump_call
 from sparkdl.launch.gathering import AloneGathering
 from sparkdl.launch.line_sender import KEPT_BYTES, LineSender
 from sparkdl.launch.processes import ProcessLauncher
@@ -95,17 +95,27 @@ def test_lines_go_to_the_coordinator_while_the_rank_runs(monkeypatch: pytest.Mon
     assert Returned.of(results).load(0) == 5
 
 
-@pytest.mark.parametrize(
-    "endpoint", [None, Endpoint(Address("", "127.0.0.1", 1, mode="socket"), "none")]
-)
-def test_lines_come_with_the_result_where_no_coordinator_is_reached(
-    endpoint: Endpoint | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_lines_come_with_the_result_where_there_is_no_coordinator(
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("sparkdl.launch.function.CONNECT_TIMEOUT_S", 0.2)
-    work = task(sparkdl.log_to_driver, "kept", endpoint=endpoint, capture=False)
+    work = task(sparkdl.log_to_driver, "kept", capture=False)
     rank = RankContext(0, gathering=AloneGathering())
     Returned.of(join_batches(work.run(rank, iter(()))))
     assert "[rank 0] kept" in capsys.readouterr().out
+
+
+def test_a_rank_that_cannot_reach_the_driver_says_so_before_it_meets_anybody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("sparkdl.launch.function.CONNECT_TIMEOUT_S", 0.2)
+    nowhere = Endpoint(Address("", "127.0.0.1", 1, mode="socket"), "none")
+    with pytest.raises(RankFailure) as caught:
+        list(task(int, endpoint=nowhere).run(RankContext(3), iter(())))
+    failure = caught.value.failure
+    assert (failure.rank, failure.type) == (3, DriverUnreachableError.__name__)
+    assert "cannot reach the driver" in failure.error
+    assert "127.0.0.1:1" in failure.error
+    assert not failure.secondary  # it is told at once
 
 
 def raise_after_a_line() -> None:

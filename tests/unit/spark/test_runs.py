@@ -27,7 +27,7 @@ from sparkdl.weights import Layout
 
 LAYOUT = Layout.of([("w", (3,), "float32")])
 WEIGHTS = np.arange(3, dtype=np.float32)
-HERE: dict[str, Any] = {"server_bind": "127.0.0.1"}
+HERE: dict[str, Any] = {"server_bind": "127.0.0.1", "encrypt": False}
 
 
 def returned(rank: int, state: RunState | None, **unreported: EpochReport) -> TrainedRank:
@@ -52,7 +52,7 @@ def test_a_run_with_a_server_has_the_center_from_the_start() -> None:
 
 
 def test_a_run_without_a_server_has_what_a_rank_kept() -> None:
-    config = FitConfig(mode="allreduce", communicator="builtin", **HERE)
+    config = FitConfig(mode="allreduce", communicator="builtin", worker_bind="127.0.0.1", **HERE)
     rule = make_exchange_rule("diloco")
     exchange = AllReduceExchange(rule, 4)
     with start_all_reduce(config, exchange, rule, LAYOUT, b"outer", 1, None) as starting:
@@ -76,7 +76,7 @@ def test_a_run_without_a_server_has_what_a_rank_kept() -> None:
 
 
 def test_the_plain_mean_needs_no_rule() -> None:
-    config = FitConfig(mode="allreduce", communicator="builtin", **HERE)
+    config = FitConfig(mode="allreduce", communicator="builtin", worker_bind="127.0.0.1", **HERE)
     rule = make_exchange_rule("mean")
     for window, expected in ((1, None), (4, rule)):
         exchange = AllReduceExchange(rule, window, "fp16")

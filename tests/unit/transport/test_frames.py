@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkdl.errors import ConfigError, ProtocolError, SparkDLError, WaitTimeoutError, WorkerError
+from sparkdl.transport.error_frames import error_from_meta, error_to_meta
 from sparkdl.transport.frames import (
     BLOB_BYTES,
     HEADER,
@@ -24,8 +25,6 @@ from sparkdl.transport.frames import (
     decode_header,
     decode_meta,
     encode,
-    error_from_meta,
-    error_to_meta,
 )
 
 LIMITS = Limits(

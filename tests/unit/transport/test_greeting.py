@@ -33,6 +33,9 @@ class Visitor:
             raise ProtocolError("another word", expected="the password")
         return self._heard.startswith(PASSWORD)
 
+    def turn_away(self) -> None:
+        self.connection.send(b"busy")
+
 
 @contextmanager
 def greeter(peeks: bool = False) -> Iterator[tuple[tuple[str, int], list[Stranger]]]:
@@ -106,6 +109,7 @@ def test_a_newcomer_ends_the_oldest_stranger(peeks: bool, monkeypatch: pytest.Mo
     monkeypatch.setattr(greeting, "FIRST_WORDS_S", 600.0)
     with greeter(peeks) as (address, welcome), contextlib.ExitStack() as stack:
         idle = [stack.enter_context(socket.create_connection(address)) for _ in range(30)]
+        assert idle[0].recv(10) == b"busy"  # so that a member would know to try again
         assert closed(idle[0])
         member = stack.enter_context(socket.create_connection(address))
         member.sendall(PASSWORD)

@@ -1,0 +1,130 @@
+"""Where the driver and the ranks listen, and whether what they send each other is encrypted."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from sparkdl.errors import ConfigError
+
+PortSpec = int | str | tuple[int, int]
+Encrypt = Literal["auto"] | bool
+
+
+@dataclass(frozen=True)
+class Network:
+    """What a user asked, of ``SparkModel`` or of ``run``.
+
+    Args:
+        port: The driver's; see :func:`ports_of`.
+        server_bind: Address that the driver listens on; None for the narrowest that works.
+        server_address: Address that ranks connect to; None for the one that the driver listens on.
+        worker_port: The ranks'; several ranks of a host need a range.
+        worker_bind: Address or network (``'10.0.0.0/8'``) that the ranks listen on; None for the
+            address from which a rank's host reaches the driver.
+        encrypt: ``'auto'`` (as Spark's own traffic, and never on one host), True or False.
+
+    Raises:
+        ConfigError: A value that is not of its kind.
+    """
+
+    port: PortSpec = 0
+    server_bind: str | None = None
+    server_address: str | None = None
+    worker_port: PortSpec = 0
+    worker_bind: str | None = None
+    encrypt: Encrypt = "auto"
+
+    def __post_init__(self) -> None:
+        ports_of(self.port)
+        ports_of(self.worker_port)
+        check_worker_bind(self.worker_bind)
+        check_encrypt(self.encrypt)
+
+
+@dataclass(frozen=True)
+class RankListening:
+    """Where a rank listens for the others; made on the driver, resolved on the rank's host.
+
+    Args:
+        bind: Address or network; None for the address from which the host reaches ``towards``.
+        port: See :func:`ports_of`.
+        towards: A host that all ranks reach: the driver's.
+    """
+
+    bind: str | None = None
+    port: PortSpec = 0
+    towards: str = ""
+
+    def options(self) -> dict[str, Any]:
+        """As arguments of :class:`sparkdl.collective.builtin.BuiltinConnector`."""
+        return {"bind_host": self.bind, "port": self.port, "towards": self.towards}
+
+
+THIS_HOST = RankListening("127.0.0.1")
+"""Of ranks that are all on this machine."""
+
+
+def check_encrypt(encrypt: Any) -> Encrypt:
+    """Returns ``encrypt`` if it is ``'auto'``, True or False; raises ConfigError."""
+    if encrypt != "auto" and not isinstance(encrypt, bool):
+        raise ConfigError(
+            "encrypt must say whether traffic between hosts is encrypted",
+            expected="'auto', True or False",
+            received=repr(encrypt),
+            hint="'auto' does as spark.network.crypto.enabled and spark.ssl.rpc.enabled say",
+        )
+    return "auto" if encrypt == "auto" else bool(encrypt)
+
+
+def require_encryptable(communicator: str) -> None:
+    """Returns if what goes through a communicator can be encrypted; raises ConfigError."""
+    if communicator == "horovod":
+        raise ConfigError(
+            "Horovod's connections cannot be encrypted",
+            expected="communicator='builtin' or 'auto' in an encrypted run",
+            received="communicator='horovod'",
+            hint="or encrypt=False, on a network that you trust",
+        )
+
+
+def check_worker_bind(bind: Any) -> str | None:
+    """Returns ``bind`` if it is an address, a network or None; raises ConfigError."""
+    try:
+        if bind is not None:
+            ipaddress.ip_network(bind, strict=False)
+    except ValueError as error:
+        raise ConfigError(
+            "worker_bind must say where the workers listen",
+            expected="None, an address, or a network that each worker's host has an address of, "
+            "such as '10.0.0.0/8'",
+            received=repr(bind),
+            hint="'0.0.0.0' is every address",
+        ) from error
+    return bind  # type: ignore[no-any-return]
+
+
+def ports_of(spec: PortSpec) -> range:
+    """The ports to try: ``0`` any free one, ``7000``, ``'7000-7010'`` or ``(7000, 7010)``.
+
+    Raises:
+        ConfigError: It is none of these.
+    """
+    try:
+        if isinstance(spec, str):
+            first, _, last = spec.partition("-")
+            edges = int(first), int(last or first)
+        elif isinstance(spec, tuple):
+            edges = int(spec[0]), int(spec[1])
+        else:
+            edges = int(spec), int(spec)
+    except (TypeError, ValueError, IndexError):
+        edges = (-1, -1)
+    if not 0 <= edges[0] <= edges[1] <= 65535:
+        raise ConfigError(
+            "this is no port",
+            expected="0 for any free one, 7000, '7000-7010' or (7000, 7010)",
+            received=repr(spec),
+        )
+    return range(edges[0], edges[1] + 1)

@@ -1,0 +1,67 @@
+"""Errors as frames: what the meta of an ERROR frame says, and the error that it stands for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sparkdl.errors import (
+    AuthenticationError,
+    ConfigError,
+    ProtocolError,
+    SparkDLError,
+    TransportError,
+    WaitTimeoutError,
+    WorkerError,
+)
+
+
+class BusyError(TransportError):
+    """The server has no room for a connection now; another try may find some."""
+
+
+def _codes() -> dict[str, type[SparkDLError]]:
+    return {
+        "aborted": WorkerError,
+        "timeout": WaitTimeoutError,
+        "busy": BusyError,
+        "authentication": AuthenticationError,
+        "protocol": ProtocolError,
+        "transport": TransportError,
+        "config": ConfigError,
+        "error": SparkDLError,
+    }
+
+
+def error_to_meta(error: SparkDLError) -> dict[str, Any]:
+    """An error as the meta of an ERROR frame."""
+    code = next(code for code, cls in _codes().items() if isinstance(error, cls))
+    meta: dict[str, Any] = {
+        "code": code,
+        "what": error.what,
+        "expected": error.expected,
+        "received": error.received,
+        "hint": error.hint,
+    }
+    if isinstance(error, WorkerError):
+        meta.update(rank=error.rank, error=error.error, traceback=error.traceback)
+    return meta
+
+
+def error_from_meta(meta: dict[str, Any]) -> SparkDLError:
+    """The error that an ERROR frame carries; unknown codes become a plain SparkDLError."""
+
+    def text(key: str) -> str:
+        return str(meta.get(key, ""))
+
+    if meta.get("code") == "aborted":
+        rank = meta.get("rank", -1)
+        return WorkerError(
+            rank if isinstance(rank, int) else -1, text("error"), text("traceback"), text("hint")
+        )
+    cls = _codes().get(text("code"), SparkDLError)
+    return cls(
+        text("what") or "the server refused a frame",
+        expected=text("expected"),
+        received=text("received"),
+        hint=text("hint"),
+    )

@@ -1,0 +1,189 @@
+"""Between cheroot and the app: bodies straight from sockets and to them; member connections."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from cheroot import wsgi
+from cheroot.server import HTTPConnection
+
+from sparkdl.transport.encryption import begin_encryption
+from sparkdl.transport.frames import Message
+from sparkdl.transport.framing import send_reading
+from sparkdl.transport.greeting import Stranger
+from sparkdl.transport.listening import shut_down, tune
+from sparkdl.transport.strangers import FirstRequest
+
+IO_TIMEOUT_S = 20.0
+
+
+class ReplyBody:
+    """A response's head and body; tells when the WSGI server is through with them."""
+
+    def __init__(self, head: bytes, reply: Message, done: Callable[[], None] | None) -> None:
+        self._head, self._reply, self._done = head, reply, done
+
+    def __iter__(self) -> Iterator[Any]:
+        yield self._head
+        reading, body = self._reply.reading, self._reply.body
+        if reading is not None:
+            yield reading
+        elif body is not None:
+            yield body.data
+
+    def close(self) -> None:
+        if self._done is not None:
+            self._done()
+            self._done = None
+
+
+class Gateway(wsgi.Gateway_10):
+    """cheroot's gateway with two short cuts past its Python-level buffers."""
+
+    def get_environ(self) -> Any:
+        environ: Any = super().get_environ()  # type: ignore[no-untyped-call]
+        self._tcp: socket.socket = self.req.conn.socket
+        environ["sparkdl.read"] = self._read
+        environ["sparkdl.socket"] = self._tcp
+        return environ
+
+    def _read(self, view: memoryview) -> None:
+        """Fills ``view``: what cheroot has buffered first, the rest straight from the socket."""
+        stream, reader = self.req.rfile, self.req.conn.rfile
+        if len(view) > stream.remaining:
+            raise EOFError("the request's body is shorter than its frame")
+        position = 0
+        if reader.has_data():
+            buffered = len(reader._read_buf) - reader._read_pos
+            chunk = reader.read(min(len(view), buffered))
+            view[: len(chunk)] = chunk
+            position = len(chunk)
+        while position < len(view):
+            count = self._tcp.recv_into(view[position:])
+            if count == 0:
+                raise EOFError("the client closed the connection")
+            position += count
+        stream.remaining -= len(view)
+
+    def respond(self) -> None:
+        response = self.req.server.wsgi_app(self.env, self.start_response)
+        try:
+            for chunk in response:
+                self.write(chunk)
+        finally:
+            self.req.ensure_headers_sent()
+            if hasattr(response, "close"):
+                response.close()
+
+    def start_response(self, *arguments: Any) -> Any:
+        # cheroot would read an unread body, of any size, to its end; a chunked one has no known end
+        if getattr(self.req.rfile, "remaining", True):
+            self.req.close_connection = True
+        return super().start_response(*arguments)
+
+    def write(self, chunk: Any) -> None:
+        if isinstance(chunk, bytes):
+            if chunk:
+                super().write(chunk)
+            return
+        self.req.ensure_headers_sent()
+        if isinstance(chunk, memoryview):
+            self._tcp.sendall(chunk)
+        else:
+            send_reading(self._tcp, chunk)
+
+
+class TunedConnection(HTTPConnection):
+    """A connection whose small responses leave at once, and whose silence is bounded."""
+
+    def __init__(self, server: Any, sock: socket.socket, *arguments: Any) -> None:
+        super().__init__(server, sock, *arguments)
+        tune(sock)  # not every kernel hands TCP_NODELAY on from the listener
+        sock.settimeout(IO_TIMEOUT_S)  # within a request; between requests the server's applies
+
+
+class Members:
+    """What cheroot takes for its listening socket: connections that the greeter has welcomed.
+
+    Args:
+        listener: The socket that they came to.
+        encryption: For TLS with members; None for none.
+    """
+
+    def __init__(self, listener: socket.socket, encryption: ssl.SSLContext | None = None) -> None:
+        self._name = listener.getsockname()
+        self._encryption = encryption
+        self._waiting: queue.SimpleQueue[socket.socket] = queue.SimpleQueue()
+        self._wake, self._woken = socket.socketpair()
+        self._lock = threading.Lock()
+        self._handshakes: set[socket.socket] = set()
+        self._closed = False
+
+    def put(self, stranger: Stranger) -> None:
+        """A connection for cheroot; one that has knocked begins TLS first, in a thread."""
+        if isinstance(stranger, FirstRequest) and stranger.knocked:
+            threading.Thread(
+                target=self._secure, args=(stranger.connection,), name="sparkdl-ps-http-tls",
+                daemon=True,
+            ).start()  # fmt: skip
+        else:
+            self._hand_over(stranger.connection)
+
+    def _secure(self, connection: socket.socket) -> None:
+        assert self._encryption is not None
+        with contextlib.suppress(OSError):
+            secured = begin_encryption(connection, self._encryption)
+            with self._lock:
+                self._handshakes.add(secured)
+            try:
+                secured.do_handshake()
+            except OSError:
+                secured.close()
+                raise
+            finally:
+                with self._lock:
+                    self._handshakes.discard(secured)
+            self._hand_over(secured)
+
+    def _hand_over(self, connection: socket.socket) -> None:
+        with self._lock:
+            if self._closed:
+                connection.close()
+                return
+            self._waiting.put(connection)
+            self._wake.send(b"m")
+
+    def accept(self) -> tuple[socket.socket, tuple[str, int]]:
+        """The next connection; cheroot calls it when :meth:`fileno` is readable."""
+        self._woken.recv(1)
+        return self._waiting.get_nowait(), ("", 0)
+
+    def fileno(self) -> int:
+        return self._woken.fileno()
+
+    def getsockname(self) -> tuple[str, int]:
+        host, port = self._name[:2]
+        return host, port
+
+    def settimeout(self, _: float) -> None:
+        """Cheroot sets one; accept() never waits."""
+
+    def listen(self, _: int) -> None:
+        """The greeter listens."""
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            for secured in self._handshakes:
+                shut_down(secured)
+            with contextlib.suppress(queue.Empty):
+                while True:
+                    self._waiting.get_nowait().close()
+            self._wake.close()
+            self._woken.close()

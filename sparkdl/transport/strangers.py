@@ -1,0 +1,219 @@
+"""What a connection must show first: a frame or a request with the token, or a knock before TLS.
+
+Each is a :class:`sparkdl.transport.greeting.Stranger`: it takes a few kilobytes at most, and never
+waits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+
+from sparkdl.errors import AuthenticationError, ProtocolError
+from sparkdl.transport.encryption import BUSY, KNOCK, KNOCK_BYTES, knock_matches
+from sparkdl.transport.error_frames import BusyError, error_to_meta
+from sparkdl.transport.frames import (
+    HEADER_BYTES,
+    MAX_FIRST_META_BYTES,
+    Kind,
+    Limits,
+    Message,
+    decode_header,
+    decode_meta,
+    encode,
+)
+from sparkdl.transport.listening import token_matches
+
+FIRST_HEADERS_BYTES = 4 << 10
+"""Of an HTTP client's first request; proxies on its way may have added some."""
+FIRST_FRAME = Limits(blob_bytes=0, max_meta_bytes=MAX_FIRST_META_BYTES)
+"""The limits of a first frame."""
+_HTTP_REFUSAL = (
+    b"HTTP/1.1 401 Unauthorized\r\nContent-Type: text/plain\r\nContent-Length: 15\r\n"
+    b"Connection: close\r\n\r\na wrong token.\n"
+)
+_HTTP_BUSY = (
+    b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: text/plain\r\nContent-Length: 9\r\n"
+    b"Connection: close\r\n\r\nno room.\n"
+)
+_OPEN_TO_ALL = ("/health", "/metrics")
+
+
+class FirstFrame:
+    """A connection whose first frame must be OPEN with the token.
+
+    Args:
+        connection: Accepted; does not block.
+        token: The run's secret.
+    """
+
+    def __init__(self, connection: socket.socket, token: str) -> None:
+        self.connection = connection
+        self.opening: Message | None = None
+        self._token = token
+        self._data = bytearray()
+        self._wanted = HEADER_BYTES
+
+    def hear(self) -> bool:
+        """Reads what has come; True once the frame is whole and has the token.
+
+        Raises:
+            OSError, EOFError: The peer is gone.
+            ProtocolError: These bytes are no first frame.
+            AuthenticationError: It has another token, or none.
+        """
+        with contextlib.suppress(BlockingIOError):
+            while len(self._data) < self._wanted:
+                piece = self.connection.recv(self._wanted - len(self._data))
+                if not piece:
+                    raise EOFError("the peer closed the connection")
+                self._data += piece
+                if self.opening is None and len(self._data) == HEADER_BYTES:
+                    self.opening, meta_size, body_size = decode_header(self._data)
+                    FIRST_FRAME.check(self.opening, meta_size, body_size)
+                    self._wanted += meta_size
+        opening = self.opening
+        if opening is None or len(self._data) < self._wanted:
+            return False
+        opening.meta = decode_meta(opening.kind, self._data[HEADER_BYTES:])
+        require_token(opening, self._token)
+        return True
+
+    def turn_away(self) -> None:
+        """Says that there is no room, if the peer's end takes it at once."""
+        error = BusyError("the server has no room for one more connection now")
+        self.connection.send(encode(Message(Kind.ERROR, meta=error_to_meta(error))))
+
+
+class FirstKnock:
+    """A connection that must knock before TLS begins.
+
+    Args:
+        connection: Accepted; does not block.
+        token: The run's secret.
+    """
+
+    def __init__(self, connection: socket.socket, token: str) -> None:
+        self.connection = connection
+        self._token = token
+        self._data = b""
+
+    def hear(self) -> bool:
+        """Reads what has come, and no more than a knock; True once it is whole and right.
+
+        Raises:
+            OSError, EOFError: The peer is gone.
+            AuthenticationError: It is no knock of a holder of the token.
+        """
+        with contextlib.suppress(BlockingIOError):
+            while len(self._data) < KNOCK_BYTES:
+                piece = self.connection.recv(KNOCK_BYTES - len(self._data))
+                if not piece:
+                    raise EOFError("the peer closed the connection")
+                self._data += piece
+        if not self._data.startswith(KNOCK[: len(self._data)]):
+            raise AuthenticationError("a connection that is not encrypted", expected="a knock")
+        if len(self._data) < KNOCK_BYTES:
+            return False
+        if not knock_matches(self._data, self._token):
+            raise AuthenticationError(
+                "a connection without the run's token", expected="a knock made with it"
+            )
+        return True
+
+    def turn_away(self) -> None:
+        """Says that there is no room, if the peer's end takes it at once."""
+        self.connection.send(BUSY)
+
+
+class FirstRequest:
+    """A connection whose first request must have the token, or ask for what is open to all.
+
+    The request stays in the socket, for the HTTP server to read. Where the server is encrypted,
+    members knock instead, and only what is open to all is served without TLS.
+
+    Args:
+        connection: Accepted; does not block.
+        token: The run's secret.
+        encrypted: Whether members use TLS.
+    """
+
+    def __init__(self, connection: socket.socket, token: str, encrypted: bool = False) -> None:
+        self.connection = connection
+        self.knocked = False
+        """Whether the peer has knocked, and waits to begin TLS."""
+        self._token, self._encrypted = token, encrypted
+
+    def hear(self) -> bool:
+        """Looks at what has come; True once the headers, or a knock, are whole and good.
+
+        Raises:
+            EOFError: The peer is gone.
+            ProtocolError: The headers are too large.
+            AuthenticationError: There is no token, or another one; the peer has been told.
+        """
+        try:
+            seen = self.connection.recv(FIRST_HEADERS_BYTES, socket.MSG_PEEK)
+        except BlockingIOError:
+            return False
+        if not seen:
+            raise EOFError("the peer closed the connection")
+        if self._encrypted and seen.startswith(KNOCK[: len(seen)]):
+            return self._hear_knock(seen)
+        head, end, _ = seen.partition(b"\r\n\r\n")
+        if not end:
+            if len(seen) < FIRST_HEADERS_BYTES:
+                return False
+            raise ProtocolError(
+                "the headers of a first request are too large",
+                expected=f"at most {FIRST_HEADERS_BYTES} bytes",
+                received=f"{len(seen)} bytes without an end",
+            )
+        request, *lines = head.decode("latin-1").split("\r\n")
+        fields = {
+            name.strip().lower(): value for name, _, value in (x.partition(":") for x in lines)
+        }
+        method, _, path = request.partition(" ")
+        open_to_all = method == "GET" and path.split(" ")[0] in _OPEN_TO_ALL
+        known = not self._encrypted and has_token(fields.get("authorization", ""), self._token)
+        if not open_to_all and not known:
+            self.connection.recv(FIRST_HEADERS_BYTES)
+            self.connection.send(_HTTP_REFUSAL)
+            raise AuthenticationError(
+                "a wrong or missing bearer token", expected="the token of this run"
+            )
+        return True
+
+    def _hear_knock(self, seen: bytes) -> bool:
+        if len(seen) < KNOCK_BYTES:
+            return False
+        if not knock_matches(self.connection.recv(KNOCK_BYTES), self._token):
+            raise AuthenticationError(
+                "a connection without the run's token", expected="a knock made with it"
+            )
+        self.knocked = True
+        return True
+
+    def turn_away(self) -> None:
+        """Says that there is no room, if the peer's end takes it at once."""
+        self.connection.send(BUSY if self._encrypted else _HTTP_BUSY)
+
+
+def require_token(opening: Message, token: str) -> None:
+    """Returns if a first frame is OPEN with the token.
+
+    Raises:
+        AuthenticationError: It is not.
+    """
+    if opening.kind is not Kind.OPEN or not token_matches(opening.meta.get("token"), token):
+        raise AuthenticationError(
+            "a connection without the run's token",
+            expected="OPEN with the token",
+            received=opening.kind.name,
+        )
+
+
+def has_token(authorization: str, token: str) -> bool:
+    """Whether an ``Authorization`` header is the bearer of the run's token."""
+    scheme, _, shown = authorization.strip().partition(" ")
+    return scheme.lower() == "bearer" and token_matches(shown.strip(), token)

@@ -1,0 +1,382 @@
+"""TLS between the processes of a run: who is let in, what passes, and what is on the wire."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import itertools
+import pickle
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+import pytest
+
+from sparkdl.collective.communicator import make_communicator
+from sparkdl.coordinator.driver_client import open_driver
+from sparkdl.coordinator.host import CoordinatorHost
+from sparkdl.coordinator.session import open_session
+from sparkdl.coordinator.settings import Settings
+from sparkdl.errors import AuthenticationError, TransportError
+from sparkdl.ps.client import Client, Progress, connect, limits_of
+from sparkdl.ps.rules import Downpour
+from sparkdl.ps.server import ServerConfig, ServerProcess
+from sparkdl.transport import encryption
+from sparkdl.transport.address import Endpoint
+from sparkdl.transport.connection import Timeouts
+from sparkdl.transport.encryption import Certificate, knock_matches, make_knock
+from sparkdl.transport.frames import BLOB_BYTES, Kind, Message, encode
+from sparkdl.transport.http_client import CLIENT_HEADER, FRAME_PATH
+from sparkdl.transport.listeners import Listeners, ListenOptions
+from sparkdl.transport.server import Server
+from sparkdl.weights import Layout
+
+LAYOUT = Layout.of([("w", (3_000_000,), "float32")])  # more than kernels buffer, several pieces
+QUICK = Timeouts(connect_s=5.0, reconnect_s=1.0, heartbeat_s=0.3)
+STEP = Progress(epoch=0, batch=1, batches=1, rows=1)
+TOKEN = b"a token of at least 16 bytes"
+
+
+@pytest.fixture(scope="module")
+def certificate() -> Certificate:
+    return Certificate.make()
+
+
+@contextlib.contextmanager
+def serving(transport: str, certificate: Certificate) -> Iterator[Endpoint]:
+    """A parameter server in threads of this process."""
+    settings = Settings(2, lease_s=5.0, grace_s=0.3)
+    config = ServerConfig(
+        LAYOUT,
+        Downpour(),
+        2,
+        mode=transport,
+        settings=settings,
+        certificate=certificate,  # type: ignore[arg-type]
+    )
+    listeners = Listeners.bind(config.listen, None)
+    service = config.service(np.zeros(LAYOUT.size, np.float32))
+    server = Server(service, config.token, listeners, 2, certificate)
+    try:
+        server.start()
+        yield Endpoint(server.address, config.token, certificate.fingerprint)
+    finally:
+        server.close()
+
+
+@pytest.fixture(params=["socket", "http"])
+def transport(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def endpoint(transport: str, certificate: Certificate) -> Iterator[Endpoint]:
+    with serving(transport, certificate) as made:
+        yield made
+
+
+def port_of(endpoint: Endpoint) -> int:
+    """The port that members connect to."""
+    return endpoint.address.port or urlsplit(endpoint.address.http).port or 0
+
+
+def client_of(endpoint: Endpoint, transport: str, rank: int = 0) -> Client:
+    return connect(endpoint, transport, rank=rank, layout=LAYOUT, timeouts=QUICK)
+
+
+class Eavesdropper:
+    """Forwards TCP connections to a port, and keeps all that passes; may cut them."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self.heard = bytearray()
+        self._open: list[socket.socket] = []
+        self._threads: list[threading.Thread] = []
+        self._begin(self._accept)
+
+    def _begin(self, work: Any, *arguments: Any) -> None:
+        self._threads.append(threading.Thread(target=work, args=arguments, daemon=True))
+        self._threads[-1].start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                near, _ = self._listener.accept()
+                far = socket.create_connection(("127.0.0.1", self._port))
+                self._open += [near, far]
+                self._begin(self._forward, near, far)
+                self._begin(self._forward, far, near)
+
+    def _forward(self, source: socket.socket, target: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                self.heard += data
+                target.sendall(data)
+        for end in (source, target):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def cut(self) -> None:
+        for connection in self._open:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
+    def __enter__(self) -> Eavesdropper:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.cut()
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for thread in self._threads:
+            thread.join(5)
+        for connection in self._open:
+            connection.close()
+
+
+def through(eavesdropper: Eavesdropper, endpoint: Endpoint) -> Endpoint:
+    """The way to the server by way of the eavesdropper."""
+    address = replace(endpoint.address, port=endpoint.address.port and eavesdropper.port)
+    if endpoint.address.http:
+        address = replace(address, http=f"http://127.0.0.1:{eavesdropper.port}")
+    return replace(endpoint, address=address)
+
+
+def test_neither_token_nor_weights_can_be_read_on_the_wire_and_a_cut_is_mended(
+    endpoint: Endpoint, transport: str
+) -> None:
+    words = np.frombuffer(b"a row of secret weights ", np.float32)
+    with (
+        Eavesdropper(port_of(endpoint)) as eavesdropper,
+        client_of(through(eavesdropper, endpoint), transport) as client,
+    ):
+        client.join(batches_per_epoch=4)
+        client.buffer[:6] = words
+        client.buffer[6:] = 1.0
+        client.push_pull(replace(STEP, batch=1))
+        eavesdropper.cut()
+        client.buffer[...] = 1.0
+        client.push_pull(replace(STEP, batch=2))  # reconnects; counts once
+        np.testing.assert_array_equal(client.pull()[6:], 2.0)
+        assert len(eavesdropper.heard) > 4 * LAYOUT.size_bytes
+        assert endpoint.token.encode() not in eavesdropper.heard
+        assert b"secret" not in eavesdropper.heard
+
+
+def test_a_wrong_token_is_refused_before_tls(endpoint: Endpoint, transport: str) -> None:
+    with pytest.raises(AuthenticationError, match="token's proof"):
+        client_of(replace(endpoint, token="another"), transport).join()
+
+
+def test_another_certificate_is_refused_before_the_token_is_shown(
+    transport: str, certificate: Certificate
+) -> None:
+    """Whoever answers in the driver's place, even with a recorded knock, has no key to pin to."""
+    impostor = Certificate.make()
+    with serving(transport, impostor) as endpoint:
+        believed = replace(endpoint, fingerprint=certificate.fingerprint)
+        with pytest.raises(AuthenticationError, match="another certificate"):
+            client_of(believed, transport).join()
+
+
+def test_a_client_without_tls_gets_nothing(endpoint: Endpoint, transport: str) -> None:
+    plain = replace(endpoint, fingerprint="")
+    with (
+        pytest.raises((TransportError, AuthenticationError)),
+        client_of(plain, transport) as client,
+    ):
+        client.join()
+
+
+def test_a_knock_that_was_recorded_opens_nothing(endpoint: Endpoint, transport: str) -> None:
+    """Who replays one may speak TLS, but not show the token."""
+    with socket.create_connection(("127.0.0.1", port_of(endpoint)), 10) as raw:
+        raw.sendall(make_knock(endpoint.token))
+        assert raw.recv(1) == encryption.WELCOME
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        with context.wrap_socket(raw) as stranger:
+            if transport == "socket":
+                stranger.sendall(encode(Message(Kind.OPEN, meta={"token": "guessed"})))
+                assert stranger.recv(1) == b""
+            else:
+                stranger.sendall(
+                    b"POST /v1/frame HTTP/1.1\r\nHost: x\r\nContent-Length: 96\r\n\r\n"
+                )
+                assert stranger.recv(64).startswith(b"HTTP/1.1 401")
+
+
+@pytest.mark.parametrize("silent_after", ["nothing", "half a knock", "a knock"])
+def test_the_silent_are_closed(
+    endpoint: Endpoint, silent_after: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(encryption, "HANDSHAKE_S", 0.3)
+    monkeypatch.setattr("sparkdl.transport.greeting.FIRST_WORDS_S", 0.3)
+    said = {"nothing": b"", "half a knock": make_knock("x")[:20], "a knock": b""}[silent_after]
+    with socket.create_connection(("127.0.0.1", port_of(endpoint)), 20) as stranger:
+        stranger.sendall(make_knock(endpoint.token) if silent_after == "a knock" else said)
+        began = time.monotonic()
+        with contextlib.suppress(ConnectionResetError):
+            while stranger.recv(1):
+                pass
+        assert time.monotonic() - began < 15
+
+
+def test_what_is_open_to_all_needs_no_tls_and_frames_do(certificate: Certificate) -> None:
+    with serving("http", certificate) as endpoint:
+        web = http.client.HTTPConnection("127.0.0.1", port_of(endpoint), timeout=10)
+        web.request("GET", "/health")
+        answer = web.getresponse()
+        assert (answer.read(), answer.headers["Connection"]) == (b"ok\n", "close")
+        shown = {"Authorization": f"Bearer {endpoint.token}", CLIENT_HEADER: "a-plain-client"}
+        web.request("POST", FRAME_PATH, encode(Message(Kind.STATUS)), shown)
+        assert web.getresponse().status == 401
+        web.close()
+
+
+def test_no_encrypted_reply_is_torn_by_a_commit(endpoint: Endpoint, transport: str) -> None:
+    with client_of(endpoint, transport, 0) as writer, client_of(endpoint, transport, 1) as reader:
+        writer.join()
+        reader.join()
+        over = threading.Event()
+
+        def write() -> None:
+            for batch in itertools.count(1):
+                writer.buffer[...] = 1
+                writer.push(replace(STEP, batch=batch))
+                if over.is_set():
+                    return
+
+        with ThreadPoolExecutor(1) as pool:
+            writing = pool.submit(write)
+            seen = set()
+            for _ in range(8):
+                center = reader.pull()
+                assert center.min() == center.max()
+                seen.add(float(center[0]))
+            over.set()
+            writing.result(30)
+        assert len(seen) > 1
+
+
+def test_a_server_in_a_process_of_its_own(certificate: Certificate) -> None:
+    config = ServerConfig(LAYOUT, Downpour(), 1, certificate=certificate)
+    with ServerProcess(config, np.zeros(LAYOUT.size, np.float32)) as process:
+        assert process.endpoint.fingerprint == certificate.fingerprint
+        for mode in ("socket", "shm", "http"):
+            with (
+                client_of(process.endpoint, mode) as client,
+                open_driver(process.endpoint, limits_of(LAYOUT), mode=mode) as driver,
+            ):
+                client.join()
+                state = np.random.default_rng(0).bytes(BLOB_BYTES + 17)  # two chunks
+                client.session.keep(state, 1)
+                assert driver.kept() == state
+                assert client.session.transport == mode
+
+
+def test_ranks_meet_at_an_encrypted_coordinator(certificate: Certificate) -> None:
+    listen = ListenOptions("socket", web=False)
+    with CoordinatorHost(Settings(1), listen, certificate) as host:
+        with open_session(host.endpoint, rank=0) as session:
+            assert session.meet("here") == ["here"]
+            session.log(["one", "two"])
+        assert host.driver.take_lines() == [(0, "one"), (0, "two")]
+
+
+def test_a_certificate_shows_no_key_and_survives_pickling(certificate: Certificate) -> None:
+    again = pickle.loads(pickle.dumps(certificate))
+    assert again == certificate
+    assert again.fingerprint == certificate.fingerprint
+    assert "PRIVATE" not in repr(certificate)
+    assert certificate.private not in repr(certificate)
+    assert Certificate.make().fingerprint != certificate.fingerprint
+
+
+def test_a_knock_proves_one_token() -> None:
+    knock = make_knock("token")
+    assert knock_matches(knock, "token")
+    assert not knock_matches(knock, "another")
+    assert not knock_matches(knock[:-1], "token")
+    assert not knock_matches(knock[:-1] + bytes([knock[-1] ^ 1]), "token")
+    assert make_knock("token") != knock
+
+
+# ------------------------------------------------------------------ ranks of an all-reduce
+
+
+def ring(certificates: list[Certificate | None], hosts: str = "abc", **options: Any) -> list[Any]:
+    """What each rank's connect() returned or raised; ranks are threads on hosts of their own."""
+    connectors = [
+        make_communicator(
+            "builtin", rank=rank, bind_host="127.0.0.1", host_id=hosts[rank],
+            certificate=certificate, **options,
+        )
+        for rank, certificate in enumerate(certificates)
+    ]  # fmt: skip
+    members = [connector.prepare() for connector in connectors]
+
+    def connect_rank(connector: Any) -> Any:
+        try:
+            return connector.connect(members, TOKEN)
+        except Exception as error:
+            return error
+
+    with ThreadPoolExecutor(len(connectors)) as pool:
+        return list(pool.map(connect_rank, connectors))
+
+
+@pytest.mark.parametrize("hosts", ["abc", "aabb"])
+def test_an_encrypted_ring_reduces_the_same_bits(certificate: Certificate, hosts: str) -> None:
+    sizes = (1, 5_000, 400_000)
+    results = []
+    for given in (None, certificate):
+        communicators = ring([given] * len(hosts), hosts)
+
+        def reduce(communicator: Any) -> list[Any]:
+            got = []
+            for size in sizes:
+                values = np.random.default_rng(communicator.rank).normal(size=size)
+                got.append(communicator.all_reduce(values.astype(np.float32)))
+                got += communicator.all_gather(values[: size // (1 + communicator.rank)])
+                got.append(communicator.broadcast(values, 1))
+            group = (
+                communicator.group([0, len(hosts) - 1])
+                if communicator.rank in (0, len(hosts) - 1)
+                else None
+            )
+            got.append(group.all_reduce(np.ones(40_000)) if group is not None else None)
+            communicator.barrier()
+            return got
+
+        with ThreadPoolExecutor(len(hosts)) as pool:
+            results.append(list(pool.map(reduce, communicators)))
+        for communicator in communicators:
+            communicator.close()
+    for plain, secured in zip(*results, strict=True):
+        for one, other in zip(plain, secured, strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+def test_a_rank_with_another_certificate_is_refused(certificate: Certificate) -> None:
+    answers = ring([certificate, Certificate.make()], connect_timeout_s=10.0)
+    assert all(isinstance(answer, TransportError | AuthenticationError) for answer in answers)
+    assert any(isinstance(answer, AuthenticationError) for answer in answers)
+
+
+def test_the_end_of_an_encrypted_rank_is_noticed(certificate: Certificate) -> None:
+    first, second = ring([certificate, certificate])
+    second.close()
+    with pytest.raises(TransportError, match="rank 1 is gone"):
+        first.all_reduce(np.ones(100_000, np.float32))
+    first.close()

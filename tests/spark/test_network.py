@@ -1,0 +1,177 @@
+"""Where ranks and driver of a cluster listen, whether they encrypt, and ranks that are cut off."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from conftest import make_mlp
+
+import sparkdl
+from sparkdl import SparkModel
+from sparkdl.errors import ConfigError
+from sparkdl.network import Network, RankListening
+from sparkdl.spark.driver.network import is_encrypted, rank_listening
+
+
+def session(master: str, **settings: str) -> Any:
+    """What the choice looks at: a master, and the settings of its session."""
+    return SimpleNamespace(
+        sparkContext=SimpleNamespace(master=master),
+        conf=SimpleNamespace(get=lambda name, default=None: settings.get(name, default)),
+    )
+
+
+CRYPTO = {"spark.network.crypto.enabled": "true"}
+
+
+@pytest.mark.parametrize(
+    ("master", "settings", "encrypt", "expected"),
+    [
+        ("yarn", {}, "auto", False),
+        ("yarn", CRYPTO, "auto", True),
+        ("k8s://https://host", {"spark.ssl.rpc.enabled": "True"}, "auto", True),
+        ("local[4]", CRYPTO, "auto", False),
+        ("local-cluster[2,1,1024]", CRYPTO, "auto", False),
+        ("yarn", CRYPTO, False, False),
+        ("local[2]", {}, True, True),
+    ],
+)
+def test_auto_encrypts_what_spark_encrypts(
+    master: str, settings: dict[str, str], encrypt: Any, expected: bool
+) -> None:
+    assert is_encrypted(session(master, **settings), Network(encrypt=encrypt)) is expected
+
+
+def test_ranks_listen_as_narrowly_as_works() -> None:
+    driver = {"spark.driver.host": "driver.example.org"}
+    assert rank_listening(session("local[2]"), Network()) == RankListening(
+        "127.0.0.1", 0, "127.0.0.1"
+    )
+    assert rank_listening(session("yarn", **driver), Network(worker_port="7-9")) == RankListening(
+        None, "7-9", "driver.example.org"
+    )
+    asked = Network(worker_bind="10.0.0.0/8")
+    assert rank_listening(session("yarn", **driver), asked) == RankListening("10.0.0.0/8")
+
+
+def listening() -> tuple[int, set[tuple[str, int]], float]:
+    """This rank, where its process listens, and a sum over the ranks."""
+    communicator = sparkdl.communicator()
+    found = psutil.Process(os.getpid()).net_connections("tcp")
+    ends = {(c.laddr.ip, c.laddr.port) for c in found if c.status == psutil.CONN_LISTEN}
+    total = float(communicator.all_reduce(np.full(100_000, 1.0, np.float32))[-1])
+    return communicator.rank, ends, total
+
+
+def test_ranks_of_one_host_listen_on_loopback_in_the_range_that_was_asked_for(spark: Any) -> None:
+    told = sparkdl.run(
+        listening, num_workers=2, communicator="builtin", worker_port="18400-18449",
+        port="18450-18479", encrypt=True,
+    )  # fmt: skip
+    assert [(rank, total) for rank, _, total in told] == [(0, 2.0), (1, 2.0)]
+    for _, ends, _ in told:
+        own = {port for address, port in ends if 18400 <= port < 18450 and address == "127.0.0.1"}
+        assert len(own) >= 2
+        assert all(address.startswith(("127.", "::ffff:127.")) for address, _ in ends)
+
+
+def test_horovod_is_refused_in_an_encrypted_run_before_a_job(spark: Any) -> None:
+    with pytest.raises(ConfigError, match="cannot be encrypted"):
+        sparkdl.run(listening, num_workers=2, communicator="horovod", encrypt=True)
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        {"mode": "asynchronous", "parameter_server_mode": "socket"},
+        {"mode": "synchronous", "parameter_server_mode": "http"},
+        {"mode": "allreduce"},
+    ],
+    ids=lambda way: way["mode"],
+)
+def test_an_encrypted_fit_learns(spark: Any, digits_df: Any, way: dict[str, Any]) -> None:
+    spark_model = SparkModel(make_mlp(), num_workers=2, batch_size=64, encrypt=True, **way)
+    history = spark_model.fit(digits_df, epochs=2, verbose=0)
+    assert history.history["loss"][-1] < history.history["loss"][0]
+    assert spark_model.summary.transports == {way.get("parameter_server_mode", "builtin")}
+
+
+class OneOnly:
+    """Forwards the first connection to a server, and refuses all others."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._listener = socket.create_server(("127.0.0.2", port), backlog=1)
+        self._ends: list[socket.socket] = []
+        self._threads = [threading.Thread(target=self._accept, daemon=True)]
+        self._threads[0].start()
+
+    def _accept(self) -> None:
+        try:
+            near, _ = self._listener.accept()
+        except OSError:
+            return
+        self._listener.close()
+        far = socket.create_connection(("127.0.0.1", self._port))
+        self._ends = [near, far]
+        for source, target in ((near, far), (far, near)):
+            thread = threading.Thread(target=self._forward, args=(source, target), daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def _forward(self, source: socket.socket, target: socket.socket) -> None:
+        try:
+            while data := source.recv(1 << 16):
+                target.sendall(data)
+            target.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            return
+
+    def close(self) -> None:
+        for end in (self._listener, *self._ends):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+            end.close()
+        for thread in self._threads:
+            thread.join(5)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+@pytest.mark.parametrize("reached_by", ["one rank", "no rank"])
+def test_run_goes_on_where_ranks_cannot_reach_the_driver(
+    spark: Any, tmp_path: Any, reached_by: str
+) -> None:
+    port = free_port()
+
+    def work() -> tuple[int, float]:
+        communicator = sparkdl.communicator()
+        with open(tmp_path / f"{communicator.rank}", "a") as file:
+            file.write("called\n")
+        return communicator.rank, float(communicator.all_reduce(1.0))
+
+    proxy = OneOnly(port) if reached_by == "one rank" else None
+    try:
+        with pytest.warns(
+            RuntimeWarning, match=rf"(?s)rank \d on .* cannot reach .*127.0.0.2:{port}"
+        ):
+            told = sparkdl.run(
+                work, num_workers=2, communicator="builtin", port=port,
+                server_bind="127.0.0.1", server_address="127.0.0.2",
+            )  # fmt: skip
+    finally:
+        if proxy is not None:
+            proxy.close()
+    assert told == [(0, 2.0), (1, 2.0)]
+    assert [(tmp_path / f"{rank}").read_text() for rank in (0, 1)] == ["called\n"] * 2
