@@ -49,6 +49,7 @@ from sparkdl.spark.driver.arguments import (
     verbosity,
 )
 from sparkdl.spark.driver.choice import choose_exchange, require_refusable
+from sparkdl.spark.driver.cluster import default_parallelism
 from sparkdl.spark.driver.fitting import run_fit
 from sparkdl.spark.driver.metrics import prepare_metrics
 from sparkdl.spark.driver.plan import FitPlan, count_workers, loop_settings, prepare_model
@@ -410,11 +411,20 @@ class SparkModel:
         """
         require_int("epochs_per_batch", epochs_per_batch, 1)
         check_stream(stream, checkpoint_dir, trigger)
+        if self._exchange.independent:
+            raise ConfigError(
+                "an ensemble is trained in one fit, and a stream is many",
+                expected="another rule for fit_stream",
+                received=f"rule={self.rule.name!r}",
+            )
         columns = Columns(features, label, sample_weight, self.decoder)
         make_spec(
             stream.schema, model_signature(self.model), columns.features, columns.label,
             columns.sample_weight, columns.decoder,
         )  # fmt: skip
+
+        workers = self.num_workers or default_parallelism(stream.sparkSession)
+        prepare_model(self.model, self._exchange, workers)
 
         def fit(frame: Any) -> dict[str, list[Any]]:
             history = self.fit(

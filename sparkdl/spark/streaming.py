@@ -177,6 +177,9 @@ def start_stream_fit(
     if checkpoints is None:  # never: a folder was given
         raise ConfigError("fit_stream needs a folder", expected="a path", received="None")
     is_new = not checkpoints.exist
+    optimizer = trained.model.optimizer
+    if not optimizer.built:  # else the first file would lack its state
+        optimizer.build(trained.model.trainable_variables)
     if is_new:
         trained.save(checkpoints, 0)
     batches_done = trained.restore(checkpoints)
