@@ -153,7 +153,7 @@ def _digest(archive: ModelArchive, model: Any) -> str:
     for weight in model.weights:
         array = np.ascontiguousarray(keras.ops.convert_to_numpy(weight.value))
         digest.update(f"{array.shape} {array.dtype}".encode())
-        digest.update(array.reshape(-1).view(np.uint8))
+        digest.update(array.tobytes())
     return digest.hexdigest()
 
 

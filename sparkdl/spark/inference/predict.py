@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -109,6 +111,8 @@ def predict_columns(
     )  # fmt: skip
     spark = frame.sparkSession
     context = None if is_connect(spark) else spark.sparkContext
+    if use_gpu is not False and context is not None:
+        _warn_of_shared_gpus(context.getConf().get("spark.task.resource.gpu.amount", ""))
     function = stage_function(ship(task, context), 0)
     sent = [
         T.StructField(n, f.dataType, f.nullable, f.metadata)
@@ -117,6 +121,19 @@ def predict_columns(
     with this_interpreter(context):
         predicted = prepared.mapInArrow(function, T.StructType(sent))
     return predicted.toDF(*(f.name for f in fields))
+
+
+def _warn_of_shared_gpus(amount: str) -> None:
+    """Warns where Spark runs several tasks on one GPU: each has a model of its own there."""
+    with contextlib.suppress(ValueError):
+        tasks = int(1 / float(amount)) if 0 < float(amount) < 1 else 1
+        if tasks > 1:
+            warnings.warn(
+                f"{tasks} workers share each GPU (spark.task.resource.gpu.amount={amount}), and "
+                "each loads a model of its own into its memory",
+                RuntimeWarning,
+                stacklevel=5,
+            )
 
 
 def _require_new(names: Sequence[str], taken: Sequence[str]) -> None:

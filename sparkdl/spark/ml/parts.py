@@ -31,7 +31,7 @@ class Parts:
         callbacks: Keras callbacks.
         decoder: See :class:`sparkdl.SparkModel`.
         custom_objects: Name -> class or function.
-        network: ``port``, ``server_bind``, ``server_address``; never saved.
+        network: :data:`sparkdl.config.NETWORK_SETTINGS` by name; never saved.
     """
 
     archive: ModelArchive | None = None

@@ -31,7 +31,7 @@ class TrainingStage(ColumnsStage):
 
     PARTS = (
         "customObjects", "model", "modelBuilder", "optimizer", "loss", "metrics", "callbacks",
-        "decoder", "port", "serverBind", "serverAddress",
+        "decoder", "port", "serverBind", "serverAddress", "workerPort", "workerBind", "encrypt",
     )  # fmt: skip
     _parts: Parts
 
@@ -85,6 +85,18 @@ class TrainingStage(ColumnsStage):
     def setServerAddress(self: E, address: str | None) -> E:
         """Sets the address that workers connect to; no file holds it."""
         return self._with_network("server_address", address)
+
+    def setWorkerPort(self: E, port: Any) -> E:
+        """Sets the workers' own ports in mode allreduce; no file holds them."""
+        return self._with_network("worker_port", port)
+
+    def setWorkerBind(self: E, address: str | None) -> E:
+        """Sets the address that workers listen on in mode allreduce; no file holds it."""
+        return self._with_network("worker_bind", address)
+
+    def setEncrypt(self: E, encrypt: Any) -> E:
+        """Sets whether what leaves a host is encrypted; no file holds it."""
+        return self._with_network("encrypt", encrypt)
 
     def _with_network(self: E, name: str, value: Any) -> E:
         network = {k: v for k, v in self._parts.network.items() if k != name}

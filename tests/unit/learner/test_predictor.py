@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import zipfile
 from io import BytesIO
 from typing import Any
@@ -14,6 +15,7 @@ from keras import layers
 from sparkdl.errors import ConfigError, ModelError, ResourceError, UnknownNameError
 from sparkdl.learner.cache import cached_predictor
 from sparkdl.learner.class_scores import ClassScores
+from sparkdl.learner.export import export_model
 from sparkdl.learner.model_source import KerasSource, open_model
 
 RNG = np.random.default_rng(0)
@@ -83,7 +85,7 @@ def test_some_outputs_and_layers() -> None:
     np.testing.assert_allclose(got["layer joined"], np.hstack(list(x.values())), atol=1e-6)
     assert source.encode(["second"]).scores == {"second": ClassScores(True, False, 3)}
     with pytest.raises(UnknownNameError, match="did you mean 'second'"):
-        source.encode(["secon"])
+        source.encode(["second1"])
     with pytest.raises(UnknownNameError, match="did you mean 'joined'"):
         source.encode([], ["join"])
 
@@ -153,6 +155,19 @@ def test_saved_models(tmp_path: Any) -> None:
     (tmp_path / "bad.keras").write_bytes(b"no zip")
     with pytest.raises(ModelError, match="no Keras file"):
         open_model(str(tmp_path / "bad.keras"))
+
+
+def test_an_export_scores_like_the_model(tmp_path: Any) -> None:
+    model = network()
+    target = f"file://{tmp_path}/exported"
+    export_model(model, target, "tf_saved_model")
+    (values,) = predict(open_model(target), {"given": X[:8]}).values()
+    np.testing.assert_allclose(values, model.predict(X[:8], verbose=0), atol=1e-6)
+    with pytest.raises(UnknownNameError, match="did you mean 'onnx'"):
+        export_model(model, str(tmp_path / "m.onnx"), "onnxx")
+    if importlib.util.find_spec("tf2onnx") is None:
+        with pytest.raises(ResourceError, match=r"(?s)needs a package.*pip install onnx"):
+            export_model(model, str(tmp_path / "m.onnx"), "onnx")
 
 
 # -- what the numbers mean ---------------------------------------------------------------------

@@ -123,3 +123,27 @@ def test_evaluate_decodes_the_rows_of_one_forward_pass_at_a_time() -> None:
         assert stack.x["x"].shape == (1, stack.num_rows, WIDTH)
     assert done == AT_A_TIME
     assert rows == list(range(ROWS))
+
+
+def test_a_null_is_found_before_the_model_is_up() -> None:
+    """Also in a row far behind those of the first forward pass."""
+    values = [bytes([1])] * (ROWS - 1) + [None]
+    batch = pa.record_batch({"image": pa.array(values, pa.binary()), "label": np.arange(ROWS)})
+    with pytest.raises(DataError, match=f"row {ROWS - 1} of the partition"):
+        list(task().run(RankContext(0), iter([batch])))
+    assert done == []
+    kept = list(task(handle_invalid="keep").run(RankContext(0), iter([batch])))
+    assert predictions(kept)[-2:] == [[2.0] * WIDTH, None]
+    skipped = list(task(handle_invalid="skip").run(RankContext(0), iter([batch])))
+    assert [batch.num_rows for batch in skipped] == [ROWS - 1]
+    assert len(predictions(skipped)) == ROWS - 1
+
+
+def test_rows_of_which_none_is_valid() -> None:
+    batch = pa.record_batch({"image": pa.array([None, None], pa.binary()), "label": [1.0, 2.0]})
+    (kept,) = task(handle_invalid="keep").run(RankContext(0), iter([batch]))
+    assert kept.column(2).to_pylist() == [None, None]
+    assert kept.column(2).type == pa.list_(pa.float32())
+    (skipped,) = task(handle_invalid="skip").run(RankContext(0), iter([batch]))
+    assert skipped.num_rows == 0
+    assert "predicted" not in done
