@@ -140,7 +140,7 @@ def test_what_is_refused_before_a_job(spark: Any) -> None:
     before = jobs()
     for estimator, data, error, text in (
         (quick(), frame.drop("features"), DataError, "'features'"),
-        (quick(labelCol="lable"), frame, DataError, "did you mean 'label'"),
+        (quick(labelCol="labels"), frame, DataError, "did you mean 'label'"),
         (quick(labelCol="many"), indexed, DataError, "240"),
         (quick(labelCol="word"), words, DataError, "StringIndexer"),
         (quick(weightCol="heavy"), frame, DataError, "'heavy'"),
