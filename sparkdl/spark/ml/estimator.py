@@ -17,11 +17,11 @@ from pyspark.ml.param.shared import (
 )
 from pyspark.ml.util import MLReadable, MLWritable
 
-from sparkdl.config import require_name
-from sparkdl.errors import UnknownNameError
+from sparkdl.config import require_name, shown
+from sparkdl.errors import ParamTypeError, UnknownNameError
 from sparkdl.spark.inference.output_columns import OutputColumn
 from sparkdl.spark.ml.outputs import append_outputs, appended
-from sparkdl.spark.ml.params import columns, text
+from sparkdl.spark.ml.params import columns
 from sparkdl.spark.ml.parts import archive_of
 from sparkdl.spark.ml.stage import ParamSpec, has_params
 from sparkdl.spark.ml.trained import FittedStage, Trained
@@ -193,17 +193,29 @@ class KerasTransformer(
         return self
 
     def setModel(self: T, model: Any) -> T:
-        """Sets the Keras model, as it is now."""
+        """Sets the Keras model, as it is now; None takes it away."""
+        if model is None:
+            self._trained = self._local = None
+            return self
         archive = archive_of(model, self._objects)
         return self._with(Trained.of(model, archive, decoder=self._decoder))
 
-    def setModelFile(self: T, path: str) -> T:
-        """Sets the Keras model to the one in a file, which is read now."""
+    def setModelFile(self: T, path: str | None) -> T:
+        """Sets the Keras model to the one in a file, which is read now; None changes nothing."""
+        if path is None:
+            return self
+        if not isinstance(path, str):
+            raise ParamTypeError(
+                "modelFile names the file of a Keras model",
+                expected="the path of a .keras file",
+                received=shown(path),
+                hint="model=... takes a Keras model",
+            )
         from sparkdl.files.model_file import read_model
         from sparkdl.learner.archive import model_from_bytes
         from sparkdl.spark.ml.trust import is_trusted
 
-        content = read_model(text(path)).content
+        content = read_model(path).content
         model = model_from_bytes(content, self._objects, safe_mode=not is_trusted(), path=path)
         return self.setModel(model)
 

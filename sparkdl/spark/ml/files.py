@@ -96,9 +96,9 @@ class StageWriter(MLWriter):
         if not is_connect(self.sparkSession):
             super()._handleOverwrite(path)
             return
-        from pyspark.ml.util import invoke_helper_attr
+        from pyspark.ml.connect.readwrite import RemoteMLWriter
 
-        invoke_helper_attr("handleOverwrite", path, True)
+        RemoteMLWriter.handleOverwrite(path, True)
 
     def saveImpl(self, path: str) -> None:
         """Writes the stage below ``path``."""

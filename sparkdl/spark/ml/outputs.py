@@ -52,9 +52,13 @@ def append_outputs(
         if vectors and isinstance(output.field(predictor).dataType, T.ArrayType)
     ]  # fmt: skip
     if arrays:
-        made = {name: array_to_vector(F.col(_quoted(name))) for name in arrays}
-        result = result.withColumns(made)
+        result = result.withColumns({name: _vector(F.col(_quoted(name))) for name in arrays})
     return result
+
+
+def _vector(array: Any) -> Any:
+    """A column of arrays as ML vectors, null where it is null."""
+    return F.when(array.isNotNull(), array_to_vector(array))
 
 
 def appended(
