@@ -382,7 +382,7 @@ class SparkModel:
 
         Each micro-batch is a :meth:`fit` of its own that goes on from the one before. After it the
         model is saved together with the number of micro-batches in it: a restart with the same
-        ``checkpoint_dir`` goes on where it was and trains none twice. Empty ones are left out.
+        ``checkpoint_dir`` goes on where it was and trains none twice.
 
         Args:
             stream: A streaming DataFrame.
