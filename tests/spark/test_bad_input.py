@@ -244,8 +244,8 @@ def test_what_a_newcomer_writes(spark: Any, frame: Any) -> None:
 @pytest.mark.parametrize(
     ("kind", "arguments", "words"),
     [
-        (ConfigError, {"steps_per_epoch": 5}, ["'steps_per_epoch'", "df.limit(n)"]),
-        (ConfigError, {"class_weight": {0: 1.0}}, ["class_weight", "sample_weight"]),
+        (ConfigError, {"validation_freq": 5}, ["'validation_freq'", "after each epoch"]),
+        (ConfigError, {"class_weight": {"a": 1.0}}, ["class_weight", "class number -> weight"]),
         (ConfigError, {"y": 1}, ["'y'", "label='column'"]),
         (ConfigError, {"epoch": 5}, ["'epoch'"]),
         (ConfigError, {"epochs": 0}, ["epochs", ">= 1"]),
