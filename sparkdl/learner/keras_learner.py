@@ -224,7 +224,8 @@ def require_compiled(model: Any) -> None:
             f"model {model.name!r} is not compiled",
             expected="model.compile(optimizer, loss) before it is handed over",
             received="no optimizer",
-            hint="call model.compile('adam', 'sparse_categorical_crossentropy') first",
+            hint="call model.compile('adam', 'sparse_categorical_crossentropy') first; to predict, "
+            "sparkdl.predict(model, df) takes a model that was never compiled",
         )
     if not model.built or not model.variables:
         raise ModelError(
