@@ -43,6 +43,7 @@ class Outcome:
         bytes_per_worker: All bytes that a worker received and sent (mean over workers).
         seconds: From the first worker's start to the last one's end.
         rows_by_worker: The rows that each worker trained on.
+        losses: Of runs with a server: each epoch's mean loss while the workers trained.
     """
 
     weights: list[np.ndarray]
@@ -50,6 +51,7 @@ class Outcome:
     bytes_per_worker: float = 0.0
     seconds: float = 0.0
     rows_by_worker: list[int] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
 
     @property
     def rows(self) -> int:
@@ -63,8 +65,19 @@ class _Watch:
     def __init__(self, every: int, read: Callable[[], np.ndarray], workers: int) -> None:
         self.rows = [0] * workers
         self.curve: list[tuple[int, np.ndarray]] = []
+        self._losses: dict[int, np.ndarray] = {}
         self._every, self._read, self._next = every, read, every
         self._lock = threading.Lock()
+
+    def add_loss(self, epoch: int, sums: np.ndarray) -> None:
+        """Takes one worker's sum of losses and its weight."""
+        with self._lock:
+            self._losses[epoch] = self._losses.get(epoch, np.zeros(2)) + sums
+
+    @property
+    def losses(self) -> list[float]:
+        """The mean loss of each epoch over all workers."""
+        return [float(s[0] / s[1]) for _, s in sorted(self._losses.items())]
 
     def add(self, rows: int, rank: int) -> None:
         with self._lock:
@@ -89,6 +102,10 @@ class _Watched(ServerSynchronizer):
             time.sleep(sum(self.pause() for _ in range(report.batches)))
         super().train(learner, window, report)
         self.watch.add(report.rows, self.rank)
+
+    def end_epoch(self, learner: Any, epoch: int, metrics: Any, *others: Any) -> None:
+        self.watch.add_loss(epoch, metrics[:2])
+        super().end_epoch(learner, epoch, metrics, *others)
 
 
 def run_with_server(
@@ -169,7 +186,9 @@ def run_with_server(
                 weights = weights if rule.independent else weights[:1]
             else:
                 weights = [pull_center(driver)]
-    return Outcome(weights, watch.curve, float(np.mean(moved)), seconds, watch.rows)
+    return Outcome(
+        weights, watch.curve, float(np.mean(moved)), seconds, watch.rows, watch.losses
+    )  # fmt: skip
 
 
 def run_with_all_reduce(

@@ -23,10 +23,10 @@ def make_data(rows: int = ROWS, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     return x, y
 
 
-def make_model(optimizer: Any = None) -> Any:
+def make_model(optimizer: Any = None, seed: int = 1) -> Any:
     import keras
 
-    keras.utils.set_random_seed(1)
+    keras.utils.set_random_seed(seed)
     model = keras.Sequential(
         [
             keras.Input((784,)),

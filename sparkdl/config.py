@@ -6,6 +6,7 @@ call of ``fit`` tells each worker's loop.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
@@ -63,6 +64,8 @@ class FitConfig:
         worker_port: In ``'allreduce'`` the workers' own ports; see :func:`ports_of`.
         worker_bind: In ``'allreduce'`` the address or network that workers listen on.
         encrypt: Whether what leaves a host is encrypted: ``'auto'``, True or False.
+        pad: Arrays of different length are padded with this number, or input name -> number; None:
+            they are refused.
 
     Raises:
         ConfigError: A value that is not of its kind, or a combination in which one has no effect.
@@ -91,6 +94,7 @@ class FitConfig:
     worker_port: PortSpec = 0
     worker_bind: str | None = None
     encrypt: Encrypt = "auto"
+    pad: float | Mapping[str, float] | None = None
 
     def __post_init__(self) -> None:
         require_name("mode", self.mode, MODES, _argument_of(self.mode))
@@ -99,6 +103,7 @@ class FitConfig:
         require_name("on_nan", self.on_nan, ON_NAN)
         parse_frequency(self.frequency)
         _ = self.network
+        _check_pad(self.pad)
         check_use_gpu(self.use_gpu)
         require_int("batch_size", self.batch_size, 1)
         require_int("memory_budget_mb", self.memory_budget_mb, 1)
@@ -256,6 +261,9 @@ class LoopSettings:
         keep_state: At the end of an epoch leave the state for the driver's checkpoints.
         follow_schedule: Tell learning-rate schedules the steps of all workers together.
         check_data: Refuse NaN and infinity before training.
+        steps_per_epoch: Batches in an epoch of each worker; None for all of its rows, once.
+        validation_steps: Validation batches of each worker, at most; None for all.
+        class_weight: Class -> weight of its rows; None for none.
         memory_budget_bytes: A partition beyond this is spilled to disk.
         spill_dir: Where; None is the executor's temporary directory.
         at_once: Workers that train at the same time; 0 for all. Others take turns.
@@ -272,6 +280,9 @@ class LoopSettings:
     keep_state: bool = False
     follow_schedule: bool = True
     check_data: bool = False
+    steps_per_epoch: int | None = None
+    validation_steps: int | None = None
+    class_weight: Mapping[int, float] | None = None
     memory_budget_bytes: int = 2 << 30
     spill_dir: str | None = None
     at_once: int = 0
@@ -281,6 +292,25 @@ class LoopSettings:
         require_int("batch_size", self.batch_size, 1)
         require_int("window", self.window, AUTO_WINDOW)
         require_int("memory_budget_bytes", self.memory_budget_bytes, 1)
+
+
+def _check_pad(pad: Any) -> None:
+    """Refuses what is no number to pad with, nor input name -> number."""
+    values = list(pad.values()) if isinstance(pad, Mapping) else [pad]
+    named = not isinstance(pad, Mapping) or all(isinstance(name, str) for name in pad)
+    if pad is None or (named and values and all(_is_finite_number(value) for value in values)):
+        return
+    raise ConfigError(
+        "pad must say what stands behind the end of a shorter array",
+        expected="a number, or input name -> number",
+        received=shown(pad),
+        hint="pad=0 is what Embedding(mask_zero=True) and Masking() mask",
+    )
+
+
+def _is_finite_number(value: Any) -> bool:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return number and math.isfinite(value)
 
 
 def require_int(name: str, value: Any, least: int) -> int:

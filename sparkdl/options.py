@@ -41,6 +41,11 @@ def require_positive(owner: str, option: str, value: Any, *, or_none: bool = Fal
     require(ok, owner, option, "a number above 0" + ", or None" * or_none, value)
 
 
+def require_bool(owner: str, option: str, value: Any) -> None:
+    """Raises ConfigError unless ``value`` is True or False."""
+    require(isinstance(value, bool), owner, option, "True or False", value)
+
+
 def require_not_negative(owner: str, option: str, value: Any) -> None:
     """Raises ConfigError unless ``value`` is a finite number, 0 or above."""
     require(is_number(value) and value >= 0, owner, option, "a number, 0 or above", value)

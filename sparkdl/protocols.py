@@ -282,6 +282,15 @@ class Synchronizer(Protocol):
     def train_on(self, learner: Learner, stack: BatchStack, report: Report) -> None:
         """Trains a stack after which the window goes on, so that no exchange is due yet."""
 
+    def weights_of_run(self, learner: Learner, last: bool) -> AbstractContextManager[None]:
+        """Within, ``learner`` has the weights of the run, so that their metrics are evaluated.
+
+        Args:
+            learner: Has trained its batches of an epoch.
+            last: No epoch follows: the weights are those that the fit returns. Waits until the
+                other workers that take part have trained their batches, too.
+        """
+
     def end_epoch(
         self,
         learner: Learner,
@@ -327,6 +336,13 @@ class Synchronizer(Protocol):
     @property
     def refused(self) -> int:
         """Updates of this worker that were refused because they were not finite."""
+
+    @property
+    def counted(self) -> float:
+        """The part of this worker's changes that counted, a mean over its exchanges.
+
+        Below 1 where a rule adds up the changes of all workers and they were too much together.
+        """
 
     @property
     def unreported(self) -> dict[int, EpochReport]:
@@ -381,6 +397,8 @@ class BatchSource(Protocol):
     def full_batches(self) -> int: ...
     @property
     def steps_per_epoch(self) -> int: ...
+    @property
+    def stackable(self) -> bool: ...
     @property
     def batch_bytes(self) -> int: ...
     def stacks(

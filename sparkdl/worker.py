@@ -136,7 +136,9 @@ class _Loop:
             held_out = None
             if self.validation is not None:
                 stacks = self.validation.stacks(0, _longest_stack(self.validation))
-                held_out = self.learner.evaluate(stacks)
+                last = epoch + 1 == self.settings.epochs
+                with self.synchronizer.weights_of_run(self.learner, last):
+                    held_out = self.learner.evaluate(stacks)
             if self.settings.keep_state:
                 self.synchronizer.keep_state(self.learner, epoch + 1)
             self.synchronizer.end_epoch(
@@ -270,5 +272,7 @@ class _Loop:
 
 def _longest_stack(batches: BatchSource) -> int:
     """Batches in one stack: a power of two, so that it divides :data:`MAX_STACK`."""
+    if not batches.stackable:
+        return 1
     fitting = STACK_BYTES // max(1, batches.batch_bytes)
     return min(MAX_STACK, 1 << max(0, fitting.bit_length() - 1))

@@ -27,6 +27,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 
 _TESTS = Path(__file__).parent
+os.environ.setdefault("SPARK_CONF_DIR", str(_TESTS / "spark" / "conf"))
 _NEEDS = {
     "spark": "spark",
     "parallel": "processes",
@@ -37,6 +38,7 @@ _NEEDS = {
     "unit/launch/test_launchers.py": "processes",
     "unit/launch/test_payload.py": "processes",
     "unit/ps/rules/test_rules_optimizer.py": "keras",
+    "unit/spark/test_other_libraries.py": "keras",
 }
 """A folder or file below ``tests/``, and the mark of all tests in it."""
 _IN_PROCESS = {"inproc", "solo", "threads-2", "threads-3", "threads-4"}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from typing import Protocol
 
 import numpy as np
@@ -141,6 +142,11 @@ class AllReduceSynchronizer:
         """The same as :meth:`train`: here every batch may end with an exchange."""
         self.train(learner, stack, report)
 
+    @contextlib.contextmanager
+    def weights_of_run(self, learner: Learner, last: bool) -> Iterator[None]:
+        """Nothing to do: with the mean of gradients all ranks have the same weights."""
+        yield
+
     def end_epoch(
         self,
         learner: Learner,
@@ -190,6 +196,11 @@ class AllReduceSynchronizer:
     def refused(self) -> int:
         """Updates that were refused because they were not finite."""
         return self._check.refused
+
+    @property
+    def counted(self) -> float:
+        """All of this worker's changes counted."""
+        return 1.0
 
     @property
     def unreported(self) -> dict[int, EpochReport]:

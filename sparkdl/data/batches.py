@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
-from sparkdl.data.columns import Array
+from sparkdl.data.class_weights import ClassWeights
+from sparkdl.data.ragged import Array, IndexArray
 from sparkdl.data.rows import Rows
-from sparkdl.data.storage import IndexArray, Storage
+from sparkdl.data.storage import Storage
 from sparkdl.errors import ConfigError
 from sparkdl.protocols import BatchStack
 
@@ -61,6 +62,7 @@ class EpochPlan:
     def stacks(self, most_batches: int, start_batch: int = 0) -> Iterator[tuple[int, int]]:
         """``(first batch, number of batches)`` for each stack from ``start_batch`` on.
 
+        Stacks end where they would in an epoch from its start, so the first one may be shorter.
         The smaller last batch is a stack of its own, since its shape differs.
         """
         if most_batches < 1 or start_batch < 0:
@@ -69,8 +71,11 @@ class EpochPlan:
                 expected="most_batches >= 1 and start_batch >= 0",
                 received=f"most_batches={most_batches}, start_batch={start_batch}",
             )
-        for first in range(start_batch, self.full_batches, most_batches):
-            yield first, min(most_batches, self.full_batches - first)
+        first = start_batch
+        while first < self.full_batches:
+            count = min(most_batches - first % most_batches, self.full_batches - first)
+            yield first, count
+            first += count
         if self.tail_rows and start_batch <= self.full_batches:
             yield self.full_batches, 1
 
@@ -83,6 +88,10 @@ class Batches:
     the file's blocks are permuted and grouped, as many as fit the memory budget, and the rows
     of each group are permuted, so that every page is read once.
 
+    With ``repeat`` an epoch is a number of batches, not a pass over the rows: each epoch goes on
+    where the one before ended, pass after pass. All batches are full then, as a batch may hold the
+    end of one pass and the beginning of the next (as ``tf.data``'s ``repeat().batch()``).
+
     Iterators of one object may run at the same time; each has its own thread.
 
     Args:
@@ -92,6 +101,10 @@ class Batches:
         seed: Seed of the run.
         rank: Number of the worker; workers get different orders.
         prefetch: Stacks to gather ahead in a background thread; 0 gathers without a thread.
+        steps: Batches in an epoch; None for all rows. Without ``repeat`` at most so many, the
+            first ones.
+        repeat: Whether epochs go on where the one before ended; only with ``steps``.
+        class_weight: Class -> weight of its rows, see :class:`ClassWeights`.
     """
 
     def __init__(
@@ -103,10 +116,18 @@ class Batches:
         seed: int = 0,
         rank: int = 0,
         prefetch: int = 1,
+        steps: int | None = None,
+        repeat: bool = False,
+        class_weight: Mapping[int, float] | None = None,
     ) -> None:
         self.rows, self.shuffle, self.seed, self.rank = rows, shuffle, seed, rank
         self.prefetch = prefetch
-        self.plan = EpochPlan(len(rows), batch_size)
+        self.repeats = repeat and steps is not None and len(rows) > 0
+        self._weights = None if class_weight is None else ClassWeights(class_weight, rows.spec)
+        num_rows = len(rows)
+        if steps is not None:
+            num_rows = steps * batch_size if self.repeats else min(num_rows, steps * batch_size)
+        self.plan = EpochPlan(num_rows, batch_size)
 
     @property
     def batch_size(self) -> int:
@@ -124,6 +145,11 @@ class Batches:
         return self.plan.steps_per_epoch
 
     @property
+    def stackable(self) -> bool:
+        """Whether all full batches have the same shape; padded ones have not."""
+        return not self.rows.spec.is_padded
+
+    @property
     def batch_bytes(self) -> int:
         """Bytes of a full batch, features, labels and weights; 0 without rows."""
         return self.batch_size * self.rows.row_bytes
@@ -136,10 +162,10 @@ class Batches:
 
         Args:
             epoch: Number of the epoch; each has its own order.
-            most_batches: Batches in a stack at most.
+            most_batches: Batches in a stack at most; batches that are not ``stackable`` come alone.
             start_batch: Batches at the start of the epoch to skip.
         """
-        jobs = self.plan.stacks(most_batches, start_batch)
+        jobs = self.plan.stacks(most_batches if self.stackable else 1, start_batch)
         order = self._order(epoch)
         if self.prefetch < 1:
             for first, count in jobs:
@@ -158,9 +184,14 @@ class Batches:
             pool.shutdown(wait=True, cancel_futures=True)
 
     def _order(self, epoch: int) -> _Order | None:
+        if self.repeats:
+            return _Passes(self._order_of_pass, len(self.rows), epoch * self.plan.num_rows)
+        return self._order_of_pass(epoch) if self.shuffle else None
+
+    def _order_of_pass(self, number: int) -> _Order:
         if not self.shuffle:
-            return None
-        key = (self.rank, epoch)
+            return _OwnOrder()
+        key = (self.rank, number)
         storage = self.rows.storage
         if storage.block_rows is None:
             return _FullOrder(len(self.rows), self.seed, key)
@@ -168,11 +199,13 @@ class Batches:
 
     def _gather(self, order: _Order | None, first: int, count: int) -> BatchStack:
         start = first * self.batch_size
-        stop = min(start + count * self.batch_size, len(self.rows))
+        stop = min(start + count * self.batch_size, self.plan.num_rows)
         if order is None:
             batch = self.rows.slice(start, stop)
         else:
             batch = self.rows.take(order.indices(start, stop))
+        if self._weights is not None:
+            batch = self._weights.weigh(batch)
         weights = batch.sample_weight
         return BatchStack(
             _stack(batch.x, count),
@@ -193,6 +226,36 @@ def _stack(arrays: dict[str, Array], count: int) -> dict[str, Array]:
 class _Order(Protocol):
     def indices(self, start: int, stop: int) -> IndexArray:
         """Row numbers at the positions from ``start`` to ``stop`` of the epoch."""
+
+
+class _OwnOrder:
+    """The rows in their order."""
+
+    def indices(self, start: int, stop: int) -> IndexArray:
+        return np.arange(start, stop, dtype=np.int64)
+
+
+class _Passes:
+    """One pass over the rows after the other, from position ``first`` of all passes on."""
+
+    def __init__(self, order_of: Callable[[int], _Order], num_rows: int, first: int) -> None:
+        self._order_of, self._num_rows, self._first = order_of, num_rows, first
+        self._current: tuple[int, _Order] | None = None
+
+    def indices(self, start: int, stop: int) -> IndexArray:
+        parts = []
+        start, stop = start + self._first, stop + self._first
+        while start < stop:
+            number, begin = divmod(start, self._num_rows)
+            count = min(stop - start, self._num_rows - begin)
+            parts.append(self._pass(number).indices(begin, begin + count))
+            start += count
+        return np.concatenate(parts) if parts else np.empty(0, np.int64)
+
+    def _pass(self, number: int) -> _Order:
+        if self._current is None or self._current[0] != number:
+            self._current = number, self._order_of(number)
+        return self._current[1]
 
 
 def _generator(seed: int, key: tuple[int, ...]) -> np.random.Generator:

@@ -10,13 +10,12 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 import numpy as np
-import numpy.typing as npt
 
+from sparkdl.data.ragged import Array, Padding, Ragged, Stored
 from sparkdl.errors import ConfigError, UnknownNameError
 
-Array = npt.NDArray[Any]
 Shape = tuple[int | None, ...]
-ColumnKind = Literal["array", "scalars", "binary", "image", "decoded"]
+ColumnKind = Literal["array", "scalars", "binary", "image", "decoded", "text", "mask"]
 
 COLUMN_KINDS: tuple[str, ...] = get_args(ColumnKind)
 
@@ -34,7 +33,8 @@ class ColumnSpec:
             vector's struct. ``'scalars'``: one or several numeric columns, stacked along the last
             axis. ``'binary'``: raw little-endian bytes. ``'image'``: Spark's image struct, given
             as RGB(A) or grey ``(height, width, channels)``. ``'decoded'``: ``decoder`` makes the
-            array.
+            array. ``'text'``: strings, as bytes objects. ``'mask'``: for lists of numbers, True
+            where a position of the row is no padding.
         decoder: For kind ``'decoded'``: a picklable function from one value (``bytes``, or a
             ``dict`` for a struct) to one array of ``shape``.
         one_hot: ``C`` turns integer labels in ``[0, C)`` into one-hot vectors; the last dimension
@@ -42,6 +42,8 @@ class ColumnSpec:
         classes: ``C`` demands integer labels in ``[0, C)`` and leaves them integers.
         bounds: The least and the greatest value that a label may have; None for any.
         source_dtype: For kind ``'binary'``: the dtype of the raw bytes if it is not ``dtype``.
+        padding: For kinds ``'array'`` and ``'mask'``: rows differ in length, the first dimension
+            of ``shape``, and each batch is padded to its longest row.
 
     Raises:
         ConfigError: The arguments contradict each other.
@@ -59,6 +61,7 @@ class ColumnSpec:
     classes: int | None = None
     source_dtype: str | None = None
     bounds: tuple[float, float] | None = field(default=None, compare=False)
+    padding: Padding | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.columns, str):
@@ -74,8 +77,20 @@ class ColumnSpec:
                 "one column, or several of kind 'scalars'",
                 f"{len(self.columns)} columns of kind {self.kind!r}",
             )
-        for dtype in (self.dtype, self.source_dtype):
-            _check_dtype(dtype, self)
+        if self.kind != "text":
+            for dtype in (self.dtype, self.source_dtype):
+                _check_dtype(dtype, self)
+        elif self.shape not in ((), (1,)):
+            self._refuse("one text per row", f"shape {self.shape}")
+        if self.padding is not None and (
+            self.kind not in ("array", "mask")
+            or self.shape[:1] != (None,)
+            or None in self.shape[1:]
+        ):
+            self._refuse(
+                "padding of arrays whose first dimension is free",
+                f"kind {self.kind!r}, shape {self.shape}",
+            )
         if (self.decoder is not None) != (self.kind == "decoded"):
             self._refuse(
                 "a decoder exactly when the kind is 'decoded'",
@@ -116,15 +131,31 @@ class ColumnSpec:
     @property
     def value_dtype(self) -> np.dtype[Any]:
         """Widest dtype as stored; a narrower source dtype stays as it is until the batch."""
+        if self.kind == "text":
+            return np.dtype(np.uint8)
         return np.dtype(self.dtype) if self.one_hot is None else np.dtype(np.int32)
+
+    @property
+    def is_ragged(self) -> bool:
+        """Whether rows are stored with their own lengths."""
+        return self.kind == "text" or self.padding is not None
+
+    @property
+    def position_shape(self) -> tuple[int, ...]:
+        """The shape of one position of a ragged row."""
+        return () if self.kind == "text" else tuple(d or 0 for d in self.shape[1:])
 
     @property
     def num_classes(self) -> int | None:
         """Number of classes among the labels, or None if the values are no labels."""
         return self.classes if self.one_hot is None else self.one_hot
 
-    def finish(self, stored: Array) -> Array:
+    def finish(self, stored: Stored) -> Array:
         """Turns stored rows into what the model gets; the same object where nothing changes."""
+        if isinstance(stored, Ragged):
+            if self.padding is None:
+                return stored.texts().reshape(len(stored), *(d or 0 for d in self.shape))
+            return stored.padded(self.padding, self.dtype)
         if self.one_hot is None:
             return stored.astype(self.dtype, copy=False)
         flat = np.zeros(stored.size * self.one_hot, self.dtype)
@@ -212,6 +243,11 @@ class DataSpec:
             if spec not in found or spec.bounds is not None:  # an input that is a label, too
                 found[spec] = spec
         return tuple(found.values())
+
+    @property
+    def is_padded(self) -> bool:
+        """Whether batches have arrays of different length."""
+        return any(entry.padding is not None for entry in self.entries)
 
     @property
     def columns(self) -> tuple[str, ...]:

@@ -11,7 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparkdl.data.columns import Array, ColumnSpec, Shape
+from sparkdl.data.columns import ColumnSpec, Shape
+from sparkdl.data.ragged import Array, IndexArray, Ragged, Stored
 from sparkdl.errors import DataError
 
 _ROUNDING = 1e-5
@@ -25,16 +26,20 @@ class Place:
         label: The column's name in quotes, or several.
         spec: The spec that is being read.
         first_row: Number of the batch's first row in its partition.
+        lengths: Positions of each row, where values are counted by positions and not by rows.
     """
 
     label: str
     spec: ColumnSpec
     first_row: int
+    lengths: IndexArray | None = None
 
     def error(
         self, problem: str, *, expected: str, received: str, row: int | None = None, hint: str = ""
     ) -> DataError:
         """An error about these columns and, if given, the ``row`` of the batch."""
+        if row is not None and self.lengths is not None:
+            row = int(np.searchsorted(np.cumsum(self.lengths), row, side="right"))
         where = "" if row is None else f", row {self.first_row + row} of the partition"
         return DataError(
             f"column {self.label}{where}: {problem}",
@@ -110,6 +115,14 @@ def conform(values: Array, spec: ColumnSpec, first_row: int = 0) -> Array:
     return compact(check_labels(_fit(values, place), spec, place), spec, place)
 
 
+def empty_stored(spec: ColumnSpec) -> Stored:
+    """No rows, as they are stored."""
+    if not spec.is_ragged:
+        return empty_rows(spec)
+    values = np.empty((0, *spec.position_shape), spec.value_dtype)
+    return Ragged(values, np.empty(0, np.int64))
+
+
 def empty_rows(spec: ColumnSpec) -> Array:
     """No rows, in the shape and dtype of the spec; free dimensions are 0."""
     return np.empty((0, *(d or 0 for d in spec.value_shape)), spec.value_dtype)
@@ -122,7 +135,9 @@ def matches(shape: Sequence[int], wanted: Shape) -> bool:
     )
 
 
-def shape_error(shape: Sequence[int], place: Place, row: int | None, problem: str) -> DataError:
+def shape_error(
+    shape: Sequence[int | None], place: Place, row: int | None, problem: str
+) -> DataError:
     """The error for rows whose shape is not that of the spec."""
     return place.error(
         problem,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from sparkdl.data.columns import Array, Batch, ColumnSpec, DataSpec
+from sparkdl.data.columns import Batch, ColumnSpec, DataSpec
 from sparkdl.data.conform import (
     Place,
     cast,
@@ -23,6 +24,7 @@ from sparkdl.data.conform import (
     shape_error,
 )
 from sparkdl.data.images import decode_images
+from sparkdl.data.ragged import Array, Ragged, Stored
 from sparkdl.data.vectors import decode_vectors, is_vector
 from sparkdl.errors import DataError
 
@@ -58,8 +60,8 @@ def decode_slices(
         yield decode(batch.slice(start, num_rows), spec, first_row + start)
 
 
-def decode_stored(batch: pa.RecordBatch, spec: DataSpec, first_row: int = 0) -> list[Array]:
-    """One array per ``spec.entries`` in the compact form that partitions keep.
+def decode_stored(batch: pa.RecordBatch, spec: DataSpec, first_row: int = 0) -> list[Stored]:
+    """One array (or ragged rows) per ``spec.entries`` in the compact form that partitions keep.
 
     Labels are not yet one-hot, and values of a narrower type (pixels in uint8) are not yet cast:
     ``ColumnSpec.finish`` does both.
@@ -67,10 +69,14 @@ def decode_stored(batch: pa.RecordBatch, spec: DataSpec, first_row: int = 0) -> 
     return [decode_column(batch, entry, first_row) for entry in spec.entries]
 
 
-def decode_column(batch: pa.RecordBatch, spec: ColumnSpec, first_row: int = 0) -> Array:
-    """The rows of one ColumnSpec in compact form: ``(num_rows, *spec.value_shape)``."""
+def decode_column(batch: pa.RecordBatch, spec: ColumnSpec, first_row: int = 0) -> Stored:
+    """The rows of one ColumnSpec in compact form: ``(num_rows, *spec.value_shape)``, or ragged."""
     arrays = [_column(batch, name, first_row) for name in spec.columns]
     place = Place(spec.label, spec, first_row)
+    if spec.kind == "text":
+        return _decode_texts(arrays[0], place)
+    if spec.padding is not None:
+        return _decode_sequences(arrays[0], place)
     if spec.kind == "decoded":
         return check_labels(_decode_values(arrays[0], spec, place), spec, place)
     if spec.kind == "image":
@@ -157,6 +163,66 @@ def _decode_lists(array: Any, place: Place) -> Array:
     return numbers_of(array, place, per_row).reshape(dims)
 
 
+def _decode_texts(array: Any, place: Place) -> Ragged:
+    """Strings -> their bytes in UTF-8."""
+    if array.type not in (pa.string(), pa.large_string(), pa.string_view()):
+        raise place.error(
+            "values that are no text", expected="strings", received=f"Arrow type {array.type}"
+        )
+    array = array.cast(pa.large_string())
+    _, positions, data = array.buffers()
+    offsets = np.frombuffer(positions, np.int64)[array.offset : array.offset + len(array) + 1]
+    if not len(array):
+        offsets = np.zeros(1, np.int64)
+    content = np.frombuffer(data or b"", np.uint8)[int(offsets[0]) : int(offsets[-1])]
+    return Ragged(content, np.diff(offsets))
+
+
+def _decode_sequences(array: Any, place: Place) -> Ragged:
+    """Lists of different lengths -> ragged rows."""
+    spec = place.spec
+    if not is_list(array.type):
+        raise place.error(
+            "a column that holds no arrays",
+            expected=f"arrays of shape {spec.shape}",
+            received=f"Arrow type {array.type}",
+        )
+    if pa.types.is_fixed_size_list(array.type):
+        lengths = np.full(len(array), array.type.list_size, np.int64)
+    else:
+        lengths = np.diff(array.offsets.to_numpy()).astype(np.int64)
+    if spec.kind == "mask":
+        if spec.padding is not None and not is_list(array.type.value_type):
+            lengths = lengths // spec.padding.numbers
+        return Ragged(np.ones(int(lengths.sum()), np.uint8), lengths)
+    place = replace(place, lengths=lengths)
+    inner = array.flatten()
+    dims = [len(inner)]
+    while is_list(inner.type):
+        place.check_nulls(inner, 1)
+        dims.append(_common_width(inner, place, 1))
+        inner = inner.flatten()
+    values = numbers_of(inner, place, max(1, math.prod(dims[1:])))
+    size = math.prod(spec.position_shape)
+    if len(dims) == 1 and size != 1:  # flat arrays: several numbers make up a position
+        odd = lengths % size
+        if odd.any():
+            row = int(np.argmax(odd != 0))
+            raise replace(place, lengths=None).error(
+                "an array whose length does not fit the shape",
+                row=row,
+                expected=f"a multiple of {size} values, for positions of shape "
+                f"{spec.position_shape}",
+                received=f"{lengths[row]}",
+            )
+        lengths = lengths // size
+        place = replace(place, lengths=lengths)
+    elif math.prod(dims[1:]) != size:
+        raise shape_error((None, *dims[1:]), place, None, "values whose shape does not fit")
+    values = compact(values.reshape(-1, *spec.position_shape), spec, place)
+    return Ragged(values, lengths)
+
+
 def _common_width(array: Any, place: Place, per_row: int) -> int:
     if pa.types.is_fixed_size_list(array.type):
         return int(array.type.list_size)
@@ -171,7 +237,8 @@ def _common_width(array: Any, place: Place, per_row: int) -> int:
             row=index // max(per_row, 1),
             expected=f"shape {place.spec.value_shape}; other rows have length {common}",
             received=f"length {widths[index]}",
-            hint="pad or truncate sequences to one length, or drop the odd rows",
+            hint="SparkModel(..., pad=0) pads rows for a model with keras.Input((None,)); else "
+            "cut them to one length, or drop the odd rows",
         )
     return int(widths[0])
 

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from sparkdl.data.columns import Array
 from sparkdl.data.conform import Place
+from sparkdl.data.ragged import Array
 from sparkdl.errors import DataError
 
 # OpenCV's codes for 8-bit unsigned pixels with 1, 3 and 4 channels.

@@ -10,11 +10,13 @@ import numpy as np
 import pyarrow as pa
 
 from sparkdl.closing import Closing
-from sparkdl.data.columns import Array, DataSpec
-from sparkdl.data.conform import empty_rows
+from sparkdl.data.columns import DataSpec
+from sparkdl.data.conform import empty_stored
 from sparkdl.data.decode import decode_stored, read_column
+from sparkdl.data.ragged import Array, IndexArray, Ragged, Stored
+from sparkdl.data.ragged_storage import GrowingRagged, RaggedSpill, SpilledRaggedStorage
 from sparkdl.data.rows import Rows
-from sparkdl.data.storage import GrowingArray, IndexArray, MemoryStorage, SpillWriter, Storage
+from sparkdl.data.storage import GrowingArray, MemoryStorage, SpillWriter, Storage
 from sparkdl.errors import DataError
 
 DEFAULT_BUDGET_BYTES = 1 << 30
@@ -131,20 +133,22 @@ class _Collector:
 
     def __init__(self, spec: DataSpec) -> None:
         self._entries = spec.entries
-        self._columns: list[GrowingArray] | None = None
+        self._columns: list[GrowingArray | GrowingRagged] | None = None
         self._writer: SpillWriter | None = None
+        self._ragged: dict[int, RaggedSpill] = {}
         self._num_rows = 0
 
     @property
     def memory_bytes(self) -> int:
         if self._columns is None or self._writer is not None:
             return 0
-        return sum(column.row_bytes for column in self._columns) * self._num_rows
+        return sum(column.nbytes for column in self._columns)
 
-    def append(self, arrays: Sequence[Array], indices: IndexArray | None, first_row: int) -> None:
+    def append(self, arrays: Sequence[Stored], indices: IndexArray | None, first_row: int) -> None:
         if self._columns is None:
-            self._columns = [GrowingArray(a.shape[1:], a.dtype) for a in arrays]
-        for entry, column, array in zip(self._entries, self._columns, arrays, strict=True):
+            self._columns = [_growing(a) for a in arrays]
+        for entry, column, stored in zip(self._entries, self._columns, arrays, strict=True):
+            array: Array = stored.values if isinstance(stored, Ragged) else stored
             if array.shape[1:] != column.shape or array.dtype != column.dtype:
                 raise DataError(
                     f"column {entry.label}: rows of unequal shape, from row {first_row} of the "
@@ -154,27 +158,61 @@ class _Collector:
                     hint="pad or resize to one shape",
                 )
         if self._writer is not None:
-            self._writer.append([a if indices is None else a[indices] for a in arrays])
+            self._write([a if indices is None else _picked(a, indices) for a in arrays])
         else:
-            for column, array in zip(self._columns, arrays, strict=True):
-                column.append(array, indices)
+            for column, stored in zip(self._columns, arrays, strict=True):
+                column.append(stored, indices)  # type: ignore[arg-type]  # each of its own kind
         self._num_rows += len(arrays[0]) if indices is None else len(indices)
 
     def spill(self, directory: str | None, budget_bytes: int) -> None:
         """Moves the columns from memory to a file; later rows go there directly."""
         columns = self._columns or []
+        ragged = {i: c for i, c in enumerate(columns) if isinstance(c, GrowingRagged)}
+        blocks: list[GrowingArray | None] = [
+            None if isinstance(c, GrowingRagged) else c for c in columns
+        ]
+        in_blocks = sum(8 * self._num_rows if c is None else c.nbytes for c in blocks)
+        share = in_blocks / max(1, in_blocks + sum(c.nbytes for c in ragged.values()))
+        self._ragged = {i: RaggedSpill(c.shape, c.dtype, directory) for i, c in ragged.items()}
         self._writer = SpillWriter(
-            [c.shape for c in columns], [c.dtype for c in columns], directory, budget_bytes
+            [() if c is None else c.shape for c in blocks],
+            [np.int64 if c is None else c.dtype for c in blocks],
+            directory,
+            max(1, int(budget_bytes * share)),
         )
-        self._writer.append([column.finish() for column in columns])
+        self._write([column.finish() for column in columns])
+
+    def _write(self, columns: Sequence[Stored]) -> None:
+        """To disk; of ragged rows the positions into a file of their own."""
+        for number, rows in enumerate(columns):
+            if isinstance(rows, Ragged):
+                self._ragged[number].append(rows)
+        if self._writer is not None:
+            self._writer.append([c.lengths if isinstance(c, Ragged) else c for c in columns])
 
     def finish(self) -> Storage:
         if self._writer is not None:
-            return self._writer.finish()
+            blocks = self._writer.finish()
+            if not self._ragged:
+                return blocks
+            ragged = {number: spill.finish() for number, spill in self._ragged.items()}
+            return SpilledRaggedStorage(blocks, ragged)
         if self._columns is None:
-            return MemoryStorage([empty_rows(entry) for entry in self._entries], 0)
+            return MemoryStorage([empty_stored(entry) for entry in self._entries], 0)
         return MemoryStorage([column.finish() for column in self._columns], self._num_rows)
 
     def close(self) -> None:
         if self._writer is not None:
             self._writer.close()
+        for spill in self._ragged.values():
+            spill.close()
+
+
+def _growing(stored: Stored) -> GrowingArray | GrowingRagged:
+    if isinstance(stored, Ragged):
+        return GrowingRagged(stored.values.shape[1:], stored.values.dtype)
+    return GrowingArray(stored.shape[1:], stored.dtype)
+
+
+def _picked(stored: Stored, indices: IndexArray) -> Stored:
+    return stored.take(indices) if isinstance(stored, Ragged) else stored[indices]

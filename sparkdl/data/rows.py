@@ -6,7 +6,8 @@ import numpy as np
 import numpy.typing as npt
 
 from sparkdl.data.columns import Batch, ColumnSpec, DataSpec
-from sparkdl.data.storage import IndexArray, Storage
+from sparkdl.data.ragged import IndexArray, Ragged
+from sparkdl.data.storage import Storage
 from sparkdl.errors import DataError
 
 _SCAN_BYTES = 1 << 22
@@ -84,11 +85,14 @@ class Rows:
         storage = self.storage
         for i, entry in enumerate(self._entries):
             probe = storage.slice(i, 0, min(1, self.num_rows))
-            if probe.dtype.kind not in "fc":
+            kind = probe.values.dtype.kind if isinstance(probe, Ragged) else probe.dtype.kind
+            if kind not in "fc":
                 continue
             step = max(1, _SCAN_BYTES // max(probe.nbytes, 1))
             for start in range(0, self.num_rows, step):
                 part = storage.slice(i, start, min(start + step, self.num_rows))
+                if isinstance(part, Ragged):
+                    part = entry.finish(part)
                 finite = np.isfinite(part)
                 if not finite.all():
                     raise self._not_finite(entry, finite, part, start)

@@ -6,17 +6,15 @@ import contextlib
 import math
 import mmap
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import IO, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from sparkdl.data.columns import Array
+from sparkdl.data.ragged import Array, IndexArray, Ragged, Stored
 from sparkdl.errors import ResourceError
-
-IndexArray = npt.NDArray[np.int64]
 
 _BLOCK_BYTES = 1 << 20
 _FIRST_BYTES = 1 << 20
@@ -34,10 +32,10 @@ class Storage(Protocol):
     group_blocks: int
     """Blocks that are read together; three such groups may be in memory at one time."""
 
-    def gather(self, column: int, indices: IndexArray) -> Array:
-        """A new array of the rows at ``indices``."""
+    def gather(self, column: int, indices: IndexArray) -> Stored:
+        """A new array (or new ragged rows) of the rows at ``indices``."""
 
-    def slice(self, column: int, start: int, stop: int) -> Array:
+    def slice(self, column: int, start: int, stop: int) -> Stored:
         """The rows from ``start`` to ``stop``, without a copy where they lie together."""
 
     def focus(self, blocks: IndexArray) -> None:
@@ -45,20 +43,26 @@ class Storage(Protocol):
 
 
 class MemoryStorage:
-    """Columns as contiguous arrays in memory."""
+    """Columns as contiguous arrays, or ragged rows, in memory."""
 
     block_rows: int | None = None
     group_blocks = 1
 
-    def __init__(self, columns: Sequence[Array], num_rows: int) -> None:
-        self.columns = [np.ascontiguousarray(column) for column in columns]
+    def __init__(self, columns: Sequence[Stored], num_rows: int) -> None:
+        self.columns = [c if isinstance(c, Ragged) else np.ascontiguousarray(c) for c in columns]
         self.num_rows = num_rows
 
-    def gather(self, column: int, indices: IndexArray) -> Array:
-        return np.take(self.columns[column], indices, axis=0)
+    def gather(self, column: int, indices: IndexArray) -> Stored:
+        found = self.columns[column]
+        if isinstance(found, Ragged):
+            return found.take(indices)
+        return np.take(found, indices, axis=0)
 
-    def slice(self, column: int, start: int, stop: int) -> Array:
-        return self.columns[column][start:stop]
+    def slice(self, column: int, start: int, stop: int) -> Stored:
+        found = self.columns[column]
+        if isinstance(found, Ragged):
+            return found.slice(start, min(stop, self.num_rows))
+        return found[start:stop]
 
     def focus(self, blocks: IndexArray) -> None:
         """Nothing to do: all rows are in memory."""
@@ -80,6 +84,11 @@ class GrowingArray:
         self.row_bytes = self.dtype.itemsize * math.prod(self.shape)
         self.num_rows = 0
         self._memory: mmap.mmap | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the rows so far."""
+        return self.num_rows * self.row_bytes
 
     def append(self, rows: Array, indices: IndexArray | None = None) -> None:
         """Copies ``rows`` (or ``rows[indices]``) behind the rows that are already there."""
@@ -197,6 +206,27 @@ class SpilledStorage:
                     self._mapped.madvise(option, *self._spans[block])
 
 
+@contextlib.contextmanager
+def spilling(directory: str, close: Callable[[], None], done: str = "") -> Iterator[None]:
+    """Within, an error of the disk closes what is written to, and is a ResourceError.
+
+    Args:
+        directory: Written to.
+        close: Called then.
+        done: How far it went, for the message.
+    """
+    try:
+        yield
+    except OSError as error:
+        close()
+        raise ResourceError(
+            f"cannot spill a partition to disk in {directory!r}",
+            expected="a directory with room for the partition",
+            received=f"{error}{done}",
+            hint="raise the memory budget, use more partitions, or spill to a larger disk",
+        ) from error
+
+
 class SpillWriter:
     """Writes rows to an Arrow IPC file without a name, then maps it.
 
@@ -238,18 +268,9 @@ class SpillWriter:
             self._sink = pa.PythonFile(self._file, mode="w")
             self._writer = pa.ipc.new_file(self._sink, self._schema)
 
-    @contextlib.contextmanager
-    def _disk(self) -> Any:
-        try:
-            yield
-        except OSError as error:
-            self.close()
-            raise ResourceError(
-                f"cannot spill a partition to disk in {self._directory!r}",
-                expected="a directory with room for the partition",
-                received=f"{error} after {self.num_rows} rows of {sum(self._widths)} bytes",
-                hint="raise the memory budget, use more partitions, or spill to a larger disk",
-            ) from error
+    def _disk(self) -> contextlib.AbstractContextManager[None]:
+        done = f" after {self.num_rows} rows of {sum(self._widths)} bytes"
+        return spilling(self._directory, self.close, done)
 
     def append(self, columns: Sequence[Array]) -> None:
         """Adds rows, one array per column.

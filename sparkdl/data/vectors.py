@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparkdl.data.columns import Array
 from sparkdl.data.conform import Place, numbers_of
+from sparkdl.data.ragged import Array
 
 _FIELDS = {"type", "size", "indices", "values"}
 

@@ -48,11 +48,13 @@ class Placement:
         gpus: The only GPUs that are seen, by address, empty for the CPU; None: those that the
             process sees anyway.
         cores: CPU cores of the task.
+        own_process: See :class:`DeviceRequest`.
     """
 
     backend: str | None
     gpus: tuple[str, ...] | None
     cores: int = 1
+    own_process: bool = False
 
 
 @dataclass(frozen=True)
@@ -64,11 +66,14 @@ class DeviceRequest:
         use_gpu: See :class:`sparkdl.SparkModel`.
         unscheduled: With ``'auto'`` and where no GPU is scheduled: whether the task sees the GPUs
             that the process sees anyway (a user's function), or none (a model).
+        own_process: The task runs in a new process, which ends with it: a framework that connects
+            the ranks itself learns of them when it starts, and stays connected.
     """
 
     backend: str | None
     use_gpu: UseGpu = "auto"
     unscheduled: bool = False
+    own_process: bool = False
 
     def place(self, resources: Resources) -> Placement:
         """The placement, given what the scheduler gave.
@@ -89,11 +94,17 @@ class DeviceRequest:
             )
         elif not gpus and self.unscheduled:
             gpus = None
-        return Placement(self.backend, gpus, resources.cores or os.cpu_count() or 1)
+        cores = resources.cores or os.cpu_count() or 1
+        return Placement(self.backend, gpus, cores, self.own_process)
 
 
 def needs_child(placement: Placement) -> bool:
-    """Whether this process runs a framework already, with other GPUs or another Keras backend."""
+    """Whether a task cannot run in this process.
+
+    It needs one of its own, or a framework runs here with other GPUs or another Keras backend.
+    """
+    if placement.own_process:
+        return True
     if placement.backend is not None and running_backend() not in (None, placement.backend):
         return True
     if placement.gpus is None:  # only a process that must not see the machine's GPUs does not do

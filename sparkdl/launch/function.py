@@ -29,6 +29,7 @@ from sparkdl.launch.gathering import AloneGathering
 from sparkdl.launch.line_sender import LineSender
 from sparkdl.launch.results import Result, of_kind
 from sparkdl.launch.task import RankContext
+from sparkdl.launch.tf_config import tf_config
 from sparkdl.log_lines import Sink, log_through, show
 from sparkdl.network import THIS_HOST, RankListening
 from sparkdl.transport.address import Endpoint
@@ -63,6 +64,7 @@ class FunctionTask:
             there is none: they meet by the launcher, and lines come with the result.
         listening: Where the ranks listen for each other.
         certificate: For TLS between the ranks' hosts; None for no encryption.
+        tf_config: Whether the function finds ``TF_CONFIG`` in its environment.
     """
 
     call: bytes = field(repr=False)
@@ -76,6 +78,7 @@ class FunctionTask:
     endpoint: Endpoint | None = None
     listening: RankListening = THIS_HOST
     certificate: Certificate | None = None
+    tf_config: bool = False
 
     def run(self, rank: RankContext, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Calls the function; see :class:`sparkdl.launch.task.Task`."""
@@ -147,7 +150,8 @@ class FunctionTask:
         """
         with connected(self, rank, session) as (communicator, exit_barrier):
             function, args, kwargs = _load_call(self.call, rank.rank)
-            with use(communicator):
+            described = tf_config(exit_barrier) if self.tf_config else contextlib.nullcontext()
+            with use(communicator), described:
                 result = function(*args, **kwargs)
             content = None
             if self.all_results or rank.rank == 0:

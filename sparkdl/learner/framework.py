@@ -67,3 +67,10 @@ def bound_tensorflow(cores: int) -> None:
     for device in tf.config.list_physical_devices("GPU"):
         with contextlib.suppress(RuntimeError):
             tf.config.experimental.set_memory_growth(device, True)
+
+
+def seed_everything(seed: int) -> None:
+    """Sets the seeds of Python, NumPy and the backend, as ``keras.utils.set_random_seed`` does."""
+    import keras
+
+    keras.utils.set_random_seed(seed)

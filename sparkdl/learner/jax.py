@@ -22,6 +22,8 @@ from sparkdl.learner.captured_gradients import captured_gradients, match_gradien
 from sparkdl.learner.jax_steps import StackedSteps, copied, with_types_of
 from sparkdl.learner.keras_learner import KerasLearner, require_one_batch
 from sparkdl.learner.metric_state import flatten_arrays
+from sparkdl.learner.step_logs import stateless_logged_step
+from sparkdl.learner.structure import pack_batch
 from sparkdl.protocols import BatchStack
 from sparkdl.reports import MetricState
 from sparkdl.weights import FloatArray
@@ -42,6 +44,8 @@ class JaxLearner(KerasLearner):
         self._averaged_at = [places[id(v)] for v in self.averaged]
         self._has_gradient: list[bool] = [True] * len(self.trained)
         self._state: _State = ([], [], [], [])
+        self._model_step = stateless_logged_step(model, "train_step", metrics_at=3)
+        self._model_test = stateless_logged_step(model, "test_step", metrics_at=2)
         self._train_steps = StackedSteps(self._train_step, self._compiles)
         self._test_steps = StackedSteps(self._test_step, self._compiles)
         self._gradients = self._compile(self._trace_gradients, donate=(2, 3))
@@ -135,10 +139,10 @@ class JaxLearner(KerasLearner):
         self._state = self._train_steps(self._state, None, data, stack.num_batches)
 
     def _train_step(self, state: Any, fixed: None, batch: Any) -> Any:
-        return self.model.train_step(state, batch)[1]
+        return self._model_step(state, pack_batch(*batch))[1]
 
     def _test_step(self, state: Any, trainable: Any, batch: Any) -> Any:
-        return self.model.test_step((trainable, *state), batch)[1][1:]
+        return self._model_test((trainable, *state), pack_batch(*batch))[1][1:]
 
     def _compile(self, function: Callable[..., Any], donate: tuple[int, ...] = ()) -> Any:
         return jax.jit(function, donate_argnums=donate) if self._compiles else function
@@ -160,7 +164,7 @@ class JaxLearner(KerasLearner):
     ) -> Any:
         state = (trainable, non_trainable, optimizer, metrics)
         with captured_gradients(self.model.optimizer) as captured:
-            after = with_types_of(self.model.train_step(state, batch)[1], state)
+            after = with_types_of(self._model_step(state, pack_batch(*batch))[1], state)
         gradients = match_gradients(self.model, captured, self.trained)
         self._has_gradient = [g is not None for g in gradients]
         parts = [

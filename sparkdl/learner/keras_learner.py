@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
+from types import FunctionType
 from typing import Any
 
 import keras
@@ -20,6 +21,7 @@ from sparkdl.learner.optimizer_state import (
     read_slots,
     with_slots,
 )
+from sparkdl.learner.signature import has_own
 from sparkdl.learner.structure import arrange_batch, map_arrays
 from sparkdl.protocols import BatchStack, Reducer
 from sparkdl.reports import MetricState
@@ -77,7 +79,7 @@ class KerasLearner(ABC):
     # -- structure -----------------------------------------------------------------------------
 
     def arranged(self, stack: BatchStack) -> tuple[Any, Any, Any]:
-        """The arrays of a stack as the ``(x, y, sample_weight)`` of the model's ``train_step``."""
+        """The arrays of a stack as ``(x, y, sample_weight)``, see :func:`pack_batch`."""
         return arrange_batch(self.model, stack.x, stack.y, stack.sample_weight)
 
     def build_metrics(self, stack: BatchStack) -> None:
@@ -85,7 +87,7 @@ class KerasLearner(ABC):
         if self._metrics_ready:
             return
         example = (stack.x, stack.y, stack.sample_weight)
-        build_metrics(self.model, *map_arrays(lambda array: array[0], example))
+        build_metrics(self.model, *map_arrays(_one_batch, example))
         self._metrics_ready = True
 
     # -- steps in two halves ---------------------------------------------------------------------
@@ -199,6 +201,13 @@ class KerasLearner(ABC):
         """Nothing to do where the model itself is trained."""
 
 
+def _one_batch(stacked: npt.NDArray[Any]) -> Any:
+    """The first batch of a stack, or what stands for it: Keras knows no arrays of objects."""
+    if stacked.dtype == object:
+        return keras.KerasTensor(stacked.shape[1:], "string")
+    return stacked[0]
+
+
 def require_compiled(model: Any) -> None:
     """Raises ModelError unless ``model`` is a compiled ``keras.Model`` with built variables.
 
@@ -215,7 +224,8 @@ def require_compiled(model: Any) -> None:
             f"model {model.name!r} is not compiled",
             expected="model.compile(optimizer, loss) before it is handed over",
             received="no optimizer",
-            hint="call model.compile('adam', 'sparse_categorical_crossentropy') first",
+            hint="call model.compile('adam', 'sparse_categorical_crossentropy') first; to predict, "
+            "sparkdl.predict(model, df) takes a model that was never compiled",
         )
     if not model.built or not model.variables:
         raise ModelError(
@@ -234,19 +244,67 @@ def require_compiled(model: Any) -> None:
         )
 
 
+def require_loadable(model: Any) -> None:
+    """Raises ModelError if a ``compile`` of the user's own would be lost with the workers' copy."""
+    if has_own(model, "compile") and not has_own(model, "compile_from_config"):
+        raise ModelError(
+            f"model {model.name!r} cannot be compiled again on the workers",
+            expected="get_compile_config and compile_from_config beside a compile of its own",
+            received=f"{type(model).__name__}.compile without them",
+            hint="get_compile_config(self) returns the arguments of compile as a dict (optimizers "
+            "by keras.saving.serialize_keras_object), compile_from_config(self, config) calls "
+            "self.compile with them",
+        )
+
+
+def require_evaluable(model: Any) -> None:
+    """Raises ModelError unless the model can be evaluated.
+
+    A ``train_step`` of its own says nothing of what Keras' ``test_step`` computes: that needs a
+    compiled loss, losses that layers add, or a ``compute_loss`` of the model's own.
+    """
+    if model._compile_loss is None and not has_own(model, "compute_loss", "test_step"):
+        if _adds_loss(model) or _layers_can_add_loss(model):
+            return
+        raise ModelError(
+            f"model {model.name!r} cannot be evaluated: it has no loss",
+            expected="a test_step of the model's own beside its train_step, or model.compile with "
+            "a loss",
+            received="Keras' test_step and no loss",
+            hint="write test_step(self, data) like train_step, without the optimizer",
+        )
+
+
 def _can_have_loss(model: Any) -> bool:
     """Whether there is a loss, or code of the user's or of Keras that may add one in a step."""
-    own_step = any(
-        getattr(type(model), name) is not getattr(keras.Model, name)
-        for name in ("compute_loss", "train_step")
-    )
+    own_step = has_own(model, "compute_loss", "train_step")
     if own_step or model._compile_loss is not None or model.losses:
         return True
-    return any(
+    return _is_own(model) or _layers_can_add_loss(model)
+
+
+def _is_own(model: Any) -> bool:
+    return not type(model).__module__.startswith("keras.")
+
+
+def _adds_loss(model: Any) -> bool:
+    """Whether a method of the user's own class calls ``add_loss``."""
+    methods = (
+        method
+        for cls in type(model).__mro__
+        if not cls.__module__.startswith("keras.")
+        for method in vars(cls).values()
+    )
+    return any(isinstance(m, FunctionType) and "add_loss" in m.__code__.co_names for m in methods)
+
+
+def _layers_can_add_loss(model: Any) -> bool:
+    """Whether a layer may add a loss when the model is called."""
+    return bool(model.losses) or any(
         not type(layer).__module__.startswith("keras.")
         or isinstance(layer, keras.layers.ActivityRegularization)
         or getattr(layer, "activity_regularizer", None) is not None
-        for layer in model._flatten_layers()
+        for layer in model._flatten_layers(include_self=False)
     )
 
 

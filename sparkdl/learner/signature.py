@@ -35,12 +35,14 @@ class Signature:
             numbers in [0, 1], ``'own'`` for a loss of the user's.
         named_inputs: Whether the input names are the model's own (functional), so that unknown
             names can be refused.
+        needs_labels: False where the model may do without: it was compiled without a loss.
     """
 
     inputs: dict[str, TensorSpec]
     outputs: dict[str, TensorSpec]
     label_kinds: dict[str, LabelKind]
     named_inputs: bool
+    needs_labels: bool = True
 
     def label_bounds(self, output: str) -> tuple[float, float] | None:
         """The least and the greatest label that the loss of an output takes; None: any."""
@@ -64,7 +66,21 @@ def model_signature(model: Any) -> Signature:
     else:
         inputs, outputs = _subclassed(model)
     kinds = _label_kinds(model, list(outputs))
-    return Signature(inputs, outputs, kinds, bool(functional) and len(inputs) > 1)
+    named = bool(functional) and len(inputs) > 1
+    needs_labels = getattr(model, "loss", None) is not None
+    return Signature(inputs, outputs, kinds, named, needs_labels)
+
+
+def has_own(model: Any, *methods: str) -> bool:
+    """Whether a model's class has one of these methods of ``keras.Model`` from the user."""
+    import keras
+
+    return any(getattr(type(model), m) is not getattr(keras.Model, m) for m in methods)
+
+
+def takes_strings(model: Any) -> bool:
+    """Whether an input of the model is text."""
+    return any(tensor.dtype == "string" for tensor in getattr(model, "inputs", None) or [])
 
 
 def _keys(struct: Any, tensors: Any, names: Any = None) -> list[str]:
@@ -143,6 +159,8 @@ def _label_kinds(model: Any, outputs: list[str]) -> dict[str, LabelKind]:
             expected=f"{len(outputs)} losses, for {outputs}",
             received=f"{len(loss)}",
         )
+    if loss is None and has_own(model, "compute_loss", "train_step"):
+        return dict.fromkeys(outputs, "own")
     return {name: _kind(item) for name, item in loss_by_output(loss, outputs).items()}
 
 

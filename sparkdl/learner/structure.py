@@ -14,9 +14,20 @@ from sparkdl.protocols import Arrays
 def arrange_batch(
     model: Any, x: Arrays, y: Arrays, sample_weight: Arrays | None
 ) -> tuple[Any, Any, Any]:
-    """The ``(x, y, sample_weight)`` triple that the model's ``train_step`` takes."""
+    """``(x, y, sample_weight)`` in the model's structure; None for labels and weights that are not
+    there."""
     weights = None if sample_weight is None else arrange_targets(model, sample_weight)
-    return arrange_inputs(model, x), arrange_targets(model, y), weights
+    return arrange_inputs(model, x), arrange_targets(model, y) if y else None, weights
+
+
+def pack_batch(x: Any, y: Any, sample_weight: Any) -> Any:
+    """What Keras' own ``fit`` passes to ``train_step``: ``x``, ``(x, y)`` or all three.
+
+    A ``train_step`` of the user's own may count on that: ``x, y = data``.
+    """
+    if y is None:
+        return (x,) if isinstance(x, (list, tuple)) else x
+    return (x, y) if sample_weight is None else (x, y, sample_weight)
 
 
 def arrange_inputs(model: Any, x: Arrays) -> Any:

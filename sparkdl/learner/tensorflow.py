@@ -8,6 +8,7 @@ Keras.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from functools import cached_property
 from typing import Any
@@ -17,7 +18,9 @@ import tensorflow as tf
 
 from sparkdl.learner.captured_gradients import captured_gradients, match_gradients
 from sparkdl.learner.keras_learner import KerasLearner, require_one_batch
-from sparkdl.learner.structure import map_arrays
+from sparkdl.learner.signature import takes_strings
+from sparkdl.learner.step_logs import logged_step
+from sparkdl.learner.structure import map_arrays, pack_batch
 from sparkdl.learner.tensorflow_exchange import HorovodExchange, NumpyExchange, flatten, split
 from sparkdl.protocols import BatchStack, Reducer
 from sparkdl.weights import FloatArray
@@ -29,12 +32,17 @@ class TensorFlowLearner(KerasLearner):
     def __init__(self, model: Any) -> None:
         super().__init__(model)
         # XLA pays on accelerators; on CPUs the plain graph is as fast and compiles 3x sooner.
-        self._jit = bool(model.jit_compile) and bool(tf.config.list_physical_devices("GPU"))
+        self._jit = (
+            bool(model.jit_compile)
+            and bool(tf.config.list_physical_devices("GPU"))
+            and not takes_strings(model)  # which XLA does not know
+        )
         self._flat: tf.Tensor | None = None
         self._reducer: Any = None
         self._reducing: dict[tuple[Any, ...], Any] = {}
-        self._train_steps = self._compile_steps(model.train_step, with_weights=True)
-        self._test_steps = self._compile_steps(model.test_step, with_weights=False)
+        self._train_step = logged_step(model, "train_step")
+        self._train_steps = self._compile_steps(self._train_step, with_weights=True)
+        self._test_steps = self._compile_steps(logged_step(model, "test_step"), with_weights=False)
         self._gradients = tf.function(self._trace_gradients, autograph=False, reduce_retracing=True)
         self._concat = tf.function(self._trace_concat, autograph=False)
 
@@ -96,7 +104,7 @@ class TensorFlowLearner(KerasLearner):
     def _compile_steps(self, step: Callable[[Any], Any], with_weights: bool) -> Any:
         def run(x: Any, y: Any, sample_weight: Any, num_batches: tf.Tensor) -> Any:
             def body(index: tf.Tensor) -> tuple[tf.Tensor]:
-                step(map_arrays(lambda t: t[index], (x, y, sample_weight)))
+                step(pack_batch(*map_arrays(lambda t: t[index], (x, y, sample_weight))))
                 return (index + 1,)
 
             tf.while_loop(
@@ -119,12 +127,12 @@ class TensorFlowLearner(KerasLearner):
         self._flat = None
 
     def _trace_gradients(self, x: Any, y: Any, sample_weight: Any) -> tf.Tensor:
-        return flatten(self._trace_step((x, y, sample_weight)), self._layout.slots)
+        return flatten(self._trace_step(pack_batch(x, y, sample_weight)), self._layout.slots)
 
     def _trace_step(self, batch: Any) -> list[Any]:
         """The gradients of one batch (None where there is none), and the statistics after it."""
         with captured_gradients(self.model.optimizer) as captured:
-            self.model.train_step(batch)
+            self._train_step(batch)
         gradients = match_gradients(self.model, captured, self.trained)
         self._has_gradient = [g is not None for g in gradients]
         return [*gradients, *(v.value for v in self.averaged)]
@@ -151,6 +159,12 @@ class TensorFlowLearner(KerasLearner):
     # -- steps with an exchange inside -----------------------------------------------------------
 
     def train_reducing(self, stack: BatchStack, reducer: Reducer) -> None:
+        if reducer.in_graph is None and threading.current_thread() is not threading.main_thread():
+            # Ranks that are threads of one process share TensorFlow's threads, as many as it has
+            # cores. Ranks that wait inside their compiled calls could take all of them, and those
+            # that they wait for would never run.
+            super().train_reducing(stack, reducer)
+            return
         self.build_metrics(stack)
         self._reducer, reducer.rows = reducer, stack.num_rows // stack.num_batches
         steps = self._steps_with(reducer)
@@ -183,7 +197,7 @@ class TensorFlowLearner(KerasLearner):
                 x: Any, y: Any, weights: Any, count: tf.Tensor, weight: tf.Tensor, stop: tf.Tensor
             ) -> tf.Tensor:
                 def body(index: tf.Tensor, agreed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-                    batch = map_arrays(lambda t: t[index], (x, y, weights))
+                    batch = pack_batch(*map_arrays(lambda t: t[index], (x, y, weights)))
                     parts, _, stopping = exchange(self._trace_step(batch), weight, stop)
                     self._apply_parts(parts)
                     return index + 1, tf.maximum(agreed, stopping)

@@ -19,7 +19,8 @@ import torch
 
 from sparkdl.learner.captured_gradients import captured_gradients, match_gradients
 from sparkdl.learner.keras_learner import KerasLearner, require_one_batch
-from sparkdl.learner.structure import map_arrays
+from sparkdl.learner.step_logs import logged_step
+from sparkdl.learner.structure import map_arrays, pack_batch
 from sparkdl.protocols import BatchStack
 from sparkdl.weights import FloatArray
 
@@ -38,8 +39,9 @@ class TorchLearner(KerasLearner):
         super().__init__(model)
         self._device = model.variables[0].value.device
         self._has_gradient: list[bool] = [True] * len(self.trained)
-        self._train_step = self._compile(model.train_step)
-        self._test_step = self._compile(model.test_step)
+        self._logged_step = logged_step(model, "train_step")
+        self._train_step = self._compile(self._logged_step)
+        self._test_step = self._compile(logged_step(model, "test_step"))
 
     def _compile(self, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
         if not self.model._should_torch_compile():
@@ -125,7 +127,7 @@ class TorchLearner(KerasLearner):
         self._set_training(True)
         batch = _batch(self._tensors(stack), 0)
         with captured_gradients(self.model.optimizer) as captured:
-            self.model.train_step(batch)
+            self._logged_step(batch)
         gradients = match_gradients(self.model, captured, self.trained)
         self._has_gradient = [g is not None for g in gradients]
         with torch.no_grad():
@@ -159,4 +161,4 @@ def tensor_of(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
 
 
 def _batch(data: Any, index: int) -> Any:
-    return map_arrays(lambda tensor: tensor[index], data)
+    return pack_batch(*map_arrays(lambda tensor: tensor[index], data))

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Protocol
 
 from sparkdl.closing import Closing
 from sparkdl.coordinator.session import Session, Welcome, open_session
@@ -45,6 +46,40 @@ class Progress:
     batches: int
     rows: int
     learning_rate: float = math.nan
+
+
+class StoreAccess(Protocol):
+    """The part of :class:`Client` that synchronizers use; of a router over several, too."""
+
+    upload_requested: bool
+    round_rows: int
+
+    @property
+    def lead(self) -> bool: ...
+
+    @property
+    def in_step(self) -> bool: ...
+
+    @property
+    def source(self) -> str: ...
+
+    @property
+    def num_workers(self) -> int: ...
+
+    @property
+    def buffer(self) -> FloatArray: ...
+
+    def pull(self, *, last: bool = False) -> FloatArray: ...
+
+    def push(self, progress: Progress) -> None: ...
+
+    def push_pull(self, progress: Progress) -> FloatArray: ...
+
+    def snapshot(self, epoch: int, batch: int = 0) -> None: ...
+
+    def put_state(self, state: bytes, epoch: int, batch: int) -> None: ...
+
+    def get_state(self) -> bytes: ...
 
 
 class Client(Closing):
@@ -95,6 +130,11 @@ class Client(Closing):
         """Where the weights to start from come from; see :class:`Welcome`."""
         return "" if self.session.welcome is None else self.session.welcome.source
 
+    @property
+    def num_workers(self) -> int:
+        """Workers of the run; 1 before it was joined."""
+        return 1 if self.session.welcome is None else self.session.welcome.num_workers
+
     def join(self, *, rows: int = 0, batches_per_epoch: int = 0) -> Welcome:
         """Joins the run; see :meth:`Session.join`."""
         return self.session.join(
@@ -112,11 +152,15 @@ class Client(Closing):
 
     # -- the verbs -------------------------------------------------------------------------------
 
-    def pull(self) -> FloatArray:
-        """Fills ``buffer`` with the center, and returns it."""
-        message = Message(Kind.PULL)
+    def pull(self, *, last: bool = False) -> FloatArray:
+        """Fills ``buffer`` with the center, and returns it.
+
+        Args:
+            last: Wait until every member has made all of its commits and pulls so, or is gone.
+        """
+        message = Message(Kind.PULL, flags=Flag.WAIT if last else Flag.NONE)
         self._ask_encoded(message)
-        self._decode(self.session.request(message))
+        self._decode(self.session.request(message, deferred=last))
         return self.buffer
 
     def push(self, progress: Progress) -> None:

@@ -71,7 +71,7 @@ def shards_of(layout: Layout, count: int) -> list[Shard]:
 
 
 class ShardRouter(Closing):
-    """A worker's access to several servers; see :class:`sparkdl.ps.synchronizer.StoreAccess`.
+    """A worker's access to several servers; see :class:`sparkdl.ps.client.StoreAccess`.
 
     Each exchange goes to all servers at the same time. A worker that was lost between two servers'
     replies has committed its last window to some of them only: the next attempt trains that window
@@ -107,6 +107,11 @@ class ShardRouter(Closing):
         """Whether this rank is the lowest member."""
         return self.session.lead
 
+    @property
+    def num_workers(self) -> int:
+        """Workers of the run."""
+        return self._clients[0].num_workers
+
     def join(self, *, rows: int = 0, batches_per_epoch: int = 0) -> Welcome:
         """Joins the run at every server; the rank goes on from the earliest position."""
         welcomes = self._on_all(lambda i: self._clients[i].join(
@@ -121,9 +126,9 @@ class ShardRouter(Closing):
         epoch, batch = min(self._committed)
         return replace(welcomes[0], epoch=epoch, batch=batch)
 
-    def pull(self) -> FloatArray:
-        """Fills ``buffer`` with the center, and returns it."""
-        self._on_all(self._pull)
+    def pull(self, *, last: bool = False) -> FloatArray:
+        """Fills ``buffer`` with the center, and returns it; see :meth:`Client.pull`."""
+        self._on_all(lambda i: self._pull(i, last=last))
         return self.buffer
 
     def push(self, progress: Progress) -> None:
@@ -157,8 +162,8 @@ class ShardRouter(Closing):
         for client in self._clients:
             client.close()
 
-    def _pull(self, index: int) -> None:
-        self._shards[index].put(self._clients[index].pull(), self.buffer)
+    def _pull(self, index: int, *, last: bool = False) -> None:
+        self._shards[index].put(self._clients[index].pull(last=last), self.buffer)
 
     def _push(self, index: int, progress: Progress) -> None:
         if (progress.epoch, progress.batch) > self._committed[index]:

@@ -11,9 +11,10 @@ import numpy as np
 from sparkdl.coordinator.session import report_failure
 from sparkdl.errors import ModelError
 from sparkdl.finite import FiniteCheck
-from sparkdl.protocols import BatchStack, Learner, RankIdentity, Start
+from sparkdl.protocols import MAX_STACK, BatchStack, Learner, RankIdentity, Start
 from sparkdl.ps.client import Client, Progress, connect, limits_of
 from sparkdl.ps.codecs import Compression
+from sparkdl.ps.round_synchronizer import RoundSynchronizer
 from sparkdl.ps.rules.rule import Rule
 from sparkdl.ps.shards import ShardRouter, shards_of
 from sparkdl.ps.synchronizer import ServerGradientSynchronizer, WindowSynchronizer
@@ -105,7 +106,12 @@ class ServerStrategy:
 
 
 class ServerSynchronizer:
-    """A worker's side of the server; see :class:`sparkdl.protocols.Synchronizer`."""
+    """A worker's side of the server; see :class:`sparkdl.protocols.Synchronizer`.
+
+    Workers that train in rounds follow the driver's orders after each
+    :data:`~sparkdl.protocols.MAX_STACK` rounds and at the end of an epoch: so all of them follow at
+    the same round, although a compiled call makes many rounds.
+    """
 
     def __init__(
         self,
@@ -117,9 +123,12 @@ class ServerSynchronizer:
     ) -> None:
         self._check = check or FiniteCheck("ignore", layout.trained_size)
         self._rule, self._client, self._session = rule, client, client.session
+        self._rounds: RoundSynchronizer | None = None
         self._gradients: ServerGradientSynchronizer | None = None
         self._windows: WindowSynchronizer | None = None
-        if rule.payload == "gradient":
+        if rule.payload == "gradient" and rule.blocking:
+            self._rounds = RoundSynchronizer(client, layout, self._check)
+        elif rule.payload == "gradient":
             self._gradients = ServerGradientSynchronizer(client, layout, self._check)
         else:
             if overlap is None and self.transport == "shm":
@@ -129,6 +138,7 @@ class ServerSynchronizer:
             )
         self._epoch = -1
         self._epoch_rows = 0
+        self._orders: tuple[bool, float | None] = (False, None)
         self.keeps_state = False
 
     def start(self, learner: Learner, rows: int, batches: int, windows: int) -> Start:
@@ -138,10 +148,10 @@ class ServerSynchronizer:
         """
         in_step = self._rule.blocking
         welcome = self._client.join(rows=rows, batches_per_epoch=windows if in_step else batches)
-        if not welcome.done and self._gradients is not None:
-            self._gradients.start(learner)
-        elif not welcome.done and self._windows is not None:
-            self._windows.start(learner)
+        starting = self._rounds or self._gradients or self._windows
+        if not welcome.done and starting is not None:
+            starting.start(learner)
+        self._take_orders()
         return Start(
             epoch=welcome.epoch,
             position=welcome.batch,
@@ -159,18 +169,23 @@ class ServerSynchronizer:
             learning_rate=report.learning_rate,
         )
         self._tell(report)
-        if self._gradients is not None:
+        if self._rounds is not None:
+            self._rounds.train(learner, stack, progress)
+        elif self._gradients is not None and stack is not None:
             self._gradients.step(learner, stack, progress)
         elif self._windows is not None:
             if stack is not None:
                 learner.train(stack)
             self._windows.after_window(learner, progress)
         self._epoch_rows += report.rows
+        if report.windows_done % MAX_STACK == 0 or not self.every_batch:
+            self._take_orders()
 
     def train_on(self, learner: Learner, stack: BatchStack, report: Report) -> None:
         """Trains batches whose exchange comes later."""
         learner.train(stack)
         self._tell(report)
+        self._take_orders()
 
     def _tell(self, report: Report) -> None:
         """Sends the driver the metrics of the epoch so far, if the loop has taken them now."""
@@ -178,6 +193,18 @@ class ServerSynchronizer:
             self._epoch, self._epoch_rows = report.epoch, 0
         if report.metrics is not None:
             self._session.report(EpochReport(report.epoch, self._epoch_rows, report.metrics))
+
+    @contextlib.contextmanager
+    def weights_of_run(self, learner: Learner, last: bool) -> Iterator[None]:
+        """The server's weights; in step with gradients, and for an ensemble, the worker's own."""
+        last = last and not self._rule.blocking  # which ends its rounds together anyway
+        if self._windows is not None and not self._rule.independent:
+            with self._windows.center_loaded(learner, last):
+                yield
+            return
+        if self._gradients is not None and not self._rule.blocking:
+            self._gradients.load_center(learner, last)
+        yield
 
     def end_epoch(
         self,
@@ -190,8 +217,8 @@ class ServerSynchronizer:
         """Reports the epoch's metrics; where workers own the weights, the lowest stores them."""
         if self._windows is not None:
             self._windows.drain(learner)
-        if self._gradients is not None and self._rule.blocking:
-            self._gradients.snapshot(learner, epoch + 1)
+        if self._rounds is not None:
+            self._rounds.snapshot(learner, epoch + 1)
         report = EpochReport(
             epoch,
             self._epoch_rows if epoch == self._epoch else 0,
@@ -200,6 +227,11 @@ class ServerSynchronizer:
             val_metrics=np.empty(0) if validation is None else validation,
         )
         self._session.report(report, wait=wait)
+        self._take_orders()
+
+    def _take_orders(self) -> None:
+        """From now on the loop is told what the server has told last."""
+        self._orders = (self._session.stopped, self._session.learning_rate)
 
     def keep_state(self, learner: Learner, epoch: int) -> None:
         """Leaves the optimizer state for a checkpoint: the lead's in step, else rank 0's."""
@@ -241,22 +273,27 @@ class ServerSynchronizer:
         return self._check.refused
 
     @property
+    def counted(self) -> float:
+        """The part of this worker's changes that counted; see :mod:`sparkdl.ps.damping`."""
+        return 1.0 if self._windows is None else self._windows.counted
+
+    @property
     def unreported(self) -> dict[int, EpochReport]:
         """Empty: the driver hears of every epoch from the server."""
         return {}
 
     @property
     def every_batch(self) -> bool:
-        """No: a window's exchange follows its last batch."""
-        return False
+        """Whether each batch is a round; otherwise a window's exchange follows its last batch."""
+        return self._rounds is not None
 
     @property
     def stopped(self) -> bool:
-        return self._session.stopped
+        return self._orders[0]
 
     @property
     def learning_rate(self) -> float | None:
-        return self._session.learning_rate
+        return self._orders[1]
 
     @property
     def bytes_sent(self) -> int:

@@ -6,56 +6,26 @@ against a server process, shared memory, or a scripted client in a test.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import Protocol
 
 import numpy as np
 
 from sparkdl.errors import ConfigError
 from sparkdl.finite import FiniteCheck, finite_state
 from sparkdl.protocols import BatchStack, Learner
-from sparkdl.ps.client import Progress
+from sparkdl.ps.client import Progress, StoreAccess
+from sparkdl.ps.damping import Damping
 from sparkdl.ps.rules.rule import Rule
-from sparkdl.run_state import RunState
 from sparkdl.weights import FloatArray, Layout
 
 OVERLAP_FROM = 0.25
 """Part of a worker's time that its exchanges take from which on they run beside the training."""
 _UNTIMED = 2
 """First windows that are not timed: they compile."""
-
-
-class StoreAccess(Protocol):
-    """The part of :class:`sparkdl.ps.client.Client` that synchronizers use."""
-
-    upload_requested: bool
-    round_rows: int
-
-    @property
-    def lead(self) -> bool: ...
-
-    @property
-    def in_step(self) -> bool: ...
-
-    @property
-    def source(self) -> str: ...
-
-    @property
-    def buffer(self) -> FloatArray: ...
-
-    def pull(self) -> FloatArray: ...
-
-    def push(self, progress: Progress) -> None: ...
-
-    def push_pull(self, progress: Progress) -> FloatArray: ...
-
-    def snapshot(self, epoch: int, batch: int = 0) -> None: ...
-
-    def put_state(self, state: bytes, epoch: int, batch: int) -> None: ...
-
-    def get_state(self) -> bytes: ...
 
 
 class _Peer:
@@ -119,6 +89,8 @@ class WindowSynchronizer:
         self._rule = rule
         self._client = client
         self._check = check or FiniteCheck("ignore", layout.trained_size)
+        self._trained_size = layout.trained_size
+        self._damping: Damping | None = None
         self.overlaps = bool(overlap)
         self._measures = overlap is None and can_overlap
         self._windows = 0
@@ -131,6 +103,8 @@ class WindowSynchronizer:
 
     def start(self, learner: Learner) -> None:
         """Takes the center as the weights to start from."""
+        if self._rule.damps and self._client.num_workers > 1:
+            self._damping = Damping(self._client.num_workers, self._trained_size)
         center = self._client.pull()
         self._local[...] = center
         self._base[...] = center
@@ -149,6 +123,7 @@ class WindowSynchronizer:
             if not self._check.admits(self._local):
                 progress = self._begin_again(learner, progress)
                 np.copyto(self._local, self._base)
+            self._damp()
             self._rule.exchange(self._local, self._base, _Peer(self._client, progress))
             learner.write_weights(self._local)
             if self._measures:
@@ -159,11 +134,44 @@ class WindowSynchronizer:
         if not self._check.admits(self._pushed):
             progress = self._begin_again(learner, progress)
             np.copyto(self._pushed, self._base)
-        np.subtract(self._pushed, self._base, out=self._client.buffer)
+        np.copyto(self._local, self._pushed)
+        self._damp()
+        np.subtract(self._local, self._base, out=self._client.buffer)
         self._flight = threading.Thread(
             target=self._fly, args=(progress,), name="sparkdl-ps-exchange", daemon=True
         )
         self._flight.start()
+
+    @contextlib.contextmanager
+    def center_loaded(self, learner: Learner, last: bool) -> Iterator[None]:
+        """Within, ``learner`` has the center as it is now.
+
+        A worker whose weights were the center of its last exchange goes on from there; one with
+        weights of its own (elastic rules) gets these back.
+
+        Args:
+            learner: Its weights are replaced.
+            last: Whether to wait for the other workers' last commits.
+        """
+        self._land(learner)
+        learner.read_weights(self._local)
+        own = None if np.array_equal(self._local, self._base) else self._local.copy()
+        center = self._client.pull(last=last)
+        learner.write_weights(center)
+        if own is None:
+            self._base[...] = center
+        yield
+        if own is not None:
+            learner.write_weights(own)
+
+    @property
+    def counted(self) -> float:
+        """The part of this worker's changes that counted, a mean over its exchanges."""
+        return 1.0 if self._damping is None else self._damping.counted
+
+    def _damp(self) -> None:
+        if self._damping is not None:
+            self._damping.apply(self._local, self._base)
 
     def _begin_again(self, learner: Learner, progress: Progress) -> Progress:
         """Gives the learner the center, and an optimizer and metrics without NaN.
@@ -214,12 +222,10 @@ class WindowSynchronizer:
 
 
 class ServerGradientSynchronizer:
-    """Each step: gradients out, and what the server makes of them in.
+    """Each step: gradients out, and the weights in that the server's optimizer makes of them.
 
-    With a blocking rule that is the row-weighted mean of all ranks, for one optimizer step: the
-    weights live on the workers and stay equal on all. A joiner gets weights and optimizer state
-    from a live rank; if none is left, it starts from the last snapshot. With a rule that does not
-    block, the server has the optimizer, and the worker trains on from the center it gets.
+    For rules that take gradients and do not wait. The rules that wait train in rounds
+    (:class:`sparkdl.ps.round_synchronizer.RoundSynchronizer`).
 
     Args:
         client: Connected; has said HELLO.
@@ -231,76 +237,32 @@ class ServerGradientSynchronizer:
         self, client: StoreAccess, layout: Layout, check: FiniteCheck | None = None
     ) -> None:
         self._client = client
-        self._layout = layout
         self._check = check or FiniteCheck("ignore", layout.trained_size)
-        self._statistics = np.zeros(layout.size - layout.trained_size, np.float32)
 
     def start(self, learner: Learner) -> None:
-        """Brings ``learner`` to where the others are: the server's weights, or a live rank's."""
-        if self._client.source == "state":
-            RunState.from_bytes(self._client.get_state()).load_into(learner)
-        else:
-            learner.write_weights(self._client.pull())
-        weights = np.empty(self._layout.size, np.float32)
-        learner.read_weights(weights)
-        self._statistics[...] = weights[self._layout.trained_size :]
+        """Takes the server's weights."""
+        learner.write_weights(self._client.pull())
 
-    def step(self, learner: Learner, batch: BatchStack | None, progress: Progress) -> int:
-        """One step of all ranks together.
+    def step(self, learner: Learner, batch: BatchStack, progress: Progress) -> None:
+        """Sends the gradient of one batch, and trains on from the center.
 
         Args:
-            learner: Gives gradients, takes their mean.
-            batch: What ``learner.gradients`` takes; None when this rank has no more rows in this
-                epoch, so that it contributes nothing (``progress.rows`` must then be 0).
-            progress: A :class:`sparkdl.ps.client.Progress`; ``rows`` is the weight.
-
-        Returns:
-            Rows of all ranks in this step; of this rank, if the rule does not block.
+            learner: Gives the gradient, takes the center.
+            batch: A stack of one batch.
+            progress: ``rows`` are those of the batch.
         """
-        if (batch is None) != (progress.rows == 0):
-            raise ConfigError(
-                "a step without rows is one without a batch",
-                expected="batch=None exactly if progress.rows == 0",
-                received=f"rows={progress.rows}",
-            )
-        refused = False
-        if batch is not None:
-            learner.gradients(batch, self._client.buffer)
-            refused = not self._check.admits(self._client.buffer, learner)
-            if refused:
-                learner.reset_metrics()
-                self._client.buffer[...] = 0
-                batch, progress = None, replace(progress, rows=0)
-                if not self._client.in_step:
-                    learner.write_weights(self._client.pull())
-        if not self._client.in_step:
-            if batch is not None:
-                learner.write_weights(self._client.push_pull(progress))
-            return progress.rows
-        mean = self._client.push_pull(progress)
-        rows = self._client.round_rows
-        if rows:
-            learner.apply_gradients(mean)
-            self._statistics[...] = mean[self._layout.trained_size :]
-        elif refused:
-            self._restore_statistics(learner)
-        if self._client.upload_requested:
-            state = RunState.of(learner, progress.epoch).to_bytes()
-            self._client.put_state(state, progress.epoch, progress.batch)
-        return rows
+        learner.gradients(batch, self._client.buffer)
+        if self._check.admits(self._client.buffer, learner):
+            learner.write_weights(self._client.push_pull(progress))
+        else:
+            learner.reset_metrics()
+            learner.write_weights(self._client.pull())
 
-    def _restore_statistics(self, learner: Learner) -> None:
-        """Undoes what a refused batch did to the statistics, as no other worker had rows."""
-        weights = np.empty(self._layout.size, np.float32)
-        learner.read_weights(weights)
-        weights[self._layout.trained_size :] = self._statistics
-        learner.write_weights(weights)
+    def load_center(self, learner: Learner, last: bool) -> None:
+        """Gives ``learner`` the center as it is now.
 
-    def snapshot(self, learner: Learner, epoch: int, batch: int = 0) -> None:
-        """Stores the weights on the server, if this rank is the lowest live one.
-
-        To be called by all ranks at an epoch's end (``epoch`` being the next one) and at the end.
+        Args:
+            learner: It trains on from there.
+            last: Whether to wait for the other workers' last commits.
         """
-        if self._client.lead and self._client.in_step:
-            learner.read_weights(self._client.buffer)
-            self._client.snapshot(epoch, batch)
+        learner.write_weights(self._client.pull(last=last))

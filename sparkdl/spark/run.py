@@ -63,6 +63,7 @@ def run(
     use_gpu: UseGpu = "auto",
     backend: str | None = None,
     timeout_s: float = 600.0,
+    tf_config: bool = False,
     spark: Any = None,
     port: PortSpec = 0,
     server_bind: str | None = None,
@@ -91,6 +92,9 @@ def run(
             where Spark schedules none; True: an error if Spark gives none; False: none is seen.
         backend: Keras backend of the ranks; None: the driver's, if it has imported Keras.
         timeout_s: Limit for one collective operation; the error names the missing ranks.
+        tf_config: True sets ``TF_CONFIG`` for TensorFlow's own strategies: rank 0 is the chief,
+            the others are workers. ``tf.distribute.MultiWorkerMirroredStrategy()`` then finds all
+            ranks. The function then runs in a process of its own, which ends with it.
         spark: The session; None: the active one.
         port: The driver's, where the ranks meet: 0 for any free one, a number or a range
             ``'7000-7010'``.
@@ -124,14 +128,24 @@ def run(
     network = Network(port, server_bind, server_address, worker_port, worker_bind, encrypt)
     if num_workers is not None:
         require_int("num_workers", num_workers, 1)
+    if not isinstance(tf_config, bool):
+        raise ConfigError(
+            "tf_config says whether to set TF_CONFIG, not to what",
+            expected="True or False",
+            received=repr(tf_config)[:200],
+            hint="run knows the ranks' addresses; the function can change os.environ['TF_CONFIG']",
+        )
     task = FunctionTask(
         _dump_call(fn, args, {} if kwargs is None else kwargs),
         secrets.token_bytes(32),
-        DeviceRequest(_check_backend(backend), check_use_gpu(use_gpu), unscheduled=True),
+        DeviceRequest(
+            _check_backend(backend), check_use_gpu(use_gpu), unscheduled=True, own_process=tf_config
+        ),
         communicator,
         timeout_s=require_seconds("timeout_s", timeout_s),
         start_timeout_s=START_TIMEOUT_S,
         capture=driver_log_verbosity == "all",
+        tf_config=tf_config,
     )
     returned = _run_stage(task, num_workers, spark, network)
     return [returned.load(rank) for rank in returned.results]

@@ -33,6 +33,7 @@ from sparkdl.network import Encrypt, PortSpec
 from sparkdl.progress.bar import ProgressBar
 from sparkdl.progress.events import TrainingBegan, TrainingEnded
 from sparkdl.progress.monitor import FitMonitor
+from sparkdl.spark.columns.local_data import are_arrays, as_frame, has_texts_or_sequences
 from sparkdl.spark.columns.matching import make_spec
 from sparkdl.spark.columns.sources import (
     Columns,
@@ -116,6 +117,9 @@ class SparkModel:
         encrypt: Whether traffic between hosts is encrypted (TLS): ``'auto'``: as Spark's own
             (``spark.network.crypto.enabled``, ``spark.ssl.rpc.enabled``); True; False. Horovod's
             cannot be.
+        pad: For arrays of different length, a number or input name -> number: each batch is padded
+            with it to its longest row. ``Masking``, ``Embedding(mask_zero=True)`` and an input
+            called ``'<input>_mask'`` tell the model what is padding.
 
     Raises:
         ConfigError: An argument that is not of its kind, or has no effect beside the others.
@@ -151,8 +155,10 @@ class SparkModel:
         worker_port: PortSpec = 0,
         worker_bind: str | None = None,
         encrypt: Encrypt = "auto",
+        pad: float | Mapping[str, float] | None = None,
     ) -> None:
         keras_learner.require_compiled(model)
+        keras_learner.require_loadable(model)
         asked = FitConfig(
             mode=mode, frequency=frequency, parameter_server_mode=parameter_server_mode,
             num_workers=num_workers, batch_size=batch_size, port=port, communicator=communicator,
@@ -160,7 +166,7 @@ class SparkModel:
             repartition=repartition, memory_budget_mb=memory_budget_mb, seed=seed,
             start_timeout_s=start_timeout_s, worker_timeout_s=worker_timeout_s,
             max_restarts=max_restarts, on_nan=on_nan, worker_port=worker_port,
-            worker_bind=worker_bind, encrypt=encrypt,
+            worker_bind=worker_bind, encrypt=encrypt, pad=pad,
         )  # fmt: skip
         self._exchange = choose_exchange(asked, rule, compression, model.optimizer)
         require_refusable(on_nan, self._exchange)
@@ -218,6 +224,7 @@ class SparkModel:
     repartition = Setting(lambda self: self._config.repartition)
     memory_budget_mb = Setting(lambda self: self._config.memory_budget_mb)
     seed = Setting(lambda self: self._config.seed)
+    pad = Setting(lambda self: self._config.pad)
     start_timeout_s = Setting(lambda self: self._config.start_timeout_s)
     worker_timeout_s = Setting(lambda self: self._config.worker_timeout_s)
     max_restarts = Setting(lambda self: self._config.restarts)
@@ -258,8 +265,9 @@ class SparkModel:
         """Trains the model on all rows, ``epochs`` times; a second call goes on from the first.
 
         Args:
-            data: A DataFrame; an RDD of ``(x, y)`` pairs or ``LabeledPoint``; or NumPy arrays
-                ``(x, y)`` or ``(x, y, sample_weight)``.
+            data: A DataFrame of Spark, pandas or polars, or an Arrow table; an RDD of ``(x, y)``
+                pairs or ``LabeledPoint``; or arrays or lists ``(x, y)`` or ``(x, y,
+                sample_weight)``.
             epochs: Passes over the data.
             batch_size: Rows per step and worker; None for the constructor's.
             verbose: ``'auto'`` or 1 for a progress bar, 2 for a line per epoch, 0 for silence.
@@ -271,7 +279,7 @@ class SparkModel:
             features: A vector, array, image or binary column; several numeric columns; or input
                 name -> either.
             label: A column, or output name -> column. Integer class labels do where the loss
-                wants one-hot vectors.
+                wants one-hot vectors. None for a model that was compiled without a loss.
             sample_weight: A numeric column, or output name -> column; outputs that are not named
                 are not weighted. As in Keras, it weighs the rows of ``data`` (also those that
                 ``validation_split`` holds out), not ``validation_data``.
@@ -279,7 +287,10 @@ class SparkModel:
             checkpoint_dir: Folder (local or any file system) for a checkpoint after each epoch.
             resume: Go on from the last checkpoint in ``checkpoint_dir``; ``epochs`` is then the
                 total, as in ``keras``' ``initial_epoch``.
-            **keras_fit_arguments: ``initial_epoch``, ``check_data=True`` (refuse NaN and
+            **keras_fit_arguments: ``initial_epoch``; ``class_weight={class: weight}`` (for the
+                rows to train on); ``steps_per_epoch`` and ``validation_steps``: batches of each
+                worker (each epoch goes on in the rows where the one before ended, and always
+                evaluates the same validation rows); ``check_data=True`` (refuse NaN and
                 infinity). Others of Keras' ``fit`` are refused with a hint.
 
         Returns:
@@ -293,7 +304,8 @@ class SparkModel:
             TransportError: The parameter server died.
         """
         with self._one_fit_at_a_time():
-            columns = Columns(features, label, sample_weight, self.decoder)
+            data, validation_data = as_frame(data), as_frame(validation_data)
+            columns = Columns(features, label, sample_weight, self.decoder, self.pad)
             keras_learner.require_compiled(self.model)
             refuse_labels_apart("fit", "epochs", epochs)
             check_callbacks(callbacks)
@@ -314,6 +326,9 @@ class SparkModel:
                 data, validation_data, model_signature(self.model), columns,
                 split=validation_split, seed=self.seed,
             )  # fmt: skip
+            arguments.check_spec(source.spec)
+            if source.spec.role_column is not None:
+                keras_learner.require_evaluable(self.model)
             if is_frame(data):
                 self._columns = Columns(columns.features, columns.label)
             num_workers, at_once = count_workers(self._config, self._exchange, source)
@@ -382,7 +397,7 @@ class SparkModel:
 
         Each micro-batch is a :meth:`fit` of its own that goes on from the one before. After it the
         model is saved together with the number of micro-batches in it: a restart with the same
-        ``checkpoint_dir`` goes on where it was and trains none twice. Empty ones are left out.
+        ``checkpoint_dir`` goes on where it was and trains none twice.
 
         Args:
             stream: A streaming DataFrame.
@@ -482,6 +497,7 @@ class SparkModel:
             self._columns.label if label is None else label,
             sample_weight,
             self.decoder,
+            self.pad,
         )
 
     # -- inference -----------------------------------------------------------------------------
@@ -568,7 +584,10 @@ class SparkModel:
         batch_size = self._batch_size(batch_size)
         signature = model_signature(self.model)
         columns = self._columns_of(features, label, sample_weight)
-        if isinstance(data, (tuple, list)):
+        data = as_frame(data)
+        if are_arrays(data, needs_labels=signature.needs_labels) and not has_texts_or_sequences(
+            data
+        ):
             state = evaluate_arrays(self.model, data, signature, batch_size=batch_size)
         else:
             source = open_source(data, signature, columns)

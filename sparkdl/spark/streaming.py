@@ -32,7 +32,6 @@ class BatchTrainer:
         trained: The model.
         checkpoints: Where it is saved after each micro-batch.
         batches_done: Micro-batches that are in the weights.
-        is_new: Nothing was saved before.
         fit: Trains the model on a frame.
         on_batch: Is called after each micro-batch with its number and the history of its epochs.
     """
@@ -40,7 +39,6 @@ class BatchTrainer:
     trained: TrainedModel
     checkpoints: Checkpoints
     batches_done: int
-    is_new: bool
     fit: Fit
     on_batch: OnBatch | None = None
 
@@ -63,9 +61,7 @@ class BatchTrainer:
         if batch_id < self.batches_done:
             return
         with _kept(frame):
-            if frame.isEmpty():
-                return
-            history = self.fit(frame)
+            history = {} if frame.isEmpty() else self.fit(frame)
         self.trained.save(self.checkpoints, batch_id + 1)
         self.batches_done = batch_id + 1
         for name, values in history.items():
@@ -75,14 +71,11 @@ class BatchTrainer:
 
     def _require_own(self, batch_id: int) -> None:
         """Refuses to go on with the place in the stream that belongs to other weights."""
-        lost = self.is_new and batch_id > 0
-        if lost or batch_id < self.batches_done - 1:
+        if batch_id not in (self.batches_done - 1, self.batches_done):
             raise ConfigError(
                 f"the model and the place in the stream in {self.checkpoints.folder!r} do not "
                 "belong together",
-                expected=f"micro-batch {max(self.batches_done - 1, 0)} or a later one"
-                if not lost
-                else "a checkpoint of the model",
+                expected=f"micro-batch {self.batches_done}: so many are in the weights",
                 received=f"micro-batch {batch_id}",
                 hint="checkpoint_dir holds both, in 'model' and 'stream': delete both to begin "
                 "from the start, or bring both back",
@@ -176,15 +169,14 @@ def start_stream_fit(
     checkpoints = Checkpoints.at(f"{folder}/model")
     if checkpoints is None:  # never: a folder was given
         raise ConfigError("fit_stream needs a folder", expected="a path", received="None")
-    is_new = not checkpoints.exist
     optimizer = trained.model.optimizer
     if not optimizer.built:  # else the first file would lack its state
         optimizer.build(trained.model.trainable_variables)
-    if is_new:
+    if not checkpoints.exist:
         trained.save(checkpoints, 0)
     batches_done = trained.restore(checkpoints)
     restored(batches_done)
-    trainer = BatchTrainer(trained, checkpoints, batches_done, is_new, fit, on_batch)
+    trainer = BatchTrainer(trained, checkpoints, batches_done, fit, on_batch)
     writer = stream.writeStream.foreachBatch(trainer)
     writer = writer.option("checkpointLocation", f"{folder}/stream")
     if trigger is not None:

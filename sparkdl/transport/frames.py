@@ -86,7 +86,7 @@ class Flag(enum.IntFlag):
     NONE = 0
     STOP = 1  # reply: the driver asks workers to end
     ABORT = 2  # reply: another rank failed
-    WAIT = 4  # REPORT: answer only when the driver releases the epoch
+    WAIT = 4  # REPORT: answer when the driver releases the epoch; PULL: after the last commits
     UPLOAD = 8  # round reply: send STATE_PUT, a joiner waits for it
     DONE = 16  # HELLO reply: this rank's work is already done
     LEAD = 32  # reply: this rank is the lowest live one (it snapshots)

@@ -168,6 +168,22 @@ def test_push_and_pull_round_trip(transport: str) -> None:
         client.session.finish()
 
 
+def test_a_last_pull_is_answered_after_the_last_commits(transport: str) -> None:
+    with running(transport) as server, server.client(0) as first, server.client(1) as second:
+        for client in (first, second):
+            client.join()
+        first.buffer[...] = 1
+        first.push(STEP)
+        thread, out = in_thread(lambda: first.pull(last=True)[0])
+        time.sleep(0.3)
+        assert not out
+        second.buffer[...] = 10
+        second.push(STEP)
+        assert second.pull(last=True)[0] == 11
+        thread.join(10)
+        assert out == [11]
+
+
 def test_a_wrong_token_is_refused(transport: str) -> None:
     with running(transport) as server:
         for token in ("wrong", "é" * 9 if transport != "http" else "x" * 9):

@@ -30,8 +30,13 @@ def run_workers(
     shuffle: bool = False,
     validation: tuple[np.ndarray, np.ndarray] | None = None,
     codec: Any = None,
+    class_weight: Any = None,
+    rows_of: Any = rows_from_numpy,
 ) -> SimpleNamespace:
-    """Trains one model per part; returns the final weights, learners, models, layout and center."""
+    """Trains one model per part; returns the final weights, learners, models, layout and center.
+
+    ``rows_of`` makes a worker's rows of its ``x`` and ``y``.
+    """
     models = [make_model() for _ in parts]
     layout = model_layout(models[0])
     center = read_model(models[0], layout)
@@ -44,7 +49,7 @@ def run_workers(
 
         def work(rank: int) -> None:
             x, y = parts[rank]
-            rows = rows_from_numpy(x, y)
+            rows = rows_of(x, y)
             held_out = None
             if validation is not None:
                 held_out = Batches(rows_from_numpy(*validation), batch_size, shuffle=False)
@@ -52,7 +57,9 @@ def run_workers(
                 with server.client(rank) as client:
                     train(
                         learners[rank], ServerSynchronizer(rule, client, layout, False),
-                        Batches(rows, batch_size, shuffle=shuffle, rank=rank), settings,
+                        Batches(
+                            rows, batch_size, shuffle=shuffle, rank=rank, class_weight=class_weight
+                        ), settings,
                         validation=held_out, num_rows=len(rows), num_workers=len(parts),
                     )  # fmt: skip
             except BaseException as error:

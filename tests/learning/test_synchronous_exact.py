@@ -6,9 +6,12 @@ from typing import Any
 
 import keras
 import numpy as np
+import pyarrow as pa
 import pytest
 from harness import global_batches, run_workers, split
 
+from sparkdl.data import ColumnSpec, DataSpec, read_partition
+from sparkdl.data.ragged import Padding
 from sparkdl.ps.rules import BSP
 
 SIZES = {
@@ -112,3 +115,44 @@ def test_workers_of_unequal_length_take_the_same_rounds(window: int) -> None:
     make = _maker(OPTIMIZERS["SGD with momentum"])
     result = run_workers(make, parts, BSP(payload="delta"), epochs=2, batch_size=8, window=window)
     np.testing.assert_array_equal(result.weights[0], result.weights[1])
+
+
+def test_padding_and_class_weights_are_exact_too() -> None:
+    """Workers pad to the longest row of their own batch; one process to that of all rows."""
+    rng = np.random.default_rng(0)
+    x = rng.integers(1, 20, (300, 9)) * (np.arange(9) < rng.integers(1, 10, 300)[:, None])
+    y = (x.max(1) > 15).astype("int32") + (x[:, 0] > 10)
+    class_weight = {0: 3.0, 1: 0.25}
+
+    def make() -> Any:
+        keras.utils.set_random_seed(3)
+        model = keras.Sequential(
+            [
+                keras.Input((None,), dtype="int32"),
+                keras.layers.Embedding(20, 4, mask_zero=True),
+                keras.layers.SimpleRNN(6),
+                keras.layers.Dense(3, activation="softmax"),
+            ]
+        )
+        model.compile(keras.optimizers.SGD(0.2), "sparse_categorical_crossentropy")
+        return model
+
+    def rows_of(x: Any, y: Any) -> Any:
+        table = pa.table({"x": [row[row > 0].tolist() for row in x], "y": y})
+        words = ColumnSpec(("x",), (None,), "int32", padding=Padding())
+        spec = DataSpec({"x": words}, {"y": ColumnSpec(("y",), (), "int32", "scalars", classes=3)})
+        return read_partition(table.to_batches(), spec).train
+
+    parts = split(x, y, [180, 120])
+    result = run_workers(
+        make, parts, BSP(payload="gradient"), epochs=2, class_weight=class_weight, rows_of=rows_of
+    )
+    model = make()
+    for _ in range(2):
+        for bx, by in global_batches(parts, 8):
+            model.train_on_batch(bx, by, class_weight=class_weight)
+    expected = np.concatenate([np.asarray(v).ravel() for v in model.trainable_variables])
+    start = np.concatenate([np.asarray(v).ravel() for v in make().trainable_variables])
+    assert np.abs(expected - start).max() > 0.1
+    for weights in result.weights:
+        np.testing.assert_allclose(weights, expected, atol=1e-5, rtol=0)

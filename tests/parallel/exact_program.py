@@ -22,11 +22,13 @@ from typing import Any, ClassVar
 from unittest import mock
 
 import numpy as np
+import pyarrow as pa
 
 BATCH = 8
 EPOCHS = 2
 STOP_AFTER = 64
 LATER_RATE = 0.004
+CLASS_WEIGHT = {0: 0.5, 2: 4.0}
 MEETING_S = 600.0
 """Until the slowest rank has imported its framework, on a loaded machine too."""
 OPERATION_S = 300.0
@@ -47,6 +49,7 @@ class Case:
         wire: What gradients travel as.
         parts: Least number of parts in which they travel.
         weighted: With sample weights.
+        classes: With class weights.
         driver: What the last rank hears from the driver: ``'stop'`` or ``'rate'``.
     """
 
@@ -57,6 +60,7 @@ class Case:
     wire: str | None = None
     parts: int = 1
     weighted: bool = False
+    classes: bool = False
     driver: str = ""
 
     @property
@@ -65,12 +69,13 @@ class Case:
         words = [self.model, self.optimizer, self.rows, self.communicator]
         words += [self.wire or "", self.driver]
         words += [f"{self.parts} parts"] * (self.parts > 1) + ["weights"] * self.weighted
+        words += ["class weights"] * self.classes
         return ", ".join(w for w in words if w)
 
     @property
     def question(self) -> tuple[Any, ...]:
         """What one process is asked: the way gradients travel has no part in it."""
-        return self.model, self.optimizer, self.rows, self.weighted, self.driver
+        return self.model, self.optimizer, self.rows, self.weighted, self.classes, self.driver
 
 
 ROWS: dict[int, dict[str, list[int]]] = {
@@ -97,6 +102,7 @@ def cases(backend: str, size: int) -> list[Case]:
         Case("schedule", "uneven", weighted=True),
         Case("momentum", "long", driver="stop"),
         Case("adam", "empty", driver="rate"),
+        Case("momentum", "uneven", model="padded", classes=True),
     ]
     if backend == "tensorflow":
         found += [
@@ -107,6 +113,7 @@ def cases(backend: str, size: int) -> list[Case]:
             Case("momentum", "uneven", model="words"),
             Case("adam", "uneven", model="words"),
             Case("adam", "uneven", "horovod", model="words"),
+            Case("momentum", "uneven", "horovod", model="padded", classes=True),
             Case("scaled", "uneven", model="half"),
             Case("scaled", "uneven", "horovod", model="half"),
             Case("scaled", "uneven", model="half", wire="float16"),
@@ -183,6 +190,16 @@ def models() -> dict[str, Any]:
             ]
         )
 
+    def padded() -> Any:
+        return keras.Sequential(
+            [
+                keras.Input((None,), dtype="int32"),
+                layers.Embedding(20, 4, mask_zero=True),
+                layers.GlobalAveragePooling1D(),
+                layers.Dense(3),
+            ]
+        )
+
     def half() -> Any:
         policy = "mixed_float16"
         return keras.Sequential(
@@ -194,7 +211,9 @@ def models() -> dict[str, Any]:
             ]
         )
 
-    return {"mlp": mlp, "norm": norm, "words": words, "half": half, "idle": Idle}
+    return {
+        "mlp": mlp, "norm": norm, "words": words, "padded": padded, "half": half, "idle": Idle,
+    }  # fmt: skip
 
 
 def parts_of(case: Case, size: int) -> list[Part]:
@@ -210,7 +229,24 @@ def parts_of(case: Case, size: int) -> list[Part]:
         x[edges[-2] + 3 * BATCH] = 1e30  # infinite in half precision, on the last rank alone
     if case.model == "words":
         x = np.abs(x * 6).astype("int32") % 20  # many a word comes twice in a batch
+    if case.model == "padded":  # rows of 1 to 12 words; 0 is no word
+        x = np.abs(x * 6).astype("int32") % 19 + 1
+        x *= np.arange(12) < rng.integers(1, 13, len(x))[:, None]
     return [(x[a:b], y[a:b], weights[a:b]) for a, b in itertools.pairwise(edges)]
+
+
+def rows_of(case: Case, part: Part) -> Any:
+    """A rank's rows as a worker has them: those of different length are not padded yet."""
+    from sparkdl.data import ColumnSpec, DataSpec, read_partition, rows_from_numpy
+    from sparkdl.data.ragged import Padding
+
+    x, y, weights = part
+    if case.model != "padded":
+        return rows_from_numpy(x, y, weights if case.weighted else None)
+    table = pa.table({"x": [row[row > 0].tolist() for row in x], "y": y})
+    words = ColumnSpec(("x",), (None,), "int32", padding=Padding(0, _backend() == "jax"))
+    spec = DataSpec({"x": words}, {"y": ColumnSpec(("y",), (), "int32", "scalars", classes=3)})
+    return read_partition(table.to_batches(), spec).train
 
 
 def set_variables(model: Any, seed: int) -> None:
@@ -312,7 +348,7 @@ class Ranks:
         """This rank's weights after the run, and the optimizer's steps."""
         from sparkdl.collective.strategy import AllReduceStrategy
         from sparkdl.config import LoopSettings
-        from sparkdl.data import Batches, rows_from_numpy
+        from sparkdl.data import Batches
         from sparkdl.learner import make_learner
         from sparkdl.worker import train
 
@@ -330,9 +366,9 @@ class Ranks:
         strategy = AllReduceStrategy(
             TOKEN, layout, case.communicator, {"timeout_s": OPERATION_S}, case.wire
         )
-        x, y, weights = parts_of(case, size)[rank]
-        rows = rows_from_numpy(x, y, weights if case.weighted else None)
-        batches = Batches(rows, BATCH, shuffle=False, rank=rank)
+        rows = rows_of(case, parts_of(case, size)[rank])
+        class_weight = CLASS_WEIGHT if case.classes else None
+        batches = Batches(rows, BATCH, shuffle=False, rank=rank, class_weight=class_weight)
         settings = LoopSettings(
             epochs=EPOCHS, batch_size=BATCH, shuffle=False, follow_schedule=False
         )
@@ -340,7 +376,7 @@ class Ranks:
         with cut(layout, case.parts), strategy.open(self.meeting, layout, driver) as synchronizer:
             assert synchronizer.transport == case.communicator
             assert len(synchronizer._steps.parts) >= case.parts, synchronizer._steps.parts
-            train(learner, synchronizer, batches, settings, num_rows=len(x), num_workers=size)
+            train(learner, synchronizer, batches, settings, num_rows=len(rows), num_workers=size)
         flat = np.empty(layout.size, np.float32)
         learner.read_weights(flat)
         return flat, learner.step
@@ -372,7 +408,7 @@ def answer(case: Case, size: int) -> tuple[np.ndarray, int]:
     if case.model == "norm":
         return by_hand(case, size)
     trainee = Trainee(case.model, case.optimizer)
-    if case.model == "words":
+    if case.model in ("words", "padded") and _backend() == "tensorflow":
         summed_first(trainee.model.optimizer)
     model = trainee.reset(seed=0)
     taken = 0
@@ -381,7 +417,10 @@ def answer(case: Case, size: int) -> tuple[np.ndarray, int]:
             model.optimizer.learning_rate = LATER_RATE
         for step in global_steps(parts_of(case, size)):
             x, y, w = (np.concatenate(arrays) for arrays in zip(*step, strict=True))
-            model.train_on_batch(x, y, sample_weight=w if case.weighted else None)
+            model.train_on_batch(
+                x, y, sample_weight=w if case.weighted else None,
+                class_weight=CLASS_WEIGHT if case.classes else None,
+            )  # fmt: skip
             taken += 1
             if case.driver == "stop" and taken == STOP_AFTER:
                 return trainee.result(), taken

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import sys
 import threading
@@ -167,6 +168,77 @@ def test_a_lost_worker_is_made_up_for(
         history = spark_model.fit(digits_df, epochs=20, verbose=0, callbacks=[_AtEpoch(2, kill)])
     assert len(history.history["loss"]) == 20
     assert_steps_of_one_process(model, digits, "adam", 20)
+
+
+class _EndsInItsFirstValidation(keras.layers.Layer):
+    """Ends the process of rank 1 once, when rank 0 has long reported its part of the epoch."""
+
+    def __init__(self, flag: str, **options: Any) -> None:
+        super().__init__(**options)
+        self.flag = flag
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "flag": self.flag}
+
+    def call(self, x: Any, training: bool | None = None) -> Any:
+        import tensorflow as tf
+
+        if training:
+            return x
+        with tf.control_dependencies([tf.py_function(self._end, [], [])]):
+            return tf.identity(x)
+
+    def _end(self) -> None:
+        from pyspark import TaskContext
+
+        task = TaskContext.get()
+        if task is not None and task.partitionId() == 1:
+            with contextlib.suppress(FileExistsError):
+                os.close(os.open(self.flag, os.O_CREAT | os.O_EXCL))
+                time.sleep(2)
+                os._exit(1)
+
+
+def test_an_epoch_that_one_rank_did_not_report_ends_with_the_others(
+    spark: Any, digits: Any, tmp_path: Path
+) -> None:
+    x, y = digits
+    rows = [(x[i].tolist(), int(y[i])) for i in range(600)]
+    parts = [
+        spark.createDataFrame(part, "features array<float>, label int").coalesce(1)
+        for part in (rows[:400], rows[400:])  # the first rank has the most rows: it keeps the state
+    ]
+    frame = parts[0].union(parts[1])
+    weights = []
+    for lost in (True, False):
+        flag = tmp_path / "ended"
+        if not lost:
+            assert flag.exists()  # nothing ends this time
+        keras.utils.set_random_seed(0)
+        model = keras.Sequential(
+            [
+                keras.Input((64,)),
+                _EndsInItsFirstValidation(str(flag)),
+                keras.layers.Dense(10, activation="softmax"),
+            ]
+        )
+        model.compile("adam", "sparse_categorical_crossentropy")
+        ended: list[int] = []
+        note = keras.callbacks.LambdaCallback(
+            on_epoch_end=lambda e, _, ended=ended: ended.append(e)
+        )
+        spark_model = SparkModel(model, "allreduce", communicator="builtin", repartition=False)
+        expected = pytest.warns(RuntimeWarning, match="goes on from epoch 1 ")
+        with expected if lost else contextlib.nullcontext():
+            history = spark_model.fit(
+                frame, epochs=3, validation_split=0.3, verbose=0, callbacks=[note]
+            )
+        assert ended == history.epoch == [0, 1, 2]
+        assert len(history.history["val_loss"]) == 3
+        assert history.history["loss"][0] > history.history["loss"][2] > 0
+        weights.append(model.get_weights())
+    for mine, other in zip(*weights, strict=True):  # the rows of an epoch come in the same order
+        np.testing.assert_allclose(mine, other, rtol=0, atol=1e-6)
 
 
 @pytest.mark.slow  # Spark replaces executors; waiting for that takes its time

@@ -231,7 +231,7 @@ def test_what_a_newcomer_writes(spark: Any, frame: Any) -> None:
         model.fit(frame, sample_weight=F.col("a"), verbose=0)
     with refused(spark, ConfigError, "validation_data", "without a tuple"):
         model.fit(frame, validation_data=(frame, frame), verbose=0)
-    with refused(spark, DataError, "stream", "foreachBatch"):
+    with refused(spark, DataError, "stream", "fit_stream"):
         model.fit(spark.readStream.format("rate").load(), features="value", verbose=0)
     times = frame.selectExpr("features", "current_timestamp() as t")
     with refused(spark, DataError, "F.unix_timestamp('t')"):
@@ -244,8 +244,8 @@ def test_what_a_newcomer_writes(spark: Any, frame: Any) -> None:
 @pytest.mark.parametrize(
     ("kind", "arguments", "words"),
     [
-        (ConfigError, {"steps_per_epoch": 5}, ["'steps_per_epoch'", "df.limit(n)"]),
-        (ConfigError, {"class_weight": {0: 1.0}}, ["class_weight", "sample_weight"]),
+        (ConfigError, {"validation_freq": 5}, ["'validation_freq'", "after each epoch"]),
+        (ConfigError, {"class_weight": {"a": 1.0}}, ["class_weight", "class number -> weight"]),
         (ConfigError, {"y": 1}, ["'y'", "label='column'"]),
         (ConfigError, {"epoch": 5}, ["'epoch'"]),
         (ConfigError, {"epochs": 0}, ["epochs", ">= 1"]),

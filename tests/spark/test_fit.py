@@ -233,8 +233,8 @@ def test_progress_bar_shows_loss_accuracy_and_speed(digits_df: Any, capfd: Any) 
 
 
 def test_fit_refuses_what_it_would_ignore(digits_df: Any) -> None:
-    with pytest.raises(ConfigError, match="class_weight"):
-        SparkModel(make_mlp()).fit(digits_df, class_weight={0: 2.0})
+    with pytest.raises(ConfigError, match="validation_freq"):
+        SparkModel(make_mlp()).fit(digits_df, validation_freq=2)
 
 
 @pytest.mark.parametrize("mode", ["asynchronous", "hogwild"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 import time
@@ -303,3 +304,42 @@ def test_too_few_slots_and_dynamic_allocation(spark: Any, monkeypatch: pytest.Mo
 def test_wrong_arguments(arguments: dict[str, Any], error: type[Exception], word: str):
     with pytest.raises(error, match=word):
         sparkdl.run(**arguments)
+
+
+def test_tensorflow_finds_all_ranks_by_tf_config(spark: Any):
+    def work() -> Any:
+        import tensorflow as tf
+
+        config = json.loads(os.environ["TF_CONFIG"])
+        strategy = tf.distribute.MultiWorkerMirroredStrategy()
+
+        @tf.function
+        def total() -> Any:
+            context = tf.distribute.get_replica_context()
+            return context.all_reduce("sum", tf.constant(1.0 + sparkdl.communicator().rank))
+
+        return config, strategy.num_replicas_in_sync, float(strategy.run(total)), os.getpid()
+
+    os.environ["TF_CONFIG"] = "the driver's own"
+    try:
+        told = sparkdl.run(work, num_workers=2, communicator="builtin", tf_config=True)
+        assert os.environ["TF_CONFIG"] == "the driver's own"
+    finally:
+        del os.environ["TF_CONFIG"]
+    configs, replicas, totals, processes = zip(*told, strict=True)
+    assert replicas == (2, 2)
+    assert totals == (3.0, 3.0)
+    assert [c["task"] for c in configs] == [
+        {"type": "chief", "index": 0}, {"type": "worker", "index": 0},
+    ]  # fmt: skip
+    assert configs[0]["cluster"] == configs[1]["cluster"]
+    assert len({*configs[0]["cluster"]["chief"], *configs[0]["cluster"]["worker"]}) == 2
+
+    def after() -> Any:
+        return os.environ.get("TF_CONFIG"), os.getpid()
+
+    left = sparkdl.run(after, num_workers=2, communicator="builtin")
+    assert [told for told, _ in left] == [None, None]
+    assert not set(processes) & {pid for _, pid in left}
+    with pytest.raises(ConfigError, match="True or False"):
+        sparkdl.run(after, tf_config={"cluster": {}})  # type: ignore[arg-type]

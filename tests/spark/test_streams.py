@@ -124,9 +124,7 @@ def test_micro_batches_equal_fit_in_the_same_order_over_a_restart(
     import shutil
 
     shutil.rmtree(tmp_path / "run" / "model")
-    lost = start()
     folder(x[0], y[0], "new.parquet")
-    lost.stop()
     lost = start()
     with pytest.raises(ConfigError, match="do not belong together"):
         lost.await_termination(200)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from sparkdl import worker
 from sparkdl.config import AUTO_WINDOW, EPOCH_WINDOW, LoopSettings
-from sparkdl.data import Batches, rows_from_numpy
+from sparkdl.data import Batches, ColumnSpec, DataSpec, read_partition, rows_from_numpy
+from sparkdl.data.ragged import Padding
 from sparkdl.protocols import Start
 from sparkdl.reports import Report
 from sparkdl.worker import train
@@ -53,6 +57,7 @@ class Synchronizer:
         self.exchanges: list[Report] = []
         self.held: list[Report] = []
         self.ended: list[tuple[int, Any, Any]] = []
+        self.evaluated: list[bool] = []
         self.finished = False
         self.learning_rate: float | None = None
         self.announced: tuple[int, int, int] | None = None
@@ -69,6 +74,11 @@ class Synchronizer:
     def train_on(self, learner: Any, window: Any, report: Report) -> None:
         learner.train(window)
         self.held.append(report)
+
+    @contextlib.contextmanager
+    def weights_of_run(self, learner: Any, last: bool) -> Iterator[None]:
+        self.evaluated.append(last)
+        yield
 
     def end_epoch(self, learner: Any, epoch: int, metrics: Any, held_out: Any, wait: bool) -> None:
         self.ended.append((epoch, metrics, held_out))
@@ -159,6 +169,18 @@ def test_validation_rows_are_evaluated_after_each_epoch() -> None:
     held_out = Batches(rows_from_numpy(np.zeros((11, 2)), np.zeros(11)), 4, shuffle=False)
     _, sync = run(20, 2, epochs=2, validation=held_out)
     assert [float(e[2][0]) for e in sync.ended] == [11.0, 11.0]
+    assert sync.evaluated == [False, True]  # the last one waits for the other workers
+
+
+def test_batches_of_different_shapes_come_alone_in_windows_of_several() -> None:
+    table = pa.table({"x": [[1.0] * (1 + i % 3) for i in range(20)], "y": [0] * 20})
+    x = ColumnSpec(("x",), (None,), padding=Padding())
+    spec = DataSpec({"x": x}, {"y": ColumnSpec(("y",), (), kind="scalars")})
+    settings, learner, sync = LoopSettings(1, batch_size=4, window=3), Learner(), Synchronizer()
+    with read_partition(table.to_batches(), spec) as partition:
+        train(learner, sync, Batches(partition.train, 4, shuffle=False), settings)
+    assert [(r.batches, r.rows) for r in sync.exchanges] == [(3, 12), (2, 8)]
+    assert len(sync.held) == 3
 
 
 def test_a_learning_rate_from_the_driver_is_set_once() -> None:

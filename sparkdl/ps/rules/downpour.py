@@ -10,7 +10,7 @@ import numpy as np
 from sparkdl.config import AUTO_WINDOW
 from sparkdl.optimizers.blocks import each_block
 from sparkdl.optimizers.compiled import run_compiled
-from sparkdl.options import require_positive
+from sparkdl.options import require_bool, require_positive
 from sparkdl.ps.rules.rule import Commit, Rule, State, learning_rate_of, require_payload
 from sparkdl.weights import FloatArray
 
@@ -24,11 +24,27 @@ class Downpour(Rule):
     length of the worker's epoch: the paper's 5 batches are too long for one of 60
     (``benchmarks/rules.py``).
 
+    At a high learning rate even two changes add up to too much: workers see that and scale theirs
+    down (:mod:`sparkdl.ps.damping`).
+
+    Args:
+        damping: Whether they do; False is the paper's rule.
+
     Reference: Dean et al., 2012, "Large Scale Distributed Deep Networks" (NIPS), section 4.1.
     """
 
+    damping: bool = True
+
     name: ClassVar[str] = "downpour"
     default_window: ClassVar[int] = AUTO_WINDOW
+
+    def __post_init__(self) -> None:
+        require_bool(self.name, "damping", self.damping)
+
+    @property
+    def damps(self) -> bool:
+        """Unless ``damping`` is False."""
+        return self.damping
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import numpy as np
 
 from sparkdl.config import AUTO_WINDOW
 from sparkdl.optimizers.blocks import BLOCK, blocks
-from sparkdl.options import require_one_of
+from sparkdl.options import require_bool, require_one_of
 from sparkdl.ps.rules.rule import Commit, Rule, State
 from sparkdl.weights import FloatArray
 
@@ -28,6 +28,8 @@ class Hogwild(Rule):
 
     Args:
         scale: ``'sum'`` or ``'mean'``.
+        damping: Whether workers scale their changes down where they add up to too much
+            (:mod:`sparkdl.ps.damping`); only with ``'sum'``.
 
     Thread-safe: ``update`` may run in many threads (or, on shared memory, processes) on one center.
 
@@ -36,6 +38,7 @@ class Hogwild(Rule):
     """
 
     scale: Literal["sum", "mean"] = "sum"
+    damping: bool = True
 
     name: ClassVar[str] = "hogwild"
     lock_free: ClassVar[bool] = True
@@ -43,6 +46,12 @@ class Hogwild(Rule):
 
     def __post_init__(self) -> None:
         require_one_of(self.name, "scale", self.scale, ("sum", "mean"))
+        require_bool(self.name, "damping", self.damping)
+
+    @property
+    def damps(self) -> bool:
+        """Where changes are added up, unless ``damping`` is False."""
+        return self.damping and self.scale == "sum"
 
     def update(
         self, center: FloatArray, delta: FloatArray, state: State, commit: Commit, out: FloatArray

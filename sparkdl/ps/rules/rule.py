@@ -106,6 +106,14 @@ class Rule:
         """
         return self
 
+    @property
+    def damps(self) -> bool:
+        """Whether a worker may scale its changes down (:mod:`sparkdl.ps.damping`).
+
+        For rules that add up the whole changes of all workers.
+        """
+        return False
+
     def local_optimizer(self) -> dict[str, Any] | None:
         """Keras optimizer config that the workers must train with; None leaves the user's own."""
         return None

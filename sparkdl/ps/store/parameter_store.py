@@ -187,9 +187,10 @@ class ParameterStore(Store):
         return None
 
     def settle(self) -> None:
-        """Completes the round, opens the gates."""
+        """Completes the round, opens the gates, answers the last pulls."""
         self._complete_round()
         self._open_gates()
+        self._answer_last_pulls()
 
     def expire(self) -> None:
         """Ends the waits of commits that passed their limit; each error names who was missing."""
@@ -198,8 +199,8 @@ class ParameterStore(Store):
         missing = self.missing()
         for connection, wait in late:
             if wait.reason == "gate":
-                slowest = min((w.clock for w in group.members()), default=0)
-                missing = [w.rank for w in group.members() if w.clock == slowest]
+                slowest = min((w.clock for w in self._training()), default=0)
+                missing = [w.rank for w in self._training() if w.clock == slowest]
             group.time_out(
                 connection, f"rank {wait.message.rank}'s turn after its commit", missing, limit_s,
                 "raise round_timeout_s?",
@@ -281,6 +282,13 @@ class ParameterStore(Store):
     def _pull(self, connection: int, message: Message) -> None:
         group = self._group
         worker = group.identify(connection, message) if message.rank >= 0 else None
+        if worker is not None and message.flags & Flag.WAIT:
+            group.defer(connection, "last", message)
+            return
+        self._answer_pull(connection, message, worker)
+
+    def _answer_pull(self, connection: int, message: Message, worker: Worker | None) -> None:
+        group = self._group
         if worker is not None:
             worker.pulled_clock = group.clock
             self._center.pulled(worker.rank)
@@ -331,11 +339,24 @@ class ParameterStore(Store):
                 reply.flags |= Flag.UPLOAD
             group.answer(payload.connection, reply, worker)
 
+    def _training(self) -> list[Worker]:
+        """Members that will commit again: they do not wait for the others' last commits."""
+        through = {wait.message.rank for _, wait in self._group.waiting("last")}
+        return [worker for worker in self._group.members() if worker.rank not in through]
+
+    def _answer_last_pulls(self) -> None:
+        """Gives the center to those who wait for the last commits, when all members do."""
+        if self._training():
+            return
+        for connection, wait in self._group.waiting("last"):
+            worker = self._group.workers[wait.message.rank]
+            self._answer_pull(connection, wait.message, worker)
+
     def _open_gates(self) -> None:
         group = self._group
         for connection, wait in group.waiting("gate"):
             worker = group.workers[wait.message.rank]
-            slowest = min((w.clock for w in group.members()), default=worker.clock)
+            slowest = min((w.clock for w in self._training()), default=worker.clock)
             if self._rule.may_continue(worker.clock, slowest):
                 if wait.message.kind is Kind.PUSH_PULL:
                     worker.pulled_clock = group.clock

@@ -5,7 +5,6 @@ Runs on the driver, before a job starts: all that a schema can say is checked he
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -19,6 +18,21 @@ from sparkdl.data.columns import ColumnKind, ColumnSpec, DataSpec
 from sparkdl.errors import DataError
 from sparkdl.learner.signature import Shape, Signature, TensorSpec
 from sparkdl.spark.columns.decoders import Decoder, check_decoder
+from sparkdl.spark.columns.fields import (
+    check_vector_size,
+    element_of,
+    expression_error,
+    field_of,
+    is_number,
+    wrong_type,
+)
+from sparkdl.spark.columns.sequences import (
+    Pad,
+    mask_inputs,
+    mask_spec,
+    padded_spec,
+    paddings_of,
+)
 from sparkdl.spark.columns.wire import ONES, is_vector_column
 
 ColumnNames = str | Iterable[str]
@@ -37,6 +51,7 @@ def make_spec(
     sample_weight: str | Mapping[str, str] | None = None,
     decoder: Decoder | Mapping[str, Decoder] | None = None,
     role_column: str | None = None,
+    pad: Pad | None = None,
 ) -> DataSpec:
     """Matches columns with a model's inputs and outputs.
 
@@ -49,11 +64,15 @@ def make_spec(
             weigh all rows alike, with a column of ones.
         decoder: Makes an array from a binary or struct value; one for all inputs, or by name.
         role_column: See :class:`sparkdl.data.columns.DataSpec`.
+        pad: Pads arrays of different length; an input called ``'<input>_mask'`` takes their mask.
 
     Raises:
         DataError: A column is missing or of a type that cannot be fed, or does not fit the model.
+        ConfigError: ``pad`` has no effect.
     """
-    inputs = _match(features, signature.inputs, "features", "input", signature.named_inputs)
+    masks = mask_inputs(pad, features, signature.inputs)
+    wanted = {name: spec for name, spec in signature.inputs.items() if name not in masks}
+    inputs = _match(features, wanted, "features", "input", signature.named_inputs)
     if isinstance(decoder, Mapping):
         strange = sorted(set(decoder) - set(inputs))
         if strange:
@@ -71,6 +90,11 @@ def make_spec(
         )
         for name, columns in inputs.items()
     }
+    for name, padding in paddings_of(pad, wanted).items():
+        if name in feature_specs:
+            feature_specs[name] = padded_spec(feature_specs[name], padding)
+    for mask, name in masks.items():
+        feature_specs[mask] = mask_spec(mask, signature.inputs[mask], feature_specs[name])
     label_specs: dict[str, ColumnSpec] = {}
     if label is not None:
         outputs = _match(label, signature.outputs, "label", "output", True)
@@ -137,7 +161,7 @@ def _names(columns: ColumnNames, argument: str) -> tuple[str, ...]:
     if isinstance(columns, str):
         return (columns,)
     if isinstance(columns, Column):
-        raise _expression(columns, argument)
+        raise expression_error(columns, argument)
     if not isinstance(columns, Iterable):
         raise DataError(
             f"{argument} must name columns",
@@ -145,43 +169,6 @@ def _names(columns: ColumnNames, argument: str) -> tuple[str, ...]:
             received=f"{type(columns).__name__} {shown(columns)}",
         )
     return tuple(columns)
-
-
-def _expression(column: Column, argument: str) -> DataError:
-    """The error for an expression where the name of a column belongs."""
-    return DataError(
-        f"{argument} must name columns",
-        expected="a name, or several",
-        received=f"an expression of Spark, {shown(column)}",
-        hint=f"{argument}='name'; df.withColumn('name', expression) gives an expression a name",
-    )
-
-
-def _field(schema: T.StructType, name: str, argument: str) -> T.StructField:
-    """The column of that name, if there is exactly one."""
-    if isinstance(name, Column):
-        raise _expression(name, argument)
-    if not isinstance(name, str):
-        raise DataError(
-            f"{argument} must name columns", expected="str", received=f"{type(name).__name__}"
-        )
-    if name not in schema.names:
-        close = difflib.get_close_matches(name, schema.names, n=1)
-        raise DataError(
-            f"column {name!r} ({argument}) is not in the data",
-            expected="one of " + ", ".join(repr(n) for n in schema.names),
-            received=repr(name),
-            hint=f"did you mean {close[0]!r}?" if close else f"pass {argument}='your column'",
-        )
-    count = schema.names.count(name)
-    if count > 1:
-        raise DataError(
-            f"column {name!r} ({argument}) is not the only one of its name",
-            expected="one column of that name",
-            received=f"{count} columns",
-            hint="rename or drop the others, e.g. after a join",
-        )
-    return schema[name]
 
 
 def _feature(
@@ -193,39 +180,53 @@ def _feature(
     """How to read the columns of one input."""
     if not columns:
         raise DataError("features names no column", expected="at least one", received="()")
-    fields = [_field(schema, name, "features") for name in columns]
+    fields = [field_of(schema, name, "features") for name in columns]
     dtype = wanted.dtype if wanted is not None else "float32"
     shape = wanted.shape if wanted is not None else None
-    if dtype == "string":
-        dtype = "float32"
+    if dtype == "string" and decoder is None:
+        return _text(fields, shape)
     if len(fields) > 1:
         for field in fields:
-            if not _is_number(field.dataType):
-                raise _wrong_type(field, "features", "numeric columns when several are named")
+            if not is_number(field.dataType):
+                raise wrong_type(field, "features", "numeric columns when several are named")
         return ColumnSpec(columns, _scalars_shape(columns, shape), dtype, "scalars")
     field = fields[0]
     kind = field.dataType
     if decoder is not None:
         if not isinstance(kind, (T.BinaryType, T.StructType, T.StringType)):
-            raise _wrong_type(field, "features", "a binary, image or string column for a decoder")
+            raise wrong_type(field, "features", "a binary, image or string column for a decoder")
         return ColumnSpec(columns, _known(shape, field), dtype, "decoded", decoder=decoder)
     if is_vector_column(kind):
-        _check_vector_size(field, shape)
+        check_vector_size(field, shape)
         return ColumnSpec(columns, (None,) if shape is None else shape, dtype, "array")
     if isinstance(kind, T.ArrayType):
-        depth, element = _element(kind)
-        if not _is_number(element):
-            raise _wrong_type(field, "features", "an array of numbers")
+        depth, element = element_of(kind)
+        if not is_number(element):
+            raise wrong_type(field, "features", "an array of numbers")
         return ColumnSpec(columns, (None,) * depth if shape is None else shape, dtype, "array")
-    if _is_number(kind):
+    if is_number(kind):
         return ColumnSpec(columns, _scalars_shape(columns, shape), dtype, "scalars")
     if isinstance(kind, T.BinaryType):
         return ColumnSpec(columns, _known(shape, field), dtype, "binary")
     if isinstance(kind, T.StructType) and set(kind.names) >= _IMAGE_FIELDS:
         return ColumnSpec(columns, (None, None, None) if shape is None else shape, dtype, "image")
-    raise _wrong_type(
+    raise wrong_type(
         field, "features", "numbers, an array, an ML vector, an image, or bytes with a decoder"
     )
+
+
+def _text(fields: list[T.StructField], shape: Shape | None) -> ColumnSpec:
+    """How to read the column of an input that takes text."""
+    if len(fields) > 1 or shape not in ((), (1,)):
+        raise DataError(
+            "an input of text takes one column, with one string per row",
+            expected="keras.Input((1,), dtype='string') and a column for it",
+            received=f"an input of shape {shape} and {len(fields)} columns",
+            hint="an input for each column: features={'input name': 'column', ...}",
+        )
+    if not isinstance(fields[0].dataType, T.StringType):
+        raise wrong_type(fields[0], "features", "a column of strings, for an input of text")
+    return ColumnSpec((fields[0].name,), shape, "string", "text")
 
 
 def _label(
@@ -235,7 +236,7 @@ def _label(
     if len(columns) != 1:
         return _several_labels(schema, columns, signature, output)
     name = columns[0]
-    field = _field(schema, name, "label")
+    field = field_of(schema, name, "label")
     wanted = signature.outputs[output]
     shape, kind = wanted.shape, field.dataType
     if signature.label_kinds.get(output) == "own":
@@ -243,7 +244,7 @@ def _label(
     if signature.label_kinds.get(output) == "sparse":
         classes = shape[-1] if shape else None
         rest: Shape = () if shape is None else shape[:-1]
-        if _is_number(kind):
+        if is_number(kind):
             if rest:
                 raise DataError(
                     f"label {name!r} does not fit output {output!r}",
@@ -251,11 +252,11 @@ def _label(
                     received=kind.simpleString(),
                 )
             return ColumnSpec((name,), (), "int32", "scalars", classes=classes)
-        if isinstance(kind, T.ArrayType) and _is_number(_element(kind)[1]):
+        if isinstance(kind, T.ArrayType) and is_number(element_of(kind)[1]):
             return ColumnSpec((name,), rest or (1,), "int32", "array", classes=classes)
-        raise _wrong_type(field, "label", "integer class labels")
+        raise wrong_type(field, "label", "integer class labels")
     dtype = "float32"
-    if _is_number(kind):
+    if is_number(kind):
         if shape and math.prod(d or 0 for d in shape) > 1:
             if len(shape) == 1 and shape[0] is not None:
                 return ColumnSpec((name,), shape, dtype, "scalars", one_hot=shape[0])
@@ -266,27 +267,27 @@ def _label(
             )
         return ColumnSpec((name,), (1,) if shape == (1,) else (), dtype, "scalars")
     if is_vector_column(kind):
-        _check_vector_size(field, shape)
+        check_vector_size(field, shape)
         return ColumnSpec((name,), (None,) if shape is None else shape, dtype, "array")
-    if isinstance(kind, T.ArrayType) and _is_number(_element(kind)[1]):
-        depth = _element(kind)[0]
+    if isinstance(kind, T.ArrayType) and is_number(element_of(kind)[1]):
+        depth = element_of(kind)[0]
         return ColumnSpec((name,), (None,) * depth if shape is None else shape, dtype, "array")
     if isinstance(kind, T.StructType) and set(kind.names) >= _IMAGE_FIELDS:
         return ColumnSpec((name,), (None, None, None) if shape is None else shape, dtype, "image")
     if isinstance(kind, T.BinaryType):
         return ColumnSpec((name,), _known(shape, field), dtype, "binary")
     hint = "turn text labels into numbers with pyspark.ml.feature.StringIndexer"
-    raise _wrong_type(field, "label", "numbers, an array or an ML vector", hint)
+    raise wrong_type(field, "label", "numbers, an array or an ML vector", hint)
 
 
 def _several_labels(
     schema: T.StructType, columns: tuple[str, ...], signature: Signature, output: str
 ) -> ColumnSpec:
     """Numeric columns as the values of one output."""
-    fields = [_field(schema, name, "label") for name in columns]
+    fields = [field_of(schema, name, "label") for name in columns]
     for field in fields:
-        if not _is_number(field.dataType):
-            raise _wrong_type(field, "label", "numeric columns when several are named")
+        if not is_number(field.dataType):
+            raise wrong_type(field, "label", "numeric columns when several are named")
     kind = signature.label_kinds.get(output)
     shape = signature.outputs[output].shape
     if not columns or kind == "sparse":
@@ -302,11 +303,11 @@ def _several_labels(
 def _own_label(field: T.StructField) -> ColumnSpec:
     """Labels for a loss of the user's own: as they are, since only the loss knows what it wants."""
     kind = field.dataType
-    depth, element = _element(kind) if isinstance(kind, T.ArrayType) else (0, kind)
+    depth, element = element_of(kind) if isinstance(kind, T.ArrayType) else (0, kind)
     if is_vector_column(kind):
         return ColumnSpec((field.name,), (None,), "float32", "array")
-    if not _is_number(element):
-        raise _wrong_type(field, "label", "numbers, an array or an ML vector")
+    if not is_number(element):
+        raise wrong_type(field, "label", "numbers, an array or an ML vector")
     dtype = "int32" if isinstance(element, (T.IntegralType, T.BooleanType)) else "float32"
     spec_kind: ColumnKind = "array" if depth else "scalars"
     return ColumnSpec((field.name,), (None,) * depth, dtype, spec_kind)
@@ -314,9 +315,9 @@ def _own_label(field: T.StructField) -> ColumnSpec:
 
 def _weight(schema: T.StructType, name: str) -> ColumnSpec:
     """How to read a column of sample weights."""
-    field = _field(schema, name, "sample_weight")
-    if not _is_number(field.dataType):
-        raise _wrong_type(field, "sample_weight", "a numeric column")
+    field = field_of(schema, name, "sample_weight")
+    if not is_number(field.dataType):
+        raise wrong_type(field, "sample_weight", "a numeric column")
     return ColumnSpec((name,), (), "float32", "scalars")
 
 
@@ -350,47 +351,3 @@ def _known(shape: Shape | None, field: T.StructField) -> Shape:
             hint="call the model once on an example batch, or start it with keras.Input",
         )
     return shape
-
-
-def _check_vector_size(field: T.StructField, shape: Shape | None) -> None:
-    """Compares the size in the metadata of a column of vectors, if it is there, with the model."""
-    attributes = (field.metadata or {}).get("ml_attr", {})
-    size = attributes.get("num_attrs")
-    if size is None or shape is None or any(d is None for d in shape):
-        return
-    if math.prod(d or 0 for d in shape) != size:
-        raise DataError(
-            f"column {field.name!r} does not fit the model",
-            expected=f"{math.prod(d or 0 for d in shape)} values per row (shape {shape})",
-            received=f"a vector of {size}",
-        )
-
-
-def _element(kind: T.ArrayType) -> tuple[int, T.DataType]:
-    """How deep an array is nested, and what its innermost elements are."""
-    depth, element = 1, kind.elementType
-    while isinstance(element, T.ArrayType):
-        depth, element = depth + 1, element.elementType
-    return depth, element
-
-
-def _is_number(kind: T.DataType) -> bool:
-    return isinstance(kind, (T.NumericType, T.BooleanType))
-
-
-def _wrong_type(field: T.StructField, argument: str, expected: str, hint: str = "") -> DataError:
-    kind = field.dataType.simpleString()
-    if not hint and isinstance(field.dataType, T.StringType):
-        hint = "turn text into numbers first, e.g. with pyspark.ml.feature.StringIndexer"
-    element = _element(field.dataType)[1] if isinstance(field.dataType, T.ArrayType) else None
-    if isinstance(element or field.dataType, (T.DateType, T.TimestampType, T.TimestampNTZType)):
-        hint = (
-            "make numbers of times: F.unix_timestamp('t') gives seconds; F.hour('t'), "
-            "F.dayofweek('t'), F.month('t') give what repeats"
-        )
-    return DataError(
-        f"column {field.name!r} cannot be used as {argument}",
-        expected=expected,
-        received=f"a column of type {kind}",
-        hint=hint,
-    )

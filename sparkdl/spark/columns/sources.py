@@ -15,8 +15,15 @@ from sparkdl.data import DataSpec, to_arrow_table
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.learner.signature import Signature
 from sparkdl.spark.columns.decoders import Decoder
+from sparkdl.spark.columns.local_data import (
+    are_arrays,
+    arrays_as_frame,
+    has_texts_or_sequences,
+    unknown_data,
+)
 from sparkdl.spark.columns.matching import InputColumns, make_spec
 from sparkdl.spark.columns.pairs import pair_encoder
+from sparkdl.spark.columns.sequences import Pad
 from sparkdl.spark.columns.wire import PROBLEM, selection, wire_names
 from sparkdl.spark.driver.cluster import is_connect, require_running, session_of
 from sparkdl.spark.driver.interpreter import this_interpreter
@@ -30,9 +37,10 @@ class Columns:
     """Which columns mean what, as the user said it in ``fit`` or ``evaluate``."""
 
     features: InputColumns = "features"
-    label: InputColumns = "label"
+    label: InputColumns | None = "label"
     sample_weight: str | Mapping[str, str] | None = None
     decoder: Decoder | Mapping[str, Decoder] | None = None
+    pad: Pad | None = None
 
     def __post_init__(self) -> None:
         for name in ("features", "label"):  # read more than once
@@ -91,23 +99,29 @@ def open_source(data: Any, signature: Signature, columns: Columns) -> Source:
     if is_frame(data):
         require_running(data.sparkSession)
         _refuse_streams(data)
+        if columns.label is None and signature.needs_labels:
+            raise DataError(
+                "label names no column",
+                expected="a column for the loss that the model was compiled with",
+                received="label=None",
+                hint="label='column'; only a model compiled without a loss does without",
+            )
         spec = make_spec(
             data.schema, signature, columns.features, columns.label, columns.sample_weight,
-            columns.decoder,
+            columns.decoder, pad=columns.pad,
         )  # fmt: skip
         names = wire_names(len(spec.columns))
         return Source(data.select(*selection(data.schema, spec, names)), spec, data)
     if is_rdd(data):
         return _from_rdd(data, signature)
-    if isinstance(data, (tuple, list)) and len(data) in (2, 3):
+    if are_arrays(data, needs_labels=signature.needs_labels):
         if any(is_frame(part) or is_rdd(part) for part in data):
             raise _in_a_tuple("data", data)
+        if has_texts_or_sequences(data):
+            frame, named = arrays_as_frame(*arrays_of(data), session_of())
+            return open_source(frame, signature, replace(columns, **named))
         return _from_numpy(data, signature)
-    raise ConfigError(
-        "this kind of data is not known",
-        expected="a DataFrame, an RDD of (x, y) or LabeledPoint, or a tuple of NumPy arrays (x, y)",
-        received=f"{type(data).__module__}.{type(data).__qualname__}",
-    )
+    raise unknown_data(data)
 
 
 def _in_a_tuple(argument: str, data: Sequence[Any]) -> ConfigError:
@@ -286,8 +300,11 @@ def _from_numpy(data: Any, signature: Signature) -> Source:
 
 
 def arrays_of(data: Sequence[Any]) -> tuple[Any, Any, Any]:
-    """``(x, y)`` or ``(x, y, sample_weight)`` as the three; outputs without weights get ones."""
-    x, y = data[0], data[1]
+    """``(x,)``, ``(x, y)`` or ``(x, y, sample_weight)`` as the three; None for what is not there.
+
+    Outputs without weights get ones.
+    """
+    x, y = data[0], data[1] if len(data) > 1 else None
     weight = data[2] if len(data) == 3 else None
     if isinstance(weight, Mapping) and isinstance(y, Mapping) and set(weight) < set(y):
         ones = {name: np.ones(len(y[name]), np.float32) for name in y}
@@ -318,7 +335,7 @@ def wanted_spec(x: Any, y: Any, weight: Any, signature: Signature) -> DataSpec:
         return prefix
 
     features = columns(x, "features")
-    label = columns(y, "label")
+    label = None if y is None else columns(y, "label")
     weights = None if weight is None else columns(weight, "sample_weight")
     return make_spec(T.StructType(fields), signature, features, label, weights)
 

@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
+import numbers
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
 
 from sparkdl.config import require_int, shown
+from sparkdl.data import DataSpec
 from sparkdl.errors import ConfigError, UnknownArgumentError
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 _KERAS_FIT_REFUSED = {
-    "steps_per_epoch": "every row is trained once per epoch; take df.limit(n) for fewer",
-    "validation_steps": "all validation rows are evaluated",
-    "class_weight": "add a column of sample weights and pass sample_weight='column'",
+    "validation_freq": "validation rows are evaluated after each epoch",
+    "validation_batch_size": "batch_size is for validation rows, too",
     "x": "pass the data as the first argument",
     "y": "name the label column: label='column'",
 }
-_KERAS_FIT_TAKEN = ("check_data", "initial_epoch")
+_KERAS_FIT_TAKEN = (
+    "check_data", "class_weight", "initial_epoch", "steps_per_epoch", "validation_steps",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,9 @@ class FitArguments:
         resume: Go on from the last checkpoint.
         initial_epoch: Epoch to begin with, as in Keras' own ``fit``.
         check_data: Refuse NaN and infinity before training.
+        class_weight: Class -> weight of its rows.
+        steps_per_epoch: Batches in an epoch of each worker; None for all of its rows, once.
+        validation_steps: Validation batches of each worker, at most; None for all.
 
     Raises:
         ConfigError: An argument that is not of its kind.
@@ -52,9 +59,16 @@ class FitArguments:
     resume: bool = False
     initial_epoch: int = 0
     check_data: bool = False
+    class_weight: Mapping[int, float] | None = None
+    steps_per_epoch: int | None = None
+    validation_steps: int | None = None
 
     def __post_init__(self) -> None:
         require_int("epochs", self.epochs, 1)
+        for name in ("steps_per_epoch", "validation_steps"):
+            if getattr(self, name) is not None:
+                require_int(name, getattr(self, name), 1)
+        _check_class_weight(self.class_weight)
         require_int("initial_epoch", self.initial_epoch, 0)
         if self.batch_size is not None:
             require_int("batch_size", self.batch_size, 1)
@@ -68,10 +82,68 @@ class FitArguments:
                 hint="the folder that an earlier fit wrote its checkpoints to",
             )
 
+    def check_spec(self, spec: DataSpec) -> None:
+        """Refuses what has no effect on these data, or no meaning.
+
+        Raises:
+            ConfigError: ``class_weight`` for several outputs, beside sample weights, or for a
+                class that the model has not; ``validation_steps`` without validation rows.
+        """
+        if self.validation_steps is not None and spec.role_column is None:
+            raise ConfigError(
+                "validation_steps has no effect without validation rows",
+                expected="validation_data or validation_split",
+                received=f"validation_steps={self.validation_steps}",
+            )
+        if self.class_weight is None:
+            return
+        if len(spec.labels) != 1 or spec.weights:
+            raise ConfigError(
+                "class_weight is for one output, and for rows without other weights",
+                expected="one label, and no sample_weight, as in Keras",
+                received=f"labels {sorted(spec.labels)}"
+                + (", and sample weights" if spec.weights else ""),
+                hint="a column of sample weights can be the product of both: "
+                "sample_weight={'output': 'column'}",
+            )
+        ((_, label),) = spec.labels.items()
+        classes = label.num_classes or _last_dimension(label.shape)
+        beyond = [c for c in self.class_weight if classes is not None and c >= classes]
+        if beyond:
+            raise ConfigError(
+                "class_weight names a class that the model does not have",
+                expected=f"classes 0 to {(classes or 0) - 1}",
+                received=f"class {beyond[0]}",
+            )
+
     def last_epoch(self, first_epoch: int) -> int:
         """The epoch to stop at, for a fit that begins with ``first_epoch``."""
         goes_on = self.resume or self.initial_epoch
         return self.epochs if goes_on else first_epoch + self.epochs
+
+
+def _last_dimension(shape: tuple[int | None, ...]) -> int | None:
+    """How many classes a one-hot label of this shape has; None where it is a number."""
+    return shape[-1] if shape and shape[-1] != 1 else None
+
+
+def _check_class_weight(class_weight: Any) -> None:
+    if class_weight is None:
+        return
+    if not (
+        isinstance(class_weight, Mapping)
+        and class_weight
+        and all(isinstance(c, numbers.Integral) and int(c) >= 0 for c in class_weight)
+        and all(
+            isinstance(w, numbers.Real) and 0 <= float(w) < math.inf for w in class_weight.values()
+        )
+    ):
+        raise ConfigError(
+            "class_weight must say what the rows of each class weigh",
+            expected="a dict: class number -> weight, e.g. {0: 1.0, 1: 5.0}",
+            received=shown(class_weight),
+            hint="sklearn's compute_class_weight returns an array: dict(enumerate(weights))",
+        )
 
 
 def check_keras_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:

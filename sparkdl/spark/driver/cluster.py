@@ -181,6 +181,23 @@ def is_local(spark: Any) -> bool:
     return str(spark.sparkContext.master).startswith("local")
 
 
+def tag_jobs(spark: Any, tag: str) -> None:
+    """Tags the jobs that this thread, or a :class:`Stage` that it makes, starts from now on."""
+    if is_connect(spark):
+        spark.addTag(tag)
+    else:
+        spark.sparkContext.addJobTag(tag)
+
+
+def cancel_tagged(spark: Any, tag: str) -> None:
+    """Ends the jobs that have the tag; those that start later are not."""
+    with interrupts.held():
+        if is_connect(spark):
+            spark.interruptTag(tag)
+        else:
+            spark.sparkContext.cancelJobsWithTag(tag)
+
+
 class Stage:
     """One Spark job run in a thread, so that the driver can watch, stop or fail it.
 
@@ -196,6 +213,7 @@ class Stage:
     def __init__(self, spark: Any, action: Callable[[], Any], description: str) -> None:
         self._spark, self._action, self._description = spark, action, description
         self._group = f"sparkdl-{uuid.uuid4().hex[:12]}"
+        self._tags = spark.getTags() if is_connect(spark) else set()  # classic threads inherit them
         self.result: Any = None
         self.error: BaseException | None = None
         self._lock = threading.Lock()
@@ -217,7 +235,8 @@ class Stage:
             self._begun = True
         try:
             if is_connect(self._spark):
-                self._spark.addTag(self._group)
+                for tag in (self._group, *self._tags):
+                    self._spark.addTag(tag)
             else:
                 self._spark.sparkContext.setJobGroup(
                     self._group, self._description, interruptOnCancel=True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,8 +80,18 @@ def loop_settings(
         keep_state=not config.with_server or wanted_by_driver,
         follow_schedule=not exchange.in_step,
         check_data=arguments.check_data,
+        steps_per_epoch=arguments.steps_per_epoch,
+        validation_steps=arguments.validation_steps,
+        class_weight=_plain(arguments.class_weight),
         memory_budget_bytes=config.memory_budget_mb << 20,
     )
+
+
+def _plain(class_weight: Mapping[int, float] | None) -> dict[int, float] | None:
+    """Plain numbers instead of NumPy's."""
+    if class_weight is None:
+        return None
+    return {int(number): float(weight) for number, weight in class_weight.items()}
 
 
 def prepare_model(model: Any, exchange: ChosenExchange, num_workers: int) -> None:

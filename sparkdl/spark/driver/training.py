@@ -40,6 +40,9 @@ class StageSummary:
         pids: Rank -> process that it trained in.
         members: Rank -> the model it trained, for a rule whose models never meet.
         refused: Updates of all workers that were refused because they were not finite.
+        counted: The part of the workers' changes that counted, a mean over exchanges and workers.
+            Below 1 where changes are added up and were too much together: then the learning rate is
+            high for so many workers that do not wait.
         measured: Name of a communicator -> seconds of one reduction of the model's size, where
             ``communicator='auto'`` has compared them (infinity: not asked, NCCL was there).
     """
@@ -52,6 +55,7 @@ class StageSummary:
     pids: dict[int, int]
     members: dict[int, FloatArray] = field(default_factory=dict, repr=False)
     refused: int = 0
+    counted: float = 1.0
     measured: dict[str, float] = field(default_factory=dict)
 
 
@@ -170,6 +174,7 @@ def _summary(trained: Mapping[int, TrainedRank], task: TrainTask) -> StageSummar
         pids={rank: t.pid for rank, t in trained.items()},
         members=members,
         refused=sum(t.refused for t in trained.values()),
+        counted=sum(t.counted for t in trained.values()) / len(trained),
         measured=next(iter(trained.values())).measured,
     )
 

@@ -143,16 +143,21 @@ class TrainTask:
                         partition.check_finite()
                     source = Batches(
                         partition.train, settings.batch_size, shuffle=settings.shuffle,
-                        seed=settings.seed, rank=rank.rank,
+                        seed=settings.seed, rank=rank.rank, steps=settings.steps_per_epoch,
+                        repeat=True, class_weight=settings.class_weight,
                     )  # fmt: skip
                     held_out = None
                     if self.validate:
-                        held_out = Batches(partition.validation, settings.batch_size, shuffle=False)
+                        held_out = Batches(
+                            partition.validation, settings.batch_size, shuffle=False,
+                            steps=settings.validation_steps,
+                        )  # fmt: skip
+                    rows = source.plan.num_rows
                     seconds = train(
                         learner, synchronizer, source, settings, validation=held_out,
-                        num_rows=len(partition.train), num_workers=rank.num_ranks,
+                        num_rows=rows, num_workers=rank.num_ranks,
                     )  # fmt: skip
-                rows, transport = len(partition.train), synchronizer.transport
+                transport = synchronizer.transport
         except BaseException:
             forget_learner(self.archive)
             raise
@@ -165,6 +170,7 @@ class TrainTask:
             gpus=gpus,
             pid=os.getpid(),
             refused=synchronizer.refused,
+            counted=synchronizer.counted,
             measured=dict(synchronizer.measured),
             unreported=synchronizer.unreported,
             state=synchronizer.result(learner, settings.epochs),
@@ -192,6 +198,7 @@ class TrainedRank:
         unreported: Epoch -> its final report; empty where the rank sent it to the driver.
         state: What the run keeps of it, or None.
         refused: Updates that were refused because they were not finite.
+        counted: The part of its changes that counted, a mean over its exchanges.
         measured: Name of a communicator -> seconds of one reduction; empty if none was measured.
     """
 
@@ -205,6 +212,7 @@ class TrainedRank:
     unreported: dict[int, EpochReport] = field(default_factory=dict)
     state: RunState | None = field(default=None, repr=False)
     refused: int = 0
+    counted: float = 1.0
     measured: dict[str, float] = field(default_factory=dict)
 
     def batches(self) -> Iterator[pa.RecordBatch]:

@@ -112,7 +112,7 @@ class ForwardPass:
         """Rows to decode at a time: one forward pass of images, several of plain numbers."""
         size_bytes = 0
         for entry in self.spec.entries:
-            if entry.kind in ("decoded", "image") or any(d is None for d in entry.shape):
+            if entry.kind in ("decoded", "image", "text") or None in entry.shape:
                 return self.batch_size
             size_bytes += math.prod(d or 1 for d in entry.shape) * np.dtype(entry.dtype).itemsize
         return self.batch_size * max(1, _DECODED_BYTES // (size_bytes * self.batch_size))

@@ -88,7 +88,9 @@ def predict_columns(
     """
     require_running(frame.sparkSession)
     schema = frame.schema
-    spec = make_spec(schema, archive.signature, inputs.features, None, None, inputs.decoder)
+    spec = make_spec(
+        schema, archive.signature, inputs.features, None, None, inputs.decoder, pad=inputs.pad
+    )
     _require_new([column.name for column in outputs], frame.columns)
     fields = [*schema.fields, *(column.field(archive) for column in outputs)]
     # All columns travel under wire names, and get their own back on the driver. ML vectors travel

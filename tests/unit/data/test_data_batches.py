@@ -12,7 +12,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparkdl.data import Batches, EpochPlan, read_partition, rows_from_numpy, to_arrow_table
+from sparkdl.data import (
+    Batches,
+    ColumnSpec,
+    DataSpec,
+    EpochPlan,
+    read_partition,
+    rows_from_numpy,
+    to_arrow_table,
+)
 from sparkdl.errors import ConfigError, DataError
 
 
@@ -218,3 +226,68 @@ def test_impossible_plans_are_refused(rows, size):
 def test_impossible_stacks_are_refused(most_batches, start):
     with pytest.raises(ConfigError):
         list(EpochPlan(5, 2).stacks(most_batches, start))
+
+
+# -- epochs of a number of steps -----------------------------------------------------------------
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    num_rows=st.integers(1, 60),
+    batch_size=st.integers(1, 20),
+    steps=st.integers(1, 9),
+    most_batches=st.integers(1, 4),
+    shuffle=st.booleans(),
+    spilled=st.booleans(),
+)
+def test_epochs_of_some_steps_go_on_where_the_last_one_ended(
+    num_rows, batch_size, steps, most_batches, shuffle, spilled
+):
+    rows = make_rows(num_rows, spilled)
+    batches = Batches(rows, batch_size, shuffle=shuffle, seed=3, steps=steps, repeat=True)
+    assert batches.steps_per_epoch == batches.full_batches == steps
+    seen = []
+    for epoch in range(4):
+        epoch_rows = flat(batches.stacks(epoch, most_batches))
+        assert len(epoch_rows) == steps * batch_size
+        again = flat(batches.stacks(epoch, most_batches, start_batch=steps - 1))
+        assert again == epoch_rows[-batch_size:]  # a retried task goes on inside an epoch
+        seen += epoch_rows
+    passes = [seen[i : i + num_rows] for i in range(0, len(seen), num_rows)]
+    for one in passes[: len(seen) // num_rows]:
+        assert sorted(one) == list(range(num_rows))
+    if not shuffle:
+        assert seen == [i % num_rows for i in range(len(seen))]
+
+
+def test_without_repeating_steps_are_the_first_ones():
+    rows = make_rows(10)
+    assert flat(Batches(rows, 3, shuffle=False, steps=2).stacks(0, 8)) == list(range(6))
+    assert flat(Batches(rows, 3, shuffle=False, steps=9).stacks(0, 8)) == list(range(10))
+    empty = Batches(make_rows(0), 3, steps=4, repeat=True)
+    assert empty.steps_per_epoch == 0
+    assert not list(empty.stacks(0, 8))
+
+
+# -- class weights -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("labels", "classes", "want"),
+    [
+        ([0, 2, 1, 5], 6, [1.0, 4.0, 0.5, 1.0]),  # class numbers; 0 and 5 are not named
+        ([[0], [2], [1], [5]], 6, [1.0, 4.0, 0.5, 1.0]),
+        ([[1, 0, 0], [0, 0, 1], [0, 1, 0], [0, 0.4, 0.6]], None, [1.0, 4.0, 0.5, 4.0]),  # one-hot
+        ([0.0, 1.0, 0.9, 2.2], None, [1.0, 0.5, 0.5, 4.0]),  # binary labels are floats
+        ([[0, 2], [1, 1], [2, 0], [0, 0]], 3, [[1, 4], [0.5, 0.5], [4, 1], [1, 1]]),  # sequences
+    ],
+)
+def test_rows_weigh_what_their_class_does(labels, classes, want):
+    y = np.array(labels, np.float32 if classes is None else np.int32)
+    label = ColumnSpec(("y",), y.shape[1:], y.dtype.name, classes=classes)
+    spec = DataSpec({"x": ColumnSpec(("x",), (1,))}, {"out": label})
+    rows = rows_from_numpy({"x": np.zeros((4, 1))}, {"out": y}, spec=spec)
+    batches = Batches(rows, 2, shuffle=False, class_weight={1: 0.5, 2: 4.0})
+    found = np.concatenate([s.sample_weight["out"][0] for s in batches.stacks(0, 1)])
+    assert found.dtype == np.float32
+    np.testing.assert_array_equal(found, want)

@@ -347,3 +347,53 @@ def test_workers_that_do_not_wait_begin_together_but_not_for_ever() -> None:
     assert alone.receive(1, hello(0), now=0.0) == []
     assert alone.tick(now=4.9) == []
     assert [c for c, _ in alone.tick(now=5.1)] == [1]
+
+
+# -- pulls after the last commits ----------------------------------------------------------------
+
+
+def pull_last(world: World, connection: int) -> Any:
+    return world.send(connection, Kind.PULL, flags=Flag.WAIT)
+
+
+def test_a_last_pull_waits_for_the_last_commits_of_all_members() -> None:
+    world = World(Plain(), workers=3)
+    world.join(0, 1, 2)
+    world.commit(0, 1.0, 1)
+    assert pull_last(world, 0) is None
+    world.commit(1, 10.0, 1)
+    assert pull_last(world, 1) is None
+    world.commit(2, 100.0, 1)
+    assert pull_last(world, 2) is not None
+    for connection in (0, 1, 2):
+        assert world.bodies[connection].tolist() == [111.0] * 4
+
+
+@pytest.mark.parametrize("end", ["finishes", "dies", "never comes"])
+def test_a_last_pull_does_not_wait_for_those_who_are_gone(end: str) -> None:
+    world = World(Plain(), workers=2, grace_s=2)
+    world.join(0)
+    if end == "never comes":
+        assert pull_last(world, 0) is not None  # it may wait for the slot of the first
+        return
+    world.join(1)
+    assert pull_last(world, 0) is None
+    if end == "finishes":
+        world.send(1, Kind.FINISH)
+    else:
+        world.drop(1)
+        assert world.answers(0) == 1
+        world.wait(3)
+    assert world.last(0).kind is Kind.WEIGHTS
+
+
+def test_a_gate_does_not_wait_for_a_worker_that_is_through() -> None:
+    world = World(Bounded(1), workers=2)
+    world.join(0, 1)
+    world.commit(0, 1.0, 1)
+    assert world.commit(0, 1.0, 2) is None  # two ahead of the other
+    assert pull_last(world, 1) is None
+    assert world.last(0).kind is Kind.WEIGHTS  # which makes no commits any more
+    world.commit(0, 1.0, 3)
+    assert pull_last(world, 0) is not None
+    assert world.bodies[1].tolist() == [3.0] * 4

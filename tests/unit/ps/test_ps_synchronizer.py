@@ -14,7 +14,9 @@ import pytest
 
 from sparkdl.coordinator.settings import Settings
 from sparkdl.errors import ConfigError
+from sparkdl.protocols import BatchStack
 from sparkdl.ps.client import Client, Progress
+from sparkdl.ps.round_synchronizer import RoundSynchronizer
 from sparkdl.ps.rules import AEASGD, BSP, Downpour, Rule
 from sparkdl.ps.server import ServerConfig
 from sparkdl.ps.strategy import ServerSynchronizer
@@ -48,6 +50,20 @@ class Learner:
         out[...] = (self.weights - np.asarray(batch, np.float32)[:, None]).mean(axis=0)
         out[LAYOUT.trained_size :] = np.mean(batch)
 
+    def train_reducing(self, batches: Any, reducer: Any) -> None:
+        for batch in batches.y["label"]:
+            reducer.rows = len(batch)
+            self.gradients(batch, reducer.buffer)
+            reducer.begin(0, reducer.buffer)
+            reducer.finish()
+            self.apply_gradients(reducer.buffer)
+
+    def skip_reducing(self, reducer: Any) -> None:
+        reducer.rows = 0
+        reducer.begin(0, reducer.buffer)
+        if reducer.finish():
+            self.apply_gradients(reducer.buffer)
+
     def apply_gradients(self, flat: FloatArray) -> None:
         trained = slice(0, LAYOUT.trained_size)
         self.weights[trained] -= self.rate * flat[trained]
@@ -59,6 +75,11 @@ class Learner:
     def load_optimizer_state(self, state: bytes) -> None:
         self.loaded += 1
         self.rate = float(np.frombuffer(state, np.float32)[0])
+
+
+def stack_of(*batches: list[float]) -> BatchStack:
+    """A stack for the learner above; its batches need not be equally long."""
+    return BatchStack({}, {"label": list(batches)}, None, len(batches), sum(map(len, batches)))  # type: ignore[dict-item]
 
 
 @contextmanager
@@ -152,8 +173,12 @@ def test_overlap_with_others_gets_their_part() -> None:
         np.testing.assert_allclose(learners[1].weights[trained], 44)
 
 
-@pytest.mark.parametrize(("exchange_s", "begins"), [(0.03, True), (0.0, False)])
-def test_overlap_begins_where_exchanges_take_long(exchange_s: float, begins: bool) -> None:
+@pytest.mark.parametrize(
+    ("train_s", "exchange_s", "begins"), [(0.02, 0.03, True), (0.1, 0.0, False)]
+)
+def test_overlap_begins_where_exchanges_take_long(
+    train_s: float, exchange_s: float, begins: bool
+) -> None:
     with clients(Downpour(), 1) as ([client], _):
         client.join()
         learner, sync = Learner(), WindowSynchronizer(Downpour(), client, LAYOUT)
@@ -166,7 +191,7 @@ def test_overlap_begins_where_exchanges_take_long(exchange_s: float, begins: boo
 
         client.push_pull = push_pull
         for window in range(1, 13):
-            time.sleep(0.02)
+            time.sleep(train_s)
             learner.weights += 1
             sync.after_window(learner, replace(STEP, batch=window))
         sync.drain(learner)
@@ -229,10 +254,9 @@ def test_gradients_without_waiting_train_on_from_the_center() -> None:
         sync.start(learner)
         flat = np.zeros(LAYOUT.size, np.float32)
         for batch in ([1.0, 2.0], [3.0]):
-            assert sync.step(learner, batch, replace(STEP, rows=len(batch))) == len(batch)
+            sync.step(learner, batch, replace(STEP, rows=len(batch)))  # type: ignore[arg-type]
             alone.gradients(batch, flat)
             alone.apply_gradients(flat)
-        assert sync.step(learner, None, replace(STEP, rows=0)) == 0
         np.testing.assert_allclose(learner.weights, alone.weights)
 
 
@@ -271,11 +295,12 @@ def test_gradient_steps_equal_one_process_on_the_global_batch() -> None:
         def work(rank: int) -> None:
             client, learner = made[rank], learners[rank]
             client.join(batches_per_epoch=len(batches[rank]))
-            sync = ServerGradientSynchronizer(client, LAYOUT)
+            sync = RoundSynchronizer(client, LAYOUT)
             sync.start(learner)
             for i, batch in enumerate(batches[rank]):
-                progress = Progress(0, i + 1, 1, 0 if batch is None else len(batch))
-                assert sync.step(learner, batch, progress) == (4, 1)[i]
+                stack = None if batch is None else stack_of(batch)
+                sync.train(learner, stack, Progress(0, i + 1, 1, 0 if batch is None else 1))
+                assert client.round_rows == (4, 1)[i]
             sync.snapshot(learner, epoch=1)
             client.session.finish()
 
@@ -288,18 +313,18 @@ def test_gradient_steps_equal_one_process_on_the_global_batch() -> None:
 def test_a_retried_rank_joins_with_the_state_of_a_live_one() -> None:
     with clients(BSP(), 2) as (made, server):
         learners = [Learner(), Learner(), Learner(rate=7.0)]
-        syncs = [ServerGradientSynchronizer(c, LAYOUT) for c in made]
+        syncs = [RoundSynchronizer(c, LAYOUT) for c in made]
         together(*[c.join for c in made])
         for sync, learner in zip(syncs, learners, strict=False):
             sync.start(learner)
 
         def step(sync: Any, learner: Learner, number: int) -> None:
-            sync.step(learner, [float(number)], Progress(0, number, 1, 1))
+            sync.train(learner, stack_of([float(number)]), Progress(0, number, 1, 1))
 
         together(*[lambda i=i: step(syncs[i], learners[i], 1) for i in (0, 1)])
         made[1].close()
         late = server.client(1, attempt=1)
-        fresh = ServerGradientSynchronizer(late, LAYOUT)
+        fresh = RoundSynchronizer(late, LAYOUT)
 
         def join() -> None:
             welcome = late.join()
@@ -325,3 +350,51 @@ def test_a_retried_rank_joins_with_the_state_of_a_live_one() -> None:
         assert learners[2].rate == learners[0].rate
         np.testing.assert_array_equal(learners[0].weights, learners[2].weights)
         late.close()
+
+
+@pytest.mark.parametrize("rule", [Downpour(), AEASGD().bind(2)], ids=["downpour", "elastic"])
+@pytest.mark.parametrize("overlap", [False, None])
+def test_the_center_is_evaluated_and_training_goes_on(rule: Rule, overlap: bool | None) -> None:
+    with clients(rule, 2) as (made, _):
+        learners = [Learner(), Learner()]
+        syncs = [WindowSynchronizer(rule, c, LAYOUT, overlap=overlap) for c in made]
+        for client, sync, learner in zip(made, syncs, learners, strict=True):
+            client.join()
+            sync.start(learner)
+        for sync, learner in zip(syncs, learners, strict=True):
+            learner.weights += 8
+            sync.after_window(learner, STEP)
+        own = learners[0].weights.copy()
+        center = made[1].pull().copy()
+        with syncs[0].center_loaded(learners[0], last=False):
+            np.testing.assert_array_equal(learners[0].weights, center)
+            assert not np.array_equal(own, center)
+        if isinstance(rule, Downpour):  # it goes on from what it has now
+            np.testing.assert_array_equal(learners[0].weights, center)
+        else:  # elastic workers have weights of their own
+            np.testing.assert_array_equal(learners[0].weights, own)
+        learners[0].weights += 1
+        syncs[0].after_window(learners[0], STEP)
+        if isinstance(rule, Downpour):  # nothing is lost and nothing counts twice
+            trained = slice(0, LAYOUT.trained_size)
+            np.testing.assert_allclose(made[1].pull()[trained], 17)
+
+
+def test_the_last_evaluation_is_of_all_commits() -> None:
+    with clients(Downpour(), 2) as (made, _):
+        learners = [Learner(), Learner()]
+        syncs = [WindowSynchronizer(Downpour(), c, LAYOUT) for c in made]
+        for client, sync, learner in zip(made, syncs, learners, strict=True):
+            client.join()
+            sync.start(learner)
+        seen: dict[int, Any] = {}
+
+        def end(rank: int) -> None:
+            time.sleep(0.2 * rank)
+            learners[rank].weights += 1
+            syncs[rank].after_window(learners[rank], STEP)
+            with syncs[rank].center_loaded(learners[rank], last=True):
+                seen[rank] = learners[rank].weights[0]
+
+        together(lambda: end(0), lambda: end(1))
+        assert seen == {0: 2.0, 1: 2.0}

@@ -1,0 +1,172 @@
+"""What an exchange with the server costs in training: two processes, shared memory, no Spark.
+
+    python benchmarks/exchange.py [--repeats 3] [--rows 20000] [--workers 2] [--transport shm]
+
+The network of ``workload`` (0.47 MB), batch 64. The cases run in turn, in the same processes: bare
+steps without any exchange, rounds of ``mode='synchronous'``, and windows of ``downpour``. The time
+of an exchange is what a step (or a window) takes longer than the bare steps in it; waits for
+the other worker, and what the server takes of the cores that train, are part of it. Medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import os
+import pickle
+import statistics
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+sys.path.insert(0, os.path.dirname(__file__))
+import workload
+
+from sparkdl.config import LoopSettings
+from sparkdl.ps.rules import BSP, Downpour, Rule
+from sparkdl.ps.server import ServerConfig, ServerProcess
+from sparkdl.ps.strategy import ServerStrategy
+
+STACK = 16
+
+
+@dataclass(frozen=True)
+class Case:
+    """A rule (None: no exchange) and the batches between two exchanges."""
+
+    name: str
+    rule: Rule | None
+    window: int
+
+
+CASES = [
+    Case("bare", None, STACK),
+    Case("synchronous, every batch", BSP(), 1),
+    Case("asynchronous, every batch", Downpour(), 1),
+    Case("asynchronous, every 4", Downpour(), 4),
+    Case("asynchronous, every 16", Downpour(), STACK),
+]
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Which worker this is."""
+
+    rank: int
+    attempt: int = 0
+
+    def all_gather(self, text: str) -> list[str]:
+        raise NotImplementedError
+
+
+def work(rank: int, rows: int) -> None:
+    """A worker's process: a job per line of standard input, the seconds of each on its output."""
+    import tensorflow as tf
+
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(1)
+    from sparkdl.data import Batches, rows_from_numpy
+    from sparkdl.learner import make_learner
+    from sparkdl.worker import train
+
+    x, y = workload.make_data(rows, seed=rank)
+    batches = Batches(rows_from_numpy(x, y), workload.BATCH, rank=rank)
+    learner = make_learner(workload.make_model())
+    print("ready", flush=True)
+    for line in sys.stdin:
+        strategy, window = pickle.loads(base64.b64decode(line))
+        if strategy is None:
+            began = time.perf_counter()
+            for stack in batches.stacks(0, window):
+                learner.train(stack)
+            seconds = time.perf_counter() - began
+        else:
+            settings = LoopSettings(epochs=1, batch_size=workload.BATCH, window=window)
+            with strategy.open(Identity(rank), learner.layout) as synchronizer:
+                seconds = train(
+                    learner, synchronizer, batches, settings, num_rows=rows, num_workers=2
+                )
+        print(seconds, flush=True)
+
+
+class Workers:
+    """The workers' processes."""
+
+    def __init__(self, count: int, rows: int) -> None:
+        self._processes = [
+            subprocess.Popen(
+                [sys.executable, __file__, "--work", str(rank), "--rows", str(rows)],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            )
+            for rank in range(count)
+        ]  # fmt: skip
+        for process in self._processes:
+            assert process.stdout is not None
+            assert process.stdout.readline().strip() == "ready"
+
+    def run(self, strategy: ServerStrategy | None, window: int) -> float:
+        """Seconds of the slowest worker."""
+        job = base64.b64encode(pickle.dumps((strategy, window))).decode()
+        for process in self._processes:
+            assert process.stdin is not None
+            process.stdin.write(job + "\n")
+            process.stdin.flush()
+        return max(float(p.stdout.readline()) for p in self._processes if p.stdout is not None)
+
+    def close(self) -> None:
+        for process in self._processes:
+            assert process.stdin is not None
+            process.stdin.close()
+            process.wait()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--rows", type=int, default=20_000)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--transport", default="shm")
+    parser.add_argument("--work", type=int)
+    args = parser.parse_args()
+    if args.work is not None:
+        work(args.work, args.rows)
+        return
+    from sparkdl.learner.model_weights import model_layout, read_model
+
+    model = workload.make_model()
+    layout = model_layout(model)
+    center = read_model(model, layout)
+    with ExitStack() as stack:
+        workers = Workers(args.workers, args.rows)
+        stack.callback(workers.close)
+
+        def run(case: Case) -> float:
+            if case.rule is None:
+                return workers.run(None, case.window)
+            rule: Any = case.rule.bind(args.workers)
+            config = ServerConfig(layout, rule, args.workers, mode=args.transport)
+            with ServerProcess(config, center) as server:
+                return workers.run(ServerStrategy((server.endpoint,), layout, rule), case.window)
+
+        for case in CASES:
+            run(case)
+        found: dict[str, list[float]] = {case.name: [] for case in CASES}
+        for _ in range(args.repeats):
+            for case in CASES:
+                found[case.name].append(run(case))
+    steps = -(-args.rows // workload.BATCH)
+    bare = statistics.median(found["bare"]) / steps
+    print("| case | ms per step | rows/s, all workers | ms per exchange |\n|---|---|---|---|")
+    for case in CASES:
+        step = statistics.median(found[case.name]) / steps
+        speed = args.workers * args.rows / (step * steps)
+        cost = f"{1e3 * (step - bare) * case.window:.2f}" if case.rule else ""
+        print(f"| {case.name} | {1e3 * step:.3f} | {speed:,.0f} | {cost} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""How much of a worker's change counts where the changes of several workers are added up.
+
+Along a direction in which the loss is steep, every worker goes the whole way to the lowest point in
+one window. Two workers that began at the same center then take it twice as far, and the center
+swings from side to side: with two workers and long windows the swing hardly fades at all. Along the
+other directions all changes are wanted in full. Which case prevails is seen in what the worker
+trains next::
+
+    d = cos(moved, next) - cos(mine, next)
+
+``mine`` is this worker's last change, ``moved`` what the center moved meanwhile by the changes of
+all, ``next`` the worker's change from there. Where the changes of the others help, ``next`` goes on
+with all of them as much as with the worker's own, and d is about 0. Where they went too far,
+``next`` takes back a part of them, and d is below 0. Taking the difference removes what momentum,
+or noise, makes of consecutive changes of one worker alone.
+
+The part that counts is ``clip(1 + GAIN · mean(d), 1/p, 1)`` for p workers. ADR 0061 has the
+measurements.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from sparkdl.weights import FloatArray
+
+GAIN = 5.0
+MEMORY = 0.9
+"""Weight of what was seen before in the mean of d, at each exchange."""
+MOST_VALUES = 1 << 18
+"""Of a larger model every n-th value is looked at."""
+
+
+class Damping:
+    """The part of one worker's changes that counts; see the module. Not thread-safe.
+
+    Args:
+        num_workers: Whose changes are added up.
+        trained_size: Values at the front of a flat buffer that are trained.
+    """
+
+    def __init__(self, num_workers: int, trained_size: int) -> None:
+        self.factor = 1.0
+        self._least = 1.0 / num_workers
+        self._trained = slice(0, trained_size)
+        self._looked_at = slice(0, trained_size, -(-trained_size // MOST_VALUES) or 1)
+        self._mean = 0.0
+        self._sum, self._changes = 0.0, 0
+        self._base: FloatArray | None = None
+        self._change: FloatArray | None = None
+
+    def apply(self, local: FloatArray, base: FloatArray) -> None:
+        """Moves ``local`` back towards ``base``: the part of the change that counts is left.
+
+        Args:
+            local: The worker's weights after a window; changed in place.
+            base: The center from which the window began.
+        """
+        with np.errstate(all="ignore"):  # whether weights are finite is for others to say
+            self._observe(local[self._looked_at], base[self._looked_at])
+        self._sum, self._changes = self._sum + self.factor, self._changes + 1
+        if self.factor < 1.0:
+            trained, start = local[self._trained], base[self._trained]
+            trained -= start
+            trained *= np.float32(self.factor)
+            trained += start
+
+    @property
+    def counted(self) -> float:
+        """The mean of the parts so far; 1 before the first change."""
+        return self._sum / self._changes if self._changes else 1.0
+
+    def _observe(self, local: FloatArray, base: FloatArray) -> None:
+        change = local - base
+        if self._base is not None and self._change is not None:
+            difference = _cosine(base - self._base, change) - _cosine(self._change, change)
+            self._mean = MEMORY * self._mean + (1 - MEMORY) * difference
+            self.factor = min(1.0, max(self._least, 1.0 + GAIN * self._mean))
+        self._base, self._change = base.copy(), change
+
+
+def _cosine(a: FloatArray, b: FloatArray) -> float:
+    """Of the angle between two vectors; 0 if one is 0 or has no finite length."""
+    lengths = math.sqrt(float(a @ a)) * math.sqrt(float(b @ b))
+    value = float(a @ b) / lengths if lengths > 0 else 0.0
+    return value if math.isfinite(value) else 0.0

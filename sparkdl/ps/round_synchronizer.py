@@ -1,0 +1,145 @@
+"""Training in rounds: the mean of all ranks' gradients at each step, through a parameter server."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sparkdl.finite import FiniteCheck
+from sparkdl.protocols import BatchStack, InGraph, Learner
+from sparkdl.ps.client import Progress, StoreAccess
+from sparkdl.run_state import RunState
+from sparkdl.weights import FloatArray, Layout
+
+
+class RoundSynchronizer:
+    """Each step is a round: gradients out, their row-weighted mean in, one optimizer step.
+
+    The weights live on the workers and stay equal on all. A stack of batches is one compiled call,
+    which makes one round for each of its batches: this object is the
+    :class:`~sparkdl.protocols.Reducer` that the learner calls from inside that call. A joiner gets
+    weights and optimizer state from a live rank, which sends them between two stacks; if none is
+    left, the joiner starts from the last snapshot.
+
+    Args:
+        client: Connected; has said HELLO.
+        layout: Of the flat buffer ``[gradient | statistics]``.
+        check: Looks at the gradients before they are sent; None: nobody does.
+    """
+
+    in_graph: InGraph | None = None
+
+    def __init__(
+        self, client: StoreAccess, layout: Layout, check: FiniteCheck | None = None
+    ) -> None:
+        self._client = client
+        self._layout = layout
+        self._check = check or FiniteCheck("ignore", layout.trained_size)
+        self._statistics = np.zeros(layout.size - layout.trained_size, np.float32)
+        self._learner: Learner | None = None
+        self._progress = Progress(epoch=0, batch=0, batches=1, rows=0)
+        self._step = -1  # of the present stack
+        self._rounds = 0
+        self._upload = False
+        self._error: BaseException | None = None
+        self.parts = [slice(0, layout.size)]
+        self.rows = 0
+
+    def start(self, learner: Learner) -> None:
+        """Brings ``learner`` to where the others are: the server's weights, or a live rank's."""
+        if self._client.source == "state":
+            RunState.from_bytes(self._client.get_state()).load_into(learner)
+        else:
+            learner.write_weights(self._client.pull())
+        weights = np.empty(self._layout.size, np.float32)
+        learner.read_weights(weights)
+        self._statistics[...] = weights[self._layout.trained_size :]
+
+    def train(self, learner: Learner, stack: BatchStack | None, progress: Progress) -> None:
+        """The rounds of a stack of batches; None is one round without a batch.
+
+        Args:
+            learner: Gives gradients, takes their mean.
+            stack: None where this rank has no more rows in this epoch, so that it contributes
+                nothing.
+            progress: After the last of the rounds; each round sends its own rows.
+
+        Raises:
+            NotFiniteError: A gradient was not finite, with ``on_nan='raise'``.
+            TransportError: The server is gone.
+        """
+        self._learner, self._progress, self._step = learner, progress, -1
+        self._rounds = 1 if stack is None else stack.num_batches
+        try:
+            if stack is None:
+                learner.skip_reducing(self)
+            else:
+                learner.train_reducing(stack, self)
+        except Exception:
+            error, self._error = self._error, None
+            if error is not None:  # a framework wraps what its compiled call raises
+                raise error from None
+            raise
+        if not self._check.settle():
+            learner.reset_metrics()
+        if self._upload:
+            self._upload = False
+            state = RunState.of(learner, progress.epoch).to_bytes()
+            self._client.put_state(state, progress.epoch, progress.batch)
+
+    def snapshot(self, learner: Learner, epoch: int, batch: int = 0) -> None:
+        """Stores the weights on the server, if this rank is the lowest live one.
+
+        To be called by all ranks at an epoch's end (``epoch`` being the next one) and at the end.
+        """
+        if self._client.lead:
+            learner.read_weights(self._client.buffer)
+            self._client.snapshot(epoch, batch)
+
+    # -- the reducer -----------------------------------------------------------------------------
+
+    @property
+    def buffer(self) -> FloatArray:
+        """What is sent, and then what came back."""
+        return self._client.buffer
+
+    def begin(self, part: int, values: FloatArray) -> None:
+        """Takes this rank's gradient; there is one part, the whole."""
+        self._step += 1
+        buffer = self._client.buffer
+        if self.rows and not self._check.notes(values, 0, self._learner, self._step):
+            self.rows = 0
+        if not self.rows:
+            buffer[...] = 0
+        elif not np.may_share_memory(values, buffer):
+            np.copyto(buffer, values)
+
+    def finish(self) -> bool:
+        """One round; False if no rank had rows: the buffer then holds no gradient."""
+        done = self._progress.batch - self._rounds + self._step + 1
+        progress = Progress(
+            epoch=self._progress.epoch,
+            batch=done,
+            batches=1 if self.rows else 0,
+            rows=self.rows,
+            learning_rate=self._progress.learning_rate,
+        )
+        try:
+            mean = self._client.push_pull(progress)
+        except BaseException as error:
+            self._error = error
+            raise
+        self._upload = self._upload or self._client.upload_requested
+        statistics = mean[self._layout.trained_size :]
+        if self._client.round_rows:
+            self._statistics[...] = statistics
+            return True
+        mean[: self._layout.trained_size] = 0
+        statistics[...] = self._statistics
+        return False
+
+    def agree_on_stop(self, value: float) -> None:
+        """Nothing to do: the server tells all ranks at the same round."""
+
+    def agree_on_gradients(self, mine: list[bool]) -> list[bool]:
+        """What this rank knows; ranks do not tell each other."""
+        return mine

@@ -1,0 +1,99 @@
+"""Fields of a schema: finding one by its name, what it holds, and what it cannot be used for."""
+
+from __future__ import annotations
+
+import difflib
+import math
+
+from pyspark.sql import Column
+from pyspark.sql import types as T
+
+from sparkdl.config import shown
+from sparkdl.errors import DataError
+from sparkdl.learner.signature import Shape
+
+
+def expression_error(column: Column, argument: str) -> DataError:
+    """The error for an expression where the name of a column belongs."""
+    return DataError(
+        f"{argument} must name columns",
+        expected="a name, or several",
+        received=f"an expression of Spark, {shown(column)}",
+        hint=f"{argument}='name'; df.withColumn('name', expression) gives an expression a name",
+    )
+
+
+def field_of(schema: T.StructType, name: str, argument: str) -> T.StructField:
+    """The column of that name, if there is exactly one."""
+    if isinstance(name, Column):
+        raise expression_error(name, argument)
+    if not isinstance(name, str):
+        raise DataError(
+            f"{argument} must name columns", expected="str", received=f"{type(name).__name__}"
+        )
+    if name not in schema.names:
+        close = difflib.get_close_matches(name, schema.names, n=1)
+        raise DataError(
+            f"column {name!r} ({argument}) is not in the data",
+            expected="one of " + ", ".join(repr(n) for n in schema.names),
+            received=repr(name),
+            hint=f"did you mean {close[0]!r}?" if close else f"pass {argument}='your column'",
+        )
+    count = schema.names.count(name)
+    if count > 1:
+        raise DataError(
+            f"column {name!r} ({argument}) is not the only one of its name",
+            expected="one column of that name",
+            received=f"{count} columns",
+            hint="rename or drop the others, e.g. after a join",
+        )
+    return schema[name]
+
+
+def check_vector_size(field: T.StructField, shape: Shape | None) -> None:
+    """Compares the size in the metadata of a column of vectors, if it is there, with the model."""
+    attributes = (field.metadata or {}).get("ml_attr", {})
+    size = attributes.get("num_attrs")
+    if size is None or shape is None or any(d is None for d in shape):
+        return
+    if math.prod(d or 0 for d in shape) != size:
+        raise DataError(
+            f"column {field.name!r} does not fit the model",
+            expected=f"{math.prod(d or 0 for d in shape)} values per row (shape {shape})",
+            received=f"a vector of {size}",
+        )
+
+
+def element_of(kind: T.ArrayType) -> tuple[int, T.DataType]:
+    """How deep an array is nested, and what its innermost elements are."""
+    depth, element = 1, kind.elementType
+    while isinstance(element, T.ArrayType):
+        depth, element = depth + 1, element.elementType
+    return depth, element
+
+
+def is_number(kind: T.DataType) -> bool:
+    """Whether a column of this type holds single numbers."""
+    return isinstance(kind, (T.NumericType, T.BooleanType))
+
+
+def wrong_type(field: T.StructField, argument: str, expected: str, hint: str = "") -> DataError:
+    """The error for a column of a type that an argument does not take."""
+    kind = field.dataType.simpleString()
+    if not hint and isinstance(field.dataType, T.StringType):
+        hint = (
+            "turn text into numbers first, with pyspark.ml.feature.StringIndexer, or in the model: "
+            "keras.Input((1,), dtype='string') and StringLookup or TextVectorization"
+        )
+    element = element_of(field.dataType)[1] if isinstance(field.dataType, T.ArrayType) else None
+    if isinstance(element or field.dataType, (T.DateType, T.TimestampType, T.TimestampNTZType)):
+        hint = (
+            "make numbers of times: F.unix_timestamp('t') gives seconds; F.hour('t'), "
+            "F.dayofweek('t'), F.month('t') give what repeats"
+        )
+    return DataError(
+        f"column {field.name!r} cannot be used as {argument}",
+        expected=expected,
+        received=f"a column of type {kind}",
+        hint=hint,
+    )

@@ -1,0 +1,183 @@
+"""Data that are on the driver: taken through Spark, or refused with the line to write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from sparkdl.errors import ConfigError, DataError
+from sparkdl.spark.driver.cluster import session_of
+
+_LINES = {
+    "tensorflow": "x, y = map(np.array, zip(*dataset.unbatch().as_numpy_iterator())); fit((x, y))",
+    "torch": "x, y = map(np.array, zip(*dataset)); fit((x, y)), for a torch Dataset that fits in "
+    "memory",
+    "keras": "x, y = map(np.concatenate, zip(*(data[i] for i in range(len(data))))); fit((x, y))",
+    "datasets": "fit(dataset.to_pandas(), features=..., label=...)",
+    "dask": "fit(data.compute(), features=..., label=...)",
+}
+"""Package -> how to make something that ``fit`` takes of what it has."""
+
+
+def as_frame(data: Any) -> Any:
+    """A pandas or polars DataFrame, or an Arrow table, as a DataFrame of Spark; others as it is.
+
+    Raises:
+        DataError: A column is of a type that Spark does not have.
+    """
+    kind = type(data)
+    package, name = kind.__module__.split(".")[0], kind.__name__
+    if package == "pandas" and name == "DataFrame":
+        return _spark_frame(lambda: pa.Table.from_pandas(data, preserve_index=False), data)
+    if package == "polars" and name in ("DataFrame", "LazyFrame"):
+        frame = data.collect() if name == "LazyFrame" else data
+        return _spark_frame(lambda: pa.table(frame.to_arrow()), data)
+    if package == "pyarrow" and name in ("Table", "RecordBatch"):
+        return _spark_frame(
+            lambda: data if name == "Table" else pa.Table.from_batches([data]), data
+        )
+    return data
+
+
+def _spark_frame(table_of: Callable[[], pa.Table], data: Any) -> Any:
+    spark = session_of()
+    try:
+        return spark.createDataFrame(_plain(table_of()))
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise DataError(
+            f"Spark cannot take this {type(data).__module__.split('.')[0]} {type(data).__name__}",
+            expected="columns of numbers, strings, or arrays of numbers of one depth",
+            received=f"{type(error).__name__}: {str(error)[:300]}",
+        ) from error
+
+
+def _plain(table: pa.Table) -> pa.Table:
+    """A table without Arrow's types of views, dictionaries and half floats."""
+    fields = [field.with_type(_plain_type(field.type)) for field in table.schema]
+    return table.cast(pa.schema(fields))
+
+
+def _plain_type(kind: Any) -> Any:
+    if pa.types.is_dictionary(kind):
+        return _plain_type(kind.value_type)
+    if kind in (pa.large_string(), pa.string_view()):
+        return pa.string()
+    if kind in (pa.large_binary(), pa.binary_view()):
+        return pa.binary()
+    if kind == pa.float16():
+        return pa.float32()
+    if pa.types.is_unsigned_integer(kind):
+        return {8: pa.int16(), 16: pa.int32(), 32: pa.int64(), 64: pa.int64()}[kind.bit_width]
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        return pa.list_(_plain_type(kind.value_type))
+    return kind
+
+
+def unknown_data(data: Any) -> ConfigError:
+    """The error for what is no form of data that is known."""
+    kind = type(data)
+    packages = [base.__module__.split(".")[0] for base in kind.__mro__]
+    hint = next((_LINES[package] for package in packages if package in _LINES), "")
+    if isinstance(data, (list, tuple)):
+        hint = (
+            "a list of examples: fit(spark.sparkContext.parallelize(examples)); arrays: fit((x, y))"
+        )
+    elif hasattr(data, "__next__"):
+        hint = "a generator: x, y = map(np.array, zip(*generator)); fit((x, y))"
+    elif isinstance(data, np.ndarray):
+        hint = "labels belong to it: fit((x, y))"
+    elif isinstance(data, str):
+        hint = f"fit(spark.read.parquet({data!r}))"
+    return ConfigError(
+        "this kind of data is not known",
+        expected="a DataFrame of Spark, pandas or polars, an Arrow table, an RDD of (x, y) or "
+        "LabeledPoint, or a tuple of arrays or lists (x, y)",
+        received=f"{kind.__module__}.{kind.__qualname__}",
+        hint=hint,
+    )
+
+
+def are_arrays(data: Any, *, needs_labels: bool) -> bool:
+    """Whether ``data`` is ``(x, y)`` or ``(x, y, sample_weight)``; ``(x,)`` without labels.
+
+    A list of more examples than that, or of pairs, is none.
+    """
+    if not isinstance(data, (tuple, list)):
+        return False
+    if len(data) == 1:
+        return not needs_labels
+    pairs = isinstance(data, list) and all(isinstance(e, tuple) and len(e) == 2 for e in data)
+    return len(data) in (2, 3) and not pairs
+
+
+def has_texts_or_sequences(data: Any) -> bool:
+    """Whether arrays ``(x, y)`` have text, or rows of different length, among the features."""
+    parts = data[0].values() if isinstance(data[0], Mapping) else [data[0]]
+    return any(_is_irregular(part) for part in parts)
+
+
+def _is_irregular(values: Any) -> bool:
+    try:
+        array = np.asarray(values)
+    except ValueError:  # lists of different length
+        return True
+    if array.dtype.kind in "US":
+        return True
+    return array.dtype == object and array.ndim == 1 and len(array) > 0 and _has_rows(array[0])
+
+
+def _has_rows(value: Any) -> bool:
+    return isinstance(value, (str, bytes, list, tuple, np.ndarray))
+
+
+def arrays_as_frame(x: Any, y: Any, weight: Any, spark: Any) -> tuple[Any, dict[str, Any]]:
+    """Arrays and lists as a DataFrame of Spark, and which of its columns mean what.
+
+    Args:
+        x: Rows, or input name -> rows.
+        y: Labels, or output name -> labels; None for none.
+        weight: Sample weights, or output name -> weights; None for none.
+        spark: The session.
+
+    Raises:
+        DataError: They are of different lengths, or Spark has no such type.
+    """
+    columns: dict[str, Any] = {}
+
+    def place(values: Any, name: str) -> Any:
+        if isinstance(values, Mapping):
+            return {key: place(part, f"{name} {key}") for key, part in values.items()}
+        columns[name] = values
+        return name
+
+    named = {
+        "features": place(x, "features"),
+        "label": None if y is None else place(y, "label"),
+        "sample_weight": None if weight is None else place(weight, "sample_weight"),
+    }
+    lengths = {name: len(values) for name, values in columns.items()}
+    if len(set(lengths.values())) > 1:
+        raise DataError(
+            "arrays of unequal length",
+            expected="as many labels and sample weights as rows of features",
+            received=", ".join(f"{name}: {count} rows" for name, count in lengths.items()),
+        )
+    try:
+        table = pa.table({name: _arrow(values) for name, values in columns.items()})
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise DataError(
+            "Spark cannot take these arrays",
+            expected="numbers, strings, or lists of numbers of one depth",
+            received=f"{type(error).__name__}: {str(error)[:300]}",
+        ) from error
+    return spark.createDataFrame(_plain(table)), named
+
+
+def _arrow(values: Any) -> Any:
+    if isinstance(values, np.ndarray) and values.dtype.kind in "US" and values.ndim == 2:
+        values = values[:, 0] if values.shape[1] == 1 else values
+    rows = [row.tolist() if isinstance(row, (np.ndarray, np.generic)) else row for row in values]
+    return pa.array(rows)

@@ -1,0 +1,106 @@
+"""Arrays of different length: which inputs are padded, and which inputs take the mask."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+from sparkdl.data.columns import ColumnSpec
+from sparkdl.data.ragged import Padding
+from sparkdl.errors import ConfigError, DataError
+from sparkdl.learner.framework import running_backend
+from sparkdl.learner.signature import TensorSpec
+
+Pad = float | Mapping[str, float]
+"""What to pad with: a number, or input name -> number."""
+MASK = "_mask"
+"""The input ``'words_mask'`` takes the mask of the input ``'words'``."""
+
+
+def mask_inputs(pad: Pad | None, named: object, inputs: Mapping[str, TensorSpec]) -> dict[str, str]:
+    """Inputs that take the mask of another one: name -> that other input.
+
+    Args:
+        pad: What the user asked for; None: no input is padded.
+        named: The user's ``features``; an input that is named there takes its column.
+        inputs: The model's.
+    """
+    if pad is None:
+        return {}
+    given = set(named) if isinstance(named, Mapping) else set()
+    return {
+        name + MASK: name for name in inputs if name + MASK in inputs and name + MASK not in given
+    }
+
+
+def paddings_of(pad: Pad | None, inputs: Mapping[str, TensorSpec]) -> dict[str, Padding]:
+    """Input name -> how its rows are padded.
+
+    Args:
+        pad: A number is for all inputs whose first dimension is free.
+        inputs: The model's.
+
+    Raises:
+        ConfigError: ``pad`` has no effect, or names an input that has a fixed length.
+    """
+    if pad is None:
+        return {}
+    free = [n for n, spec in inputs.items() if spec.shape is None or spec.shape[:1] == (None,)]
+    values = dict(pad) if isinstance(pad, Mapping) else dict.fromkeys(free, pad)
+    if not values or not set(values) <= set(free):
+        raise ConfigError(
+            "pad is for inputs whose first dimension is free",
+            expected=f"one of {free}" if free else "a model with an input of shape (None,)",
+            received=f"pad={pad!r}, and inputs "
+            + ", ".join(f"{name} {spec.shape}" for name, spec in inputs.items()),
+            hint="keras.Input((None,)), or keras.Input((None, 8)) for rows of vectors",
+        )
+    for name, value in values.items():
+        if "int" in inputs[name].dtype and value != int(value):
+            raise ConfigError(
+                f"input {name!r} cannot be padded with this number",
+                expected=f"a whole number, for an input of {inputs[name].dtype}",
+                received=f"pad={pad!r}",
+            )
+    few_lengths = running_backend() == "jax"
+    return {name: Padding(float(value), few_lengths) for name, value in values.items()}
+
+
+def padded_spec(spec: ColumnSpec, padding: Padding) -> ColumnSpec:
+    """A column of arrays as one that is padded.
+
+    Raises:
+        DataError: It has no arrays, or their positions have no fixed shape.
+    """
+    if spec.kind != "array" or None in spec.shape[1:]:
+        raise DataError(
+            f"column {spec.label} cannot be padded",
+            expected="a column of arrays or vectors, and a model that fixes all dimensions but the "
+            "first",
+            received=f"a column of kind {spec.kind!r} for an input of shape {spec.shape}",
+        )
+    return replace(spec, padding=padding)
+
+
+def mask_spec(name: str, wanted: TensorSpec, padded: ColumnSpec) -> ColumnSpec:
+    """The mask of a padded column, for an input of the model.
+
+    Args:
+        name: Of the input that takes the mask.
+        wanted: Its shape and dtype.
+        padded: The column.
+
+    Raises:
+        DataError: The input does not take one value per position.
+    """
+    if wanted.shape != (None,):
+        raise DataError(
+            f"input {name!r} cannot take the mask of column {padded.label}",
+            expected="keras.Input((None,), dtype='bool')",
+            received=f"an input of shape {wanted.shape}",
+            hint=f"features={{{name!r}: 'column', ...}} feeds a column of yours instead",
+        )
+    few_lengths = padded.padding is not None and padded.padding.few_lengths
+    padding = Padding(0.0, few_lengths, math.prod(d or 0 for d in padded.shape[1:]))
+    return ColumnSpec(padded.columns, (None,), wanted.dtype, "mask", padding=padding)

@@ -1,0 +1,239 @@
+"""``tune.search``: hyper-parameter search whose trials are trained by ``SparkModel.fit``."""
+
+from __future__ import annotations
+
+import tempfile
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from sparkdl.config import require_int, require_name
+from sparkdl.errors import ConfigError
+from sparkdl.files.checkpoints import Checkpoints
+from sparkdl.launch import interrupts
+from sparkdl.learner.framework import seed_everything
+from sparkdl.learner.voting import vote
+from sparkdl.spark.driver import cluster
+from sparkdl.spark.driver.arguments import verbosity
+from sparkdl.spark.driver.trained_model import TrainedModel
+from sparkdl.spark.spark_model import SparkModel
+from sparkdl.tune.journal import Journal, TrialRecord
+from sparkdl.tune.runner import Goal, SegmentTraining, run_search
+from sparkdl.tune.searchers import AdaptiveAsha, Searcher
+from sparkdl.tune.segment import Segment
+from sparkdl.tune.study import Study
+from sparkdl.tune.suggestions import Trial, Value
+
+if TYPE_CHECKING:
+    import keras
+
+Build = Callable[[Trial], "keras.Model"]
+_LARGER_IS_BETTER = ("acc", "auc", "precision", "recall", "f1", "iou", "r2", "cosine", "top_k")
+
+
+@interrupts.heard()
+def search(
+    build: Build,
+    data: Any,
+    validation_data: Any = None,
+    metric: str = "val_loss",
+    mode: str = "auto",
+    searcher: Searcher | None = None,
+    max_concurrent: int | str = "auto",
+    slots_per_trial: int = 1,
+    seed: int = 0,
+    checkpoint_dir: str | None = None,
+    resume: bool = False,
+    timeout_s: float | None = None,
+    verbose: str | int = "auto",
+    settings: Mapping[str, Any] | None = None,
+    **fit_arguments: Any,
+) -> Study:
+    """Finds the hyper-parameters with the best metric.
+
+    ::
+
+        def build(trial):
+            units = trial.suggest_int('units', 16, 256, log=True)
+            rate = trial.suggest_float('rate', 1e-4, 1e-1, log=True)
+            model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(units, 'relu'),
+                                      keras.layers.Dense(10, 'softmax')])
+            model.compile(keras.optimizers.Adam(rate), 'sparse_categorical_crossentropy',
+                          metrics=['accuracy'])
+            return model
+
+        study = tune.search(build, df, metric='val_accuracy', validation_split=0.2,
+                            searcher=tune.Asha(max_trials=64, max_epochs=27))
+        study.best_params, study.best_model
+
+    A trial whose ``build`` or training fails, or whose metric is NaN, is scored worst and replaced
+    by another. A hyper-parameter named ``batch_size`` is the trial's batch size.
+
+    Args:
+        build: Makes a compiled and built model from a :class:`~sparkdl.tune.Trial`; runs on the
+            driver, before every segment of the trial, and must make the same model each time.
+        data: What :meth:`SparkModel.fit` takes.
+        validation_data: Likewise; or pass ``validation_split``.
+        metric: A name in the History, such as ``'val_accuracy'``.
+        mode: ``'min'``, ``'max'``, or ``'auto'`` by the metric's name.
+        searcher: Of :mod:`sparkdl.tune`; None for ``AdaptiveAsha()``.
+        max_concurrent: Trials side by side; ``'auto'`` for as many as there are slots.
+        slots_per_trial: Workers of a trial; each is a task slot.
+        seed: Of the hyper-parameters, the models' initial weights and the row order.
+        checkpoint_dir: A path or URI for the trials' checkpoints and the journal; None for a
+            temporary folder, which ``study.close()`` deletes.
+        resume: Go on with the search that ``checkpoint_dir`` holds; no segment is trained twice.
+        timeout_s: Ends the search after so many seconds; its best trial so far counts.
+        verbose: 0 prints nothing; 1 a line whenever a trial was compared.
+        settings: More arguments of :class:`SparkModel`, such as ``{'mode': 'synchronous'}``; the
+            default is ``'allreduce'``, which with one worker is plain Keras to the digit.
+        **fit_arguments: More arguments of :meth:`SparkModel.fit`, such as ``features``, ``label``,
+            ``callbacks`` (made anew for each segment by a function without arguments).
+
+    Returns:
+        The trials, best first, and the models of the best.
+
+    Raises:
+        ConfigError: An argument that cannot be used.
+        SparkDLError: The first trials failed; the error of the first.
+    """
+    require_name("mode", mode, ("auto", "min", "max"))
+    require_int("slots_per_trial", slots_per_trial, 1)
+    maximize = mode == "max" or (
+        mode == "auto" and any(part in metric.lower() for part in _LARGER_IS_BETTER)
+    )
+    goal = Goal(metric, maximize)
+    searcher = searcher if searcher is not None else AdaptiveAsha()
+    if resume and checkpoint_dir is None:
+        raise ConfigError(
+            "there is nothing to resume",
+            expected="checkpoint_dir= of the search that goes on",
+            received="checkpoint_dir=None",
+        )
+    refused = {"epochs", "checkpoint_dir", "resume", "initial_epoch"} & {*fit_arguments}
+    if refused:
+        raise ConfigError(
+            f"tune.search does not take {', '.join(sorted(refused))}",
+            expected="what the searcher does not decide",
+            received=", ".join(sorted(refused)),
+            hint="the searcher has max_epochs",
+        )
+    folder = checkpoint_dir or tempfile.mkdtemp(prefix="sparkdl-tune-")
+    told: dict[str, Value] = {
+        "metric": metric,
+        "maximize": maximize,
+        "seed": seed,
+        "searcher": type(searcher).__name__,
+    }
+    journal = Journal.at(folder, told, resume=resume)
+    trainer = _FitTrainer(
+        build, data, folder, slots_per_trial, seed,
+        {"mode": "allreduce", **(settings or {})},
+        {"validation_data": validation_data, **fit_arguments},
+    )  # fmt: skip
+    study = Study(journal, goal, trainer.load, vote, temporary=checkpoint_dir is None)
+    show = _Lines(study) if verbosity(verbose) else None
+    try:
+        run_search(
+            searcher, trainer, journal, goal, seed=seed, timeout_s=timeout_s,
+            max_concurrent=_at_once(max_concurrent, slots_per_trial, trainer.spark),
+            on_score=show or (lambda trial, score: None),
+        )  # fmt: skip
+    except BaseException:
+        study.close()
+        raise
+    return study
+
+
+def _at_once(asked: int | str, slots_per_trial: int, spark: Any) -> int:
+    if asked != "auto":
+        return require_int("max_concurrent", asked, 1)
+    slots = cluster.count_slots(spark) or cluster.default_parallelism(spark)
+    return max(1, slots // slots_per_trial)
+
+
+class _Lines:
+    """Prints a line whenever a trial was compared."""
+
+    def __init__(self, study: Study) -> None:
+        self._study = study
+
+    def __call__(self, trial: int, score: float) -> None:
+        record = self._study.records[trial] if trial < len(self._study.records) else None
+        best = self._study.best_trial
+        if record is None:
+            return
+        name = self._study.goal.metric
+        value = record.metrics[record.epochs][name]
+        params = ", ".join(
+            f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}" for k, v in record.params.items()
+        )
+        print(
+            f"trial {trial}: epoch {record.epochs}, {name} {value:.4f} "
+            f"(best {self._study.best_value:.4f}, trial {best.number}) {params}",
+            flush=True,
+        )
+
+
+class _FitTrainer:
+    """Trains segments by ``SparkModel.fit`` from checkpoint to checkpoint."""
+
+    def __init__(
+        self, build: Build, data: Any, folder: str, slots: int, seed: int,
+        settings: Mapping[str, Any], fit_arguments: Mapping[str, Any],
+    ) -> None:  # fmt: skip
+        self._build, self._data, self._folder = build, data, folder
+        self._slots, self._seed = slots, seed
+        self._settings, self._fit = settings, dict(fit_arguments)
+        self.spark = getattr(data, "sparkSession", None) or cluster.session_of()
+        self._tag = f"sparkdl-tune-{uuid.uuid4().hex[:12]}"
+
+    def prepare(self, trial: Trial, segment: Segment) -> SegmentTraining:
+        """Builds the model; see :class:`sparkdl.tune.runner.Trainer`."""
+        model = self._model(trial)
+        if segment.parent is not None:
+            self._copy(segment)
+        settings = {"num_workers": self._slots, "seed": self._seed, **self._settings}
+        batch_size = trial.params.get("batch_size")
+        if batch_size is not None:
+            settings["batch_size"] = batch_size
+        spark_model = SparkModel(model, **settings)
+        arguments = dict(self._fit)
+        if callable(arguments.get("callbacks")):
+            arguments["callbacks"] = arguments["callbacks"]()
+
+        def train() -> dict[str, float]:
+            cluster.tag_jobs(self.spark, self._tag)
+            history = spark_model.fit(
+                self._data, epochs=segment.end, verbose=0, resume=True,
+                checkpoint_dir=self._of(segment.trial), **arguments,
+            )  # fmt: skip
+            return {name: float(values[-1]) for name, values in history.history.items() if values}
+
+        return train
+
+    def cancel(self) -> None:
+        """Ends the jobs of all trials."""
+        cluster.cancel_tagged(self.spark, self._tag)
+
+    def load(self, record: TrialRecord) -> keras.Model:
+        """A trial's model, as its newest checkpoint has it."""
+        trial = Trial(record.number, self._seed, record.params)
+        trained = TrainedModel(self._model(trial))
+        trained.restore(Checkpoints(self._of(record.number)))
+        return trained.model
+
+    def _model(self, trial: Trial) -> keras.Model:
+        seed_everything(self._seed + trial.number)
+        return self._build(trial)
+
+    def _of(self, number: int) -> str:
+        return f"{self._folder.rstrip('/')}/trial-{number:05d}"
+
+    def _copy(self, segment: Segment) -> None:
+        """A copy goes on from its parent's newest checkpoint."""
+        child = Checkpoints(self._of(segment.trial))
+        checkpoint = Checkpoints(self._of(segment.parent or 0)).restore()
+        if checkpoint is not None and child.restore() is None:
+            child.save(checkpoint.model_file, replace(checkpoint.state, epoch=segment.begin))

@@ -1,0 +1,54 @@
+"""Hyper-parameter search: trials as chains of segments between checkpoints.
+
+::
+
+    from sparkdl import tune
+
+    study = tune.search(build, df, searcher=tune.Asha(max_trials=64, max_epochs=27))
+    study.best_params, study.best_model
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from sparkdl.tune.searchers import (
+    AdaptiveAsha,
+    Asha,
+    AshaStopping,
+    Grid,
+    Hyperband,
+    PopulationBasedTraining,
+    RandomSearch,
+    Searcher,
+    Single,
+)
+from sparkdl.tune.segment import Segment
+from sparkdl.tune.study import Study
+from sparkdl.tune.suggestions import Trial
+
+if TYPE_CHECKING:
+    from sparkdl.spark.search import search as search
+
+__all__ = [
+    "AdaptiveAsha",
+    "Asha",
+    "AshaStopping",
+    "Grid",
+    "Hyperband",
+    "PopulationBasedTraining",
+    "RandomSearch",
+    "Searcher",
+    "Segment",
+    "Single",
+    "Study",
+    "Trial",
+    "search",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "search":
+        raise AttributeError(f"module 'sparkdl.tune' has no attribute {name!r}")
+    return importlib.import_module("sparkdl.spark.search").search  # the one part that needs Spark

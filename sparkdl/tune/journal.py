@@ -1,0 +1,156 @@
+"""``Journal``: what a search has decided and heard, from which a lost driver goes on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+
+from sparkdl.errors import ConfigError
+from sparkdl.files import storage
+from sparkdl.tune.searchers.searcher import Searcher
+from sparkdl.tune.segment import Segment
+from sparkdl.tune.suggestions import Space, Value
+
+_FILE = "study.json"
+_MAX_BYTES = 64 << 20
+VERSION = 1
+
+
+@dataclass
+class TrialRecord:
+    """What is known of one trial.
+
+    Args:
+        number: From 0.
+        params: Its hyper-parameters.
+        metrics: Epochs done -> the values of all metrics then.
+        epochs: Epochs done.
+        state: ``'running'``, ``'waiting'`` (its last segment ended), ``'failed'`` or ``'stopped'``.
+        error: Why it failed; empty otherwise.
+    """
+
+    number: int
+    params: dict[str, Value] = field(default_factory=dict)
+    spaces: dict[str, Space] = field(default_factory=dict)
+    metrics: dict[int, dict[str, float]] = field(default_factory=dict)
+    epochs: int = 0
+    state: str = "running"
+    error: str = ""
+
+
+@dataclass
+class Journal:
+    """Every call of the searcher, in order, and the trials' records; written after each call.
+
+    Args:
+        folder: Where ``study.json`` lies; a path or URI.
+        settings: What must be the same when the search goes on: seed, metric, class of searcher.
+    """
+
+    folder: str
+    settings: Mapping[str, Value]
+    trials: dict[int, TrialRecord] = field(default_factory=dict)
+    _calls: list[list[int | float | None]] = field(default_factory=list)
+
+    def asked(self, segment: Segment) -> None:
+        """The searcher gave a segment."""
+        self._calls.append([segment.trial, segment.begin, segment.end, segment.parent])
+
+    def built(self, trial: int, spaces: Mapping[str, Space], params: Mapping[str, Value]) -> None:
+        """``build`` asked for these hyper-parameters."""
+        record = self.trials.setdefault(trial, TrialRecord(trial))
+        record.spaces, record.params, record.state = dict(spaces), dict(params), "running"
+
+    def told(self, segment: Segment, score: float, metrics: Mapping[str, float]) -> None:
+        """The searcher heard a score."""
+        self._calls.append([segment.trial, segment.end, score])
+        record = self.trials.setdefault(segment.trial, TrialRecord(segment.trial))
+        record.epochs, record.state = segment.end, "waiting"
+        record.metrics[segment.end] = dict(metrics)
+
+    def write(self) -> None:
+        """Writes ``study.json``, whole or not at all."""
+        content = {
+            "version": VERSION,
+            "settings": dict(self.settings),
+            "calls": self._calls,
+            "trials": [asdict(record) for record in self.trials.values()],
+        }
+        storage.write_bytes(f"{self.folder}/{_FILE}", json.dumps(content).encode())
+
+    @classmethod
+    def at(cls, folder: str, settings: Mapping[str, Value], *, resume: bool) -> Journal:
+        """The journal of a folder, or a new one.
+
+        Raises:
+            ConfigError: The folder has a journal and ``resume`` is False, or it is of another
+                search, or no journal at all.
+        """
+        path = f"{folder}/{_FILE}"
+        if not storage.exists(path):
+            storage.check_writable(path)
+            return cls(folder, settings)
+        if not resume:
+            raise ConfigError(
+                f"{folder!r} holds a search already",
+                expected="an empty folder",
+                received=path,
+                hint="resume=True goes on with it",
+            )
+        try:
+            told = json.loads(storage.read_bytes(path, _MAX_BYTES))
+            if told["version"] > VERSION:
+                raise ValueError(f"version {told['version']}, this is {VERSION}")
+            trials = {t["number"]: _record(t) for t in told["trials"]}
+            journal = cls(folder, told["settings"], trials, told["calls"])
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ConfigError(
+                f"{path!r} is no journal of a search",
+                expected=f"what tune.search wrote, of version {VERSION} or older",
+                received=f"{type(error).__name__}: {error}",
+            ) from error
+        for name, value in settings.items():
+            if journal.settings.get(name) != value:
+                raise ConfigError(
+                    f"{folder!r} holds another search",
+                    expected=f"{name}={journal.settings.get(name)!r}, as before",
+                    received=f"{name}={value!r}",
+                )
+        return journal
+
+    def replay(self, searcher: Searcher) -> list[Segment]:
+        """Makes the calls again; returns the segments whose score the searcher has not heard.
+
+        Raises:
+            ConfigError: The searcher gives other segments than it did.
+        """
+        open_segments: dict[int, Segment] = {}
+        for call in self._calls:
+            if len(call) == 4:
+                trial, begin, end, parent = (None if c is None else int(c) for c in call)
+                segment = searcher.ask()
+                wanted = Segment(trial or 0, begin or 0, end or 0, parent)
+                if segment != wanted:
+                    raise ConfigError(
+                        f"the searcher is not the one whose search {self.folder!r} holds",
+                        expected=f"the same searcher with the same arguments, which gave {wanted}",
+                        received=str(segment),
+                    )
+                open_segments[segment.trial] = segment
+                record = self.trials.get(segment.trial)
+                if record is not None:
+                    searcher.built(segment.trial, record.spaces, record.params)
+            else:
+                number, epochs, score = call
+                searcher.tell(int(number or 0), int(epochs or 0), float(score or 0))
+                del open_segments[int(number or 0)]
+        return list(open_segments.values())
+
+
+def _record(told: Mapping[str, object]) -> TrialRecord:
+    record = TrialRecord(**told)  # type: ignore[arg-type]
+    spaces = {n: Space(**s) for n, s in record.spaces.items()}  # type: ignore[arg-type]
+    spaces = {n: replace(s, choices=tuple(s.choices)) for n, s in spaces.items()}
+    metrics = {int(epochs): values for epochs, values in record.metrics.items()}
+    return replace(record, spaces=spaces, metrics=metrics)

@@ -1,0 +1,212 @@
+"""Runs a search: asks the searcher, trains segments side by side, tells the scores."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import queue
+import threading
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from sparkdl.errors import ConfigError, DataError
+from sparkdl.tune.journal import Journal
+from sparkdl.tune.searchers.searcher import WORST, Searcher
+from sparkdl.tune.segment import Segment
+from sparkdl.tune.suggestions import Trial
+
+PATIENCE = 3
+"""So many trials may fail before any has succeeded; then the search ends with the first error."""
+
+
+class SegmentTraining(Protocol):
+    """A segment that is ready to train, in any thread."""
+
+    def __call__(self) -> Mapping[str, float]:
+        """Trains it, writes its checkpoint, and returns the metrics of the last epoch."""
+
+
+class Trainer(Protocol):
+    """Trains segments; what it needs of Spark and Keras is its own."""
+
+    def prepare(self, trial: Trial, segment: Segment) -> SegmentTraining:
+        """Calls the user's ``build``; in the thread that called ``search``."""
+
+    def cancel(self) -> None:
+        """Ends the trainings that run, which then raise."""
+
+
+@dataclass(frozen=True)
+class Goal:
+    """The metric that is searched for.
+
+    Args:
+        metric: Its name in the History.
+        maximize: Whether larger is better.
+    """
+
+    metric: str
+    maximize: bool
+
+    def score(self, metrics: Mapping[str, float]) -> float:
+        """The searcher's score: larger is better; that of NaN is the worst.
+
+        Raises:
+            ConfigError: The model has no such metric.
+        """
+        if self.metric not in metrics:
+            raise ConfigError(
+                f"the models have no metric {self.metric!r}",
+                expected=f"metric= one of {', '.join(metrics)}",
+                received=repr(self.metric),
+                hint="names that begin with val_ need validation_data or validation_split",
+            )
+        value = float(metrics[self.metric])
+        return WORST if math.isnan(value) else value if self.maximize else -value
+
+
+@dataclass(frozen=True)
+class _Ended:
+    segment: Segment
+    metrics: Mapping[str, float] | None
+    error: Exception | None
+
+
+def run_search(
+    searcher: Searcher,
+    trainer: Trainer,
+    journal: Journal,
+    goal: Goal,
+    *,
+    seed: int,
+    max_concurrent: int,
+    timeout_s: float | None,
+    on_score: Callable[[int, float], None],
+) -> None:
+    """Runs to the searcher's end, or until the time is over; the journal has what happened.
+
+    Args:
+        searcher: Decides; fresh.
+        trainer: Trains.
+        journal: May hold the beginning of the search, which is not trained again.
+        goal: The metric.
+        seed: Of the trials' hyper-parameters.
+        max_concurrent: Segments side by side.
+        timeout_s: After so long the trainings that run are ended; None for no limit.
+        on_score: Called with a trial and its score.
+
+    Raises:
+        SparkDLError: The first trials failed, or a mistake that all trials share.
+    """
+    search = _Search(searcher, trainer, journal, goal, seed, on_score)
+    waiting = journal.replay(searcher)
+    deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
+    try:
+        while True:
+            while len(search.running) < max_concurrent and time.monotonic() < deadline:
+                segment = waiting.pop(0) if waiting else search.ask()
+                if segment is None:
+                    break
+                search.start(segment)
+            if not search.running:
+                return
+            search.take(0.1)
+            if time.monotonic() > deadline:
+                search.stop()
+                return
+    except BaseException:
+        search.stop()
+        raise
+
+
+class _Search:
+    """The segments that run, each in a thread of its own; used by one thread."""
+
+    def __init__(
+        self, searcher: Searcher, trainer: Trainer, journal: Journal, goal: Goal, seed: int,
+        on_score: Callable[[int, float], None],
+    ) -> None:  # fmt: skip
+        self._searcher, self._trainer, self._journal = searcher, trainer, journal
+        self._goal, self._seed, self._on_score = goal, seed, on_score
+        self._ended: queue.SimpleQueue[_Ended] = queue.SimpleQueue()
+        self._failures: list[Exception] = []
+        self._succeeded = any(r.metrics for r in journal.trials.values())
+        self.running: dict[int, threading.Thread] = {}
+
+    def ask(self) -> Segment | None:
+        segment = self._searcher.ask()
+        if segment is not None:
+            self._journal.asked(segment)
+        return segment
+
+    def start(self, segment: Segment) -> None:
+        record = self._journal.trials.get(segment.trial)
+        given = {**self._searcher.parameters(segment.trial), **(record.params if record else {})}
+        trial = Trial(segment.trial, self._seed, given)
+        try:
+            training = self._trainer.prepare(trial, segment)
+        except Exception as error:
+            self._keep(trial)
+            self._tell(_Ended(segment, None, error))
+            return
+        self._keep(trial)
+
+        def train() -> None:
+            try:
+                self._ended.put(_Ended(segment, training(), None))
+            except Exception as error:
+                self._ended.put(_Ended(segment, None, error))
+
+        name = f"sparkdl-trial{segment.trial}"
+        self.running[segment.trial] = threading.Thread(target=train, name=name, daemon=True)
+        self.running[segment.trial].start()
+
+    def take(self, timeout_s: float) -> None:
+        """Waits for a segment to end, and tells its score."""
+        with contextlib.suppress(queue.Empty):
+            ended = self._ended.get(timeout=timeout_s)
+            self.running.pop(ended.segment.trial).join()
+            self._tell(ended)
+
+    def stop(self, timeout_s: float = 60.0) -> None:
+        """Ends what runs; its trials count as stopped."""
+        deadline = time.monotonic() + timeout_s
+        for number, thread in self.running.items():
+            while thread.is_alive() and time.monotonic() < deadline:
+                self._trainer.cancel()  # again: one that comes before the Spark job is forgotten
+                thread.join(0.5)
+            self._journal.trials[number].state = "stopped"
+        self.running.clear()
+        self._journal.write()
+
+    def _keep(self, trial: Trial) -> None:
+        self._journal.built(trial.number, trial.spaces, trial.params)
+        self._searcher.built(trial.number, trial.spaces, trial.params)
+        self._journal.write()
+
+    def _tell(self, ended: _Ended) -> None:
+        segment, metrics = ended.segment, ended.metrics or {}
+        score = WORST if ended.error else self._goal.score(metrics)
+        self._searcher.tell(segment.trial, segment.end, score)
+        self._journal.told(segment, score, metrics)
+        record = self._journal.trials[segment.trial]
+        if score == WORST:
+            record.state = "failed"
+            record.error = _in_short(ended.error) if ended.error else f"{self._goal.metric} is NaN"
+            warnings.warn(f"trial {segment.trial} failed: {record.error}", RuntimeWarning, 2)
+        self._journal.write()
+        if ended.error is not None:
+            self._failures.append(ended.error)
+            shared = isinstance(ended.error, (ConfigError, DataError))
+            if not self._succeeded and (shared or len(self._failures) >= PATIENCE):
+                raise self._failures[0]
+            return
+        self._succeeded = True
+        self._on_score(segment.trial, score)
+
+
+def _in_short(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"

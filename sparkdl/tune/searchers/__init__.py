@@ -1,0 +1,23 @@
+"""Searchers: which trial trains how long. Each is a pure state machine, one module a kind."""
+
+from __future__ import annotations
+
+from sparkdl.tune.searchers.asha import Asha, AshaStopping
+from sparkdl.tune.searchers.brackets import AdaptiveAsha, Hyperband, SuccessiveHalving
+from sparkdl.tune.searchers.population import PopulationBasedTraining
+from sparkdl.tune.searchers.searcher import WORST, Searcher
+from sparkdl.tune.searchers.whole import Grid, RandomSearch, Single
+
+__all__ = [
+    "WORST",
+    "AdaptiveAsha",
+    "Asha",
+    "AshaStopping",
+    "Grid",
+    "Hyperband",
+    "PopulationBasedTraining",
+    "RandomSearch",
+    "Searcher",
+    "Single",
+    "SuccessiveHalving",
+]

@@ -1,0 +1,141 @@
+"""Asynchronous successive halving (Li et al., MLSys 2020), by promotion and by stopping."""
+
+from __future__ import annotations
+
+import bisect
+from collections import deque
+from dataclasses import dataclass, field
+
+from sparkdl.options import require, require_whole
+from sparkdl.tune.searchers.rungs import make_rungs, rungs_that_differ
+from sparkdl.tune.searchers.searcher import WORST, Searcher, worst_to_best
+from sparkdl.tune.segment import Segment
+
+
+@dataclass
+class _Rung:
+    """The trials that were compared after a number of epochs.
+
+    Args:
+        epochs: The epochs.
+        scores: Score (less is better), place in the order of coming, trial; best first.
+        promoted: The trials that went on.
+    """
+
+    epochs: int
+    scores: list[tuple[float, int, int]] = field(default_factory=list)
+    promoted: set[int] = field(default_factory=set)
+
+    def add(self, trial: int, score: float) -> None:
+        """Takes a score."""
+        bisect.insort(self.scores, (-worst_to_best(score), len(self.scores), trial))
+
+    def best(self, count: int) -> list[int]:
+        """The ``count`` best trials that did not fail; among equal ones those that came first."""
+        return [trial for score, _, trial in self.scores[:count] if -score > WORST]
+
+
+class Asha(Searcher):
+    """Trials climb rungs; of each rung only the best ``1 / divisor`` go on, when they are known.
+
+    A free slot goes to the highest rung that has a trial to promote, else to a new trial, so that
+    none waits for a rung to be full. At least one trial is trained to the end.
+
+    Args:
+        max_trials: Trials; one that fails is replaced, at most as many times.
+        max_epochs: Epochs of a trial that is trained to the end.
+        divisor: Of a rung, one trial in so many goes on.
+        max_rungs: Most rungs; fewer where epochs or trials are too few.
+    """
+
+    def __init__(
+        self, max_trials: int = 64, max_epochs: int = 27, divisor: float = 4, max_rungs: int = 5
+    ) -> None:
+        _check(type(self).__name__, max_trials, max_epochs, divisor, max_rungs)
+        number = rungs_that_differ(max_rungs, divisor, max_epochs, max_trials)
+        self.rungs = [_Rung(epochs) for epochs in make_rungs(number, divisor, max_epochs)]
+        self._divisor = divisor
+        self._max_trials, self._limit = max_trials, 2 * max_trials
+        self._started = 0
+        self._running: set[int] = set()
+
+    @property
+    def max_epochs(self) -> int:
+        return self.rungs[-1].epochs
+
+    def ask(self) -> Segment | None:
+        segment = self._promotion() or self._new_trial() or self._last_promotion()
+        if segment is not None:
+            self._running.add(segment.trial)
+        return segment
+
+    def tell(self, trial: int, epochs: int, score: float) -> None:
+        self._running.discard(trial)
+        rung = next(r for r in self.rungs if r.epochs == epochs)
+        rung.add(trial, score)
+        if worst_to_best(score) == WORST and self._max_trials < self._limit:
+            self._max_trials += 1
+
+    def _promotion(self) -> Segment | None:
+        for number in reversed(range(len(self.rungs) - 1)):
+            rung = self.rungs[number]
+            for trial in rung.best(int(len(rung.scores) / self._divisor)):
+                if trial not in rung.promoted:
+                    return self._promote(number, trial)
+        return None
+
+    def _new_trial(self) -> Segment | None:
+        if self._started >= self._max_trials:
+            return None
+        self._started += 1
+        return Segment(self._started - 1, 0, self.rungs[0].epochs)
+
+    def _last_promotion(self) -> Segment | None:
+        """Where rungs are too small to promote from: the best trial goes on to the end."""
+        if self._running or self.rungs[-1].best(1):
+            return None
+        for number in reversed(range(len(self.rungs) - 1)):
+            rung = self.rungs[number]
+            for trial in rung.best(len(rung.scores)):
+                if trial not in rung.promoted:
+                    return self._promote(number, trial)
+        return None
+
+    def _promote(self, number: int, trial: int) -> Segment:
+        self.rungs[number].promoted.add(trial)
+        return Segment(trial, self.rungs[number].epochs, self.rungs[number + 1].epochs)
+
+
+class AshaStopping(Asha):
+    """Trials go on unless they are below the best ``1 / divisor`` of a rung when they reach it.
+
+    The first trials are compared with few others, so more of them go on than by promotion, but no
+    trial is ever paused. The arguments are those of :class:`Asha`.
+    """
+
+    def __init__(
+        self, max_trials: int = 64, max_epochs: int = 27, divisor: float = 4, max_rungs: int = 5
+    ) -> None:
+        super().__init__(max_trials, max_epochs, divisor, max_rungs)
+        self._going_on: deque[Segment] = deque()
+
+    def ask(self) -> Segment | None:
+        segment = self._going_on.popleft() if self._going_on else self._new_trial()
+        if segment is not None:
+            self._running.add(segment.trial)
+        return segment
+
+    def tell(self, trial: int, epochs: int, score: float) -> None:
+        super().tell(trial, epochs, score)
+        number = next(n for n, r in enumerate(self.rungs) if r.epochs == epochs)
+        rung = self.rungs[number]
+        best = rung.best(max(int(len(rung.scores) / self._divisor), 1))
+        if number < len(self.rungs) - 1 and trial in best:
+            self._going_on.append(self._promote(number, trial))
+
+
+def _check(owner: str, max_trials: int, max_epochs: int, divisor: float, max_rungs: int) -> None:
+    require_whole(owner, "max_trials", max_trials, 1)
+    require_whole(owner, "max_epochs", max_epochs, 1)
+    require_whole(owner, "max_rungs", max_rungs, 1)
+    require(divisor > 1, owner, "divisor", "a number above 1", divisor)

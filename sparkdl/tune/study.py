@@ -1,0 +1,172 @@
+"""``Study``: what a search found."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+from sparkdl.closing import Closing
+from sparkdl.errors import ConfigError
+from sparkdl.tune.journal import Journal, TrialRecord
+from sparkdl.tune.runner import Goal
+from sparkdl.tune.suggestions import Value
+
+if TYPE_CHECKING:
+    import keras
+    import pandas as pd
+    from matplotlib.axes import Axes
+
+
+class EnsembleOf(Protocol):
+    """Makes one model of several."""
+
+    def __call__(self, models: list[keras.Model], voting: str) -> keras.Model: ...
+
+
+class Study(Closing):
+    """The trials of a search, best first, and the models of the best.
+
+    Models are read from the search's folder when they are asked for. Without a ``checkpoint_dir``
+    that folder is temporary: :meth:`close`, or the end of a ``with`` block, deletes it.
+
+    Args:
+        journal: Of the search.
+        goal: Its metric.
+        load: Trial record -> its model as after its last epoch.
+        ensemble_of: Makes one model of several.
+        temporary: Whether the folder is the study's own.
+    """
+
+    def __init__(
+        self,
+        journal: Journal,
+        goal: Goal,
+        load: Callable[[TrialRecord], keras.Model],
+        ensemble_of: EnsembleOf,
+        *,
+        temporary: bool,
+    ) -> None:
+        self._journal, self.goal = journal, goal
+        self._load, self._ensemble_of, self._temporary = load, ensemble_of, temporary
+
+    def close(self) -> None:
+        """Deletes the checkpoints if their folder is temporary."""
+        if self._temporary:
+            shutil.rmtree(self._journal.folder, ignore_errors=True)
+
+    @property
+    def records(self) -> list[TrialRecord]:
+        """All trials by number."""
+        return [self._journal.trials[n] for n in sorted(self._journal.trials)]
+
+    def ranked(self) -> list[TrialRecord]:
+        """The trials that have a score and did not fail, best first; by their last epoch."""
+        whole = [r for r in self.records if r.metrics and r.state != "failed"]
+        return sorted(whole, key=lambda r: -self.goal.score(r.metrics[max(r.metrics)]))
+
+    @property
+    def best_trial(self) -> TrialRecord:
+        """The trial with the best metric.
+
+        Raises:
+            ConfigError: No trial has one.
+        """
+        ranked = self.ranked()
+        if not ranked:
+            raise ConfigError(
+                "the study has no trial with a metric",
+                expected="at least one trial that trained to its first comparison",
+                received=f"{len(self.records)} trials: "
+                + (", ".join(sorted({r.error or r.state for r in self.records})) or "none"),
+            )
+        return ranked[0]
+
+    @property
+    def best_params(self) -> dict[str, Value]:
+        """The hyper-parameters of :attr:`best_trial`."""
+        return dict(self.best_trial.params)
+
+    @property
+    def best_value(self) -> float:
+        """The metric of :attr:`best_trial`."""
+        return self.best_trial.metrics[max(self.best_trial.metrics)][self.goal.metric]
+
+    @property
+    def best_model(self) -> keras.Model:
+        """The model of :attr:`best_trial`, compiled, with its optimizer's state."""
+        return self._load(self.best_trial)
+
+    def best_models(self, count: int) -> list[keras.Model]:
+        """The models of the ``count`` best trials, best first."""
+        return [self._load(record) for record in self.ranked()[:count]]
+
+    def ensemble(self, count: int, voting: str = "soft") -> keras.Model:
+        """One model of the ``count`` best: ``'soft'`` predicts the mean of their predictions,
+        ``'hard'`` the share of them that prefers each class.
+
+        Raises:
+            ConfigError: Another voting, or fewer trials than ``count``.
+        """
+        models = self.best_models(count)
+        if voting not in ("soft", "hard") or len(models) < count:
+            raise ConfigError(
+                "these models cannot vote",
+                expected=f"voting='soft' or 'hard', and count of at most {len(models)}",
+                received=f"count={count!r}, voting={voting!r}",
+            )
+        return self._ensemble_of(models, voting)
+
+    @property
+    def trials(self) -> pd.DataFrame:
+        """A row a trial: number, state, epochs, the metric, ``param_...``; best first."""
+        import pandas as pd
+
+        ranked = self.ranked()
+        rest = [r for r in self.records if r not in ranked]
+        rows = [
+            {
+                "trial": r.number,
+                "state": r.state,
+                "epochs": r.epochs,
+                self.goal.metric: r.metrics[max(r.metrics)].get(self.goal.metric, math.nan)
+                if r.metrics
+                else math.nan,
+                **{f"param_{name}": value for name, value in r.params.items()},
+                "error": r.error,
+            }
+            for r in [*ranked, *rest]
+        ]
+        return pd.DataFrame(rows)
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """Draws the metric of every trial over its epochs; the best one stands out.
+
+        Args:
+            ax: Where to draw; None for new axes. Needs matplotlib.
+        """
+        import matplotlib.pyplot as plt
+
+        ax = ax if ax is not None else plt.subplots(figsize=(7, 4))[1]
+        best = self.best_trial.number
+        for record in self.records:
+            values = {
+                e: m.get(self.goal.metric, math.nan) for e, m in sorted(record.metrics.items())
+            }
+            lines = ax.plot(list(values), list(values.values()), color="#7f8fa6", alpha=0.6, lw=1)
+            if record.number == best:
+                lines[0].set(color="#d95f02", alpha=1, linewidth=2.5, zorder=3)
+                lines[0].set_label(f"best: trial {best}")
+            lines[0].set(marker="o", markersize=3)
+        ax.set(xlabel="epochs", ylabel=self.goal.metric, title=f"{len(self.records)} trials")
+        ax.grid(alpha=0.3)
+        ax.legend(frameon=False)
+        return ax
+
+    def __repr__(self) -> str:
+        ranked = self.ranked()
+        best = (
+            f", best {self.goal.metric} {self.best_value:.4g}: {self.best_params}" if ranked else ""
+        )
+        return f"Study({len(self.records)} trials{best})"

@@ -1,0 +1,251 @@
+"""What ``fit`` takes beside epochs: class weights, steps, padding, text, frames of others, and
+models with a ``train_step`` of their own; and whose weights validation speaks of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+from conftest import make_mlp
+from keras import layers
+
+from sparkdl import SparkModel, load_spark_model
+from sparkdl.errors import ConfigError, DataError
+
+CLASS_WEIGHT = {0: 0.2, 3: 5.0}
+
+
+def full_batch(mode: str, rows: int, **options: Any) -> SparkModel:
+    """Two workers that together take whole batches: the order of the rows does not matter."""
+    model = make_mlp(optimizer=keras.optimizers.SGD(0.3, momentum=0.9))
+    return SparkModel(model, mode, num_workers=2, batch_size=rows, **options)
+
+
+@pytest.mark.parametrize("mode", ["synchronous", "allreduce"])
+def test_class_weights_are_those_of_keras(digits_df: Any, digits: Any, mode: str) -> None:
+    x, y = digits
+    spark_model = full_batch(mode, len(x))
+    history = spark_model.fit(
+        digits_df, epochs=12, class_weight=CLASS_WEIGHT, validation_data=digits_df, verbose=0
+    )
+    alone = make_mlp(optimizer=keras.optimizers.SGD(0.3, momentum=0.9))
+    known = alone.fit(
+        x, y, epochs=12, batch_size=len(x), class_weight=CLASS_WEIGHT, verbose=0,
+        validation_data=(x, y), validation_batch_size=len(x),
+    )  # fmt: skip
+    for mine, other in zip(spark_model.model.get_weights(), alone.get_weights(), strict=True):
+        np.testing.assert_allclose(mine, other, rtol=0, atol=1e-5)
+    for name in ("loss", "val_loss"):  # validation rows are not weighed
+        np.testing.assert_allclose(history.history[name], known.history[name], rtol=1e-4)
+
+
+def test_steps_per_epoch_are_batches_of_each_worker(digits_df: Any) -> None:
+    model = make_mlp()
+    spark_model = SparkModel(model, "synchronous", num_workers=2, batch_size=8)
+    history = spark_model.fit(
+        digits_df, epochs=3, steps_per_epoch=5, validation_split=0.3, validation_steps=2, verbose=0
+    )
+    assert int(model.optimizer.iterations.numpy()) == 15
+    assert spark_model.summary is not None
+    assert spark_model.summary.rows == 2 * 5 * 8
+    assert len(history.history["val_loss"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("mode", "options"),
+    [
+        ("asynchronous", {"frequency": 3}),
+        ("asynchronous", {"rule": "aeasgd"}),  # whose workers never have the server's weights
+        ("hogwild", {}),
+    ],
+)
+def test_validation_is_of_the_model_that_comes_back(
+    digits_df: Any, mode: str, options: dict[str, Any]
+) -> None:
+    model = make_mlp(optimizer=keras.optimizers.SGD(0.3))
+    spark_model = SparkModel(model, mode, num_workers=2, **options)
+    history = spark_model.fit(digits_df, epochs=3, validation_data=digits_df, verbose=0)
+    found = spark_model.evaluate(digits_df)
+    assert history.history["val_loss"][-1] == pytest.approx(found["loss"], rel=1e-4)
+    assert history.history["val_accuracy"][-1] == pytest.approx(found["accuracy"], abs=1e-3)
+
+
+# -- a train_step of the model's own -------------------------------------------------------------
+
+
+class Autoencoder(keras.Model):
+    """Reconstructs its input; compiled without a loss, fed without labels."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.code, self.out = layers.Dense(4, activation="relu"), layers.Dense(64)
+
+    def build(self, shape: Any) -> None:
+        self.code.build(shape)
+        self.out.build((None, 4))
+        self.built = True
+
+    def call(self, x: Any) -> Any:
+        return self.out(self.code(x))
+
+    def train_step(self, x: Any) -> dict[str, Any]:
+        import tensorflow as tf
+
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(x) - x) ** 2)
+        variables = self.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, variables), variables)
+        return {"loss": loss}
+
+    def test_step(self, x: Any) -> dict[str, Any]:
+        import tensorflow as tf
+
+        return {"loss": tf.reduce_mean((self(x) - x) ** 2)}
+
+
+@pytest.mark.parametrize("mode", ["asynchronous", "allreduce"])
+def test_a_model_without_loss_and_labels(digits_df: Any, digits: Any, mode: str) -> None:
+    keras.utils.set_random_seed(0)
+    model = Autoencoder()
+    model.build((None, 64))
+    model.compile(keras.optimizers.Adam(0.01))
+    spark_model = SparkModel(model, mode, num_workers=2)
+    history = spark_model.fit(digits_df, epochs=3, label=None, validation_data=digits_df, verbose=0)
+    losses = history.history["loss"]
+    assert losses[0] > losses[-1] > 0
+    x = digits[0]
+    error = float(np.mean((model.predict(x, verbose=0) - x) ** 2))
+    assert history.history["val_loss"][-1] == pytest.approx(error, rel=0.02)  # of batches' means
+    with pytest.raises(DataError, match="label=None"):
+        SparkModel(make_mlp(), num_workers=2).fit(digits_df, label=None)
+
+
+# -- sequences and text --------------------------------------------------------------------------
+
+
+def word_model(**options: Any) -> Any:
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential(
+        [
+            keras.Input((None,), dtype="int32"),
+            layers.Embedding(30, 4, mask_zero=True),
+            layers.GlobalAveragePooling1D(),
+            layers.Dense(1, activation="sigmoid"),
+        ]
+    )
+    model.compile(keras.optimizers.Adam(0.05), "binary_crossentropy", metrics=["accuracy"])
+    return model
+
+
+@pytest.fixture(scope="module")
+def sentences() -> list[tuple[list[int], int]]:
+    """Words 1 to 29; the label says whether most of them are above 15."""
+    rng = np.random.default_rng(1)
+    rows = [rng.integers(1, 30, rng.integers(1, 15)).tolist() for _ in range(300)]
+    return [(row, int(np.mean(np.array(row) > 15) > 0.5)) for row in rows]
+
+
+def test_arrays_of_different_length(
+    spark: Any, sentences: list[tuple[list[int], int]], tmp_path: Path
+) -> None:
+    df = spark.createDataFrame(sentences, "words array<int>, label int")
+    model = word_model()
+    spark_model = SparkModel(model, "synchronous", num_workers=2, pad=0)
+    history = spark_model.fit(df, epochs=6, features="words", validation_data=df, verbose=0)
+    assert history.history["val_accuracy"][-1] > 0.85
+
+    predicted = [row[0] for row in spark_model.predict(df).select("prediction").collect()]
+    longest = max(len(row) for row, _ in sentences)
+    x = np.array([row + [0] * (longest - len(row)) for row, _ in sentences])
+    y = np.array([label for _, label in sentences])
+    known = model.evaluate(x, y, verbose=0, return_dict=True)
+    found = spark_model.evaluate(df)
+    assert found["loss"] == pytest.approx(known["loss"], rel=1e-4)
+    np.testing.assert_allclose(predicted, model.predict(x, verbose=0)[:, 0], atol=1e-5)
+    lists = ([row for row, _ in sentences], y.tolist())
+    assert spark_model.evaluate(lists)["loss"] == pytest.approx(known["loss"], rel=1e-4)
+    path = f"file://{tmp_path}/words.keras"
+    spark_model.save(path)
+    assert load_spark_model(path).pad == 0
+
+    with pytest.raises(DataError, match="unequal length"):
+        SparkModel(model, num_workers=2).fit(df, features="words", verbose=0)
+    with pytest.raises(ConfigError, match="first dimension is free"):
+        SparkModel(make_mlp(), num_workers=2, pad=0).fit(df, features="words", verbose=0)
+
+
+def test_a_mask_as_an_input(spark: Any, sentences: list[tuple[list[int], int]]) -> None:
+    """The sum of all numbers that are no padding, though the padding is no 0."""
+    x = keras.Input((None,), name="words")
+    mask = keras.Input((None,), dtype="bool", name="words_mask")
+    kept = keras.ops.sum(x * keras.ops.cast(mask, "float32"), axis=1, keepdims=True)
+    model = keras.Model([x, mask], layers.Dense(1, kernel_initializer="ones")(kept))
+    model.compile(keras.optimizers.SGD(0.0), "mse")
+    df = spark.createDataFrame([(row, float(sum(row))) for row, _ in sentences], ["words", "label"])
+    spark_model = SparkModel(model, num_workers=2, pad=-7)
+    history = spark_model.fit(df, features="words", verbose=0)
+    assert history.history["loss"] == [pytest.approx(0, abs=1e-6)]
+
+
+def texts() -> tuple[list[str], list[int]]:
+    words = ["good", "great", "fine", "bad", "awful", "poor"]
+    rng = np.random.default_rng(0)
+    drawn = [rng.integers(0, 6, rng.integers(1, 6)) for _ in range(240)]
+    return [" ".join(words[i] for i in row) for row in drawn], [int(row[0] < 3) for row in drawn]
+
+
+def text_model(inputs: list[str]) -> Any:
+    keras.utils.set_random_seed(0)
+    vectorize = layers.TextVectorization(max_tokens=20, output_sequence_length=1)
+    vectorize.adapt(np.array(inputs))
+    model = keras.Sequential(
+        [
+            keras.Input((1,), dtype="string"),
+            vectorize,
+            layers.Embedding(20, 4),
+            layers.Flatten(),
+            layers.Dense(1, activation="sigmoid"),
+        ]
+    )
+    model.compile(keras.optimizers.Adam(0.1), "binary_crossentropy", metrics=["accuracy"])
+    return model
+
+
+@pytest.mark.parametrize("kind", ["pandas", "Arrow", "lists", "Spark"])
+def test_text_from_frames_of_all_kinds(spark: Any, kind: str) -> None:
+    words, labels = texts()
+    frame = pd.DataFrame({"text": words, "label": labels})
+    data = {
+        "pandas": lambda: frame,
+        "Arrow": lambda: pa.table({"text": pa.array(words, pa.large_string()), "label": labels}),
+        "lists": lambda: (words, labels),
+        "Spark": lambda: spark.createDataFrame(frame),
+    }[kind]()
+    spark_model = SparkModel(text_model(words), "synchronous", num_workers=2)
+    epochs = 8 if kind == "Spark" else 1
+    history = spark_model.fit(data, features="text", epochs=epochs, verbose=0)
+    known = spark_model.model.evaluate(
+        np.array(words)[:, None], np.array(labels), verbose=0, return_dict=True
+    )
+    features = None if kind == "lists" else "text"
+    assert spark_model.evaluate(data, features=features) == pytest.approx(known, rel=1e-4)
+    if kind == "Spark":
+        assert history.history["accuracy"][-1] == 1.0  # the first word says it all
+        predicted = spark_model.predict(data, features="text").select("prediction").collect()
+        assert np.mean([(row[0] > 0.5) for row in predicted] == np.array(labels)) == 1.0
+
+
+def test_another_vocabulary_is_another_model(spark: Any) -> None:
+    """Kept learners: two models that differ in nothing but the vocabulary of a layer."""
+    words, labels = texts()
+    for inputs in (words, ["poor awful", "bad", *words[:3]]):
+        model = text_model(inputs)
+        spark_model = SparkModel(model, "synchronous", num_workers=2)
+        spark_model.fit((words, labels), verbose=0)
+        known = model.evaluate(np.array(words)[:, None], np.array(labels), verbose=0)
+        assert spark_model.evaluate((words, labels))["loss"] == pytest.approx(known[0], rel=1e-4)

@@ -1,0 +1,179 @@
+"""Hyper-parameter search on a real cluster."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+from sparkdl import tune
+from sparkdl.errors import ConfigError
+
+
+def build(trial: tune.Trial) -> Any:
+    rate = trial.suggest_float("rate", 1e-5, 1e-1, log=True)
+    units = trial.suggest_int("units", 4, 32, log=True)
+    model = keras.Sequential(
+        [
+            keras.Input((64,)),
+            keras.layers.Dense(units, activation="relu"),
+            keras.layers.Dense(10, activation="softmax"),
+        ]
+    )
+    model.compile(
+        keras.optimizers.Adam(rate), "sparse_categorical_crossentropy", metrics=["accuracy"]
+    )
+    return model
+
+
+def test_asha_finds_a_good_model(digits_df: Any, digits: Any, capsys: Any) -> None:
+    searcher = tune.Asha(max_trials=6, max_epochs=9, divisor=3)
+    with tune.search(
+        build, digits_df, metric="val_accuracy", validation_split=0.2, searcher=searcher,
+        max_concurrent=2, verbose=1, seed=3,
+    ) as study:  # fmt: skip
+        x, y = digits
+        assert len(study.records) == 6
+        reached = sorted(r.epochs for r in study.records)
+        assert reached[-1] == 9
+        assert reached.count(3) >= 4
+        assert study.best_value == max(r.metrics[r.epochs]["val_accuracy"] for r in study.records)
+        assert study.best_value > 0.8
+        model = study.best_model
+        accuracy = float(np.mean(model.predict(x, verbose=0).argmax(1) == y))
+        assert accuracy == pytest.approx(study.best_value, abs=0.06)
+        assert int(model.optimizer.iterations) > 9 * 20  # it has trained nine epochs, not three
+        assert model.layers[0].units == study.best_params["units"]
+        members = study.best_models(2)
+        mean = (members[0].predict(x[:50], verbose=0) + members[1].predict(x[:50], verbose=0)) / 2
+        together = study.ensemble(2)
+        np.testing.assert_allclose(together.predict(x[:50], verbose=0), mean, atol=1e-6)
+        assert together.evaluate(x, y, verbose=0)[1] > 0.8
+        hard = study.ensemble(2, "hard").predict(x[:50], verbose=0)
+        assert set(np.unique(hard)) <= {0.0, 0.5, 1.0}
+        table = study.trials
+        assert table["val_accuracy"].iloc[0] == study.best_value
+        assert {"param_rate", "param_units", "epochs", "state"} <= set(table.columns)
+        assert len(study.plot().lines) == 6
+        assert Path(study._journal.folder).exists()
+        import matplotlib.pyplot as plt
+
+        plt.close("all")
+    assert not Path(study._journal.folder).exists()
+    assert "val_accuracy" in capsys.readouterr().out
+
+
+class Chain(tune.Searcher):
+    """One trial in three segments."""
+
+    max_epochs = 4
+
+    def __init__(self) -> None:
+        self._left = [tune.Segment(0, 0, 1), tune.Segment(0, 1, 2), tune.Segment(0, 2, 4)]
+
+    def ask(self) -> tune.Segment | None:
+        return self._left.pop(0) if self._left else None
+
+    def tell(self, trial: int, epochs: int, score: float) -> None:
+        pass
+
+
+def test_a_chain_of_segments_is_plain_keras(spark: Any, digits: Any) -> None:
+    """With one slot per trial: also the optimizer goes on where it was."""
+    x, y = (part[:256] for part in digits)
+    with tune.search(
+        build, (x, y), metric="loss", searcher=Chain(), shuffle=False, max_concurrent=1, verbose=0
+    ) as study:
+        assert sorted(study.best_trial.metrics) == [1, 2, 4]
+        found = study.best_model.get_weights()
+    keras.utils.set_random_seed(0)
+    model = build(tune.Trial(0, given=study.best_params))
+    history = model.fit(x, y, epochs=4, batch_size=32, shuffle=False, verbose=0)
+    for ours, theirs in zip(found, model.get_weights(), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-5)
+    assert study.best_value == pytest.approx(history.history["loss"][-1], rel=1e-4)
+
+
+def test_failed_trials_are_replaced_and_named(spark: Any, digits: Any) -> None:
+    x, y = (part[:64] for part in digits)
+
+    def sometimes(trial: tune.Trial) -> Any:
+        if trial.number == 1:
+            raise ValueError("no such network")
+        return build(trial)
+
+    with pytest.warns(RuntimeWarning, match="trial 1 failed: ValueError: no such network"):
+        study = tune.search(
+            sometimes, (x, y), metric="loss", searcher=tune.RandomSearch(2, 1), max_concurrent=1
+        )
+    with study:
+        assert [r.state for r in study.records] == ["waiting", "failed", "waiting"]
+        assert study.best_trial.number != 1
+
+
+def test_mistakes_end_the_search_with_one_error(spark: Any, digits: Any, digits_df: Any) -> None:
+    x, y = (part[:64] for part in digits)
+    with pytest.raises(ConfigError, match="no metric 'val_accuracy'"):
+        tune.search(build, (x, y), metric="val_accuracy", searcher=tune.Single(1))
+    with pytest.raises(ValueError, match="broken build"):
+        tune.search(_broken, (x, y), metric="loss", searcher=tune.RandomSearch(9, 1))
+    with pytest.raises(Exception, match="no_column"):
+        tune.search(build, digits_df, metric="loss", features="no_column")
+    with pytest.raises(ConfigError, match="epochs"):
+        tune.search(build, (x, y), metric="loss", epochs=3)
+    with pytest.raises(ConfigError, match="checkpoint_dir"):
+        tune.search(build, (x, y), metric="loss", resume=True)
+
+
+def _broken(trial: tune.Trial) -> Any:
+    raise ValueError("broken build")
+
+
+SEARCH = """
+import sys
+import numpy as np
+sys.path.insert(0, {tests!r})
+from pyspark.sql import SparkSession
+from spark.test_search import build
+from sparkdl import tune
+spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
+rng = np.random.default_rng(0)
+x = rng.normal(size=(512, 64)).astype("float32")
+y = x[:, :10].argmax(1)
+print("begun", flush=True)
+study = tune.search(build, (x, y), metric="loss", searcher=tune.Asha(6, 9, 3), max_concurrent=2,
+                    checkpoint_dir={folder!r}, resume={resume}, verbose=1)
+print([(r.number, sorted(r.metrics), r.params) for r in study.records])
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_driver_goes_on_where_it_was(tmp_path: Path) -> None:
+    tests = str(Path(__file__).resolve().parents[1])
+
+    def start(folder: str, resume: bool) -> Any:
+        code = SEARCH.format(tests=tests, folder=str(tmp_path / folder), resume=resume)
+        return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+
+    whole = start("whole", False)
+    expected = whole.communicate(timeout=280)[0].splitlines()
+    killed = start("killed", False)
+    assert killed.stdout is not None
+    seen = 0
+    for line in killed.stdout:
+        seen += line.startswith("trial")
+        if seen == 4:
+            break
+    killed.kill()
+    killed.wait()
+    time.sleep(1)
+    resumed = start("killed", True).communicate(timeout=280)[0].splitlines()
+    lines = [line for line in resumed if line.startswith("trial")]
+    assert len(lines) <= sum(line.startswith("trial") for line in expected) - 3
+    assert resumed[-1].startswith("[(0, [")

@@ -1,0 +1,90 @@
+"""Which part of a worker's changes counts: answers known from the mathematics of two workers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from sparkdl.ps.damping import MOST_VALUES, Damping
+from sparkdl.weights import FloatArray
+
+SIZE = 400
+
+
+def train(
+    workers: int, keeps: FloatArray, rounds: int, *, damped: bool = True, drift: float = 0.0
+) -> tuple[list[float], FloatArray]:
+    """Workers that commit in turn, each from the center of its last commit.
+
+    A window brings each coordinate to ``keeps`` times its value, plus a draw of its own and
+    ``drift``. Returns the factors at the end and the centers of the last half of the rounds.
+    """
+    rng = np.random.default_rng(0)
+    center = np.full(keeps.size, 1.0, np.float32)
+    bases = [center.copy() for _ in range(workers)]
+    made = [Damping(workers, keeps.size) for _ in range(workers)]
+    seen = []
+    for number in range(rounds * workers):
+        base, damping = bases[number % workers], made[number % workers]
+        draw = 0.1 * rng.standard_normal(keeps.size).astype(np.float32)
+        local = keeps * base + draw + np.float32(drift)
+        if damped:
+            damping.apply(local, base)
+        center += local - base
+        base[...] = center
+        seen.append(center.copy())
+    return [d.factor for d in made], np.stack(seen[len(seen) // 2 :])
+
+
+def test_one_worker_trains_as_if_alone() -> None:
+    keeps = np.linspace(0, 1, SIZE, dtype=np.float32)
+    factors, damped = train(1, keeps, 60)
+    assert factors == [1.0]
+    np.testing.assert_array_equal(damped, train(1, keeps, 60, damped=False)[1])
+
+
+@pytest.mark.parametrize("workers", [2, 4])
+def test_changes_that_go_the_whole_way_swing_and_are_damped(workers: int) -> None:
+    keeps = np.zeros(SIZE, np.float32)
+    factors, damped = train(workers, keeps, 40)
+    assert max(factors) < 0.75
+    assert min(factors) >= 1 / workers
+    _, swinging = train(workers, keeps, 40, damped=False)
+    assert np.var(damped) < np.var(swinging) / 4
+
+
+def test_changes_in_one_direction_count_in_full() -> None:
+    keeps = np.ones(SIZE, np.float32)  # a slope: each window goes on by the drift
+    factors, centers = train(2, keeps, 100, drift=0.05)
+    assert min(factors) > 0.9
+    _, plain = train(2, keeps, 100, drift=0.05, damped=False)
+    assert centers[-1].mean() > 0.95 * plain[-1].mean()
+
+
+def test_statistics_are_not_scaled() -> None:
+    damping = Damping(2, 3)
+    damping.factor = 0.5
+    local, base = np.float32([2, 4, 6, 8, 10]), np.float32([0, 0, 2, 0, 0])
+    damping.apply(local, base)
+    np.testing.assert_array_equal(local, [1, 2, 4, 8, 10])
+    np.testing.assert_array_equal(base, [0, 0, 2, 0, 0])
+
+
+def test_a_worker_that_trained_nothing_changes_nothing() -> None:
+    damping = Damping(2, 3)
+    for _ in range(5):
+        damping.apply(np.zeros(3, np.float32), np.zeros(3, np.float32))
+    assert damping.factor == 1.0
+
+
+def test_a_large_model_is_looked_at_in_places() -> None:
+    size = 3 * MOST_VALUES + 1
+    damping = Damping(2, size)
+    rng = np.random.default_rng(0)
+    base = np.zeros(size, np.float32)
+    for _ in range(3):
+        local = rng.standard_normal(size).astype(np.float32)
+        damping.apply(local, base)
+    kept = damping._change
+    assert kept is not None
+    assert kept.size <= MOST_VALUES

@@ -1,0 +1,142 @@
+"""Rounds inside compiled calls: orders are followed at the same round by all ranks, errors pass."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+from test_ps_synchronizer import LAYOUT, Learner, clients, stack_of, together
+
+from sparkdl.config import LoopSettings
+from sparkdl.data import Batches, rows_from_numpy
+from sparkdl.errors import TransportError
+from sparkdl.finite import FiniteCheck, NotFiniteError
+from sparkdl.protocols import MAX_STACK
+from sparkdl.ps.client import Progress
+from sparkdl.ps.round_synchronizer import RoundSynchronizer
+from sparkdl.ps.rules import BSP
+from sparkdl.ps.strategy import ServerSynchronizer
+from sparkdl.worker import train
+
+
+class Rank(Learner):
+    """The learner of the other file, as the loop calls it; may do something at one of its steps."""
+
+    step, learning_rate, has_schedule, scales_loss = 0, 0.5, False, False
+
+    def __init__(self, at: int = -1, action: Any = None) -> None:
+        super().__init__()
+        self.rounds = 0
+        self.rate_changes: list[int] = []
+        self._at, self._action = at, action
+
+    def apply_gradients(self, flat: Any) -> None:
+        self.rounds += 1
+        if self.rounds == self._at:
+            self._action()
+        super().apply_gradients(flat)
+
+    def set_learning_rate(self, value: float) -> None:
+        self.rate, self.learning_rate = value, value
+        self.rate_changes.append(self.rounds)
+
+    def metric_state(self) -> Any:
+        return np.zeros(2)
+
+    def reset_metrics(self) -> None: ...
+
+
+def run(parts: list[int], order: dict[str, Any], at: int) -> list[Rank]:
+    """Two ranks with so many batches of 4 rows; the driver's order comes amid rank 0's stack."""
+    with clients(BSP(), 2) as (made, server), server.driver() as driver:
+        learners = [Rank(at, lambda: driver.control(**order)), Rank()]
+
+        def work(rank: int) -> None:
+            count = 4 * parts[rank]
+            x = np.linspace(rank, rank + 1, max(count, 1), dtype=np.float32)[:count, None]
+            rows = rows_from_numpy(x, x[:, 0])
+            synchronizer = ServerSynchronizer(BSP(), made[rank], LAYOUT, False)
+            settings = LoopSettings(epochs=1, batch_size=4)
+            train(
+                learners[rank], synchronizer, Batches(rows, 4, shuffle=False, prefetch=0),
+                settings, num_rows=count, num_workers=2,
+            )  # fmt: skip
+
+        together(lambda: work(0), lambda: work(1))
+    np.testing.assert_array_equal(learners[0].weights, learners[1].weights)
+    return learners
+
+
+@pytest.mark.parametrize("parts", [[40, 40], [40, 23], [40, 5], [40, 0]])
+def test_all_ranks_stop_after_the_same_round(parts: list[int]) -> None:
+    learners = run(parts, {"stop": True}, at=MAX_STACK + 3)
+    assert [learner.rounds for learner in learners] == [2 * MAX_STACK] * 2
+
+
+@pytest.mark.parametrize("parts", [[40, 40], [40, 23]])
+def test_all_ranks_change_the_rate_after_the_same_round(parts: list[int]) -> None:
+    learners = run(parts, {"learning_rate": 0.25}, at=3)
+    assert [learner.rate_changes for learner in learners] == [[MAX_STACK]] * 2
+    assert [learner.rounds for learner in learners] == [40, 40]
+
+
+def test_every_batch_of_a_stack_is_a_commit_of_its_own() -> None:
+    with clients(BSP(), 1) as ([client], server):
+        client.join(batches_per_epoch=5)
+        learner, sync = Rank(), RoundSynchronizer(client, LAYOUT)
+        sync.start(learner)
+        sync.train(learner, stack_of([1.0], [2.0, 3.0], [4.0]), Progress(0, 3, 3, 4))
+        [worker] = server.coordinator.group.workers.values()
+        assert (worker.epoch, worker.batch, worker.applied) == (0, 3, 3)
+
+
+def test_a_round_without_rows_of_any_rank_changes_nothing() -> None:
+    with clients(BSP(), 1) as ([client], _):
+        client.join(batches_per_epoch=3)
+        learner, sync = Rank(), RoundSynchronizer(client, LAYOUT)
+        sync.start(learner)
+        sync.train(learner, stack_of([1.0, 2.0]), Progress(0, 1, 1, 2))
+        before = learner.weights.copy()
+        sync.train(learner, None, Progress(0, 2, 1, 0))
+        np.testing.assert_array_equal(learner.weights, before)
+
+
+@pytest.mark.parametrize("on_nan", ["raise", "skip"])
+def test_a_gradient_that_is_not_finite_is_left_out_of_its_round(on_nan: str) -> None:
+    with clients(BSP(), 1) as ([client], _):
+        client.join(batches_per_epoch=3)
+        check = FiniteCheck(on_nan, LAYOUT.trained_size)
+        learner, sync = Rank(), RoundSynchronizer(client, LAYOUT, check)
+        sync.start(learner)
+        stack = stack_of([1.0], [float("nan")], [1.0])
+        if on_nan == "raise":
+            with pytest.raises(NotFiniteError) as caught:
+                sync.train(learner, stack, Progress(0, 3, 3, 3))
+            assert caught.value.batch == 1
+        else:
+            sync.train(learner, stack, Progress(0, 3, 3, 3))
+            assert check.refused == 1
+        assert np.isfinite(learner.weights).all()
+
+
+def test_a_lost_server_raises_the_library_s_error_from_inside_the_call() -> None:
+    class Wrapping(Rank):
+        """As frameworks do with what a compiled call raises."""
+
+        def train_reducing(self, batches: Any, reducer: Any) -> None:
+            try:
+                super().train_reducing(batches, reducer)
+            except Exception as error:
+                raise RuntimeError("in the graph") from error
+
+    with clients(BSP(), 2) as (made, _):
+        together(*[c.join for c in made])
+        learner, sync = Wrapping(), RoundSynchronizer(made[0], LAYOUT)
+        sync.start(learner)
+        ended = threading.Timer(0.2, made[0].close)
+        ended.start()
+        with pytest.raises(TransportError):
+            sync.train(learner, stack_of([1.0]), Progress(0, 1, 1, 1))
+        ended.join()
