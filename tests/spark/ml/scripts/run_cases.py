@@ -1,4 +1,4 @@
-"""Run by test_elsewhere.py in a process of its own: the cases in one process, or on Connect."""
+"""Run by test_ml_elsewhere.py in a process of its own: the cases in one process, or on Connect."""
 
 from __future__ import annotations
 
