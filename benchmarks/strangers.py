@@ -4,7 +4,7 @@ A member exchanges 0.4 MB with a server while strangers from the same machine ho
 connections and open a thousand more each second, with one byte each. Quiet and hostile rounds
 alternate.
 
-    python benchmarks/strangers.py
+    python benchmarks/strangers.py [--encrypt]
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import numpy as np
 from sparkdl.ps.client import Client, Progress, connect
 from sparkdl.ps.rules import Downpour
 from sparkdl.ps.server import ServerConfig, ServerProcess
+from sparkdl.transport.encryption import Certificate
 from sparkdl.weights import Layout
 
 LAYOUT = Layout.of([("w", (100_000,), "float32")])
@@ -63,13 +64,18 @@ def exchanges(client: Client, count: int, first_batch: int) -> list[float]:
     return times
 
 
-def measure(transport: str, rounds: int, count: int, idle: int, per_second: int) -> list[str]:
+def measure(
+    transport: str, rounds: int, count: int, idle: int, per_second: int, encrypt: bool
+) -> list[str]:
     """One row of the table."""
+    certificate = Certificate.make() if encrypt else None
     center = np.zeros(LAYOUT.size, np.float32)
     quiet: list[float] = []
     hostile: list[float] = []
     joins: list[float] = []
-    with ServerProcess(ServerConfig(LAYOUT, Downpour(), 2, mode=transport), center) as server:
+    with ServerProcess(
+        ServerConfig(LAYOUT, Downpour(), 2, mode=transport, certificate=certificate), center
+    ) as server:
         web = urlsplit(server.address.http)
         address = (server.address.host, server.address.port)
         if transport == "http":
@@ -106,11 +112,14 @@ def main() -> None:
     parser.add_argument("--exchanges", type=int, default=200, help="in each half of a round")
     parser.add_argument("--idle", type=int, default=5000)
     parser.add_argument("--per-second", type=int, default=1000)
+    parser.add_argument("--encrypt", action="store_true", help="with TLS")
     asked = parser.parse_args()
     print("| transport | quiet, ms | with strangers, ms | ratio | slowest, ms | joining, ms |")
     print("|---|---|---|---|---|---|")
     for transport in ("socket", "http"):
-        row = measure(transport, asked.rounds, asked.exchanges, asked.idle, asked.per_second)
+        row = measure(
+            transport, asked.rounds, asked.exchanges, asked.idle, asked.per_second, asked.encrypt
+        )
         print("| " + " | ".join(row) + " |", flush=True)
 
 

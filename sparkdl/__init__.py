@@ -18,11 +18,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sparkdl.collective.current import current as communicator
     from sparkdl.errors import SparkDLError as SparkDLError
+    from sparkdl.learner.description import describe as describe
     from sparkdl.learner.distributed_callbacks import BroadcastCallback as BroadcastCallback
     from sparkdl.learner.distributed_callbacks import LogCallback as LogCallback
     from sparkdl.learner.distributed_callbacks import MetricAverageCallback as MetricAverageCallback
     from sparkdl.learner.distributed_optimizer import DistributedOptimizer as DistributedOptimizer
     from sparkdl.log_lines import log_to_driver as log_to_driver
+    from sparkdl.spark.doctor.examination import doctor as doctor
+    from sparkdl.spark.doctor.examination import environment as environment
     from sparkdl.spark.images.deep_image import DeepImageFeaturizer as DeepImageFeaturizer
     from sparkdl.spark.images.deep_image import DeepImagePredictor as DeepImagePredictor
     from sparkdl.spark.images.image_file import KerasImageFileEstimator as KerasImageFileEstimator
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
     from sparkdl.spark.spark_model import SparkModel as SparkModel
     from sparkdl.spark.udf import predict_udf as predict_udf
     from sparkdl.spark.udf import register_udf as register_udf
+    from sparkdl.tracking.page.dashboard import dashboard as dashboard
 
 __version__ = "0.1.0"
 
@@ -52,7 +56,11 @@ _HOMES = {
     "predict_udf": "sparkdl.spark.udf",
     "register_udf": "sparkdl.spark.udf",
     "run": "sparkdl.spark.run",
+    "dashboard": "sparkdl.tracking.page.dashboard",
     "HorovodRunner": "sparkdl.spark.run",
+    "describe": "sparkdl.learner.description",
+    "doctor": "sparkdl.spark.doctor.examination",
+    "environment": "sparkdl.spark.doctor.examination",
     "communicator": "sparkdl.collective.current:current",
     "log_to_driver": "sparkdl.log_lines",
     "DistributedOptimizer": "sparkdl.learner.distributed_optimizer",
@@ -75,6 +83,10 @@ __all__ = [
     "SparkDLError",
     "SparkModel",
     "communicator",
+    "dashboard",
+    "describe",
+    "doctor",
+    "environment",
     "load_spark_model",
     "log_to_driver",
     "predict",

@@ -266,6 +266,7 @@ class LoopSettings:
         class_weight: Class -> weight of its rows; None for none.
         memory_budget_bytes: A partition beyond this is spilled to disk.
         spill_dir: Where; None is the executor's temporary directory.
+        keep_spans: Return each phase of the rank with its times, for a timeline.
         at_once: Workers that train at the same time; 0 for all. Others take turns.
     """
 
@@ -285,6 +286,7 @@ class LoopSettings:
     class_weight: Mapping[int, float] | None = None
     memory_budget_bytes: int = 2 << 30
     spill_dir: str | None = None
+    keep_spans: bool = False
     at_once: int = 0
 
     def __post_init__(self) -> None:

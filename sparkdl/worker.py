@@ -12,6 +12,7 @@ from contextlib import closing
 from sparkdl.config import AUTO_WINDOW, EPOCH_WINDOW, LoopSettings
 from sparkdl.errors import DataError, ModelError, SparkDLError
 from sparkdl.finite import NotFiniteError, is_finite
+from sparkdl.phases import current_clock
 from sparkdl.protocols import MAX_STACK, BatchSource, Learner, Start, Synchronizer
 from sparkdl.reports import MetricState, Report
 
@@ -104,6 +105,7 @@ class _Loop:
             window = longest
         self.stacks_per_window = -(-window // longest)
         self.stack_batches = -(-window // self.stacks_per_window)
+        self.clock = current_clock()
         self.steps = 0
         self.rate: float | None = None
         self.next_report = 0.0
@@ -137,7 +139,10 @@ class _Loop:
             if self.validation is not None:
                 stacks = self.validation.stacks(0, _longest_stack(self.validation))
                 last = epoch + 1 == self.settings.epochs
-                with self.synchronizer.weights_of_run(self.learner, last):
+                with (
+                    self.clock.within("evaluate"),
+                    self.synchronizer.weights_of_run(self.learner, last),
+                ):
                     held_out = self.learner.evaluate(stacks)
             if self.settings.keep_state:
                 self.synchronizer.keep_state(self.learner, epoch + 1)
@@ -168,7 +173,8 @@ class _Loop:
         batches_done = min(batches_done, total)
         stacks = batches = rows = 0
         whole_epoch = self.settings.window == EPOCH_WINDOW and not every_batch
-        with closing(self.batches.stacks(epoch, self.stack_batches, batches_done)) as source:
+        source = self.clock.each(self.batches.stacks(epoch, self.stack_batches, batches_done))
+        with closing(source):
             for stack in source:
                 stacks += 1
                 batches += stack.num_batches
@@ -187,6 +193,7 @@ class _Loop:
                         self.synchronizer.train_on(self.learner, stack, report)
                 except NotFiniteError as error:
                     raise self._not_finite(report, error.batch) from None
+                self.clock.enter("compute")  # the first call was compiled: part of the start
                 self._follow_schedule()
                 self._follow_driver()
                 if self.synchronizer.stopped:

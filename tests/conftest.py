@@ -30,6 +30,7 @@ _TESTS = Path(__file__).parent
 os.environ.setdefault("SPARK_CONF_DIR", str(_TESTS / "spark" / "conf"))
 _NEEDS = {
     "spark": "spark",
+    "yarn": "spark",
     "parallel": "processes",
     "learning": "keras",
     "unit/learner": "keras",
@@ -37,6 +38,7 @@ _NEEDS = {
     "unit/launch/test_function.py": "processes",
     "unit/launch/test_launchers.py": "processes",
     "unit/launch/test_payload.py": "processes",
+    "unit/tracking/test_page_browser.py": "processes",
     "unit/ps/rules/test_rules_optimizer.py": "keras",
     "unit/spark/test_other_libraries.py": "keras",
 }

@@ -19,6 +19,7 @@ from sparkdl.collective.arithmetic import half_dtype
 from sparkdl.collective.communicator import Communicator, Handle
 from sparkdl.errors import ConfigError
 from sparkdl.finite import FiniteCheck
+from sparkdl.phases import current_clock
 from sparkdl.protocols import BatchStack, Learner
 from sparkdl.weights import FloatArray, Layout
 
@@ -81,6 +82,7 @@ class AllReduceGradientSynchronizer:
         self.parts = parts_of(layout, part_bytes, apart=apart)
         self.in_graph = self if communicator.in_graph else None
         self._check = check or FiniteCheck("ignore", layout.trained_size)
+        self._clock = current_clock()
         self._learner: Learner | None = None
         self._statistics = np.zeros(layout.size - layout.trained_size, np.float32)
         self._sent_rows = 0
@@ -175,7 +177,8 @@ class AllReduceGradientSynchronizer:
                 target[: values.size] = values
             sent = target
         if len(self.parts) == 1 and self.wire is None:
-            self.communicator.all_reduce(target, "weighted", weight=self._sent_rows, out=target)
+            with self._clock.within("exchange", any_thread=True):
+                self.communicator.all_reduce(target, "weighted", weight=self._sent_rows, out=target)
             return
         if self.wire is not None and place.start < self.layout.trained_size:
             sent = target = sent.astype(half_dtype(self.wire))
@@ -191,7 +194,8 @@ class AllReduceGradientSynchronizer:
             Whether any rank had rows; if none had, there is nothing to apply.
         """
         for place, joined, handle in self._handles:
-            handle.wait()
+            with self._clock.within("exchange", any_thread=True):
+                handle.wait()
             if joined.dtype != np.float32:
                 self._whole[place] = joined
         self._handles.clear()

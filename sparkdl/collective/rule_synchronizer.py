@@ -16,6 +16,7 @@ from sparkdl.collective.rule_steps import steps_of
 from sparkdl.collective.rules import ExchangeRule
 from sparkdl.config import EPOCH_WINDOW
 from sparkdl.finite import FiniteCheck
+from sparkdl.phases import current_clock
 from sparkdl.protocols import MAX_STACK, BatchStack, Learner
 from sparkdl.weights import Layout
 
@@ -59,6 +60,7 @@ class RuleSynchronizer:
         self._exchange = rule.open(communicator, layout)
         self._exchange.wire = wire
         self._steps = steps_of(self._exchange, check or FiniteCheck("ignore", layout.trained_size))
+        self._clock = current_clock()
         self._given_state = state
         self._window = window
         self._steps_per_epoch = 0
@@ -150,7 +152,8 @@ class RuleSynchronizer:
             self._steps.show_center(learner)
 
     def _exchange_now(self, learner: Learner) -> None:
-        self._window = self._steps.exchange(learner) or self._window
+        with self._clock.within("exchange"):
+            self._window = self._steps.exchange(learner) or self._window
         self._since_agreement += self._since_exchange
         self._since_exchange = 0
         if self._since_agreement >= MAX_STACK:

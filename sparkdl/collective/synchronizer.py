@@ -12,6 +12,7 @@ from sparkdl.collective.communicator import Communicator
 from sparkdl.collective.control import Control, NoControl
 from sparkdl.collective.gradient_synchronizer import AllReduceGradientSynchronizer
 from sparkdl.finite import FiniteCheck
+from sparkdl.phases import current_clock
 from sparkdl.protocols import MAX_STACK, BatchStack, Learner, Start
 from sparkdl.reports import EpochReport, MetricState, Report
 from sparkdl.run_state import RunState
@@ -86,6 +87,7 @@ class AllReduceSynchronizer:
         check: FiniteCheck | None = None,
     ) -> None:
         self._check = check or FiniteCheck("ignore", layout.trained_size)
+        self._clock = current_clock()
         self._communicator = communicator
         self._unconnected = NoControl()
         self._control: Control = control or self._unconnected
@@ -144,7 +146,10 @@ class AllReduceSynchronizer:
 
     @contextlib.contextmanager
     def weights_of_run(self, learner: Learner, last: bool) -> Iterator[None]:
-        """Nothing to do: with the mean of gradients all ranks have the same weights."""
+        """Nothing to do: all ranks have the same weights after the last step of an epoch.
+
+        A rule whose ranks have weights of their own shows them the center there.
+        """
         yield
 
     def end_epoch(
@@ -168,7 +173,8 @@ class AllReduceSynchronizer:
         self._control.report(report, wait=wait)
         rate = self._control.learning_rate
         mine = np.array([self._control.stopped, rate is not None, rate or 0.0], np.float64)
-        gathered = self._communicator.all_gather(mine)
+        with self._clock.within("wait"):
+            gathered = self._communicator.all_gather(mine)
         self._stopped = self._stopped or any(bool(t[0]) for t in gathered)
         rates = [float(t[2]) for t in gathered if t[1]]
         self._learning_rate = rates[0] if rates else None
@@ -185,7 +191,8 @@ class AllReduceSynchronizer:
         """Waits for all ranks: one that ends before the others looks like one that failed."""
         self._steps.end_run(learner)
         self.rule_state = self._steps.save_state(learner)
-        self._communicator.barrier()
+        with self._clock.within("wait"):
+            self._communicator.barrier()
         self._control.finish()
 
     def result(self, learner: Learner, epoch: int) -> RunState | None:

@@ -6,7 +6,7 @@ from sparkdl.coordinator.blobs import KeptBlob, chunk_reply
 from sparkdl.coordinator.group import Group
 from sparkdl.coordinator.lines import MAX_LINES_BYTES, LogLines, pack_lines
 from sparkdl.coordinator.status import EpochTotals, Failure, Status
-from sparkdl.coordinator.telemetry import report_of
+from sparkdl.coordinator.telemetry import report_of, usage_of
 from sparkdl.errors import ProtocolError, WorkerError
 from sparkdl.transport.frames import BLOB_BYTES, Content, Flag, Kind, Message
 
@@ -31,8 +31,9 @@ class Reporting:
         """Metrics of an epoch; with WAIT, the reply comes when the driver releases the epoch."""
         group = self._group
         worker = group.identify(connection, message)
-        report = report_of(message)
+        report, usage = report_of(message), usage_of(message)
         group.telemetry.record(worker.rank, message.attempt, report)
+        worker.usage = usage or worker.usage
         if not worker.commits and report.rows_done:
             worker.epoch, worker.batch = report.epoch, report.batches_done
             worker.rows = report.rows_done

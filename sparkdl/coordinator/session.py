@@ -18,11 +18,15 @@ from sparkdl.closing import Closing
 from sparkdl.coordinator.lines import MAX_LINE_CHARS, MAX_LINES_BYTES, pack_lines
 from sparkdl.coordinator.telemetry import report_message
 from sparkdl.errors import WorkerError
+from sparkdl.phases import current_clock
 from sparkdl.reports import EpochReport
 from sparkdl.transport.address import Endpoint
 from sparkdl.transport.connection import Connection, Opener, Timeouts
 from sparkdl.transport.frames import ByteArray, Content, Flag, Kind, Limits, Message
 from sparkdl.transport.openers import explained, openers_of
+
+_WAITS = frozenset({Kind.HELLO, Kind.REPORT})
+"""Requests whose time is the wait for other ranks or the driver, not for an exchange."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +95,7 @@ class Session(Closing):
         self.clock = 0
         self.lead = False
         self.sequence = 0
+        self._clock = current_clock()
         self._timeouts = timeouts or Timeouts()
         self._opener = opener
         self._connection = Connection(
@@ -183,12 +188,15 @@ class Session(Closing):
     # -- telling the driver ----------------------------------------------------------------------
 
     def report(self, report: EpochReport, *, wait: bool = False) -> None:
-        """Sends metrics of an epoch; with ``wait``, returns when the driver releases the epoch.
+        """Sends metrics of an epoch, and what this rank has used so far.
+
+        With ``wait``, returns when the driver releases the epoch.
 
         Raises:
             ProtocolError: The metric states are larger than a frame can be.
         """
-        message = report_message(report, wait=wait)
+        usage = self._clock.usage(self.bytes_sent, self.bytes_received)
+        message = report_message(report, wait=wait, usage=usage)
         body = message.body
         self.request(message, 0 if body is None else body, deferred=wait)
 
@@ -243,8 +251,10 @@ class Session(Closing):
         self, message: Message, body: int | ByteArray = 0, *, deferred: bool = False
     ) -> Message:
         """Sends a frame of this rank and returns the reply; see :meth:`Connection.request`."""
+        waits = message.kind in _WAITS
         try:
-            reply = self._connection.request(self._signed(message), body, deferred=deferred)
+            with self._clock.within("wait" if waits else "exchange"):
+                reply = self._connection.request(self._signed(message), body, deferred=deferred)
         except WorkerError:
             self.aborted = True
             raise

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from sparkdl.errors import ProtocolError, WorkerError
+from sparkdl.phases import Usage
 from sparkdl.reports import MetricState
 from sparkdl.transport.frames import ByteArray
 
@@ -27,6 +28,8 @@ class WorkerStatus:
         host, pid: Where it runs.
         staleness_mean, staleness_max: Commits of others between its pulls and its commits.
         member: Was let in and takes part; a worker that waits to join is alive, but no member.
+        retries: Attempts before the present one.
+        usage: What the present attempt had used at its last report; None before one.
     """
 
     alive: bool
@@ -44,6 +47,14 @@ class WorkerStatus:
     staleness_mean: float
     staleness_max: int
     member: bool = False
+    retries: int = 0
+    usage: Usage | None = None
+
+    @classmethod
+    def of(cls, fields: dict[str, Any]) -> WorkerStatus:
+        """The counterpart of ``asdict``."""
+        usage = fields["usage"]
+        return cls(**{**fields, "usage": None if usage is None else Usage(**usage)})
 
 
 @dataclass(frozen=True)
@@ -146,7 +157,7 @@ class Status:
                 raise ValueError(f"{start} numbers of {numbers.size}")
             failure = meta["failure"]
             return cls(
-                workers={int(r): WorkerStatus(**w) for r, w in meta["workers"].items()},
+                workers={int(r): WorkerStatus.of(w) for r, w in meta["workers"].items()},
                 epochs=epochs,
                 failure=None if failure is None else Failure(**failure),
                 waiting={int(r): str(reason) for r, reason in meta["waiting"].items()},

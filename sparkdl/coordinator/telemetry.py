@@ -6,14 +6,20 @@ import numpy as np
 
 from sparkdl.coordinator.status import EpochTotals
 from sparkdl.errors import ProtocolError
+from sparkdl.phases import PHASES, Usage
 from sparkdl.reports import EpochReport, MetricState
 from sparkdl.transport.frames import BLOB_BYTES, ByteArray, Content, Flag, Kind, Message
 
 MAX_EPOCH = 1 << 31
 
 
-def report_message(report: EpochReport, *, wait: bool) -> Message:
+def report_message(report: EpochReport, *, wait: bool, usage: Usage | None = None) -> Message:
     """The REPORT frame; its numbers travel as they are, in the body.
+
+    Args:
+        report: Of an epoch.
+        wait: Whether the answer comes when the driver releases the epoch.
+        usage: What the rank has used so far.
 
     Raises:
         ProtocolError: The metric states are larger than a frame can be.
@@ -26,9 +32,15 @@ def report_message(report: EpochReport, *, wait: bool) -> Message:
             received=f"{body.nbytes} bytes",
             hint="metrics with fewer thresholds or classes, e.g. AUC(num_thresholds=200)",
         )
-    meta = {"rows": report.rows, "val_rows": report.val_rows, "split": int(report.metrics.size)}
+    meta: dict[str, int | list[float]] = {
+        "rows": report.rows,
+        "val_rows": report.val_rows,
+        "split": int(report.metrics.size),
+    }
     if report.ended:
         meta["ended"] = True
+    if usage is not None:
+        meta["usage"] = _usage_numbers(usage)
     return Message(
         Kind.REPORT,
         flags=Flag.WAIT if wait else Flag.NONE,
@@ -37,7 +49,7 @@ def report_message(report: EpochReport, *, wait: bool) -> Message:
         rows=report.rows_done,
         content=Content.BLOB if body.size else Content.NOTHING,
         total=body.nbytes,
-        meta=meta,
+        meta=dict(meta),
         body=body if body.size else None,
     )
 
@@ -69,6 +81,41 @@ def report_of(message: Message) -> EpochReport:
         batches_done=message.batch,
         rows_done=message.rows,
     )
+
+
+def usage_of(message: Message) -> Usage | None:
+    """What the sender of a REPORT has used so far; None if it does not say.
+
+    Raises:
+        ProtocolError: The numbers are malformed.
+    """
+    numbers = message.meta.get("usage")
+    if numbers is None:
+        return None
+    whole = isinstance(numbers, list) and len(numbers) == len(PHASES) + 4
+    if not whole or not all(_is_amount(number) for number in numbers):
+        raise ProtocolError(
+            f"what rank {message.rank} says that it has used is malformed",
+            expected=f"{len(PHASES) + 4} numbers of at least 0",
+            received=str(numbers)[:200],
+        )
+    *seconds, cpu_s, memory_bytes, sent, received = numbers
+    return Usage(
+        dict(zip(PHASES, map(float, seconds), strict=True)), float(cpu_s),
+        int(memory_bytes), int(sent), int(received),
+    )  # fmt: skip
+
+
+def _usage_numbers(usage: Usage) -> list[float]:
+    seconds = [round(usage.seconds.get(phase, 0.0), 6) for phase in PHASES]
+    return [
+        *seconds, usage.cpu_s, usage.memory_bytes, usage.bytes_sent, usage.bytes_received,
+    ]  # fmt: skip
+
+
+def _is_amount(value: object) -> bool:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return number and 0 <= value < 2**63  # type: ignore[operator]
 
 
 class Telemetry:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from sparkdl.coordinator.status import WorkerStatus
+from sparkdl.phases import Usage
 from sparkdl.transport.frames import Message
 
 
@@ -54,6 +55,7 @@ class Worker:
     staleness_sum: int = 0
     staleness_max: int = 0
     said: Introduction = field(default_factory=Introduction)
+    usage: Usage | None = None
 
     @property
     def alive(self) -> bool:
@@ -106,4 +108,6 @@ class Worker:
             staleness_mean=self.staleness_sum / max(self.commits, 1),
             staleness_max=self.staleness_max,
             member=self.member,
+            retries=len(self.superseded),
+            usage=self.usage,
         )

@@ -1,32 +1,47 @@
-"""Files anywhere: local paths, ``file://``, ``hdfs://``, ``s3://`` and what fsspec knows."""
+"""Files anywhere: which file system a path belongs to, and what is done there.
+
+``file:`` is this machine. What else a path may say is decided by those who were plugged in
+(``sparkdl.spark`` is: Hadoop's file systems, where a session runs) and then by pyarrow and fsspec.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import secrets
-from collections.abc import Iterator
-from typing import Any
+import re
+from collections.abc import Callable, Iterator
+from typing import BinaryIO
+from urllib.parse import unquote
 
 from sparkdl.errors import ResourceError
+from sparkdl.files.arrow_file_system import LocalFileSystem, open_uri
+from sparkdl.files.file_system import FileSystem
+
+Finder = Callable[[str, str | None], FileSystem | None]
+"""From a path and its scheme (None without one) to its file system; None for somebody else's."""
+
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]+):/")
+_finders: list[Finder] = []
+
+
+def plug_in(finder: Finder) -> None:
+    """Asks ``finder`` for the file systems of all paths but those with ``file:``."""
+    if finder not in _finders:
+        _finders.append(finder)
 
 
 def write_bytes(path: str, content: bytes) -> None:
-    """Writes a file whole or not at all.
+    """Writes a file whole or not at all, and the folders above it.
 
-    The content goes into a new file beside it, of a name that nobody else has or can guess, which
-    is then renamed: several threads or machines that write one path do not mix their contents, the
-    last rename wins. On a local disk the content is there before the name is. An interrupt leaves
-    the file as it was and nothing beside it.
+    Several threads or machines that write one path do not mix their contents. On a local disk the
+    content is there before the name is.
 
     Raises:
         ResourceError: The path cannot be written.
     """
-    filesystem, inner = _resolve(path)
+    file_system, inner = _resolve(path)
     with _explained("written", path):
-        _make_parent(filesystem, inner)
-        with _new_file_beside(filesystem, inner, content) as partial:
-            _replace(filesystem, partial, inner)
+        file_system.write(inner, content)
 
 
 def read_bytes(path: str, at_most: int | None = None) -> bytes:
@@ -39,9 +54,9 @@ def read_bytes(path: str, at_most: int | None = None) -> bytes:
     Raises:
         ResourceError: The path cannot be read, or the file is longer than ``at_most``.
     """
-    filesystem, inner = _resolve(path)
-    with _explained("read", path), filesystem.open_input_stream(inner) as file:
-        content = bytes(file.read(None if at_most is None else at_most + 1))
+    file_system, inner = _resolve(path)
+    with _explained("read", path):
+        content = file_system.read(inner, None if at_most is None else at_most + 1)
     if at_most is not None and len(content) > at_most:
         raise ResourceError(
             f"{path!r} is too long", expected=f"at most {at_most} bytes", received="more"
@@ -49,22 +64,33 @@ def read_bytes(path: str, at_most: int | None = None) -> bytes:
     return content
 
 
-def read_folder(path: str) -> dict[str, bytes]:
-    """All files in a folder and in the folders below it: path inside the folder -> content.
+def create_local(path: str) -> BinaryIO | None:
+    """A new file, open for writing, with the folders above it; None if ``path`` is not local.
 
     Raises:
-        ResourceError: The folder cannot be read.
+        ResourceError: The file is there already, or cannot be written.
     """
-    from pyarrow import fs
+    file_system, inner = _resolve(path)
+    if not isinstance(file_system, LocalFileSystem):
+        return None
+    with _explained("written", path):
+        os.makedirs(os.path.dirname(inner), exist_ok=True)
+        return open(inner, "xb")
 
-    filesystem, inner = _resolve(path)
-    found: dict[str, bytes] = {}
-    with _explained("read", path):
-        for entry in filesystem.get_file_info(fs.FileSelector(inner, recursive=True)):
-            if entry.type == fs.FileType.File:
-                with filesystem.open_input_stream(entry.path) as file:
-                    found[os.path.relpath(entry.path, inner)] = bytes(file.read())
-    return found
+
+def list_files(folder: str, ending: str) -> list[str]:
+    """Paths of the files right in ``folder`` whose names have ``ending``, sorted; or ``[folder]``
+    if it is a file itself.
+
+    Raises:
+        ResourceError: The folder is not there, or cannot be read.
+    """
+    file_system, inner = _resolve(folder)
+    with _explained("read", folder):
+        if file_system.find(inner) == "file":
+            return [folder]
+        names = file_system.names(inner)
+    return [f"{folder.rstrip('/')}/{name}" for name in sorted(names) if name.endswith(ending)]
 
 
 def exists(path: str) -> bool:
@@ -73,11 +99,9 @@ def exists(path: str) -> bool:
     Raises:
         ResourceError: The path cannot be looked at.
     """
-    from pyarrow import fs
-
-    filesystem, inner = _resolve(path)
+    file_system, inner = _resolve(path)
     with _explained("read", path):
-        return bool(filesystem.get_file_info(inner).type != fs.FileType.NotFound)
+        return file_system.find(inner) is not None
 
 
 def check_writable(path: str) -> None:
@@ -86,107 +110,59 @@ def check_writable(path: str) -> None:
     Raises:
         ResourceError: The path cannot be written.
     """
-    from pyarrow import fs
-
-    filesystem, inner = _resolve(path)
+    file_system, inner = _resolve(path)
     with _explained("written", path):
-        if filesystem.get_file_info(inner).type == fs.FileType.Directory:
-            raise IsADirectoryError(f"{inner} is a folder")
-        _make_parent(filesystem, inner)
-        with _new_file_beside(filesystem, inner, b"ok") as probe:
-            filesystem.delete_file(probe)
+        file_system.check_writable(inner)
 
 
 def delete(path: str) -> None:
     """Deletes a file if it is there."""
-    filesystem, inner = _resolve(path)
+    file_system, inner = _resolve(path)
     with contextlib.suppress(OSError):
-        filesystem.delete_file(inner)
+        file_system.delete(inner)
 
 
-def _make_parent(filesystem: Any, inner: str) -> None:
-    parent = os.path.dirname(inner)
-    if parent:
-        filesystem.create_dir(parent, recursive=True)
+def _resolve(path: str) -> tuple[FileSystem, str]:
+    """The file system of a path or URI, and the path inside it.
 
-
-@contextlib.contextmanager
-def _new_file_beside(filesystem: Any, inner: str, content: bytes) -> Iterator[str]:
-    """A new file in the folder of ``inner``, deleted if the block (or the writing) raises."""
-    partial = os.path.join(os.path.dirname(inner), f".sparkdl-{secrets.token_hex(12)}.part")
-    try:
-        with _create(filesystem, partial) as file:
-            file.write(content)
-            if _is_local(filesystem):
-                file.flush()
-                os.fsync(file.fileno())
-        yield partial
-    except BaseException:
-        with contextlib.suppress(Exception):  # the error that brought us here is the one to tell
-            filesystem.delete_file(partial)
-        raise
-
-
-def _create(filesystem: Any, inner: str) -> Any:
-    """A new file to write to; locally a file or symbolic link that is there already is an error."""
-    if _is_local(filesystem):
-        return open(inner, "xb")
-    return filesystem.open_output_stream(inner)
-
-
-def _replace(filesystem: Any, source: str, target: str) -> None:
-    """Renames over an existing file, also where the system (HDFS, fsspec) does not."""
-    from pyarrow import fs
-
-    if _is_local(filesystem):
-        os.replace(source, target)
-        _sync_folder(os.path.dirname(target))
-        return
-    if filesystem.get_file_info(target).type == fs.FileType.File:
-        with contextlib.suppress(FileNotFoundError):  # another writer was there first
-            filesystem.delete_file(target)
-    filesystem.move(source, target)
-
-
-def _sync_folder(folder: str) -> None:
-    """Writes the folder's entries to disk, where the system can."""
-    with contextlib.suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
-def _is_local(filesystem: Any) -> bool:
-    from pyarrow import fs
-
-    return isinstance(filesystem, fs.LocalFileSystem)
-
-
-def _resolve(path: str) -> tuple[Any, str]:
-    """The pyarrow file system of a path or URI, and the path inside it."""
-    from pyarrow import fs
-
+    Raises:
+        ResourceError: There is none.
+    """
     text = os.fspath(path)
-    if "://" not in text:
-        return fs.LocalFileSystem(), os.path.abspath(text)
-    try:
-        filesystem, inner = fs.FileSystem.from_uri(text)
-        return filesystem, inner
-    except Exception as first:
-        try:
-            import fsspec
+    match = _SCHEME.match(text)
+    scheme = None if match is None else match[1].lower()
+    if scheme == "file":
+        return LocalFileSystem(), _local_path(text)
+    with _explained("read", path):
+        for finder in _finders:
+            found = finder(text, scheme)
+            if found is not None:
+                return found, text
+    if scheme is None:
+        return LocalFileSystem(), os.path.abspath(text)
+    if not text.startswith("//", len(scheme) + 1):  # 'dbfs:/a' is Hadoop's way to write 'dbfs:///a'
+        text = f"{scheme}://{text[len(scheme) + 1 :]}"
+    return open_uri(text, scheme)
 
-            other, inner = fsspec.core.url_to_fs(text)
-            return fs.PyFileSystem(fs.FSSpecHandler(other)), inner
-        except Exception as error:
-            raise ResourceError(
-                f"no file system for {text!r}",
-                expected="a local path, or a URI that pyarrow or fsspec knows",
-                received=f"{type(first).__name__}: {first}",
-                hint=f"install the fsspec driver for {text.split('://', 1)[0]}://",
-            ) from error
+
+def _local_path(uri: str) -> str:
+    """The path in ``file:/a``, ``file:///a`` or ``file://localhost/a``.
+
+    Raises:
+        ResourceError: It names another machine.
+    """
+    rest = uri[len("file:") :]
+    machine = ""
+    if rest.startswith("//"):
+        machine, _, rest = rest[2:].partition("/")
+    if machine not in ("", "localhost"):
+        raise ResourceError(
+            f"{uri!r} names the machine {machine!r}",
+            expected="a path of this machine: file:///folder/file",
+            received=f"file://{machine}",
+            hint="three slashes after 'file:'",
+        )
+    return os.path.abspath(unquote(f"/{rest}"))
 
 
 @contextlib.contextmanager

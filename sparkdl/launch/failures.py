@@ -18,7 +18,7 @@ from sparkdl import errors
 from sparkdl.errors import SparkDLError, TransportError, WaitTimeoutError, WorkerError
 from sparkdl.launch.results import Result, of_kind
 
-SECONDARY_DELAY_S = 3.0
+SECONDARY_DELAY_S = 6.0
 """A rank with a secondary failure waits so long before it tells, so that the cause is first."""
 _MARK, _END = "--sparkdl-failure--", "--end--"
 _ERROR_CHARS, _TRACEBACK_CHARS = 2000, 8000

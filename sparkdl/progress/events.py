@@ -5,7 +5,9 @@ hands each to every sink, in order and in the driver's thread::
 
     TrainingBegan  (EpochBegan  (WorkersJoined | EpochProgressed)*  EpochEnded)*  TrainingEnded
 
-A fit that fails ends with ``TrainingFailed`` instead, wherever it is then.
+``WorkersProgressed`` comes anywhere after ``TrainingBegan``; ``WorkerTraced`` once per rank before
+``TrainingEnded``, where a timeline is wanted. A fit that fails ends with ``TrainingFailed``
+instead, wherever it is then.
 """
 
 from __future__ import annotations
@@ -14,13 +16,35 @@ import dataclasses
 import math
 import re
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
+
+from sparkdl.phases import Spans, Usage
 
 MetricValue = float | list["MetricValue"]
 """A metric's value: a number, or nested lists of numbers (one per class, for example)."""
 Metrics = dict[str, MetricValue]
 """Name -> value over all workers, ``'loss'`` first; of validation rows with the prefix ``val_``."""
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
+WorkerState = Literal["joining", "training", "waiting", "finished", "lost"]
+"""``joining``: waits to be let in; ``waiting``: for the other ranks or the driver; ``lost``: its
+process is gone, and no other attempt has come yet."""
+
+
+@dataclass(frozen=True)
+class RunDescription:
+    """Which fit it is.
+
+    Args:
+        run_id: A name that no other fit has, in the order of time.
+        model: The model's name.
+        num_workers: Workers of the run.
+        parameters: What the fit was asked to do, by name: plain values.
+    """
+
+    run_id: str = ""
+    model: str = ""
+    num_workers: int = 0
+    parameters: dict[str, Json] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -30,10 +54,12 @@ class TrainingBegan:
     Args:
         first_epoch: Epoch to begin with, counted from 0.
         epochs: Epoch to stop at.
+        run: Which fit it is.
     """
 
     first_epoch: int
     epochs: int
+    run: RunDescription = field(default_factory=RunDescription)
 
 
 @dataclass(frozen=True)
@@ -70,6 +96,58 @@ class EpochProgressed:
     metrics: Metrics = field(default_factory=dict)
     rows_per_s: float | None = None
     staleness: float = 0.0
+
+
+@dataclass(frozen=True)
+class WorkerView:
+    """One rank as the driver sees it.
+
+    Args:
+        rank: From 0.
+        state: See :data:`WorkerState`.
+        retries: Attempts before the present one.
+        host, pid: Where it runs.
+        epoch, batch: How far it has come: the epoch from 0, and batches done in it.
+        batches_per_epoch: Batches that it makes of its rows.
+        rows: Rows that it has trained in all epochs.
+        staleness, staleness_max: Mean and most commits of others between its pulls and commits.
+        usage: What its present attempt has used so far; None before its first report.
+    """
+
+    rank: int
+    state: WorkerState
+    retries: int = 0
+    host: str = ""
+    pid: int = 0
+    epoch: int = 0
+    batch: int = 0
+    batches_per_epoch: int = 0
+    rows: int = 0
+    staleness: float = 0.0
+    staleness_max: int = 0
+    usage: Usage | None = None
+
+
+@dataclass(frozen=True)
+class WorkersProgressed:
+    """What each rank does, has done and has used so far; about twice a second.
+
+    Args:
+        workers: In the order of their ranks.
+        bytes_in, bytes_out: Of all frames that the coordinator took and sent.
+    """
+
+    workers: tuple[WorkerView, ...]
+    bytes_in: int = 0
+    bytes_out: int = 0
+
+
+@dataclass(frozen=True)
+class WorkerTraced:
+    """The phases of one rank from its start to its end."""
+
+    rank: int
+    spans: Spans
 
 
 @dataclass(frozen=True)
@@ -120,7 +198,9 @@ Event = (
     | EpochBegan
     | WorkersJoined
     | EpochProgressed
+    | WorkersProgressed
     | EpochEnded
+    | WorkerTraced
     | TrainingEnded
     | TrainingFailed
 )
@@ -130,13 +210,13 @@ class Sink(Protocol):
     """Takes the events of a fit: a progress bar, callbacks, a tracking service.
 
     It is called in the driver's thread, between two looks at the workers: it should not wait long.
-    What it raises ends the fit.
+    What it raises ends the fit (what a sink of the user raises: see :mod:`sparkdl.tracking.guard`).
     """
 
     @property
     def wants_progress(self) -> bool:
-        """Whether ``EpochProgressed`` is of use to it: computing metrics several times a second
-        costs time, so that event is left out where no sink wants it."""
+        """Whether ``EpochProgressed`` and ``WorkersProgressed`` are of use to it: computing
+        metrics several times a second costs time, so they are left out where no sink wants them."""
 
     def handle(self, event: Event) -> None:
         """Takes one event; a sink leaves out those that are of no use to it."""
@@ -151,14 +231,22 @@ def as_json(event: Event) -> dict[str, Json]:
     {'event': 'epoch_began', 'epoch': 2}
     """
     name = re.sub(r"(?<!^)(?=[A-Z])", "_", type(event).__name__).lower()
-    fields = {f.name: _plain(getattr(event, f.name)) for f in dataclasses.fields(event)}
-    return {"event": name, **fields}
+    return {"event": name, **_fields(event)}
+
+
+def _fields(value: Event | RunDescription | WorkerView | Usage) -> dict[str, Json]:
+    return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
 
 
 def _plain(value: object) -> Json:
+    if isinstance(value, Spans):
+        spans: list[Json] = [[phase, start, seconds] for phase, start, seconds in value]
+        return {"began_at": value.began_at, "spans": spans}
+    if isinstance(value, (RunDescription, WorkerView, Usage)):
+        return _fields(value)
     if isinstance(value, dict):
         return {str(k): _plain(v) for k, v in value.items()}
-    if isinstance(value, list):
+    if isinstance(value, (list, tuple)):
         return [_plain(v) for v in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None

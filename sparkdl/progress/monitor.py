@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Protocol
 
+from sparkdl.phases import Spans
 from sparkdl.progress.commands import Command
 from sparkdl.progress.events import (
     EpochBegan,
@@ -14,15 +15,21 @@ from sparkdl.progress.events import (
     EpochProgressed,
     Event,
     Metrics,
+    RunDescription,
     Sink,
     TrainingBegan,
     TrainingEnded,
     TrainingFailed,
     WorkersJoined,
+    WorkersProgressed,
+    WorkerTraced,
 )
 from sparkdl.progress.run_progress import EpochProgress, RunProgress
 from sparkdl.progress.speed import EpochSpeed, RecentSpeed
 from sparkdl.reports import MetricState
+
+WORKERS_INTERVAL_S = 0.5
+"""Least time between two events that tell of each worker."""
 
 
 class Steering(Sink, Protocol):
@@ -57,6 +64,7 @@ class FitMonitor:
         metric_values: From a metric state (summed over workers) to the metrics' values.
         epochs: Epoch to stop at.
         first_epoch: Epoch to begin with.
+        run: Which fit it is.
         clock: Seconds, for the speeds.
     """
 
@@ -68,8 +76,10 @@ class FitMonitor:
         *,
         epochs: int,
         first_epoch: int,
+        run: RunDescription | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._run = RunDescription() if run is None else run
         self._steering = steering
         self._sinks: tuple[Sink, ...] = (*sinks, steering)
         self._metric_values = metric_values
@@ -81,6 +91,7 @@ class FitMonitor:
         self._batches = self._workers = 0
         self._learning_rate: float | None = None
         self._rate_between: float | None = None
+        self._workers_due = 0.0
 
     # -- what callers ask ----------------------------------------------------------------------
 
@@ -128,7 +139,7 @@ class FitMonitor:
             return
         self._training = True
         self._learning_rate = self._steering.learning_rate
-        self._tell(TrainingBegan(self._first_epoch, self._epochs))
+        self._tell(TrainingBegan(self._first_epoch, self._epochs, self._run))
         self._begin_epoch()
 
     def update(self, progress: RunProgress) -> Command | None:
@@ -140,6 +151,9 @@ class FitMonitor:
         if progress.joined != self._workers and not self._batches and self._epoch < self._epochs:
             self._workers = progress.joined
             self._tell(WorkersJoined(self._epoch, progress.joined))
+        if now >= self._workers_due and progress.workers and self._wants_progress:
+            self._workers_due = now + WORKERS_INTERVAL_S
+            self._tell_workers(progress)
         released: int | None = None
         ended = self._ended(progress)
         speed = self._speed_of(now, ended)
@@ -169,6 +183,18 @@ class FitMonitor:
         }
         self.update(replace(progress, epochs=ended))
 
+    def end_workers(self, progress: RunProgress, spans: Mapping[int, Spans]) -> None:
+        """Says what the workers have done in all, and when, after the last has ended.
+
+        Args:
+            progress: What they reported last.
+            spans: Rank -> its phases; empty where nobody wants them.
+        """
+        if progress.workers and self._wants_progress:
+            self._tell_workers(progress)
+        for rank, traced in sorted(spans.items()):
+            self._tell(WorkerTraced(rank, traced))
+
     def end(self) -> None:
         """Says that training ended well."""
         self._tell(TrainingEnded(self._epoch, self._stopped))
@@ -185,6 +211,13 @@ class FitMonitor:
     def _tell(self, event: Event) -> None:
         for sink in self._sinks:
             sink.handle(event)
+
+    @property
+    def _wants_progress(self) -> bool:
+        return any(sink.wants_progress for sink in self._sinks)
+
+    def _tell_workers(self, progress: RunProgress) -> None:
+        self._tell(WorkersProgressed(progress.workers, progress.bytes_in, progress.bytes_out))
 
     def _begin_epoch(self) -> None:
         if self._epoch < self._epochs and not self._in_epoch:
@@ -213,7 +246,7 @@ class FitMonitor:
         if epoch is None or epoch.batches <= self._batches or not epoch.metrics.size:
             return
         self._batches = epoch.batches
-        if any(sink.wants_progress for sink in self._sinks):
+        if self._wants_progress:
             self._tell(
                 EpochProgressed(
                     self._epoch,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from sparkdl.coordinator.status import Failure, Status
+from sparkdl.coordinator.status import Failure, Status, WorkerStatus
+from sparkdl.progress.events import WorkerState, WorkerView
 from sparkdl.reports import MetricState, no_metrics
 
 
@@ -43,6 +44,8 @@ class RunProgress:
         joined: Workers that have joined.
         failure: The first worker that raised, or None.
         staleness: Mean commits between a pull and the commit that followed it.
+        workers: Each that has joined, by rank.
+        bytes_in, bytes_out: Of all frames that the coordinator took and sent.
     """
 
     epochs: dict[int, EpochProgress] = field(default_factory=dict)
@@ -51,6 +54,9 @@ class RunProgress:
     joined: int = 0
     failure: Failure | None = None
     staleness: float = 0.0
+    workers: tuple[WorkerView, ...] = ()
+    bytes_in: int = 0
+    bytes_out: int = 0
 
 
 def progress_of(status: Status, num_workers: int, *, in_step: bool) -> RunProgress:
@@ -89,4 +95,26 @@ def progress_of(status: Status, num_workers: int, *, in_step: bool) -> RunProgre
         joined=len(workers),
         failure=status.failure,
         staleness=stale / commits if commits else 0.0,
+        workers=tuple(
+            _view(rank, worker, rank in status.waiting) for rank, worker in sorted(workers.items())
+        ),
+        bytes_in=status.bytes_in,
+        bytes_out=status.bytes_out,
     )
+
+
+def _view(rank: int, worker: WorkerStatus, waits: bool) -> WorkerView:
+    state: WorkerState = "training"
+    if worker.finished:
+        state = "finished"
+    elif not worker.alive:
+        state = "lost"
+    elif not worker.member:
+        state = "joining"
+    elif waits:
+        state = "waiting"
+    return WorkerView(
+        rank, state, worker.retries, worker.host, worker.pid, worker.epoch, worker.batch,
+        worker.batches_per_epoch, worker.rows, worker.staleness_mean, worker.staleness_max,
+        worker.usage,
+    )  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from sparkdl.finite import FiniteCheck
+from sparkdl.phases import current_clock
 from sparkdl.protocols import BatchStack, InGraph, Learner
 from sparkdl.ps.client import Progress, StoreAccess
 from sparkdl.run_state import RunState
@@ -32,6 +33,7 @@ class RoundSynchronizer:
         self, client: StoreAccess, layout: Layout, check: FiniteCheck | None = None
     ) -> None:
         self._client = client
+        self._clock = current_clock()
         self._layout = layout
         self._check = check or FiniteCheck("ignore", layout.trained_size)
         self._statistics = np.zeros(layout.size - layout.trained_size, np.float32)
@@ -124,7 +126,8 @@ class RoundSynchronizer:
             learning_rate=self._progress.learning_rate,
         )
         try:
-            mean = self._client.push_pull(progress)
+            with self._clock.within("exchange", any_thread=True):
+                mean = self._client.push_pull(progress)
         except BaseException as error:
             self._error = error
             raise

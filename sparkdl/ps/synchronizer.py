@@ -16,6 +16,7 @@ import numpy as np
 
 from sparkdl.errors import ConfigError
 from sparkdl.finite import FiniteCheck, finite_state
+from sparkdl.phases import current_clock
 from sparkdl.protocols import BatchStack, Learner
 from sparkdl.ps.client import Progress, StoreAccess
 from sparkdl.ps.damping import Damping
@@ -88,6 +89,7 @@ class WindowSynchronizer:
             )
         self._rule = rule
         self._client = client
+        self._clock = current_clock()
         self._check = check or FiniteCheck("ignore", layout.trained_size)
         self._trained_size = layout.trained_size
         self._damping: Damping | None = None
@@ -124,8 +126,9 @@ class WindowSynchronizer:
                 progress = self._begin_again(learner, progress)
                 np.copyto(self._local, self._base)
             self._damp()
-            self._rule.exchange(self._local, self._base, _Peer(self._client, progress))
-            learner.write_weights(self._local)
+            with self._clock.within("exchange"):
+                self._rule.exchange(self._local, self._base, _Peer(self._client, progress))
+                learner.write_weights(self._local)
             if self._measures:
                 self._measure(began, time.perf_counter())
             return
@@ -209,7 +212,8 @@ class WindowSynchronizer:
     def _land(self, learner: Learner) -> None:
         if self._flight is None:
             return
-        self._flight.join()
+        with self._clock.within("exchange"):
+            self._flight.join()
         self._flight = None
         if self._error is not None:
             error, self._error = self._error, None

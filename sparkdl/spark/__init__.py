@@ -3,5 +3,24 @@
 ``spark_model``, ``run``: what users call. ``setting``: read-only attributes of a SparkModel.
 ``loading``: a SparkModel from a file.
 ``driver``: what runs on the driver. ``executor``: what runs on executors.
-``columns``: from columns to the model's inputs. ``inference``: predict and evaluate.
+``columns``: from columns to the model's inputs. ``inference``: predict and evaluate. ``files``:
+the file systems that Spark reaches, for all files of :mod:`sparkdl.files`.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sparkdl.files import storage
+
+if TYPE_CHECKING:
+    from sparkdl.files.file_system import FileSystem
+
+
+def _find_file_system(path: str, scheme: str | None) -> FileSystem | None:
+    from sparkdl.spark.files.finder import find_file_system
+
+    return find_file_system(path, scheme)
+
+
+storage.plug_in(_find_file_system)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -54,6 +54,7 @@ from sparkdl.spark.driver.cluster import default_parallelism
 from sparkdl.spark.driver.fitting import run_fit
 from sparkdl.spark.driver.metrics import prepare_metrics
 from sparkdl.spark.driver.plan import FitPlan, count_workers, loop_settings, prepare_model
+from sparkdl.spark.driver.telling import describe_run, open_sinks, profile_fit
 from sparkdl.spark.driver.trained_model import TrainedModel
 from sparkdl.spark.driver.training import StageSummary
 from sparkdl.spark.inference.choice import Names, PredictionChoice
@@ -61,6 +62,8 @@ from sparkdl.spark.inference.evaluate import evaluate_arrays, evaluate_source
 from sparkdl.spark.predict import predict_data
 from sparkdl.spark.setting import Setting
 from sparkdl.spark.streaming import OnBatch, StreamingFit, check_stream, start_stream_fit
+from sparkdl.tracking.profile import Profile
+from sparkdl.tracking.sinks import GivenSink
 
 
 class SparkModel:
@@ -181,6 +184,7 @@ class SparkModel:
         self._history: Any = None
         self._epochs_trained = 0
         self._summary: StageSummary | None = None
+        self._profile: Profile | None = None
         self._ensemble: list[Any] = []
         self._columns = Columns()
         self._fitting = threading.Lock()
@@ -206,6 +210,11 @@ class SparkModel:
     def summary(self) -> StageSummary | None:
         """Seconds, transports, GPUs and processes of the last fit's workers; None before one."""
         return self._summary
+
+    @property
+    def profile(self) -> Profile | None:
+        """Where the time of the last fit's workers went; None before one. ``print`` draws it."""
+        return self._profile
 
     mode = Setting(lambda self: self._config.mode)
     frequency = Setting(lambda self: self._config.frequency)
@@ -260,6 +269,9 @@ class SparkModel:
         shuffle: bool = True,
         checkpoint_dir: str | None = None,
         resume: bool = False,
+        sinks: Sequence[GivenSink] | GivenSink | None = None,
+        timeline: str | None = None,
+        profile: bool = False,
         **keras_fit_arguments: Any,
     ) -> Any:
         """Trains the model on all rows, ``epochs`` times; a second call goes on from the first.
@@ -284,9 +296,15 @@ class SparkModel:
                 are not weighted. As in Keras, it weighs the rows of ``data`` (also those that
                 ``validation_split`` holds out), not ``validation_data``.
             shuffle: New row order in each epoch.
-            checkpoint_dir: Folder (local or any file system) for a checkpoint after each epoch.
+            checkpoint_dir: Folder for a checkpoint after each epoch; paths as in :meth:`save`.
             resume: Go on from the last checkpoint in ``checkpoint_dir``; ``epochs`` is then the
                 total, as in ``keras``' ``initial_epoch``.
+            sinks: Who is told what happens while the fit runs: functions of one event
+                (:mod:`sparkdl.progress.events`), or sinks of :mod:`sparkdl.tracking`.
+            timeline: A file to write what every rank did when, for Perfetto or
+                ``chrome://tracing``.
+            profile: Print where the time of each worker went, and what would help most; also in
+                :attr:`profile`.
             **keras_fit_arguments: ``initial_epoch``; ``class_weight={class: weight}`` (for the
                 rows to train on); ``steps_per_epoch`` and ``validation_steps``: batches of each
                 worker (each epoch goes on in the rows where the one before ended, and always
@@ -343,14 +361,17 @@ class SparkModel:
             keras_callbacks = CallbackSink(
                 self.model, callbacks, epochs=last_epoch, verbose=verbosity(verbose)
             )
+            trackers = open_sinks(sinks, timeline, lambda: self.model, source.spark)
             monitor = FitMonitor(
-                keras_callbacks, [ProgressBar(verbosity(verbose))],
+                keras_callbacks, [ProgressBar(verbosity(verbose)), *trackers],
                 partial(metric_state.metric_results, self.model),
                 epochs=last_epoch, first_epoch=first_epoch,
+                run=describe_run(self._config, arguments, self.model, num_workers),
             )  # fmt: skip
             settings = loop_settings(
                 self._config, self._exchange, arguments, first_epoch=first_epoch,
                 epochs_trained=self._epochs_trained, has_callbacks=monitor.has_callbacks,
+                keep_spans=any(sink.wants_spans for sink in trackers),
             )  # fmt: skip
             plan = FitPlan(
                 self._config, self._exchange, self._trained, self._custom_objects, source,
@@ -368,6 +389,9 @@ class SparkModel:
                 self._trained.model, self._ensemble = build_ensemble(self.model, members)
                 self._summary = replace(self._summary, members={})
             self._epochs_trained += monitor.epochs_done - first_epoch
+            self._profile = profile_fit(plan, self._summary, monitor.epochs_done - first_epoch)
+            if profile:
+                print(self._profile, flush=True)
             monitor.end()
             self._history = keras_callbacks.history
             return self._history
@@ -606,7 +630,9 @@ class SparkModel:
         """Writes the model with its optimizer state as a ``.keras`` file.
 
         Args:
-            path: A local path, ``file://``, ``hdfs://``, or any URI of pyarrow or fsspec.
+            path: As Spark understands it: ``hdfs://``, ``dbfs:/``, ``s3a://``, ... and, without a
+                scheme, its default file system; ``file:/`` is this machine. Or any URI of pyarrow
+                or fsspec.
             overwrite: False refuses an existing file.
 
         Raises:

@@ -46,8 +46,9 @@ def predict_udf(
         df.select('id', churn('age', 'income'))       # several numbers
 
     A model with several inputs takes a column for each, in the model's order. The model is loaded
-    once per Python worker. Spark may run a function on more rows than it shows:
-    ``df.limit(10).cache()`` comes first where only ten rows are wanted.
+    once per Python worker; each function in a query has workers of its own, so that several
+    columns of one model come sooner from :func:`sparkdl.predict`. Spark may run a function on more
+    rows than it shows: ``df.limit(10).cache()`` comes first where only ten rows are wanted.
 
     Args:
         model: See :func:`sparkdl.predict`.

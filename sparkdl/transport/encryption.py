@@ -24,7 +24,7 @@ from typing import Self
 
 from sparkdl.errors import AuthenticationError, ConfigError
 from sparkdl.transport.anonymous import anonymous_file
-from sparkdl.transport.error_frames import BusyError
+from sparkdl.transport.error_frames import no_room
 
 KNOCK = b"SPDK"
 """The first bytes of a knock."""
@@ -172,7 +172,7 @@ def connect_encrypted(connection: socket.socket, token: str, fingerprint: str) -
         connection.sendall(make_knock(token))
         answer = connection.recv(1)
         if answer == BUSY:
-            raise BusyError("the server has no room for one more connection now")
+            raise no_room()
         if answer != WELCOME:
             raise AuthenticationError(
                 "the server closed the connection at the sight of the token's proof",

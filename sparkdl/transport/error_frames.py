@@ -19,6 +19,16 @@ class BusyError(TransportError):
     """The server has no room for a connection now; another try may find some."""
 
 
+def no_room() -> BusyError:
+    """What a server that is busy answers a connection with."""
+    return BusyError(
+        "the server has no room for one more connection now",
+        expected="room within the time that a connection may take",
+        received="a server that is busy with other connections",
+        hint="those of attempts that have ended are closed within the grace time",
+    )
+
+
 def _codes() -> dict[str, type[SparkDLError]]:
     return {
         "aborted": WorkerError,

@@ -98,7 +98,7 @@ def explained(opener: Opener, timeouts: Timeouts) -> Iterator[None]:
     """Raises TransportError, with what was tried, where a first connection cannot be opened."""
     try:
         yield
-    except AuthenticationError:
+    except (AuthenticationError, BusyError):
         raise
     except BROKEN as error:
         tried = opener.failures if isinstance(opener, Openers) else {"": str(error)}

@@ -11,7 +11,7 @@ import socket
 
 from sparkdl.errors import AuthenticationError, ProtocolError
 from sparkdl.transport.encryption import BUSY, KNOCK, KNOCK_BYTES, knock_matches
-from sparkdl.transport.error_frames import BusyError, error_to_meta
+from sparkdl.transport.error_frames import error_to_meta, no_room
 from sparkdl.transport.frames import (
     HEADER_BYTES,
     MAX_FIRST_META_BYTES,
@@ -81,8 +81,7 @@ class FirstFrame:
 
     def turn_away(self) -> None:
         """Says that there is no room, if the peer's end takes it at once."""
-        error = BusyError("the server has no room for one more connection now")
-        self.connection.send(encode(Message(Kind.ERROR, meta=error_to_meta(error))))
+        self.connection.send(encode(Message(Kind.ERROR, meta=error_to_meta(no_room()))))
 
 
 class FirstKnock:

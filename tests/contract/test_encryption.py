@@ -19,6 +19,8 @@ from urllib.parse import urlsplit
 import numpy as np
 import pytest
 
+from sparkdl.collective.builtin.encryption import encrypt_neighbours
+from sparkdl.collective.builtin.waiting import Watch
 from sparkdl.collective.communicator import make_communicator
 from sparkdl.coordinator.driver_client import open_driver
 from sparkdl.coordinator.host import CoordinatorHost
@@ -372,6 +374,27 @@ def test_a_rank_with_another_certificate_is_refused(certificate: Certificate) ->
     answers = ring([certificate, Certificate.make()], connect_timeout_s=10.0)
     assert all(isinstance(answer, TransportError | AuthenticationError) for answer in answers)
     assert any(isinstance(answer, AuthenticationError) for answer in answers)
+
+
+def test_connections_of_other_ranks_cannot_be_joined(certificate: Certificate) -> None:
+    """All ranks hold one certificate, but each connection has the names of its two ends."""
+    near, far = socket.socketpair()
+    other_near, other_far = socket.socketpair()
+    for end in (near, far, other_near, other_far):
+        end.setblocking(False)
+
+    def begin(to_next: socket.socket, previous: socket.socket, rank: int) -> Any:
+        watch = Watch(rank, 10.0)
+        try:  # rank 0 means rank 1, but the other end is rank 2's
+            return encrypt_neighbours(
+                to_next, previous, rank, (rank + 1, rank + 1), b"group", certificate, watch
+            )
+        except Exception as error:
+            return error
+
+    with ThreadPoolExecutor(2) as pool:
+        answers = list(pool.map(begin, (near, other_near), (other_far, far), (0, 2)))
+    assert all(isinstance(answer, AuthenticationError) for answer in answers), answers
 
 
 def test_the_end_of_an_encrypted_rank_is_noticed(certificate: Certificate) -> None:

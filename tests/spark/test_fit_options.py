@@ -216,12 +216,13 @@ def text_model(inputs: list[str]) -> Any:
     return model
 
 
-@pytest.mark.parametrize("kind", ["pandas", "Arrow", "lists", "Spark"])
+@pytest.mark.parametrize("kind", ["pandas", "polars", "Arrow", "lists", "Spark"])
 def test_text_from_frames_of_all_kinds(spark: Any, kind: str) -> None:
     words, labels = texts()
     frame = pd.DataFrame({"text": words, "label": labels})
     data = {
         "pandas": lambda: frame,
+        "polars": lambda: pytest.importorskip("polars").from_pandas(frame),
         "Arrow": lambda: pa.table({"text": pa.array(words, pa.large_string()), "label": labels}),
         "lists": lambda: (words, labels),
         "Spark": lambda: spark.createDataFrame(frame),

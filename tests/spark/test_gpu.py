@@ -18,7 +18,7 @@ def run_script(name: str, **environment: str) -> str:
     done = subprocess.run(
         [sys.executable, os.path.join(HERE, "scripts", name)],
         env={**os.environ, "PYTHONPATH": ROOT, **environment},
-        capture_output=True, text=True, timeout=280, check=False,
+        capture_output=True, text=True, timeout=800, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
     return done.stdout

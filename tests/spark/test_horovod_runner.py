@@ -94,7 +94,7 @@ def test_a_local_rank_that_raises_or_dies(capsys: pytest.CaptureFixture[str]):
         with pytest.raises(WorkerError, match=word) as caught:
             HorovodRunner(np=-2).run(work, how=how)
         assert caught.value.rank == 1
-        assert time.monotonic() - began < 30  # the framework is imported by both ranks first
+        assert time.monotonic() - began < 100  # the framework is imported by both ranks first
     for child in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):  # a process of Spark's that has just ended
             assert "sparkdl.launch.child" not in " ".join(child.cmdline())

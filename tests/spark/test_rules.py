@@ -98,7 +98,7 @@ def test_ensemble_gives_several_models_and_their_mean(digits_df: Any) -> None:
     model = make_mlp()
     before = [w.copy() for w in model.get_weights()]
     spark_model = SparkModel(model, rule="ensemble", num_workers=3, batch_size=32)
-    history = spark_model.fit(train, epochs=16, verbose=0)
+    history = spark_model.fit(train, epochs=24, verbose=0)
     assert history.history["loss"][-1] < 0.5 * history.history["loss"][0]
     rows = test.limit(20).collect()
     x = np.array([r.features for r in rows], "float32")

@@ -91,10 +91,13 @@ class Synchronizer:
         return len(self.exchanges) >= self.stop_after
 
 
-def run(rows: int, window: int, epochs: int = 1, sync: Synchronizer | None = None, **options: Any):
+def run(
+    rows: int, window: int, epochs: int = 1, sync: Synchronizer | None = None, *,
+    at_once: int = 0, **options: Any,
+):  # fmt: skip
     learner, sync = Learner(), sync or Synchronizer()
     source = Batches(rows_from_numpy(np.zeros((rows, 2)), np.zeros(rows)), 4, shuffle=False)
-    settings = LoopSettings(epochs=epochs, batch_size=4, window=window)
+    settings = LoopSettings(epochs=epochs, batch_size=4, window=window, at_once=at_once)
     train(learner, sync, source, settings, num_rows=rows, **options)
     return learner, sync
 
@@ -135,6 +138,11 @@ def test_the_automatic_window_is_at_most_a_sixteenth_of_an_epoch() -> None:
 def test_the_automatic_window_shrinks_with_the_number_of_workers(workers: int, window: int) -> None:
     _, sync = run(4 * 640, AUTO_WINDOW, num_workers=workers)
     assert {r.batches for r in sync.exchanges} == {window}
+
+
+def test_workers_that_take_turns_do_not_shorten_the_automatic_window() -> None:
+    _, sync = run(4 * 640, AUTO_WINDOW, num_workers=100, at_once=4)
+    assert {r.batches for r in sync.exchanges} == {8}
 
 
 def test_a_retried_task_goes_on_where_committed_work_ended() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from sparkdl.collective.builtin.communicator import BuiltinCommunicator
 from sparkdl.collective.builtin.rendezvous import Listener
-from sparkdl.collective.builtin.sockets import address_in, own_address, own_host_id
+from sparkdl.collective.builtin.sockets import own_host_id, rank_addresses
 from sparkdl.collective.member import Member
 from sparkdl.collective.ordered import DEFAULT_TIMEOUT_S
 from sparkdl.errors import ConfigError
@@ -59,7 +59,7 @@ class BuiltinConnector:
     def prepare(self) -> Member:
         """Opens the listening sockets; returns where they are."""
         self.close()
-        bind, advertised = self._addresses()
+        bind, advertised = rank_addresses(self._bind_host, self._advertised_host, self._towards)
         self._listener = Listener(bind, self._port)
         return Member(
             host=advertised,
@@ -68,16 +68,6 @@ class BuiltinConnector:
             local=self._listener.local,
             communicator=BuiltinCommunicator.name,
         )
-
-    def _addresses(self) -> tuple[str, str]:
-        """The address to listen on, and the one that the others connect to."""
-        asked, advertised = self._bind_host, self._advertised_host
-        if asked is None:
-            own = advertised or own_address(self._towards)
-            return own, own
-        bind = address_in(asked) if "/" in asked else asked
-        anywhere = bind in ("", "0.0.0.0", "::")
-        return bind, advertised or (own_address(self._towards) if anywhere else bind)
 
     def connect(self, members: Sequence[Member], token: bytes) -> BuiltinCommunicator:
         """Connects all ranks; see :class:`sparkdl.collective.communicator.Connector`."""

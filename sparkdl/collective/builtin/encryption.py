@@ -1,4 +1,8 @@
-"""TLS on the connections of a ring: both ends show the run's certificate and check the other's."""
+"""TLS on the connections of a ring: both ends show the run's certificate and check the other's.
+
+All ranks hold the same certificate. So that nobody between two hosts can join the connection of one
+pair of ranks to that of another pair, both ends also name the pair, in TLS' own negotiation (ALPN).
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,9 @@ from sparkdl.transport.encryption import Certificate
 def encrypt_neighbours(
     to_next: socket.socket,
     from_previous: socket.socket,
+    rank: int,
     neighbours: tuple[int, int],
+    group: bytes,
     certificate: Certificate,
     watch: Watch,
 ) -> tuple[ssl.SSLSocket, ssl.SSLSocket]:
@@ -26,7 +32,9 @@ def encrypt_neighbours(
 
     Args:
         to_next, from_previous: Connected and non-blocking; taken over, also where this fails.
-        neighbours: The ranks at their other ends, for messages.
+        rank: This rank.
+        neighbours: The next rank and the previous one.
+        group: Names the communicator.
         certificate: The run's.
         watch: Deadline of the wait.
 
@@ -38,11 +46,14 @@ def encrypt_neighbours(
     with contextlib.ExitStack() as failed:
         failed.callback(to_next.close)
         failed.callback(from_previous.close)
+        after, before = neighbours
+        client, server = certificate.client_context(), certificate.server_context(mutual=True)
+        pairs = (_pair(group, rank, after), _pair(group, before, rank))
+        for context, pair in zip((client, server), pairs, strict=True):
+            context.set_alpn_protocols([pair])
         secured = [
-            certificate.client_context().wrap_socket(to_next, do_handshake_on_connect=False),
-            certificate.server_context(mutual=True).wrap_socket(
-                from_previous, server_side=True, do_handshake_on_connect=False
-            ),
+            client.wrap_socket(to_next, do_handshake_on_connect=False),
+            server.wrap_socket(from_previous, server_side=True, do_handshake_on_connect=False),
         ]
         for connection in secured:
             failed.callback(connection.close)
@@ -50,16 +61,29 @@ def encrypt_neighbours(
         watch.start()
         while waiting:
             poll = select.poll()
-            for connection, rank in list(waiting.items()):
-                wanted = _advance(connection, rank)
+            for connection, other in list(waiting.items()):
+                wanted = _advance(connection, other)
                 if wanted:
                     poll.register(connection, wanted)
                 else:
                     del waiting[connection]
             if waiting and not poll.poll(SLICE_MS):
                 watch.look(sorted(set(waiting.values())))
+        for connection, pair, other in zip(secured, pairs, neighbours, strict=True):
+            if connection.selected_alpn_protocol() != pair:
+                raise AuthenticationError(
+                    f"rank {other} could not prove itself",
+                    expected=f"the connection {pair}",
+                    received=str(connection.selected_alpn_protocol()),
+                    hint="something between the two hosts joins connections of other ranks",
+                )
         failed.pop_all()
     return secured[0], secured[1]
+
+
+def _pair(group: bytes, connecting: int, listening: int) -> str:
+    """The name of a connection between two ranks of a communicator."""
+    return f"{group.hex()}:{connecting}-{listening}"
 
 
 def _advance(connection: ssl.SSLSocket, rank: int) -> int:

@@ -77,7 +77,7 @@ def connect_paths(
     )
     paths = Paths()
     try:
-        _open(paths, places, world, made, accepted, capacity, watch, certificate)
+        _open(paths, places, world, made, accepted, capacity, watch, group, certificate)
     except BaseException:
         paths.close()
         for connection in (*made.values(), *accepted.values()):
@@ -117,6 +117,7 @@ def _open(
     accepted: Mapping[ConnectionKey, socket.socket],
     capacity: int,
     watch: Watch,
+    group: bytes,
     certificate: Certificate | None,
 ) -> None:
     """Opens the shared memory and the ring over their connections."""
@@ -136,7 +137,7 @@ def _open(
         from_previous = accepted[ConnectionKey(RING, world[before])]
         if certificate is not None:
             to_next, from_previous = encrypt_neighbours(
-                to_next, from_previous, (after, before), certificate, watch
+                to_next, from_previous, places.rank, (after, before), group, certificate, watch
             )
         paths.ring = Ring(
             places.ring.index(places.rank), places.ring, to_next, from_previous, capacity, watch

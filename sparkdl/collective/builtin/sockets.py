@@ -57,6 +57,27 @@ def own_address(towards: str = "") -> str:
     return own_address() if towards else "127.0.0.1"
 
 
+def rank_addresses(
+    bind_host: str | None, advertised_host: str | None = None, towards: str = ""
+) -> tuple[str, str]:
+    """The address that a rank listens on, and the one that the others connect to.
+
+    Args:
+        bind_host: An address, or a network (``'10.0.0.0/8'``); None: the advertised address.
+        advertised_host: What the others shall connect to; None: what this machine finds out.
+        towards: See :func:`own_address`.
+
+    Raises:
+        ResourceError: This machine has no address in that network.
+    """
+    if bind_host is None:
+        own = advertised_host or own_address(towards)
+        return own, own
+    bind = address_in(bind_host) if "/" in bind_host else bind_host
+    anywhere = bind in ("", "0.0.0.0", "::")
+    return bind, advertised_host or (own_address(towards) if anywhere else bind)
+
+
 def interface_addresses() -> dict[str, str]:
     """Network interface -> its IPv4 address."""
     found = {}

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from sparkdl.errors import ResourceError
+from sparkdl.errors import ResourceError, SparkDLError, TransportError
 from sparkdl.launch import interrupts
 
 ARROW_BATCH_BYTES = 4 << 20
@@ -29,15 +29,45 @@ def require_running(spark: Any) -> None:
 
     Raises:
         ResourceError: It was stopped.
+        TransportError: The JVM of a classic session has ended.
     """
-    stopped = bool(spark.is_stopped) if is_connect(spark) else spark.sparkContext._jsc is None
-    if stopped:
-        raise ResourceError(
-            "the Spark session of these data has been stopped",
-            expected="data of a session that runs",
-            received="a DataFrame or RDD of a session after its stop()",
-            hint="spark = SparkSession.builder.getOrCreate(), and read the data again",
-        )
+    problem = session_problem(spark)
+    if problem is not None:
+        raise problem
+
+
+def session_problem(spark: Any) -> SparkDLError | None:
+    """Why the session does not run any more; None if it does."""
+    if is_connect(spark):
+        stopped = bool(spark.is_stopped)
+    else:
+        context = spark.sparkContext
+        try:
+            with interrupts.held():  # one inside a call of the JVM leaves its connection broken
+                stopped = context._jsc is None or bool(context._jsc.sc().isStopped())
+        except Exception as error:
+            return TransportError(
+                "the JVM of Spark's driver has ended",
+                expected="the process that this one started the session in",
+                received=_end_of_jvm(context) or f"no answer: {type(error).__name__}",
+                hint="it was killed (memory?), or it crashed: see its log and hs_err_pid*.log; "
+                "restart this process for a new session",
+            )
+    if not stopped:
+        return None
+    return ResourceError(
+        "the Spark session of these data has been stopped",
+        expected="data of a session that runs",
+        received="its stop(), before or while the data were read",
+        hint="spark = SparkSession.builder.getOrCreate(), and read the data again",
+    )
+
+
+def _end_of_jvm(context: Any) -> str:
+    """How the JVM ended, where this process started it."""
+    process = getattr(context._gateway, "proc", None)
+    code = None if process is None else process.poll()
+    return "" if code is None else f"exit status {code}"
 
 
 def session_of(data: Any = None) -> Any:

@@ -12,7 +12,7 @@ from sparkdl.errors import SparkDLError
 from sparkdl.launch.failures import RankFailure, RanksLost, failure_in
 from sparkdl.launch.results import RESULT_SCHEMA, Result, join
 from sparkdl.launch.task import Task
-from sparkdl.spark.driver.cluster import Stage, barrier_refusal, is_connect
+from sparkdl.spark.driver.cluster import Stage, barrier_refusal, is_connect, session_problem
 from sparkdl.spark.driver.interpreter import (
     interpreter_of,
     interpreter_problem,
@@ -59,7 +59,7 @@ class SparkLauncher:
         stage = Stage(spark, run, self._description)
         try:
             stage.start()
-            yield SparkRanks(stage, self._num_ranks, self._noun, interpreter_of(context))
+            yield SparkRanks(spark, stage, self._num_ranks, self._noun, interpreter_of(context))
         finally:
             try:
                 stage.cancel()
@@ -73,14 +73,18 @@ class SparkRanks:
     """The ranks of a stage; see :class:`sparkdl.launch.task.Ranks`.
 
     Args:
+        spark: The session.
         stage: The stage.
         num_ranks: Its ranks.
         noun: What the stage is, in errors.
         interpreter: The Python that Spark starts for it, in errors.
     """
 
-    def __init__(self, stage: Stage, num_ranks: int, noun: str, interpreter: str) -> None:
-        self._stage, self._num_ranks, self._noun = stage, num_ranks, noun
+    def __init__(
+        self, spark: Any, stage: Stage, num_ranks: int, noun: str, interpreter: str
+    ) -> None:
+        self._spark, self._stage = spark, stage
+        self._num_ranks, self._noun = num_ranks, noun
         self._interpreter = interpreter
 
     @property
@@ -105,7 +109,7 @@ class SparkRanks:
         failure = failure_in(error)
         if failure is not None:
             raise RankFailure(failure) from error
-        problem = interpreter_problem(error, self._interpreter)
+        problem = session_problem(self._spark) or interpreter_problem(error, self._interpreter)
         if problem is not None:
             raise problem from error
         raise _lost(error, self._noun) from error

@@ -57,6 +57,7 @@ def loop_settings(
     first_epoch: int,
     epochs_trained: int,
     has_callbacks: bool,
+    keep_spans: bool,
 ) -> LoopSettings:
     """What each worker's loop is told.
 
@@ -67,6 +68,7 @@ def loop_settings(
         first_epoch: Epoch to begin with.
         epochs_trained: Epochs that earlier fits trained.
         has_callbacks: Whether the driver has callbacks, which want the weights of each epoch.
+        keep_spans: Whether a timeline is wanted.
     """
     wanted_by_driver = has_callbacks or arguments.checkpoint_dir is not None
     return LoopSettings(
@@ -84,6 +86,7 @@ def loop_settings(
         validation_steps=arguments.validation_steps,
         class_weight=_plain(arguments.class_weight),
         memory_budget_bytes=config.memory_budget_mb << 20,
+        keep_spans=keep_spans,
     )
 
 

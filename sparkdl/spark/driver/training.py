@@ -12,6 +12,7 @@ from sparkdl.errors import DataError, SparkDLError, TransportError, WorkerError
 from sparkdl.launch import interrupts
 from sparkdl.launch.failures import RankFailure, RanksLost, failures_of, root_cause
 from sparkdl.launch.results import Result
+from sparkdl.phases import Usage
 from sparkdl.progress.commands import Command
 from sparkdl.progress.monitor import FitMonitor
 from sparkdl.run_state import RunState
@@ -40,6 +41,9 @@ class StageSummary:
         pids: Rank -> process that it trained in.
         members: Rank -> the model it trained, for a rule whose models never meet.
         refused: Updates of all workers that were refused because they were not finite.
+        rank_rows: Rank -> rows that it trained per epoch.
+        usage: Rank -> what its time went into.
+        epochs: Epochs that the stage was to train.
         counted: The part of the workers' changes that counted, a mean over exchanges and workers.
             Below 1 where changes are added up and were too much together: then the learning rate is
             high for so many workers that do not wait.
@@ -55,6 +59,9 @@ class StageSummary:
     pids: dict[int, int]
     members: dict[int, FloatArray] = field(default_factory=dict, repr=False)
     refused: int = 0
+    rank_rows: dict[int, int] = field(default_factory=dict)
+    usage: dict[int, Usage] = field(default_factory=dict)
+    epochs: int = 0
     counted: float = 1.0
     measured: dict[str, float] = field(default_factory=dict)
 
@@ -117,6 +124,8 @@ def train_stage(
             _raise_failures(results, run, barrier)
             trained = TrainedRank.all_of(results)
             _keep(driver_model, run, trained, monitor, stopped, on_epoch)
+            spans = {rank: t.spans for rank, t in trained.items() if t.spans is not None}
+            monitor.end_workers(run.progress(monitor.epochs_done), spans)
             return _summary(trained, task)
         finally:
             with contextlib.suppress(Exception):
@@ -174,6 +183,9 @@ def _summary(trained: Mapping[int, TrainedRank], task: TrainTask) -> StageSummar
         pids={rank: t.pid for rank, t in trained.items()},
         members=members,
         refused=sum(t.refused for t in trained.values()),
+        rank_rows={rank: t.rows for rank, t in trained.items()},
+        usage={rank: t.usage for rank, t in trained.items()},
+        epochs=task.settings.epochs - task.settings.first_epoch,
         counted=sum(t.counted for t in trained.values()) / len(trained),
         measured=next(iter(trained.values())).measured,
     )

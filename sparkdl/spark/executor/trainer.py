@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +22,7 @@ from sparkdl.launch.failures import FailureDescription, RanksLost, is_secondary
 from sparkdl.launch.results import Result, of_kind
 from sparkdl.launch.task import RankContext
 from sparkdl.learner.archive import ModelArchive
+from sparkdl.phases import PhaseClock, Spans, Usage, current_clock, recording
 from sparkdl.protocols import RankIdentity, Strategy
 from sparkdl.reports import EpochReport, MetricState
 from sparkdl.run_state import RunState
@@ -65,6 +66,7 @@ class TrainTask:
         meeting = nullcontext(rank) if rank.gathering is None else self.strategy.meet(rank)
         # Leaving the pool waits for the reader: nobody else may read this task's input after it.
         with (
+            recording(PhaseClock(keeps_spans=self.settings.keep_spans)),
             meeting as met,
             ThreadPoolExecutor(1, thread_name_prefix="sparkdl-read") as pool,
         ):
@@ -131,13 +133,14 @@ class TrainTask:
         from sparkdl.learner.cache import cached_learner, forget_learner, is_kept
         from sparkdl.worker import train
 
-        settings = self.settings
+        settings, clock = self.settings, current_clock()
         if is_kept(self.archive):  # to set its state is quick, but would hold the reader up
             wait([reader])
         learner = cached_learner(self.archive)
         try:
             with self.strategy.open(met, learner.layout) as synchronizer:
-                partition, read_s = reader.result()
+                with clock.within("read"):
+                    partition, read_s = reader.result()
                 with partition:
                     if settings.check_data:
                         partition.check_finite()
@@ -174,6 +177,8 @@ class TrainTask:
             measured=dict(synchronizer.measured),
             unreported=synchronizer.unreported,
             state=synchronizer.result(learner, settings.epochs),
+            usage=clock.usage(),
+            spans=clock.spans(),
         )
 
 
@@ -198,6 +203,8 @@ class TrainedRank:
         unreported: Epoch -> its final report; empty where the rank sent it to the driver.
         state: What the run keeps of it, or None.
         refused: Updates that were refused because they were not finite.
+        usage: What its time went into.
+        spans: Its phases one after another, where the driver wants them.
         counted: The part of its changes that counted, a mean over its exchanges.
         measured: Name of a communicator -> seconds of one reduction; empty if none was measured.
     """
@@ -212,30 +219,37 @@ class TrainedRank:
     unreported: dict[int, EpochReport] = field(default_factory=dict)
     state: RunState | None = field(default=None, repr=False)
     refused: int = 0
+    usage: Usage = field(default_factory=lambda: Usage({}))
+    spans: Spans | None = field(default=None, repr=False)
     counted: float = 1.0
     measured: dict[str, float] = field(default_factory=dict)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """The counterpart of :meth:`all_of`."""
-        plain = {name: value for name, value in vars(self).items() if name != "state"}
+        apart = ("state", "spans")
+        plain = {name: value for name, value in vars(self).items() if name not in apart}
+        plain["usage"] = asdict(self.usage)
         plain["unreported"] = [vars(report) for report in self.unreported.values()]
         text = json.dumps(plain, default=np.ndarray.tolist)
         yield from Result(self.rank, "done", text).batches()
         if self.state is not None:
             yield from Result(self.rank, "state", "", self.state.to_bytes()).batches()
+        if self.spans is not None:
+            yield from Result(self.rank, "spans", "", self.spans.to_bytes()).batches()
 
     @classmethod
     def all_of(cls, results: list[Result]) -> dict[int, TrainedRank]:
         """Rank -> what it returned, in rank order."""
-        states = of_kind(results, "state")
+        states, spans = of_kind(results, "state"), of_kind(results, "spans")
         trained = {}
         for rank, result in of_kind(results, "done").items():
             told = json.loads(result.text)
-            told["gpus"] = tuple(told["gpus"])
+            told["gpus"], told["usage"] = tuple(told["gpus"]), Usage(**told["usage"])
             reports = [EpochReport(**{**r, **_arrays(r)}) for r in told["unreported"]]
             told["unreported"] = {report.epoch: report for report in reports}
             state = RunState.from_bytes(states[rank].content) if rank in states else None
-            trained[rank] = cls(**told, state=state)
+            kept = Spans.from_bytes(spans[rank].content) if rank in spans else None
+            trained[rank] = cls(**told, state=state, spans=kept)
         return trained
 
 

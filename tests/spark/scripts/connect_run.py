@@ -51,6 +51,10 @@ def main() -> None:
         for rank in range(2):
             assert f"[rank {rank}] printed {rank}\n" in printed.getvalue(), printed.getvalue()
             assert f"[rank {rank}] logged {rank}\n" in printed.getvalue()
+        report = sparkdl.doctor(spark, num_workers=2, timeout_s=60.0)
+        assert {c.name: c.status for c in report.checks if c.status != "ok"} == {}, report
+        assert "2 executors" in report.named("python").found
+        assert "2 tasks" in report.named("barrier").found
         began = time.monotonic()
         with pytest.raises(WorkerError, match="bad row 17") as caught:
             sparkdl.run(fail, num_workers=2, communicator="builtin")

@@ -11,6 +11,7 @@ from sparkdl.coordinator.settings import Settings
 from sparkdl.coordinator.status import Status
 from sparkdl.coordinator.store import Store
 from sparkdl.coordinator.telemetry import report_message
+from sparkdl.phases import Usage
 from sparkdl.reports import EpochReport
 from sparkdl.transport.frames import ByteArray, Content, Kind, Message
 
@@ -75,9 +76,15 @@ class CoordinatorWorld:
             assert self.last(connection).kind is Kind.OK, self.last(connection)
 
     def report(
-        self, connection: int, report: EpochReport, *, wait: bool = False, **fields: Any
+        self,
+        connection: int,
+        report: EpochReport,
+        *,
+        wait: bool = False,
+        usage: Usage | None = None,
+        **fields: Any,
     ) -> Message | None:
-        message = report_message(report, wait=wait)
+        message = report_message(report, wait=wait, usage=usage)
         message.rank = connection % 100
         for name, value in fields.items():
             setattr(message, name, value)

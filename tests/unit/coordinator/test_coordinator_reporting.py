@@ -18,6 +18,7 @@ from sparkdl.coordinator.lines import (
 from sparkdl.coordinator.status import Failure
 from sparkdl.coordinator.store import Store
 from sparkdl.coordinator.telemetry import report_message
+from sparkdl.phases import PHASES, Usage
 from sparkdl.reports import EpochReport
 from sparkdl.transport.frames import BLOB_BYTES, Content, Flag, Kind, Message
 
@@ -330,3 +331,31 @@ def test_a_store_that_cannot_decode_a_request_ends_the_run_with_its_traceback() 
     assert reply is not None
     assert "ZeroDivisionError: in the codec" in reply.meta["error"]
     assert world.status().failure is not None
+
+
+# ------------------------------------------------------------------ what a rank has used
+
+
+def usage(compute: float) -> Usage:
+    return Usage(dict.fromkeys(PHASES, compute), 1.5, 1 << 30, 10, 20)
+
+
+def test_the_driver_sees_what_each_rank_has_used() -> None:
+    world = joined()
+    assert world.status().workers[0].usage is None
+    for connection, compute in ((0, 1.0), (0, 2.0), (1, 3.0)):
+        world.report(connection, EpochReport(0, 1), usage=usage(compute))
+    found = world.status().workers
+    assert (found[0].usage, found[1].usage) == (usage(2.0), usage(3.0))
+    world.report(0, EpochReport(1, 1))  # a report that does not say it
+    assert world.status().workers[0].usage == usage(2.0)
+
+
+@pytest.mark.parametrize(
+    "numbers", ["many", [1.0], [-1.0] * 10, [None] * 10, [True] * 10, [1e300] * 10]
+)
+def test_malformed_numbers_of_use_are_refused(numbers: Any) -> None:
+    world = joined()
+    meta = {**report_message(EpochReport(0, 1), wait=False).meta, "usage": numbers}
+    assert code(world.report(0, EpochReport(0, 1), meta=meta)) == "protocol"
+    assert world.status().workers[0].usage is None

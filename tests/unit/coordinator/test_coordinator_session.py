@@ -281,7 +281,7 @@ def test_the_meta_of_a_status_does_not_grow_with_the_epochs_done() -> None:
         for epoch in range(700):
             session.report(EpochReport(epoch, 10, ended=True))
             driver.status(since_epoch=epoch)
-    assert max(metas) - min(metas) <= 20  # numbers have more digits
+    assert max(metas) - min(metas) <= 60  # numbers have more digits
 
 
 def test_a_driver_that_asks_late_gets_all_epochs_in_bounded_parts() -> None:

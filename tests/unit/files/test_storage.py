@@ -11,14 +11,16 @@ from typing import Any
 import pytest
 
 from sparkdl.errors import ResourceError
-from sparkdl.files import storage
+from sparkdl.files import file_system, storage
+from sparkdl.files.arrow_file_system import ArrowFileSystem, LocalFileSystem
 
 
-@pytest.fixture(params=["local", "file", "memory"])
+@pytest.fixture(params=["local", "file", "file with one slash", "memory"])
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return {
         "local": f"{tmp_path}/new/folder",
         "file": f"file://{tmp_path}/new/folder",
+        "file with one slash": f"file:{tmp_path}/new/with%20space",
         "memory": f"memory://{uuid.uuid4().hex}/folder",
     }[request.param]
 
@@ -73,7 +75,7 @@ def test_a_link_at_the_very_name_is_an_error(
     """Even who guesses the name gets nothing written elsewhere."""
     victim = tmp_path / "victim"
     victim.write_bytes(b"mine")
-    monkeypatch.setattr(storage.secrets, "token_hex", lambda size: "guessed")
+    monkeypatch.setattr(file_system.secrets, "token_hex", lambda size: "guessed")
     (tmp_path / ".sparkdl-guessed.part").symlink_to(victim)
     with pytest.raises(ResourceError, match="FileExistsError"):
         storage.write_bytes(f"{tmp_path}/a", b"content")
@@ -110,7 +112,7 @@ def test_an_interrupt_leaves_nothing_on_other_systems(monkeypatch: pytest.Monkey
     def fail(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(storage, "_replace", fail)
+    monkeypatch.setattr(ArrowFileSystem, "_replace", fail)
     with pytest.raises(KeyboardInterrupt):
         storage.write_bytes(f"memory://{folder}/a", b"after")
     names = [
@@ -156,3 +158,46 @@ def test_the_permissions_are_those_of_any_new_file(tmp_path: Path) -> None:
     (tmp_path / "plain").write_bytes(b"")
     storage.write_bytes(f"{tmp_path}/a", b"")
     assert (tmp_path / "a").stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+def test_a_scheme_that_nobody_knows_makes_no_folder_of_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before, ``dbfs:/a`` was written to a folder ``dbfs:`` of the working directory."""
+    monkeypatch.chdir(tmp_path)
+    for path in ("dbfs:/models/a", "viewfs://cluster/models/a", "file://elsewhere/models/a"):
+        with pytest.raises(ResourceError, match=r"no file system|names the machine"):
+            storage.write_bytes(path, b"")
+    assert os.listdir(tmp_path) == []
+    storage.write_bytes("run:1/a", b"no scheme without a slash")
+    assert (tmp_path / "run:1" / "a").exists()
+
+
+def test_who_is_plugged_in_decides_for_all_paths_but_those_of_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Elsewhere(LocalFileSystem):
+        def read(self, path: str, at_most: int | None) -> bytes:
+            return f"elsewhere: {path}".encode()
+
+    asked: list[tuple[str, str | None]] = []
+
+    def find(path: str, scheme: str | None) -> Elsewhere | None:
+        asked.append((path, scheme))
+        if path == "unreachable:/a":
+            raise OSError("nobody answers")
+        return Elsewhere() if scheme in (None, "hdfs") else None
+
+    monkeypatch.setattr(storage, "_finders", [])
+    storage.plug_in(find)
+    storage.plug_in(find)
+    assert storage.read_bytes("HDFS:/a") == b"elsewhere: HDFS:/a"
+    assert storage.read_bytes("models/a") == b"elsewhere: models/a"
+    storage.write_bytes("memory://plugged/a", b"in memory")
+    assert storage.read_bytes("memory://plugged/a") == b"in memory"
+    assert set(asked) == {("HDFS:/a", "hdfs"), ("models/a", None), ("memory://plugged/a", "memory")}
+    storage.write_bytes(f"file:{tmp_path}/a", b"here")
+    assert (tmp_path / "a").read_bytes() == b"here"
+    assert len(asked) == 4
+    with pytest.raises(ResourceError, match="nobody answers"):
+        storage.exists("unreachable:/a")

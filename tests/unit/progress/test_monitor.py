@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from progress_cases import Clock, Recorder, epoch, make_monitor, report
 
+from sparkdl.phases import Spans
 from sparkdl.progress.commands import Command
 from sparkdl.progress.events import (
     EpochBegan,
@@ -17,6 +18,9 @@ from sparkdl.progress.events import (
     Event,
     TrainingFailed,
     WorkersJoined,
+    WorkersProgressed,
+    WorkerTraced,
+    WorkerView,
     as_json,
 )
 
@@ -257,3 +261,28 @@ def test_events_are_json() -> None:
     assert lines[4]["metrics"] == {"loss": None}
     each = EpochEnded(0, 1, 1, metrics={"f1": [0.5, [0.25, float("inf")]]})
     assert as_json(each)["metrics"] == {"f1": [0.5, [0.25, None]]}
+
+
+def test_workers_are_told_of_at_most_twice_a_second_and_once_at_the_end() -> None:
+    sink, clock = Recorder(), Clock()
+    monitor = make_monitor(sink, clock, epochs=1)
+    monitor.begin()
+    views = (WorkerView(0, "training", rows=10), WorkerView(1, "joining"))
+    for _ in range(20):
+        clock.now += 0.1
+        monitor.update(replace(report(epoch(400, missing=1)), workers=views, bytes_in=7))
+    found = sink.of(WorkersProgressed)
+    assert 3 <= len(found) <= 5
+    assert found[0] == WorkersProgressed(views, 7, 0)
+    spans = Spans(1.0, np.zeros(1), np.zeros(1), 2.0)
+    monitor.end_workers(replace(report(), workers=views[:1]), {1: spans, 0: spans})
+    assert sink.of(WorkersProgressed)[-1] == WorkersProgressed(views[:1])
+    assert [e.rank for e in sink.of(WorkerTraced)] == [0, 1]
+
+
+def test_workers_are_not_told_of_where_nobody_wants_progress() -> None:
+    sink = Recorder(wants_progress=False)
+    monitor = make_monitor(sink)
+    monitor.begin()
+    monitor.update(replace(report(), workers=(WorkerView(0, "training"),)))
+    assert sink.of(WorkersProgressed) == []

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from sparkdl.coordinator.status import EpochTotals, Failure, Status, WorkerStatus
+from sparkdl.phases import Usage
 from sparkdl.progress.run_progress import progress_of
 
 WORKER = WorkerStatus(
@@ -47,3 +48,17 @@ def test_progress_tells_the_failure() -> None:
     told = replace(status(WORKER), failure=failure)
     assert progress_of(told, 2, in_step=False).failure == failure
     assert progress_of(status(WORKER), 2, in_step=False).failure is None
+
+
+def test_each_worker_has_a_state() -> None:
+    usage = Usage({"compute": 1.0}, 2.0, 3)
+    told = status(
+        replace(WORKER, usage=usage, retries=1), replace(WORKER, member=False),
+        WORKER, replace(WORKER, finished=True, alive=False, member=False),
+        replace(WORKER, alive=False, member=False),
+    )  # fmt: skip
+    views = progress_of(replace(told, waiting={2: "round"}), 5, in_step=False).workers
+    states = ["training", "joining", "waiting", "finished", "lost"]
+    assert [view.state for view in views] == states
+    assert [view.rank for view in views] == [0, 1, 2, 3, 4]
+    assert (views[0].usage, views[0].retries, views[0].rows) == (usage, 1, 12)

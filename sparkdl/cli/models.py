@@ -1,0 +1,211 @@
+"""Commands about a model: train, predict, evaluate, inspect, estimate."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import os
+import sys
+import time
+from argparse import Namespace
+from typing import Any
+
+from sparkdl.cli.session import columns, read_data, spark_session
+from sparkdl.errors import ConfigError
+
+_SETTINGS = (
+    "mode", "frequency", "rule", "compression", "communicator", "num_workers", "batch_size", "port",
+    "server_bind", "server_address", "worker_port", "worker_bind", "memory_budget_mb", "seed",
+)  # fmt: skip
+"""Options that are arguments of ``SparkModel``; those that were not given keep their defaults, or
+what the model's file says."""
+
+
+def train(given: Namespace) -> int:
+    """``sparkdl train``: the counterpart of ``SparkModel(...).fit(...)`` and ``.save``."""
+    import numpy as np
+
+    from sparkdl.files.model_file import check_path  # before hours of training, not after
+
+    check_path(given.output, overwrite=True)
+    settings = _settings(given)
+    spark_model = _spark_model(given, settings)
+    began = time.monotonic()
+    with spark_session(given) as spark:
+        chosen = {"features": columns(given.features), "label": columns(given.label),
+                  "sample_weight": columns(given.sample_weight)}  # fmt: skip
+        history = spark_model.fit(
+            read_data(spark, given),
+            epochs=given.epochs,
+            verbose=0 if given.json else "auto",
+            validation_split=given.validation_split,
+            checkpoint_dir=given.checkpoint_dir,
+            resume=given.resume,
+            **{name: value for name, value in chosen.items() if value is not None},
+        )
+    spark_model.save(given.output)
+    result = {
+        "output": given.output,
+        "history": {name: np.asarray(v).tolist() for name, v in history.history.items()},
+        "seconds": round(time.monotonic() - began, 2),
+    }
+    if given.json:
+        print(json.dumps(result))
+    else:
+        print(f"saved {given.output}")
+    return 0
+
+
+def predict(given: Namespace) -> int:
+    """``sparkdl predict``: the counterpart of ``SparkModel.predict``."""
+    spark_model = _spark_model(given, {})
+    with spark_session(given) as spark:
+        predictions = spark_model.predict(
+            read_data(spark, given), batch_size=given.batch_size,
+            features=columns(given.features), output_column=given.output_column,
+        )  # fmt: skip
+        if given.output:
+            writer = predictions.write.format(given.output_format)
+            writer.mode("overwrite" if given.overwrite else "errorifexists").save(given.output)
+            print(json.dumps({"output": given.output}) if given.json else f"wrote {given.output}")
+        elif given.json:
+            texts = predictions.selectExpr("to_json(struct(*)) as text").limit(given.limit)
+            print(json.dumps({"rows": [json.loads(row.text) for row in texts.collect()]}))
+        else:
+            predictions.show(given.limit, truncate=80)
+    return 0
+
+
+def evaluate(given: Namespace) -> int:
+    """``sparkdl evaluate``: the counterpart of ``SparkModel.evaluate``."""
+    spark_model = _spark_model(given, {})
+    with spark_session(given) as spark:
+        results = spark_model.evaluate(
+            read_data(spark, given), batch_size=given.batch_size,
+            features=columns(given.features), label=columns(given.label),
+            sample_weight=columns(given.sample_weight),
+        )  # fmt: skip
+    if given.json:
+        print(json.dumps(results))
+    else:
+        for name, value in results.items():
+            print(f"{name}: {value}")
+    return 0
+
+
+def inspect(given: Namespace) -> int:
+    """``sparkdl inspect``: inputs, outputs, layers, and what of the model travels."""
+    import sparkdl
+
+    described = sparkdl.describe(_spark_model(given, {}))
+    print(json.dumps(described.to_dict()) if given.json else described)
+    return 0
+
+
+def estimate(given: Namespace) -> int:
+    """``sparkdl estimate``: bytes and seconds of one exchange, calculated and not measured."""
+    import sparkdl
+
+    if given.workers < 1 or not given.gbit > 0 or given.latency_ms < 0:
+        raise ConfigError(
+            "there is nothing to estimate",
+            expected="--workers of at least 1, --gbit above 0, --latency-ms of 0 or more",
+            received=f"{given.workers}, {given.gbit}, {given.latency_ms}",
+        )
+    described = sparkdl.describe(_spark_model(given, {}))
+    result = exchange_costs(described.exchange_bytes, given.workers, given.gbit, given.latency_ms)
+    result["optimizer_bytes"] = described.optimizer_bytes
+    if given.json:
+        print(json.dumps(result))
+        return 0
+    for name, value in result.items():
+        print(f"{name.replace('_', ' '):<34} {_shown(name, value)}")
+    return 0
+
+
+def exchange_costs(
+    size_bytes: int, workers: int, gbit: float, latency_ms: float
+) -> dict[str, float]:
+    """What one exchange of all workers costs on a network, where nothing overlaps it.
+
+    With a server on one machine everything passes that machine's link, both ways at once:
+    ``seconds = workers * size / rate + 2 * latency``. In a ring each worker sends
+    ``2 (p - 1) / p * size`` in ``2 (p - 1)`` messages.
+
+    Args:
+        size_bytes: Of the weights that are exchanged, in float32.
+        workers: p.
+        gbit: Gigabits per second of each machine's network, each way.
+        latency_ms: Milliseconds of one message.
+    """
+    rate, latency_s = gbit * 1e9 / 8, latency_ms / 1e3
+    ring = 2 * (workers - 1) / workers * size_bytes
+    return {
+        "exchange_bytes": size_bytes,
+        "server_bytes_per_worker": 2 * size_bytes,
+        "server_seconds_one_worker": 2 * size_bytes / rate + 2 * latency_s,
+        "server_seconds_all_workers": workers * size_bytes / rate + 2 * latency_s,
+        "allreduce_bytes_per_worker": int(ring),
+        "allreduce_seconds": ring / rate + 2 * (workers - 1) * latency_s,
+    }
+
+
+def _shown(name: str, value: float) -> str:
+    return f"{value:.6f}" if "seconds" in name else f"{value:,.0f}"
+
+
+def _settings(given: Namespace) -> dict[str, Any]:
+    """The arguments of ``SparkModel`` that the user has given."""
+    settings = {name: getattr(given, name) for name in _SETTINGS}
+    settings = {name: value for name, value in settings.items() if value is not None}
+    for name in ("frequency", "port", "worker_port"):
+        if str(settings.get(name, "")).isdigit():
+            settings[name] = int(settings[name])
+    return settings
+
+
+def _spark_model(given: Namespace, settings: dict[str, Any]) -> Any:
+    """The SparkModel of MODEL: from a file, or around what a function returns."""
+    import sparkdl
+
+    if ":" in given.model and not given.model.endswith(".keras"):
+        return sparkdl.SparkModel(_model_function(given.model)(), **settings)
+    return sparkdl.load_spark_model(given.model, safe_mode=not given.unsafe, **settings)
+
+
+def _model_function(text: str) -> Any:
+    """The function that ``module:function`` or ``file.py:function`` names.
+
+    Raises:
+        ConfigError: There is no such module or function.
+    """
+    place, _, name = text.rpartition(":")
+    try:
+        if place.endswith(".py"):
+            module = _load_file(place)
+        else:
+            sys.path.insert(0, os.getcwd())
+            try:
+                module = importlib.import_module(place)
+            finally:
+                sys.path.remove(os.getcwd())
+        function = getattr(module, name)
+    except (ImportError, OSError, AttributeError) as error:
+        raise ConfigError(
+            "there is no such model",
+            expected="a path that ends in .keras, module:function or file.py:function",
+            received=f"{text!r} ({type(error).__name__}: {error})",
+        ) from error
+    return function
+
+
+def _load_file(path: str) -> Any:
+    name = os.path.splitext(os.path.basename(path))[0]
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path!r} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # so that its classes can be pickled by value
+    spec.loader.exec_module(module)
+    return module

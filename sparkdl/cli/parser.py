@@ -1,0 +1,194 @@
+"""The arguments of every command. Imports nothing heavy: ``--help`` answers at once."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from sparkdl import __version__
+from sparkdl.config import COMMUNICATORS, MODES
+
+_RUNS = "sparkdl.cli.runs"
+_MODELS, _CLUSTER = "sparkdl.cli.models", "sparkdl.cli.cluster"
+if TYPE_CHECKING:
+    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The parser of the command line. ``command`` in what it returns is ``'module:function'``."""
+    parser = argparse.ArgumentParser(
+        prog="sparkdl",
+        description="Distributed deep learning in Apache Spark: Keras models from the shell.",
+        epilog="exit codes: 0 done, 1 failed, 2 wrong arguments, 3 the doctor found an error",
+    )
+    parser.add_argument("--version", action="version", version=f"sparkdl {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    _add_train(commands)
+    _add_predict(commands)
+    _add_evaluate(commands)
+    _add_inspect(commands)
+    _add_estimate(commands)
+    _add_run(commands)
+    _add_doctor(commands)
+    _add_env(commands)
+    _add_package(commands)
+    _add_path(commands)
+    _add_dashboard(commands)
+    return parser
+
+
+def _command(
+    commands: Commands,
+    name: str,
+    function: str,
+    help: str,
+    *,
+    session: bool = True,
+) -> argparse.ArgumentParser:
+    """A command with the options that all commands have, and (``session``) those of Spark."""
+    parser = commands.add_parser(name, help=help, description=help)
+    parser.set_defaults(command=function)
+    parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
+    if session:
+        spark = parser.add_argument_group("Spark; under spark-submit its own settings hold")
+        spark.add_argument("--master", help="e.g. local[2], spark://host:7077, yarn")
+        spark.add_argument("--remote", help="a Spark Connect server: sc://host:15002")
+        spark.add_argument("--conf", action="append", default=[], metavar="NAME=VALUE",
+                           help="a setting of Spark; may be repeated")  # fmt: skip
+    return parser
+
+
+def _add_model(parser: argparse.ArgumentParser, *, functions: bool = False) -> None:
+    what = "a .keras file, on any file system"
+    if functions:
+        what += "; or module:function (file.py:function) that returns a compiled model"
+    parser.add_argument("model", metavar="MODEL", help=what)
+    parser.add_argument("--unsafe", action="store_true",
+                        help="also load files that run code (Lambda layers)")  # fmt: skip
+
+
+def _add_data(parser: argparse.ArgumentParser, *, label: bool) -> None:
+    parser.add_argument("--data", required=True, metavar="PATH|TABLE", help="what Spark reads")
+    parser.add_argument("--format", help="parquet, csv, json, ...; default: by the path's ending")
+    parser.add_argument("--option", action="append", default=[], metavar="NAME=VALUE",
+                        help="an option of Spark's reader; may be repeated")  # fmt: skip
+    parser.add_argument("--features", help="a column, or several numeric ones with commas between")
+    if label:
+        parser.add_argument("--label", help="the label's column")
+        parser.add_argument("--sample-weight", help="the column of row weights")
+    parser.add_argument("--batch-size", type=int, help="rows per step and worker")
+
+
+def _add_train(commands: Commands) -> None:
+    parser = _command(commands, "train", f"{_MODELS}:train", "trains a model and saves it")
+    _add_model(parser, functions=True)
+    _add_data(parser, label=True)
+    parser.add_argument("--output", required=True, help="the .keras file to write")
+    parser.add_argument("--epochs", type=int, default=1)
+    parser.add_argument("--mode", choices=MODES)
+    parser.add_argument("--frequency", help="auto, batch, epoch or a number of batches")
+    parser.add_argument("--rule", help="how an exchange changes the weights")
+    parser.add_argument("--compression", help="what travels instead of float32, e.g. int8")
+    parser.add_argument("--communicator", choices=COMMUNICATORS)
+    parser.add_argument("--num-workers", type=int)
+    parser.add_argument("--port", help="a port, or a range such as 7000-7010")
+    parser.add_argument("--server-bind", help="address that the server listens on")
+    parser.add_argument("--server-address", help="address that workers connect to")
+    parser.add_argument("--worker-port", help="ports of the ranks of mode allreduce")
+    parser.add_argument("--worker-bind", help="address or network that the ranks listen on")
+    parser.add_argument("--memory-budget-mb", type=int)
+    parser.add_argument("--seed", type=int)
+    parser.add_argument("--validation-split", type=float, default=0.0)
+    parser.add_argument("--checkpoint-dir", help="a folder for a checkpoint after each epoch")
+    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
+
+
+def _add_predict(commands: Commands) -> None:
+    parser = _command(commands, "predict", f"{_MODELS}:predict", "adds a column of predictions")
+    _add_model(parser)
+    _add_data(parser, label=False)
+    parser.add_argument("--output", help="where Spark writes the rows; without it some are shown")
+    parser.add_argument("--output-format", default="parquet")
+    parser.add_argument("--output-column", default="prediction")
+    parser.add_argument("--overwrite", action="store_true", help="replace what is at --output")
+    parser.add_argument("--limit", type=int, default=20, help="rows to show without --output")
+
+
+def _add_evaluate(commands: Commands) -> None:
+    parser = _command(commands, "evaluate", f"{_MODELS}:evaluate", "loss and metrics of all rows")
+    _add_model(parser)
+    _add_data(parser, label=True)
+
+
+def _add_inspect(commands: Commands) -> None:
+    text = "what a model takes, and what of it travels"
+    parser = _command(commands, "inspect", f"{_MODELS}:inspect", text, session=False)
+    _add_model(parser, functions=True)
+
+
+def _add_estimate(commands: Commands) -> None:
+    text = "bytes and seconds of an exchange, by calculation"
+    parser = _command(commands, "estimate", f"{_MODELS}:estimate", text, session=False)
+    _add_model(parser, functions=True)
+    parser.add_argument("--workers", type=int, required=True)
+    parser.add_argument("--gbit", type=float, default=10.0, help="of each machine's network")
+    parser.add_argument("--latency-ms", type=float, default=0.1, help="of one message")
+
+
+def _add_run(commands: Commands) -> None:
+    text = "runs a script once per rank, all at the same time"
+    parser = _command(commands, "run", f"{_CLUSTER}:run", text)
+    parser.add_argument("-np", "--num-proc", type=int, required=True, metavar="N")
+    parser.add_argument("--local", action="store_true",
+                        help="processes of this machine, without Spark")  # fmt: skip
+    parser.add_argument("--communicator", choices=COMMUNICATORS, default="auto")
+    parser.add_argument("--backend", help="the Keras backend: tensorflow, jax or torch")
+    parser.add_argument("--quiet", action="store_true",
+                        help="show only what sparkdl.log_to_driver sends")  # fmt: skip
+    parser.add_argument("script", metavar="SCRIPT.py")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="of the script")
+
+
+def _add_doctor(commands: Commands) -> None:
+    text = "looks for what is wrong with a cluster; exit code 3 for an error"
+    parser = _command(commands, "doctor", f"{_CLUSTER}:doctor", text)
+    parser.add_argument("--mode", choices=MODES, default="asynchronous")
+    parser.add_argument("--num-workers", type=int)
+    parser.add_argument("--port", default="0", help="a port, or a range such as 7000-7010")
+    parser.add_argument("--server-bind")
+    parser.add_argument("--server-address")
+    parser.add_argument("--worker-port", default="0")
+    parser.add_argument("--worker-bind")
+    parser.add_argument("--memory-budget-mb", type=int, default=2048)
+    parser.add_argument("--checkpoint-dir", help="a folder that must be writable")
+    parser.add_argument("--timeout", type=float, default=10.0, help="seconds for one probe")
+
+
+def _add_env(commands: Commands) -> None:
+    text = "versions and limits of this process, to be pasted into an issue"
+    _command(commands, "env", f"{_CLUSTER}:env", text, session=False)
+
+
+def _add_package(commands: Commands) -> None:
+    text = "packs this Python environment, and prints the line that submits with it"
+    parser = _command(commands, "package", f"{_CLUSTER}:package", text, session=False)
+    parser.add_argument("--output", default="env.tar.gz", help="the archive to write")
+    parser.add_argument("--for", dest="target", default="yarn", choices=("yarn", "standalone"))
+    parser.add_argument("--deploy-mode", default="client", choices=("client", "cluster"))
+    parser.add_argument("--num-executors", type=int, default=2)
+    parser.add_argument("--executor-cores", type=int, default=1)
+    parser.add_argument("--memory-budget-mb", type=int, default=2048)
+    parser.add_argument("--dry-run", action="store_true", help="print the line, pack nothing")
+
+
+def _add_path(commands: Commands) -> None:
+    text = "the file for: spark-submit ... $(sparkdl path) train ..."
+    _command(commands, "path", f"{_CLUSTER}:path", text, session=False)
+
+
+def _add_dashboard(commands: Commands) -> None:
+    text = "the page of past runs, until it is interrupted"
+    parser = _command(commands, "dashboard", f"{_RUNS}:dashboard", text, session=False)
+    parser.add_argument("runs", help="a folder that sparkdl.tracking.JsonLines wrote, or one file")
+    parser.add_argument("--host", default="127.0.0.1", help="the address to listen on")
+    parser.add_argument("--port", type=int, default=0, help="0 for any free one")

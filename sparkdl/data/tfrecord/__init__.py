@@ -1,0 +1,1 @@
+"""Frames of TFRecord files, which TensorBoard's event files have too."""

@@ -1,0 +1,128 @@
+"""Local files, and the file systems of pyarrow and fsspec."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import Any
+
+from sparkdl.errors import ResourceError
+from sparkdl.files.file_system import Kind, RenamingFileSystem
+
+
+class LocalFileSystem(RenamingFileSystem):
+    """Files of this machine."""
+
+    def read(self, path: str, at_most: int | None) -> bytes:
+        """See :class:`FileSystem`."""
+        with open(path, "rb") as file:
+            return file.read(-1 if at_most is None else at_most)
+
+    def find(self, path: str) -> Kind | None:
+        """See :class:`FileSystem`."""
+        if os.path.isdir(path):
+            return "folder"
+        return "file" if os.path.lexists(path) else None
+
+    def names(self, folder: str) -> list[str]:
+        """See :class:`FileSystem`."""
+        with os.scandir(folder) as entries:
+            return [entry.name for entry in entries if entry.is_file()]
+
+    def delete(self, path: str) -> None:
+        """See :class:`FileSystem`."""
+        os.remove(path)
+
+    def _make_folder(self, path: str) -> None:
+        os.makedirs(path, exist_ok=True)
+
+    def _create(self, path: str, content: bytes) -> None:
+        with open(path, "xb") as file:  # a file or symbolic link that is there is an error
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def _replace(self, source: str, target: str) -> None:
+        os.replace(source, target)
+        with contextlib.suppress(OSError):  # the folder's entries, where the system can
+            descriptor = os.open(os.path.dirname(target), os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+
+class ArrowFileSystem(RenamingFileSystem):
+    """One of pyarrow's file systems, or one of fsspec's inside it.
+
+    Args:
+        arrow: A ``pyarrow.fs.FileSystem``.
+    """
+
+    def __init__(self, arrow: Any) -> None:
+        self._arrow = arrow
+
+    def read(self, path: str, at_most: int | None) -> bytes:
+        """See :class:`FileSystem`."""
+        with self._arrow.open_input_stream(path) as file:
+            return bytes(file.read(at_most))
+
+    def find(self, path: str) -> Kind | None:
+        """See :class:`FileSystem`."""
+        from pyarrow import fs
+
+        kind = self._arrow.get_file_info(path).type
+        if kind == fs.FileType.NotFound:
+            return None
+        return "folder" if kind == fs.FileType.Directory else "file"
+
+    def names(self, folder: str) -> list[str]:
+        """See :class:`FileSystem`."""
+        from pyarrow import fs
+
+        found = self._arrow.get_file_info(fs.FileSelector(folder))
+        return [info.base_name for info in found if info.type == fs.FileType.File]
+
+    def delete(self, path: str) -> None:
+        """See :class:`FileSystem`."""
+        self._arrow.delete_file(path)
+
+    def _make_folder(self, path: str) -> None:
+        self._arrow.create_dir(path, recursive=True)
+
+    def _create(self, path: str, content: bytes) -> None:
+        with self._arrow.open_output_stream(path) as file:
+            file.write(content)
+
+    def _replace(self, source: str, target: str) -> None:
+        if self.find(target) == "file":  # not every system renames over a file
+            with contextlib.suppress(FileNotFoundError):  # another writer was there first
+                self._arrow.delete_file(target)
+        self._arrow.move(source, target)
+
+
+def open_uri(uri: str, scheme: str) -> tuple[ArrowFileSystem, str]:
+    """The file system of a URI, and the path inside it.
+
+    Raises:
+        ResourceError: Neither pyarrow nor fsspec has one for it.
+    """
+    from pyarrow import fs
+
+    try:
+        arrow, inner = fs.FileSystem.from_uri(uri)
+        return ArrowFileSystem(arrow), inner
+    except Exception as first:
+        try:
+            import fsspec
+
+            other, inner = fsspec.core.url_to_fs(uri)
+            return ArrowFileSystem(fs.PyFileSystem(fs.FSSpecHandler(other))), inner
+        except Exception as error:
+            raise ResourceError(
+                f"no file system for {uri!r}",
+                expected="a local path, or a URI that Spark, pyarrow or fsspec knows",
+                received=f"{type(first).__name__}: {first}",
+                hint=f"where Spark reads {scheme}:/, start its session first; or install the "
+                f"fsspec driver for {scheme}://",
+            ) from error

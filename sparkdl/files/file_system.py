@@ -1,0 +1,101 @@
+"""``FileSystem``: what a file system does for sparkdl; and how most of them write a file whole."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import Literal, Protocol
+
+Kind = Literal["file", "folder"]
+
+
+class FileSystem(Protocol):
+    """Whole files. Each method raises OSError or ValueError where it fails."""
+
+    def write(self, path: str, content: bytes) -> None:
+        """Writes a file whole or not at all, and the folders above it."""
+
+    def read(self, path: str, at_most: int | None) -> bytes:
+        """A whole file, or its first ``at_most`` bytes."""
+
+    def find(self, path: str) -> Kind | None:
+        """What is there; None for nothing."""
+
+    def names(self, folder: str) -> list[str]:
+        """Names of the files right in a folder."""
+
+    def check_writable(self, path: str) -> None:
+        """Tries to write next to ``path``."""
+
+    def delete(self, path: str) -> None:
+        """Deletes a file."""
+
+
+class RenamingFileSystem(ABC):
+    """Writes into a new file beside the wanted one, which is then renamed.
+
+    The new file has a name that nobody else has or can guess: several threads or machines that
+    write one path do not mix their contents, the last rename wins. An interrupt leaves the file as
+    it was and nothing beside it.
+    """
+
+    def write(self, path: str, content: bytes) -> None:
+        """See :class:`FileSystem`."""
+        partial = self._write_beside(path, content)
+        with self._deleting_on_error(partial):
+            self._replace(partial, path)
+
+    def check_writable(self, path: str) -> None:
+        """See :class:`FileSystem`."""
+        if self.find(path) == "folder":
+            raise IsADirectoryError(f"{path} is a folder")
+        self.delete(self._write_beside(path, b"ok"))
+
+    def _write_beside(self, path: str, content: bytes) -> str:
+        folder = os.path.dirname(path)
+        if folder:
+            self._make_folder(folder)
+        partial = os.path.join(folder, f".sparkdl-{secrets.token_hex(12)}.part")
+        with self._deleting_on_error(partial):
+            self._create(partial, content)
+        return partial
+
+    @contextlib.contextmanager
+    def _deleting_on_error(self, partial: str) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            with contextlib.suppress(Exception):  # the error that brought us here is to be told
+                self.delete(partial)
+            raise
+
+    @abstractmethod
+    def read(self, path: str, at_most: int | None) -> bytes:
+        """See :class:`FileSystem`."""
+
+    @abstractmethod
+    def find(self, path: str) -> Kind | None:
+        """See :class:`FileSystem`."""
+
+    @abstractmethod
+    def names(self, folder: str) -> list[str]:
+        """See :class:`FileSystem`."""
+
+    @abstractmethod
+    def delete(self, path: str) -> None:
+        """See :class:`FileSystem`."""
+
+    @abstractmethod
+    def _make_folder(self, path: str) -> None:
+        """Makes a folder and those above it, where they are missing."""
+
+    @abstractmethod
+    def _create(self, path: str, content: bytes) -> None:
+        """A new file with that content, which is on the disk when this returns."""
+
+    @abstractmethod
+    def _replace(self, source: str, target: str) -> None:
+        """Renames a file over another one, or to a new name."""

@@ -1,0 +1,103 @@
+"""What a model takes and gives, and what of it workers exchange: for people and for the shell."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from sparkdl.learner.model_weights import model_layout
+from sparkdl.learner.signature import TensorSpec, model_signature
+
+_LABELS = {
+    "sparse": "a whole number, the class",
+    "binary": "numbers in [0, 1]",
+    "dense": "numbers of the output's shape, or the class",
+    "own": "what the loss takes",
+}
+
+
+@dataclass(frozen=True)
+class ModelDescription:
+    """A model in plain values.
+
+    Args:
+        name: Of the model.
+        inputs: Input -> what a column for it holds.
+        outputs: Output -> its values per row.
+        labels: Output -> what a label column for it holds.
+        layers: Name, class and parameters of each layer.
+        parameters: Numbers in all variables of the model.
+        exchange_bytes: What workers exchange, in float32.
+        optimizer_bytes: The optimizer's state, which stays where it is.
+    """
+
+    name: str
+    inputs: dict[str, str]
+    outputs: dict[str, str]
+    labels: dict[str, str]
+    layers: list[tuple[str, str, int]]
+    parameters: int
+    exchange_bytes: int
+    optimizer_bytes: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """The description as plain values, e.g. for JSON."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        lines = [f"model {self.name}: {self.parameters:,} parameters"]
+        lines += [f"  input   {name}: {text}" for name, text in self.inputs.items()]
+        lines += [f"  output  {name}: {text}" for name, text in self.outputs.items()]
+        lines += [f"  label   {name}: {text}" for name, text in self.labels.items()]
+        lines += [f"  layer   {name} ({kind}): {count:,}" for name, kind, count in self.layers]
+        lines.append(f"  an exchange carries {self.exchange_bytes:,} bytes each way")
+        lines.append(f"  the optimizer's state has {self.optimizer_bytes:,} bytes")
+        return "\n".join(lines)
+
+
+def describe(model: Any) -> ModelDescription:
+    """Describes a compiled model.
+
+    Args:
+        model: A ``SparkModel``, or a built and compiled ``keras.Model``.
+
+    Returns:
+        Inputs, outputs and labels with shapes per row, layers, and the bytes of an exchange;
+        ``print`` shows them as lines.
+
+    Raises:
+        ModelError: The model's losses and outputs do not match.
+    """
+    from sparkdl.learner.keras_learner import require_compiled
+
+    model = getattr(model, "model", model)
+    require_compiled(model)
+    signature = model_signature(model)
+    optimizer = model.optimizer
+    if not optimizer.built:
+        optimizer.build(model.trainable_variables)
+    state = sum(math.prod(v.shape) * 4 for v in optimizer.variables)
+    return ModelDescription(
+        str(model.name),
+        {name: _tensor(spec) for name, spec in signature.inputs.items()},
+        {name: _tensor(spec) for name, spec in signature.outputs.items()},
+        {name: _LABELS[kind] for name, kind in signature.label_kinds.items()},
+        [(layer.name, type(layer).__name__, int(layer.count_params())) for layer in model.layers],
+        int(model.count_params()),
+        model_layout(model).size_bytes,
+        state,
+    )
+
+
+def _tensor(spec: TensorSpec) -> str:
+    """A tensor's values per row, in words.
+
+    >>> _tensor(TensorSpec('x', (28, 28), 'uint8')), _tensor(TensorSpec('x', (), 'float32'))
+    ('uint8 array of shape (28, 28)', 'float32 number')
+    """
+    if spec.shape is None:
+        return f"{spec.dtype} of any shape"
+    if not spec.shape:
+        return f"{spec.dtype} number"
+    return f"{spec.dtype} array of shape {spec.shape}"

@@ -1,0 +1,6 @@
+"""``sparkdl.doctor``: what is wrong with a cluster, said before an hour of training is lost.
+
+``examination``: the public function. ``host_facts``: the program that every executor runs, which
+needs nothing but Python. ``executors``: runs it there. ``network``: the probe that all slots run at
+the same time. ``*_checks``: what the facts mean. ``report``: the checks as text and as a table.
+"""

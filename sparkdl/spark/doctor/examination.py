@@ -1,0 +1,354 @@
+"""``sparkdl.doctor``: looks at the driver, at every executor and at the ways between them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from sparkdl.config import FitConfig, require_seconds
+from sparkdl.errors import ResourceError, SparkDLError
+from sparkdl.files.storage import check_writable
+from sparkdl.launch import interrupts
+from sparkdl.launch.results import of_kind
+from sparkdl.learner.framework import running_backend
+from sparkdl.network import PortSpec
+from sparkdl.spark.doctor.cluster_checks import (
+    Versions,
+    check_allocation,
+    check_gpus,
+    check_probe,
+    check_settings,
+    check_slots,
+    check_versions,
+)
+from sparkdl.spark.doctor.executors import Executor, Executors, ask_executors, own_facts
+from sparkdl.spark.doctor.host_checks import check_hosts
+from sparkdl.spark.doctor.network import TOKEN_BYTES, Answer, Echo, ProbeTask
+from sparkdl.spark.doctor.report import Check, DoctorReport, worst
+from sparkdl.spark.driver import cluster
+from sparkdl.spark.driver.interpreter import interpreter_of
+from sparkdl.spark.driver.launcher import SparkLauncher
+from sparkdl.spark.driver.network import listening_address, rank_listening
+from sparkdl.spark.driver.slots import slot_pool
+
+
+@interrupts.heard()
+def doctor(
+    spark: Any = None,
+    *,
+    mode: str = "asynchronous",
+    num_workers: int | None = None,
+    port: PortSpec = 0,
+    server_bind: str | None = None,
+    server_address: str | None = None,
+    worker_port: PortSpec = 0,
+    worker_bind: str | None = None,
+    memory_budget_mb: int = 2048,
+    checkpoint_dir: str | None = None,
+    timeout_s: float = 10.0,
+) -> DoctorReport:
+    """Checks whether this cluster can train, and says what to do where it cannot.
+
+    It looks at the driver, at every executor and at the connections between them: versions,
+    packages, slots, ports, addresses, memory, disks, GPUs, clocks. It starts two small Spark jobs
+    and changes nothing. A probe that hangs is given up and named.
+
+    Args:
+        spark: The session; None: the active one.
+        mode: As for :class:`sparkdl.SparkModel`, like the next seven.
+        num_workers: Workers that must run at the same time; None: one.
+        port: The server's port: 0 for any free one, a number, or a range ``'7000-7010'``.
+        server_bind: Address that the server listens on.
+        server_address: Address that workers connect to.
+        worker_port: Where the ranks of ``'allreduce'`` and ``run`` listen for each other.
+        worker_bind: Address or network that they listen on.
+        memory_budget_mb: MiB of a worker's partition that stay in memory.
+        checkpoint_dir: A folder that must be writable (any file system), or None.
+        timeout_s: Limit for one probe, in seconds; for all together about five times that.
+
+    Returns:
+        A report: ``print`` shows lines, a notebook a table; ``report.status`` is the worst of
+        ``'ok'``, ``'warning'`` and ``'error'``; ``report.checks`` and ``report.to_dict()`` have
+        the details.
+
+    Raises:
+        ConfigError: A wrong argument.
+        ResourceError: No session is running.
+
+    >>> import sparkdl
+    >>> sparkdl.doctor(spark)  # doctest: +SKIP
+    ok       java                17.0.15
+    ok       slots               2, spark.task.cpus=1
+    ...
+    """
+    config = FitConfig(
+        mode=mode, num_workers=num_workers, port=port, server_bind=server_bind,
+        server_address=server_address, worker_port=worker_port, worker_bind=worker_bind,
+        memory_budget_mb=memory_budget_mb,
+    )  # fmt: skip
+    require_seconds("timeout_s", timeout_s)
+    spark = spark if spark is not None else cluster.session_of()
+    cluster.require_running(spark)
+    began = time.monotonic()
+    examination = _Examination(spark, config, timeout_s)
+    examination.look()
+    if checkpoint_dir is not None:
+        examination.checks.append(check_folder(checkpoint_dir, timeout_s))
+    return DoctorReport(tuple(examination.checks), time.monotonic() - began)
+
+
+def environment() -> dict[str, Any]:
+    """What this process knows of its Python, its packages and its machine, as plain values.
+
+    ``'packages'`` has versions by name (None where a package is missing), ``'memory'`` and
+    ``'disk'`` bytes, ``'cpus'`` the cores that this process may use. No session is needed.
+    """
+    return dict(own_facts("", timeout_s=60.0))
+
+
+@dataclass
+class _Examination:
+    """One call of :func:`doctor`, check by check.
+
+    Args:
+        spark: The session.
+        config: Of the run that shall work.
+        timeout_s: Limit for one probe.
+        checks: Those made so far.
+    """
+
+    spark: Any
+    config: FitConfig
+    timeout_s: float
+    checks: list[Check] = field(default_factory=list)
+
+    def look(self) -> None:
+        """Makes all checks but that of the checkpoints."""
+        master = self.setting("spark.master") or ""
+        connect = cluster.is_connect(self.spark)
+        task_cpus = int(self.setting("spark.task.cpus") or 1)
+        self.checks += check_versions(self._versions())
+        self.checks.append(check_allocation(self.setting, self.config.mode, master))
+        slots = cluster.wait_for_slots(self.spark, self._expected_slots(master), self.timeout_s)
+        if slots is None:
+            slots = self._slots_over_connect()
+        self.checks.append(check_slots(slots, self.config, task_cpus))
+        cores = int(self.setting("spark.executor.cores") or task_cpus)
+        tasks = max(1, cores // task_cpus)
+        self.checks += check_settings(self.setting, self.config, master, tasks)
+        if slots < 1:
+            return
+        with contextlib.ExitStack() as stack:
+            try:
+                pool = slot_pool(self.spark)
+                stack.enter_context(pool.take(slots, slots, "doctor", self.timeout_s))
+            except ResourceError as error:
+                self._add_error("slots in use", error)
+                return
+            echo = stack.enter_context(self._listening())
+            if connect:
+                answers = self._probe(slots, echo, with_facts=True)
+                self._check_hosts(_executors_of(answers), cores)
+                return
+            found = ask_executors(self.spark, slots, self._driver_host(), self.timeout_s)
+            self._check_hosts(found, cores)
+            if worst(c.status for c in self.checks if c.name in ("python", "packages")) == "error":
+                self.checks.append(
+                    Check(
+                        "barrier", "warning", "not tried: tasks would fail",
+                        hint="first see to the errors above",
+                    )
+                )  # fmt: skip
+                return
+            self._check_gpus(self._probe(slots, echo, with_facts=False), found)
+
+    def setting(self, name: str) -> str | None:
+        """A setting of Spark; None where it is not set (or Connect does not tell)."""
+        if not cluster.is_connect(self.spark):
+            value = self.spark.sparkContext.getConf().get(name)
+            if value is not None:
+                return str(value)
+        try:
+            value = self.spark.conf.get(name, None)
+        except Exception:  # Spark refuses to tell some of its settings
+            return None
+        return None if value is None else str(value)
+
+    def _versions(self) -> Versions:
+        import pyspark
+
+        java = None
+        if not cluster.is_connect(self.spark):
+            system = self.spark.sparkContext._jvm.java.lang.System
+            java = str(system.getProperty("java.version"))
+        return Versions(java, str(self.spark.version), str(pyspark.__version__))
+
+    def _expected_slots(self, master: str) -> int:
+        """Slots for which executors may still be starting."""
+        if self.config.num_workers is not None:
+            return self.config.num_workers
+        if master.startswith("local"):
+            return 1 << 20  # wait_for_slots knows what a local master can start
+        instances = int(self.setting("spark.executor.instances") or 1)
+        cores = int(self.setting("spark.executor.cores") or 1)
+        return max(1, instances * (cores // int(self.setting("spark.task.cpus") or 1)))
+
+    def _slots_over_connect(self) -> int:
+        """Slots as a small job finds them, which also makes executors start; 0 without an answer.
+
+        A Connect client cannot count slots; into how many parts Spark cuts a range tells.
+        """
+        action = lambda: cluster.default_parallelism(self.spark)  # noqa: E731
+        stage = cluster.Stage(self.spark, action, "sparkdl: doctor, slots")
+        try:
+            stage.start()
+            stage.wait(2 * self.timeout_s)
+            return int(stage.result or 0)
+        finally:
+            stage.cancel(2.0)
+
+    def _driver_host(self) -> str:
+        """The address of the driver that executors are told."""
+        host = self.setting("spark.driver.host") or "127.0.0.1"
+        return self.config.server_address or host
+
+    def _check_hosts(self, executors: Executors, cores: int) -> None:
+        try:
+            own = own_facts(self._driver_host(), self.timeout_s)
+        except TimeoutError as error:
+            self.checks.append(Check("driver", "error", str(error), "an answer"))
+            return
+        self.checks += check_hosts(own, executors, _backend(), cores, self._driver_host())
+
+    def _check_gpus(self, answers: list[Answer], executors: Executors) -> None:
+        if answers:
+            asked = self.setting("spark.task.resource.gpu.amount") or ""
+            seen = {name: facts["gpus"] for name, facts in executors.facts.items()}
+            self.checks.append(check_gpus(answers, asked, seen, _backend()))
+
+    def _add_error(self, name: str, error: SparkDLError) -> None:
+        found = error.what + (f": {error.received}" if error.received else "")
+        self.checks.append(Check(name, "error", found, error.expected, error.hint))
+
+    @contextlib.contextmanager
+    def _listening(self) -> Iterator[Echo | None]:
+        """Listens where a run's server would listen; None, and a check, where that fails."""
+        with contextlib.ExitStack() as stack:
+            echo = None
+            try:
+                bind, advertised = listening_address(self.spark, self.config.network)
+                token = secrets.token_bytes(TOKEN_BYTES)
+                echo = stack.enter_context(Echo(bind, self.config.port, token, advertised))
+            except ResourceError as error:
+                if cluster.is_connect(self.spark):
+                    self.checks.append(
+                        Check("connect", "warning", error.received, error.expected, error.hint)
+                    )
+                else:
+                    self._add_error("driver port", error)
+            yield echo
+
+    def _probe(self, slots: int, echo: Echo | None, *, with_facts: bool) -> list[Answer]:
+        """Runs the probe in all slots at the same time, and adds its checks."""
+        dynamic = any(c.name == "dynamic allocation" and c.status != "ok" for c in self.checks)
+        token = echo.token if echo is not None else secrets.token_bytes(TOKEN_BYTES)
+        address = echo.address if echo else None
+        listening = rank_listening(self.spark, self.config.network)
+        task = ProbeTask(address, token, self.timeout_s, _backend(), with_facts, listening)
+        began = time.monotonic()
+        with interrupts.CleanStack() as stack:
+            launcher = SparkLauncher(
+                self.spark.range(0, slots, 1, slots), slots, barrier=not dynamic,
+                description="sparkdl: doctor, connections", noun="barrier stage",
+            )  # fmt: skip
+            ranks = stack.begin(launcher.launch(task))
+            if not self._wait(ranks.wait):
+                silent = sorted(set(range(slots)) - (echo.callers if echo else set()))
+                self.checks.append(
+                    Check(
+                        "barrier", "error", f"no answer within {2 * self.timeout_s:g} s from ranks "
+                        f"{', '.join(map(str, silent)) or '(all have begun)'}",
+                        f"{slots} tasks that run at the same time and end",
+                        "are the slots free? Look at the executors' logs on Spark's page; on a "
+                        "busy cluster timeout_s= gives more time",
+                    )
+                )  # fmt: skip
+                return []
+            try:
+                results = of_kind(ranks.results(), "probe")
+            except SparkDLError as error:
+                self._add_error("barrier", error)
+                return []
+        began_all = echo.last_call if echo and echo.callers else time.monotonic()
+        answers = [Answer.from_json(result.text) for result in results.values()]
+        self.checks += check_probe(answers, began_all - began, self.timeout_s)
+        return answers
+
+    def _wait(self, wait: Callable[[float], bool]) -> bool:
+        """Waits for the stage's end, and hears interrupts meanwhile; False if it takes too long."""
+        deadline = time.monotonic() + 2 * self.timeout_s
+        while time.monotonic() < deadline:
+            if wait(0.1):
+                return True
+            interrupts.check()
+        return False
+
+
+def check_folder(folder: str, timeout_s: float) -> Check:
+    """Whether checkpoints can be written; a file is really written, and deleted."""
+    problems: list[str] = []
+    done = threading.Event()
+
+    def write() -> None:
+        try:
+            check_writable(folder.rstrip("/") + "/probe")
+        except SparkDLError as error:
+            problems.append(error.received or error.what)
+        done.set()
+
+    threading.Thread(target=write, name="sparkdl-doctor", daemon=True).start()
+    if not done.wait(timeout_s):
+        problems.append(f"no answer within {timeout_s:g} s")
+    if problems:
+        return Check(
+            "checkpoints", "error", f"{folder!r}: {problems[0]}",
+            "a folder that the driver can write to",
+            "another checkpoint_dir, or its permissions and quota",
+        )  # fmt: skip
+    return Check("checkpoints", "ok", f"{folder!r} is writable")
+
+
+def _executors_of(answers: list[Answer]) -> Executors:
+    """What the executors of a Connect session told, as tasks."""
+    answered = tuple(
+        Executor(f"rank {a.rank}@{a.host}", str(a.facts["python"]), a.facts)
+        for a in answers
+        if a.facts is not None
+    )
+    interpreter = interpreter_of(None)
+    return Executors(
+        answered, len(answered), interpreter, "" if answered else "see the check 'barrier'"
+    )
+
+
+def _backend() -> str:
+    """The Keras backend that this process has or would choose."""
+    running = running_backend()
+    if running is not None:
+        return running
+    chosen = os.environ.get("KERAS_BACKEND")
+    if chosen is None:
+        home = os.environ.get("KERAS_HOME", os.path.join(os.path.expanduser("~"), ".keras"))
+        with (
+            contextlib.suppress(OSError, ValueError),
+            open(os.path.join(home, "keras.json")) as file,
+        ):
+            chosen = json.load(file).get("backend")
+    return chosen or "tensorflow"

@@ -1,0 +1,88 @@
+"""Who is told of a fit, and what the fit is called."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from sparkdl.config import AUTO_WINDOW, NETWORK_SETTINGS, FitConfig
+from sparkdl.errors import ConfigError
+from sparkdl.learner.model_facts import describe_model
+from sparkdl.progress.events import RunDescription
+from sparkdl.spark.driver.arguments import FitArguments
+from sparkdl.spark.driver.plan import FitPlan
+from sparkdl.spark.driver.training import StageSummary
+from sparkdl.tracking.page.dashboard import process_dashboard
+from sparkdl.tracking.profile import Facts, Profile, profile_of
+from sparkdl.tracking.sinks import GivenSink, GuardedSink, sinks_of
+from sparkdl.tracking.timeline import Timeline
+from sparkdl.worker import auto_window
+
+DASHBOARD = "spark.sparkdl.dashboard"
+"""Spark's configuration key: ``true`` for the page."""
+
+
+def open_sinks(
+    sinks: Sequence[GivenSink] | GivenSink | None,
+    timeline: str | None,
+    model: Callable[[], object],
+    spark: Any,
+) -> list[GuardedSink]:
+    """The sinks of a fit: the user's, the timeline's, and those that stand for every fit.
+
+    With ``spark.sparkdl.dashboard=true`` the first fit of the process opens the page.
+
+    Raises:
+        ConfigError: Something is no sink, or the timeline is no path.
+    """
+    if str(spark.conf.get(DASHBOARD, "false")).lower() == "true":
+        process_dashboard()
+    given = [] if sinks is None else list(sinks) if isinstance(sinks, Sequence) else [sinks]
+    if timeline is not None:
+        if not isinstance(timeline, str) or not timeline:
+            raise ConfigError(
+                "timeline is a file to write",
+                expected="a path, for example 'timeline.json'",
+                received=repr(timeline),
+            )
+        given.append(Timeline(timeline))
+    return sinks_of(given, model)
+
+
+def describe_run(
+    config: FitConfig, arguments: FitArguments, model: Any, num_workers: int
+) -> RunDescription:
+    """Which fit it is, with what it was asked to do; nothing of where servers listen."""
+    asked = {k: v for k, v in config.to_dict().items() if k not in NETWORK_SETTINGS}
+    asked |= {
+        "epochs": arguments.epochs,
+        "batch_size": arguments.batch_size or config.batch_size,
+        "num_workers": num_workers,
+        "validation_split": arguments.validation_split,
+        "shuffle": arguments.shuffle,
+    }
+    run_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
+    return RunDescription(run_id, model.name, num_workers, asked | describe_model(model))
+
+
+def profile_fit(plan: FitPlan, summary: StageSummary, epochs: int) -> Profile:
+    """Where the workers' time went in the last stage of a fit.
+
+    Args:
+        plan: What the fit did.
+        summary: What the workers of that stage returned.
+        epochs: Epochs that the fit trained.
+    """
+    batch_size, window = plan.settings.batch_size, plan.settings.window
+    if window == AUTO_WINDOW:
+        workers = len(summary.usage)
+        steps = summary.rows // workers // batch_size
+        window = auto_window(steps, plan.settings.at_once or workers)
+    return profile_of(
+        Facts(
+            summary.usage, summary.rank_rows, min(epochs, summary.epochs), batch_size, window,
+            plan.exchange.in_step, summary.transports, plan.config.mode,
+        )
+    )  # fmt: skip

@@ -1,0 +1,118 @@
+"""Files on Spark Connect, where the client has no JVM: Spark reads and writes them.
+
+Spark writes folders of rows, not files: what is written here is a folder of the file's name with
+its content in chunks, which only sparkdl reads. Files that others wrote there are read as well,
+unless they are empty: Spark reads over those.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from sparkdl.files.file_system import Kind
+
+CHUNK_BYTES = 4 << 20
+_SCHEMA = "part int, parts int, content binary"
+
+
+class ConnectFileSystem:
+    """Whatever Spark reaches; see :class:`FileSystem`.
+
+    A file is written by a job. One that is cut off, because the job failed, is found out when it is
+    read. Spark cannot delete: a deleted file is an empty folder of its name.
+
+    Args:
+        spark: A session of Spark Connect.
+    """
+
+    def __init__(self, spark: Any) -> None:
+        self._spark = spark
+
+    def write(self, path: str, content: bytes) -> None:
+        """See :class:`FileSystem`."""
+        starts = range(0, max(len(content), 1), CHUNK_BYTES)
+        rows = [
+            (number, len(starts), content[start : start + CHUNK_BYTES])
+            for number, start in enumerate(starts)
+        ]
+        self._write(path, rows, "overwrite")
+
+    def read(self, path: str, at_most: int | None) -> bytes:
+        """See :class:`FileSystem`."""
+        from pyspark.sql import functions as f
+
+        with _asked():
+            if self._is_one_file(path):
+                whole = self._spark.read.format("binaryFile").load(path)
+                parts = f.ceil(f.greatest(f.length("content"), f.lit(1)) / CHUNK_BYTES).cast("int")
+                part = f.explode(f.sequence(f.lit(0), parts - 1)).alias("part")
+                piece = f.expr(f"substring(content, part * {CHUNK_BYTES} + 1, {CHUNK_BYTES})")
+                cut = whole.select("content", parts.alias("parts"), part)
+                rows = cut.select("part", "parts", piece.alias("content"))
+            else:
+                rows = self._spark.read.schema(_SCHEMA).parquet(path)
+            found = sorted((row.part, row.parts, bytes(row.content)) for row in rows.collect())
+        if not found:
+            raise FileNotFoundError(f"no file {path}")
+        if [part for part, _, _ in found] != list(range(found[0][1])):
+            raise OSError(f"{len(found)} of {found[0][1]} chunks: the file was not written whole")
+        return b"".join(content for _, _, content in found)[:at_most]
+
+    def find(self, path: str) -> Kind | None:
+        """See :class:`FileSystem`."""
+        try:
+            with _asked():
+                if self._is_one_file(path):
+                    return "file"
+                rows = self._spark.read.schema(_SCHEMA).parquet(path)
+                return None if rows.isEmpty() else "file"
+        except FileNotFoundError:
+            return None
+
+    def names(self, folder: str) -> list[str]:
+        """See :class:`FileSystem`: not over Spark Connect, which shows no folder."""
+        raise OSError(f"Spark Connect does not show what is in {folder}; name one file")
+
+    def check_writable(self, path: str) -> None:
+        """Makes an empty folder of that name, which counts as no file, unless there is one."""
+        self._write(path, [], "ignore")
+
+    def delete(self, path: str) -> None:
+        """See :class:`FileSystem`."""
+        if self.find(path) is not None:
+            self._write(path, [], "overwrite")
+
+    def _write(self, path: str, rows: list[tuple[int, int, bytes]], how: str) -> None:
+        with _asked():
+            frame = self._spark.createDataFrame(rows, _SCHEMA)
+            frame.coalesce(1).write.mode(how).parquet(path)
+
+    def _is_one_file(self, path: str) -> bool:
+        """Whether a file, and not a folder, is at ``path``."""
+        files = self._spark.read.format("binaryFile").load(path).select("path").limit(2).collect()
+        return len(files) == 1 and str(files[0].path).rsplit("/", 1)[-1] == path.rsplit("/", 1)[-1]
+
+
+def is_local_warehouse(spark: Any) -> bool:
+    """Whether Spark's warehouse, and so most likely its default file system, is a local one."""
+    return str(spark.conf.get("spark.sql.warehouse.dir", "file:")).startswith("file:")
+
+
+@contextlib.contextmanager
+def _asked() -> Iterator[None]:
+    """Around what Spark does: its exceptions become OSError.
+
+    Raises:
+        FileNotFoundError: There is no such path.
+        OSError: Any other exception of Spark.
+    """
+    from pyspark.errors import PySparkException
+
+    try:
+        yield
+    except PySparkException as error:
+        told = str(error).splitlines()[0][:500]
+        missing = "PATH_NOT_FOUND" in str(error)
+        raise (FileNotFoundError if missing else OSError)(told) from error

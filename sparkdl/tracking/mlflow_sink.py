@@ -1,0 +1,279 @@
+"""``MLflow``: a fit as a run of MLflow, written by the driver alone.
+
+MLflow's own automatic logging patches ``keras.Model.fit``, which no driver calls here; executors
+open no runs. Needs ``mlflow`` or ``mlflow-skinny``: ``pip install 'sparkdl-keras[mlflow]'``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.metadata
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from sparkdl.errors import ConfigError
+from sparkdl.progress.events import (
+    EpochEnded,
+    Event,
+    Json,
+    TrainingBegan,
+    TrainingEnded,
+    TrainingFailed,
+    WorkersProgressed,
+    WorkerView,
+)
+from sparkdl.tracking import sinks
+from sparkdl.tracking.tensorboard import numbers_of
+from sparkdl.tracking.thinning import Thinning
+
+_PARAMS_AT_ONCE = 100
+_MOST_CHARS = 6000
+"""Bounds of MLflow's stores: parameters in one request, characters in one value."""
+_SYSTEM_INTERVAL_S = 10.0
+
+
+class MLflow:
+    """A sink that logs a fit as a run of MLflow: into the run that is active in the thread that
+    calls ``fit``, else into a new one.
+
+    Parameters are the settings of ``SparkModel`` and ``fit``, the model's size and the optimizer's
+    settings (``optimizer_learning_rate``, ...); metrics come once per epoch; ``model_summary.txt``
+    has the layers.
+
+    Args:
+        log_models: Log the trained model as ``model``, with the signature that
+            ``mlflow.pyfunc.spark_udf`` needs.
+        log_system_metrics: Log each worker's processor use and memory, every 10 s.
+        registered_model_name: Register the model under this name.
+        run_name: Of a new run; None for the model's name.
+
+    Raises:
+        ConfigError: MLflow is not installed.
+    """
+
+    def __init__(
+        self,
+        *,
+        log_models: bool = True,
+        log_system_metrics: bool = False,
+        registered_model_name: str | None = None,
+        run_name: str | None = None,
+    ) -> None:
+        self.wants_progress = log_system_metrics
+        self._log_models, self._registered_name = log_models, registered_model_name
+        self._run_name = run_name
+        self._mlflow = _require_mlflow()
+        self._client: Any = None
+        self._run_id = ""
+        self._own = False
+        self._model: Callable[[], Any] = lambda: None
+        self._thinning = Thinning(_SYSTEM_INTERVAL_S)
+        self._looks = 0
+        self._before: dict[int, tuple[float, float]] = {}
+
+    def take_model(self, model: Callable[[], object]) -> None:
+        """Keeps the function that gives the model."""
+        self._model = model
+
+    def handle(self, event: Event) -> None:
+        """Logs the event."""
+        match event:
+            case TrainingBegan():
+                self._begin(event)
+            case WorkersProgressed():
+                self._log_system(event)
+            case EpochEnded():
+                numbers = dict(numbers_of("", event.metrics))
+                if event.rows_per_s is not None:
+                    numbers["rows_per_s"] = event.rows_per_s
+                self._log_metrics(numbers, event.epoch)
+            case TrainingEnded():
+                try:
+                    if self._log_models:
+                        self._log_model()
+                finally:
+                    self._end("FINISHED")
+            case TrainingFailed():
+                self._client.set_tag(self._run_id, "sparkdl.error", event.error[:_MOST_CHARS])
+                self._end("FAILED")
+            case _:
+                pass
+
+    def _begin(self, event: TrainingBegan) -> None:
+        mlflow = self._mlflow
+        self._client = mlflow.MlflowClient()
+        active = mlflow.active_run()
+        self._own = active is None
+        if active is None:
+            experiment = mlflow.tracking.fluent._get_experiment_id()
+            name = self._run_name or event.run.model or None
+            active = self._client.create_run(experiment, run_name=name)
+        self._run_id = active.info.run_id
+        self._client.set_tag(self._run_id, "sparkdl.run_id", event.run.run_id)
+        params = [
+            mlflow.entities.Param(key, str(value)[:_MOST_CHARS])
+            for key, value in flat_parameters(event.run.parameters)
+        ]
+        for first in range(0, len(params), _PARAMS_AT_ONCE):
+            part = params[first : first + _PARAMS_AT_ONCE]
+            self._client.log_batch(self._run_id, params=part)
+        lines: list[str] = []
+        model = self._model()
+        if model is not None:
+            model.summary(print_fn=lambda line, **_: lines.append(line))
+            self._client.log_text(self._run_id, "\n".join(lines), "model_summary.txt")
+
+    def _log_metrics(self, numbers: dict[str, float], step: int) -> None:
+        now = int(time.time() * 1000)
+        metric = self._mlflow.entities.Metric
+        metrics = [metric(key, value, now, step) for key, value in numbers.items()]
+        self._client.log_batch(self._run_id, metrics=metrics)
+
+    def _log_system(self, event: WorkersProgressed) -> None:
+        now = time.monotonic()
+        if not self._thinning.due(now):
+            return
+        numbers: dict[str, float] = {}
+        for worker in event.workers:
+            numbers |= self._system_of(worker, now)
+        if numbers:
+            self._looks += 1
+            self._log_metrics(numbers, self._looks)
+
+    def _system_of(self, worker: WorkerView, now: float) -> dict[str, float]:
+        if worker.usage is None:
+            return {}
+        before = self._before.get(worker.rank)
+        self._before[worker.rank] = now, worker.usage.cpu_s
+        place = f"system/worker_{worker.rank}"
+        numbers = {f"{place}/memory_usage_megabytes": worker.usage.memory_bytes / 1e6}
+        if before is not None and now > before[0]:
+            share = max(0.0, worker.usage.cpu_s - before[1]) / (now - before[0])
+            numbers[f"{place}/cpu_utilization_percentage"] = 100 * share
+        return numbers
+
+    def _log_model(self) -> None:
+        mlflow, model = self._mlflow, self._model()
+        flavour = importlib.import_module("mlflow.keras")  # imports keras, which made the model
+        with self._active():
+            flavour.log_model(
+                model,
+                name="model",
+                signature=_signature(mlflow, model),
+                registered_model_name=self._registered_name,
+                pip_requirements=_requirements(),
+            )
+
+    @contextlib.contextmanager
+    def _active(self) -> Iterator[None]:
+        """The run is the active one of this thread: MLflow logs models into that only."""
+        active = self._mlflow.active_run()
+        if active is not None and active.info.run_id == self._run_id:
+            yield
+            return
+        with self._mlflow.start_run(run_id=self._run_id, nested=active is not None):
+            yield
+
+    def _end(self, status: str) -> None:
+        if self._own:
+            self._client.set_terminated(self._run_id, status)
+
+
+_standing: list[sinks.SinkMaker] = []
+
+
+def autolog(
+    log_models: bool = True,
+    log_system_metrics: bool = False,
+    registered_model_name: str | None = None,
+    *,
+    disable: bool = False,
+) -> None:
+    """From now on every fit of this process is logged to MLflow; see :class:`MLflow`.
+
+    A second call takes the place of the first.
+
+    Args:
+        log_models: See :class:`MLflow`.
+        log_system_metrics: See :class:`MLflow`.
+        registered_model_name: See :class:`MLflow`.
+        disable: Log no more.
+
+    Raises:
+        ConfigError: MLflow is not installed.
+    """
+    while _standing:
+        sinks.remove_standing(_standing.pop())
+    if disable:
+        return
+    _require_mlflow()
+    make = partial(
+        MLflow, log_models=log_models, log_system_metrics=log_system_metrics,
+        registered_model_name=registered_model_name,
+    )  # fmt: skip
+    _standing.append(make)
+    sinks.add_standing(make)
+
+
+def flat_parameters(parameters: dict[str, Json]) -> list[tuple[str, Json]]:
+    """Names and values; a group of settings has a name for each.
+
+    >>> flat_parameters({'mode': 'hogwild', 'rule': {'name': 'easgd', 'alpha': 0.5}})
+    [('mode', 'hogwild'), ('rule_name', 'easgd'), ('rule_alpha', 0.5)]
+    """
+    flat: list[tuple[str, Json]] = []
+    for key, value in parameters.items():
+        if isinstance(value, dict):
+            flat += [(f"{key}_{name}", inner) for name, inner in flat_parameters(value)]
+        else:
+            flat.append((key, value))
+    return flat
+
+
+def _signature(mlflow: Any, model: Any) -> Any:
+    """Tensors whose first dimension is free: MLflow's Keras flavour takes no others."""
+    from mlflow.types import Schema, TensorSpec
+
+    def schema(tensors: Any) -> Any:
+        several = len(tensors) > 1
+        return Schema(
+            [
+                TensorSpec(
+                    np.dtype(str(tensor.dtype)),
+                    (-1, *(-1 if size is None else size for size in tensor.shape[1:])),
+                    tensor.name if several else None,
+                )
+                for tensor in tensors
+            ]
+        )
+
+    return mlflow.models.ModelSignature(schema(model.inputs), schema(model.outputs))
+
+
+def _requirements() -> list[str]:
+    """What the logged model needs; MLflow would find it out by loading the model once more."""
+    backend = sys.modules["keras"].config.backend()  # it is there: it made the model
+    found = []
+    for package in ("keras", backend, "numpy"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found.append(f"{package}=={importlib.metadata.version(package)}")
+    return found
+
+
+def _require_mlflow() -> Any:
+    try:
+        import mlflow
+    except ImportError as error:
+        raise ConfigError(
+            "MLflow is not installed",
+            expected="the package mlflow or mlflow-skinny on the driver",
+            received=str(error),
+            hint="pip install 'sparkdl-keras[mlflow]'",
+        ) from error
+    return mlflow

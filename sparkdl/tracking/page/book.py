@@ -1,0 +1,246 @@
+"""The runs that the page shows, bounded in memory, and who listens to them."""
+
+from __future__ import annotations
+
+import json
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from sparkdl.closing import Closing
+from sparkdl.files.storage import exists, list_files, read_bytes
+from sparkdl.progress.events import Event, Json, TrainingBegan, as_json
+from sparkdl.tracking.json_lines import ENDING
+from sparkdl.tracking.page.records import Record, record_of
+
+MOST_RECORDS = 1200
+"""Records of one kind that a run keeps; when there are more, every second one is left out."""
+MOST_RUNS = 200
+MOST_WAITING = 2000
+"""Messages that a listener may be behind; one that is slower is ended, and comes back."""
+_THINNED = ("step", "workers")
+_Text = tuple[int, str]
+"""A record's number, and the record as JSON: a tenth of the memory of its objects."""
+
+
+class RunRecords:
+    """The records of one run as JSON, thinned: old ones are kept at growing distances."""
+
+    def __init__(self, run_id: str) -> None:
+        self.run_id = run_id
+        self._kept: dict[str, list[_Text]] = {}
+        self._stride: dict[str, int] = {}
+        self._count: dict[str, int] = {}
+        self._told = 0
+        self._newest: dict[str, _Text] = {}
+        self.last: dict[str, Record] = {}
+
+    def add(self, record: Record) -> str:
+        """Takes in the newest record; returns it as JSON."""
+        kind = str(record["kind"])
+        kept = self._kept.setdefault(kind, [])
+        self.last[kind] = record
+        text = json.dumps(record, separators=(",", ":"))
+        entry = (self._told, text)
+        self._told += 1
+        self._newest[kind] = entry
+        if kind not in _THINNED:
+            kept.append(entry)
+            return text
+        number = self._count.get(kind, 0)
+        self._count[kind] = number + 1
+        stride = self._stride.setdefault(kind, 1)
+        if number % stride == 0:
+            kept.append(entry)
+        if len(kept) > MOST_RECORDS:
+            del kept[1::2]
+            self._stride[kind] = 2 * stride
+        return text
+
+    def to_json(self) -> str:
+        """A list of the records in their order; of each kind the newest one is in it."""
+        found = [entry for kept in self._kept.values() for entry in kept]
+        for kind, newest in self._newest.items():
+            if self._kept[kind][-1] is not newest:
+                found.append(newest)
+        texts = [text for _, text in sorted(found, key=lambda entry: entry[0])]
+        return f"[{','.join(texts)}]"
+
+    @property
+    def ended(self) -> bool:
+        """Whether the run has ended, well or not."""
+        return "end" in self.last or "fail" in self.last
+
+    def summary(self) -> Record:
+        """The run in a line: what a list of runs shows."""
+        begin = self.last.get("begin", {})
+        ended = self.last.get("end") or self.last.get("fail")
+        epoch = self.last.get("epoch", {})
+        states: dict[object, str] = {"end": "done", "fail": "failed"}
+        return {
+            "run": self.run_id,
+            "state": "running" if ended is None else states[ended["kind"]],
+            "began": begin.get("t"),
+            "model": begin.get("model"),
+            "epochs": begin.get("epochs"),
+            "epoch": epoch.get("epoch"),
+            "metrics": epoch.get("metrics"),
+            "ended": None if ended is None else ended["t"],
+        }
+
+
+class RunBook:
+    """All runs, live and past. Thread-safe.
+
+    Args:
+        folder: Where :class:`~sparkdl.tracking.JsonLines` wrote past runs; None for none.
+        clock: Seconds since 1970.
+    """
+
+    def __init__(
+        self, folder: str | None = None, *, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._folder, self._clock = folder, clock
+        self._lock = threading.Lock()
+        self._runs: dict[str, RunRecords] = {}
+        self._listeners: list[Listener] = []
+        self._read: dict[str, int] = {}
+
+    def sink(self) -> BookSink:
+        """A sink that writes one fit into the book."""
+        return BookSink(self.add, self._clock)
+
+    def add(self, run_id: str, record: Record) -> None:
+        """Takes in the newest record of a run and tells the listeners."""
+        with self._lock:
+            if run_id not in self._runs:
+                self._forget_oldest()
+            text = self._runs.setdefault(run_id, RunRecords(run_id)).add(record)
+            message = f'{{"run":{json.dumps(run_id)},"record":{text}}}'
+            self._listeners = [each for each in self._listeners if each.put(message)]
+
+    def runs(self) -> list[Record]:
+        """A line for each run, the newest first; event files that are new are read."""
+        self._read_folder()
+        with self._lock:
+            lines = [run.summary() for run in self._runs.values()]
+        return sorted(lines, key=lambda line: str(line["run"]), reverse=True)
+
+    def records(self, run_id: str) -> str | None:
+        """The records of a run as JSON; None if there is no such run."""
+        with self._lock:
+            run = self._runs.get(run_id)
+            return None if run is None else run.to_json()
+
+    def listen(self, most: int) -> Listener:
+        """A listener to every record from now on; beyond ``most`` the oldest one is ended."""
+        listener = Listener(self._dismiss)
+        with self._lock:
+            while len(self._listeners) >= most:
+                self._listeners.pop(0).end()
+            self._listeners.append(listener)
+        return listener
+
+    def end_listeners(self) -> None:
+        """Ends all of them."""
+        with self._lock:
+            for listener in self._listeners:
+                listener.end()
+            self._listeners = []
+
+    def _dismiss(self, listener: Listener) -> None:
+        with self._lock:
+            self._listeners = [each for each in self._listeners if each is not listener]
+
+    def _forget_oldest(self) -> None:
+        while len(self._runs) >= MOST_RUNS:
+            del self._runs[min(self._runs)]
+
+    def _read_folder(self) -> None:
+        """Reads event files that have grown since the last look.
+
+        Those of runs that have ended are read once, those of live runs not at all.
+        """
+        if self._folder is None or not exists(self._folder):  # the first fit makes it
+            return
+        for path in list_files(self._folder, ENDING):
+            run_id = path.rsplit("/", 1)[-1].removesuffix(ENDING)
+            with self._lock:
+                run = self._runs.get(run_id)
+            if run is not None and (path not in self._read or run.ended):
+                continue
+            content = read_bytes(path)
+            if self._read.get(path) == len(content):
+                continue
+            self._read[path] = len(content)
+            read = RunRecords(run_id)
+            for record in _records_of(content):
+                read.add(record)
+            with self._lock:
+                self._runs[run_id] = read
+
+
+def _records_of(content: bytes) -> list[Record]:
+    """The records of an event file; lines that are cut or foreign are left out."""
+    found = []
+    for line in content.splitlines():
+        try:
+            event: dict[str, Any] = json.loads(line)
+            record = record_of(event, float(event["time"]))
+        except (ValueError, KeyError, TypeError, AttributeError):
+            continue
+        if record is not None:
+            found.append(record)
+    return found
+
+
+class BookSink:
+    """A sink that writes one fit into a book."""
+
+    wants_progress = True
+
+    def __init__(self, add: Callable[[str, Record], None], clock: Callable[[], float]) -> None:
+        self._add, self._clock = add, clock
+        self._run_id = ""
+
+    def handle(self, event: Event) -> None:
+        """Adds the event's record."""
+        if isinstance(event, TrainingBegan):
+            self._run_id = event.run.run_id
+        told: dict[str, Json] = as_json(event)
+        record = record_of(told, self._clock())
+        if record is not None:
+            self._add(self._run_id, record)
+
+
+class Listener(Closing):
+    """One tab of a browser: the messages that it has yet to be sent."""
+
+    def __init__(self, dismiss: Callable[[Listener], None]) -> None:
+        self._dismiss = dismiss
+        self._queue: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+
+    def put(self, message: str) -> bool:
+        """False if the listener is too slow, and was ended."""
+        if self._queue.qsize() > MOST_WAITING:
+            self.end()
+            return False
+        self._queue.put(message)
+        return True
+
+    def end(self) -> None:
+        """The listener gets no more messages."""
+        self._queue.put(None)
+
+    def get(self, timeout_s: float) -> str | None:
+        """The next message, ``''`` if none came in time, None at the end."""
+        try:
+            return self._queue.get(timeout=timeout_s)
+        except queue.Empty:
+            return ""
+
+    def close(self) -> None:
+        """Listens no more."""
+        self._dismiss(self)

@@ -1,0 +1,167 @@
+"""The page's own web server: read-only, in threads of the driver, behind a token.
+
+``GET /`` the page, one file; ``GET /api/runs`` a line for each run; ``GET /api/run/ID`` a run's
+records; ``GET /api/events`` new records as server-sent events. Each wants ``?token=``, and there is
+nothing else. URLs in the page are relative, so it works behind the prefix of a proxy (JupyterHub,
+Databricks), and its content security policy lets it talk to this server alone.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import secrets
+import threading
+from collections.abc import Iterator
+from importlib.resources import files
+from typing import TYPE_CHECKING
+
+from cheroot import wsgi
+
+from sparkdl.closing import Closing
+from sparkdl.errors import ResourceError
+from sparkdl.tracking.page.book import RunBook
+from sparkdl.transport.listening import token_matches
+
+if TYPE_CHECKING:
+    from flask import Flask, Response
+
+MOST_STREAMS = 16
+_THREADS = MOST_STREAMS + 8
+_BEAT_S = 5.0
+"""A comment goes to a silent stream so often: proxies keep it open, and a closed tab is noticed."""
+
+
+class _QuietServer(wsgi.Server):
+    """cheroot, which prints a traceback for each tab that was closed."""
+
+    def error_log(self, msg: str = "", level: int = 20, traceback: bool = False) -> None:
+        """Says nothing."""
+
+
+class PageServer(Closing):
+    """Serves a book until it is closed.
+
+    Args:
+        book: The runs.
+        host: Address to listen on.
+        port: 0 for any free one.
+
+    Raises:
+        ResourceError: The port is not free, or the address not this host's.
+    """
+
+    def __init__(self, book: RunBook, host: str, port: int) -> None:
+        self.closed = False
+        self.token = secrets.token_urlsafe(24)
+        self._book = book
+        self._server = _QuietServer(
+            (host, port), make_app(book, self.token), numthreads=_THREADS, server_name="sparkdl",
+            shutdown_timeout=2,
+        )  # fmt: skip
+        try:
+            self._server.prepare()
+        except OSError as error:
+            raise ResourceError(
+                f"the page cannot be served on {host!r}, port {port}",
+                expected="a free port on an address of this host",
+                received=str(error),
+                hint="port=0 takes any free one",
+            ) from error
+        self.port: int = self._server.bind_addr[1]
+        self._thread = threading.Thread(target=self._server.serve, name="sparkdl-page", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Ends the streams and the server."""
+        self.closed = True
+        self._book.end_listeners()
+        self._server.stop()
+        self._thread.join(10)
+
+
+def make_app(book: RunBook, token: str) -> Flask:
+    """The Flask app of the page.
+
+    Args:
+        book: The runs.
+        token: Without it there is nothing to see.
+    """
+    from flask import Flask, Response, request
+
+    app = Flask("sparkdl.page", static_folder=None)
+
+    @app.before_request
+    def check_token() -> Response | None:
+        if token_matches(request.args.get("token"), token):
+            return None
+        return Response(
+            "This page wants the token of its link, which the driver has printed.\n",
+            403, mimetype="text/plain",
+        )  # fmt: skip
+
+    @app.after_request
+    def protect(response: Response) -> Response:
+        response.headers["Cache-Control"] = "no-store"
+        response.headers["Referrer-Policy"] = "no-referrer"
+        response.headers["X-Content-Type-Options"] = "nosniff"
+        return response
+
+    @app.get("/")
+    def page() -> Response:
+        nonce = secrets.token_urlsafe(16)
+        response = Response(page_html(nonce), mimetype="text/html")
+        response.headers["Content-Security-Policy"] = (
+            f"default-src 'none'; script-src 'nonce-{nonce}'; style-src 'unsafe-inline'; "
+            "img-src data:; connect-src 'self'; base-uri 'none'; form-action 'none'"
+        )
+        return response
+
+    @app.get("/api/runs")
+    def runs() -> Response:
+        return _json(json.dumps(book.runs(), separators=(",", ":")))
+
+    @app.get("/api/run/<run_id>")
+    def run(run_id: str) -> Response:
+        records = book.records(run_id)
+        if records is None:
+            return Response("no such run\n", 404, mimetype="text/plain")
+        return _json(records)
+
+    @app.get("/api/events")
+    def events() -> Response:
+        response = Response(_stream(book), mimetype="text/event-stream")
+        response.headers["X-Accel-Buffering"] = "no"
+        return response
+
+    def _json(text: str) -> Response:
+        return Response(text, mimetype="application/json")
+
+    return app
+
+
+def _stream(book: RunBook) -> Iterator[str]:
+    with book.listen(MOST_STREAMS) as listener:
+        yield "retry: 1000\n\n: here\n\n"
+        while (message := listener.get(_BEAT_S)) is not None:
+            yield f"data: {message}\n\n" if message else ": here\n\n"
+
+
+def page_html(nonce: str = "") -> str:
+    """The page with its scripts and styles inside: nothing else is loaded.
+
+    Args:
+        nonce: Of the scripts, as the content security policy names it.
+    """
+    static = files("sparkdl.tracking.page").joinpath("static")
+
+    def text(name: str) -> str:
+        return static.joinpath(name).read_text("utf-8")
+
+    return (
+        text("page.html")
+        .replace("{{nonce}}", html.escape(nonce))
+        .replace("{{styles}}", text("uPlot.min.css") + text("page.css"))
+        .replace("{{uplot}}", text("uPlot.iife.min.js"))
+        .replace("{{script}}", text("page.js"))
+    )

@@ -1,0 +1,107 @@
+"""``Timeline``: what every rank did when, for Perfetto and ``chrome://tracing``."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+
+from sparkdl.files.storage import check_writable, write_bytes
+from sparkdl.phases import Phase, Spans
+from sparkdl.progress.events import (
+    EpochBegan,
+    EpochEnded,
+    Event,
+    Json,
+    TrainingBegan,
+    TrainingEnded,
+    TrainingFailed,
+    WorkerTraced,
+)
+
+NAMES: dict[Phase, str] = {
+    "start": "START", "read": "READ", "compute": "STEP", "evaluate": "EVALUATE",
+    "exchange": "PUSH_PULL", "wait": "WAIT",
+}  # fmt: skip
+"""Phase -> its name in the timeline; an exchange without a server has Horovod's: ``ALLREDUCE``."""
+_DRIVER = 1_000_000
+
+
+class Timeline:
+    """A sink that writes one JSON file of trace events when the fit ends.
+
+    Each rank is a process of the timeline whose phases follow one another without a gap (``START``,
+    ``READ``, ``STEP``, ``PUSH_PULL`` or ``ALLREDUCE``, ``EVALUATE``, ``WAIT``); the driver is one
+    more, with the epochs. Ranks are placed by the clocks of their hosts. Of a fit that fails there
+    are the driver's epochs alone: ranks return their phases when they end.
+
+    Args:
+        path: A local path, or a URI of any file system.
+        clock: Seconds since 1970.
+    """
+
+    wants_progress = False
+    wants_spans = True
+
+    def __init__(self, path: str, *, clock: Callable[[], float] = time.time) -> None:
+        self._path, self._clock = str(path), clock
+        self._exchange = NAMES["exchange"]
+        self._spans: dict[int, list[Spans]] = {}  # of each stage of the fit
+        self._epochs: list[tuple[int, float, float]] = []
+        self._epoch_began = 0.0
+
+    def handle(self, event: Event) -> None:
+        """Takes note; writes the file at the end.
+
+        Raises:
+            ResourceError: The file cannot be written.
+        """
+        match event:
+            case TrainingBegan():
+                check_writable(self._path)
+                without_server = event.run.parameters.get("mode") == "allreduce"
+                self._exchange = "ALLREDUCE" if without_server else NAMES["exchange"]
+                self._spans, self._epochs = {}, []
+            case EpochBegan():
+                self._epoch_began = self._clock()
+            case EpochEnded():
+                self._epochs.append((event.epoch, self._epoch_began, self._clock()))
+            case WorkerTraced():
+                self._spans.setdefault(event.rank, []).append(event.spans)
+            case TrainingEnded() | TrainingFailed():
+                write_bytes(self._path, json.dumps(self._trace()).encode())
+            case _:
+                pass
+
+    def _trace(self) -> dict[str, Json]:
+        began = [spans.began_at for stages in self._spans.values() for spans in stages]
+        zero = min([*began, *(start for _, start, _ in self._epochs)], default=0.0)
+        events: list[Json] = [*_process(_DRIVER, "driver", -1)]
+        for epoch, start, end in self._epochs:
+            events.append(_span(f"EPOCH {epoch + 1}", _DRIVER, start - zero, end - start))
+        names = NAMES | {"exchange": self._exchange}
+        for rank, stages in sorted(self._spans.items()):
+            events += _process(rank, f"rank {rank}", rank)
+            events += (
+                _span(names[phase], rank, spans.began_at - zero + start, seconds)
+                for spans in stages
+                for phase, start, seconds in spans
+            )
+        return {"traceEvents": events, "displayTimeUnit": "ms"}
+
+
+def _span(name: str, process: int, start_s: float, seconds: float) -> Json:
+    return {
+        "ph": "X", "name": name, "cat": "sparkdl", "pid": process, "tid": 0,
+        "ts": round(start_s * 1e6, 3), "dur": round(seconds * 1e6, 3),
+    }  # fmt: skip
+
+
+def _process(process: int, name: str, place: int) -> list[Json]:
+    return [
+        {"ph": "M", "name": "process_name", "pid": process, "tid": 0, "args": {"name": name}},
+        {
+            "ph": "M", "name": "process_sort_index", "pid": process, "tid": 0,
+            "args": {"sort_index": place},
+        },
+    ]  # fmt: skip

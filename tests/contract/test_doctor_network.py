@@ -1,0 +1,87 @@
+"""The doctor's common probe without Spark: real sockets, ranks as threads."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import time
+
+import pytest
+
+from sparkdl.errors import ResourceError
+from sparkdl.launch.results import of_kind
+from sparkdl.launch.threads import ThreadLauncher
+from sparkdl.spark.doctor.network import TOKEN_BYTES, Answer, Echo, ProbeTask, measure
+
+TOKEN = secrets.token_bytes(TOKEN_BYTES)
+
+
+def test_measures_of_a_connection() -> None:
+    with Echo("127.0.0.1", 0, TOKEN) as echo:
+        link = measure(*echo.address, TOKEN, 3, 5.0)
+    assert link.problem == ""
+    assert 0 < link.round_trip_s < 5
+    assert link.rate > 1e6
+    assert abs(link.skew_s) < 5
+    assert echo.callers == {3}
+
+
+def test_without_the_token_nothing_is_told() -> None:
+    with Echo("127.0.0.1", 0, TOKEN) as echo:
+        link = measure(*echo.address, secrets.token_bytes(TOKEN_BYTES), 0, 5.0)
+    assert link.problem
+    assert link.rate == 0
+    assert echo.callers == set()
+
+
+def test_nobody_listens() -> None:
+    with Echo("127.0.0.1", 0, TOKEN) as echo:
+        address = echo.address
+    link = measure(*address, TOKEN, 0, 5.0)
+    assert "refused" in link.problem
+    assert link.target == f"{address[0]}:{address[1]}"
+
+
+def test_silent_peer_costs_the_limit_and_no_more() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts, and says nothing
+        began = time.monotonic()
+        link = measure("127.0.0.1", silent.getsockname()[1], TOKEN, 0, 0.3)
+    assert "timed out" in link.problem
+    assert time.monotonic() - began < 30
+
+
+def test_port_that_is_taken() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ResourceError):
+        Echo("127.0.0.1", taken.getsockname()[1], TOKEN)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 3])
+def test_ranks_connect_to_the_driver_and_to_each_other(num_ranks: int) -> None:
+    with Echo("127.0.0.1", 0, TOKEN) as echo:
+        task = ProbeTask(echo.address, TOKEN, 20.0, with_facts=True)
+        with ThreadLauncher(num_ranks).launch(task) as ranks:
+            assert ranks.wait(60)
+            results = of_kind(ranks.results(), "probe")
+    answers = [Answer.from_json(result.text) for result in results.values()]
+    assert [answer.rank for answer in answers] == list(range(num_ranks))
+    assert echo.callers == set(range(num_ranks))
+    for answer in answers:
+        assert answer.driver is not None
+        assert answer.driver.problem == ""
+        assert set(answer.ranks) == set(range(num_ranks)) - {answer.rank}
+        assert {link.problem for link in answer.ranks.values()} <= {""}
+        bulk = {other for other, link in answer.ranks.items() if link.rate}
+        assert bulk == ({(answer.rank + 1) % num_ranks} if num_ranks > 1 else set())
+        assert answer.facts is not None
+        assert answer.facts["packages"]["sparkdl"]
+
+
+def test_driver_that_is_out_of_reach_is_an_answer_and_no_failure() -> None:
+    with Echo("127.0.0.1", 0, TOKEN) as echo:
+        gone = echo.address
+    with ThreadLauncher(2).launch(ProbeTask(gone, TOKEN, 20.0)) as ranks:
+        assert ranks.wait(60)
+        results = of_kind(ranks.results(), "probe")
+    answers = [Answer.from_json(result.text) for result in results.values()]
+    assert all(a.driver is not None and "refused" in a.driver.problem for a in answers)
+    assert all(link.problem == "" for a in answers for link in a.ranks.values())

@@ -1,0 +1,82 @@
+"""Run by test_files.py in a process of its own: files through Spark Connect."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+os.environ["PYSPARK_PYTHON"] = sys.executable
+os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+os.environ["PYTHONPATH"] = ROOT
+sys.path.insert(0, ROOT)
+
+
+def main() -> None:
+    import numpy as np
+    import pytest
+    from pyspark.sql import SparkSession
+
+    from sparkdl.errors import ResourceError
+    from sparkdl.files import storage
+    from sparkdl.files.checkpoints import Checkpoints
+    from sparkdl.spark.files.connect import CHUNK_BYTES, ConnectFileSystem
+
+    folder = tempfile.mkdtemp()
+    behind = Path(folder) / "behind"
+    behind.mkdir()
+    spark = (
+        SparkSession.builder.remote("local[2]")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.ui.enabled", "false")
+        .config("spark.sql.warehouse.dir", f"{folder}/warehouse")
+        .config("spark.hadoop.fs.viewfs.mounttable.test.link./models", f"file:{behind}")
+        .getOrCreate()
+    )
+    root = "viewfs://test/models"
+    try:
+        path = f"{root}/a.bin"
+        assert not storage.exists(path)
+        storage.check_writable(path)
+        assert not storage.exists(path)
+        large = np.random.default_rng(0).bytes(2 * CHUNK_BYTES + 17)
+        for content in (b"", large, b"shorter"):
+            storage.write_bytes(path, content)
+            assert storage.exists(path)
+            assert storage.read_bytes(path) == content
+        storage.check_writable(path)
+        assert storage.read_bytes(path) == b"shorter"
+        storage.delete(path)
+        assert not storage.exists(path)
+        with pytest.raises(ResourceError, match="no file"):
+            storage.read_bytes(path)
+        with pytest.raises(ResourceError, match="cannot be read"):
+            storage.read_bytes(f"{root}/missing.bin")
+        for content in (large, b"from another program"):
+            (behind / "real.bin").write_bytes(content)
+            assert storage.read_bytes(f"{root}/real.bin") == content
+
+        rows = [(0, 2, b"one of two chunks")]
+        spark.createDataFrame(rows, "part int, parts int, content binary").write.parquet(
+            f"{root}/torn.bin"
+        )
+        with pytest.raises(ResourceError, match="not written whole"):
+            storage.read_bytes(f"{root}/torn.bin")
+
+        checkpoints = Checkpoints.at(f"{root}/runs")
+        assert checkpoints is not None
+        assert checkpoints.restore() is None
+
+        # what has no scheme stays with the client, whose Spark has a local warehouse
+        storage.write_bytes(f"{folder}/local.bin", b"here")
+        assert Path(f"{folder}/local.bin").read_bytes() == b"here"
+        assert isinstance(storage._resolve("dbfs:/a")[0], ConnectFileSystem)
+        print("CONNECT FILES OK")
+    finally:
+        spark.stop()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""Run by test_robustness.py in a process of its own: what ends the session under a running job."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+os.environ["PYSPARK_PYTHON"] = sys.executable
+os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+os.environ["PYTHONPATH"] = ROOT
+sys.path.insert(0, ROOT)
+
+
+def main() -> None:
+    import psutil
+    import pytest
+    from pyspark.sql import SparkSession
+
+    import sparkdl
+    from sparkdl.errors import ResourceError, TransportError
+    from sparkdl.files import storage
+
+    def sleep() -> None:
+        time.sleep(300)
+
+    def expect(kind: type[Exception], words: str, action: Callable[[Any], None]) -> None:
+        spark = (
+            SparkSession.builder.master("local[2]")
+            .config("spark.driver.host", "127.0.0.1")
+            .config("spark.ui.enabled", "false")
+            .getOrCreate()
+        )
+        fired: list[float] = []
+
+        def act() -> None:
+            while not spark.sparkContext.statusTracker().getActiveJobsIds():
+                time.sleep(0.05)
+            time.sleep(0.5)
+            fired.append(time.monotonic())
+            action(spark)
+
+        threading.Thread(target=act, daemon=True).start()
+        with pytest.raises(kind, match=words):
+            sparkdl.run(sleep, num_workers=2)
+        assert time.monotonic() - fired[0] < 100, "beside a loaded machine, 2 s are usual"
+
+    def kill_jvm(spark: Any) -> None:
+        for process in psutil.Process().children():
+            if "SparkSubmit" in " ".join(process.cmdline()):
+                os.kill(process.pid, signal.SIGKILL)
+
+    expect(ResourceError, "session of these data has been stopped", lambda spark: spark.stop())
+    storage.check_writable("local-path")  # no session: nobody to ask
+    expect(TransportError, r"JVM of Spark's driver has ended(.|\n)*exit status -9", kill_jvm)
+    with pytest.raises(ResourceError, match=r"JVM does not answer(.|\n)*'file:/\.\.\.'"):
+        storage.check_writable("local-path")
+    storage.check_writable(f"file:{os.getcwd()}/local-path")
+    print("LOST SESSION OK")
+
+
+if __name__ == "__main__":
+    main()

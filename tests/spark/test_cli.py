@@ -1,0 +1,122 @@
+"""The command ``sparkdl`` on a real session: the same as the API, and exit codes."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparkdl import SparkModel, cli, load_spark_model
+
+SCRIPTS = Path(__file__).parent / "scripts"
+
+
+@pytest.fixture(scope="module")
+def data(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """``y = a - 2 b + 3 c``, as a folder of Parquet files."""
+    rng = np.random.default_rng(0)
+    rows = [[float(v) for v in row] for row in rng.normal(size=(256, 3))]
+    frame = spark.createDataFrame([(*r, r[0] - 2 * r[1] + 3 * r[2]) for r in rows],
+                                  "a double, b double, c double, y double")  # fmt: skip
+    path = str(tmp_path_factory.mktemp("cli") / "rows.parquet")
+    frame.repartition(2).write.parquet(path)
+    return path
+
+
+def _make_model() -> Any:
+    spec = importlib.util.spec_from_file_location("cli_model", SCRIPTS / "cli_model.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.make()
+
+
+def _main(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, Any]:
+    code = cli.main([*arguments, "--json"])
+    shown = capsys.readouterr()
+    return code, json.loads(shown.out.splitlines()[-1]) if shown.out else shown.err
+
+
+def test_train_evaluate_predict(
+    spark: Any, data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(tmp_path / "line.keras")
+    rows = ("--data", data, "--features", "a,b,c")
+    code, trained = _main(
+        capsys, "train", f"{SCRIPTS / 'cli_model.py'}:make", *rows, "--label", "y", "--epochs", "3",
+        "--mode", "synchronous", "--num-workers", "2", "--batch-size", "16", "--output", path,
+    )  # fmt: skip
+    assert code == cli.OK
+    assert trained["history"]["loss"][-1] < 0.2 * trained["history"]["loss"][0]
+
+    by_api = SparkModel(_make_model(), mode="synchronous", num_workers=2, batch_size=16)
+    frame = spark.read.parquet(data)
+    by_api.fit(frame, epochs=3, features=["a", "b", "c"], label="y", verbose=0)
+    saved = load_spark_model(path).model.get_weights()
+    for one, two in zip(saved, by_api.model.get_weights(), strict=True):
+        np.testing.assert_allclose(one, two, atol=1e-6)
+
+    code, metrics = _main(capsys, "evaluate", path, "--data", data)  # the columns of the fit
+    assert code == cli.OK
+    assert metrics["loss"] == pytest.approx(by_api.evaluate(frame)["loss"], rel=1e-4)
+
+    written = str(tmp_path / "predictions.parquet")
+    assert _main(capsys, "predict", path, "--data", data, "--output", written)[0] == cli.OK
+    ours = {row.a: row.prediction for row in spark.read.parquet(written).collect()}
+    theirs = {row.a: row.prediction for row in by_api.predict(frame).collect()}
+    assert len(ours) == 256
+    assert ours == pytest.approx(theirs, abs=1e-5)
+
+    code, shown = _main(capsys, "predict", path, "--data", data, "--limit", "2")
+    assert len(shown["rows"]) == 2
+    assert spark.range(1).count() == 1, "a session that ran before is left running"
+
+
+def test_inspect_and_estimate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = f"{SCRIPTS / 'cli_model.py'}:make"
+    code, described = _main(capsys, "inspect", model)
+    assert code == cli.OK
+    assert described["parameters"] == 4
+    assert described["exchange_bytes"] == 16
+    assert [layer[1:] for layer in described["layers"]] == [["Dense", 4]]
+    code, costs = _main(capsys, "estimate", model, "--workers", "4")
+    assert costs["allreduce_bytes_per_worker"] == 24
+
+
+def test_run_a_script_on_ranks(
+    spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "ranks.py"
+    script.write_text(
+        "import sys\nimport sparkdl\ncommunicator = sparkdl.communicator()\n"
+        "total = float(communicator.all_reduce(float(communicator.rank + 1)))\n"
+        "assert __name__ == '__main__' and sys.argv[1:] == ['--to', '3']\n"
+        "print('total', total)\nsys.exit(0)\n"
+    )
+    assert cli.main(["run", "-np", "2", str(script), "--to", "3"]) == cli.OK
+    shown = capsys.readouterr()
+    assert (shown.out + shown.err).count("total 3.0") == 2
+    script.write_text("import sys\nsys.exit(4)\n")
+    assert cli.main(["run", "-np", "2", str(script)]) == cli.FAILED
+    assert "exit status 4" in capsys.readouterr().err
+
+
+def test_doctor_ends_with_3_for_an_error(
+    spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, report = _main(capsys, "doctor", "--timeout", "60", "--checkpoint-dir", str(tmp_path))
+    assert (code, report["status"]) in ((cli.OK, "ok"), (cli.OK, "warning")), report
+    code, report = _main(capsys, "doctor", "--num-workers", "99", "--timeout", "5")
+    assert (code, report["status"]) == (cli.DOCTOR, "error")
+
+
+def test_missing_data_is_a_failure(spark: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    model = f"{SCRIPTS / 'cli_model.py'}:make"
+    code = cli.main(["train", model, "--data", "/no/such.parquet", "--output", "/tmp/x.keras"])
+    assert code == cli.FAILED
+    assert "no/such.parquet" in capsys.readouterr().err

@@ -1,0 +1,146 @@
+"""Files where Spark's are: a real ``viewfs:`` of the session's JVM, mounted on a local folder."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import make_mlp
+
+from sparkdl import SparkModel, load_spark_model
+from sparkdl.errors import ResourceError
+from sparkdl.files import file_system, storage
+from sparkdl.spark.files.hadoop import CHUNK_BYTES
+
+
+@pytest.fixture
+def mounted(spark: Any, tmp_path: Path) -> Iterator[str]:
+    """The root of a file system that only the session's configuration knows."""
+    name = tmp_path.name.replace("_", "-")
+    setting = f"fs.viewfs.mounttable.{name}.link./models"
+    (tmp_path / "behind").mkdir()
+    spark.conf.set(setting, f"file:{tmp_path}/behind")
+    yield f"viewfs://{name}/models"
+    spark.conf.unset(setting)
+
+
+@pytest.fixture
+def default(spark: Any, mounted: str) -> Iterator[str]:
+    """The same as the session's default file system; the path of its folder."""
+    spark.conf.set("fs.defaultFS", mounted.removesuffix("/models"))
+    yield "/models"
+    spark.conf.unset("fs.defaultFS")
+
+
+def names(folder: Path) -> list[str]:
+    """Without Hadoop's check sums of local files."""
+    return sorted(p.name for p in folder.rglob("*") if not p.name.endswith(".crc"))
+
+
+def test_whole_files_through_the_jvm(mounted: str, tmp_path: Path) -> None:
+    path = f"{mounted}/new/a.bin"
+    assert not storage.exists(path)
+    storage.check_writable(path)
+    assert not storage.exists(path)
+    large = np.random.default_rng(0).bytes(2 * CHUNK_BYTES + 17)
+    for content in (b"", b"\x00\xff two", large, b"shorter"):
+        storage.write_bytes(path, content)
+        assert storage.read_bytes(path) == storage.read_bytes(path, len(content)) == content
+        assert (tmp_path / "behind" / "new" / "a.bin").read_bytes() == content
+    with pytest.raises(ResourceError, match="too long"):
+        storage.read_bytes(path, at_most=3)
+    assert names(tmp_path / "behind") == ["a.bin", "new"]
+    storage.delete(path)
+    storage.delete(path)
+    assert not storage.exists(path)
+    with pytest.raises(ResourceError, match=r"cannot be read(.|\n)*FileNotFoundError"):
+        storage.read_bytes(path)
+    with pytest.raises(ResourceError, match=r"cannot be written(.|\n)*is a folder"):
+        storage.check_writable(f"{mounted}/new")
+    with pytest.raises(ResourceError, match="cannot be written"):
+        storage.write_bytes("viewfs://nosuchtable/a", b"")
+
+
+def test_what_fails_leaves_the_file_as_it_was(
+    mounted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = f"{mounted}/a.bin"
+    storage.write_bytes(path, b"before")
+    monkeypatch.setattr(file_system.secrets, "token_hex", lambda size: "taken")
+    (tmp_path / "behind" / ".sparkdl-taken.part").mkdir()
+    with pytest.raises(ResourceError, match="cannot be written"):
+        storage.write_bytes(path, b"after")
+    assert storage.read_bytes(path) == b"before"
+
+
+def test_what_is_read_while_others_write_is_never_mixed(mounted: str) -> None:
+    """HDFS renames over a file in one step; the local folder that is mounted here does not."""
+    path = f"{mounted}/a.bin"
+    contents = [bytes([i]) * 300_000 for i in range(2)]
+    storage.write_bytes(path, contents[0])
+    done = threading.Event()
+    found: list[bytes] = []
+
+    def read() -> None:
+        while not done.is_set():
+            with contextlib.suppress(ResourceError):  # between two files
+                found.append(storage.read_bytes(path))
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    for i in range(20):
+        storage.write_bytes(path, contents[i % 2])
+    done.set()
+    reader.join()
+    assert found
+    assert all(content in contents for content in found)
+
+
+def test_paths_without_a_scheme_are_in_sparks_default_file_system(
+    default: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    storage.write_bytes(f"{default}/a.bin", b"there")
+    assert (tmp_path / "behind" / "a.bin").read_bytes() == b"there"
+    storage.write_bytes(f"file:{tmp_path}/b.bin", b"here")
+    assert (tmp_path / "b.bin").read_bytes() == b"here"
+    assert not os.path.exists("/models")
+
+
+def test_without_such_a_default_they_are_local(spark: Any, tmp_path: Path) -> None:
+    storage.write_bytes(f"{tmp_path}/a.bin", b"here")
+    assert names(tmp_path) == ["a.bin"]
+    storage.write_bytes("memory://beside-spark/a.bin", b"in memory")
+    assert storage.read_bytes("memory://beside-spark/a.bin") == b"in memory"
+
+
+def test_models_and_checkpoints(mounted: str, tmp_path: Path, digits_df: Any) -> None:
+    options: dict[str, Any] = {"verbose": 0, "checkpoint_dir": f"{mounted}/runs"}
+    first = SparkModel(make_mlp(), "synchronous", num_workers=2)
+    first.fit(digits_df, epochs=2, **options)
+    again = SparkModel(make_mlp(), "synchronous", num_workers=2)
+    assert again.fit(digits_df, epochs=3, resume=True, **options).epoch == [2]
+    kept = names(tmp_path / "behind" / "runs")
+    assert kept == ["checkpoint.json", "epoch-00002.keras", "epoch-00003.keras"]
+    again.save(f"{mounted}/digits.keras")
+    loaded = load_spark_model(f"{mounted}/digits.keras")
+    for one, other in zip(loaded.model.get_weights(), again.model.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+    with pytest.raises(ResourceError, match="exists"):
+        again.save(f"{mounted}/digits.keras", overwrite=False)
+
+
+def test_on_spark_connect() -> None:
+    script = Path(__file__).parent / "scripts" / "connect_files.py"
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=200, check=False
+    )
+    assert "CONNECT FILES OK" in done.stdout, done.stdout[-2000:] + done.stderr[-4000:]

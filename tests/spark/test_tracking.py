@@ -1,0 +1,112 @@
+"""Sinks of a fit on executors: what they are told is what happened."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import make_mlp
+
+from sparkdl import SparkModel
+from sparkdl.errors import ConfigError, DataError
+from sparkdl.phases import PHASES
+from sparkdl.progress.events import (
+    EpochEnded,
+    Event,
+    TrainingBegan,
+    TrainingEnded,
+    TrainingFailed,
+    WorkersProgressed,
+)
+from sparkdl.tracking import JsonLines, TensorBoard
+from sparkdl.tracking.page.dashboard import process_dashboard
+
+
+@pytest.mark.parametrize("mode", ["asynchronous", "synchronous", "allreduce"])
+def test_sinks_hear_of_metrics_and_workers_and_the_timeline_has_all_of_their_time(
+    digits_df: Any, mode: str, tmp_path: Path
+) -> None:
+    events: list[Event] = []
+    timeline = tmp_path / "timeline.json"
+    spark_model = SparkModel(make_mlp(), mode=mode, num_workers=2)
+    history = spark_model.fit(
+        digits_df, epochs=3, verbose=0, validation_split=0.2, timeline=str(timeline),
+        sinks=[events.append, JsonLines(str(tmp_path / "runs")), TensorBoard(str(tmp_path / "tb"))],
+    )  # fmt: skip
+    # events
+    began, ended = events[0], [e for e in events if isinstance(e, EpochEnded)]
+    assert isinstance(began, TrainingBegan)
+    assert began.run.num_workers == 2
+    assert began.run.parameters["mode"] == mode
+    assert began.run.parameters["optimizer"] == "Adam"
+    assert [e.metrics["loss"] for e in ended] == history.history["loss"]
+    assert isinstance(events[-1], TrainingEnded)
+    told = [e for e in events if isinstance(e, WorkersProgressed)]
+    assert [w.state for w in told[-1].workers] == ["finished", "finished"]
+    assert sum(w.rows for w in told[-1].workers) == 3 * ended[0].rows
+    for worker in told[-1].workers:
+        assert worker.usage is not None
+        assert worker.usage.seconds["compute"] > 0
+        assert worker.usage.seconds["evaluate"] > 0
+        assert worker.usage.memory_bytes > 100 << 20
+    # files
+    (path,) = (tmp_path / "runs").glob("*.jsonl")
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert (lines[0]["event"], lines[-1]["event"]) == ("training_began", "training_ended")
+    assert {p.name for p in (tmp_path / "tb").iterdir()} >= {"train", "validation"}
+    # timeline
+    trace = json.loads(timeline.read_text())["traceEvents"]
+    exchange = "ALLREDUCE" if mode == "allreduce" else "PUSH_PULL"
+    summary = spark_model.summary
+    assert summary is not None
+    for rank in range(2):
+        spans = [e for e in trace if e["ph"] == "X" and e["pid"] == rank]
+        assert {"START", "STEP", exchange, "EVALUATE"} <= {e["name"] for e in spans}
+        first, last = spans[0], spans[-1]
+        whole = last["ts"] + last["dur"] - first["ts"]
+        assert sum(e["dur"] for e in spans) >= 0.999 * whole
+        assert whole / 1e6 >= 0.95 * summary.usage[rank].total_s
+        assert list(summary.usage[rank].seconds) == list(PHASES)
+
+
+def test_a_sink_that_raises_does_not_end_the_fit_and_a_failed_fit_is_told(
+    digits_df: Any, tmp_path: Path
+) -> None:
+    events: list[Event] = []
+
+    def breaks(event: Event) -> None:
+        if isinstance(event, EpochEnded):
+            raise OSError("disk full")
+
+    spark_model = SparkModel(make_mlp(), num_workers=2)
+    with pytest.warns(RuntimeWarning, match="disk full"):
+        history = spark_model.fit(digits_df, epochs=2, verbose=0, sinks=[breaks, events.append])
+    assert len(history.history["loss"]) == 2
+    assert isinstance(events[-1], TrainingEnded)
+    with pytest.raises(ConfigError, match="sinks has something that is no sink"):
+        spark_model.fit(digits_df, verbose=0, sinks=["logs"])
+
+    holes = digits_df.selectExpr("transform(features, v -> float('NaN')) as features", "label")
+    with pytest.raises(DataError):
+        spark_model.fit(holes, verbose=0, check_data=True, sinks=[events.append])
+    assert isinstance(events[-1], TrainingFailed)
+
+
+def test_a_configuration_key_opens_the_page_once(digits_df: Any, capsys: Any) -> None:
+    conf = digits_df.sparkSession.conf
+    conf.set("spark.sparkdl.dashboard", "true")
+    try:
+        spark_model = SparkModel(make_mlp(), num_workers=2)
+        for _ in range(2):
+            spark_model.fit(digits_df, verbose=0)
+        assert capsys.readouterr().out.count("the page is at http://127.0.0.1") == 1
+        page = process_dashboard()
+        base, _, query = page.url.partition("?")
+        with urllib.request.urlopen(f"{base}api/runs?{query}", timeout=30) as answer:
+            assert [run["state"] for run in json.load(answer)] == ["done", "done"]
+        page.stop()
+    finally:
+        conf.unset("spark.sparkdl.dashboard")

@@ -1,0 +1,81 @@
+"""A fit as a run of MLflow, read by MLflow's own client."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tracking_cases import small_fit
+
+from sparkdl.progress.events import Event, TrainingFailed
+from sparkdl.tracking.mlflow_sink import MLflow, flat_parameters
+
+mlflow = pytest.importorskip("mlflow")
+
+
+@pytest.fixture(autouse=True)
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "")  # set_tracking_uri sets it
+    before = mlflow.get_tracking_uri()
+    mlflow.set_tracking_uri((tmp_path / "mlruns").as_uri())
+    yield mlflow.MlflowClient()
+    mlflow.set_tracking_uri(before)
+
+
+class Model:
+    def summary(self, print_fn: Any) -> None:
+        print_fn("Layer: dense")
+
+
+def log(events: list[Event], **options: Any) -> None:
+    sink = MLflow(log_models=False, **options)
+    sink.take_model(Model)
+    for event in events:
+        if sink.wants_progress or "Progressed" not in type(event).__name__:
+            sink.handle(event)
+
+
+def test_a_fit_is_a_run_with_parameters_and_metrics_per_epoch(store: Any) -> None:
+    log(small_fit())
+    (run,) = store.search_runs(["0"])
+    assert run.info.status == "FINISHED"
+    assert run.info.run_name == "digits"
+    assert run.data.params["optimizer_learning_rate"] == "0.5"
+    assert run.data.params["rule_name"] == "mean"
+    history = store.get_metric_history(run.info.run_id, "val_loss")
+    assert [(m.step, m.value) for m in history] == [(0, 1.25), (1, 0.75)]
+    assert run.data.metrics["f1/1"] == 1.0
+    assert run.data.metrics["rows_per_s"] == 50.0
+    assert [f.path for f in store.list_artifacts(run.info.run_id)] == ["model_summary.txt"]
+    assert mlflow.active_run() is None
+
+
+def test_the_active_run_of_the_user_is_taken_and_stays_open(store: Any) -> None:
+    with mlflow.start_run() as mine:
+        log(small_fit())
+        assert mlflow.active_run().info.run_id == mine.info.run_id
+    (run,) = store.search_runs(["0"])
+    assert run.info.run_id == mine.info.run_id
+    assert run.data.metrics["loss"] == 0.5
+
+
+def test_a_fit_that_fails_is_a_failed_run_with_the_error(store: Any) -> None:
+    log([*small_fit()[:2], TrainingFailed("ValueError: bad rows")])
+    (run,) = store.search_runs(["0"])
+    assert run.info.status == "FAILED"
+    assert run.data.tags["sparkdl.error"] == "ValueError: bad rows"
+
+
+def test_each_worker_has_system_metrics(store: Any) -> None:
+    log(small_fit(), log_system_metrics=True)
+    (run,) = store.search_runs(["0"])
+    assert run.data.metrics["system/worker_1/memory_usage_megabytes"] > 200
+
+
+def test_a_group_of_settings_has_a_name_for_each() -> None:
+    assert flat_parameters({"a": 1, "rule": {"name": "x", "o": {"p": 2}}}) == [
+        ("a", 1), ("rule_name", "x"), ("rule_o_p", 2),
+    ]  # fmt: skip

@@ -1,0 +1,299 @@
+"""The page's runs and its server: what it shows, to whom, and how much memory that takes."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import signal
+import subprocess
+import sys
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tracking_cases import RUN, Time, small_fit, usage
+
+from sparkdl import cli
+from sparkdl.errors import ConfigError, ResourceError
+from sparkdl.progress.events import (
+    EpochProgressed,
+    TrainingBegan,
+    TrainingEnded,
+    TrainingFailed,
+    WorkersProgressed,
+    WorkerView,
+)
+from sparkdl.tracking import JsonLines
+from sparkdl.tracking.page import book as book_module
+from sparkdl.tracking.page.book import RunBook
+from sparkdl.tracking.page.dashboard import Dashboard, dashboard
+from sparkdl.tracking.page.records import WORKER_FIELDS
+from sparkdl.tracking.page.server import MOST_STREAMS, page_html
+from sparkdl.tracking.sinks import sinks_of
+
+
+def kinds(book: RunBook, run_id: str = RUN.run_id) -> list[str]:
+    records = book.records(run_id)
+    assert records is not None
+    return [record["kind"] for record in json.loads(records)]
+
+
+def told(events: list[Any], step: float = 1.0) -> RunBook:
+    book = RunBook(clock=Time(step=step))
+    sink = book.sink()
+    for event in events:
+        sink.handle(event)
+    return book
+
+
+# -- the runs
+
+
+def test_a_run_has_what_its_fit_told() -> None:
+    book = told(small_fit())
+    assert kinds(book) == [
+        "begin", "workers", "step", "workers", "epoch", "workers", "step", "workers", "epoch",
+        "end",
+    ]  # fmt: skip
+    found = json.loads(book.records(RUN.run_id) or "")
+    assert (found[0]["epochs"], found[0]["workers"], found[0]["model"]) == (2, 2, "digits")
+    worker = dict(zip(WORKER_FIELDS, found[3]["workers"][1], strict=True))
+    assert (worker["rank"], worker["state"], worker["compute"]) == (1, "training", 1.75)
+    (line,) = book.runs()
+    assert (line["run"], line["state"], line["epoch"]) == (RUN.run_id, "done", 1)
+    assert line["metrics"] == found[8]["metrics"]
+
+
+def test_a_run_that_failed_says_so() -> None:
+    book = told([TrainingBegan(0, 2, RUN), TrainingFailed("ValueError: bad rows")])
+    assert book.runs()[0]["state"] == "failed"
+    assert json.loads(book.records(RUN.run_id) or "")[-1]["error"] == "ValueError: bad rows"
+    assert book.records("no such run") is None
+
+
+def test_a_long_fit_of_64_workers_stays_small_and_has_its_beginning_and_its_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(book_module, "MOST_RECORDS", 100)
+    book = RunBook(clock=Time(step=0.25))
+    sink = book.sink()
+    sink.handle(TrainingBegan(0, 10, replace(RUN, num_workers=64)))
+    looks = 700
+    for look in range(looks):
+        views = tuple(
+            WorkerView(rank, "training", 0, f"node{rank}", rank, 0, look, looks, 100 * look + rank,
+                       1.5, 4, usage(compute=float(look)))
+            for rank in range(64)
+        )  # fmt: skip
+        sink.handle(WorkersProgressed(views, look, look))
+        sink.handle(EpochProgressed(0, look, looks, {"loss": 1.0, "accuracy": 0.5}, 100.0))
+    text = book.records(RUN.run_id) or ""
+    assert len(text) < 100 * 64 * 100  # so 8 MB for 1200 records
+    found = [r for r in json.loads(text) if r["kind"] == "step"]
+    assert 50 <= len(found) <= 102
+    assert [found[0]["batches"], found[-1]["batches"]] == [0, looks - 1]
+    gaps = [b["batches"] - a["batches"] for a, b in itertools.pairwise(found[:-1])]
+    assert set(gaps) == {8}  # evenly spread
+
+
+def test_past_runs_come_from_their_files_and_new_files_are_found(tmp_path: Path) -> None:
+    book = RunBook(str(tmp_path))
+    assert book.runs() == []
+    sink = JsonLines(str(tmp_path), clock=Time(step=1.0))
+    for event in small_fit():
+        sink.handle(event)
+    (line,) = book.runs()
+    assert (line["run"], line["state"], line["model"]) == (RUN.run_id, "done", "digits")
+    assert kinds(book) == kinds(told(small_fit()))
+
+
+def test_a_file_that_is_cut_or_foreign_does_not_hide_the_others(tmp_path: Path) -> None:
+    sink = JsonLines(str(tmp_path), clock=Time(step=1.0))
+    for event in small_fit():
+        sink.handle(event)
+    whole = (tmp_path / f"{RUN.run_id}.jsonl").read_bytes()
+    (tmp_path / "cut.jsonl").write_bytes(whole[: len(whole) // 2])
+    (tmp_path / "foreign.jsonl").write_text('{"a": 1}\n[]\nnot json\n')
+    book = RunBook(str(tmp_path))
+    assert {line["run"]: line["state"] for line in book.runs()} == {
+        RUN.run_id: "done", "cut": "running", "foreign": "running",
+    }  # fmt: skip
+
+
+def test_a_folder_that_the_first_fit_will_make_is_empty_until_then(tmp_path: Path) -> None:
+    book = RunBook(str(tmp_path / "runs"))
+    assert book.runs() == []
+    sink = JsonLines(str(tmp_path / "runs"))
+    sink.handle(TrainingBegan(0, 2, RUN))
+    assert [line["state"] for line in book.runs()] == ["running"]
+    sink.handle(TrainingEnded(2))
+    assert [line["state"] for line in book.runs()] == ["done"]
+
+
+def test_a_listener_that_is_too_slow_is_ended_and_the_others_are_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(book_module, "MOST_WAITING", 10)
+    book = RunBook()
+    slow, quick = book.listen(5), book.listen(5)
+    heard = []
+    for number in range(20):
+        book.add("run", {"kind": "step", "t": number})
+        heard.append(quick.get(1.0))
+    assert json.loads(heard[-1] or "") == {"run": "run", "record": {"kind": "step", "t": 19}}
+    taken = [slow.get(0.0) for _ in range(12)]
+    assert None in taken
+    book.end_listeners()
+    assert quick.get(1.0) is None
+
+
+def test_the_oldest_listener_makes_room_for_one_too_many() -> None:
+    book = RunBook()
+    first = book.listen(2)
+    others = [book.listen(2), book.listen(2)]
+    assert first.get(0.0) is None
+    book.add("run", {"kind": "step", "t": 1})
+    assert all(other.get(1.0) for other in others)
+
+
+# -- the server
+
+
+@pytest.fixture
+def page() -> Iterator[Dashboard]:
+    with Dashboard(RunBook(), "127.0.0.1", 0) as served:
+        yield served
+
+
+def get(page: Dashboard, path: str, token: str | None = None) -> tuple[int, str, dict[str, str]]:
+    base, _, own = page.url.partition("?token=")
+    query = own if token is None else token
+    try:
+        with urllib.request.urlopen(f"{base}{path}?token={query}", timeout=30) as answer:
+            return answer.status, answer.read().decode(), dict(answer.headers)
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode(), dict(error.headers)
+
+
+@pytest.mark.parametrize("path", ["", "api/runs", "api/run/x", "api/events", "nowhere"])
+def test_without_the_token_there_is_nothing(page: Dashboard, path: str) -> None:
+    for token in ("", "wrong"):
+        status, text, _ = get(page, path, token)
+        assert status == 403
+        assert "token" in text
+        assert len(text) < 200
+
+
+def test_the_page_is_one_file_that_loads_nothing_and_may_talk_to_its_server_only(
+    page: Dashboard,
+) -> None:
+    status, text, headers = get(page, "")
+    assert status == 200
+    assert len(text) < 200_000
+    assert "{{" not in text.replace("{{}}", "")
+    assert not re.search(r"<(script|link|img|iframe)[^>]*(src|href)=[\"'](?!data:)", text)
+    assert not re.search(r"(fetch|import|EventSource|url)\s*\(\s*[\"'`](https?:)?//", text)
+    policy = headers["Content-Security-Policy"]
+    assert "default-src 'none'" in policy
+    assert "connect-src 'self'" in policy
+    assert re.search(r"script-src 'nonce-[\w-]{20,}'", policy)
+    assert headers["Referrer-Policy"] == "no-referrer"
+
+
+def test_nothing_can_be_written(page: Dashboard) -> None:
+    for method in ("POST", "PUT", "DELETE"):
+        request = urllib.request.Request(page.url, method=method, data=b"x")
+        with pytest.raises(urllib.error.HTTPError) as caught:
+            urllib.request.urlopen(request, timeout=30)
+        assert caught.value.code == 405
+
+
+def stream(page: Dashboard, lines: list[str], began: threading.Event) -> None:
+    base, _, token = page.url.partition("?token=")
+    with urllib.request.urlopen(f"{base}api/events?token={token}", timeout=30) as answer:
+        for line in answer:
+            lines.append(line.decode().strip())
+            began.set()
+
+
+def test_a_fit_is_streamed_to_every_tab_and_stop_ends_them(page: Dashboard) -> None:
+    tabs: list[tuple[list[str], threading.Event]] = [([], threading.Event()) for _ in range(5)]
+    threads = [threading.Thread(target=stream, args=(page, *tab)) for tab in tabs]
+    for thread in threads:
+        thread.start()
+    for _, began in tabs:
+        assert began.wait(30)
+    (sink,) = sinks_of([], lambda: None)
+    for event in small_fit():
+        sink.handle(event)
+    _, text, _ = get(page, "api/run/" + RUN.run_id)
+    page.stop()
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive()
+    for lines, _ in tabs:
+        streamed = [json.loads(line[6:]) for line in lines if line.startswith("data: ")]
+        assert [told["record"] for told in streamed] == json.loads(text)
+        assert {told["run"] for told in streamed} == {RUN.run_id}
+    assert sinks_of([], lambda: None) == []
+
+
+def test_more_tabs_than_there_is_room_for_leave_the_server_able_to_answer(page: Dashboard) -> None:
+    threads = []
+    for _ in range(MOST_STREAMS + 4):
+        began = threading.Event()
+        threads.append(threading.Thread(target=stream, args=(page, [], began)))
+        threads[-1].start()
+        assert began.wait(30)
+    assert get(page, "api/runs")[0] == 200
+    page.stop()
+    for thread in threads:
+        thread.join(30)
+
+
+def test_dashboard_prints_its_link_and_says_what_is_wrong(capsys: Any) -> None:
+    with dashboard() as page:
+        assert page.url in capsys.readouterr().out
+        assert "token=" in page._repr_html_()
+        port = int(re.findall(r":(\d+)/", page.url)[0])
+        with pytest.raises(ResourceError, match="cannot be served"):
+            dashboard(port=port)
+    with pytest.raises(ConfigError, match="port"):
+        dashboard(port=-1)
+
+
+def test_the_page_has_the_licence_of_what_it_bundles() -> None:
+    static = Path(book_module.__file__).parent / "static"
+    assert "MIT License" in (static / "uPlot.LICENSE").read_text()
+    assert "uPlot" in page_html()
+
+
+def test_a_fit_that_ends_is_told_to_the_page() -> None:
+    book = told([TrainingBegan(0, 2, RUN), TrainingEnded(1, stopped=True)])
+    assert json.loads(book.records(RUN.run_id) or "")[-1]["stopped"] is True
+
+
+@pytest.mark.processes
+def test_the_command_shows_past_runs_until_it_is_interrupted(tmp_path: Path) -> None:
+    sink = JsonLines(str(tmp_path), clock=Time(step=1.0))
+    for event in small_fit():
+        sink.handle(event)
+    command = [sys.executable, "-m", "sparkdl", "dashboard", str(tmp_path), "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            url = json.loads(process.stdout.readline())["url"]
+            base, _, query = url.partition("?")
+            with urllib.request.urlopen(f"{base}api/runs?{query}", timeout=60) as answer:
+                assert [run["run"] for run in json.load(answer)] == [RUN.run_id]
+            process.send_signal(signal.SIGINT)
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
+    assert cli.main(["dashboard", str(tmp_path / "nowhere")]) == 1

@@ -1,0 +1,79 @@
+"""The events of a small fit of two workers, for the tests of sinks."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sparkdl.phases import PHASES, Spans, Usage
+from sparkdl.progress.events import (
+    EpochBegan,
+    EpochEnded,
+    EpochProgressed,
+    Event,
+    RunDescription,
+    TrainingBegan,
+    TrainingEnded,
+    WorkersJoined,
+    WorkersProgressed,
+    WorkerTraced,
+    WorkerView,
+)
+
+RUN = RunDescription(
+    "20261122-120000-abc123", "digits", 2,
+    {"mode": "asynchronous", "optimizer_learning_rate": 0.5, "rule": {"name": "mean"}, "x": None},
+)  # fmt: skip
+
+
+class Time:
+    """A clock that goes on by ``step`` each time that it is asked."""
+
+    def __init__(self, now: float = 1000.0, step: float = 0.0) -> None:
+        self.now, self.step = now, step
+
+    def __call__(self) -> float:
+        self.now += self.step
+        return self.now
+
+
+def usage(**seconds: float) -> Usage:
+    return Usage({phase: seconds.get(phase, 0.0) for phase in PHASES}, 1.5, 200 << 20, 10, 20)
+
+
+def workers(rows: int, **seconds: float) -> WorkersProgressed:
+    """Rank 0 is twice as fast as rank 1."""
+    views = [
+        WorkerView(
+            rank, "training", host="here", pid=rank, epoch=0, batch=rows // 10,
+            batches_per_epoch=10, rows=rows // (rank + 1), staleness=0.5, usage=usage(**seconds),
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    return WorkersProgressed(tuple(views), 1000, 2000)
+
+
+def spans(began_at: float, *found: tuple[str, float]) -> Spans:
+    starts = np.cumsum([0.0, *(s for _, s in found)])
+    order = np.array([PHASES.index(phase) for phase, _ in found], float)  # type: ignore[arg-type]
+    return Spans(began_at, starts[:-1], order, float(starts[-1]))
+
+
+def small_fit() -> list[Event]:
+    """Two epochs of 20 batches, 200 rows."""
+    events: list[Event] = [TrainingBegan(0, 2, RUN)]
+    for epoch in range(2):
+        loss = 1.0 / (epoch + 1)
+        events += [
+            EpochBegan(epoch),
+            WorkersJoined(epoch, 2),
+            workers(100 + 200 * epoch, start=1.0, compute=1.0 + epoch),
+            EpochProgressed(epoch, 10, 20, {"loss": loss + 0.5, "f1": [0.25, 0.75]}, 100.0, 0.5),
+            workers(200 + 200 * epoch, start=1.0, compute=1.75 + epoch, exchange=0.25),
+            EpochEnded(
+                epoch, 20, 20, 200, {"loss": loss, "f1": [0.5, 1.0], "val_loss": loss + 0.25},
+                50.0, 0.5,
+            ),
+        ]  # fmt: skip
+    for rank in range(2):
+        events.append(WorkerTraced(rank, spans(1000.0 + rank, ("start", 1.0), ("compute", 2.0))))
+    return [*events, TrainingEnded(2)]

@@ -1,0 +1,75 @@
+"""Submitted to YARN: data on HDFS, a fit in each mode that is named, ``run``, the doctor.
+
+    spark-submit ... yarn_fit.py RESULT.json MODE [MODE ...]
+
+Writes a JSON object to RESULT.json, which is on the file system that all nodes share.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from typing import Any
+
+import keras
+import numpy as np
+from pyspark.sql import SparkSession
+
+import sparkdl
+
+
+def make_model() -> keras.Model:
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential(
+        [keras.Input((4,)), keras.layers.Dense(8, activation="tanh"), keras.layers.Dense(1)]
+    )
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    return model
+
+
+def where() -> tuple[str, str, str]:
+    return sys.executable, os.getcwd(), sparkdl.__file__
+
+
+def main() -> None:
+    result, modes = sys.argv[1], sys.argv[2:]
+    spark = SparkSession.builder.appName("sparkdl on YARN").getOrCreate()
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(256, 4)).astype("float32")
+    y = x @ np.array([1.0, -2.0, 3.0, 0.5], "float32")
+    rows = [(a.tolist(), float(b)) for a, b in zip(x, y, strict=True)]
+    spark.createDataFrame(rows, "features array<float>, label float").write.mode(
+        "overwrite"
+    ).parquet("hdfs:///data/train.parquet")
+    frame = spark.read.parquet("/data/train.parquet")  # no scheme: the cluster's file system
+    found: dict[str, Any] = {
+        "master": spark.sparkContext.master,
+        "deploy_mode": spark.conf.get("spark.submit.deployMode"),
+        "application": spark.sparkContext.applicationId,
+        "driver_python": sys.executable,
+        "losses": {},
+        "weights": {},
+        "seconds": {},
+        "started": spark.sparkContext.startTime / 1e3,
+    }
+    found["doctor"] = sparkdl.doctor(spark, timeout_s=30.0, num_workers=2).to_dict()
+    for mode in modes:
+        mode, _, communicator = mode.partition(":")
+        options: dict[str, Any] = {"communicator": communicator} if communicator else {}
+        began = time.time()
+        spark_model = sparkdl.SparkModel(make_model(), mode=mode, num_workers=2, **options)
+        history = spark_model.fit(frame, epochs=2, batch_size=16, verbose=0)
+        name = f"{mode}:{communicator}" if communicator else mode
+        found["losses"][name] = history.history["loss"]
+        found["weights"][name] = [w.tolist() for w in spark_model.model.get_weights()]
+        found["seconds"][name] = time.time() - began
+    found["ranks"] = sparkdl.run(where, num_workers=2)
+    with open(result, "w") as file:
+        json.dump(found, file)
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main()
