@@ -1,4 +1,4 @@
-"""The cases of stage_cases.py, on two executors; in one process and on Connect: test_ml_elsewhere."""
+"""The cases of stage_cases.py on two executors; in one process and on Connect: ml_elsewhere."""
 
 from __future__ import annotations
 
