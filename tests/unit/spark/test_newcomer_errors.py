@@ -183,7 +183,7 @@ class Frame:
 
 def test_frames_that_cannot_be_read() -> None:
     text = text_of(DataError, open_source, Frame(streaming=True), signature(), Columns())
-    assert "foreachBatch" in text
+    assert "fit_stream" in text
     text = text_of(ResourceError, open_source, Frame(stopped=True), signature(), Columns())
     assert "has been stopped" in text
     assert "getOrCreate" in text
