@@ -31,9 +31,9 @@ def stage_function(shipped: Any, num_ranks: int) -> MapInArrow:
     """
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        from sparkdl.spark.executor.stage import content_of, run_task
+        from sparkdl.spark.executor.stage import content_of, input_of, run_task
 
-        yield from run_task(batches, content_of(shipped), num_ranks)
+        yield from run_task(input_of(batches), content_of(shipped), num_ranks)
 
     return run
 
@@ -54,7 +54,7 @@ def run_task(
     """
     from pyspark import TaskContext
 
-    batches = _of_spark(batches)
+    batches = iter(batches)
     yield from run_rank(content, rank_of(TaskContext.get(), num_ranks), batches, _print_error)
     give_up_at = time.monotonic() + _READ_ON_S
     for _ in batches:
@@ -62,8 +62,8 @@ def run_task(
             break
 
 
-def _of_spark(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """A task's input.
+def input_of(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The rows that Spark sends to a rank.
 
     Spark's own exception stays in the JVM: here the stream just ends in the middle. Spark tries
     again (where an executor was lost that held the rows), or tells the driver why it cannot.

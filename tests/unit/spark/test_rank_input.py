@@ -13,7 +13,7 @@ from sparkdl import payload
 from sparkdl.errors import DataError, TransportError
 from sparkdl.launch.devices import DeviceRequest
 from sparkdl.launch.task import RankContext
-from sparkdl.spark.executor.stage import run_task
+from sparkdl.spark.executor.stage import stage_function
 from sparkdl.spark.executor.trainer import TrainTask
 
 LOST = "Tried reading schema message, was null or length 0"
@@ -45,15 +45,19 @@ def _batches(*rows: int, error: Exception | None = None) -> Iterator[pa.RecordBa
         raise error
 
 
+def run(batches: Iterator[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    return list(stage_function(payload.dump(_Reads()), 1)(batches))
+
+
 @pytest.mark.parametrize("rows", [(), (3, 2)])
 def test_rows_that_stop_coming_are_sparks_to_send_again(rows: tuple[int, ...]) -> None:
     """Before, the other ranks were told of an ArrowInvalid, and the fit ended."""
     with pytest.raises(TransportError, match="Spark stopped sending") as caught:
-        list(run_task(_batches(*rows, error=pa.ArrowInvalid(LOST)), payload.dump(_Reads())))
+        run(_batches(*rows, error=pa.ArrowInvalid(LOST)))
     assert LOST in str(caught.value)
 
 
 def test_a_rank_that_fails_by_itself_is_no_matter_of_the_rows() -> None:
     with pytest.raises(AttributeError, match="report_failure"):  # the others are told
-        list(run_task(_batches(0, 3), payload.dump(_Reads())))
-    assert list(run_task(_batches(3, 2), payload.dump(_Reads()))) == []
+        run(_batches(0, 3))
+    assert run(_batches(3, 2)) == []
