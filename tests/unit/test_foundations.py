@@ -47,7 +47,13 @@ def test_the_public_face_is_what_the_design_names() -> None:
         "BroadcastCallback", "DistributedOptimizer", "LogCallback", "MetricAverageCallback",
         "communicator", "log_to_driver",
     }  # fmt: skip
-    assert set(sparkdl.__all__) == named | within_run
+    predicting = {
+        "DeepImageFeaturizer", "DeepImagePredictor", "KerasImageFileEstimator",
+        "KerasImageFileTransformer", "predict", "predict_udf", "registerKerasImageUDF",
+        "register_udf",
+    }  # fmt: skip
+    looking = {"dashboard", "describe", "doctor", "environment"}
+    assert set(sparkdl.__all__) == named | within_run | predicting | looking
     assert all(getattr(sparkdl, name) for name in sparkdl.__all__)
     with pytest.raises(AttributeError, match="no attribute 'SparkModle'"):
         _ = sparkdl.SparkModle
