@@ -59,8 +59,6 @@ def encode_model(model: Any, custom_objects: dict[str, Any] | None = None) -> Mo
     Raises:
         ModelError: Keras cannot serialize the model (e.g. a layer without ``get_config``).
     """
-    import keras
-
     optimizer = getattr(model, "optimizer", None)
     if optimizer is not None and not optimizer.built:
         optimizer.build(model.trainable_variables)
@@ -79,11 +77,26 @@ def encode_model(model: Any, custom_objects: dict[str, Any] | None = None) -> Mo
             received=f"{type(error).__name__}: {error}",
             hint="model.save('x.keras') and keras.models.load_model('x.keras') must both work",
         ) from error
+    return archive_of_bytes(content, objects)
+
+
+def archive_of_bytes(content: bytes, objects: dict[str, Any]) -> ModelArchive:
+    """The archive of a model that is a ``.keras`` file already.
+
+    Args:
+        content: The file.
+        objects: Name -> class or function that does not come with Keras, all that the model uses.
+
+    Raises:
+        ModelError: They cannot be pickled.
+    """
+    import keras
+
     try:
         pickled = payload.dump(objects)
     except Exception as error:
         raise ModelError(
-            f"a layer, loss or metric of model {model.name!r} cannot be sent to the workers",
+            "a layer, loss or metric of the model cannot be sent to the workers",
             expected=f"classes and functions that can be pickled: {sorted(objects)}",
             received=f"{type(error).__name__}: {error}",
             hint="what they use travels with them: no Spark session, open file or lock among their "
