@@ -34,19 +34,19 @@ def df(spark: Any, x: np.ndarray) -> Any:
 class Noting(layers.Layer):
     """Writes a line with its process to a file when a process builds it."""
 
-    def __init__(self, path: str, **kwargs: Any) -> None:
+    def __init__(self, note: str, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.path = path
+        self.note = note
 
     def build(self, shape: Any) -> None:
-        with open(self.path, "a") as file:
+        with open(self.note, "a") as file:
             file.write(f"{os.getpid()}\n")
 
     def call(self, inputs: Any) -> Any:
         return inputs * 1.0
 
     def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "path": self.path}
+        return {**super().get_config(), "note": self.note}
 
 
 def classifier(*before: Any) -> Any:
