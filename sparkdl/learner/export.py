@@ -47,8 +47,11 @@ def export_model(model: Any, path: str, file_format: str) -> None:
                 received=f"{type(error).__name__}: {str(error)[:600]}",
             ) from error
         if os.path.isdir(local):
-            for name, content in storage.read_folder(local).items():
-                storage.write_bytes(f"{target}/{name}", content)
+            for place, _, names in os.walk(local):
+                for name in names:
+                    inside = os.path.relpath(os.path.join(place, name), local).replace(os.sep, "/")
+                    with open(os.path.join(place, name), "rb") as file:
+                        storage.write_bytes(f"{target}/{inside}", file.read())
         else:
             with open(local, "rb") as file:
                 storage.write_bytes(target, file.read())

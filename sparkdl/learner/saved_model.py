@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import os
 import tempfile
 import zipfile
 from collections.abc import Sequence
@@ -36,7 +35,7 @@ class SavedModelSource:
     """
 
     def __init__(self, path: str) -> None:
-        files = storage.read_folder(path)
+        files = _read(path.rstrip("/"))
         self._content = _pack(files)
         try:
             self._predictor = SavedModelPredictor(self._content)
@@ -145,9 +144,19 @@ def _spec(name: str, tensor: Any) -> TensorSpec:
     return TensorSpec(name, shape, str(tensor.dtype.name))
 
 
+def _read(path: str) -> dict[str, bytes]:
+    """The files of a SavedModel by their paths inside it."""
+    found = {}
+    for folder in ("", "variables/", "assets/"):
+        if storage.exists(f"{path}/{folder}"):
+            for file in storage.list_files(f"{path}/{folder}".rstrip("/"), ""):
+                found[f"{folder}{file.rpartition('/')[2]}"] = storage.read_bytes(file)
+    return found
+
+
 def _pack(files: dict[str, bytes]) -> bytes:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         for name, content in files.items():
-            archive.writestr(name.replace(os.sep, "/"), content)
+            archive.writestr(name, content)
     return buffer.getvalue()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, get_args
 
@@ -46,8 +47,9 @@ def predict_udf(
         df.select('id', churn('age', 'income'))       # several numbers
 
     A model with several inputs takes a column for each, in the model's order. The model is loaded
-    once per Python worker. Spark may run a function on more rows than it shows:
-    ``df.limit(10).cache()`` comes first where only ten rows are wanted.
+    once per Python worker; each function in a query has workers of its own, so that several
+    columns of one model come sooner from :func:`sparkdl.predict`. Spark may run a function on more
+    rows than it shows: ``df.limit(10).cache()`` comes first where only ten rows are wanted.
 
     Args:
         model: See :func:`sparkdl.predict`.
@@ -182,7 +184,10 @@ def _function(task: UdfTask, name: str | None) -> Callable[..., Any]:
 
     run.__name__ = name or "sparkdl_predict"
     kind = F.ArrowUDFType.SCALAR_ITER
-    made: Callable[..., Any] = F.arrow_udf(run, task.output.field(task.archive).dataType, kind)
+    result = task.output.field(task.archive).dataType
+    with warnings.catch_warnings():  # type hints cannot say that any number of arguments will do
+        warnings.filterwarnings("ignore", message="It is preferred to specify type hints")
+        made: Callable[..., Any] = F.arrow_udf(run, result, kind)
     if context is not None:
         with this_interpreter(context):  # Spark takes the interpreter at the first use
             made(F.lit(None))

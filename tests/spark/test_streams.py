@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,8 @@ def data() -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.fixture
 def folder(spark: Any, tmp_path: Path) -> Any:
+    written: list[str] = []
+
     def write(x: np.ndarray, y: np.ndarray, name: str) -> None:
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -35,7 +39,10 @@ def folder(spark: Any, tmp_path: Path) -> Any:
         rows = rows.cast(pa.schema([("features", pa.list_(pa.float32())), ("label", pa.int64()),
                                     ("id", pa.int64())]))  # fmt: skip
         (tmp_path / "in").mkdir(exist_ok=True)
-        pq.write_table(rows, tmp_path / "in" / name)
+        path = tmp_path / "in" / name
+        pq.write_table(rows, path)
+        written.append(name)
+        os.utime(path, (1_700_000_000 + len(written),) * 2)  # Spark takes files by their times
 
     return write
 
@@ -121,8 +128,6 @@ def test_micro_batches_equal_fit_in_the_same_order_over_a_restart(
     again = start()
     assert again.await_termination(200)
     assert again.history == {}  # nothing new
-    import shutil
-
     shutil.rmtree(tmp_path / "run" / "model")
     folder(x[0], y[0], "new.parquet")
     lost = start()
