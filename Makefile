@@ -7,6 +7,10 @@ STAMP := $(VENV)/.installed
 export SPARK_LOCAL_IP ?= 127.0.0.1
 export PYTHONUNBUFFERED = 1
 export TF_CPP_MIN_LOG_LEVEL ?= 2
+# Tests spend much of their time waiting for other processes; each of these has a cluster of its own.
+TEST_PROCESSES ?= 2
+PYTEST := $(BIN)/python -m pytest tests -q
+SIDE_BY_SIDE := -n $(TEST_PROCESSES) --dist loadfile
 
 .PHONY: demo check test test-all lint bench bench-peers horovod install java clean
 
@@ -14,13 +18,13 @@ demo: install ## Trains a network on two Spark workers and shows the result
 	$(BIN)/python examples/demo.py
 
 check: lint ## Two minutes: lint, types, and all tests without JVM, Keras and other processes
-	$(BIN)/python -m pytest tests -q -m "not slow and not keras and not processes and not spark"
+	$(PYTEST) -m "not slow and not keras and not processes and not spark"
 
 test: java lint $(VENV)/.torch $(VENV)/.horovod ## Lint, types, and all tests of normal weight
-	$(BIN)/python -m pytest tests -q -m "not slow" --durations=10
+	$(PYTEST) $(SIDE_BY_SIDE) -m "not slow" --durations=10
 
 test-all: java lint $(VENV)/.torch $(VENV)/.horovod ## The heavier checks too
-	$(BIN)/python -m pytest tests -q --durations=20
+	$(PYTEST) $(SIDE_BY_SIDE) --durations=20
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

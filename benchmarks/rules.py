@@ -169,12 +169,16 @@ class Bench:
 
     def judge(self, weights: list[np.ndarray]) -> tuple[float, float]:
         """Test metric and test loss of a model, or of the mean prediction of several."""
+        from sparkdl.learner.predictor import make_predictor
+
         (learner,) = self.learners("adam", 1, 0)
         name = next(iter(names_of(learner)))
         outputs = []
         for flat in weights:
             learner.write_weights(flat)
-            outputs.append(np.asarray(next(iter(learner.predict({name: self.x_test}).values()))))
+            learner.sync_model()
+            predicted = make_predictor(learner.model).predict({name: self.x_test}, len(self.x_test))
+            outputs.append(next(iter(predicted.values())))
         p = np.clip(np.mean(outputs, axis=0), 1e-7, 1 - 1e-7)
         if self.task.metric == "auc":
             p = p.ravel()

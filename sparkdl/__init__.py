@@ -27,9 +27,12 @@ if TYPE_CHECKING:
     from sparkdl.spark.doctor.examination import doctor as doctor
     from sparkdl.spark.doctor.examination import environment as environment
     from sparkdl.spark.loading import load_spark_model as load_spark_model
+    from sparkdl.spark.predict import predict as predict
     from sparkdl.spark.run import HorovodRunner as HorovodRunner
     from sparkdl.spark.run import run as run
     from sparkdl.spark.spark_model import SparkModel as SparkModel
+    from sparkdl.spark.udf import predict_udf as predict_udf
+    from sparkdl.spark.udf import register_udf as register_udf
     from sparkdl.tracking.page.dashboard import dashboard as dashboard
 
 __version__ = "0.1.0"
@@ -37,6 +40,9 @@ __version__ = "0.1.0"
 _HOMES = {
     "SparkModel": "sparkdl.spark.spark_model",
     "load_spark_model": "sparkdl.spark.loading",
+    "predict": "sparkdl.spark.predict",
+    "predict_udf": "sparkdl.spark.udf",
+    "register_udf": "sparkdl.spark.udf",
     "run": "sparkdl.spark.run",
     "dashboard": "sparkdl.tracking.page.dashboard",
     "HorovodRunner": "sparkdl.spark.run",
@@ -67,6 +73,9 @@ __all__ = [
     "environment",
     "load_spark_model",
     "log_to_driver",
+    "predict",
+    "predict_udf",
+    "register_udf",
     "run",
 ]
 

@@ -6,6 +6,7 @@
     ├── ConfigError (ValueError)          an argument that cannot be used, found before any job
     │   ├── UnknownNameError              a name that is not in the list of known ones
     │   │   └── UnknownArgumentError (TypeError)   an argument that a call does not take
+    │   ├── ParamTypeError (TypeError)    a value of another type than the Param of a stage has
     │   └── ReadOnlyError (AttributeError)   an attribute that cannot be assigned to
     ├── DataError (ValueError)            the data do not fit the model or the call
     ├── ModelError (ValueError)           the model cannot be trained or sent as it is
@@ -96,6 +97,10 @@ class UnknownNameError(ConfigError):
 
 class UnknownArgumentError(UnknownNameError, TypeError):
     """An argument that a call does not take; the message lists those that it takes."""
+
+
+class ParamTypeError(ConfigError, TypeError):
+    """A value of another type than the Param of a pipeline stage has."""
 
 
 class ReadOnlyError(ConfigError, AttributeError):

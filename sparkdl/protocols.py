@@ -184,9 +184,6 @@ class Learner(Protocol):
         The metric state of training is the same afterwards. Empty if there are no stacks.
         """
 
-    def predict(self, x: Arrays) -> Arrays:
-        """The model's outputs by name for one batch of inputs ``(rows, ...)``."""
-
     @property
     def learning_rate(self) -> float:
         """The optimizer's learning rate now."""
@@ -230,6 +227,21 @@ class Learner(Protocol):
 
     def reload(self) -> None:
         """Reads the variables of the Keras model again, after someone else has changed them."""
+
+
+class Predictor(Protocol):
+    """A model that only runs forward. Not thread-safe."""
+
+    def predict(self, x: Arrays, batch_size: int) -> Arrays:
+        """The model's outputs by name, one row for each row of the inputs.
+
+        Args:
+            x: Input name -> array of shape ``(rows, ...)``, 1 to ``batch_size`` rows.
+            batch_size: Rows of every forward pass: fewer are filled up, and cut off again.
+        """
+
+    def reload(self) -> None:
+        """Reads the variables of the model again, after someone else has changed them."""
 
 
 @dataclass(frozen=True)

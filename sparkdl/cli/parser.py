@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from sparkdl import __version__
 from sparkdl.config import COMMUNICATORS, MODES
 
+_RUNS = "sparkdl.cli.runs"
 _MODELS, _CLUSTER = "sparkdl.cli.models", "sparkdl.cli.cluster"
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -32,6 +33,7 @@ def make_parser() -> argparse.ArgumentParser:
     _add_env(commands)
     _add_package(commands)
     _add_path(commands)
+    _add_dashboard(commands)
     return parser
 
 
@@ -182,3 +184,11 @@ def _add_package(commands: Commands) -> None:
 def _add_path(commands: Commands) -> None:
     text = "the file for: spark-submit ... $(sparkdl path) train ..."
     _command(commands, "path", f"{_CLUSTER}:path", text, session=False)
+
+
+def _add_dashboard(commands: Commands) -> None:
+    text = "the page of past runs, until it is interrupted"
+    parser = _command(commands, "dashboard", f"{_RUNS}:dashboard", text, session=False)
+    parser.add_argument("runs", help="a folder that sparkdl.tracking.JsonLines wrote, or one file")
+    parser.add_argument("--host", default="127.0.0.1", help="the address to listen on")
+    parser.add_argument("--port", type=int, default=0, help="0 for any free one")

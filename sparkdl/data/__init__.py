@@ -2,6 +2,7 @@
 
 - ``columns``: which DataFrame columns become which inputs, labels and weights of a model.
 - ``decode``, with ``images``, ``vectors`` and ``conform``: a record batch -> NumPy arrays.
+- ``invalid``: rows that no model can take, told from those that it can.
 - ``partition``, ``storage``, ``rows``: a partition read once, in memory or spilled to disk.
 - ``batches``: rows -> batches in a new random order each epoch, stacked for the learner.
 - ``arrays``: NumPy arrays of the driver -> rows, or an Arrow table for Spark.
@@ -11,6 +12,7 @@ from sparkdl.data.arrays import rows_from_numpy, to_arrow_table
 from sparkdl.data.batches import Batches, EpochPlan
 from sparkdl.data.columns import Batch, ColumnSpec, DataSpec
 from sparkdl.data.decode import decode, decode_slices
+from sparkdl.data.invalid import decode_valid, rows_with_nulls
 from sparkdl.data.partition import Partition, read_partition
 from sparkdl.data.rows import Rows
 
@@ -24,7 +26,9 @@ __all__ = [
     "Rows",
     "decode",
     "decode_slices",
+    "decode_valid",
     "read_partition",
     "rows_from_numpy",
+    "rows_with_nulls",
     "to_arrow_table",
 ]

@@ -117,7 +117,8 @@ def _column(batch: pa.RecordBatch, name: str, first_row: int) -> Any:
     return array
 
 
-def _is_list(kind: Any) -> bool:
+def is_list(kind: Any) -> bool:
+    """Whether an Arrow type is an array."""
     return bool(
         pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
     )
@@ -145,7 +146,7 @@ def _decode_lists(array: Any, place: Place) -> Array:
     """Nested lists of any depth -> ``(num_rows, width, width, ...)``."""
     dims: list[int] = [len(array)]
     per_row = 1
-    while _is_list(array.type):
+    while is_list(array.type):
         place.check_nulls(array, per_row)
         width = _common_width(array, place, per_row)
         dims.append(width)
@@ -180,7 +181,7 @@ def _decode_texts(array: Any, place: Place) -> Ragged:
 def _decode_sequences(array: Any, place: Place) -> Ragged:
     """Lists of different lengths -> ragged rows."""
     spec = place.spec
-    if not _is_list(array.type):
+    if not is_list(array.type):
         raise place.error(
             "a column that holds no arrays",
             expected=f"arrays of shape {spec.shape}",
@@ -191,13 +192,13 @@ def _decode_sequences(array: Any, place: Place) -> Ragged:
     else:
         lengths = np.diff(array.offsets.to_numpy()).astype(np.int64)
     if spec.kind == "mask":
-        if spec.padding is not None and not _is_list(array.type.value_type):
+        if spec.padding is not None and not is_list(array.type.value_type):
             lengths = lengths // spec.padding.numbers
         return Ragged(np.ones(int(lengths.sum()), np.uint8), lengths)
     place = replace(place, lengths=lengths)
     inner = array.flatten()
     dims = [len(inner)]
-    while _is_list(inner.type):
+    while is_list(inner.type):
         place.check_nulls(inner, 1)
         dims.append(_common_width(inner, place, 1))
         inner = inner.flatten()

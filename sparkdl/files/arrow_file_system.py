@@ -24,10 +24,11 @@ class LocalFileSystem(RenamingFileSystem):
             return "folder"
         return "file" if os.path.lexists(path) else None
 
-    def names(self, folder: str) -> list[str]:
+    def walk(self, folder: str) -> list[str]:
         """See :class:`FileSystem`."""
-        with os.scandir(folder) as entries:
-            return [entry.name for entry in entries if entry.is_file()]
+        os.listdir(folder)  # raises, while os.walk finds nothing in a folder that is not there
+        paths = (os.path.join(at, name) for at, _, names in os.walk(folder) for name in names)
+        return sorted(os.path.relpath(path, folder) for path in paths)
 
     def delete(self, path: str) -> None:
         """See :class:`FileSystem`."""
@@ -76,12 +77,13 @@ class ArrowFileSystem(RenamingFileSystem):
             return None
         return "folder" if kind == fs.FileType.Directory else "file"
 
-    def names(self, folder: str) -> list[str]:
+    def walk(self, folder: str) -> list[str]:
         """See :class:`FileSystem`."""
         from pyarrow import fs
 
-        found = self._arrow.get_file_info(fs.FileSelector(folder))
-        return [info.base_name for info in found if info.type == fs.FileType.File]
+        found = self._arrow.get_file_info(fs.FileSelector(folder, recursive=True))
+        files = [info.path for info in found if info.type == fs.FileType.File]
+        return sorted(os.path.relpath(path, folder) for path in files)
 
     def delete(self, path: str) -> None:
         """See :class:`FileSystem`."""

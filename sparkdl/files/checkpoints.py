@@ -61,6 +61,11 @@ class Checkpoints:
         storage.check_writable(f"{folder}/{_INDEX}")
         return cls(str(folder).rstrip("/"))
 
+    @property
+    def exist(self) -> bool:
+        """Whether there is one, whole or not."""
+        return storage.exists(f"{self.folder}/{_INDEX}")
+
     def save(self, model_file: bytes, state: RunState) -> None:
         """Writes the model after ``state.epoch`` epochs; the index is changed last.
 

@@ -24,8 +24,8 @@ class FileSystem(Protocol):
     def find(self, path: str) -> Kind | None:
         """What is there; None for nothing."""
 
-    def names(self, folder: str) -> list[str]:
-        """Names of the files right in a folder."""
+    def walk(self, folder: str) -> list[str]:
+        """Paths, from the folder on, of the files in it and in the folders below it."""
 
     def check_writable(self, path: str) -> None:
         """Tries to write next to ``path``."""
@@ -81,7 +81,7 @@ class RenamingFileSystem(ABC):
         """See :class:`FileSystem`."""
 
     @abstractmethod
-    def names(self, folder: str) -> list[str]:
+    def walk(self, folder: str) -> list[str]:
         """See :class:`FileSystem`."""
 
     @abstractmethod

@@ -89,8 +89,20 @@ def list_files(folder: str, ending: str) -> list[str]:
     with _explained("read", folder):
         if file_system.find(inner) == "file":
             return [folder]
-        names = file_system.names(inner)
+        names = [name for name in file_system.walk(inner) if "/" not in name]
     return [f"{folder.rstrip('/')}/{name}" for name in sorted(names) if name.endswith(ending)]
+
+
+def read_folder(path: str) -> dict[str, bytes]:
+    """All files in a folder and in the folders below it: path inside the folder -> content.
+
+    Raises:
+        ResourceError: The folder cannot be read.
+    """
+    file_system, inner = _resolve(path)
+    with _explained("read", path):
+        found = file_system.walk(inner)
+        return {name: file_system.read(f"{inner.rstrip('/')}/{name}", None) for name in found}
 
 
 def exists(path: str) -> bool:

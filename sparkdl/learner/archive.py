@@ -26,6 +26,9 @@ from sparkdl import payload
 from sparkdl.errors import ConfigError, ModelError
 from sparkdl.learner.fingerprint import plain_config
 
+HDF5 = (".h5", ".hdf5")
+"""Endings of files in Keras' older format."""
+
 
 @dataclass(frozen=True)
 class ModelArchive:
@@ -47,7 +50,7 @@ class ModelArchive:
 
 
 def encode_model(model: Any, custom_objects: dict[str, Any] | None = None) -> ModelArchive:
-    """A compiled model as an archive.
+    """A model, compiled or not, as an archive.
 
     Args:
         model: A built ``keras.Model``.
@@ -56,10 +59,9 @@ def encode_model(model: Any, custom_objects: dict[str, Any] | None = None) -> Mo
     Raises:
         ModelError: Keras cannot serialize the model (e.g. a layer without ``get_config``).
     """
-    import keras
-
-    if model.optimizer is not None and not model.optimizer.built:
-        model.optimizer.build(model.trainable_variables)
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is not None and not optimizer.built:
+        optimizer.build(model.trainable_variables)
     from sparkdl.learner.custom_objects import find_custom_objects, named_functions
 
     objects = {**find_custom_objects(model), **(custom_objects or {})}
@@ -75,11 +77,26 @@ def encode_model(model: Any, custom_objects: dict[str, Any] | None = None) -> Mo
             received=f"{type(error).__name__}: {error}",
             hint="model.save('x.keras') and keras.models.load_model('x.keras') must both work",
         ) from error
+    return archive_of_bytes(content, objects)
+
+
+def archive_of_bytes(content: bytes, objects: dict[str, Any]) -> ModelArchive:
+    """The archive of a model that is a ``.keras`` file already.
+
+    Args:
+        content: The file.
+        objects: Name -> class or function that does not come with Keras, all that the model uses.
+
+    Raises:
+        ModelError: They cannot be pickled.
+    """
+    import keras
+
     try:
         pickled = payload.dump(objects)
     except Exception as error:
         raise ModelError(
-            f"a layer, loss or metric of model {model.name!r} cannot be sent to the workers",
+            "a layer, loss or metric of the model cannot be sent to the workers",
             expected=f"classes and functions that can be pickled: {sorted(objects)}",
             received=f"{type(error).__name__}: {error}",
             hint="what they use travels with them: no Spark session, open file or lock among their "
@@ -96,15 +113,24 @@ def encode_model(model: Any, custom_objects: dict[str, Any] | None = None) -> Mo
     return ModelArchive(content, pickled, keras.backend.backend(), digest.hexdigest())
 
 
-def decode_model(archive: ModelArchive) -> Any:
-    """Rebuilds the model: architecture, weights, compile settings and optimizer state."""
+def decode_model(archive: ModelArchive, *, compiled: bool = True) -> Any:
+    """Rebuilds the model: architecture, weights, compile settings and optimizer state.
+
+    Args:
+        archive: The model.
+        compiled: False leaves compile settings and optimizer state out.
+    """
     objects = payload.load(archive.objects)
     with _model_file(archive.content) as path:
-        return load_model_file(path, objects)
+        return load_model_file(path, objects, compiled=compiled)
 
 
 def load_model_file(
-    path: str, custom_objects: dict[str, Any] | None = None, safe_mode: bool = False
+    path: str,
+    custom_objects: dict[str, Any] | None = None,
+    safe_mode: bool = False,
+    *,
+    compiled: bool = True,
 ) -> Any:
     """``keras.models.load_model``, also for classes whose constructor takes no ``name``.
 
@@ -117,7 +143,9 @@ def load_model_file(
 
     objects = custom_objects or {}
     with _lenient_constructors(objects):
-        return keras.models.load_model(path, custom_objects=objects, safe_mode=safe_mode)
+        return keras.models.load_model(
+            path, custom_objects=objects, compile=compiled, safe_mode=safe_mode
+        )
 
 
 @contextlib.contextmanager
@@ -173,26 +201,33 @@ def model_bytes(model: Any) -> bytes:
 
 
 def model_from_bytes(
-    content: bytes, custom_objects: dict[str, Any] | None, *, safe_mode: bool, path: str
+    content: bytes,
+    custom_objects: dict[str, Any] | None,
+    *,
+    safe_mode: bool,
+    path: str,
+    compiled: bool = True,
 ) -> Any:
     """The counterpart of :func:`model_bytes`; see ``keras.models.load_model``.
 
     Args:
-        content: A ``.keras`` file.
+        content: A ``.keras`` file, or an HDF5 file if ``path`` ends in ``.h5`` or ``.hdf5``.
         custom_objects: Name -> class or function that the model uses.
         safe_mode: False also loads what runs code from the file.
         path: Where the bytes are from, for the message.
+        compiled: False leaves compile settings and optimizer state out.
 
     Raises:
         ModelError: The file holds no Keras model that can be loaded so.
     """
     try:
-        with _model_file(content) as local:
-            return load_model_file(local, custom_objects, safe_mode)
+        suffix = ".h5" if path.endswith(HDF5) else ".keras"
+        with _model_file(content, suffix) as local:
+            return load_model_file(local, custom_objects, safe_mode, compiled=compiled)
     except Exception as error:
         raise ModelError(
             f"{path!r} cannot be loaded",
-            expected="a .keras file, and custom_objects for what does not come with Keras",
+            expected="a .keras or .h5 file, and custom_objects for what does not come with Keras",
             received=_why_not_loaded(error),
             hint="pass custom_objects={'MyLayer': MyLayer} for classes of your own, and "
             "safe_mode=False for Lambda layers of a file that you trust",
@@ -258,10 +293,10 @@ def _save_bytes(model: Any) -> bytes:
 
 
 @contextlib.contextmanager
-def _model_file(content: bytes) -> Iterator[str]:
-    """A temporary ``.keras`` file with the given content, as Keras reads only files."""
+def _model_file(content: bytes, suffix: str = ".keras") -> Iterator[str]:
+    """A temporary model file with the given content, as Keras reads only files."""
     with tempfile.TemporaryDirectory(prefix="sparkdl-") as folder:
-        path = os.path.join(folder, "model.keras")
+        path = os.path.join(folder, f"model{suffix}")
         with open(path, "wb") as file:
             file.write(content)
         yield path

@@ -76,7 +76,8 @@ def _compiled(model: Any) -> list[Any]:
     """What the model was compiled with, as far as it may hold classes and functions."""
     compiled = getattr(model, "_compile_config", None)
     config = {} if compiled is None else compiled.config
-    return [model.optimizer, *(config.get(p) for p in ("loss", "metrics", "weighted_metrics"))]
+    parts = [config.get(name) for name in ("loss", "metrics", "weighted_metrics")]
+    return [getattr(model, "optimizer", None), *parts]
 
 
 def _parts(thing: Any, depth: int = 0) -> Iterator[Any]:

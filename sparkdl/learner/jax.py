@@ -19,12 +19,12 @@ import numpy as np
 import numpy.typing as npt
 
 from sparkdl.learner.captured_gradients import captured_gradients, match_gradients
-from sparkdl.learner.jax_steps import StackedSteps, copied, padded, with_types_of
+from sparkdl.learner.jax_steps import StackedSteps, copied, with_types_of
 from sparkdl.learner.keras_learner import KerasLearner, require_one_batch
 from sparkdl.learner.metric_state import flatten_arrays
 from sparkdl.learner.step_logs import stateless_logged_step
 from sparkdl.learner.structure import pack_batch
-from sparkdl.protocols import Arrays, BatchStack
+from sparkdl.protocols import BatchStack
 from sparkdl.reports import MetricState
 from sparkdl.weights import FloatArray
 
@@ -43,7 +43,6 @@ class JaxLearner(KerasLearner):
         places = {id(v): i for i, v in enumerate(model.non_trainable_variables)}
         self._averaged_at = [places[id(v)] for v in self.averaged]
         self._has_gradient: list[bool] = [True] * len(self.trained)
-        self._predicted_rows: dict[Any, int] = {}
         self._state: _State = ([], [], [], [])
         self._model_step = stateless_logged_step(model, "train_step", metrics_at=3)
         self._model_test = stateless_logged_step(model, "test_step", metrics_at=2)
@@ -51,7 +50,6 @@ class JaxLearner(KerasLearner):
         self._test_steps = StackedSteps(self._test_step, self._compiles)
         self._gradients = self._compile(self._trace_gradients, donate=(2, 3))
         self._apply = self._compile(self._trace_apply, donate=(0, 1))
-        self._call = self._compile(self._trace_predict)
         self._concat = jax.jit(self._trace_concat)
         self._split = jax.jit(self._trace_split)
         self.reload()
@@ -255,28 +253,6 @@ class JaxLearner(KerasLearner):
     def load_optimizer_state(self, state: bytes) -> None:
         super().load_optimizer_state(state)
         self._set(optimizer=_copies_of(self.model.optimizer.variables))
-
-    # -- prediction ----------------------------------------------------------------------------
-
-    def predict(self, x: Arrays) -> Arrays:
-        if not self._compiles or not x:
-            return super().predict(x)
-        rows = len(next(iter(x.values())))
-        key = tuple((name, a.shape[1:]) for name, a in sorted(x.items()))
-        usual = self._predicted_rows[key] = max(rows, self._predicted_rows.get(key, 0))
-        if rows == usual:
-            return super().predict(x)
-        outputs = super().predict({name: padded(a, usual) for name, a in x.items()})
-        return {name: a[:rows] for name, a in outputs.items()}
-
-    def _predict(self, x: Any) -> Any:
-        trainable, non_trainable, _, _ = self._state
-        outputs, non_trainable = self._call(trainable, non_trainable, x)
-        self._set(non_trainable=non_trainable)  # holds the seeds of layers that draw at inference
-        return outputs
-
-    def _trace_predict(self, trainable: Any, non_trainable: Any, x: Any) -> Any:
-        return self.model.predict_step((trainable, non_trainable), (x,))
 
 
 def _copies_of(variables: Iterable[Any]) -> list[Any]:

@@ -22,8 +22,8 @@ from sparkdl.learner.optimizer_state import (
     with_slots,
 )
 from sparkdl.learner.signature import has_own
-from sparkdl.learner.structure import arrange_batch, arrange_inputs, map_arrays, name_outputs
-from sparkdl.protocols import Arrays, BatchStack, Reducer
+from sparkdl.learner.structure import arrange_batch, map_arrays
+from sparkdl.protocols import BatchStack, Reducer
 from sparkdl.reports import MetricState
 from sparkdl.weights import FloatArray, Layout
 
@@ -75,10 +75,6 @@ class KerasLearner(ABC):
     @abstractmethod
     def _evaluate_stack(self, stack: BatchStack) -> None:
         """Adds the rows of ``stack`` to the metric variables."""
-
-    @abstractmethod
-    def _predict(self, x: Any) -> Any:
-        """The model's outputs for inputs in the model's own structure."""
 
     # -- structure -----------------------------------------------------------------------------
 
@@ -198,9 +194,6 @@ class KerasLearner(ABC):
 
     # -- the Keras model itself ------------------------------------------------------------------
 
-    def predict(self, x: Arrays) -> Arrays:
-        return name_outputs(self.model, self._predict(arrange_inputs(self.model, x)))
-
     def sync_model(self) -> None:  # noqa: B027
         """Nothing to do where the model itself is trained."""
 
@@ -231,7 +224,8 @@ def require_compiled(model: Any) -> None:
             f"model {model.name!r} is not compiled",
             expected="model.compile(optimizer, loss) before it is handed over",
             received="no optimizer",
-            hint="call model.compile('adam', 'sparse_categorical_crossentropy') first",
+            hint="call model.compile('adam', 'sparse_categorical_crossentropy') first; to predict, "
+            "sparkdl.predict(model, df) takes a model that was never compiled",
         )
     if not model.built or not model.variables:
         raise ModelError(

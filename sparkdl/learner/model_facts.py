@@ -28,8 +28,8 @@ def describe_model(model: Any) -> dict[str, Json]:
 
 
 def _name_of(loss: Any) -> str:
-    if isinstance(loss, str):
-        return loss
+    if loss is None or isinstance(loss, str):
+        return loss or "none"
     if isinstance(loss, dict):
         return ", ".join(f"{output}: {_name_of(one)}" for output, one in loss.items())
     if isinstance(loss, (list, tuple)):

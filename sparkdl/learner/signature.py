@@ -60,7 +60,7 @@ def model_signature(model: Any) -> Signature:
             _keys(
                 getattr(model, "_outputs_struct", None),
                 model.outputs,
-                getattr(model, "output_names", None),
+                getattr(getattr(model, "_functional", model), "output_names", None),
             ),
         )
     else:
@@ -153,40 +153,57 @@ def takes_list(model: Any) -> bool:
 
 def _label_kinds(model: Any, outputs: list[str]) -> dict[str, LabelKind]:
     loss = getattr(model, "loss", None)
-    if isinstance(loss, dict):
-        by_name = {name: loss.get(name) for name in outputs}
-    elif isinstance(loss, (list, tuple)):
-        if len(loss) != len(outputs):
-            raise ModelError(
-                f"model {model.name!r} has losses and outputs that do not match",
-                expected=f"{len(outputs)} losses, for {outputs}",
-                received=f"{len(loss)}",
-            )
-        by_name = dict(zip(outputs, loss, strict=True))
-    else:
-        by_name = dict.fromkeys(outputs, loss)
+    if isinstance(loss, (list, tuple)) and len(loss) != len(outputs):
+        raise ModelError(
+            f"model {model.name!r} has losses and outputs that do not match",
+            expected=f"{len(outputs)} losses, for {outputs}",
+            received=f"{len(loss)}",
+        )
     if loss is None and has_own(model, "compute_loss", "train_step"):
         return dict.fromkeys(outputs, "own")
-    return {name: _kind(item) for name, item in by_name.items()}
+    return {name: _kind(item) for name, item in loss_by_output(loss, outputs).items()}
 
 
-def _kind(loss: Any) -> LabelKind:
+def loss_by_output(loss: Any, outputs: list[str]) -> dict[str, Any]:
+    """What a model was compiled with as ``loss``, for each of its outputs (None: no loss)."""
+    if isinstance(loss, dict):
+        return {name: loss.get(name) for name in outputs}
+    if isinstance(loss, (list, tuple)):
+        return dict(zip(outputs, loss, strict=False))
+    return dict.fromkeys(outputs, loss)
+
+
+def loss_name(loss: Any) -> tuple[str | None, bool]:
+    """The name of a loss of Keras, lower case without underscores, and whether it takes logits.
+
+    The name is None for a loss that does not come with Keras.
+    """
     import keras
 
     if isinstance(loss, str):
         try:
             loss = keras.losses.get(loss)
         except ValueError:
-            return "own"
+            return None, False
     if loss is None:
-        return "dense"
+        return None, False
     function = getattr(loss, "fn", loss)
+    options = dict(getattr(loss, "_fn_kwargs", {}))
     while hasattr(function, "func"):  # functools.partial
+        options = {**function.keywords, **options}
         function = function.func
     named = function if hasattr(function, "__name__") else type(function)
     if str(named.__module__).split(".")[0] != "keras":
+        return None, False
+    return named.__name__.lower().replace("_", ""), bool(options.get("from_logits", False))
+
+
+def _kind(loss: Any) -> LabelKind:
+    if loss is None:
+        return "dense"
+    plain, _ = loss_name(loss)
+    if plain is None:
         return "own"
-    plain = named.__name__.lower().replace("_", "")
     if "sparsecategorical" in plain:
         return "sparse"
     return "binary" if plain in _BINARY else "dense"

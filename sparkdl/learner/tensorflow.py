@@ -45,9 +45,6 @@ class TensorFlowLearner(KerasLearner):
         self._test_steps = self._compile_steps(logged_step(model, "test_step"), with_weights=False)
         self._gradients = tf.function(self._trace_gradients, autograph=False, reduce_retracing=True)
         self._concat = tf.function(self._trace_concat, autograph=False)
-        self._call = tf.function(
-            model.predict_step, autograph=False, reduce_retracing=True, jit_compile=self._jit
-        )
 
     # -- weights -------------------------------------------------------------------------------
 
@@ -236,11 +233,6 @@ class TensorFlowLearner(KerasLearner):
         if reducer.in_graph is None:
             return NumpyExchange(self._layout, lambda: self._reducer, reducer.parts)
         return HorovodExchange(self._layout, reducer.in_graph.wire, reducer.parts)
-
-    # -- prediction ----------------------------------------------------------------------------
-
-    def _predict(self, x: Any) -> Any:
-        return self._call((map_arrays(tf.convert_to_tensor, x),))
 
 
 def _kind(reducer: Reducer) -> tuple[Any, ...]:

@@ -42,7 +42,6 @@ class TorchLearner(KerasLearner):
         self._logged_step = logged_step(model, "train_step")
         self._train_step = self._compile(self._logged_step)
         self._test_step = self._compile(logged_step(model, "test_step"))
-        self._predict_step = self._compile(model.predict_step)
 
     def _compile(self, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
         if not self.model._should_torch_compile():
@@ -119,12 +118,7 @@ class TorchLearner(KerasLearner):
         return map_arrays(self._tensor, self.arranged(stack))
 
     def _tensor(self, array: npt.NDArray[Any]) -> torch.Tensor:
-        """``array`` on the model's device; on a CPU the same memory, which no step writes to."""
-        wider = _WIDER.get(array.dtype.name)
-        array = np.ascontiguousarray(array, wider).reshape(array.shape)
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-            return torch.from_numpy(array).to(self._device, non_blocking=True)
+        return tensor_of(array, self._device)
 
     def gradients(self, stack: BatchStack, out: FloatArray) -> None:
         require_one_batch(stack)
@@ -156,12 +150,14 @@ class TorchLearner(KerasLearner):
             self.model.optimizer.apply([g for g, _ in pairs], [v for _, v in pairs])
             self._assign(self.averaged, parts[len(self.trained) :])
 
-    # -- prediction ----------------------------------------------------------------------------
 
-    def _predict(self, x: Any) -> Any:
-        self._set_training(False)
-        with torch.no_grad():
-            return self._predict_step((map_arrays(self._tensor, x),))
+def tensor_of(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
+    """``array`` on a device; on a CPU the same memory, which nobody may write to."""
+    wider = _WIDER.get(array.dtype.name)
+    array = np.ascontiguousarray(array, wider).reshape(array.shape)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        return torch.from_numpy(array).to(device, non_blocking=True)
 
 
 def _batch(data: Any, index: int) -> Any:

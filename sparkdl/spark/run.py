@@ -85,7 +85,8 @@ def run(
         args: Its positional arguments.
         kwargs: Its keyword arguments.
         num_workers: Ranks; they run at the same time. None: as many as Spark has cores.
-        communicator: ``'auto'``, ``'builtin'`` or ``'horovod'``.
+        communicator: ``'builtin'``, ``'horovod'``, or ``'auto'``: Horovod where it imports on all
+            ranks, for the function may call it by itself; else the built-in one.
         driver_log_verbosity: ``'all'``: every line that a rank prints reaches the driver;
             ``'log_callback_only'``: only ``sparkdl.log_to_driver(message)``.
         use_gpu: ``'auto'``: the GPUs that Spark gives to the task, or whatever the process sees

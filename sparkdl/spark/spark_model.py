@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -26,16 +26,18 @@ from sparkdl.learner import keras_learner, metric_state
 from sparkdl.learner.archive import encode_model, model_bytes
 from sparkdl.learner.callback_sink import CallbackSink
 from sparkdl.learner.ensemble import build_ensemble
+from sparkdl.learner.export import export_model
+from sparkdl.learner.model_source import KerasSource
 from sparkdl.learner.signature import model_signature
 from sparkdl.network import Encrypt, PortSpec
 from sparkdl.progress.bar import ProgressBar
 from sparkdl.progress.events import TrainingBegan, TrainingEnded
 from sparkdl.progress.monitor import FitMonitor
 from sparkdl.spark.columns.local_data import are_arrays, as_frame, has_texts_or_sequences
+from sparkdl.spark.columns.matching import make_spec
 from sparkdl.spark.columns.sources import (
     Columns,
     is_frame,
-    is_rdd,
     open_fit_source,
     open_source,
 )
@@ -48,15 +50,18 @@ from sparkdl.spark.driver.arguments import (
     verbosity,
 )
 from sparkdl.spark.driver.choice import choose_exchange, require_refusable
+from sparkdl.spark.driver.cluster import default_parallelism
 from sparkdl.spark.driver.fitting import run_fit
 from sparkdl.spark.driver.metrics import prepare_metrics
 from sparkdl.spark.driver.plan import FitPlan, count_workers, loop_settings, prepare_model
 from sparkdl.spark.driver.telling import describe_run, open_sinks, profile_fit
 from sparkdl.spark.driver.trained_model import TrainedModel
 from sparkdl.spark.driver.training import StageSummary
+from sparkdl.spark.inference.choice import Names, PredictionChoice
 from sparkdl.spark.inference.evaluate import evaluate_arrays, evaluate_source
-from sparkdl.spark.inference.predict import predict_frame, predict_rdd
+from sparkdl.spark.predict import predict_data
 from sparkdl.spark.setting import Setting
+from sparkdl.spark.streaming import OnBatch, StreamingFit, check_stream, start_stream_fit
 from sparkdl.tracking.profile import Profile
 from sparkdl.tracking.sinks import GivenSink
 
@@ -391,6 +396,91 @@ class SparkModel:
             self._history = keras_callbacks.history
             return self._history
 
+    def fit_stream(
+        self,
+        stream: Any,
+        *,
+        checkpoint_dir: str,
+        epochs_per_batch: int = 1,
+        trigger: Mapping[str, Any] | None = None,
+        on_batch: OnBatch | None = None,
+        batch_size: int | None = None,
+        callbacks: Any = None,
+        features: Any = "features",
+        label: Any = "label",
+        sample_weight: Any = None,
+        shuffle: bool = True,
+        verbose: str | int = 0,
+    ) -> StreamingFit:
+        """Trains on a stream, micro-batch by micro-batch, for as long as it runs.
+
+        ::
+
+            training = spark_model.fit_stream(spark.readStream..., checkpoint_dir='hdfs:///runs/1')
+            training.await_termination()
+
+        Each micro-batch is a :meth:`fit` of its own that goes on from the one before. After it the
+        model is saved together with the number of micro-batches in it: a restart with the same
+        ``checkpoint_dir`` goes on where it was and trains none twice.
+
+        Args:
+            stream: A streaming DataFrame.
+            checkpoint_dir: Folder for the model (``model``) and Spark's place in the stream
+                (``stream``): a local path with a local master, else a URI that the driver and
+                Spark both know.
+            epochs_per_batch: Passes over each micro-batch.
+            trigger: Arguments of Spark's ``DataStreamWriter.trigger``; None for as soon as there
+                are rows.
+            on_batch: Is called after each micro-batch with its number and the history of its
+                epochs; what it raises ends the stream.
+            batch_size: See :meth:`fit`, as for the arguments after it.
+            callbacks: See there; they see each micro-batch as a training of its own.
+            features: See there.
+            label: See there.
+            sample_weight: See there.
+            shuffle: See there.
+            verbose: See there.
+
+        Returns:
+            The training, which runs in threads of its own.
+
+        Raises:
+            DataError: No stream, or its columns do not fit.
+            ConfigError: A Spark Connect session, or a ``checkpoint_dir`` of another model.
+        """
+        require_int("epochs_per_batch", epochs_per_batch, 1)
+        check_stream(stream, checkpoint_dir, trigger)
+        if self._exchange.independent:
+            raise ConfigError(
+                "an ensemble is trained in one fit, and a stream is many",
+                expected="another rule for fit_stream",
+                received=f"rule={self.rule.name!r}",
+            )
+        columns = Columns(features, label, sample_weight, self.decoder)
+        make_spec(
+            stream.schema, model_signature(self.model), columns.features, columns.label,
+            columns.sample_weight, columns.decoder,
+        )  # fmt: skip
+
+        workers = self.num_workers or default_parallelism(stream.sparkSession)
+        prepare_model(self.model, self._exchange, workers)
+
+        def fit(frame: Any) -> dict[str, list[Any]]:
+            history = self.fit(
+                frame, epochs_per_batch, batch_size, verbose, callbacks=callbacks,
+                features=features, label=label, sample_weight=sample_weight, shuffle=shuffle,
+            )  # fmt: skip
+            found: dict[str, list[Any]] = history.history
+            return found
+
+        def restored(batches_done: int) -> None:
+            self._epochs_trained = batches_done * epochs_per_batch
+
+        return start_stream_fit(
+            stream, self._trained, fit, checkpoint_dir=checkpoint_dir, trigger=trigger,
+            on_batch=on_batch, restored=restored,
+        )  # fmt: skip
+
     @contextlib.contextmanager
     def _one_fit_at_a_time(self) -> Iterator[None]:
         if not self._fitting.acquire(blocking=False):
@@ -442,14 +532,28 @@ class SparkModel:
         batch_size: int | None = None,
         features: Any = None,
         output_column: str = "prediction",
+        *,
+        outputs: Iterable[str] | Mapping[str, str] | None = None,
+        probability_column: Names = None,
+        class_column: Names = None,
+        layers: Mapping[str, str] | None = None,
+        dtype: str = "float32",
+        handle_invalid: str = "error",
     ) -> Any:
-        """The model's outputs for every row.
+        """The model's outputs for every row, in one pass.
 
         Args:
-            data: A DataFrame, an RDD of inputs, or a NumPy array (or dict, or list of them).
+            data: A DataFrame (also a streaming one), an RDD of inputs, or a NumPy array (or dict,
+                or list of them).
             batch_size: Rows per forward pass; None for the constructor's.
             features: See :meth:`fit`; None for those of the last ``fit`` on a DataFrame.
             output_column: Name of the prediction column of a DataFrame.
+            outputs: See :func:`sparkdl.predict`, as for the arguments after it.
+            probability_column: See there.
+            class_column: See there.
+            layers: See there.
+            dtype: See there.
+            handle_invalid: See there.
 
         Returns:
             For a DataFrame the same rows in the same order, all columns kept, with a prediction
@@ -458,19 +562,17 @@ class SparkModel:
 
         Raises:
             DataError: The data do not fit the model.
+            ConfigError: Columns that the model has no outputs for.
         """
         batch_size = self._batch_size(batch_size)
-        if not (is_frame(data) or is_rdd(data)):
-            return self.model.predict(data, batch_size=batch_size, verbose=0)
-        archive = encode_model(self.model, self.custom_objects)
-        signature = model_signature(self.model)
-        if is_rdd(data):
-            return predict_rdd(
-                data, signature, archive, batch_size=batch_size, use_gpu=self.use_gpu
-            )
-        return predict_frame(
-            data, signature, archive, self._columns_of(features, None, None),
-            batch_size=batch_size, use_gpu=self.use_gpu, output_column=output_column,
+        choice = PredictionChoice(
+            output_column, outputs, probability_column, class_column, layers or {}, dtype,
+            handle_invalid,
+        )  # fmt: skip
+        return predict_data(
+            KerasSource(self.model, self.custom_objects), data,
+            self._columns_of(features, None, None), choice,
+            batch_size=batch_size, use_gpu=self.use_gpu,
         )  # fmt: skip
 
     @heard()
@@ -543,3 +645,19 @@ class SparkModel:
             COLUMNS: {"features": self._columns.features, "label": self._columns.label}
         }
         write_model(path, model_bytes(self.model), settings, state)
+
+    def export(self, path: str, file_format: str = "tf_saved_model") -> None:
+        """Writes the forward pass and the weights for runtimes without Keras and sparkdl.
+
+        Args:
+            path: See :meth:`save`: a folder for ``'tf_saved_model'``, else a file.
+            file_format: ``'tf_saved_model'`` (TensorFlow Serving, Triton; :func:`sparkdl.predict`
+                takes it, too), ``'onnx'`` (ONNX Runtime, Triton, TensorRT; ``pip install onnx
+                tf2onnx``) or ``'litert'`` (phones).
+
+        Raises:
+            UnknownNameError: No such format.
+            ResourceError: A package that Keras needs is missing, or the path cannot be written.
+            ModelError: Keras cannot export the model.
+        """
+        export_model(self.model, path, file_format)

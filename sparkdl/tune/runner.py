@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from sparkdl.errors import ConfigError, DataError
+from sparkdl.errors import ConfigError, DataError, ResourceError
 from sparkdl.tune.journal import Journal
 from sparkdl.tune.searchers.searcher import WORST, Searcher
 from sparkdl.tune.segment import Segment
@@ -200,7 +200,7 @@ class _Search:
         self._journal.write()
         if ended.error is not None:
             self._failures.append(ended.error)
-            shared = isinstance(ended.error, (ConfigError, DataError))
+            shared = isinstance(ended.error, (ConfigError, DataError, ResourceError))
             if not self._succeeded and (shared or len(self._failures) >= PATIENCE):
                 raise self._failures[0]
             return

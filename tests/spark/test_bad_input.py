@@ -231,7 +231,7 @@ def test_what_a_newcomer_writes(spark: Any, frame: Any) -> None:
         model.fit(frame, sample_weight=F.col("a"), verbose=0)
     with refused(spark, ConfigError, "validation_data", "without a tuple"):
         model.fit(frame, validation_data=(frame, frame), verbose=0)
-    with refused(spark, DataError, "stream", "foreachBatch"):
+    with refused(spark, DataError, "stream", "fit_stream"):
         model.fit(spark.readStream.format("rate").load(), features="value", verbose=0)
     times = frame.selectExpr("features", "current_timestamp() as t")
     with refused(spark, DataError, "F.unix_timestamp('t')"):

@@ -130,6 +130,7 @@ def test_models_and_checkpoints(mounted: str, tmp_path: Path, digits_df: Any) ->
     assert again.fit(digits_df, epochs=3, resume=True, **options).epoch == [2]
     kept = names(tmp_path / "behind" / "runs")
     assert kept == ["checkpoint.json", "epoch-00002.keras", "epoch-00003.keras"]
+    assert storage.list_files(f"{mounted}/runs", "2.keras") == [f"{mounted}/runs/epoch-00002.keras"]
     again.save(f"{mounted}/digits.keras")
     loaded = load_spark_model(f"{mounted}/digits.keras")
     for one, other in zip(loaded.model.get_weights(), again.model.get_weights(), strict=True):

@@ -15,9 +15,11 @@ from keras import layers
 from sparkdl import SparkModel, payload
 from sparkdl.data import ColumnSpec, DataSpec
 from sparkdl.errors import ConfigError, DataError
-from sparkdl.learner.archive import encode_model
+from sparkdl.learner.model_source import KerasSource
 from sparkdl.spark.executor.stage import run_task
-from sparkdl.spark.inference.predict import PredictRowsTask, PredictTask, predict_rows
+from sparkdl.spark.inference.output_columns import OutputColumn
+from sparkdl.spark.inference.predict import PredictTask
+from sparkdl.spark.inference.predict_rdd import PredictRowsTask, predict_rows
 
 N = 53
 
@@ -185,13 +187,16 @@ def test_numpy(x: np.ndarray) -> None:
 
 
 def task(model: Any, batch_size: int, rows: bool = False) -> bytes:
-    archive = encode_model(model)
+    source = KerasSource(model)
+    (output,) = source.signature.outputs
+    archive = source.encode([output])
     spec = DataSpec({"features": ColumnSpec(("features",), (3,))})
-    output = next(iter(model.output_names)) if hasattr(model, "output_names") else "output"
     if rows:
         return payload.dump(PredictRowsTask(archive, spec, batch_size, False))
     return payload.dump(
-        PredictTask(archive, spec, batch_size, False, (output,), kept=2, positions=(0,))
+        PredictTask(
+            archive, spec, batch_size, False, (OutputColumn("p", output),), kept=2, positions=(0,)
+        )
     )
 
 

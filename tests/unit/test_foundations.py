@@ -47,7 +47,9 @@ def test_the_public_face_is_what_the_design_names() -> None:
         "BroadcastCallback", "DistributedOptimizer", "LogCallback", "MetricAverageCallback",
         "communicator", "log_to_driver",
     }  # fmt: skip
-    assert set(sparkdl.__all__) == named | within_run
+    predicting = {"predict", "predict_udf", "register_udf"}
+    looking = {"dashboard", "describe", "doctor", "environment"}
+    assert set(sparkdl.__all__) == named | within_run | predicting | looking
     assert all(getattr(sparkdl, name) for name in sparkdl.__all__)
     with pytest.raises(AttributeError, match="no attribute 'SparkModle'"):
         _ = sparkdl.SparkModle

@@ -22,7 +22,7 @@ import numpy as np
 from sparkdl.collective.arithmetic import Array, join_scaled, put_scaled
 from sparkdl.collective.builtin.sockets import peer_gone, set_tcp_options
 from sparkdl.collective.builtin.waiting import SLICE_MS, SPIN_S, Watch, spin_until
-from sparkdl.errors import ProtocolError
+from sparkdl.errors import ProtocolError, TransportError
 from sparkdl.transport.listening import shut_down
 
 _LENGTH = struct.Struct("<I")
@@ -64,6 +64,7 @@ class Ring:
         self.index, self.ranks, self.count = index, list(ranks), len(ranks)
         self.capacity = capacity
         self._next, self._previous = to_next, from_previous
+        self._encrypted = isinstance(from_previous, ssl.SSLSocket)
         self._watch = watch
         self._scratch = bytearray(_MOST_CHUNK_BYTES)
         for connection in (to_next, from_previous):
@@ -259,15 +260,23 @@ class Ring:
             raise peer_gone(self.ranks[self.index], self._next_rank, error) from error
 
     def _receive_into(self, view: memoryview) -> int:
+        """Bytes received: what has come, as far as it fits."""
+        got = 0
         try:
-            count = self._previous.recv_into(view)
+            while got < len(view):
+                count = self._previous.recv_into(view[got:])
+                if not count:
+                    raise peer_gone(self.ranks[self.index], self._previous_rank)
+                got += count
+                if not self._encrypted:  # TLS gives one record of 16 KiB, TCP all it has
+                    break
         except _NOT_NOW:
-            return 0
+            pass
+        except TransportError:
+            raise
         except OSError as error:
             raise peer_gone(self.ranks[self.index], self._previous_rank, error) from error
-        if not count:
-            raise peer_gone(self.ranks[self.index], self._previous_rank)
-        return count
+        return got
 
     def _receive_some(self, size: int) -> bytes:
         part = memoryview(self._scratch)[:size]

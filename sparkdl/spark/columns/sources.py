@@ -141,8 +141,7 @@ def _refuse_streams(frame: Any) -> None:
             "a stream of rows cannot be trained on or evaluated",
             expected="a DataFrame of spark.read, whose rows end",
             received="a streaming DataFrame (spark.readStream)",
-            hint="stream.writeStream.foreachBatch(lambda df, _: spark_model.fit(df)) trains on "
-            "each of its batches",
+            hint="spark_model.fit_stream(stream, checkpoint_dir=...) trains on each of its batches",
         )
 
 

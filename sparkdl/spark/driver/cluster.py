@@ -71,14 +71,18 @@ def _end_of_jvm(context: Any) -> str:
 
 
 def session_of(data: Any = None) -> Any:
-    """The session of a DataFrame or RDD, or the active one.
+    """The session of a DataFrame or RDD, or the active one, or the default one in other threads.
 
     Raises:
         ResourceError: There is no session.
     """
+    from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
-    session = getattr(data, "sparkSession", None) or SparkSession.getActiveSession()
+    session = getattr(data, "sparkSession", None)
+    if session is None:
+        with contextlib.suppress(PySparkException):  # there is none
+            session = SparkSession.active()
     if session is None:
         raise ResourceError(
             "no Spark session is running",

@@ -132,7 +132,10 @@ def _lost(error: BaseException, noun: str) -> RanksLost:
     """Ranks that ended without a description; of a barrier stage Spark's message names one."""
     text = str(error)
     found = re.search(r"barrier task ResultTask\(\d+, (\d+)\)", text)
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    told = (line.strip(": ") for line in text.splitlines())
+    lines = [
+        line for line in told if line and not line.startswith("An error occurred while calling")
+    ]
     return RanksLost(
         int(found[1]) if found else -1,
         f"Spark gave the {noun} up: {lines[0] if lines else type(error).__name__}",

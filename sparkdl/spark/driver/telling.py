@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -10,7 +11,7 @@ from typing import Any
 from sparkdl.config import AUTO_WINDOW, NETWORK_SETTINGS, FitConfig
 from sparkdl.errors import ConfigError
 from sparkdl.learner.model_facts import describe_model
-from sparkdl.progress.events import RunDescription
+from sparkdl.progress.events import Json, RunDescription
 from sparkdl.spark.driver.arguments import FitArguments
 from sparkdl.spark.driver.plan import FitPlan
 from sparkdl.spark.driver.training import StageSummary
@@ -55,7 +56,8 @@ def describe_run(
     config: FitConfig, arguments: FitArguments, model: Any, num_workers: int
 ) -> RunDescription:
     """Which fit it is, with what it was asked to do; nothing of where servers listen."""
-    asked = {k: v for k, v in config.to_dict().items() if k not in NETWORK_SETTINGS}
+    settings = {k: v for k, v in config.to_dict().items() if k not in NETWORK_SETTINGS}
+    asked: dict[str, Json] = json.loads(json.dumps(settings, default=str))
     asked |= {
         "epochs": arguments.epochs,
         "batch_size": arguments.batch_size or config.batch_size,

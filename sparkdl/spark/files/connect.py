@@ -71,7 +71,7 @@ class ConnectFileSystem:
         except FileNotFoundError:
             return None
 
-    def names(self, folder: str) -> list[str]:
+    def walk(self, folder: str) -> list[str]:
         """See :class:`FileSystem`: not over Spark Connect, which shows no folder."""
         raise OSError(f"Spark Connect does not show what is in {folder}; name one file")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -79,11 +80,15 @@ class HadoopFileSystem(RenamingFileSystem):
         except FileNotFoundError:
             return None
 
-    def names(self, folder: str) -> list[str]:
+    def walk(self, folder: str) -> list[str]:
         """See :class:`FileSystem`."""
         with jvm_called():
-            entries = self._of(folder).listStatus(self._hadoop.Path(folder))
-            return [str(e.getPath().getName()) for e in entries if e.isFile()]
+            system = self._of(folder)
+            top = str(system.makeQualified(self._hadoop.Path(folder)).toUri().getPath())
+            found, entries = [], system.listFiles(self._hadoop.Path(folder), True)
+            while entries.hasNext():
+                found.append(str(entries.next().getPath().toUri().getPath()))
+        return sorted(os.path.relpath(path, top) for path in found)
 
     def delete(self, path: str) -> None:
         """See :class:`FileSystem`."""

@@ -15,23 +15,47 @@ from sparkdl.config import UseGpu
 from sparkdl.data import Batch, Batches, DataSpec, decode_slices, rows_from_numpy
 from sparkdl.errors import DataError
 from sparkdl.launch import interrupts
+from sparkdl.launch.devices import DeviceRequest, start_framework
 from sparkdl.launch.failures import FailureDescription, failures_of, root_cause
 from sparkdl.launch.results import Result, of_kind
 from sparkdl.launch.task import RankContext
 from sparkdl.learner.archive import ModelArchive
 from sparkdl.learner.signature import Signature
-from sparkdl.protocols import BatchStack
+from sparkdl.protocols import BatchStack, Learner
 from sparkdl.spark.columns.sources import Source, arrays_of, wanted_spec
 from sparkdl.spark.columns.wire import named_batches
 from sparkdl.spark.driver.launcher import SparkLauncher
-from sparkdl.spark.inference.model_task import ModelTask
 
 Arrays = dict[str, npt.NDArray[Any]]
 
 
 @dataclass(frozen=True)
-class EvaluateTask(ModelTask):
-    """Evaluates a partition; see :class:`sparkdl.launch.task.Task`."""
+class EvaluateTask:
+    """Evaluates a partition; see :class:`sparkdl.launch.task.Task`.
+
+    Args:
+        archive: The model.
+        spec: The columns to read.
+        batch_size: Rows per forward pass.
+        use_gpu: See :class:`sparkdl.SparkModel`.
+    """
+
+    archive: ModelArchive
+    spec: DataSpec
+    batch_size: int
+    use_gpu: UseGpu
+
+    @property
+    def devices(self) -> DeviceRequest:
+        """The model's backend, on the GPUs that Spark gives."""
+        return DeviceRequest(self.archive.backend, self.use_gpu)
+
+    def learner(self, rank: RankContext) -> Learner:
+        """The model in this process, on the rank's devices."""
+        start_framework(self.devices.place(rank.resources))
+        from sparkdl.learner.cache import cached_learner
+
+        return cached_learner(self.archive)
 
     def run(self, rank: RankContext, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The partition's metric state."""

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sparkdl.closing import Closing
-from sparkdl.files.storage import list_files, read_bytes
+from sparkdl.files.storage import exists, list_files, read_bytes
 from sparkdl.progress.events import Event, Json, TrainingBegan, as_json
 from sparkdl.tracking.json_lines import ENDING
 from sparkdl.tracking.page.records import Record, record_of
@@ -67,6 +67,11 @@ class RunRecords:
                 found.append(newest)
         texts = [text for _, text in sorted(found, key=lambda entry: entry[0])]
         return f"[{','.join(texts)}]"
+
+    @property
+    def ended(self) -> bool:
+        """Whether the run has ended, well or not."""
+        return "end" in self.last or "fail" in self.last
 
     def summary(self) -> Record:
         """The run in a line: what a list of runs shows."""
@@ -154,24 +159,27 @@ class RunBook:
             del self._runs[min(self._runs)]
 
     def _read_folder(self) -> None:
-        """Reads event files that have grown since the last look; a live run's file is left out."""
-        if self._folder is None:
+        """Reads event files that have grown since the last look.
+
+        Those of runs that have ended are read once, those of live runs not at all.
+        """
+        if self._folder is None or not exists(self._folder):  # the first fit makes it
             return
         for path in list_files(self._folder, ENDING):
             run_id = path.rsplit("/", 1)[-1].removesuffix(ENDING)
             with self._lock:
-                known = run_id in self._runs and path not in self._read
-            if known:
+                run = self._runs.get(run_id)
+            if run is not None and (path not in self._read or run.ended):
                 continue
             content = read_bytes(path)
             if self._read.get(path) == len(content):
                 continue
             self._read[path] = len(content)
-            run = RunRecords(run_id)
+            read = RunRecords(run_id)
             for record in _records_of(content):
-                run.add(record)
+                read.add(record)
             with self._lock:
-                self._runs[run_id] = run
+                self._runs[run_id] = read
 
 
 def _records_of(content: bytes) -> list[Record]:

@@ -51,6 +51,12 @@ class Dashboard(Closing):
         return f'sparkdl: <a href="{self.url}" target="_blank">{self.url}</a>'
 
 
+def open_page(port: int, host: str, runs: str | None) -> Dashboard:
+    """:func:`dashboard` without a word."""
+    require_int("port", port, 0)
+    return Dashboard(RunBook(None if runs is None else str(runs)), host, port)
+
+
 def dashboard(
     port: int = 0,
     host: str = "127.0.0.1",
@@ -83,8 +89,7 @@ def dashboard(
         ResourceError: The port is not free.
         ConfigError: The port is no number.
     """
-    require_int("port", port, 0)
-    page = Dashboard(RunBook(None if runs is None else str(runs)), host, port)
+    page = open_page(port, host, runs)
     print(f"sparkdl: the page is at {page.url}", flush=True)
     if open_browser:
         webbrowser.open(page.url)

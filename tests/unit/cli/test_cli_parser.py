@@ -21,7 +21,7 @@ from sparkdl.errors import ConfigError
 
 ROOT = Path(__file__).parents[3]
 COMMANDS = ("train", "predict", "evaluate", "inspect", "estimate", "run", "doctor", "env",
-            "package", "path")  # fmt: skip
+            "package", "path", "dashboard")  # fmt: skip
 
 
 def _run(*arguments: str, cwd: str | None = None) -> subprocess.CompletedProcess[str]:

@@ -10,7 +10,7 @@ from sparkdl.config import AUTO_WINDOW, EPOCH_WINDOW
 from sparkdl.errors import ConfigError, UnknownNameError
 from sparkdl.ps.choice import choose_codec, choose_rule
 from sparkdl.ps.codecs import DGC
-from sparkdl.ps.rules import StalenessAware
+from sparkdl.ps.rules import StalenessAware, make_rule
 
 
 @pytest.mark.parametrize(
@@ -34,9 +34,17 @@ def test_defaults(mode: str, frequency: Any, name: str, payload: str, window: in
 
 
 def test_whole_epochs_are_averaged_not_added_up() -> None:
-    assert choose_rule("hogwild", "epoch", None)[0].config()["scale"] == "mean"
-    assert choose_rule("hogwild", "auto", None)[0].config()["scale"] == "sum"
+    averaged, added = (choose_rule("hogwild", f, None)[0] for f in ("epoch", "auto"))
+    assert (averaged.config()["scale"], averaged.damps) == ("mean", False)
+    assert (added.config()["scale"], added.damps) == ("sum", True)
     assert choose_rule("asynchronous", "epoch", "downpour")[0].name == "downpour"
+
+
+def test_changes_that_add_up_are_damped_unless_the_user_says_no() -> None:
+    assert choose_rule("asynchronous", "auto", None)[0].damps
+    given = {"name": "downpour", "damping": False}
+    assert not choose_rule("asynchronous", "auto", given)[0].damps
+    assert not any(make_rule(name).damps for name in ("geo", "dynsgd", "adag", "bsp"))
 
 
 def test_a_rule_brings_its_own_window() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,8 +14,11 @@ from sparkdl.data import ColumnSpec, DataSpec
 from sparkdl.errors import DataError
 from sparkdl.launch.task import RankContext
 from sparkdl.learner.archive import ModelArchive
-from sparkdl.spark.inference import predict
+from sparkdl.learner.predictor_archive import PredictorArchive
+from sparkdl.learner.signature import Signature, TensorSpec
+from sparkdl.spark.inference import forward
 from sparkdl.spark.inference.evaluate import evaluation_stacks
+from sparkdl.spark.inference.output_columns import OutputColumn
 from sparkdl.spark.inference.predict import PredictTask
 
 ROWS = 11
@@ -46,7 +50,7 @@ class Doubling:
     def __init__(self, growing: bool) -> None:
         self.growing, self.calls = growing, 0
 
-    def predict(self, x: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def predict(self, x: dict[str, np.ndarray], batch_size: int) -> dict[str, np.ndarray]:
         done.append("predicted")
         self.calls += 1
         return {"y": 2 * x["x"][:, : self.calls + 1 if self.growing else WIDTH]}
@@ -56,13 +60,14 @@ class Doubling:
 class Task(PredictTask):
     growing: bool = False
 
-    def learner(self, rank: RankContext) -> Any:
-        return Doubling(self.growing)
+    def predictor(self, resources: Any) -> Any:
+        return nullcontext(Doubling(self.growing))
 
 
 def task(**options: Any) -> Task:
-    archive = ModelArchive(b"", b"", "tensorflow", "")
-    return Task(archive, spec(), 4, "auto", ("y",), 2, (0,), **options)
+    signature = Signature({}, {"y": TensorSpec("y", (None,), "float32")}, {}, False)
+    archive = PredictorArchive(ModelArchive(b"", b"", "tensorflow", ""), "keras", "", signature)
+    return Task(archive, spec(), 4, "auto", (OutputColumn("p", "y"),), 2, (0,), **options)
 
 
 def predictions(batches: Any) -> list[Any]:
@@ -88,7 +93,7 @@ def test_predict_decodes_the_rows_of_one_forward_pass_at_a_time() -> None:
 def test_large_predictions_are_returned_before_the_next_rows_are_decoded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(predict, "_RETURNED_BYTES", 5 * WIDTH * 4)
+    monkeypatch.setattr(forward, "_RETURNED_BYTES", 5 * WIDTH * 4)
     batches = task().run(RankContext(0), iter([one_batch(), one_batch()]))
     first = next(batches)
     assert first.num_rows == 8
@@ -118,3 +123,27 @@ def test_evaluate_decodes_the_rows_of_one_forward_pass_at_a_time() -> None:
         assert stack.x["x"].shape == (1, stack.num_rows, WIDTH)
     assert done == AT_A_TIME
     assert rows == list(range(ROWS))
+
+
+def test_a_null_is_found_before_the_model_is_up() -> None:
+    """Also in a row far behind those of the first forward pass."""
+    values = [bytes([1])] * (ROWS - 1) + [None]
+    batch = pa.record_batch({"image": pa.array(values, pa.binary()), "label": np.arange(ROWS)})
+    with pytest.raises(DataError, match=f"row {ROWS - 1} of the partition"):
+        list(task().run(RankContext(0), iter([batch])))
+    assert done == []
+    kept = list(task(handle_invalid="keep").run(RankContext(0), iter([batch])))
+    assert predictions(kept)[-2:] == [[2.0] * WIDTH, None]
+    skipped = list(task(handle_invalid="skip").run(RankContext(0), iter([batch])))
+    assert [batch.num_rows for batch in skipped] == [ROWS - 1]
+    assert len(predictions(skipped)) == ROWS - 1
+
+
+def test_rows_of_which_none_is_valid() -> None:
+    batch = pa.record_batch({"image": pa.array([None, None], pa.binary()), "label": [1.0, 2.0]})
+    (kept,) = task(handle_invalid="keep").run(RankContext(0), iter([batch]))
+    assert kept.column(2).to_pylist() == [None, None]
+    assert kept.column(2).type == pa.list_(pa.float32())
+    (skipped,) = task(handle_invalid="skip").run(RankContext(0), iter([batch]))
+    assert skipped.num_rows == 0
+    assert "predicted" not in done

@@ -175,7 +175,9 @@ class Frame:
 
     def __init__(self, *, streaming: bool = False, stopped: bool = False) -> None:
         self.isStreaming = streaming
-        context = SimpleNamespace(_jsc=None if stopped else object())
+        scala_context = SimpleNamespace(isStopped=lambda: False)
+        java_context = SimpleNamespace(sc=lambda: scala_context)
+        context = SimpleNamespace(_jsc=None if stopped else java_context)
         self.sparkSession = SimpleNamespace(sparkContext=context)
 
     def mapInArrow(self) -> None: ...
@@ -183,7 +185,7 @@ class Frame:
 
 def test_frames_that_cannot_be_read() -> None:
     text = text_of(DataError, open_source, Frame(streaming=True), signature(), Columns())
-    assert "foreachBatch" in text
+    assert "fit_stream" in text
     text = text_of(ResourceError, open_source, Frame(stopped=True), signature(), Columns())
     assert "has been stopped" in text
     assert "getOrCreate" in text

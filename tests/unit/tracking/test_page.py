@@ -5,6 +5,9 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import signal
+import subprocess
+import sys
 import threading
 import urllib.error
 import urllib.request
@@ -16,6 +19,7 @@ from typing import Any
 import pytest
 from tracking_cases import RUN, Time, small_fit, usage
 
+from sparkdl import cli
 from sparkdl.errors import ConfigError, ResourceError
 from sparkdl.progress.events import (
     EpochProgressed,
@@ -122,9 +126,14 @@ def test_a_file_that_is_cut_or_foreign_does_not_hide_the_others(tmp_path: Path) 
     }  # fmt: skip
 
 
-def test_a_folder_that_is_not_there_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ResourceError, match="cannot be read"):
-        RunBook(str(tmp_path / "nowhere")).runs()
+def test_a_folder_that_the_first_fit_will_make_is_empty_until_then(tmp_path: Path) -> None:
+    book = RunBook(str(tmp_path / "runs"))
+    assert book.runs() == []
+    sink = JsonLines(str(tmp_path / "runs"))
+    sink.handle(TrainingBegan(0, 2, RUN))
+    assert [line["state"] for line in book.runs()] == ["running"]
+    sink.handle(TrainingEnded(2))
+    assert [line["state"] for line in book.runs()] == ["done"]
 
 
 def test_a_listener_that_is_too_slow_is_ended_and_the_others_are_not(
@@ -268,3 +277,23 @@ def test_the_page_has_the_licence_of_what_it_bundles() -> None:
 def test_a_fit_that_ends_is_told_to_the_page() -> None:
     book = told([TrainingBegan(0, 2, RUN), TrainingEnded(1, stopped=True)])
     assert json.loads(book.records(RUN.run_id) or "")[-1]["stopped"] is True
+
+
+@pytest.mark.processes
+def test_the_command_shows_past_runs_until_it_is_interrupted(tmp_path: Path) -> None:
+    sink = JsonLines(str(tmp_path), clock=Time(step=1.0))
+    for event in small_fit():
+        sink.handle(event)
+    command = [sys.executable, "-m", "sparkdl", "dashboard", str(tmp_path), "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            url = json.loads(process.stdout.readline())["url"]
+            base, _, query = url.partition("?")
+            with urllib.request.urlopen(f"{base}api/runs?{query}", timeout=60) as answer:
+                assert [run["run"] for run in json.load(answer)] == [RUN.run_id]
+            process.send_signal(signal.SIGINT)
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
+    assert cli.main(["dashboard", str(tmp_path / "nowhere")]) == 1

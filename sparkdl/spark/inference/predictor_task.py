@@ -1,22 +1,23 @@
-"""What predict's and evaluate's tasks have in common: a model that runs forward on an executor."""
+"""What all predicting tasks have in common: a model that runs forward on an executor."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import pyarrow as pa
 
 from sparkdl.config import UseGpu
 from sparkdl.data import DataSpec
-from sparkdl.launch.devices import DeviceRequest, start_framework
+from sparkdl.launch.devices import DeviceRequest, Resources, start_framework
 from sparkdl.launch.task import RankContext
-from sparkdl.learner.archive import ModelArchive
-from sparkdl.protocols import Learner
+from sparkdl.learner.predictor_archive import PredictorArchive
+from sparkdl.protocols import Predictor
 
 
 @dataclass(frozen=True)
-class ModelTask:
+class PredictorTask:
     """A model, and how its rows are read.
 
     Args:
@@ -26,7 +27,7 @@ class ModelTask:
         use_gpu: See :class:`sparkdl.SparkModel`.
     """
 
-    archive: ModelArchive
+    archive: PredictorArchive
     spec: DataSpec
     batch_size: int
     use_gpu: UseGpu
@@ -34,15 +35,14 @@ class ModelTask:
     @property
     def devices(self) -> DeviceRequest:
         """The model's backend, on the GPUs that Spark gives."""
-        return DeviceRequest(self.archive.backend, self.use_gpu)
+        return DeviceRequest(self.archive.archive.backend, self.use_gpu)
 
-    def learner(self, rank: RankContext) -> Learner:
-        """The model in this process, on the rank's devices."""
-        start_framework(self.devices.place(rank.resources))
-        from sparkdl.learner.cache import cached_learner
+    def predictor(self, resources: Resources) -> AbstractContextManager[Predictor]:
+        """The model in this process, on the devices that Spark gave."""
+        start_framework(self.devices.place(resources))
+        from sparkdl.learner.cache import cached_predictor
 
-        learner: Learner = cached_learner(self.archive)
-        return learner
+        return cached_predictor(self.archive)
 
     def failed(self, rank: RankContext, error: Exception | SystemExit) -> Iterator[pa.RecordBatch]:
         """Raises it: Spark tries again, and at last shows it to whoever asks for the rows."""

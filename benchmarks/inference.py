@@ -1,0 +1,227 @@
+"""Rows per second of predict, and what it is compared with; all cases of a part in one run.
+
+    python benchmarks/inference.py [--part rows images memory] [--rows 1000000] [--repeats 3]
+
+``rows``: a network 100-64-64-10 over rows of 100 floats. ``images``: a small CNN over images of
+224x224x3 floats. Every case reads the same cached frame and drops its result (Spark's ``noop``
+sink); the cases alternate, medians are printed. "limit" is what can be had at all: an empty
+``mapInArrow`` over the same rows, plus the forward passes of bare Keras over arrays in as many
+processes. "batch udf" is ``pyspark.ml.functions.predict_batch_udf``. ``memory``: how much the peak
+memory of the Python workers grows from a partition of 10,000 rows to one of all rows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import numpy as np
+from workload import make_frame, median, start_spark, table
+
+PROCESSES = 2
+SIDE = 224
+
+
+def make_network() -> Any:
+    import keras
+
+    keras.utils.set_random_seed(0)
+    layers = [keras.layers.Dense(64, activation="relu", name=name) for name in ("first", "second")]
+    return keras.Sequential(
+        [keras.Input((100,)), *layers, keras.layers.Dense(10, activation="softmax")]
+    )
+
+
+def make_cnn() -> Any:
+    import keras
+
+    keras.utils.set_random_seed(0)
+    convolutions = [
+        keras.layers.Conv2D(width, 3, strides=2, activation="relu") for width in (8, 16, 32)
+    ]
+    pool = keras.layers.GlobalAveragePooling2D(name="second")
+    head = keras.layers.Dense(10, activation="softmax")
+    return keras.Sequential([keras.Input((SIDE, SIDE, 3)), *convolutions, pool, head])
+
+
+def bare(part: str, rows: int, batch_size: int) -> float:
+    """Seconds of the forward passes alone, in as many processes as there are workers."""
+    processes = [
+        subprocess.Popen(
+            [sys.executable, os.path.abspath(__file__), "--bare", part, "--rows",
+             str(rows // PROCESSES), "--batch-size", str(batch_size)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+        )
+        for _ in range(PROCESSES)
+    ]  # fmt: skip
+    for process in processes:
+        process.stdout.readline()
+    for process in processes:
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    seconds = max(float(process.stdout.readline()) for process in processes)
+    for process in processes:
+        process.wait()
+    return seconds
+
+
+def run_bare(part: str, rows: int, batch_size: int) -> None:
+    import tensorflow as tf
+
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(1)
+    model = make_network() if part == "rows" else make_cnn()
+    x = np.zeros((rows, *model.input_shape[1:]), "float32")
+    call = tf.function(lambda batch: model(batch, training=False))
+    call(tf.convert_to_tensor(x[:batch_size]))
+    print("ready", flush=True)
+    sys.stdin.readline()
+    started = time.perf_counter()
+    for begin in range(0, rows - batch_size + 1, batch_size):
+        call(tf.convert_to_tensor(x[begin : begin + batch_size])).numpy()
+    print(time.perf_counter() - started, flush=True)
+
+
+def drop(frame: Any) -> None:
+    frame.write.format("noop").mode("overwrite").save()
+
+
+def compare(spark: Any, part: str, rows: int, batch_size: int, repeats: int) -> None:
+    import pyarrow as pa
+    from pyspark.ml.functions import predict_batch_udf
+    from pyspark.sql import types as T
+
+    import sparkdl
+
+    model = make_network() if part == "rows" else make_cnn()
+    width = int(np.prod(model.input_shape[1:]))
+    x = np.random.default_rng(0).normal(size=(rows, width)).astype("float32")
+    frame = make_frame(spark, x, np.zeros(rows, "int32"), PROCESSES)
+    shape = list(model.input_shape[1:])
+    del x
+    sparkdl.register_udf(spark, "scored", model, batch_size=batch_size)
+    frame.createOrReplaceTempView("given")
+    weights, config = model.get_weights(), model.to_json()
+
+    def peer() -> Callable[[Any], Any]:
+        import keras
+
+        loaded = keras.models.model_from_json(config)
+        loaded.set_weights(weights)
+        return lambda inputs: loaded.predict(inputs, verbose=0, batch_size=len(inputs))
+
+    peers = predict_batch_udf(
+        peer, return_type=T.ArrayType(T.FloatType()), batch_size=batch_size,
+        input_tensor_shapes=[shape],
+    )  # fmt: skip
+
+    def empty(batches: Any) -> Any:
+        for batch in batches:
+            zeros = pa.array(np.zeros(batch.num_rows, "float32"))
+            yield pa.RecordBatch.from_arrays([*batch.columns, zeros], [*batch.schema.names, "p"])
+
+    passed = T.StructType([*frame.schema.fields, T.StructField("p", T.FloatType())])
+    one = {"batch_size": batch_size}
+    three = {**one, "class_column": "c", "layers": {"second": "e"}}
+    folder = tempfile.mkdtemp(prefix="sparkdl-bench-")
+    if part == "rows":
+        frame.write.mode("overwrite").parquet(f"{folder}/in")
+    schema = frame.schema
+
+    def stream() -> None:
+        rows_of = spark.readStream.schema(schema).parquet(f"{folder}/in")
+        query = (
+            sparkdl.predict(model, rows_of, **one).writeStream.format("noop")
+            .option("checkpointLocation", tempfile.mkdtemp(dir=folder)).trigger(availableNow=True)
+            .start()
+        )  # fmt: skip
+        query.awaitTermination()
+
+    cases: dict[str, Callable[[], None]] = {
+        "empty mapInArrow": lambda: drop(frame.mapInArrow(empty, passed)),
+        "predict, one column": lambda: drop(sparkdl.predict(model, frame, **one)),
+        "predict, three columns": lambda: drop(sparkdl.predict(model, frame, **three)),
+        "SQL function": lambda: drop(spark.sql("SELECT *, scored(features) AS p FROM given")),
+        "batch udf": lambda: drop(frame.withColumn("p", peers("features"))),
+    }
+    if part == "rows":
+        cases["predict, files"] = lambda: drop(
+            sparkdl.predict(model, spark.read.schema(schema).parquet(f"{folder}/in"), **one)
+        )
+        cases["predict, stream of the files"] = stream
+    seconds: dict[str, list[float]] = {name: [] for name in cases}
+    for case in cases.values():  # imports, traces, the JVM's compiler
+        case()
+    for _ in range(repeats):
+        for name, case in cases.items():
+            started = time.perf_counter()
+            case()
+            seconds[name].append(time.perf_counter() - started)
+    forward = median([bare(part, rows, batch_size) for _ in range(repeats)])
+    limit = median(seconds["empty mapInArrow"]) + forward
+    lines = [["bare Keras, forward passes", f"{forward:.2f}", f"{rows / forward:,.0f}", ""]]
+    lines.append(["limit", f"{limit:.2f}", f"{rows / limit:,.0f}", "1.00"])
+    for name, values in seconds.items():
+        spent = median(values)
+        lines.append([name, f"{spent:.2f}", f"{rows / spent:,.0f}", f"{spent / limit:.2f}"])
+    print(f"\n{part}: {rows:,} rows, {batch_size} per forward pass, {PROCESSES} workers\n")
+    print(table(["case", "seconds", "rows/s", "time / limit"], lines), flush=True)
+    frame.unpersist()
+
+
+def measure_memory(spark: Any, rows: int) -> None:
+    """Peak memory of the Python workers, after a small partition and after one of all rows."""
+    from pyspark.sql import functions as F
+
+    import sparkdl
+
+    model = make_network()
+
+    def peak(partitions: Any) -> Any:
+        import resource
+
+        yield resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+    def score(count: int) -> float:
+        row = F.array(*[F.rand(i).cast("float") for i in range(100)]).alias("features")
+        drop(sparkdl.predict(model, spark.range(0, count, 1, 1).select(row)))
+        found = spark.sparkContext.parallelize(range(8), 8).mapPartitions(peak).collect()
+        return max(found)
+
+    small, large = score(10_000), score(rows)
+    print(f"\nmemory: {small:,.0f} MiB after 10,000 rows in a partition, {large:,.0f} MiB after "
+          f"{rows:,} ({rows * 400 / 2**20:,.0f} MiB of floats)", flush=True)  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--part", nargs="+", default=["rows", "images", "memory"])
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--batch-size", type=int, default=256)
+    parser.add_argument("--bare", default="")
+    given = parser.parse_args()
+    if given.bare:
+        run_bare(given.bare, given.rows, given.batch_size)
+        return
+    spark = start_spark(PROCESSES)
+    try:
+        if "rows" in given.part:
+            compare(spark, "rows", given.rows, given.batch_size, given.repeats)
+        if "images" in given.part:
+            compare(spark, "images", max(64, given.rows // 1000), 32, given.repeats)
+        if "memory" in given.part:
+            measure_memory(spark, given.rows)
+    finally:
+        spark.stop()
+
+
+if __name__ == "__main__":
+    main()

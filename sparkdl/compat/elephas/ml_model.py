@@ -1,0 +1,390 @@
+"""ElephasEstimator and ElephasTransformer: Params in snake_case, files in HDF5."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeVar
+
+import numpy as np
+from pyspark.ml.base import Estimator, Model
+from pyspark.ml.param.shared import HasFeaturesCol, HasLabelCol, HasOutputCol
+from pyspark.ml.util import MLReadable, MLWritable
+
+from sparkdl import SparkModel
+from sparkdl.compat.elephas.utils.model_utils import LossModelTypeMapper, ModelType
+from sparkdl.config import shown
+from sparkdl.errors import ConfigError, ModelError
+from sparkdl.learner.compiling import compile_model, from_plain_form, model_from_json
+from sparkdl.spark.inference.output_columns import OutputColumn
+from sparkdl.spark.ml.files import Content, Loaded, StageReader, StageWriter, load_model
+from sparkdl.spark.ml.outputs import append_outputs, appended
+from sparkdl.spark.ml.params import flag, plain, text, whole
+from sparkdl.spark.ml.parts import archive_of, making_models
+from sparkdl.spark.ml.stage import ParamSpec, Stage, has_params
+from sparkdl.spark.ml.trained import FittedStage, Trained
+
+_SETTINGS = "distributed_config"
+S = TypeVar("S", bound="_ElephasStage")
+E = TypeVar("E", bound="ElephasEstimator")
+T = TypeVar("T", bound="ElephasTransformer")
+
+
+def _share(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1:
+        raise TypeError("a share of the rows, 0 <= share < 1")
+    return float(value)
+
+
+def _name_or_number(value: Any) -> str | int:
+    value = getattr(value, "value", value)
+    if isinstance(value, bool) or not isinstance(value, (str, int)):
+        raise TypeError("'epoch', 'batch', 'auto', or batches between two exchanges")
+    return value
+
+
+def _mode(value: Any) -> str:
+    return text(getattr(value, "value", value))
+
+
+_any_plain = partial(plain, (str, dict, list), "a name, or a configuration")
+_COLUMNS = (
+    ParamSpec("keras_model_config", "the model as JSON: model.to_json()", text, optional=True),
+)
+_TRAINING = (
+    ParamSpec("optimizer_config", "keras.optimizers.serialize(optimizer), or a name", _any_plain,
+              optional=True),
+    ParamSpec("mode", "asynchronous, hogwild or synchronous", _mode, "asynchronous"),
+    ParamSpec("frequency", "'epoch', 'batch', or batches between two exchanges", _name_or_number,
+              "auto"),
+    ParamSpec("nb_classes", "number of classes", partial(whole, 1), optional=True),
+    ParamSpec("categorical", "whether labels are classes that the loss wants one-hot", flag, True),
+    ParamSpec("epochs", "passes over the rows", partial(whole, 1), 10),
+    ParamSpec("batch_size", "rows per step and worker", partial(whole, 1), 32),
+    ParamSpec("verbose", "0, 1 or 2", partial(whole, 0), 0),
+    ParamSpec("validation_split", "share of the rows held out for validation", _share, 0.1),
+    ParamSpec("num_workers", "workers; None: as many as there are task slots", partial(whole, 1),
+              optional=True),
+    ParamSpec("loss", "name of the loss", _any_plain, optional=True),
+    ParamSpec("metrics", "names of the metrics", partial(plain, (list,), "a list of names"),
+              optional=True),
+)  # fmt: skip
+_SCORING = (
+    ParamSpec("inference_batch_size", "rows per forward pass", partial(whole, 1), optional=True),
+)
+_SETTERS = {"categorical": "categorical_labels", "verbose": "verbosity"}
+"""Where Elephas' setter has another name than its Param."""
+
+
+def _with_elephas_setters(cls: Any) -> Any:
+    """Adds ``set_<param>`` and ``get_<param>``, as Elephas calls them."""
+    own = (spec for spec in cls.SPECS if spec.name.islower())
+    for spec in own:
+        name = _SETTERS.get(spec.name, spec.name)
+        setattr(cls, f"set_{name}", _setter(spec.name))
+        setattr(cls, f"get_{name}", _getter(spec.name))
+    return cls
+
+
+def _setter(name: str) -> Callable[[Any, Any], Any]:
+    return lambda self, value: self._set(**{name: value})
+
+
+def _getter(name: str) -> Callable[[Any], Any]:
+    return lambda self: self.getOrDefault(name)
+
+
+class _ElephasStage(Stage):
+    """What both stages have: a model's architecture as JSON, and custom objects."""
+
+    PARTS: tuple[str, ...] = ("custom_objects",)
+    _custom_objects: dict[str, Any]
+
+    def _prepare(self) -> None:
+        super()._prepare()
+        self._custom_objects = {}
+        self._setDefault(outputCol="prediction")
+
+    def set_params(self: S, **arguments: Any) -> S:
+        """Sets Params by keyword."""
+        for name in self.PARTS:
+            if name in arguments:
+                getattr(self, f"set_{name}")(arguments.pop(name))
+        return self._set(**arguments)
+
+    setParams = set_params
+
+    def set_custom_objects(self: S, objects: Any) -> S:
+        """Sets name -> class or function that the model uses."""
+        self._custom_objects = dict(objects or {})
+        return self
+
+    def get_custom_objects(self) -> dict[str, Any]:
+        """Name -> class or function that the model uses."""
+        return dict(self._custom_objects)
+
+    def get_model(self) -> Any:
+        """The Keras model without trained weights.
+
+        Raises:
+            ConfigError: ``keras_model_config`` is not set.
+        """
+        config = self.getOrDefault("keras_model_config")
+        if config is None:
+            raise ConfigError(
+                f"{type(self).__name__} has no model",
+                expected="keras_model_config=model.to_json()",
+                received="None",
+            )
+        with making_models:
+            return model_from_json(config, self._custom_objects)
+
+    def _renamed(self: S, name: str, value: str) -> S:
+        warnings.warn(
+            f"set{name[0].upper()}{name[1:]} is deprecated; pass {name}= to the constructor",
+            DeprecationWarning,
+            stacklevel=3,
+        )
+        return self._set(**{name: value})
+
+    def setFeaturesCol(self: S, value: str) -> S:
+        """Deprecated, as in Elephas: pass ``featuresCol=`` to the constructor."""
+        return self._renamed("featuresCol", value)
+
+    def setLabelCol(self: S, value: str) -> S:
+        """Deprecated, as in Elephas: pass ``labelCol=`` to the constructor."""
+        return self._renamed("labelCol", value)
+
+    def setOutputCol(self: S, value: str) -> S:
+        """Deprecated, as in Elephas: pass ``outputCol=`` to the constructor."""
+        return self._renamed("outputCol", value)
+
+    def get_config(self) -> dict[str, Any]:
+        """The Params that have a value, by name."""
+        return {p.name: v for p, v in self.extractParamMap().items() if v is not None}
+
+    def save(self, file_name: str) -> None:
+        """Writes the stage to a local HDF5 file; ``write().save(path)`` writes as Spark does."""
+        import h5py
+
+        config = self.get_config()
+        with h5py.File(file_name, mode="w") as file:
+            self._save_weights(file)
+            file.attrs[_SETTINGS] = json.dumps(
+                {"class_name": type(self).__name__, "config": config}
+            ).encode()
+
+    def _save_weights(self, file: Any) -> None:
+        """Writes what JSON would make too large."""
+
+
+@_with_elephas_setters
+@has_params(*_COLUMNS, *_TRAINING)
+class ElephasEstimator(
+    _ElephasStage, Estimator, HasFeaturesCol, HasLabelCol, HasOutputCol, MLReadable, MLWritable
+):
+    """Elephas' estimator: trains a model given as JSON; :class:`ElephasTransformer` results.
+
+    Args:
+        **Params: In snake_case, with ``featuresCol``, ``labelCol``, ``outputCol``;
+            ``custom_objects`` is a dict.
+    """
+
+    def setNumWorkers(self: E, value: int | None) -> E:
+        """Sets ``num_workers``."""
+        return self._set(num_workers=value)
+
+    def _fit(self, df: Any) -> ElephasTransformer:
+        model = self.get_model()
+        loss, optimizer = self.getOrDefault("loss"), self.getOrDefault("optimizer_config")
+        if loss is None:
+            raise ConfigError(
+                "ElephasEstimator has no loss", expected="loss='categorical_crossentropy', ...",
+                received="None",
+            )  # fmt: skip
+        if isinstance(optimizer, dict):
+            optimizer = from_plain_form(optimizer)
+        compile_model(model, optimizer, loss, self.getOrDefault("metrics"))
+        spark_model = SparkModel(
+            model, self.getOrDefault("mode"), self.getOrDefault("frequency"),
+            num_workers=self.getOrDefault("num_workers"), custom_objects=self._custom_objects,
+            batch_size=self.getOrDefault("batch_size"),
+        )  # fmt: skip
+        history = spark_model.fit(
+            df, epochs=self.getOrDefault("epochs"), verbose=self.getOrDefault("verbose"),
+            validation_split=self.getOrDefault("validation_split"),
+            features=self.getOrDefault("featuresCol"), label=self.getOrDefault("labelCol"),
+        )  # fmt: skip
+        return ElephasTransformer(
+            labelCol=self.getOrDefault("labelCol"), outputCol=self.getOrDefault("outputCol"),
+            featuresCol=self.getOrDefault("featuresCol"),
+            keras_model_config=self.getOrDefault("keras_model_config"),
+            custom_objects=self._custom_objects, weights=spark_model.model.get_weights(),
+            model_type=LossModelTypeMapper().get_model_type(loss), history=[history.history],
+        )  # fmt: skip
+
+    def write(self) -> StageWriter:
+        """Saves as Spark does, also inside of a pipeline."""
+        return StageWriter(self)
+
+    @classmethod
+    def read(cls: type[E]) -> StageReader[E]:
+        """Loads what ``write`` saved."""
+        return StageReader(cls)
+
+    def content(self) -> Content:
+        """What is saved beside the Params."""
+        objects = self._custom_objects
+        return Content({}, None, {"customObjects": objects} if objects else {})
+
+    def take(self, loaded: Loaded) -> None:
+        """The counterpart of :meth:`content`."""
+        self._custom_objects = dict(loaded.code.get("customObjects", {}))
+
+
+@_with_elephas_setters
+@has_params(*_COLUMNS, *_SCORING)
+class ElephasTransformer(
+    _ElephasStage, FittedStage, Model, HasFeaturesCol, HasLabelCol, HasOutputCol, MLReadable,
+    MLWritable,
+):  # fmt: skip
+    """Elephas' model: ``transform`` adds ``outputCol``, the outputs of a trained model.
+
+    A number (double) for ``ModelType.REGRESSION``, else an array of doubles per row.
+
+    Args:
+        weights: Arrays, in the order of ``model.get_weights()``.
+        model_type: A :class:`ModelType`, or None.
+        history: Metrics of the training.
+        **Params: ``keras_model_config``, ``inference_batch_size``, ``featuresCol``, ``labelCol``,
+            ``outputCol``, and ``custom_objects``.
+    """
+
+    PARTS = ("custom_objects", "weights", "model_type", "history")
+
+    def _prepare(self) -> None:
+        super()._prepare()
+        self.weights: list[Any] = []
+        self.model_type: ModelType | None = None
+        self._history: list[Any] = []
+
+    def set_weights(self: T, weights: Any) -> T:
+        """Sets the trained weights."""
+        self.weights, self._trained = list(weights or []), None
+        return self
+
+    def set_model_type(self: T, model_type: ModelType | None) -> T:
+        """Sets what the model predicts."""
+        self.model_type = model_type
+        return self
+
+    def set_history(self: T, history: Any) -> T:
+        """Sets the metrics of the training."""
+        self._history = list(history or [])
+        return self
+
+    @property
+    def history(self) -> list[Any]:  # type: ignore[override]
+        """Metrics of the training: a dict per fit."""
+        return self._history
+
+    @property
+    def trained(self) -> Trained:
+        """The model with the weights; made when it is first asked for."""
+        if self._trained is None:
+            model = self.get_model()
+            if self.weights:
+                try:
+                    model.set_weights(self.weights)
+                except ValueError as error:
+                    raise ModelError(
+                        "the weights are of another model",
+                        expected=f"{len(model.get_weights())} arrays for keras_model_config",
+                        received=shown(error),
+                    ) from error
+            self._trained = Trained.of(model, archive_of(model, self._custom_objects))
+        return self._trained
+
+    def _columns(self) -> list[OutputColumn]:
+        outputs = self.trained.signature.outputs
+        name = str(self.getOrDefault("outputCol"))
+        names = {o: name if len(outputs) == 1 else f"{name}_{o}" for o in outputs}
+        return [OutputColumn(column, output, "values", "float64")
+                for output, column in names.items()]  # fmt: skip
+
+    def _transform(self, df: Any) -> Any:
+        rows = self.getOrDefault("inference_batch_size")
+        self._setDefault(inferenceBatchSize=rows or 256)
+        return append_outputs(self, df, self.trained.predictor, self._columns())
+
+    def transformSchema(self, schema: Any) -> Any:
+        """The schema of ``transform``'s result."""
+        return appended(self, schema, self.trained.predictor, self._columns())
+
+    def _save_weights(self, file: Any) -> None:
+        file.attrs["model_type"] = "" if self.model_type is None else self.model_type.name
+        for number, weight in enumerate(self.weights):
+            file.create_dataset(f"weights/{number:05d}", data=np.asarray(weight))
+
+    def content(self) -> Content:
+        """What is saved beside the Params."""
+        kind = None if self.model_type is None else self.model_type.name
+        plain_part = {"model_type": kind, "history": self._history}
+        return Content(plain_part, self.trained.archive, {})
+
+    def take(self, loaded: Loaded) -> None:
+        """The counterpart of :meth:`content`."""
+        found = load_model(loaded)
+        if found is not None:
+            self._with(Trained.of(*found))
+            self.weights = found[0].get_weights()
+        kind = loaded.plain.get("model_type")
+        self.model_type = None if kind is None else ModelType[kind]
+        self._history = list(loaded.plain.get("history", ()))
+        self._custom_objects = dict(loaded.objects)
+
+
+def load_ml_estimator(file_name: str) -> ElephasEstimator:
+    """Loads an estimator from the HDF5 file that its ``save`` wrote.
+
+    Raises:
+        ModelError: Another stage is in the file, or none.
+    """
+    return ElephasEstimator(**_settings_in(file_name, "ElephasEstimator")[0])
+
+
+def load_ml_transformer(file_name: str) -> ElephasTransformer:
+    """Loads a transformer from the HDF5 file that its ``save`` wrote, or Elephas' own.
+
+    Raises:
+        ModelError: Another stage is in the file, or none.
+    """
+    config, weights, kind = _settings_in(file_name, "ElephasTransformer")
+    saved = config.pop("weights", None)  # Elephas' own files have lists here
+    kind = kind or str((config.pop("model_type", None) or {}).get("__enum__", ""))
+    config.pop("model_type", None)
+    return ElephasTransformer(
+        **config,
+        weights=[np.array(w) for w in saved] if saved else weights,
+        model_type=ModelType[kind.rpartition(".")[2]] if kind else None,
+    )
+
+
+def _settings_in(file_name: str, class_name: str) -> tuple[dict[str, Any], list[Any], str]:
+    """The Params, the weights and the type of model in an HDF5 file."""
+    import h5py
+
+    with h5py.File(file_name, mode="r") as file:
+        saved = json.loads(file.attrs.get(_SETTINGS, "{}"))
+        stored = file.get("weights")
+        weights = [] if stored is None else [np.array(stored[name]) for name in sorted(stored)]
+        kind = str(file.attrs.get("model_type", ""))
+    if not isinstance(saved, dict) or saved.get("class_name") != class_name:
+        raise ModelError(
+            f"{file_name!r} holds no {class_name}",
+            expected=f"a file that {class_name}.save wrote",
+            received=shown(saved.get("class_name") if isinstance(saved, dict) else saved),
+        )
+    return dict(saved["config"]), weights, kind

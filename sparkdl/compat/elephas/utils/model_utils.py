@@ -1,0 +1,46 @@
+"""What kind of prediction a loss stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+from typing import Any, ClassVar
+
+_REGRESSION = (
+    "mean_squared_error", "mean_absolute_error", "mse", "mae", "cosine_proximity",
+    "cosine_similarity", "mean_absolute_percentage_error", "mape", "log_cosh", "logcosh", "huber",
+    "mean_squared_logarithmic_error", "msle", "poisson",
+)  # fmt: skip
+_CLASSIFICATION = (
+    "binary_crossentropy", "categorical_crossentropy", "sparse_categorical_crossentropy",
+)  # fmt: skip
+
+
+class ModelType(Enum):
+    """What a model predicts."""
+
+    CLASSIFICATION = 1
+    REGRESSION = 2
+
+
+class LossModelTypeMapper:
+    """The names of losses and what models with them predict; one list for the whole process."""
+
+    _types: ClassVar[dict[str, ModelType]] = {
+        **dict.fromkeys(_REGRESSION, ModelType.REGRESSION),
+        **dict.fromkeys(_CLASSIFICATION, ModelType.CLASSIFICATION),
+    }
+
+    def get_model_type(self, loss: Any) -> ModelType | None:
+        """What a model with this loss predicts; None for a loss that is not in the list."""
+        return self._types.get(_name_of(loss))
+
+    def register_loss(self, loss: str | Callable[..., Any], model_type: ModelType) -> None:
+        """Adds a loss to the list."""
+        self._types[_name_of(loss)] = model_type
+
+
+def _name_of(loss: Any) -> str:
+    if isinstance(loss, str):
+        return loss
+    return str(getattr(loss, "name", None) or getattr(loss, "__name__", type(loss).__name__))

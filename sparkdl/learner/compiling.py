@@ -1,0 +1,96 @@
+"""What a Keras model is compiled with: given apart from the model, or asked of a compiled one."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from sparkdl.errors import ModelError
+
+Json = Any
+"""What :mod:`json` can write."""
+
+
+def model_from_json(config: str, custom_objects: dict[str, Any]) -> Any:
+    """A model with new weights from ``model.to_json()``; nothing in the text can run code.
+
+    Raises:
+        ModelError: Keras cannot make a model of it.
+    """
+    try:
+        with keras.saving.custom_object_scope(custom_objects):
+            return keras.models.model_from_json(config)
+    except Exception as error:
+        raise ModelError(
+            "this text describes no Keras model",
+            expected="model.to_json(), and custom_objects for what does not come with Keras",
+            received=f"{type(error).__name__}: {str(error)[:300]}",
+        ) from error
+
+
+def compile_model(model: Any, optimizer: Any, loss: Any, metrics: Any) -> None:
+    """Compiles a model in place.
+
+    Args:
+        model: A ``keras.Model``, compiled before or not.
+        optimizer: A name or an optimizer that no other model has; None for Keras' default.
+        loss: See ``keras.Model.compile``.
+        metrics: See ``keras.Model.compile``; None for none.
+    """
+    model.compile(optimizer="rmsprop" if optimizer is None else optimizer, loss=loss,
+                  metrics=metrics)  # fmt: skip
+
+
+def set_learning_rate(model: Any, rate: float) -> None:
+    """Gives the optimizer of a compiled model another learning rate.
+
+    Raises:
+        ModelError: The learning rate follows a schedule.
+    """
+    schedule = getattr(model.optimizer, "_learning_rate", None)
+    if isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
+        raise ModelError(
+            f"the learning rate of model {model.name!r} follows a schedule",
+            expected="an optimizer with a fixed learning rate, or no learning rate apart from it",
+            received=f"{type(schedule).__name__}, and the learning rate {rate:g}",
+        )
+    model.optimizer.learning_rate = rate
+
+
+def plain_form(value: Any) -> Json | None:
+    """A name, an optimizer, a loss or metrics as JSON; None if code of the user's is in it."""
+    try:
+        config = keras.saving.serialize_keras_object(value)
+    except Exception:
+        return None
+    return config if _is_plain(config) else None
+
+
+def from_plain_form(config: Json) -> Any:
+    """A new object each time; the counterpart of :func:`plain_form`."""
+    return keras.saving.deserialize_keras_object(copy.deepcopy(config), safe_mode=True)
+
+
+def copy_callbacks(callbacks: Sequence[Any]) -> list[Any]:
+    """Callbacks of the same state, which belong to no model.
+
+    Raises:
+        Exception: One of them cannot be copied; what :mod:`copy` raises.
+    """
+    models = (getattr(callback, "_model", None) for callback in callbacks)
+    apart = {id(model): None for model in models if model is not None}
+    return copy.deepcopy(list(callbacks), apart)
+
+
+def _is_plain(config: Json) -> bool:
+    """Whether Keras alone can make an object from its configuration."""
+    if isinstance(config, dict):
+        if "class_name" in config and not str(config.get("module", "")).startswith("keras"):
+            return False
+        return all(_is_plain(value) for value in config.values())
+    if isinstance(config, (list, tuple)):
+        return all(_is_plain(value) for value in config)
+    return config is None or isinstance(config, (str, int, float, bool))

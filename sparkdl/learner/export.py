@@ -1,0 +1,57 @@
+"""A Keras model in the format of another runtime, through Keras' own ``export``."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from typing import Any
+
+from sparkdl.errors import ModelError, ResourceError, UnknownNameError
+from sparkdl.files import storage
+
+FORMATS = {"tf_saved_model": "", "onnx": ".onnx", "litert": ".tflite"}
+"""Format of Keras -> how the file's name ends; a SavedModel is a folder."""
+
+
+def export_model(model: Any, path: str, file_format: str) -> None:
+    """Writes what a runtime without Keras can load: the forward pass and the weights.
+
+    Args:
+        model: A built ``keras.Model``.
+        path: A path or URI: of a folder for ``'tf_saved_model'``, else of a file.
+        file_format: A key of :data:`FORMATS`.
+
+    Raises:
+        UnknownNameError: No such format.
+        ResourceError: A package is missing that Keras needs for it, or the path cannot be written.
+        ModelError: Keras cannot export the model.
+    """
+    if file_format not in FORMATS:
+        raise UnknownNameError("format of an export", file_format, FORMATS)
+    target = str(path).rstrip("/")
+    with tempfile.TemporaryDirectory(prefix="sparkdl-") as folder:
+        local = os.path.join(folder, f"exported{FORMATS[file_format]}")
+        try:
+            model.export(local, format=file_format, verbose=False)
+        except ImportError as error:
+            raise ResourceError(
+                f"format {file_format!r} needs a package that is not installed",
+                expected="what Keras' export needs for it",
+                received=str(error),
+                hint="pip install onnx tf2onnx" if file_format == "onnx" else "",
+            ) from error
+        except Exception as error:
+            raise ModelError(
+                f"model {model.name!r} cannot be exported as {file_format!r}",
+                expected="a model that keras.Model.export can write",
+                received=f"{type(error).__name__}: {str(error)[:600]}",
+            ) from error
+        if os.path.isdir(local):
+            for place, _, names in os.walk(local):
+                for name in names:
+                    inside = os.path.relpath(os.path.join(place, name), local).replace(os.sep, "/")
+                    with open(os.path.join(place, name), "rb") as file:
+                        storage.write_bytes(f"{target}/{inside}", file.read())
+        else:
+            with open(local, "rb") as file:
+                storage.write_bytes(target, file.read())

@@ -1,0 +1,38 @@
+"""Keras models in ``pyspark.ml`` pipelines: estimators to train, models and transformers to score.
+
+::
+
+    from pyspark.ml import Pipeline
+    from sparkdl.ml import KerasClassifier
+
+    model = Pipeline(stages=[assembler, KerasClassifier(model=model, epochs=5)]).fit(df)
+    model.write().overwrite().save('models/churn')
+
+| estimator | what it fits | model |
+|---|---|---|
+| ``KerasClassifier`` | one class per row: prediction, probability, rawPrediction | \
+``KerasClassificationModel`` |
+| ``KerasRegressor`` | one number per row | ``KerasRegressionModel`` |
+| ``KerasEstimator`` | any inputs and outputs, as arrays | ``KerasModel`` |
+
+``KerasTransformer`` scores with a model that was trained elsewhere. ``trusted`` loads stages with
+code in their files.
+"""
+
+from sparkdl.spark.ml.classifier import KerasClassificationModel, KerasClassifier
+from sparkdl.spark.ml.estimator import KerasEstimator, KerasModel, KerasTransformer
+from sparkdl.spark.ml.regressor import KerasRegressionModel, KerasRegressor
+from sparkdl.spark.ml.summary import TrainingSummary
+from sparkdl.spark.ml.trust import trusted
+
+__all__ = [
+    "KerasClassificationModel",
+    "KerasClassifier",
+    "KerasEstimator",
+    "KerasModel",
+    "KerasRegressionModel",
+    "KerasRegressor",
+    "KerasTransformer",
+    "TrainingSummary",
+    "trusted",
+]

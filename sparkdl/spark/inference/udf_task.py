@@ -1,0 +1,119 @@
+"""On the executor: the arguments of a SQL function -> predictions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import chain
+
+import pyarrow as pa
+from pyspark.ml.linalg import VectorUDT
+from pyspark.sql import types as T
+from pyspark.sql.pandas.types import from_arrow_type
+
+from sparkdl.config import UseGpu
+from sparkdl.data import DataSpec
+from sparkdl.data.vectors import is_vector
+from sparkdl.errors import DataError
+from sparkdl.launch.devices import DeviceRequest
+from sparkdl.launch.task import RankContext
+from sparkdl.learner.predictor_archive import PredictorArchive
+from sparkdl.learner.signature import Signature
+from sparkdl.spark.columns.decoders import Decoder
+from sparkdl.spark.columns.matching import InputColumns, make_spec
+from sparkdl.spark.columns.wire import wire_names
+from sparkdl.spark.executor.stage import run_task
+from sparkdl.spark.inference.forward import ForwardPass, HandleInvalid
+from sparkdl.spark.inference.output_columns import OutputColumn
+from sparkdl.spark.inference.predictor_task import PredictorTask
+
+
+@dataclass(frozen=True)
+class UdfTask:
+    """Predictions for Arrow batches of arguments; see :class:`sparkdl.launch.task.Task`.
+
+    Their types are known when the first rows come: a function has no schema.
+
+    Args:
+        archive: The model.
+        output: What to return.
+        batch_size: Rows per forward pass.
+        use_gpu: See :class:`sparkdl.SparkModel`.
+        handle_invalid: What becomes of rows that no model can take; never ``'skip'``.
+        decoder: See :class:`sparkdl.SparkModel`.
+    """
+
+    archive: PredictorArchive
+    output: OutputColumn
+    batch_size: int
+    use_gpu: UseGpu
+    handle_invalid: HandleInvalid = "error"
+    decoder: Decoder | Mapping[str, Decoder] | None = None
+
+    @property
+    def devices(self) -> DeviceRequest:
+        """The model's backend, on the GPUs that Spark gives."""
+        return DeviceRequest(self.archive.archive.backend, self.use_gpu)
+
+    def run(self, rank: RankContext, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """One column: a prediction for each row."""
+        first = next(batches, None)
+        if first is None:
+            return
+        task = PredictorTask(self.archive, self._spec(first.schema), self.batch_size, self.use_gpu)
+        with ForwardPass(
+            task.spec, self.batch_size, [self.output], self.archive, self.handle_invalid,
+            lambda: task.predictor(rank.resources),
+        ) as forward:  # fmt: skip
+            for batch in chain([first], batches):
+                for predicted in forward.predict(batch):
+                    yield pa.RecordBatch.from_arrays(predicted.columns, names=["prediction"])
+
+    def failed(self, rank: RankContext, error: Exception | SystemExit) -> Iterator[pa.RecordBatch]:
+        """Raises it: Spark tries again, and at last shows it to whoever asks for the rows."""
+        raise error
+
+    def _spec(self, schema: pa.Schema) -> DataSpec:
+        """How to read the arguments."""
+        fields = [T.StructField(f.name, _spark_type(f.type)) for f in schema]
+        features = _features(schema.names, self.archive.signature)
+        return make_spec(
+            T.StructType(fields), self.archive.signature, features, None, decoder=self.decoder
+        )
+
+
+def predict_arguments(
+    arguments: Iterable[pa.Array | tuple[pa.Array, ...]], content: bytes
+) -> Iterator[pa.Array]:
+    """What the function does on the executor.
+
+    Args:
+        arguments: Of a batch of rows: one Arrow array, or one for each argument.
+        content: The pickled :class:`UdfTask`.
+    """
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for given in arguments:
+            arrays = given if isinstance(given, tuple) else (given,)
+            yield pa.RecordBatch.from_arrays(list(arrays), names=wire_names(len(arrays)))
+
+    for batch in run_task(batches(), content):
+        yield batch.column(0)
+
+
+def _features(names: list[str], signature: Signature) -> InputColumns:
+    """Which argument is which input: one for each, or all for the only one."""
+    if len(signature.inputs) == 1:
+        return names if len(names) > 1 else names[0]
+    if len(names) != len(signature.inputs):
+        raise DataError(
+            "a SQL function was called with the wrong number of arguments",
+            expected=f"{len(signature.inputs)} columns, for {list(signature.inputs)}",
+            received=f"{len(names)}",
+        )
+    return dict(zip(signature.inputs, names, strict=True))
+
+
+def _spark_type(kind: pa.DataType) -> T.DataType:
+    spark: T.DataType = VectorUDT() if is_vector(kind) else from_arrow_type(kind)
+    return spark

@@ -1,0 +1,235 @@
+"""``KerasEstimator`` and ``KerasModel``: any inputs, any outputs; ``KerasTransformer``."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from pyspark.ml.base import Estimator, Model, Transformer
+from pyspark.ml.param.shared import (
+    HasFeaturesCol,
+    HasInputCol,
+    HasLabelCol,
+    HasOutputCol,
+    HasPredictionCol,
+    HasSeed,
+    HasValidationIndicatorCol,
+    HasWeightCol,
+)
+from pyspark.ml.util import MLReadable, MLWritable
+
+from sparkdl.config import require_name, shown
+from sparkdl.errors import ParamTypeError, UnknownNameError
+from sparkdl.spark.inference.output_columns import OutputColumn
+from sparkdl.spark.ml.outputs import append_outputs, appended
+from sparkdl.spark.ml.params import columns
+from sparkdl.spark.ml.parts import archive_of
+from sparkdl.spark.ml.stage import ParamSpec, has_params
+from sparkdl.spark.ml.trained import FittedStage, Trained
+from sparkdl.spark.ml.training import TrainingStage
+
+T = TypeVar("T", bound="KerasTransformer")
+E = TypeVar("E", bound="KerasEstimator")
+
+
+def _by_output(value: Any) -> dict[str, str]:
+    if not isinstance(value, dict) or not all(isinstance(v, str) for v in columns(value).values()):
+        raise TypeError("a dict: output name -> column")
+    return value
+
+
+def _output_mode(value: Any) -> str:
+    return require_name("outputMode", value, ("array", "vector"))
+
+
+_OUTPUT_COLS = ParamSpec(
+    "outputCols", "in place of one name for all: the model's output name -> column; outputs that "
+    "are not named are left out", _by_output, optional=True,
+)  # fmt: skip
+_OUTPUT_MODE = ParamSpec(
+    "outputMode", "what columns of several numbers are: 'array' or 'vector'", _output_mode, "array"
+)
+
+
+@has_params(_OUTPUT_COLS, _OUTPUT_MODE)
+class OutputsStage(FittedStage):
+    """A fitted stage that adds the model's outputs as they are: floats, or arrays of floats."""
+
+    def _base_name(self) -> str:
+        """The column of the only output; of several, the beginning of their names."""
+        raise NotImplementedError
+
+    def _columns(self) -> list[OutputColumn]:
+        outputs = self.trained.signature.outputs
+        chosen = self.getOrDefault("outputCols")
+        if chosen is None:
+            base = self._base_name()
+            several = len(outputs) > 1
+            chosen = {name: f"{base}_{name}" if several else base for name in outputs}
+        for name in chosen:
+            if name not in outputs:
+                raise UnknownNameError("output of the model", name, outputs)
+        return [OutputColumn(column, output) for output, column in chosen.items() if column]
+
+    def transformSchema(self, schema: Any) -> Any:
+        """The schema of ``transform``'s result; raises what ``transform`` would."""
+        vectors = self.getOrDefault("outputMode") == "vector"
+        return appended(self, schema, self.trained.predictor, self._columns(), vectors=vectors)
+
+    def _transform(self, dataset: Any) -> Any:
+        vectors = self.getOrDefault("outputMode") == "vector"
+        return append_outputs(
+            self, dataset, self.trained.predictor, self._columns(), vectors=vectors
+        )
+
+
+@has_params()
+class KerasModel(
+    OutputsStage, Model, HasFeaturesCol, HasLabelCol, HasPredictionCol, MLReadable, MLWritable
+):
+    """A trained Keras model of any inputs and outputs; :class:`KerasEstimator` makes it.
+
+    ``transform`` adds a column for each output: float, or array of floats; with
+    ``outputMode='vector'`` an ML vector. The column of the only output is ``predictionCol``; of
+    several outputs they are ``<predictionCol>_<output>``, unless ``outputCols`` names them.
+    """
+
+    __module__ = "sparkdl.ml"
+
+    def _base_name(self) -> str:
+        return str(self.getOrDefault("predictionCol"))
+
+
+@has_params(
+    _OUTPUT_COLS,
+    _OUTPUT_MODE,
+    ParamSpec("labelCols", "in place of labelCol: several numeric columns, or the model's output "
+              "name -> column or columns", columns, optional=True),
+    ParamSpec("weightCols", "in place of weightCol: output name -> column of sample weights",
+              _by_output, optional=True),
+)  # fmt: skip
+class KerasEstimator(
+    TrainingStage, Estimator, HasFeaturesCol, HasLabelCol, HasPredictionCol, HasWeightCol,
+    HasValidationIndicatorCol, HasSeed, MLReadable, MLWritable,
+):  # fmt: skip
+    """A Keras model with any inputs and outputs as an estimator of ``pyspark.ml``.
+
+    ::
+
+        estimator = KerasEstimator(
+            model=model,
+            featuresCol={'wide': ['age', 'income'], 'deep': 'text'},
+            labelCol={'price': 'price', 'kind': 'kind'},
+            outputCols={'price': 'predicted price'},
+        )
+
+    See :class:`KerasClassifier` for the arguments.
+    """
+
+    __module__ = "sparkdl.ml"
+
+    def setLabelCol(self: E, value: Any) -> E:
+        """Sets :py:attr:`labelCol`, or with a list or dict :py:attr:`labelCols`."""
+        if isinstance(value, str) or value is None:
+            return self._set(labelCol=value, labelCols=None)
+        return self._set(labelCols=value)
+
+    @property
+    def labels(self) -> Any:
+        """The column of labels, several, or output name -> either."""
+        several = self.getOrDefault("labelCols")
+        return self.getOrDefault("labelCol") if several is None else several
+
+    @property
+    def weights(self) -> Any:
+        """The column of sample weights, or output name -> column; None for none."""
+        by_output = self.getOrDefault("weightCols")
+        return super().weights if by_output is None else by_output
+
+    def _check_model(self, model: Any, schema: Any) -> None:
+        """Any model will do."""
+
+    def _make_model(self, trained: Trained) -> KerasModel:
+        return KerasModel()._with(trained)
+
+
+@has_params()
+class KerasTransformer(
+    OutputsStage, Transformer, HasInputCol, HasOutputCol, MLReadable, MLWritable
+):
+    """Scores with a Keras model that was trained elsewhere; it need not be compiled.
+
+    ::
+
+        KerasTransformer(model=model, inputCol='features', outputCol='embedding').transform(df)
+
+    Args:
+        model: A built Keras model.
+        modelFile: In place of ``model``: the path of a ``.keras`` file. What runs code when it is
+            loaded is refused, unless inside of ``sparkdl.ml.trusted()``.
+        decoder: Makes the model's input from a binary or image value.
+        customObjects: Name -> class or function, beside those found in the model itself.
+        inputCol: A column; several numeric ones; or input name -> either. Default: ``'features'``.
+        outputCol: Column of the output, or the beginning of their names. Default: ``'prediction'``.
+        **Params: ``explainParams()`` lists them.
+    """
+
+    __module__ = "sparkdl.ml"
+    PARTS = ("customObjects", "decoder", "model", "modelFile")
+
+    def _prepare(self) -> None:
+        super()._prepare()
+        self._setDefault(inputCol="features", outputCol="prediction")
+        self._objects: dict[str, Any] = {}
+        self._decoder: Any = None
+
+    def setCustomObjects(self: T, objects: Any) -> T:
+        """Sets name -> class or function, for the model that is set next."""
+        self._objects = dict(objects or {})
+        return self
+
+    def setDecoder(self: T, decoder: Any) -> T:
+        """Sets what makes the input of the model that is set next from a binary or image value."""
+        self._decoder = decoder
+        return self
+
+    def setModel(self: T, model: Any) -> T:
+        """Sets the Keras model, as it is now; None takes it away."""
+        if model is None:
+            self._trained = self._local = None
+            return self
+        archive = archive_of(model, self._objects)
+        return self._with(Trained.of(model, archive, decoder=self._decoder))
+
+    def setModelFile(self: T, path: str | None) -> T:
+        """Sets the Keras model to the one in a file, which is read now; None changes nothing."""
+        if path is None:
+            return self
+        if not isinstance(path, str):
+            raise ParamTypeError(
+                "modelFile names the file of a Keras model",
+                expected="the path of a .keras file",
+                received=shown(path),
+                hint="model=... takes a Keras model",
+            )
+        from sparkdl.files.model_file import read_model
+        from sparkdl.learner.archive import model_from_bytes
+        from sparkdl.spark.ml.trust import is_trusted
+
+        content = read_model(path).content
+        model = model_from_bytes(content, self._objects, safe_mode=not is_trusted(), path=path)
+        return self.setModel(model)
+
+    def setInputCol(self: T, value: Any) -> T:
+        """Sets :py:attr:`inputCol`, or with a list or dict :py:attr:`featuresCols`."""
+        if isinstance(value, str) or value is None:
+            return self._set(inputCol=value, featuresCols=None)
+        return self._set(featuresCols=value)
+
+    @property
+    def features(self) -> Any:
+        """What the model reads: a column, several, or input name -> either."""
+        several = self.getOrDefault("featuresCols")
+        return self.getOrDefault("inputCol") if several is None else several
+
+    def _base_name(self) -> str:
+        return str(self.getOrDefault("outputCol"))

@@ -1,0 +1,297 @@
+"""Saving and loading of stages through Spark: on any path that Spark can write, also on Connect.
+
+A saved stage is a folder as Spark's own: ``metadata`` (text, JSON) with the Params, and what
+sparkdl adds below ``"sparkdl"``; ``model`` (parquet) with the Keras file in chunks of 1 MiB.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic, Protocol, TypeVar
+
+import pyarrow as pa
+from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReader, MLWriter
+
+from sparkdl import payload
+from sparkdl.errors import ConfigError, ModelError
+from sparkdl.learner.archive import ModelArchive
+from sparkdl.spark.driver.cluster import is_connect
+from sparkdl.spark.ml.trust import is_trusted
+
+FORMAT = 1
+"""Number of the form of these files; a reader takes this one and those before it."""
+CHUNK_BYTES = 1 << 20
+_CHUNKS_PER_FILE = 32
+"""So a file, and what the driver receives at once, has 32 MiB."""
+_CHUNKS_PER_WRITE = 128
+_SECTION = "sparkdl"
+
+Json = Any
+
+
+@dataclass(frozen=True)
+class Content:
+    """What a stage keeps beside its Params.
+
+    Args:
+        plain: What JSON can hold.
+        archive: A model; its custom objects are code.
+        code: What only pickle can hold; loaded only by readers that are told to trust the file.
+    """
+
+    plain: Mapping[str, Json] = field(default_factory=dict)
+    archive: ModelArchive | None = None
+    code: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What a reader found, for the stage to take.
+
+    Args:
+        plain: See :class:`Content`.
+        code: See :class:`Content`.
+        model: The Keras file; None if there is none.
+        objects: Custom objects of the model: those of the file, if it is trusted, and the reader's.
+        safe: Keras must refuse what runs code: the file is not trusted.
+        path: Of the stage.
+    """
+
+    plain: Mapping[str, Json]
+    code: Mapping[str, Any]
+    model: bytes | None
+    objects: Mapping[str, Any]
+    safe: bool
+    path: str
+
+
+class SavedStage(Protocol):
+    """A stage that has content."""
+
+    def content(self) -> Content:
+        """What to save."""
+
+    def take(self, loaded: Loaded) -> None:
+        """The counterpart, called on a fresh stage that has its Params already."""
+
+
+S = TypeVar("S")
+
+
+class StageWriter(MLWriter):
+    """Saves a stage; see ``pyspark.ml.util.MLWriter``.
+
+    Args:
+        stage: What is saved.
+    """
+
+    def __init__(self, stage: Any) -> None:
+        super().__init__()
+        self._stage = stage
+
+    def _handleOverwrite(self, path: str) -> None:
+        if not is_connect(self.sparkSession):
+            super()._handleOverwrite(path)
+            return
+        from pyspark.ml.connect.readwrite import RemoteMLWriter
+
+        RemoteMLWriter.handleOverwrite(path, True)
+
+    def saveImpl(self, path: str) -> None:
+        """Writes the stage below ``path``."""
+        content: Content = self._stage.content()
+        section: dict[str, Json] = {"format": FORMAT, **content.plain}
+        code: dict[str, Any] = dict(content.code)
+        if content.archive is not None:
+            archive = content.archive
+            section["model"] = {
+                "bytes": len(archive.content),
+                "sha256": hashlib.sha256(archive.content).hexdigest(),
+            }
+            objects = payload.load(archive.objects)
+            if objects:
+                code["objects"] = objects
+        if code:
+            section["code"] = _pickled(code, self._stage)
+        spark = self.sparkSession
+        DefaultParamsWriter.saveMetadata(self._stage, path, spark, {_SECTION: section})
+        if content.archive is not None:
+            _write_chunks(spark, f"{path.rstrip('/')}/model", content.archive.content)
+
+
+class StageReader(MLReader, Generic[S]):
+    """Loads a stage; see ``pyspark.ml.util.MLReader``.
+
+    Args:
+        cls: The stage's class, which can be made without arguments.
+    """
+
+    def __init__(self, cls: Callable[[], S]) -> None:
+        super().__init__()
+        self._cls = cls
+        self._trusted = False
+        self._objects: dict[str, Any] = {}
+
+    def trusted(self) -> StageReader[S]:
+        """Loads the code in the file, too, and runs it: only for files of people whom you trust."""
+        self._trusted = True
+        return self
+
+    def customObjects(self, objects: Mapping[str, Any]) -> StageReader[S]:
+        """Takes classes and functions of the model from here, name -> object, not from the file."""
+        self._objects = dict(objects)
+        return self
+
+    def load(self, path: str) -> S:
+        """The stage that was saved at ``path``.
+
+        Raises:
+            ConfigError: Another stage was saved there, or it has code and is not trusted.
+            ModelError: A newer version wrote it, or it is damaged.
+        """
+        spark = self.sparkSession
+        metadata = DefaultParamsReader.loadMetadata(path, spark)
+        stage: Any = self._cls()
+        section = _checked(metadata, stage, path)
+        trusted = self._trusted or is_trusted()
+        code = self._code(section, stage, path, trusted=trusted)
+        objects = {**code.pop("objects", {}), **self._objects}
+        stage._resetUid(metadata["uid"])
+        DefaultParamsReader.getAndSetParams(stage, metadata)
+        model = None
+        if "model" in section:
+            model = _read_chunks(spark, f"{path.rstrip('/')}/model", section["model"], path)
+        stage.take(Loaded(section, code, model, objects, not trusted, path))
+        return stage  # type: ignore[no-any-return]
+
+    def _code(
+        self, section: Mapping[str, Json], stage: Any, path: str, *, trusted: bool
+    ) -> dict[str, Any]:
+        """The code in a file: loaded if it is trusted, without it if it is not needed."""
+        saved = section.get("code")
+        if saved is None:
+            return {}
+        names = list(saved["names"])
+        if not trusted and names == ["objects"] and self._objects:
+            return {}
+        if not trusted:
+            name = type(stage).__name__
+            raise ConfigError(
+                f"{path!r} has code, which would run when it is loaded",
+                expected="a reader that is told to trust it",
+                received="code of " + ", ".join(names),
+                hint=f"{name}.read().trusted().load(path), or 'with sparkdl.ml.trusted():' around "
+                "the load of a pipeline; only if you trust whoever wrote it"
+                + ("; or read().customObjects({...})" if names == ["objects"] else ""),
+            )
+        try:
+            code: dict[str, Any] = payload.load(base64.b64decode(saved["pickled"]))
+        except Exception as error:
+            raise ModelError(
+                f"the code in {path!r} cannot be loaded",
+                expected="modules that can be imported here, and the Python that wrote it",
+                received=f"{type(error).__name__}: {error}",
+            ) from error
+        return code
+
+
+def load_model(loaded: Loaded) -> tuple[Any, ModelArchive] | None:
+    """The Keras model of a loaded stage, and its archive; None if it has none.
+
+    Raises:
+        ModelError: Keras cannot load it, or not without running code of a file not trusted.
+    """
+    from sparkdl.launch import interrupts
+    from sparkdl.learner.archive import archive_of_bytes, model_from_bytes
+    from sparkdl.spark.ml.parts import making_models
+
+    if loaded.model is None:
+        return None
+    objects = dict(loaded.objects)
+    with making_models, interrupts.held():
+        model = model_from_bytes(
+            loaded.model, objects, safe_mode=loaded.safe, path=f"{loaded.path}/model"
+        )
+    return model, archive_of_bytes(loaded.model, objects)
+
+
+def _checked(metadata: Mapping[str, Json], stage: Any, path: str) -> Mapping[str, Json]:
+    """What sparkdl added to the metadata.
+
+    Raises:
+        ConfigError: Another stage was saved there.
+        ModelError: A newer version wrote it.
+    """
+    cls = type(stage)
+    name = f"{cls.__module__}.{cls.__name__}"
+    section = metadata.get(_SECTION)
+    if metadata["class"] != name or not isinstance(section, dict):
+        other = metadata["class"].rpartition(".")[2]
+        raise ConfigError(
+            f"{path!r} is not a saved {cls.__name__}",
+            expected=name,
+            received=metadata["class"],
+            hint=f"{other}.load(path)",
+        )
+    strange = [n for n in metadata["paramMap"] if not stage.hasParam(n)]
+    strange += [n for n in metadata["defaultParamMap"] if not stage.hasParam(n)]
+    number = section.get("format")
+    if not isinstance(number, int) or number > FORMAT or strange:
+        raise ModelError(
+            f"{path!r} was written by a newer version of sparkdl",
+            expected=f"format {FORMAT} or an older one, with Params that this version has",
+            received=f"format {number}" + (f", Params {sorted(set(strange))}" if strange else ""),
+            hint="install the version that wrote it",
+        )
+    return section
+
+
+def _pickled(code: Mapping[str, Any], stage: Any) -> dict[str, Json]:
+    try:
+        content = payload.dump(dict(code))
+    except Exception as error:
+        raise ConfigError(
+            f"{type(stage).__name__} cannot be saved",
+            expected=f"{', '.join(code)} that can be pickled",
+            received=f"{type(error).__name__}: {error}",
+            hint="set them to None before saving, and again after loading",
+        ) from error
+    return {"names": sorted(code), "pickled": base64.b64encode(content).decode()}
+
+
+def _write_chunks(spark: Any, path: str, content: bytes) -> None:
+    """Bytes as rows ``(idx, chunk)``, some MiB per job, so that none of them grows large."""
+    step = CHUNK_BYTES * _CHUNKS_PER_WRITE
+    for start in range(0, max(len(content), 1), step):
+        begins = range(start, min(start + step, len(content)), CHUNK_BYTES)
+        chunks = [content[at : at + CHUNK_BYTES] for at in begins]
+        indices = pa.array([at // CHUNK_BYTES for at in begins], pa.int32())
+        table = pa.table({"idx": indices, "chunk": pa.array(chunks, pa.binary())})
+        frame = spark.createDataFrame(table).coalesce(1)
+        writer = frame.write.option("maxRecordsPerFile", _CHUNKS_PER_FILE)
+        writer = writer.option("compression", "uncompressed")
+        writer.mode("errorifexists" if start == 0 else "append").parquet(path)
+
+
+def _read_chunks(spark: Any, path: str, said: Mapping[str, Json], stage_path: str) -> bytes:
+    """The counterpart of :func:`_write_chunks`.
+
+    Raises:
+        ModelError: Bytes are missing or were changed.
+    """
+    rows: Iterator[Any] = spark.read.parquet(path).toLocalIterator()
+    chunks = {int(row["idx"]): bytes(row["chunk"]) for row in rows}
+    content = b"".join(chunks[idx] for idx in sorted(chunks))
+    del chunks
+    if len(content) != said["bytes"] or hashlib.sha256(content).hexdigest() != said["sha256"]:
+        raise ModelError(
+            f"the model in {stage_path!r} is not whole",
+            expected=f"{said['bytes']} bytes, as they were written",
+            received=f"{len(content)} bytes"
+            + ("" if len(content) != said["bytes"] else ", others than were written"),
+            hint="the folder was damaged, or writing it did not end",
+        )
+    return content

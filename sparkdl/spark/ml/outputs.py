@@ -1,0 +1,97 @@
+"""A frame with a stage's prediction columns, made in one pass over the rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pyspark.ml.functions import array_to_vector
+from pyspark.ml.linalg import VectorUDT
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from sparkdl.errors import DataError
+from sparkdl.learner.predictor_archive import PredictorArchive
+from sparkdl.spark.columns.matching import make_spec
+from sparkdl.spark.columns.sources import Columns
+from sparkdl.spark.inference.output_columns import OutputColumn
+from sparkdl.spark.inference.predict import predict_columns
+from sparkdl.spark.ml.trained import FittedStage
+
+
+def append_outputs(
+    stage: FittedStage,
+    frame: Any,
+    predictor: PredictorArchive,
+    outputs: Sequence[OutputColumn],
+    *,
+    vectors: bool = False,
+) -> Any:
+    """The frame with the columns of ``outputs``; rows keep their order, and nothing runs yet.
+
+    Args:
+        stage: Says what the model reads, and where and in which batches it runs.
+        frame: A DataFrame.
+        predictor: The model.
+        outputs: The columns to add.
+        vectors: Columns of arrays become ML vectors.
+
+    Raises:
+        DataError: A column is missing, does not fit the model, or has the name of a new one.
+    """
+    appended(stage, frame.schema, predictor, outputs, vectors=vectors)
+    if not outputs:
+        return frame
+    result = predict_columns(
+        frame, predictor, Columns(stage.features, decoder=stage.trained.decoder), outputs,
+        batch_size=stage.getOrDefault("inferenceBatchSize"), use_gpu=stage.getOrDefault("useGpu"),
+        handle_invalid=stage.getOrDefault("handleInvalid"),
+    )  # fmt: skip
+    arrays = [
+        output.name for output in outputs
+        if vectors and isinstance(output.field(predictor).dataType, T.ArrayType)
+    ]  # fmt: skip
+    if arrays:
+        result = result.withColumns({name: _vector(F.col(_quoted(name))) for name in arrays})
+    return result
+
+
+def _vector(array: Any) -> Any:
+    """A column of arrays as ML vectors, null where it is null."""
+    return F.when(array.isNotNull(), array_to_vector(array))
+
+
+def appended(
+    stage: FittedStage,
+    schema: Any,
+    predictor: PredictorArchive,
+    outputs: Sequence[OutputColumn],
+    *,
+    vectors: bool = False,
+) -> Any:
+    """The schema of :func:`append_outputs`' result.
+
+    Raises:
+        DataError: A column is missing, does not fit the model, or has the name of a new one.
+    """
+    make_spec(schema, predictor.signature, stage.features, None, None, stage.trained.decoder)
+    fields = []
+    taken = {field.name.lower() for field in schema.fields}
+    for output in outputs:
+        if output.name.lower() in taken:
+            raise DataError(
+                f"the data already have a column {output.name!r}",
+                expected=f"a new name for a column of {type(stage).__name__}",
+                received=str(schema.names),
+                hint="another name, or '' to leave the column out",
+            )
+        taken.add(output.name.lower())
+        field = output.field(predictor)
+        if vectors and isinstance(field.dataType, T.ArrayType):
+            field = T.StructField(output.name, VectorUDT())
+        fields.append(field)
+    return T.StructType([*schema.fields, *fields])
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"

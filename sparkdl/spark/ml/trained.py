@@ -1,0 +1,185 @@
+"""``Trained``: what a fitted stage has beside its Params, and ``FittedStage``, which scores."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+
+from sparkdl import payload
+from sparkdl.config import shown
+from sparkdl.errors import DataError, ModelError
+from sparkdl.launch import interrupts
+from sparkdl.learner.archive import ModelArchive, decode_model
+from sparkdl.learner.model_source import KerasSource
+from sparkdl.learner.predictor_archive import PredictorArchive
+from sparkdl.learner.signature import Signature
+from sparkdl.spark.ml.files import Content, Loaded, StageReader, StageWriter, load_model
+from sparkdl.spark.ml.parts import making_models
+from sparkdl.spark.ml.scoring import ColumnsStage
+from sparkdl.spark.ml.summary import TrainingSummary
+
+F = TypeVar("F", bound="FittedStage")
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A trained model; copies of a stage share it, as nothing in it ever changes.
+
+    Args:
+        archive: The model with its optimizer state: what is saved.
+        predictor: What executors get to score with.
+        decoder: See :class:`sparkdl.SparkModel`.
+        summary: How the training went; None if it was not trained by a stage.
+    """
+
+    archive: ModelArchive
+    predictor: PredictorArchive
+    decoder: Any = None
+    summary: TrainingSummary | None = None
+
+    @classmethod
+    def of(
+        cls,
+        model: Any,
+        archive: ModelArchive,
+        *,
+        decoder: Any = None,
+        summary: TrainingSummary | None = None,
+    ) -> Trained:
+        """From a Keras model and its archive."""
+        objects = payload.load(archive.objects)
+        with making_models, interrupts.held():
+            source = KerasSource(model, objects)
+            predictor = source.encode(list(source.signature.outputs))
+        return cls(archive, predictor, decoder, summary)
+
+    @property
+    def signature(self) -> Signature:
+        """The model's inputs and outputs."""
+        return self.predictor.signature
+
+
+class FittedStage(ColumnsStage):
+    """A transformer with a trained model."""
+
+    PARTS: tuple[str, ...] = ()
+    _trained: Trained | None = None
+    _local: Any = None  # the Keras model in this process, made when it is asked for
+
+    def _with(self: F, trained: Trained) -> F:
+        self._trained, self._local = trained, None
+        return self
+
+    def copy(self: F, extra: Any = None) -> F:
+        """A copy with a Keras model of its own."""
+        copied: F = super().copy(extra)
+        copied._local = None
+        return copied
+
+    @property
+    def trained(self) -> Trained:
+        """What the stage scores with.
+
+        Raises:
+            ModelError: The stage was made without a model.
+        """
+        if self._trained is None:
+            raise ModelError(
+                f"{type(self).__name__} has no model",
+                expected="a stage that an estimator's fit returned, or that was loaded",
+                received="one that was made empty",
+            )
+        return self._trained
+
+    @property
+    def model(self) -> Any:
+        """A Keras model with the stage's weights and optimizer state; changes stay in it."""
+        if self._local is None:
+            with making_models, interrupts.held():
+                self._local = decode_model(self.trained.archive)
+        return self._local
+
+    @property
+    def history(self) -> dict[str, list[Any]]:
+        """Metric -> its value after each epoch; empty if the model was not trained by a stage."""
+        return dict(self.summary.history) if self.hasSummary else {}
+
+    @property
+    def hasSummary(self) -> bool:
+        """Whether :attr:`summary` is there."""
+        return self.trained.summary is not None
+
+    @property
+    def summary(self) -> TrainingSummary:
+        """How the training went.
+
+        Raises:
+            ModelError: The model was not trained by a stage.
+        """
+        if self.trained.summary is None:
+            raise ModelError(
+                f"{type(self).__name__} has no summary of its training",
+                expected="a model that an estimator of sparkdl.ml has trained",
+                received="another one",
+            )
+        return self.trained.summary
+
+    @property
+    def numFeatures(self) -> int:
+        """Values per row that the model takes; -1 if unknown."""
+        inputs = list(self.trained.signature.inputs.values())
+        if any(spec.shape is None or None in spec.shape for spec in inputs):
+            return -1
+        return sum(math.prod(d or 1 for d in spec.shape or ()) for spec in inputs)
+
+    def _row(self, value: Any) -> Any:
+        """The output for one row of a model with one input, as a batch of one row."""
+        (spec,) = self.trained.signature.inputs.values()
+        array = np.asarray(value.toArray() if hasattr(value, "toArray") else value, spec.dtype)
+        if spec.shape is not None and None not in spec.shape:
+            if array.size != self.numFeatures:
+                raise DataError(
+                    "the features do not fit the model",
+                    expected=f"{self.numFeatures} values",
+                    received=shown(value),
+                )
+            array = array.reshape([d or 1 for d in spec.shape])
+        outputs = self.model.predict_on_batch(array[None])
+        if isinstance(outputs, Mapping):
+            (outputs,) = outputs.values()
+        elif isinstance(outputs, (list, tuple)):
+            (outputs,) = outputs
+        return np.asarray(outputs)
+
+    # -- files -------------------------------------------------------------------------------------
+
+    def write(self) -> StageWriter:
+        """Saves the stage: ``write().overwrite().save(path)``."""
+        return StageWriter(self)
+
+    @classmethod
+    def read(cls: type[F]) -> StageReader[F]:
+        """Loads what ``write`` saved: ``read().load(path)``; ``read().trusted()`` with code."""
+        return StageReader(cls)
+
+    def content(self) -> Content:
+        """What is saved beside the Params."""
+        trained = self.trained
+        plain = {} if trained.summary is None else {"summary": trained.summary.to_json()}
+        code = {} if trained.decoder is None else {"decoder": trained.decoder}
+        return Content(plain, trained.archive, code)
+
+    def take(self, loaded: Loaded) -> None:
+        """The counterpart of :meth:`content`."""
+        found = load_model(loaded)
+        if found is None:
+            return
+        saved = loaded.plain.get("summary")
+        summary = None if saved is None else TrainingSummary.from_json(saved)
+        decoder = loaded.code.get("decoder")
+        self._with(Trained.of(*found, decoder=decoder, summary=summary))
+        self._local = found[0]

@@ -1,0 +1,265 @@
+"""``TrainingStage``: an estimator's parts and Params, and their way through ``SparkModel``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from pyspark.ml.base import _FitMultipleIterator
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from sparkdl.errors import ConfigError, DataError
+from sparkdl.launch import interrupts
+from sparkdl.learner.archive import ModelArchive
+from sparkdl.spark.ml.files import Content, Loaded, StageReader, StageWriter, load_model
+from sparkdl.spark.ml.params import BUILD_PARAMS, FIT_PARAMS, MODEL_PARAMS, snake
+from sparkdl.spark.ml.parts import Parts, archive_of
+from sparkdl.spark.ml.scoring import ColumnsStage
+from sparkdl.spark.ml.stage import has_params
+from sparkdl.spark.ml.summary import TrainingSummary
+from sparkdl.spark.ml.trained import Trained
+from sparkdl.spark.spark_model import SparkModel
+
+E = TypeVar("E", bound="TrainingStage")
+
+
+@has_params(*MODEL_PARAMS, *FIT_PARAMS, *BUILD_PARAMS)
+class TrainingStage(ColumnsStage):
+    """What the estimators share. Training goes through :class:`sparkdl.SparkModel`."""
+
+    PARTS = (
+        "customObjects", "model", "modelBuilder", "optimizer", "loss", "metrics", "callbacks",
+        "decoder", "port", "serverBind", "serverAddress", "workerPort", "workerBind", "encrypt",
+    )  # fmt: skip
+    _parts: Parts
+
+    def _prepare(self) -> None:
+        super()._prepare()
+        self._parts = Parts()
+        self._setDefault(seed=0)
+
+    # -- parts that are no Params ------------------------------------------------------------------
+
+    def setModel(self: E, model: Any) -> E:
+        """Sets the Keras model to begin with, as it is now; it is never changed itself."""
+        return self._with(self._parts.with_model(model))
+
+    def setModelBuilder(self: E, builder: Callable[..., Any] | None) -> E:
+        """Sets a function that makes the model of each fit from ``builderArgs``."""
+        return self._with(self._parts.with_builder(builder))
+
+    def setOptimizer(self: E, optimizer: Any) -> E:
+        """Sets the optimizer that the model is compiled with; needs a loss."""
+        return self._with(self._parts.with_compiled("optimizer", optimizer))
+
+    def setLoss(self: E, loss: Any) -> E:
+        """Sets the loss that the model is compiled with; None leaves it as it was compiled."""
+        return self._with(self._parts.with_compiled("loss", loss))
+
+    def setMetrics(self: E, metrics: Any) -> E:
+        """Sets the metrics that the model is compiled with; needs a loss."""
+        return self._with(self._parts.with_compiled("metrics", metrics))
+
+    def setCallbacks(self: E, callbacks: Any) -> E:
+        """Sets Keras callbacks. ``fit(df)`` calls these; copies of the estimator have their own."""
+        return self._with(self._parts.with_callbacks(callbacks))
+
+    def setDecoder(self: E, decoder: Any) -> E:
+        """Sets what makes the model's input from a binary or image value."""
+        return self._with(replace(self._parts, decoder=decoder))
+
+    def setCustomObjects(self: E, objects: Any) -> E:
+        """Sets name -> class or function, beside those found in the model itself."""
+        return self._with(replace(self._parts, custom_objects=dict(objects or {})))
+
+    def setPort(self: E, port: Any) -> E:
+        """Sets the server's port; no file holds it."""
+        return self._with_network("port", port)
+
+    def setServerBind(self: E, address: str | None) -> E:
+        """Sets the address that the server listens on; no file holds it."""
+        return self._with_network("server_bind", address)
+
+    def setServerAddress(self: E, address: str | None) -> E:
+        """Sets the address that workers connect to; no file holds it."""
+        return self._with_network("server_address", address)
+
+    def setWorkerPort(self: E, port: Any) -> E:
+        """Sets the workers' own ports in mode allreduce; no file holds them."""
+        return self._with_network("worker_port", port)
+
+    def setWorkerBind(self: E, address: str | None) -> E:
+        """Sets the address that workers listen on in mode allreduce; no file holds it."""
+        return self._with_network("worker_bind", address)
+
+    def setEncrypt(self: E, encrypt: Any) -> E:
+        """Sets whether what leaves a host is encrypted; no file holds it."""
+        return self._with_network("encrypt", encrypt)
+
+    def _with_network(self: E, name: str, value: Any) -> E:
+        network = {k: v for k, v in self._parts.network.items() if k != name}
+        if value is not None:
+            network[name] = value
+        return self._with(replace(self._parts, network=network))
+
+    def _with(self: E, parts: Parts) -> E:
+        self._parts = parts
+        return self
+
+    # -- fitting -----------------------------------------------------------------------------------
+
+    def copy(self: E, extra: Any = None) -> E:
+        """A copy with callbacks of its own, which a fit in another thread can use."""
+        copied: E = super().copy(extra)
+        copied._parts = self._parts.apart()
+        return copied
+
+    def fitMultiple(self, dataset: Any, paramMaps: Sequence[Any]) -> Iterator[Any]:
+        """A model for each map of Params; fits in several threads share nothing.
+
+        Raises:
+            ConfigError: They would all write their checkpoints into one folder.
+        """
+        maps = list(paramMaps)
+        fits = [self.copy(extra) for extra in maps]
+        folders = [fit.getOrDefault("checkpointDir") for fit in fits]
+        shared = [folder for folder in folders if folder is not None and folders.count(folder) > 1]
+        if shared:
+            raise ConfigError(
+                "several fits would write their checkpoints into one folder",
+                expected="a checkpointDir for each, or none",
+                received=f"{len(shared)} fits with {shared[0]!r}",
+                hint="checkpointDir=None while Params are being compared",
+            )
+        return _FitMultipleIterator(  # type: ignore[no-any-return]
+            lambda index: fits[index]._fit(dataset), len(maps)
+        )
+
+    @interrupts.heard()
+    def _fit(self, dataset: Any) -> Any:
+        parts = self._parts
+        model = parts.make_model(
+            self.getOrDefault("builderArgs"), self.getOrDefault("learningRate")
+        )
+        self._check_model(model, dataset.schema)
+        arguments = {snake(spec.name): self.getOrDefault(spec.name) for spec in MODEL_PARAMS}
+        spark_model = SparkModel(
+            model, custom_objects=dict(parts.custom_objects), decoder=parts.decoder,
+            seed=self.getOrDefault("seed"), use_gpu=self.getOrDefault("useGpu"),
+            **arguments, **parts.network,
+        )  # fmt: skip
+        rows, validation = self._split(dataset)
+        history = spark_model.fit(
+            rows, validation_data=validation, callbacks=list(parts.callbacks) or None,
+            features=self.features, label=self.labels, sample_weight=self.weights,
+            **{snake(spec.name): self.getOrDefault(spec.name) for spec in FIT_PARAMS},
+        )  # fmt: skip
+        trained = Trained.of(
+            spark_model.model, archive_of(spark_model.model, parts.custom_objects),
+            decoder=parts.decoder, summary=_summary(history, spark_model),
+        )  # fmt: skip
+        fitted = self._make_model(trained)
+        fitted._resetUid(self.uid)
+        return self._copyValues(fitted)
+
+    def _split(self, dataset: Any) -> tuple[Any, Any]:
+        """The rows to train on and those to validate on (or None), by the indicator column."""
+        name = ""
+        if self.isDefined("validationIndicatorCol"):
+            name = self.getOrDefault("validationIndicatorCol")
+        if not name:
+            return dataset, None
+        field = next((f for f in dataset.schema.fields if f.name == name), None)
+        if field is None or not isinstance(field.dataType, T.BooleanType):
+            raise DataError(
+                f"validationIndicatorCol names no column of booleans: {name!r}",
+                expected="a boolean column, true in the rows to validate on",
+                received="no such column among " + ", ".join(map(repr, dataset.schema.names))
+                if field is None
+                else f"a column of type {field.dataType.simpleString()}",
+                hint="F.col(...).cast('boolean')",
+            )
+        if self.getOrDefault("validationSplit"):
+            raise ConfigError(
+                "validationIndicatorCol and validationSplit both choose the rows to validate on",
+                expected="one of them",
+                received=f"{name!r} and {self.getOrDefault('validationSplit')}",
+            )
+        held_out = F.coalesce(F.col("`" + name.replace("`", "``") + "`"), F.lit(False))
+        return dataset.where(~held_out), dataset.where(held_out)
+
+    @property
+    def labels(self) -> Any:
+        """The column of labels, or output name -> column."""
+        return self.getOrDefault("labelCol")
+
+    @property
+    def weights(self) -> Any:
+        """The column of sample weights, or output name -> column; None for none."""
+        return (self.getOrDefault("weightCol") if self.isDefined("weightCol") else None) or None
+
+    def _check_model(self, model: Any, schema: Any) -> None:
+        """Refuses a model, or a schema, that this estimator cannot use, before a job starts."""
+        raise NotImplementedError
+
+    def _make_model(self, trained: Trained) -> Any:
+        """The fitted stage, with defaults for all of its Params."""
+        raise NotImplementedError
+
+    # -- files -------------------------------------------------------------------------------------
+
+    def write(self) -> StageWriter:
+        """Saves the estimator: ``write().overwrite().save(path)``."""
+        return StageWriter(self)
+
+    @classmethod
+    def read(cls: type[E]) -> StageReader[E]:
+        """Loads what ``write`` saved: ``read().load(path)``; ``read().trusted()`` with code."""
+        return StageReader(cls)
+
+    def content(self) -> Content:
+        """What is saved beside the Params."""
+        parts = self._parts
+        names = sorted(parts.compiled)
+        plain = {n: parts.compiled[n] for n in names if not isinstance(parts.compiled[n], bytes)}
+        code: dict[str, Any] = {
+            n: parts.compiled[n] for n in names if isinstance(parts.compiled[n], bytes)
+        }
+        for name, thing in (
+            ("modelBuilder", parts.builder),
+            ("callbacks", list(parts.apart().callbacks)),
+            ("decoder", parts.decoder),
+            ("customObjects", dict(parts.custom_objects)),
+        ):
+            if thing:
+                code[name] = thing
+        return Content({"compiled": plain}, parts.archive, code)
+
+    def take(self, loaded: Loaded) -> None:
+        """The counterpart of :meth:`content`."""
+        code = dict(loaded.code)
+        compiled = {**loaded.plain["compiled"]}
+        compiled |= {n: code[n] for n in ("optimizer", "loss", "metrics") if n in code}
+        found = load_model(loaded)
+        archive: ModelArchive | None = None if found is None else found[1]
+        self._parts = Parts(
+            archive, code.get("modelBuilder"), compiled, tuple(code.get("callbacks", ())),
+            code.get("decoder"), code.get("customObjects", {}),
+        )  # fmt: skip
+
+
+def _summary(history: Any, spark_model: SparkModel) -> TrainingSummary:
+    stage = spark_model.summary
+    plain = {
+        name: [_plain_number(value) for value in values] for name, values in history.history.items()
+    }
+    if stage is None:  # nothing was left to train
+        return TrainingSummary(plain, 0, 0.0, 0, ())
+    transports = tuple(sorted(stage.transports))
+    return TrainingSummary(plain, stage.rows, stage.seconds, len(stage.pids), transports)
+
+
+def _plain_number(value: Any) -> Any:
+    return [float(v) for v in value] if hasattr(value, "__len__") else float(value)

@@ -1,0 +1,124 @@
+"""``predict``: a model's outputs for every row, also of models that were never compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from sparkdl.config import UseGpu, require_int
+from sparkdl.errors import ConfigError
+from sparkdl.learner.model_source import ModelSource, open_model
+from sparkdl.spark.columns.decoders import Decoder
+from sparkdl.spark.columns.matching import InputColumns
+from sparkdl.spark.columns.sources import Columns, is_frame, is_rdd
+from sparkdl.spark.inference.choice import Names, PredictionChoice
+from sparkdl.spark.inference.predict import predict_columns
+from sparkdl.spark.inference.predict_rdd import predict_rdd
+
+
+def predict(
+    model: Any,
+    data: Any,
+    batch_size: int = 32,
+    features: InputColumns = "features",
+    output_column: str = "prediction",
+    *,
+    outputs: Iterable[str] | Mapping[str, str] | None = None,
+    probability_column: Names = None,
+    class_column: Names = None,
+    layers: Mapping[str, str] | None = None,
+    dtype: str = "float32",
+    handle_invalid: str = "error",
+    decoder: Decoder | Mapping[str, Decoder] | None = None,
+    custom_objects: dict[str, Any] | None = None,
+    safe_mode: bool = True,
+    use_gpu: UseGpu = "auto",
+) -> Any:
+    """A model's outputs for every row, in one pass; the model need not be compiled.
+
+    ::
+
+        scored = sparkdl.predict('model.keras', df, class_column='label', outputs=[],
+                                 layers={'avg_pool': 'embedding'})
+
+    Args:
+        model: A built ``keras.Model``, or the path or URI of a ``.keras`` file, an HDF5 file
+            (``.h5``) or the folder of a SavedModel, which is a program: load only those that you
+            trust.
+        data: A DataFrame, also a streaming one, an RDD of inputs, or NumPy arrays.
+        batch_size: Rows per forward pass.
+        features: See :meth:`sparkdl.SparkModel.fit`.
+        output_column: Name of the column of a model with one output; several outputs become
+            ``<output_column>_<output name>``.
+        outputs: The outputs wanted as columns: names, or output name -> column; None for all.
+        probability_column: A column of class probabilities (array), or output name -> column.
+            Logits go through softmax or sigmoid first, as the loss of the compiled model says; a
+            single unit p becomes ``[1 - p, p]``.
+        class_column: A column of the most probable class (int), or output name -> column.
+        layers: Layer name -> column of that layer's output (functional and Sequential models).
+        dtype: Of all columns but classes: ``'float32'`` or ``'float64'``.
+        handle_invalid: Rows that no model can take, with a null in a feature column (or in an
+            array there), or whose value the decoder raises on: ``'error'``, ``'skip'`` (left out),
+            or ``'keep'`` (their predictions are null). NaN is a number here.
+        decoder: See :class:`sparkdl.SparkModel`.
+        custom_objects: Name -> class or function that the model uses.
+        safe_mode: False also loads what runs code from a file (``Lambda`` layers).
+        use_gpu: See :class:`sparkdl.SparkModel`.
+
+    Returns:
+        For a DataFrame the same rows in the same order with all their columns, and the columns
+        asked for after them (lazy: Spark computes them when they are asked for). For an RDD an RDD
+        of NumPy arrays. For NumPy arrays a NumPy array.
+
+    Raises:
+        ModelError: No model that can predict.
+        ResourceError: The path cannot be read.
+        DataError: The data do not fit the model.
+        ConfigError: Columns that the model has no outputs for.
+    """
+    require_int("batch_size", batch_size, 1)
+    choice = PredictionChoice(
+        output_column, outputs, probability_column, class_column, layers or {}, dtype,
+        handle_invalid,
+    )  # fmt: skip
+    source = open_model(model, custom_objects, safe_mode=safe_mode)
+    inputs = Columns(features, decoder=decoder)
+    return predict_data(source, data, inputs, choice, batch_size=batch_size, use_gpu=use_gpu)
+
+
+def predict_data(
+    source: ModelSource,
+    data: Any,
+    inputs: Columns,
+    choice: PredictionChoice,
+    *,
+    batch_size: int,
+    use_gpu: UseGpu,
+) -> Any:
+    """See :func:`predict`.
+
+    Args:
+        source: The model.
+        data: A DataFrame, an RDD of inputs, or NumPy arrays.
+        inputs: Which columns the model reads.
+        choice: Which columns to append.
+        batch_size: Rows per forward pass.
+        use_gpu: See :class:`sparkdl.SparkModel`.
+    """
+    if not is_frame(data) and not choice.is_plain:
+        raise ConfigError(
+            "only a DataFrame can have several columns of predictions",
+            expected="a DataFrame, or none of outputs, probability_column, class_column, layers, "
+            "dtype and handle_invalid",
+            received=f"{type(data).__module__}.{type(data).__qualname__}",
+        )
+    if not (is_frame(data) or is_rdd(data)):
+        return source.predict(data, batch_size)
+    signature = source.signature
+    archive = source.encode(choice.outputs_of(signature), list(choice.layers))
+    if is_rdd(data):
+        return predict_rdd(data, archive, batch_size=batch_size, use_gpu=use_gpu)
+    return predict_columns(
+        data, archive, inputs, choice.columns(archive, signature),
+        batch_size=batch_size, use_gpu=use_gpu, handle_invalid=choice.invalid,
+    )  # fmt: skip

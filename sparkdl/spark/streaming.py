@@ -1,0 +1,230 @@
+"""Training on a stream: each micro-batch of Structured Streaming is one fit, and counts once."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sparkdl.errors import ConfigError, DataError
+from sparkdl.files.checkpoints import Checkpoints
+from sparkdl.spark.columns.sources import is_frame
+from sparkdl.spark.driver.cluster import is_connect, require_running
+from sparkdl.spark.driver.trained_model import TrainedModel
+
+History = dict[str, list[Any]]
+OnBatch = Callable[[int, History], object]
+Fit = Callable[[Any], History]
+"""Trains the model on a frame and returns the history of its epochs."""
+
+
+@dataclass
+class BatchTrainer:
+    """What Spark calls for each micro-batch, one after the other.
+
+    Spark calls again with a micro-batch whose end it did not write down before it was stopped. So
+    the number of micro-batches that the model has trained is saved in the same file as the weights,
+    and what is in the weights already is left out.
+
+    Args:
+        trained: The model.
+        checkpoints: Where it is saved after each micro-batch.
+        batches_done: Micro-batches that are in the weights.
+        fit: Trains the model on a frame.
+        on_batch: Is called after each micro-batch with its number and the history of its epochs.
+    """
+
+    trained: TrainedModel
+    checkpoints: Checkpoints
+    batches_done: int
+    fit: Fit
+    on_batch: OnBatch | None = None
+
+    def __post_init__(self) -> None:
+        self.history: History = {}
+        self.error: BaseException | None = None
+        self._first = True
+
+    def __call__(self, frame: Any, batch_id: int) -> None:
+        try:
+            self._train(frame, batch_id)
+        except BaseException as error:
+            self.error = error
+            raise
+
+    def _train(self, frame: Any, batch_id: int) -> None:
+        if self._first:
+            self._require_own(batch_id)
+            self._first = False
+        if batch_id < self.batches_done:
+            return
+        with _kept(frame):
+            history = {} if frame.isEmpty() else self.fit(frame)
+        self.trained.save(self.checkpoints, batch_id + 1)
+        self.batches_done = batch_id + 1
+        for name, values in history.items():
+            self.history.setdefault(name, []).extend(values)
+        if self.on_batch is not None:
+            self.on_batch(batch_id, history)
+
+    def _require_own(self, batch_id: int) -> None:
+        """Refuses to go on with the place in the stream that belongs to other weights."""
+        if batch_id not in (self.batches_done - 1, self.batches_done):
+            raise ConfigError(
+                f"the model and the place in the stream in {self.checkpoints.folder!r} do not "
+                "belong together",
+                expected=f"micro-batch {self.batches_done}: so many are in the weights",
+                received=f"micro-batch {batch_id}",
+                hint="checkpoint_dir holds both, in 'model' and 'stream': delete both to begin "
+                "from the start, or bring both back",
+            )
+
+
+class StreamingFit:
+    """A training that runs for as long as its stream; see :meth:`sparkdl.SparkModel.fit_stream`.
+
+    Args:
+        query: Spark's streaming query.
+        trainer: What it calls.
+    """
+
+    def __init__(self, query: Any, trainer: BatchTrainer) -> None:
+        self._query, self._trainer = query, trainer
+        self._lock = threading.Lock()
+
+    @property
+    def model(self) -> Any:
+        """The Keras model, trained in place; consistent between two micro-batches."""
+        return self._trainer.trained.model
+
+    @property
+    def history(self) -> History:
+        """Metric name -> one value per epoch, over the micro-batches trained since the start."""
+        return {name: list(values) for name, values in self._trainer.history.items()}
+
+    @property
+    def batches_done(self) -> int:
+        """Micro-batches that are in the weights, also those trained before a restart."""
+        return self._trainer.batches_done
+
+    @property
+    def is_active(self) -> bool:
+        """Whether the stream still runs."""
+        return bool(self._query.isActive)
+
+    def stop(self) -> None:
+        """Ends the stream; a micro-batch that is being trained is trained to its end first."""
+        with self._lock:
+            self._query.stop()
+
+    def await_termination(self, timeout_s: float | None = None) -> bool:
+        """Waits for the end of the stream.
+
+        Args:
+            timeout_s: For so long at most; None without a limit.
+
+        Returns:
+            Whether it has ended.
+
+        Raises:
+            Exception: What ended it, if it was not :meth:`stop` or the end of the data.
+        """
+        try:
+            ended = self._query.awaitTermination(None if timeout_s is None else timeout_s)
+        except Exception:
+            if self._trainer.error is not None:
+                raise self._trainer.error from None
+            raise
+        return timeout_s is None or bool(ended)
+
+
+def start_stream_fit(
+    stream: Any,
+    trained: TrainedModel,
+    fit: Fit,
+    *,
+    checkpoint_dir: str,
+    trigger: Mapping[str, Any] | None,
+    on_batch: OnBatch | None,
+    restored: Callable[[int], None],
+) -> StreamingFit:
+    """Starts the query.
+
+    Args:
+        stream: A streaming DataFrame.
+        trained: The model.
+        fit: Trains it on a frame.
+        checkpoint_dir: Folder for the model and for Spark's place in the stream.
+        trigger: Arguments of Spark's ``DataStreamWriter.trigger``.
+        on_batch: See :class:`BatchTrainer`.
+        restored: Is told the number of micro-batches that the restored model has trained.
+
+    Raises:
+        ConfigError: ``checkpoint_dir`` belongs to another model.
+        ResourceError: It cannot be written.
+    """
+    folder = str(checkpoint_dir).rstrip("/")
+    checkpoints = Checkpoints.at(f"{folder}/model")
+    if checkpoints is None:  # never: a folder was given
+        raise ConfigError("fit_stream needs a folder", expected="a path", received="None")
+    optimizer = trained.model.optimizer
+    if not optimizer.built:  # else the first file would lack its state
+        optimizer.build(trained.model.trainable_variables)
+    if not checkpoints.exist:
+        trained.save(checkpoints, 0)
+    batches_done = trained.restore(checkpoints)
+    restored(batches_done)
+    trainer = BatchTrainer(trained, checkpoints, batches_done, fit, on_batch)
+    writer = stream.writeStream.foreachBatch(trainer)
+    writer = writer.option("checkpointLocation", f"{folder}/stream")
+    if trigger is not None:
+        writer = writer.trigger(**trigger)
+    return StreamingFit(writer.start(), trainer)
+
+
+def check_stream(stream: Any, checkpoint_dir: Any, trigger: Any) -> None:
+    """Refuses what cannot be trained on by micro-batches.
+
+    Raises:
+        DataError: No streaming DataFrame.
+        ConfigError: A Spark Connect session, no folder, or a trigger that is none.
+    """
+    if not is_frame(stream) or not stream.isStreaming:
+        raise DataError(
+            "fit_stream trains on a stream of rows",
+            expected="a streaming DataFrame (spark.readStream)",
+            received="a DataFrame whose rows end" if is_frame(stream) else type(stream).__name__,
+            hint="spark_model.fit(df) trains on rows that end",
+        )
+    require_running(stream.sparkSession)
+    if is_connect(stream.sparkSession):
+        raise ConfigError(
+            "fit_stream cannot train over Spark Connect",
+            expected="a session on the driver, where the model is",
+            received="a Spark Connect client: Spark would run the training on its server",
+            hint="fit on frames of the rows that have come, or run this on the driver",
+        )
+    if not isinstance(checkpoint_dir, str) or not checkpoint_dir:
+        raise ConfigError(
+            "fit_stream needs a folder, so that it can go on after a restart",
+            expected="checkpoint_dir='a path or URI'",
+            received=repr(checkpoint_dir),
+        )
+    if trigger is not None and not isinstance(trigger, Mapping):
+        raise ConfigError(
+            "trigger must be arguments of Spark's trigger",
+            expected="{'availableNow': True} or {'processingTime': '10 seconds'}",
+            received=repr(trigger),
+        )
+
+
+@contextlib.contextmanager
+def _kept(frame: Any) -> Iterator[None]:
+    """Within, the rows of a micro-batch are kept: they are read several times."""
+    frame.persist()
+    try:
+        yield
+    finally:
+        frame.unpersist()

@@ -1,0 +1,194 @@
+"""Models as functions for DataFrame expressions and SQL."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, get_args
+
+from pyspark.sql import functions as F
+
+from sparkdl.config import UseGpu, require_int
+from sparkdl.errors import ConfigError, ResourceError, UnknownNameError
+from sparkdl.learner.model_source import open_model
+from sparkdl.spark.columns.decoders import Decoder
+from sparkdl.spark.driver.cluster import is_connect, require_running
+from sparkdl.spark.driver.interpreter import this_interpreter
+from sparkdl.spark.driver.launcher import ship
+from sparkdl.spark.executor.stage import content_of
+from sparkdl.spark.inference.choice import PredictionChoice
+from sparkdl.spark.inference.output_columns import Form
+from sparkdl.spark.inference.udf_task import UdfTask
+
+RETURNS: tuple[str, ...] = tuple(name for name in get_args(Form) if name != "raw")
+
+
+def predict_udf(
+    model: Any,
+    *,
+    batch_size: int = 64,
+    output: str | None = None,
+    layer: str | None = None,
+    returns: str = "values",
+    dtype: str = "float32",
+    name: str | None = None,
+    handle_invalid: str = "error",
+    decoder: Decoder | Mapping[str, Decoder] | None = None,
+    custom_objects: dict[str, Any] | None = None,
+    safe_mode: bool = True,
+    use_gpu: UseGpu = "auto",
+) -> Callable[..., Any]:
+    """A function of columns that gives a model's predictions.
+
+    ::
+
+        churn = sparkdl.predict_udf('churn.keras', returns='probability')
+        df.select('id', churn('features'))            # an array, vector, image or binary column
+        df.select('id', churn('age', 'income'))       # several numbers
+
+    A model with several inputs takes a column for each, in the model's order. The model is loaded
+    once per Python worker; each function in a query has workers of its own, so that several
+    columns of one model come sooner from :func:`sparkdl.predict`. Spark may run a function on more
+    rows than it shows: ``df.limit(10).cache()`` comes first where only ten rows are wanted.
+
+    Args:
+        model: See :func:`sparkdl.predict`.
+        batch_size: Rows per forward pass.
+        output: Which output; not needed where the model has one.
+        layer: A layer whose output is returned instead.
+        returns: ``'values'`` (the output as it is), ``'probability'`` (array of class
+            probabilities) or ``'class'`` (the number of the most probable class).
+        dtype: ``'float32'`` or ``'float64'``; classes are integers.
+        name: Of the function, in plans of Spark.
+        handle_invalid: Rows that no model can take: ``'error'``, or ``'keep'`` (null).
+        decoder: See :class:`sparkdl.SparkModel`.
+        custom_objects: Name -> class or function that the model uses.
+        safe_mode: See :func:`sparkdl.predict`.
+        use_gpu: See :class:`sparkdl.SparkModel`.
+
+    Returns:
+        A user-defined function of Spark: number, array of numbers, or nested arrays.
+
+    Raises:
+        ModelError: No model that can predict.
+        ConfigError: What it shall return cannot be had of the model.
+        ResourceError: PySpark is older than 4.1.
+    """
+    task = _task(
+        model, batch_size, output, layer, returns, dtype, handle_invalid, decoder, custom_objects,
+        safe_mode, use_gpu,
+    )  # fmt: skip
+    return _function(task, name)
+
+
+def register_udf(spark: Any, name: str, model: Any, **options: Any) -> Callable[..., Any]:
+    """Makes a model a function of SQL; one of the same name is replaced.
+
+    ::
+
+        sparkdl.register_udf(spark, 'churn', model)
+        spark.sql('SELECT id, churn(features) FROM customers')
+
+    Args:
+        spark: The session whose SQL gets the function.
+        name: Of the function.
+        model: See :func:`sparkdl.predict`.
+        **options: Of :func:`predict_udf`.
+
+    Returns:
+        The function, for DataFrame expressions.
+
+    Raises:
+        ConfigError, ModelError: See :func:`predict_udf`.
+    """
+    require_running(spark)
+    if not isinstance(name, str) or not name.isidentifier():
+        raise ConfigError(
+            "a SQL function must have a name that SQL can say",
+            expected="letters, digits and underscores",
+            received=repr(name),
+        )
+    made = predict_udf(model, name=name, **options)
+    with this_interpreter(None if is_connect(spark) else spark.sparkContext):
+        registered: Callable[..., Any] = spark.udf.register(name, made)
+    return registered
+
+
+def _task(
+    model: Any, batch_size: int, output: str | None, layer: str | None, returns: str, dtype: str,
+    handle_invalid: str, decoder: Any, custom_objects: dict[str, Any] | None, safe_mode: bool,
+    use_gpu: UseGpu,
+) -> UdfTask:  # fmt: skip
+    require_int("batch_size", batch_size, 1)
+    if returns not in RETURNS:
+        raise UnknownNameError("kind of result", returns, RETURNS)
+    if handle_invalid == "skip":
+        raise ConfigError(
+            "a function of SQL must return something for every row",
+            expected="handle_invalid='error' or 'keep'",
+            received="handle_invalid='skip'",
+            hint="sparkdl.predict(model, df, handle_invalid='skip') leaves rows out",
+        )
+    source = open_model(model, custom_objects, safe_mode=safe_mode)
+    signature = source.signature
+    if layer is not None:
+        if output is not None or returns != "values":
+            raise ConfigError(
+                "a layer has no other form than its output",
+                expected="layer, without output and returns",
+                received=f"layer={layer!r}, output={output!r}, returns={returns!r}",
+            )
+        choice = PredictionChoice(
+            outputs=[], layers={layer: "prediction"}, dtype=dtype, handle_invalid=handle_invalid
+        )
+    else:
+        if output is None and len(signature.outputs) > 1:
+            raise ConfigError(
+                f"the model has {len(signature.outputs)} outputs, and a function returns one",
+                expected=f"output=, one of {list(signature.outputs)}",
+                received="output=None",
+            )
+        output = next(iter(signature.outputs)) if output is None else output
+        column = {output: "prediction"}
+        choice = PredictionChoice(
+            outputs=column if returns == "values" else [],
+            probability_column=column if returns == "probability" else None,
+            class_column=column if returns == "class" else None,
+            dtype=dtype,
+            handle_invalid=handle_invalid,
+        )
+    archive = source.encode(choice.outputs_of(signature), list(choice.layers))
+    (result,) = choice.columns(archive, signature)
+    return UdfTask(archive, result, batch_size, use_gpu, choice.invalid, decoder)
+
+
+def _function(task: UdfTask, name: str | None) -> Callable[..., Any]:
+    """Spark's function around a task."""
+    from pyspark.sql import SparkSession
+
+    if not hasattr(F, "arrow_udf"):
+        raise ResourceError(
+            "this PySpark has no functions on Arrow arrays",
+            expected="PySpark 4.1 or newer",
+            received="an older one",
+            hint="sparkdl.predict(model, df) works with PySpark 4.0",
+        )
+    session = SparkSession.getActiveSession()
+    context = None if session is None or is_connect(session) else session.sparkContext
+    shipped = ship(task, context)
+
+    def run(arguments: Iterator[Any]) -> Iterator[Any]:
+        from sparkdl.spark.inference.udf_task import predict_arguments
+
+        yield from predict_arguments(arguments, content_of(shipped))
+
+    run.__name__ = name or "sparkdl_predict"
+    kind = F.ArrowUDFType.SCALAR_ITER
+    result = task.output.field(task.archive).dataType
+    with warnings.catch_warnings():  # type hints cannot say that any number of arguments will do
+        warnings.filterwarnings("ignore", message="It is preferred to specify type hints")
+        made: Callable[..., Any] = F.arrow_udf(run, result, kind)
+    if context is not None:
+        with this_interpreter(context):  # Spark takes the interpreter at the first use
+            made(F.lit(None))
+    return made

@@ -1,0 +1,55 @@
+"""Run by test_ml_elsewhere.py in a process of its own: the cases in one process, or on Connect."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+os.environ["PYSPARK_PYTHON"] = sys.executable
+os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+FOLDER = Path(__file__).resolve().parents[1]
+ROOT = FOLDER.parents[2]
+os.environ["PYTHONPATH"] = f"{ROOT}:{FOLDER}"
+sys.path[:0] = [str(ROOT), str(FOLDER)]
+
+
+def main(where: str, read: str, write: str) -> None:
+    """Runs all cases.
+
+    Args:
+        where: The master: ``local[2]``, or ``connect``.
+        read: A saved pipeline model to load, or ``''``.
+        write: Where to save a pipeline model, or ``''``.
+    """
+    from pyspark.ml import PipelineModel
+    from pyspark.sql import SparkSession
+    from stage_cases import X, quick, run_all, table
+
+    builder = SparkSession.builder
+    builder = (
+        builder.remote("local-cluster[2,1,2048]") if where == "connect" else builder.master(where)
+    )
+    spark = (
+        builder.config("spark.driver.host", "127.0.0.1")
+        .config("spark.ui.enabled", "false")
+        .config("spark.executorEnv.PYTHONPATH", os.environ["PYTHONPATH"])
+        .config("spark.executorEnv.TF_CPP_MIN_LOG_LEVEL", "3")
+        .getOrCreate()
+    )
+    try:
+        if read:
+            model = PipelineModel.load(read).stages[-1]
+            print("read", model.model.predict(X, verbose=0).tobytes().hex()[:64], flush=True)
+        if write:
+            fitted = quick(epochs=1).fit(table(spark))
+            print("wrote", fitted.model.predict(X, verbose=0).tobytes().hex()[:64], flush=True)
+            PipelineModel([fitted]).write().overwrite().save(write)
+            PipelineModel([fitted]).write().overwrite().save(write)
+        run_all(spark)
+    finally:
+        spark.stop()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,220 @@
+"""What stages of sparkdl.ml must do wherever Spark runs: on a cluster, in one process, on Connect.
+
+Each case takes a session and an empty folder. ``run_all`` is for processes of their own.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROWS = 240
+rng = np.random.default_rng(0)
+X = rng.normal(size=(ROWS, 4)).astype("float32")
+Y = X[:, :3].argmax(1)
+WEIGHTS = [4 * 8 + 8, 8 * 3 + 3]
+
+
+def builder(units: int = 8, classes: int = 3, last: str | None = "softmax") -> Any:
+    import keras
+
+    keras.utils.set_random_seed(7)
+    model = keras.Sequential(
+        [
+            keras.Input((4,)),
+            keras.layers.Dense(units, activation="relu"),
+            keras.layers.Dense(classes, activation=last),
+        ]
+    )
+    losses = {1: "binary_crossentropy", 3: "sparse_categorical_crossentropy"}
+    model.compile(keras.optimizers.Adam(0.02), losses[classes], metrics=["accuracy"])
+    return model
+
+
+def table(spark: Any, kind: str = "vector") -> Any:
+    """``features`` of a kind, ``label``, ``weight``, ``is_validation``, four numbers, ``id``."""
+    from pyspark.ml.functions import array_to_vector
+    from pyspark.ml.linalg import Vectors
+    from pyspark.sql import functions as F
+
+    rows = [
+        (X[i].tolist(), float(Y[i]), 1.0, i % 5 == 0, *X[i].tolist(), i) for i in range(ROWS)
+    ]  # fmt: skip
+    frame = spark.createDataFrame(
+        rows, "features array<float>, label double, weight float, is_validation boolean, "
+        "a float, b float, c float, d float, id int",
+    )  # fmt: skip
+    if kind == "vector":
+        doubles = F.col("features").cast("array<double>")
+        return frame.withColumn("features", array_to_vector(doubles))
+    if kind == "sparse":
+        vectors = [(Vectors.sparse(4, range(4), X[i].astype(float)), float(Y[i]), i)
+                   for i in range(ROWS)]  # fmt: skip
+        return spark.createDataFrame(vectors, ["features", "label", "id"])
+    return frame
+
+
+def quick(**arguments: Any) -> Any:
+    from sparkdl.ml import KerasClassifier
+
+    return KerasClassifier(
+        **{"model": builder(), "epochs": 2, "batchSize": 16, "numWorkers": 2, **arguments}
+    )
+
+
+def accuracy(frame: Any) -> float:
+    from pyspark.ml.evaluation import MulticlassClassificationEvaluator
+
+    return float(MulticlassClassificationEvaluator(metricName="accuracy").evaluate(frame))
+
+
+def case_columns_are_of_sparks_own_types_and_keras_own_numbers(spark: Any, folder: Path) -> None:
+    frame = table(spark)
+    model = quick().fit(frame)
+    scored = model.transform(frame)
+    assert scored.schema == model.transformSchema(frame.schema)
+    kinds = {f.name: f.dataType.simpleString() for f in scored.schema.fields}
+    assert kinds["prediction"] == "double"
+    assert kinds["probability"] == kinds["rawPrediction"] == "vector"
+    rows = scored.orderBy("id").select("prediction", "probability", "rawPrediction").collect()
+    want = model.model.predict(X, verbose=0)
+    got = np.stack([row.probability.toArray() for row in rows])
+    np.testing.assert_allclose(got, want, atol=1e-6)
+    assert [row.prediction for row in rows] == want.argmax(1).tolist()
+    raw = np.stack([row.rawPrediction.toArray() for row in rows])
+    np.testing.assert_allclose(raw, np.log(want), atol=1e-5)
+    assert model.numClasses == 3
+    assert model.numFeatures == 4
+    np.testing.assert_allclose(model.predictProbability(X[0]).toArray(), want[0], atol=1e-6)
+    assert model.predict(X[0]) == want[0].argmax()
+    without = model.copy().setProbabilityCol("").setRawPredictionCol("").transform(frame)
+    assert without.columns == [*frame.columns, "prediction"]
+    assert accuracy(scored) == float((want.argmax(1) == Y).mean())
+
+
+def case_features_of_every_kind(spark: Any, folder: Path) -> None:
+    want = None
+    for kind, columns in (
+        ("vector", "features"), ("array", "features"), ("sparse", "features"),
+        ("array", ["a", "b", "c", "d"]),
+    ):  # fmt: skip
+        model = quick(
+            featuresCol=columns, epochs=1, numWorkers=1, repartition=False, shuffle=False
+        ).fit(table(spark, kind).orderBy("id").coalesce(1))
+        scored = model.transform(table(spark, kind)).orderBy("id").select("probability").collect()
+        got = np.stack([row.probability.toArray() for row in scored])
+        want = got if want is None else want
+        np.testing.assert_allclose(got, want, atol=1e-5, err_msg=f"{kind} {columns}")
+
+
+def case_a_pipeline_is_saved_and_loaded(spark: Any, folder: Path) -> None:
+    from pyspark.ml import Pipeline, PipelineModel
+    from pyspark.ml.feature import StandardScaler, VectorAssembler
+
+    frame = table(spark).drop("features")
+    stages = [
+        VectorAssembler(inputCols=["a", "b", "c", "d"], outputCol="joined"),
+        StandardScaler(inputCol="joined", outputCol="scaled", withMean=True),
+        quick(featuresCol="scaled", seed=3),
+    ]
+    nested = Pipeline(stages=[Pipeline(stages=stages[:2]), stages[2]])
+    nested.write().overwrite().save(f"{folder}/unfitted")
+    again = Pipeline.load(f"{folder}/unfitted")
+    assert again.getStages()[1].getBatchSize() == 16
+    fitted = again.fit(frame)
+    path = f"{folder}/fitted"
+    fitted.save(path)
+    fitted.write().overwrite().save(path)
+    loaded = PipelineModel.load(path)
+    ours, its = fitted.stages[-1], loaded.stages[-1]
+    assert its.uid == ours.uid
+    assert its.summary == ours.summary
+    assert {p.name: v for p, v in its.extractParamMap().items()} == {
+        p.name: v for p, v in ours.extractParamMap().items()
+    }
+    assert its.trained.archive.content == ours.trained.archive.content
+    assert int(its.model.optimizer.iterations) == int(ours.model.optimizer.iterations) > 0
+    before = fitted.transform(frame).orderBy("id").select("probability").collect()
+    assert loaded.transform(frame).orderBy("id").select("probability").collect() == before
+
+
+def case_validation_and_weights(spark: Any, folder: Path) -> None:
+    from pyspark.sql import functions as F
+
+    frame = table(spark)
+    # rows of class 0 weigh nothing, so that it is never learned
+    frame = frame.withColumn("weight", F.when(F.col("label") == 0, 0.0).otherwise(1.0))
+    estimator = quick(weightCol="weight", validationIndicatorCol="is_validation", epochs=12)
+    model = estimator.fit(frame)
+    assert len(model.history["val_loss"]) == 12
+    assert model.summary.rows == ROWS - ROWS // 5
+    predicted = model.transform(frame).groupBy("prediction").count().collect()
+    assert {row.prediction for row in predicted} == {1.0, 2.0}
+    no_rows = frame.where("id < 0")
+    none_to_validate = frame.withColumn("is_validation", F.lit(False))
+    assert quick(validationIndicatorCol="is_validation", epochs=1).fit(none_to_validate)
+    assert model.transform(no_rows).collect() == []
+
+
+def case_no_rows(spark: Any, folder: Path) -> None:
+    import pytest
+
+    from sparkdl.errors import DataError
+
+    with pytest.raises(DataError, match="no rows to train on"):
+        quick().fit(table(spark).where("id < 0"))
+    with_empty_partitions = table(spark).where("id < 20").repartition(8)
+    assert quick(epochs=1).fit(with_empty_partitions).summary.rows == 20
+
+
+def case_two_validators_at_once_share_nothing(spark: Any, folder: Path) -> None:
+    """Four fits whose two workers must run at the same time, two at a time, on two slots."""
+    import keras
+    from pyspark.ml.evaluation import MulticlassClassificationEvaluator
+    from pyspark.ml.tuning import CrossValidator, CrossValidatorModel, ParamGridBuilder
+
+    classifier = quick(
+        model=None, modelBuilder=builder, mode="synchronous", startTimeoutS=100.0,
+        callbacks=[keras.callbacks.EarlyStopping("loss", patience=5)],
+    )  # fmt: skip
+    grid = (
+        ParamGridBuilder()
+        .addGrid(classifier.builderArgs, [{"units": 2}, {"units": 16}])
+        .addGrid(classifier.epochs, [12])
+        .build()
+    )
+    validator = CrossValidator(
+        estimator=classifier, estimatorParamMaps=grid, numFolds=2, parallelism=2, seed=1,
+        evaluator=MulticlassClassificationEvaluator(metricName="accuracy"), collectSubModels=True,
+    )  # fmt: skip
+    tuned = validator.fit(table(spark))
+    assert tuned.avgMetrics[1] > tuned.avgMetrics[0]
+    assert tuned.bestModel.model.layers[0].units == 16
+    for models in tuned.subModels:
+        assert [model.model.layers[0].units for model in models] == [2, 16]
+    tuned.write().overwrite().save(f"{folder}/tuned")
+    from sparkdl.ml import trusted
+
+    with trusted():  # the estimator inside has a builder and callbacks
+        loaded = CrossValidatorModel.load(f"{folder}/tuned")
+    assert loaded.avgMetrics == tuned.avgMetrics
+    assert loaded.bestModel.trained.archive.content == tuned.bestModel.trained.archive.content
+
+
+CASES: dict[str, Callable[[Any, Path], None]] = {
+    name: case for name, case in globals().items() if name.startswith("case_")
+}
+
+
+def run_all(spark: Any) -> None:
+    """Runs every case, and says so."""
+    for name, case in CASES.items():
+        with tempfile.TemporaryDirectory() as folder:
+            case(spark, Path(folder))
+        print(name, "OK", flush=True)
+    print("ALL CASES OK", file=sys.stdout, flush=True)

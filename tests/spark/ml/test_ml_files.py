@@ -1,0 +1,180 @@
+"""Saving and loading of stages: what is whole, what is refused, and whose code runs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from pyspark.ml import Pipeline, PipelineModel
+from stage_cases import X, builder, quick, table
+
+from sparkdl.errors import ConfigError, ModelError
+from sparkdl.learner.archive import archive_of_bytes
+from sparkdl.ml import (
+    KerasClassificationModel,
+    KerasClassifier,
+    KerasRegressor,
+    KerasTransformer,
+    trusted,
+)
+from sparkdl.spark.ml import files
+
+
+class Doubled(keras.layers.Layer):
+    def call(self, x: Any) -> Any:
+        return x * 2
+
+
+def with_own_layer() -> Any:
+    keras.utils.set_random_seed(3)
+    model = keras.Sequential([keras.Input((4,)), Doubled(), keras.layers.Dense(2)])
+    model.compile("adam", "mse")
+    return model
+
+
+def metadata(path: Path) -> Path:
+    return next(f for f in (path / "metadata").iterdir() if f.name.startswith("part-"))
+
+
+def rewrite(path: Path, **changes: Any) -> None:
+    file = metadata(path)
+    saved = json.loads(file.read_text())
+    for name, value in changes.items():
+        saved["sparkdl" if name in ("format", "model") else name] |= (
+            {name: value} if name in ("format", "model") else value
+        )
+    file.write_text(json.dumps(saved))
+    (file.parent / f".{file.name}.crc").unlink(missing_ok=True)
+
+
+def test_an_estimator_with_everything_json_can_hold(spark: Any, tmp_path: Path) -> None:
+    estimator = KerasRegressor(
+        model=builder(), epochs=3, rule={"name": "downpour"}, learningRate=0.1, mode="hogwild",
+        optimizer=keras.optimizers.SGD(0.5), loss="mse", metrics=["mae"], seed=5, port="7000-7010",
+        featuresCol=["a", "b"], checkpointDir="/c",
+    )  # fmt: skip
+    estimator.save(f"{tmp_path}/e")
+    loaded = KerasRegressor.load(f"{tmp_path}/e")
+    assert loaded.uid == estimator.uid
+    assert {p.name: v for p, v in loaded.extractParamMap().items()} == {
+        p.name: v for p, v in estimator.extractParamMap().items()
+    }
+    assert loaded._parts.network == {}  # where the driver listens is never for a file to say
+    made = loaded._parts.make_model(None, None)
+    assert float(made.optimizer.learning_rate) == 0.5
+    for one, other in zip(made.get_weights(), builder().get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_code_runs_only_if_the_reader_is_told_so(spark: Any, tmp_path: Path) -> None:
+    ran = tmp_path / "ran"
+
+    class Noise:
+        """Leaves a file when it is unpickled."""
+
+        def __reduce__(self) -> Any:
+            return Path.touch, (ran,)
+
+    evil = KerasClassifier(model=builder(), decoder=lambda value: value)
+    evil._parts = replace(evil._parts, decoder=Noise())
+    evil.save(f"{tmp_path}/evil")
+    for load in (
+        lambda: KerasClassifier.load(f"{tmp_path}/evil"),
+        lambda: KerasClassifier.read().customObjects({"a": 1}).load(f"{tmp_path}/evil"),
+    ):
+        with pytest.raises(ConfigError, match=r"(?s)code of decoder.*read\(\).trusted\(\)"):
+            load()
+    Pipeline(stages=[evil]).save(f"{tmp_path}/pipeline")
+    with pytest.raises(ConfigError, match=r"sparkdl.ml.trusted\(\)"):
+        Pipeline.load(f"{tmp_path}/pipeline")
+    assert not ran.exists()
+    with trusted():
+        Pipeline.load(f"{tmp_path}/pipeline")
+    assert ran.exists()
+    with pytest.raises(ConfigError):  # outside, it is as before
+        Pipeline.load(f"{tmp_path}/pipeline")
+
+
+def test_builders_and_callbacks_come_back(spark: Any, tmp_path: Path) -> None:
+    estimator = quick(
+        model=None, modelBuilder=builder, builderArgs={"units": 5},
+        callbacks=[keras.callbacks.EarlyStopping("loss", patience=7)],
+    )  # fmt: skip
+    estimator.write().overwrite().save(f"{tmp_path}/e")
+    loaded = KerasClassifier.read().trusted().load(f"{tmp_path}/e")
+    assert loaded._parts.make_model(loaded.getBuilderArgs(), None).layers[0].units == 5
+    assert loaded._parts.callbacks[0].patience == 7
+
+
+def test_layers_of_the_users_own(spark: Any, tmp_path: Path) -> None:
+    transformer = KerasTransformer(model=with_own_layer(), outputCol="out")
+    transformer.save(f"{tmp_path}/t")
+    with pytest.raises(ConfigError, match=r"(?s)code of objects.*customObjects"):
+        KerasTransformer.load(f"{tmp_path}/t")
+    want = with_own_layer().predict(X, verbose=0)
+    for reader in (
+        KerasTransformer.read().trusted(),
+        KerasTransformer.read().customObjects({"Doubled": Doubled}),
+    ):
+        scored = reader.load(f"{tmp_path}/t").transform(table(spark)).orderBy("id")
+        got = np.array([row.out for row in scored.select("out").collect()])
+        np.testing.assert_allclose(got, want, atol=1e-6)
+
+
+def test_lambdas_in_a_file_do_not_run(spark: Any, tmp_path: Path) -> None:
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+    transformer = KerasTransformer(model=model)
+    content = tmp_path / "lambda.keras"
+    keras.Sequential([keras.Input((4,)), keras.layers.Lambda(lambda x: x + 1)]).save(content)
+    archive = archive_of_bytes(content.read_bytes(), {})
+    transformer._trained = replace(transformer.trained, archive=archive)
+    transformer.save(f"{tmp_path}/t")
+    with pytest.raises(ModelError, match="cannot be loaded"):
+        KerasTransformer.load(f"{tmp_path}/t")
+    assert KerasTransformer.read().trusted().load(f"{tmp_path}/t").model
+
+
+def test_files_of_others_newer_and_damaged_ones(spark: Any, tmp_path: Path) -> None:
+    path = tmp_path / "m"
+    fitted = quick(epochs=1).fit(table(spark))
+    fitted.save(str(path))
+    with pytest.raises(ConfigError, match=r"(?s)not a saved KerasClassifier\b.*hint: Keras"):
+        KerasClassifier.load(str(path))
+    with pytest.raises(Exception, match=r"(?i)already exists"):
+        fitted.save(str(path))
+    rewrite(path, format=99)
+    with pytest.raises(ModelError, match=r"(?s)newer version.*format 99"):
+        KerasClassificationModel.load(str(path))
+    rewrite(path, format=1, paramMap={"fromTheFuture": 1})
+    with pytest.raises(ModelError, match=r"(?s)newer version.*fromTheFuture"):
+        KerasClassificationModel.load(str(path))
+    fitted.write().overwrite().save(str(path))
+    saved = json.loads(metadata(path).read_text())["sparkdl"]["model"]
+    rewrite(path, model={**saved, "bytes": saved["bytes"] + 1})
+    with pytest.raises(ModelError, match="is not whole"):
+        KerasClassificationModel.load(str(path))
+
+
+def test_a_model_of_many_chunks(spark: Any, tmp_path: Path) -> None:
+    keras.utils.set_random_seed(0)
+    wide = keras.Sequential(
+        [
+            keras.Input((4,)),
+            keras.layers.Dense(2600),
+            keras.layers.Dense(2600),
+            keras.layers.Dense(2),
+        ]
+    )
+    transformer = KerasTransformer(model=wide)
+    size = len(transformer.trained.archive.content)
+    assert size > 25 * files.CHUNK_BYTES
+    transformer.save(f"{tmp_path}/t")
+    assert spark.read.parquet(f"{tmp_path}/t/model").count() == -(-size // files.CHUNK_BYTES)
+    loaded = KerasTransformer.load(f"{tmp_path}/t")
+    assert loaded.trained.archive.content == transformer.trained.archive.content
+    PipelineModel([loaded]).write().overwrite().save(f"{tmp_path}/p")

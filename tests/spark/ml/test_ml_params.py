@@ -1,0 +1,184 @@
+"""Params of the stages: names, getters, setters, defaults, what bad values get. No Spark job."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import keras
+import pytest
+from pyspark.ml.classification import ProbabilisticClassifier
+from pyspark.ml.param import Param
+from pyspark.ml.regression import Regressor
+from stage_cases import builder, quick
+
+from sparkdl.config import FitConfig
+from sparkdl.errors import ConfigError, ModelError, ParamTypeError, UnknownArgumentError
+from sparkdl.ml import (
+    KerasClassificationModel,
+    KerasClassifier,
+    KerasEstimator,
+    KerasModel,
+    KerasRegressionModel,
+    KerasRegressor,
+    KerasTransformer,
+)
+
+STAGES = [
+    KerasClassificationModel, KerasClassifier, KerasEstimator, KerasModel, KerasRegressionModel,
+    KerasRegressor, KerasTransformer,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("cls", STAGES, ids=lambda cls: cls.__name__)
+def test_every_param_has_a_getter_a_setter_and_an_explanation(cls: Any) -> None:
+    stage = cls()  # each can be made without arguments
+    assert f"{cls.__module__}.{cls.__name__}" == f"sparkdl.ml.{cls.__name__}"
+    explained = stage.explainParams()
+    for param in stage.params:
+        title = param.name[0].upper() + param.name[1:]
+        assert callable(getattr(stage, f"set{title}")), param.name
+        if stage.isDefined(param):
+            assert getattr(stage, f"get{title}")() == stage.getOrDefault(param)
+        assert f"{param.name}: " in explained
+        assert isinstance(getattr(cls, param.name), Param)
+    arguments = set(inspect.signature(cls).parameters)
+    assert arguments == {p.name for p in stage.params} | set(cls.PARTS)
+
+
+def test_defaults_are_those_of_sparkmodel() -> None:
+    classifier = KerasClassifier()
+    config = FitConfig()
+    assert classifier.getMode() == config.mode
+    assert classifier.getBatchSize() == config.batch_size
+    assert classifier.getNumWorkers() is None
+    assert classifier.getSeed() == 0  # Spark's own is another number in each process
+    assert not classifier.isSet("mode")
+
+
+def test_setters_return_the_stage_and_copies_are_independent() -> None:
+    classifier = KerasClassifier(featuresCol="x", epochs=3)
+    assert classifier.setEpochs(4).setMode("allreduce").setLabelCol("y") is classifier
+    copied = classifier.copy({classifier.epochs: 9})
+    assert (copied.getEpochs(), classifier.getEpochs()) == (9, 4)
+    assert copied.uid == classifier.uid
+    classifier.setEpochs(None)
+    assert classifier.getEpochs() == 1
+    assert isinstance(classifier, ProbabilisticClassifier)
+    assert isinstance(KerasRegressor(), Regressor)
+
+
+def test_a_list_of_features_is_several_columns() -> None:
+    classifier = KerasClassifier(featuresCol=["a", "b"])
+    assert classifier.getFeaturesCols() == ["a", "b"]
+    assert classifier.features == ["a", "b"]
+    assert classifier.setFeaturesCol("one").features == "one"
+    estimator = KerasEstimator(featuresCol={"wide": ["a", "b"], "deep": "c"}, labelCol={"p": "q"})
+    assert estimator.features == {"wide": ["a", "b"], "deep": "c"}
+    assert estimator.labels == {"p": "q"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "text"),
+    [
+        ({"batchSize": "32"}, ParamTypeError, "a whole number >= 1"),
+        ({"batchSize": 0}, ParamTypeError, "a whole number >= 1"),
+        ({"epochs": True}, ParamTypeError, "a whole number >= 1"),
+        ({"repartition": 1}, ParamTypeError, "True or False"),
+        ({"learningRate": -1}, ParamTypeError, "a number above 0"),
+        ({"weightCol": 3}, ParamTypeError, "weight column name"),
+        ({"thresholds": "high"}, ParamTypeError, "listfloat"),
+        ({"builderArgs": {"layer": keras}}, ParamTypeError, "JSON"),
+        ({"featuresCol": [1, 2]}, ParamTypeError, "names of columns"),
+        ({"mode": "async"}, ConfigError, "did you mean 'asynchronous'"),
+        ({"featureCol": "x"}, UnknownArgumentError, "did you mean 'featuresCol'"),
+        ({"callbacks": keras.callbacks.EarlyStopping}, ConfigError, "objects"),
+        ({"model": "model.keras"}, ConfigError, "a keras.Model"),
+        ({"modelBuilder": 3}, ConfigError, "a function that returns"),
+    ],
+)
+def test_bad_arguments_say_what_was_expected(arguments: Any, kind: Any, text: str) -> None:
+    with pytest.raises(kind, match=r"(?s)expected: .*received: ") as caught:
+        KerasClassifier(**arguments)
+    assert text in str(caught.value)
+    assert isinstance(caught.value, (TypeError, ValueError))
+
+
+def test_a_model_is_taken_as_it_is_and_never_shared() -> None:
+    model = builder()
+    classifier = KerasClassifier(model=model)
+    model.layers[0].set_weights([w * 0 for w in model.layers[0].get_weights()])
+    first = classifier._parts.make_model(None, None)
+    second = classifier.copy()._parts.make_model(None, 0.5)
+    assert first is not second
+    assert first.layers[0].get_weights()[0].any()
+    assert float(second.optimizer.learning_rate) == 0.5
+    assert float(first.optimizer.learning_rate) == pytest.approx(0.02)
+
+
+def test_copies_have_callbacks_of_their_own() -> None:
+    stop = keras.callbacks.EarlyStopping("loss", patience=3)
+    stop.set_model(builder())
+    classifier = KerasClassifier(callbacks=[stop])
+    assert classifier._parts.callbacks == (stop,)
+    copied = classifier.copy()._parts.callbacks[0]
+    assert copied is not stop
+    assert (copied.patience, copied.model) == (3, None)
+
+
+def test_optimizers_losses_and_metrics_apart_from_the_model() -> None:
+    def bare() -> Any:
+        return keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+
+    def my_loss(y: Any, p: Any) -> Any:
+        return keras.ops.mean(keras.ops.square(y - p))
+
+    adam = keras.optimizers.Adam(0.25)
+    classifier = KerasClassifier(
+        modelBuilder=bare, optimizer=adam, metrics=["mae"],
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    )  # fmt: skip
+    first = classifier._parts.make_model(None, None)
+    second = classifier._parts.make_model(None, None)
+    assert first.optimizer is not second.optimizer
+    assert float(first.optimizer.learning_rate) == 0.25
+    assert first.loss.get_config()["from_logits"] is True
+    assert not [v for v in classifier._parts.compiled.values() if isinstance(v, bytes)]
+    own = KerasRegressor(modelBuilder=bare, loss=my_loss)._parts
+    assert isinstance(own.compiled["loss"], bytes)  # pickled: Keras alone cannot make it
+    assert own.make_model(None, None).loss.__name__ == "my_loss"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "text"),
+    [
+        ({}, ConfigError, "has no model"),
+        ({"model": builder, "modelBuilder": builder}, ConfigError, "one of the two"),
+        ({"model": builder, "builderArgs": {"units": 3}}, ConfigError, "no effect without"),
+        ({"modelBuilder": builder, "builderArgs": {"unit": 3}}, ConfigError, "does not take"),
+        ({"modelBuilder": lambda: 3}, ModelError, "no Keras model"),
+        ({"model": builder, "metrics": ["mae"]}, ConfigError, "together with a loss"),
+        ({"modelBuilder": lambda: keras.Sequential([keras.Input((1,))])}, ModelError, "compile"),
+    ],
+)
+def test_estimators_without_a_usable_model(arguments: Any, kind: Any, text: str) -> None:
+    made = {k: v() if k == "model" else v for k, v in arguments.items()}
+    with pytest.raises(kind, match=r"(?s)expected: .*received: ") as caught:
+        KerasClassifier(**made)._parts.make_model(made.get("builderArgs"), None)
+    assert text in str(caught.value)
+
+
+def test_several_fits_need_several_checkpoint_folders() -> None:
+    classifier = quick(checkpointDir="/nowhere")
+    grid: list[Any] = [{classifier.epochs: 1}, {classifier.epochs: 2}]
+    with pytest.raises(ConfigError, match="one folder"):
+        classifier.fitMultiple(None, grid)
+    apart = [{classifier.checkpointDir: "/a"}, {classifier.checkpointDir: "/b"}]
+    assert classifier.fitMultiple(None, apart)
+
+
+def test_a_stage_without_a_model_says_so() -> None:
+    with pytest.raises(ModelError, match="has no model"):
+        KerasClassificationModel().numClasses  # noqa: B018
+    with pytest.raises(ModelError, match="has no model"):
+        KerasTransformer().model  # noqa: B018

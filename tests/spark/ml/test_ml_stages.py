@@ -1,0 +1,14 @@
+"""The cases of stage_cases.py on two executors; in one process and on Connect: ml_elsewhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from stage_cases import CASES
+
+
+@pytest.mark.parametrize("name", CASES, ids=lambda name: name.removeprefix("case_"))
+def test_on_executors(name: str, spark: Any, tmp_path: Path) -> None:
+    CASES[name](spark, tmp_path)

@@ -1,0 +1,189 @@
+"""predict: outputs, probabilities, classes and layers in one pass; uncompiled and saved models."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from conftest import make_mlp
+from keras import layers
+
+import sparkdl
+from sparkdl import SparkModel
+from sparkdl.errors import ConfigError, DataError, ModelError, UnknownNameError
+
+N = 30
+
+
+@pytest.fixture(scope="module")
+def x() -> np.ndarray:
+    return np.random.default_rng(0).normal(size=(N, 4)).astype("float32")
+
+
+@pytest.fixture(scope="module")
+def df(spark: Any, x: np.ndarray) -> Any:
+    rows = [(i, x[i].tolist()) for i in range(N)]
+    return spark.createDataFrame(rows, "id int, features array<float>").repartition(3).cache()
+
+
+def classifier(last: str | None = "softmax", units: int = 3) -> Any:
+    keras.utils.set_random_seed(3)
+    return keras.Sequential(
+        [
+            keras.Input((4,)),
+            layers.Dense(5, activation="relu", name="embed"),
+            layers.Dense(units, activation=last, name="head"),
+        ]
+    )
+
+
+def column(rows: list[Any], name: str) -> np.ndarray:
+    return np.array([r[name] for r in sorted(rows, key=lambda r: r["id"])])
+
+
+def test_four_columns_in_one_pass(df: Any, x: np.ndarray) -> None:
+    model = classifier(None)
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    scored = SparkModel(model, batch_size=4).predict(
+        df, probability_column="p", class_column="c", layers={"embed": "e"}, dtype="float64"
+    )
+    assert scored.columns == ["id", "features", "prediction", "p", "c", "e"]
+    assert [f.dataType.simpleString() for f in scored.schema.fields[2:]] == [
+        "array<double>", "array<double>", "int", "array<double>",
+    ]  # fmt: skip
+    rows = scored.collect()
+    z = model.predict(x, verbose=0).astype("float64")
+    e = np.exp(z - z.max(1, keepdims=True))
+    np.testing.assert_allclose(column(rows, "prediction"), z, atol=1e-6)
+    np.testing.assert_allclose(column(rows, "p"), e / e.sum(1, keepdims=True), atol=1e-6)
+    assert column(rows, "c").tolist() == z.argmax(1).tolist()
+    hidden = keras.Model(model.inputs, model.get_layer("embed").output)
+    np.testing.assert_allclose(column(rows, "e"), hidden.predict(x, verbose=0), atol=1e-6)
+
+
+def test_one_sigmoid_is_two_classes_and_layers_alone(df: Any, x: np.ndarray) -> None:
+    model = classifier("sigmoid", 1)
+    p = model.predict(x, verbose=0)[:, 0]
+    rows = sparkdl.predict(
+        model, df, outputs=[], probability_column="p", class_column="c", batch_size=8
+    ).collect()
+    assert rows[0].__fields__ == ["id", "features", "p", "c"]
+    np.testing.assert_allclose(column(rows, "p"), np.stack([1 - p, p], 1), atol=1e-6)
+    assert column(rows, "c").tolist() == (p > 0.5).tolist()
+    only = sparkdl.predict(model, df, outputs=[], layers={"embed": "e"})
+    assert only.columns == ["id", "features", "e"]
+    assert column(only.collect(), "e").shape == (N, 5)
+
+
+def test_several_outputs(df: Any, x: np.ndarray) -> None:
+    given = keras.Input((4,), name="given")
+    price = layers.Dense(1, name="price")(given)
+    kind = layers.Dense(3, activation="softmax", name="kind")(given)
+    model = keras.Model(given, {"price": price, "kind": kind})
+    want = model.predict(x, verbose=0)
+    scored = sparkdl.predict(
+        model, df, outputs={"price": "how much"}, class_column={"kind": "which"}
+    )
+    assert scored.columns == ["id", "features", "how much", "which"]
+    rows = scored.collect()
+    np.testing.assert_allclose(column(rows, "how much"), want["price"][:, 0], atol=1e-6)
+    assert column(rows, "which").tolist() == want["kind"].argmax(1).tolist()
+    assert sparkdl.predict(model, df, outputs=["kind"]).columns[2:] == ["prediction_kind"]
+
+
+def test_what_cannot_be_asked(df: Any, x: np.ndarray) -> None:
+    mlp, plain = classifier(), classifier(None)
+    with pytest.raises(ConfigError, match=r"(?s)class_column: output 'head'.*from_logits"):
+        sparkdl.predict(plain, df, class_column="c")
+    with pytest.raises(ConfigError, match="several classes"):
+        sparkdl.predict(classifier("sigmoid", 3), df, class_column="c")
+    with pytest.raises(UnknownNameError, match="did you mean 'embed'"):
+        sparkdl.predict(mlp, df, layers={"embeds": "e"})
+    with pytest.raises(UnknownNameError, match="did you mean 'head'"):
+        sparkdl.predict(mlp, df, outputs=["heads"])
+    with pytest.raises(UnknownNameError, match="float64"):
+        sparkdl.predict(mlp, df, dtype="double")
+    with pytest.raises(UnknownNameError, match="skip"):
+        sparkdl.predict(mlp, df, handle_invalid="drop")
+    with pytest.raises(DataError, match="already have a column 'id'"):
+        sparkdl.predict(mlp, df, layers={"embed": "id"})
+    with pytest.raises(ConfigError, match="asked for no column"):
+        sparkdl.predict(mlp, df, outputs=[])
+    with pytest.raises(ConfigError, match="only a DataFrame"):
+        sparkdl.predict(mlp, x, class_column="c")
+    with pytest.raises(ConfigError, match="layers must say"):
+        sparkdl.predict(mlp, df, layers=["embed"])
+    with pytest.raises(ModelError, match="path of a saved one"):
+        sparkdl.predict({}, df)
+
+
+def test_saved_models_of_every_form(df: Any, x: np.ndarray, tmp_path: Any) -> None:
+    model = classifier()
+    want = model.predict(x, verbose=0)
+    model.save(tmp_path / "m.keras")
+    model.save(tmp_path / "m.h5")
+    model.export(tmp_path / "exported", verbose=False)
+    for name in ("m.keras", "m.h5", "exported"):
+        path = f"file://{tmp_path}/{name}" if name == "m.keras" else str(tmp_path / name)
+        rows = sparkdl.predict(path, df, batch_size=4).collect()
+        np.testing.assert_allclose(column(rows, "prediction"), want, atol=1e-6)
+        np.testing.assert_allclose(sparkdl.predict(path, x), want, atol=1e-6)
+
+
+def test_invalid_rows(spark: Any) -> None:
+    values = [[1.0] * 4, None, [2.0] * 4, [1.0, None, 1.0, 1.0], [3.0] * 4]
+    frame = spark.createDataFrame([*enumerate(values)], "id int, features array<float>").coalesce(1)
+    nothing = frame.where("features is null")
+    model = classifier("sigmoid", 1)
+    want = model.predict(np.array([[k] * 4 for k in (1, 2, 3)], "float32"), verbose=0)[:, 0]
+    with pytest.raises(Exception, match=r"(?s)DataError.*row 1 of the partition.*no nulls"):
+        sparkdl.predict(model, frame).collect()
+    skipped = sparkdl.predict(model, frame, handle_invalid="skip", class_column="c").collect()
+    assert [r.id for r in skipped] == [0, 2, 4]
+    np.testing.assert_allclose([r.prediction for r in skipped], want, atol=1e-6)
+    kept = sparkdl.predict(
+        model, frame, handle_invalid="keep", class_column="c", layers={"embed": "e"}
+    ).collect()
+    assert [r.id for r in kept] == [0, 1, 2, 3, 4]
+    np.testing.assert_allclose([kept[i].prediction for i in (0, 2, 4)], want, atol=1e-6)
+    for i in (1, 3):
+        assert (kept[i].prediction, kept[i].c, kept[i].e) == (None, None, None)
+    assert sparkdl.predict(model, nothing, handle_invalid="skip").collect() == []
+    (row,) = sparkdl.predict(model, nothing, handle_invalid="keep", layers={"embed": "e"}).collect()
+    assert (row.id, row.prediction, row.e) == (1, None, None)
+
+
+def test_values_that_a_decoder_refuses(spark: Any) -> None:
+    def decode(content: bytes) -> np.ndarray:
+        return np.frombuffer(content, "float32")  # raises on 3 bytes
+
+    content = [bytearray(np.full(4, k, "float32").tobytes()) for k in (1, 2)]
+    rows = [(0, content[0]), (1, bytearray(b"bad")), (2, content[1])]
+    frame = spark.createDataFrame(rows, "id int, content binary").coalesce(1)
+    options = {"features": "content", "decoder": decode}
+    with pytest.raises(Exception, match="decoder 'decode' failed"):
+        sparkdl.predict(classifier(), frame, **options).collect()
+    skipped = sparkdl.predict(classifier(), frame, handle_invalid="skip", **options).collect()
+    assert [r.id for r in skipped] == [0, 2]
+    kept = sparkdl.predict(classifier(), frame, handle_invalid="keep", **options).collect()
+    assert [r.prediction is None for r in kept] == [False, True, False]
+
+
+def test_a_model_is_loaded_once_per_worker(spark: Any, df: Any) -> None:
+    """A second predict with the same weights finds the model in the worker: it need not be read."""
+    model = make_mlp(4, 2)
+
+    def loads() -> int:
+        from pyspark import TaskContext  # noqa: F401
+
+        from sparkdl.learner import cache
+
+        return len(cache._predictors)
+
+    first = SparkModel(model).predict(df).collect()
+    second = SparkModel(model).predict(df).collect()
+    assert first == second
+    counts = spark.sparkContext.parallelize(range(4), 4).map(lambda _: loads()).collect()
+    assert max(counts) <= 2
