@@ -229,7 +229,7 @@ def as_vector(frame: Any, column: str) -> Any:
         kind = T.ArrayType(kind)
     while isinstance(kind.elementType, T.ArrayType):
         values, kind = F.flatten(values), kind.elementType
-    return frame.withColumn(column, array_to_vector(values))
+    return frame.withColumn(column, array_to_vector(values.cast("array<double>")))
 
 
 def _most_probable(column: str, names: list[tuple[str, str]], top: int) -> Any:

@@ -171,7 +171,10 @@ class KerasImageFileEstimator(_ImageFile, Estimator, HasLabelCol):  # type: igno
             path = self.getModelFile()
             content = storage.read_bytes(path)
         model = model_from_bytes(content, None, safe_mode=True, path=path, compiled=False)
-        model.compile(self.getOrDefault(self.kerasOptimizer), self.getOrDefault(self.kerasLoss))
+        optimizer = self.getOrDefault(self.kerasOptimizer)
+        if not isinstance(optimizer, str):  # an optimizer belongs to one model
+            optimizer = type(optimizer).from_config(optimizer.get_config())
+        model.compile(optimizer, self.getOrDefault(self.kerasLoss))
         spark_model = SparkModel(model, decoder=self._loader, **self._spark_model_params)
         arguments = {"verbose": 0, **dict(self.getOrDefault(self.kerasFitParams) or {})}
         spark_model.fit(dataset, features=self.getInputCol(), label=self.getLabelCol(), **arguments)
