@@ -32,14 +32,12 @@ def df(spark: Any, x: np.ndarray) -> Any:
 
 
 class Noting(layers.Layer):
-    """Writes a line with its process to a file when a process builds it."""
+    """Writes a line with its process to a file when a process makes it."""
 
     def __init__(self, note: str, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.note = note
-
-    def build(self, shape: Any) -> None:
-        with open(self.note, "a") as file:
+        with open(note, "a") as file:
             file.write(f"{os.getpid()}\n")
 
     def call(self, inputs: Any) -> Any:
@@ -73,7 +71,7 @@ def test_arrays_vectors_and_numbers(df: Any, x: np.ndarray) -> None:
 
 
 def test_sql_and_one_model_per_worker(spark: Any, df: Any, x: np.ndarray, tmp_path: Path) -> None:
-    note = tmp_path / "built"
+    note = tmp_path / "made"
     model = classifier(Noting(str(note)))
     want = model.predict(x, verbose=0)[:, 1]
     note.unlink()
@@ -83,9 +81,9 @@ def test_sql_and_one_model_per_worker(spark: Any, df: Any, x: np.ndarray, tmp_pa
     for _ in range(2):
         rows = sorted(spark.sql(query).collect())
         np.testing.assert_allclose([row.p for row in rows], want, atol=1e-6)
-    built = note.read_text().split()
-    assert built
-    assert len(built) == len(set(built))  # once per process, however often the function is called
+    made = note.read_text().split()
+    assert made
+    assert len(made) == len(set(made))  # once per process, however often the function is called
     other = classifier()
     other.set_weights([-w for w in other.get_weights()])
     again = sparkdl.register_udf(spark, "churn", other)
