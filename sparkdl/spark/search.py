@@ -87,7 +87,7 @@ def search(
         timeout_s: Ends the search after so many seconds; its best trial so far counts.
         verbose: 0 prints nothing; 1 a line whenever a trial was compared.
         settings: More arguments of :class:`SparkModel`, such as ``{'mode': 'synchronous'}``; the
-            default is ``'allreduce'``, which with one worker is plain Keras to the digit.
+            default is ``'allreduce'``, which with one worker is plain Keras.
         **fit_arguments: More arguments of :meth:`SparkModel.fit`, such as ``features``, ``label``,
             ``callbacks`` (made anew for each segment by a function without arguments).
 

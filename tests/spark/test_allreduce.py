@@ -203,12 +203,11 @@ def test_an_epoch_that_one_rank_did_not_report_ends_with_the_others(
     spark: Any, digits: Any, tmp_path: Path
 ) -> None:
     x, y = digits
-    rows = [(x[i].tolist(), int(y[i])) for i in range(600)]
-    parts = [
-        spark.createDataFrame(part, "features array<float>, label int").coalesce(1)
-        for part in (rows[:400], rows[400:])  # the first rank has the most rows: it keeps the state
-    ]
-    frame = parts[0].union(parts[1])
+    numbers = spark.range(20).selectExpr("id", "pmod(hash(id), 2) as place").collect()
+    many, few = (next(n.id for n in numbers if n.place == place) for place in (0, 1))
+    rows = [(x[i].tolist(), int(y[i]), many if i < 400 else few) for i in range(600)]
+    frame = spark.createDataFrame(rows, "features array<float>, label int, place long")
+    frame = frame.repartition(2, "place")  # the first rank has the most rows: it keeps the state
     weights = []
     for lost in (True, False):
         flag = tmp_path / "ended"

@@ -9,7 +9,9 @@ from typing import Any
 
 import pyarrow as pa
 
+from sparkdl.errors import TransportError
 from sparkdl.launch.devices import Resources
+from sparkdl.launch.failures import one_line
 from sparkdl.launch.rank import run_rank
 from sparkdl.launch.task import RankContext
 from sparkdl.spark.executor.barrier import BarrierGathering
@@ -29,9 +31,9 @@ def stage_function(shipped: Any, num_ranks: int) -> MapInArrow:
     """
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        from sparkdl.spark.executor.stage import content_of, run_task
+        from sparkdl.spark.executor.stage import content_of, input_of, run_task
 
-        yield from run_task(batches, content_of(shipped), num_ranks)
+        yield from run_task(input_of(batches), content_of(shipped), num_ranks)
 
     return run
 
@@ -58,6 +60,26 @@ def run_task(
     for _ in batches:
         if time.monotonic() > give_up_at:
             break
+
+
+def input_of(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The rows that Spark sends to a rank.
+
+    Spark's own exception stays in the JVM: here the stream just ends in the middle. Spark tries
+    again (where an executor was lost that held the rows), or tells the driver why it cannot.
+
+    Raises:
+        TransportError: Spark stopped sending.
+    """
+    try:
+        yield from batches
+    except Exception as error:
+        raise TransportError(
+            "Spark stopped sending the rows of this rank",
+            expected="an Arrow stream to its end",
+            received=one_line(error),
+            hint="an executor that held the rows was lost, or what computes them failed",
+        ) from error
 
 
 def rank_of(context: Any, num_ranks: int) -> RankContext:
