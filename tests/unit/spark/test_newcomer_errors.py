@@ -175,7 +175,9 @@ class Frame:
 
     def __init__(self, *, streaming: bool = False, stopped: bool = False) -> None:
         self.isStreaming = streaming
-        context = SimpleNamespace(_jsc=None if stopped else object())
+        scala_context = SimpleNamespace(isStopped=lambda: False)
+        java_context = SimpleNamespace(sc=lambda: scala_context)
+        context = SimpleNamespace(_jsc=None if stopped else java_context)
         self.sparkSession = SimpleNamespace(sparkContext=context)
 
     def mapInArrow(self) -> None: ...
