@@ -7,7 +7,7 @@ promised for its fault. Results are kept in a file, so that the matrix can be ru
 busy machine ``--together`` runs several cells in one driver, where the faults leave it alive: then
 a cell begins with workers that have imported Keras, and the table says so.
 
-    python benchmarks/faults.py --results faults.jsonl                # all cells, about 90 minutes
+    python benchmarks/faults.py --results faults.jsonl    # all cells, each with a driver of its own
     python benchmarks/faults.py --results faults.jsonl --only kill-server --mode asynchronous
     python benchmarks/faults.py --results faults.jsonl --shard 1/3 --limit-s 280
     python benchmarks/faults.py --results faults.jsonl --write docs/reliability.md

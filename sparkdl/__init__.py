@@ -26,6 +26,13 @@ if TYPE_CHECKING:
     from sparkdl.log_lines import log_to_driver as log_to_driver
     from sparkdl.spark.doctor.examination import doctor as doctor
     from sparkdl.spark.doctor.examination import environment as environment
+    from sparkdl.spark.images.deep_image import DeepImageFeaturizer as DeepImageFeaturizer
+    from sparkdl.spark.images.deep_image import DeepImagePredictor as DeepImagePredictor
+    from sparkdl.spark.images.image_file import KerasImageFileEstimator as KerasImageFileEstimator
+    from sparkdl.spark.images.image_file import (
+        KerasImageFileTransformer as KerasImageFileTransformer,
+    )
+    from sparkdl.spark.images.image_udf import registerKerasImageUDF as registerKerasImageUDF
     from sparkdl.spark.loading import load_spark_model as load_spark_model
     from sparkdl.spark.predict import predict as predict
     from sparkdl.spark.run import HorovodRunner as HorovodRunner
@@ -40,6 +47,11 @@ __version__ = "0.1.0"
 _HOMES = {
     "SparkModel": "sparkdl.spark.spark_model",
     "load_spark_model": "sparkdl.spark.loading",
+    "DeepImageFeaturizer": "sparkdl.spark.images.deep_image",
+    "DeepImagePredictor": "sparkdl.spark.images.deep_image",
+    "KerasImageFileEstimator": "sparkdl.spark.images.image_file",
+    "KerasImageFileTransformer": "sparkdl.spark.images.image_file",
+    "registerKerasImageUDF": "sparkdl.spark.images.image_udf",
     "predict": "sparkdl.spark.predict",
     "predict_udf": "sparkdl.spark.udf",
     "register_udf": "sparkdl.spark.udf",
@@ -60,8 +72,12 @@ _HOMES = {
 
 __all__ = [
     "BroadcastCallback",
+    "DeepImageFeaturizer",
+    "DeepImagePredictor",
     "DistributedOptimizer",
     "HorovodRunner",
+    "KerasImageFileEstimator",
+    "KerasImageFileTransformer",
     "LogCallback",
     "MetricAverageCallback",
     "SparkDLError",
@@ -75,6 +91,7 @@ __all__ = [
     "log_to_driver",
     "predict",
     "predict_udf",
+    "registerKerasImageUDF",
     "register_udf",
     "run",
 ]

@@ -306,10 +306,9 @@ def test_several_inputs_and_outputs_must_be_named(spark: Any, frame: Any) -> Non
 
 
 def test_kinds_of_data(spark: Any, frame: Any) -> None:
-    pandas = frame.select("features", "label").toPandas()
     model = SparkModel(dense())
-    with refused(spark, ConfigError, "a DataFrame, an RDD", "pandas"):
-        model.fit(pandas, verbose=0)
+    with refused(spark, ConfigError, "this kind of data", "generator"):
+        model.fit((row for row in ()), verbose=0)
     with refused(spark, ConfigError, "this kind of data", "str"):
         model.evaluate("hdfs://here")
     x, y = np.zeros((4, 3)), np.zeros(4)

@@ -47,7 +47,11 @@ def test_the_public_face_is_what_the_design_names() -> None:
         "BroadcastCallback", "DistributedOptimizer", "LogCallback", "MetricAverageCallback",
         "communicator", "log_to_driver",
     }  # fmt: skip
-    predicting = {"predict", "predict_udf", "register_udf"}
+    predicting = {
+        "DeepImageFeaturizer", "DeepImagePredictor", "KerasImageFileEstimator",
+        "KerasImageFileTransformer", "predict", "predict_udf", "registerKerasImageUDF",
+        "register_udf",
+    }  # fmt: skip
     looking = {"dashboard", "describe", "doctor", "environment"}
     assert set(sparkdl.__all__) == named | within_run | predicting | looking
     assert all(getattr(sparkdl, name) for name in sparkdl.__all__)

@@ -1,0 +1,255 @@
+"""``DeepImageFeaturizer`` and ``DeepImagePredictor``: Spark's image column -> features, classes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from pyspark import keyword_only
+from pyspark.ml import Transformer
+from pyspark.ml.functions import array_to_vector
+from pyspark.ml.param import Param, Params, TypeConverters
+from pyspark.ml.param.shared import HasInputCol, HasOutputCol
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from sparkdl.errors import ConfigError, ModelError, UnknownNameError
+from sparkdl.learner.forward_model import LAYER
+from sparkdl.learner.model_source import ModelSource, open_model
+from sparkdl.spark.columns.sources import Columns
+from sparkdl.spark.images.applications import APPLICATIONS, application, class_names, make_model
+from sparkdl.spark.images.pixels import SCALE_HINTS, ImageReader, require_pillow
+from sparkdl.spark.inference.output_columns import OutputColumn
+from sparkdl.spark.inference.predict import predict_columns
+
+_BATCH_SIZE = 32
+
+
+class _DeepImage(Transformer, HasInputCol, HasOutputCol):  # type: ignore[misc]
+    """What both have in common: which model, and how images become its inputs."""
+
+    modelName: Param[str] = Param(
+        Params._dummy(), "modelName", "one of " + ", ".join(APPLICATIONS), TypeConverters.toString
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._model: Any = None
+        self._preprocess: Any = None
+        self._opened: ModelSource | None = None
+
+    def _take(self, given: dict[str, Any]) -> None:
+        """Params, and what is none as it is no JSON."""
+        if "model" in given:
+            self._model = given.pop("model")
+        if "preprocess" in given:
+            self._preprocess = given.pop("preprocess")
+        name = given.get("modelName")
+        if name is not None:
+            application(name)
+        if self._model is None and name is None:
+            raise ConfigError(
+                f"{type(self).__name__} needs a model",
+                expected=f"modelName, one of {list(APPLICATIONS)}, or model=a Keras model or path",
+                received="neither",
+            )
+        self._set(**given)
+
+    def getModelName(self) -> str:
+        """The name of the application; '' where only a model was given."""
+        return str(self.getOrDefault(self.modelName)) if self.isSet(self.modelName) else ""
+
+    def setModelName(self, value: str) -> _DeepImage:
+        """Sets the name of the application."""
+        application(value)
+        self._opened = None
+        return self._set(modelName=value)  # type: ignore[no-any-return]
+
+    def _source(self, *, features: bool) -> ModelSource:
+        """The model, opened once."""
+        if self._opened is None:
+            name = self.getModelName()
+            model = self._model if self._model is not None else make_model(name, features=features)
+            self._opened = open_model(model)
+        return self._opened
+
+    def _reader(self, source: ModelSource, scale_hint: str) -> ImageReader:
+        """How a value of the image column becomes the model's input."""
+        (given,) = source.signature.inputs.values()
+        shape = given.shape or ()
+        name = self.getModelName()
+        known = application(name) if name else None
+        size = shape[:2] if len(shape) == 3 else ()
+        if len(size) != 2 or (None in size and known is None):
+            raise ModelError(
+                f"{type(self).__name__} needs a model for images of one size",
+                expected="an input of shape (height, width, 3), or a modelName that tells the size",
+                received=f"an input of shape {given.shape}",
+            )
+        height, width = (d if d is not None else known.size if known else 0 for d in size)
+        preprocess = self._preprocess
+        if preprocess is None and known is not None:
+            preprocess = known.preprocess
+        require_pillow()
+        return ImageReader(height, width, scale_hint, preprocess)
+
+    def _predicted(self, frame: Any, source: ModelSource, reader: Any, output: str) -> Any:
+        signature = source.signature
+        if output.startswith(LAYER):
+            archive = source.encode([], [output.removeprefix(LAYER)])
+        else:
+            archive = source.encode(list(signature.outputs))
+        (name,) = archive.signature.outputs
+        return predict_columns(
+            frame, archive, Columns(self.getInputCol(), decoder=reader),
+            [OutputColumn(self.getOutputCol(), name)], batch_size=_BATCH_SIZE,
+        )  # fmt: skip
+
+
+class DeepImageFeaturizer(_DeepImage):
+    """Spark's image column -> a vector of features, for a classifier of Spark's after it.
+
+    ::
+
+        featurizer = DeepImageFeaturizer(inputCol='image', outputCol='features',
+                                         modelName='InceptionV3', model='headless.keras')
+
+    Args:
+        inputCol: A column of ``spark.read.format('image')``; images are resized on the executors.
+        outputCol: Of vectors: the model's output, one after the other.
+        modelName: ``InceptionV3``, ``Xception``, ``ResNet50``, ``VGG16`` or ``VGG19``: how pixels
+            are preprocessed, and the size of images where the model leaves it free. Without
+            ``model`` Keras downloads the weights.
+        scaleHint: How images are resized: ``SCALE_AREA_AVERAGING``, ``SCALE_DEFAULT``,
+            ``SCALE_FAST``, ``SCALE_REPLICATE`` or ``SCALE_SMOOTH``.
+        model: A Keras model whose output are the features, or the path of one.
+        layer: The features are the output of this layer of ``model``.
+        preprocess: Makes the model's input of RGB pixels, float32 ``(height, width, 3)`` in
+            [0, 255]; by default what the application wants, or the pixels.
+
+    Raises:
+        ConfigError: No model is named.
+        UnknownNameError: No such application, or filter.
+    """
+
+    scaleHint: Param[str] = Param(
+        Params._dummy(), "scaleHint", "one of " + ", ".join(SCALE_HINTS), TypeConverters.toString
+    )
+
+    @keyword_only  # type: ignore[untyped-decorator]
+    def __init__(
+        self, *, inputCol: str | None = None, outputCol: str | None = None,
+        modelName: str | None = None, scaleHint: str = "SCALE_AREA_AVERAGING", model: Any = None,
+        layer: str | None = None, preprocess: Callable[[Any], Any] | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self._setDefault(scaleHint="SCALE_AREA_AVERAGING")
+        given: dict[str, Any] = dict(self._input_kwargs)
+        self._layer = given.pop("layer", None)
+        if given.get("scaleHint", "SCALE_AREA_AVERAGING") not in SCALE_HINTS:
+            raise UnknownNameError("scaleHint", given["scaleHint"], SCALE_HINTS)
+        self._take(given)
+
+    def _transform(self, dataset: Any) -> Any:
+        source = self._source(features=True)
+        reader = self._reader(source, str(self.getOrDefault(self.scaleHint)))
+        output = LAYER + self._layer if self._layer else ""
+        predicted = self._predicted(dataset, source, reader, output)
+        return as_vector(predicted, self.getOutputCol())
+
+
+class DeepImagePredictor(_DeepImage):
+    """Spark's image column -> class probabilities, or the most probable classes by name.
+
+    Args:
+        inputCol: A column of ``spark.read.format('image')``; images are resized on the executors.
+        outputCol: A vector of probabilities; with ``decodePredictions`` an array of structs
+            ``(class, description, probability)``.
+        modelName: See :class:`DeepImageFeaturizer`.
+        decodePredictions: The names of ImageNet's classes, for a model with its 1000 classes;
+            Keras downloads the names, unless ``labels`` are given.
+        topK: So many of the most probable classes are returned.
+        model: A Keras model, or the path of one.
+        labels: Names of the classes of ``model``, in their order.
+        preprocess: See :class:`DeepImageFeaturizer`.
+
+    Raises:
+        ConfigError: No model is named.
+        UnknownNameError: No such application.
+    """
+
+    decodePredictions: Param[bool] = Param(
+        Params._dummy(), "decodePredictions", "return names of classes", TypeConverters.toBoolean
+    )
+    topK: Param[int] = Param(
+        Params._dummy(), "topK", "how many classes are returned", TypeConverters.toInt
+    )
+
+    @keyword_only  # type: ignore[untyped-decorator]
+    def __init__(
+        self, *, inputCol: str | None = None, outputCol: str | None = None,
+        modelName: str | None = None, decodePredictions: bool = False, topK: int = 5,
+        model: Any = None, labels: list[str] | None = None,
+        preprocess: Callable[[Any], Any] | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self._setDefault(decodePredictions=False, topK=5)
+        given: dict[str, Any] = dict(self._input_kwargs)
+        self._labels = given.pop("labels", None)
+        self._take(given)
+
+    def _transform(self, dataset: Any) -> Any:
+        source = self._source(features=False)
+        reader = self._reader(source, "SCALE_AREA_AVERAGING")
+        predicted = self._predicted(dataset, source, reader, "")
+        column = self.getOutputCol()
+        if not self.getOrDefault(self.decodePredictions):
+            return as_vector(predicted, column)
+        top = _most_probable(column, self._names(), int(self.getOrDefault(self.topK)))
+        return predicted.withColumn(column, top)
+
+    def _names(self) -> list[tuple[str, str]]:
+        """Identifier and description of each class."""
+        if self._labels is not None:
+            return [(str(number), str(name)) for number, name in enumerate(self._labels)]
+        if not self.getModelName():
+            raise ConfigError(
+                "DeepImagePredictor does not know what the classes are called",
+                expected="labels=[...], one name per class, or a modelName",
+                received="decodePredictions=True, and neither",
+            )
+        return class_names(self.getModelName())
+
+
+def as_vector(frame: Any, column: str) -> Any:
+    """The frame with a column of numbers or (nested) arrays as ML vectors."""
+    kind, values = frame.schema[column].dataType, F.col(_quoted(column))
+    if not isinstance(kind, T.ArrayType):
+        values = F.array(values)
+        kind = T.ArrayType(kind)
+    while isinstance(kind.elementType, T.ArrayType):
+        values, kind = F.flatten(values), kind.elementType
+    return frame.withColumn(column, array_to_vector(values.cast("array<double>")))
+
+
+def _most_probable(column: str, names: list[tuple[str, str]], top: int) -> Any:
+    """The ``top`` classes of a column of probabilities, as structs, the most probable first."""
+    ids = F.array(*[F.lit(identifier) for identifier, _ in names])
+    texts = F.array(*[F.lit(text) for _, text in names])
+    every = F.transform(
+        F.col(_quoted(column)),
+        lambda p, i: F.struct(
+            p.alias("probability"), F.get(ids, i).alias("class"), F.get(texts, i).alias("text")
+        ),
+    )
+    return F.transform(
+        F.slice(F.sort_array(every, asc=False), 1, top),
+        lambda found: F.struct(
+            found["class"].alias("class"), found["text"].alias("description"),
+            found["probability"].alias("probability"),
+        ),
+    )  # fmt: skip
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"

@@ -1,0 +1,185 @@
+"""``KerasImageFileTransformer`` and ``KerasImageFileEstimator``: paths of files -> outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from pyspark import keyword_only
+from pyspark.ml import Estimator, Transformer
+from pyspark.ml.param import Param, Params, TypeConverters
+from pyspark.ml.param.shared import HasInputCol, HasLabelCol, HasOutputCol
+
+from sparkdl.errors import ConfigError, UnknownNameError
+from sparkdl.files import storage
+from sparkdl.learner.archive import model_bytes, model_from_bytes
+from sparkdl.learner.model_source import ModelSource, open_model
+from sparkdl.spark.columns.sources import Columns
+from sparkdl.spark.images.deep_image import as_vector
+from sparkdl.spark.inference.output_columns import OutputColumn
+from sparkdl.spark.inference.predict import predict_columns
+from sparkdl.spark.spark_model import SparkModel
+
+OUTPUT_MODES = ("vector", "image")
+_BATCH_SIZE = 32
+
+
+class _ImageFile(HasInputCol, HasOutputCol):  # type: ignore[misc]
+    """What both have in common: a model, and a function that loads one image."""
+
+    modelFile: Param[str] = Param(
+        Params._dummy(), "modelFile", "path of a saved Keras model", TypeConverters.toString
+    )
+
+    def _take(self, given: dict[str, Any]) -> None:
+        self._model = given.pop("model", None)
+        self._loader = given.pop("imageLoader", None)
+        if self._model is None and given.get("modelFile") is None:
+            raise ConfigError(
+                f"{type(self).__name__} needs a model",
+                expected="modelFile='path', or model=a Keras model",
+                received="neither",
+            )
+        if not callable(self._loader):
+            raise ConfigError(
+                f"{type(self).__name__} needs a function that loads an image",
+                expected="imageLoader, a function from the value of the input column (the path of "
+                "a file, or its bytes) to one array of the model's input shape",
+                received=repr(self._loader),
+            )
+        self._set(**given)
+
+    def getModelFile(self) -> str:
+        """The path of the model; '' where the model itself was given."""
+        return str(self.getOrDefault(self.modelFile)) if self.isSet(self.modelFile) else ""
+
+    def getImageLoader(self) -> Callable[[Any], Any]:
+        """The function that loads an image."""
+        loader: Callable[[Any], Any] = self._loader
+        return loader
+
+
+class KerasImageFileTransformer(_ImageFile, Transformer):  # type: ignore[misc]
+    """A column of paths (or of bytes) -> a model's output, each image loaded by a function.
+
+    Args:
+        inputCol: A column of strings, which ``imageLoader`` takes one by one, or of bytes
+            (``content`` of ``spark.read.format('binaryFile')``, which reaches any file system).
+        outputCol: Of vectors, or of nested arrays with ``outputMode='image'``.
+        modelFile: See :func:`sparkdl.predict`.
+        imageLoader: From one value to one array of the model's input shape; runs on executors.
+        outputMode: ``'vector'`` (the output, one number after the other) or ``'image'`` (the
+            output in its shape).
+        model: A Keras model instead of ``modelFile``.
+
+    Raises:
+        ConfigError: No model, or no loader.
+        UnknownNameError: No such output mode.
+    """
+
+    outputMode: Param[str] = Param(
+        Params._dummy(), "outputMode", "'vector' or 'image'", TypeConverters.toString
+    )
+
+    @keyword_only  # type: ignore[untyped-decorator]
+    def __init__(
+        self, *, inputCol: str | None = None, outputCol: str | None = None,
+        modelFile: str | None = None, imageLoader: Callable[[Any], Any] | None = None,
+        outputMode: str = "vector", model: Any = None,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self._setDefault(outputMode="vector")
+        given: dict[str, Any] = dict(self._input_kwargs)
+        if given.get("outputMode", "vector") not in OUTPUT_MODES:
+            raise UnknownNameError("outputMode", given["outputMode"], OUTPUT_MODES)
+        self._take(given)
+        self._opened: ModelSource | None = None
+
+    def _transform(self, dataset: Any) -> Any:
+        if self._opened is None:
+            self._opened = open_model(
+                self._model if self._model is not None else self.getModelFile()
+            )
+        archive = self._opened.encode(list(self._opened.signature.outputs))
+        (name,) = archive.signature.outputs
+        column = self.getOutputCol()
+        predicted = predict_columns(
+            dataset, archive, Columns(self.getInputCol(), decoder=self._loader),
+            [OutputColumn(column, name)], batch_size=_BATCH_SIZE,
+        )  # fmt: skip
+        as_is = self.getOrDefault(self.outputMode) == "image"
+        return predicted if as_is else as_vector(predicted, column)
+
+
+class KerasImageFileEstimator(_ImageFile, Estimator, HasLabelCol):  # type: ignore[misc]
+    """Trains a model on files of images; ``fit`` gives a :class:`KerasImageFileTransformer`.
+
+    Args:
+        inputCol: See :class:`KerasImageFileTransformer`, as for ``outputCol``, ``imageLoader`` and
+            ``outputMode``.
+        outputCol: See there.
+        labelCol: A column of labels; integer classes do where the loss wants one-hot vectors.
+        modelFile: A saved Keras model, where training begins; the file stays as it is.
+        imageLoader: See there.
+        kerasOptimizer: A name, or an optimizer.
+        kerasLoss: A name, or a loss.
+        kerasFitParams: Arguments of :meth:`sparkdl.SparkModel.fit`: ``{'epochs': 5}``.
+        outputMode: See there.
+        model: A Keras model instead of ``modelFile``; it stays as it is.
+        sparkModelParams: Arguments of :class:`sparkdl.SparkModel`: ``{'mode': 'allreduce'}``.
+
+    Raises:
+        ConfigError: No model, or no loader.
+    """
+
+    outputMode: Param[str] = Param(
+        Params._dummy(), "outputMode", "'vector' or 'image'", TypeConverters.toString
+    )
+    kerasOptimizer: Param[Any] = Param(Params._dummy(), "kerasOptimizer", "name, or optimizer")
+    kerasLoss: Param[Any] = Param(Params._dummy(), "kerasLoss", "name, or loss")
+    kerasFitParams: Param[Any] = Param(Params._dummy(), "kerasFitParams", "arguments of fit")
+
+    @keyword_only  # type: ignore[untyped-decorator]
+    def __init__(
+        self, *, inputCol: str | None = None, outputCol: str | None = None,
+        labelCol: str | None = None, modelFile: str | None = None,
+        imageLoader: Callable[[Any], Any] | None = None, kerasOptimizer: Any = "adam",
+        kerasLoss: Any = None, kerasFitParams: dict[str, Any] | None = None,
+        outputMode: str = "vector", model: Any = None,
+        sparkModelParams: dict[str, Any] | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self._setDefault(
+            outputMode="vector", kerasOptimizer="adam", kerasLoss=None, kerasFitParams={}
+        )
+        given: dict[str, Any] = dict(self._input_kwargs)
+        if given.get("outputMode", "vector") not in OUTPUT_MODES:
+            raise UnknownNameError("outputMode", given["outputMode"], OUTPUT_MODES)
+        self._spark_model_params = dict(given.pop("sparkModelParams", None) or {})
+        self._take(given)
+        if self.getOrDefault(self.kerasLoss) is None:
+            raise ConfigError(
+                "KerasImageFileEstimator needs a loss",
+                expected="kerasLoss, e.g. 'sparse_categorical_crossentropy'",
+                received="None",
+            )
+
+    def _fit(self, dataset: Any) -> KerasImageFileTransformer:
+        if self._model is not None:
+            content, path = model_bytes(self._model), "model.keras"
+        else:
+            path = self.getModelFile()
+            content = storage.read_bytes(path)
+        model = model_from_bytes(content, None, safe_mode=True, path=path, compiled=False)
+        optimizer = self.getOrDefault(self.kerasOptimizer)
+        if not isinstance(optimizer, str):  # an optimizer belongs to one model
+            optimizer = type(optimizer).from_config(optimizer.get_config())
+        model.compile(optimizer, self.getOrDefault(self.kerasLoss))
+        spark_model = SparkModel(model, decoder=self._loader, **self._spark_model_params)
+        arguments = {"verbose": 0, **dict(self.getOrDefault(self.kerasFitParams) or {})}
+        spark_model.fit(dataset, features=self.getInputCol(), label=self.getLabelCol(), **arguments)
+        fitted: KerasImageFileTransformer = KerasImageFileTransformer(
+            inputCol=self.getInputCol(), outputCol=self.getOutputCol(), imageLoader=self._loader,
+            outputMode=self.getOrDefault(self.outputMode), model=spark_model.model,
+        )  # fmt: skip
+        return fitted
