@@ -29,6 +29,8 @@ from sparkdl.compat.elephas.utils import lp_to_simple_rdd, to_labeled_point, to_
 from sparkdl.compat.elephas.utils.model_utils import LossModelTypeMapper, ModelType
 from sparkdl.errors import ConfigError, ModelError, ResourceError
 
+pytestmark = pytest.mark.slow
+
 X = np.random.default_rng(0).normal(size=(80, 3)).astype("float32")
 Y = np.eye(3)[X.argmax(1)]
 

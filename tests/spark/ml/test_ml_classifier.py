@@ -30,6 +30,8 @@ from pyspark.ml import PipelineModel
 from pyspark.ml.evaluation import MulticlassClassificationEvaluator
 from pyspark.sql import SparkSession
 
+pytestmark = pytest.mark.slow
+
 path, data = sys.argv[1:]
 spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
 model = PipelineModel.load(path)

@@ -24,6 +24,8 @@ from sparkdl.ml import (
 )
 from sparkdl.spark.ml import files
 
+pytestmark = pytest.mark.slow
+
 
 class Doubled(keras.layers.Layer):
     def call(self, x: Any) -> Any:
