@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from stage_cases import CASES
 
-
 QUICK = (
     "case_columns_are_of_sparks_own_types_and_keras_own_numbers",
     "case_a_pipeline_is_saved_and_loaded",
