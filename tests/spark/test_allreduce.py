@@ -210,6 +210,7 @@ class _EndsInItsFirstValidation(keras.layers.Layer):
                 os._exit(1)
 
 
+@pytest.mark.slow
 def test_an_epoch_that_one_rank_did_not_report_ends_with_the_others(
     spark: Any, digits: Any, tmp_path: Path
 ) -> None:
