@@ -12,6 +12,8 @@ from conftest import make_mlp
 
 from sparkdl import SparkModel
 
+pytestmark = pytest.mark.slow  # causes by real times: for a machine that does nothing else
+
 
 def make_wide(width: int = 4096) -> Any:
     """Many weights, few rows' work: exchanges cost more than steps."""
