@@ -221,7 +221,7 @@ def model_from_bytes(
         ModelError: The file holds no Keras model that can be loaded so.
     """
     try:
-        suffix = ".h5" if path.endswith(HDF5) else ".keras"
+        suffix = ".h5" if os.fspath(path).endswith(HDF5) else ".keras"
         with _model_file(content, suffix) as local:
             return load_model_file(local, custom_objects, safe_mode, compiled=compiled)
     except Exception as error:
