@@ -184,7 +184,7 @@ class SparkModel:
         self._history: Any = None
         self._epochs_trained = 0
         self._summary: StageSummary | None = None
-        self._profile: Profile | None = None
+        self._profile: Callable[[], Profile] | None = None
         self._ensemble: list[Any] = []
         self._columns = Columns()
         self._fitting = threading.Lock()
@@ -214,7 +214,7 @@ class SparkModel:
     @property
     def profile(self) -> Profile | None:
         """Where the time of the last fit's workers went; None before one. ``print`` draws it."""
-        return self._profile
+        return None if self._profile is None else self._profile()
 
     mode = Setting(lambda self: self._config.mode)
     frequency = Setting(lambda self: self._config.frequency)
@@ -389,9 +389,11 @@ class SparkModel:
                 self._trained.model, self._ensemble = build_ensemble(self.model, members)
                 self._summary = replace(self._summary, members={})
             self._epochs_trained += monitor.epochs_done - first_epoch
-            self._profile = profile_fit(plan, self._summary, monitor.epochs_done - first_epoch)
+            self._profile = partial(
+                profile_fit, plan, self._summary, monitor.epochs_done - first_epoch
+            )
             if profile:
-                print(self._profile, flush=True)
+                print(self.profile, flush=True)
             monitor.end()
             self._history = keras_callbacks.history
             return self._history

@@ -149,7 +149,7 @@ def _times(facts: Facts) -> dict[int, RankTimes]:
 
 
 def _advices(facts: Facts, ranks: dict[int, RankTimes]) -> list[Advice]:
-    if not ranks:
+    if not any(times.rows for times in ranks.values()):  # stopped within its first epoch
         return []
     return [
         *_of_one_worker(facts, ranks), *_of_reading(ranks), *_of_exchange(facts, ranks),
@@ -172,7 +172,7 @@ def _of_one_worker(facts: Facts, ranks: dict[int, RankTimes]) -> list[Advice]:
     typical = statistics.median(work[rank] for rank in others)
     longest = max(times.total_s for times in ranks.values())
     gain = (work[last] - typical) / longest if longest else 0.0
-    rows = ranks[last].rows / statistics.median(ranks[rank].rows for rank in others)
+    rows = ranks[last].rows / max(1, statistics.median(ranks[rank].rows for rank in others))
     speed = ranks[last].own_s_per_row / max(
         1e-12, statistics.median(ranks[rank].own_s_per_row for rank in others)
     )

@@ -72,3 +72,11 @@ def test_ranks_without_rows_and_runs_without_ranks_have_no_advice() -> None:
     assert cause(replace(GOOD, rows={0: 10_000, 1: 0})) is None
     assert list(profile_of(replace(GOOD, rows={0: 10_000, 1: 0})).ranks) == [0]
     assert cause(replace(GOOD, usage={}, rows={})) is None
+
+
+def test_a_fit_that_stopped_within_its_first_epoch_has_no_advice() -> None:
+    stopped = replace(GOOD, epochs=0)
+    assert cause(stopped) is None
+    assert cause(replace(GOOD, rows={0: 10_000, 1: 0, 2: 0}, usage={**GOOD.usage, 2: usage()})) in (
+        "uneven rows", "slow worker", None,
+    )  # fmt: skip
