@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+import tensorflow as tf
 from conftest import make_mlp
 from keras import layers
 
@@ -231,7 +232,7 @@ def test_text_from_frames_of_all_kinds(spark: Any, kind: str) -> None:
     epochs = 8 if kind == "Spark" else 1
     history = spark_model.fit(data, features="text", epochs=epochs, verbose=0)
     known = spark_model.model.evaluate(
-        np.array(words)[:, None], np.array(labels), verbose=0, return_dict=True
+        tf.constant([[text] for text in words]), np.array(labels), verbose=0, return_dict=True
     )
     features = None if kind == "lists" else "text"
     assert spark_model.evaluate(data, features=features) == pytest.approx(known, rel=1e-4)
@@ -248,5 +249,5 @@ def test_another_vocabulary_is_another_model(spark: Any) -> None:
         model = text_model(inputs)
         spark_model = SparkModel(model, "synchronous", num_workers=2)
         spark_model.fit((words, labels), verbose=0)
-        known = model.evaluate(np.array(words)[:, None], np.array(labels), verbose=0)
+        known = model.evaluate(tf.constant([[text] for text in words]), np.array(labels), verbose=0)
         assert spark_model.evaluate((words, labels))["loss"] == pytest.approx(known[0], rel=1e-4)

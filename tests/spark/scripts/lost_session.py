@@ -45,9 +45,11 @@ def main() -> None:
             fired.append(time.monotonic())
             action(spark)
 
-        threading.Thread(target=act, daemon=True).start()
+        actor = threading.Thread(target=act, daemon=True)
+        actor.start()
         with pytest.raises(kind, match=words):
             sparkdl.run(sleep, num_workers=2)
+        actor.join(60)  # a session that still stops would be the next one's
         assert time.monotonic() - fired[0] < 100, "beside a loaded machine, 2 s are usual"
 
     def kill_jvm(spark: Any) -> None:
