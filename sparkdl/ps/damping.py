@@ -24,6 +24,7 @@ import math
 
 import numpy as np
 
+from sparkdl.optimizers.blocks import each_block
 from sparkdl.weights import FloatArray
 
 GAIN = 5.0
@@ -44,12 +45,13 @@ class Damping:
     def __init__(self, num_workers: int, trained_size: int) -> None:
         self.factor = 1.0
         self._least = 1.0 / num_workers
-        self._trained = slice(0, trained_size)
+        self._trained_size = trained_size
         self._looked_at = slice(0, trained_size, -(-trained_size // MOST_VALUES) or 1)
         self._mean = 0.0
         self._sum, self._changes = 0.0, 0
         self._base: FloatArray | None = None
         self._change: FloatArray | None = None
+        self._length = 0.0  # of the last change
 
     def apply(self, local: FloatArray, base: FloatArray) -> None:
         """Moves ``local`` back towards ``base``: the part of the change that counts is left.
@@ -62,10 +64,14 @@ class Damping:
             self._observe(local[self._looked_at], base[self._looked_at])
         self._sum, self._changes = self._sum + self.factor, self._changes + 1
         if self.factor < 1.0:
-            trained, start = local[self._trained], base[self._trained]
-            trained -= start
-            trained *= np.float32(self.factor)
-            trained += start
+            scale = np.float32(self.factor)
+
+            def body(part: slice, change: FloatArray) -> None:
+                np.subtract(local[part], base[part], out=change)
+                np.multiply(change, scale, out=change)
+                np.add(base[part], change, out=local[part])
+
+            each_block(self._trained_size, body, 1)
 
     @property
     def counted(self) -> float:
@@ -74,15 +80,21 @@ class Damping:
 
     def _observe(self, local: FloatArray, base: FloatArray) -> None:
         change = local - base
+        length = _length(change)
         if self._base is not None and self._change is not None:
-            difference = _cosine(base - self._base, change) - _cosine(self._change, change)
+            moved = base - self._base
+            others = _cosine(moved, change, _length(moved) * length)
+            difference = others - _cosine(self._change, change, self._length * length)
             self._mean = MEMORY * self._mean + (1 - MEMORY) * difference
             self.factor = min(1.0, max(self._least, 1.0 + GAIN * self._mean))
-        self._base, self._change = base.copy(), change
+        self._base, self._change, self._length = base.copy(), change, length
 
 
-def _cosine(a: FloatArray, b: FloatArray) -> float:
+def _length(a: FloatArray) -> float:
+    return math.sqrt(float(a @ a))
+
+
+def _cosine(a: FloatArray, b: FloatArray, lengths: float) -> float:
     """Of the angle between two vectors; 0 if one is 0 or has no finite length."""
-    lengths = math.sqrt(float(a @ a)) * math.sqrt(float(b @ b))
     value = float(a @ b) / lengths if lengths > 0 else 0.0
     return value if math.isfinite(value) else 0.0
