@@ -119,6 +119,18 @@ class Checkpoints:
             hint=f"another folder, or delete its {_INDEX} to begin from the start",
         )
 
+    def newest(self) -> int:
+        """Epochs done in the newest checkpoint, as the index has it; 0 without one."""
+        index = self._index()
+        return 0 if index is None else index.epoch
+
+    def clear(self) -> None:
+        """Deletes the checkpoints: a fit with ``resume`` begins at the start."""
+        index = self._index()
+        if index is not None:
+            for name in (_INDEX, *index.files):
+                storage.delete(f"{self.folder}/{name}")
+
     def _read(self, name: str) -> Checkpoint:
         """One checkpoint.
 

@@ -119,6 +119,15 @@ def search(
             received=", ".join(sorted(refused)),
             hint="the searcher has max_epochs",
         )
+    callbacks = fit_arguments.get("callbacks")
+    if callbacks is not None and not callable(callbacks):
+        raise ConfigError(
+            "trials that train side by side cannot share callbacks",
+            expected="callbacks=a function without arguments that makes them",
+            received=repr(callbacks),
+            hint="callbacks=lambda: [keras.callbacks.EarlyStopping(patience=3)]",
+        )
+    spark = cluster.session_of(data)
     folder = checkpoint_dir or tempfile.mkdtemp(prefix="sparkdl-tune-")
     told: dict[str, Value] = {
         "metric": metric,
@@ -128,7 +137,7 @@ def search(
     }
     journal = Journal.at(folder, told, resume=resume)
     trainer = _FitTrainer(
-        build, data, folder, slots_per_trial, seed,
+        spark, build, data, folder, slots_per_trial, seed,
         {"mode": "allreduce", **(settings or {})},
         {"validation_data": validation_data, **fit_arguments},
     )  # fmt: skip
@@ -180,18 +189,21 @@ class _FitTrainer:
     """Trains segments by ``SparkModel.fit`` from checkpoint to checkpoint."""
 
     def __init__(
-        self, build: Build, data: Any, folder: str, slots: int, seed: int,
+        self, spark: Any, build: Build, data: Any, folder: str, slots: int, seed: int,
         settings: Mapping[str, Any], fit_arguments: Mapping[str, Any],
     ) -> None:  # fmt: skip
         self._build, self._data, self._folder = build, data, folder
         self._slots, self._seed = slots, seed
         self._settings, self._fit = settings, dict(fit_arguments)
-        self.spark = getattr(data, "sparkSession", None) or cluster.session_of()
+        self.spark = spark
         self._tag = f"sparkdl-tune-{uuid.uuid4().hex[:12]}"
 
     def prepare(self, trial: Trial, segment: Segment) -> SegmentTraining:
         """Builds the model; see :class:`sparkdl.tune.runner.Trainer`."""
         model = self._model(trial)
+        kept = Checkpoints(self._of(segment.trial))
+        if kept.newest() >= segment.end:  # its metrics were lost with the driver: train it again
+            kept.clear()
         if segment.parent is not None:
             self._copy(segment)
         settings = {"num_workers": self._slots, "seed": self._seed, **self._settings}
@@ -200,7 +212,7 @@ class _FitTrainer:
             settings["batch_size"] = batch_size
         spark_model = SparkModel(model, **settings)
         arguments = dict(self._fit)
-        if callable(arguments.get("callbacks")):
+        if arguments.get("callbacks") is not None:
             arguments["callbacks"] = arguments["callbacks"]()
 
         def train() -> dict[str, float]:

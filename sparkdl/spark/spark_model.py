@@ -458,10 +458,10 @@ class SparkModel:
                 expected="another rule for fit_stream",
                 received=f"rule={self.rule.name!r}",
             )
-        columns = Columns(features, label, sample_weight, self.decoder)
+        columns = Columns(features, label, sample_weight, self.decoder, self.pad)
         make_spec(
             stream.schema, model_signature(self.model), columns.features, columns.label,
-            columns.sample_weight, columns.decoder,
+            columns.sample_weight, columns.decoder, pad=columns.pad,
         )  # fmt: skip
 
         workers = self.num_workers or default_parallelism(stream.sparkSession)

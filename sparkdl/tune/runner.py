@@ -143,6 +143,12 @@ class _Search:
         return segment
 
     def start(self, segment: Segment) -> None:
+        if segment.trial in self.running:
+            raise ConfigError(
+                f"the searcher gave two segments of trial {segment.trial} at the same time",
+                expected="the next segment of a trial after tell() of the one before",
+                received=str(segment),
+            )
         record = self._journal.trials.get(segment.trial)
         given = {**self._searcher.parameters(segment.trial), **(record.params if record else {})}
         trial = Trial(segment.trial, self._seed, given)
@@ -178,6 +184,13 @@ class _Search:
             while thread.is_alive() and time.monotonic() < deadline:
                 self._trainer.cancel()  # again: one that comes before the Spark job is forgotten
                 thread.join(0.5)
+            if thread.is_alive():
+                warnings.warn(
+                    f"trial {number} has not ended within {timeout_s:g} s of its cancellation; its "
+                    "tasks may still hold their cores",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
             self._journal.trials[number].state = "stopped"
         self.running.clear()
         self._journal.write()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
@@ -29,7 +30,8 @@ class Study(Closing):
     """The trials of a search, best first, and the models of the best.
 
     Models are read from the search's folder when they are asked for. Without a ``checkpoint_dir``
-    that folder is temporary: :meth:`close`, or the end of a ``with`` block, deletes it.
+    that folder is temporary and goes with the study: at :meth:`close`, the end of a ``with`` block,
+    or the end of the process.
 
     Args:
         journal: Of the search.
@@ -49,12 +51,17 @@ class Study(Closing):
         temporary: bool,
     ) -> None:
         self._journal, self.goal = journal, goal
-        self._load, self._ensemble_of, self._temporary = load, ensemble_of, temporary
+        self._load, self._ensemble_of = load, ensemble_of
+        self._delete = (
+            weakref.finalize(self, shutil.rmtree, journal.folder, ignore_errors=True)
+            if temporary
+            else None
+        )
 
     def close(self) -> None:
         """Deletes the checkpoints if their folder is temporary."""
-        if self._temporary:
-            shutil.rmtree(self._journal.folder, ignore_errors=True)
+        if self._delete is not None:
+            self._delete()
 
     @property
     def records(self) -> list[TrialRecord]:

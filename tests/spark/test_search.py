@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import time
@@ -101,6 +102,24 @@ def test_a_chain_of_segments_is_plain_keras(spark: Any, digits: Any) -> None:
     assert study.best_value == pytest.approx(history.history["loss"][-1], rel=1e-4)
 
 
+def test_a_segment_whose_score_was_lost_with_the_driver(
+    spark: Any, digits: Any, tmp_path: Path
+) -> None:
+    """The driver died after the last checkpoint and before the journal was written."""
+    x, y = (part[:64] for part in digits)
+    options = {"metric": "loss", "checkpoint_dir": str(tmp_path), "settings": {"batch_size": 64},
+               "max_concurrent": 1}  # fmt: skip
+    whole = tune.search(build, (x, y), searcher=Chain(), **options)
+    journal = tmp_path / "study.json"
+    told = json.loads(journal.read_text())
+    assert len(told["calls"][-1]) == 3
+    del told["calls"][-1], told["trials"][0]["metrics"]["4"]
+    journal.write_text(json.dumps(told))
+    again = tune.search(build, (x, y), searcher=Chain(), resume=True, **options)
+    assert again.best_trial.metrics.keys() == {1, 2, 4}
+    assert again.best_value == pytest.approx(whole.best_value, rel=1e-5)
+
+
 def test_failed_trials_are_replaced_and_named(spark: Any, digits: Any) -> None:
     x, y = (part[:64] for part in digits)
 
@@ -130,6 +149,8 @@ def test_mistakes_end_the_search_with_one_error(spark: Any, digits: Any, digits_
         tune.search(build, (x, y), metric="loss", epochs=3)
     with pytest.raises(ConfigError, match="checkpoint_dir"):
         tune.search(build, (x, y), metric="loss", resume=True)
+    with pytest.raises(ConfigError, match="cannot share callbacks"):
+        tune.search(build, (x, y), metric="loss", callbacks=[keras.callbacks.TerminateOnNaN()])
 
 
 def _broken(trial: tune.Trial) -> Any:

@@ -42,6 +42,17 @@ def test_the_last_two_are_kept(tmp_path: Path) -> None:
     assert (restored.state.epoch, restored.state.rule) == (6, b"rule 6")
 
 
+def test_what_is_cleared_is_begun_again(tmp_path: Path) -> None:
+    checkpoints = make(tmp_path)
+    assert checkpoints.newest() == 0
+    checkpoints.clear()  # nothing to do
+    make(tmp_path, 1, 2)
+    assert checkpoints.newest() == 2
+    checkpoints.clear()
+    assert names(tmp_path) == []
+    assert checkpoints.newest() == 0
+
+
 def test_a_folder_anywhere() -> None:
     checkpoints = Checkpoints.at("memory://checkpoints/of/a/run/")
     assert checkpoints is not None
