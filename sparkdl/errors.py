@@ -85,8 +85,11 @@ class UnknownNameError(ConfigError):
     def __init__(self, kind: str, name: object, known: Iterable[str], hint: str = "") -> None:
         names = [str(k) for k in known]
         text = str(name).lower()
-        close = [k for k in names if len(text) > 2 and k.startswith(text)]
-        close = close or difflib.get_close_matches(text, names, n=1)
+        by_lower_case = {k.lower(): k for k in reversed(names)}
+        close = [k for k in names if len(text) > 2 and k.lower().startswith(text)]
+        close = close or [
+            by_lower_case[k] for k in difflib.get_close_matches(text, by_lower_case, n=1)
+        ]
         super().__init__(
             f"unknown {kind} {name!r}",
             expected="one of " + ", ".join(repr(k) for k in names) if names else "no such names",

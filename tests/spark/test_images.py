@@ -42,7 +42,7 @@ def cnn(size: int = SIDE, classes: int = 2) -> Any:
         [
             keras.Input((size, size, 3)),
             layers.Rescaling(1 / 255),
-            layers.Conv2D(4, 3, activation="relu"),
+            layers.Conv2D(4, 3, activation="leaky_relu"),
             layers.GlobalAveragePooling2D(name="pool"),
             layers.Dense(classes, activation="softmax"),
         ]
@@ -110,7 +110,7 @@ def test_files_are_scored_and_trained_on(spark: Any, pictures: Any, tmp_path: Pa
     np.testing.assert_allclose(got, want, atol=1e-5)
     estimator = KerasImageFileEstimator(
         inputCol="path", outputCol="p", labelCol="label", model=model, imageLoader=load,
-        kerasOptimizer=keras.optimizers.Adam(0.05), kerasLoss="sparse_categorical_crossentropy",
+        kerasOptimizer=keras.optimizers.Adam(0.02), kerasLoss="sparse_categorical_crossentropy",
         kerasFitParams={"epochs": 30, "batch_size": 6},
         sparkModelParams={"num_workers": 1},
     )  # fmt: skip

@@ -30,8 +30,6 @@ from pyspark.ml import PipelineModel
 from pyspark.ml.evaluation import MulticlassClassificationEvaluator
 from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.slow
-
 path, data = sys.argv[1:]
 spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
 model = PipelineModel.load(path)
@@ -161,7 +159,8 @@ def test_what_is_refused_before_a_job(spark: Any) -> None:
 
 
 def test_a_label_that_is_no_class(spark: Any) -> None:
-    frame = table(spark).withColumn("label", table(spark)["id"] * 1.0)
+    frame = table(spark)
+    frame = frame.withColumn("label", frame["id"] * 1.0)
     with pytest.raises(DataError, match="class"):
         quick().fit(frame)
 
