@@ -50,7 +50,8 @@ def test_train_evaluate_predict(
     rows = ("--data", data, "--features", "a,b,c")
     code, trained = _main(
         capsys, "train", f"{SCRIPTS / 'cli_model.py'}:make", *rows, "--label", "y",
-        "--epochs", "20", "--mode", "synchronous", "--num-workers", "2", "--batch-size", "128", "--output", path,
+        "--epochs", "20", "--mode", "synchronous", "--num-workers", "2", "--batch-size", "128",
+        "--output", path,
     )  # fmt: skip
     assert code == cli.OK
     assert trained["history"]["loss"][-1] < 0.2 * trained["history"]["loss"][0]
