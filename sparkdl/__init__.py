@@ -38,6 +38,9 @@ if TYPE_CHECKING:
     from sparkdl.spark.run import HorovodRunner as HorovodRunner
     from sparkdl.spark.run import run as run
     from sparkdl.spark.spark_model import SparkModel as SparkModel
+    from sparkdl.spark.tfrecord.functions import read_tfrecords as read_tfrecords
+    from sparkdl.spark.tfrecord.functions import register_tfrecord as register_tfrecord
+    from sparkdl.spark.tfrecord.functions import write_tfrecords as write_tfrecords
     from sparkdl.spark.udf import predict_udf as predict_udf
     from sparkdl.spark.udf import register_udf as register_udf
     from sparkdl.tracking.page.dashboard import dashboard as dashboard
@@ -56,6 +59,9 @@ _HOMES = {
     "predict_udf": "sparkdl.spark.udf",
     "register_udf": "sparkdl.spark.udf",
     "run": "sparkdl.spark.run",
+    "read_tfrecords": "sparkdl.spark.tfrecord.functions",
+    "write_tfrecords": "sparkdl.spark.tfrecord.functions",
+    "register_tfrecord": "sparkdl.spark.tfrecord.functions",
     "dashboard": "sparkdl.tracking.page.dashboard",
     "HorovodRunner": "sparkdl.spark.run",
     "describe": "sparkdl.learner.description",
@@ -91,9 +97,12 @@ __all__ = [
     "log_to_driver",
     "predict",
     "predict_udf",
+    "read_tfrecords",
     "registerKerasImageUDF",
+    "register_tfrecord",
     "register_udf",
     "run",
+    "write_tfrecords",
 ]
 
 

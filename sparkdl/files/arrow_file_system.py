@@ -61,18 +61,18 @@ class ArrowFileSystem(RenamingFileSystem):
     """
 
     def __init__(self, arrow: Any) -> None:
-        self._arrow = arrow
+        self.arrow = arrow
 
     def read(self, path: str, at_most: int | None) -> bytes:
         """See :class:`FileSystem`."""
-        with self._arrow.open_input_stream(path) as file:
+        with self.arrow.open_input_stream(path) as file:
             return bytes(file.read(at_most))
 
     def find(self, path: str) -> Kind | None:
         """See :class:`FileSystem`."""
         from pyarrow import fs
 
-        kind = self._arrow.get_file_info(path).type
+        kind = self.arrow.get_file_info(path).type
         if kind == fs.FileType.NotFound:
             return None
         return "folder" if kind == fs.FileType.Directory else "file"
@@ -81,26 +81,26 @@ class ArrowFileSystem(RenamingFileSystem):
         """See :class:`FileSystem`."""
         from pyarrow import fs
 
-        found = self._arrow.get_file_info(fs.FileSelector(folder, recursive=True))
+        found = self.arrow.get_file_info(fs.FileSelector(folder, recursive=True))
         files = [info.path for info in found if info.type == fs.FileType.File]
         return sorted(os.path.relpath(path, folder) for path in files)
 
     def delete(self, path: str) -> None:
         """See :class:`FileSystem`."""
-        self._arrow.delete_file(path)
+        self.arrow.delete_file(path)
 
     def _make_folder(self, path: str) -> None:
-        self._arrow.create_dir(path, recursive=True)
+        self.arrow.create_dir(path, recursive=True)
 
     def _create(self, path: str, content: bytes) -> None:
-        with self._arrow.open_output_stream(path) as file:
+        with self.arrow.open_output_stream(path) as file:
             file.write(content)
 
     def _replace(self, source: str, target: str) -> None:
         if self.find(target) == "file":  # not every system renames over a file
             with contextlib.suppress(FileNotFoundError):  # another writer was there first
-                self._arrow.delete_file(target)
-        self._arrow.move(source, target)
+                self.arrow.delete_file(target)
+        self.arrow.move(source, target)
 
 
 def open_uri(uri: str, scheme: str) -> tuple[ArrowFileSystem, str]:

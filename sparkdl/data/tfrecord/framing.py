@@ -12,15 +12,20 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import cache
 from typing import BinaryIO
+
+import numpy as np
+import numpy.typing as npt
 
 from sparkdl.errors import DataError
 
 _MASK = 0xA282EAD8
 _POLYNOMIAL = 0x82F63B78
-_HEAD_BYTES, _FOOT_BYTES = 12, 4
+HEAD_BYTES, FOOT_BYTES = 12, 4
 MAX_RECORD_BYTES = 1 << 31
+"""A protocol buffer is shorter than that."""
 
 
 def frame(data: bytes) -> bytes:
@@ -39,20 +44,20 @@ def read_frames(stream: BinaryIO, name: str = "the file") -> Iterator[bytes]:
     Raises:
         DataError: A frame is cut off, or a CRC does not fit.
     """
-    number = 0
-    while head := stream.read(_HEAD_BYTES):
-        if len(head) < _HEAD_BYTES or _packed_crc(head[:8]) != head[8:]:
-            raise _broken(name, number, "the head of a frame, with its CRC", f"{len(head)} bytes")
+    at = Place(name)
+    while head := stream.read(HEAD_BYTES):
+        if len(head) < HEAD_BYTES or _packed_crc(head[:8]) != head[8:]:
+            raise broken(at, "the head of a frame, with its CRC", f"{len(head)} bytes")
         (length,) = struct.unpack("<Q", head[:8])
-        if length > MAX_RECORD_BYTES:
-            raise _broken(name, number, f"at most {MAX_RECORD_BYTES} bytes", f"{length}")
-        data, foot = stream.read(length), stream.read(_FOOT_BYTES)
-        if len(data) < length or len(foot) < _FOOT_BYTES:
-            raise _broken(name, number, f"{length} bytes and a CRC", f"{len(data) + len(foot)}")
+        if length >= MAX_RECORD_BYTES:
+            raise broken(at, f"fewer than {MAX_RECORD_BYTES} bytes", f"{length}")
+        data, foot = stream.read(length), stream.read(FOOT_BYTES)
+        if len(data) < length or len(foot) < FOOT_BYTES:
+            raise broken(at, f"{length} bytes and a CRC", f"{len(data) + len(foot)}")
         if _packed_crc(data) != foot:
-            raise _broken(name, number, "data that fit their CRC", "other data")
+            raise broken(at, "data that fit their CRC", "other data")
         yield data
-        number += 1
+        at = Place(name, at.record + 1, at.offset + HEAD_BYTES + length + FOOT_BYTES)
 
 
 def crc32c(data: bytes) -> int:
@@ -91,15 +96,41 @@ def _table() -> tuple[int, ...]:
     return tuple(entry(byte) for byte in range(256))
 
 
+@cache
+def slicing_tables() -> npt.NDArray[np.uint32]:
+    """Row ``k``: what a byte adds to the CRC if ``k`` bytes follow it; shape (8, 256)."""
+    rows = [np.array(_table(), np.uint32)]
+    for _ in range(7):
+        rows.append(rows[0][rows[-1] & 0xFF] ^ rows[-1] >> 8)
+    return np.stack(rows)
+
+
 def _packed_crc(data: bytes) -> bytes:
-    crc = crc32c(data)
-    return struct.pack("<I", ((crc >> 15 | crc << 17) + _MASK) & 0xFFFFFFFF)
+    return struct.pack("<I", masked(crc32c(data)))
 
 
-def _broken(name: str, number: int, expected: str, received: str) -> DataError:
+def masked(crc: int) -> int:
+    """The CRC as it stands in a file."""
+    return ((crc >> 15 | crc << 17) + _MASK) & 0xFFFFFFFF
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a record is: its file, its number in it from 0, and the byte its frame begins at."""
+
+    name: str
+    record: int = 0
+    offset: int = 0
+
+    def __str__(self) -> str:
+        return f"record {self.record} of {self.name}, at byte {self.offset}"
+
+
+def broken(place: Place, expected: str, received: str, hint: str = "") -> DataError:
+    """What is raised for a frame or a message that is not as it should be."""
     return DataError(
-        f"record {number} of {name} is broken",
+        f"{place}: broken",
         expected=expected,
         received=received,
-        hint="was the file cut off while it was written or copied?",
+        hint=hint or "was the file cut off while it was written or copied?",
     )

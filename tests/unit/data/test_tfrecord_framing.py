@@ -35,7 +35,7 @@ def test_a_frame_is_that_of_the_format() -> None:
 def test_a_changed_byte_is_found(place: int) -> None:
     content = bytearray(frame(b"some data"))
     content[place] ^= 1
-    with pytest.raises(DataError, match=r"record 1 of f\.tfrecord is broken"):
+    with pytest.raises(DataError, match=r"record 1 of f\.tfrecord, at byte \d+: broken"):
         list(read_frames(io.BytesIO(frame(b"first") + bytes(content)), "f.tfrecord"))
 
 

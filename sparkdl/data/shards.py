@@ -1,0 +1,35 @@
+"""Files dealt to those who read them, and read block by block as Arrow batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import BinaryIO, TypeVar
+
+from sparkdl.data.tfrecord.blocks import Block, Codec, decompressed, read_blocks
+
+T = TypeVar("T")
+
+
+def deal(shards: Sequence[T], sizes: Sequence[int], hands: int) -> list[list[T]]:
+    """Shards dealt so that each hand gets about as many bytes.
+
+    The largest shard goes first, each to the hand that has least; no hand gets more than the mean
+    and one shard. Within a hand the shards keep their order.
+
+    >>> deal(['a', 'b', 'c', 'd'], [5, 9, 3, 2], 2)
+    [['b'], ['a', 'c', 'd']]
+    """
+    load = [0] * hands
+    dealt: list[list[int]] = [[] for _ in range(hands)]
+    for number in sorted(range(len(shards)), key=lambda i: (-sizes[i], i)):
+        hand = min(range(hands), key=lambda h: (load[h], h))
+        dealt[hand].append(number)
+        load[hand] += sizes[number]
+    return [[shards[i] for i in sorted(numbers)] for numbers in dealt]
+
+
+def file_blocks(
+    stream: BinaryIO, name: str, codec: Codec | None = None, verify: bool = True
+) -> Iterator[Block]:
+    """The records of an open TFRecord file, decompressed, in blocks."""
+    return read_blocks(decompressed(stream, codec), name, verify=verify)

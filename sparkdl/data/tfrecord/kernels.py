@@ -1,0 +1,358 @@
+"""The loops of the codec, compiled by numba. Only :mod:`sparkdl.data.tfrecord.loops` imports this.
+
+Every position is checked against the end of its message before a byte is read, whatever the bytes
+say. Arrays of bytes are writable uint8 arrays of their own memory, positions are int64.
+"""
+
+from __future__ import annotations
+
+import platform
+from typing import Any
+
+import numpy as np
+from llvmlite import binding, ir
+from numba import njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from sparkdl.data.tfrecord.framing import MAX_RECORD_BYTES, slicing_tables
+
+_TABLES = slicing_tables()
+_MASK = 0xA282EAD8
+_INSTRUCTIONS = {  # processor: (what it must have, per 8 bytes: name, bits of the sum; per byte)
+    "x86_64": ("sse4.2", "llvm.x86.sse42.crc32.64.64", 64, "llvm.x86.sse42.crc32.32.8", 8),
+    "aarch64": ("crc", "llvm.aarch64.crc32cx", 32, "llvm.aarch64.crc32cb", 32),
+}
+_FOUND = _INSTRUCTIONS.get(platform.machine().replace("arm64", "aarch64").replace("AMD", "x86_"))
+HAS_INSTRUCTION = _FOUND is not None and bool(binding.get_host_cpu_features().get(_FOUND[0]))
+
+
+@intrinsic
+def _load_word(context: Any, array: Any, position: Any) -> Any:
+    """Eight bytes as a little-endian number, at any position."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        made = context.make_array(signature.args[0])(context, builder, arguments[0])
+        pointer = builder.gep(made.data, [arguments[1]])
+        word = builder.load(builder.bitcast(pointer, ir.IntType(64).as_pointer()))
+        word.align = 1
+        return word
+
+    return types.uint64(array, types.int64), generate
+
+
+@intrinsic
+def _add_word(context: Any, crc: Any, word: Any) -> Any:
+    """The CRC after eight more bytes, by the processor's instruction."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        assert _FOUND is not None
+        crc_type, word_type = ir.IntType(_FOUND[2]), ir.IntType(64)
+        function = builder.module.declare_intrinsic(
+            _FOUND[1], fnty=ir.FunctionType(crc_type, [crc_type, word_type])
+        )
+        crc = arguments[0] if _FOUND[2] == 64 else builder.trunc(arguments[0], crc_type)
+        added = builder.call(function, [crc, arguments[1]])
+        return added if _FOUND[2] == 64 else builder.zext(added, word_type)
+
+    return types.uint64(types.uint64, types.uint64), generate
+
+
+@intrinsic
+def _add_byte(context: Any, crc: Any, byte: Any) -> Any:
+    """The CRC after one more byte, by the processor's instruction."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        assert _FOUND is not None
+        crc_type, byte_type = ir.IntType(32), ir.IntType(_FOUND[4])
+        function = builder.module.declare_intrinsic(
+            _FOUND[3], fnty=ir.FunctionType(crc_type, [crc_type, byte_type])
+        )
+        crc = builder.trunc(arguments[0], crc_type)
+        byte = arguments[1] if _FOUND[4] == 8 else builder.zext(arguments[1], byte_type)
+        return builder.zext(builder.call(function, [crc, byte]), ir.IntType(64))
+
+    return types.uint64(types.uint64, types.uint8), generate
+
+
+@intrinsic
+def _copy(context: Any, source: Any, start: Any, target: Any, to: Any, length: Any) -> Any:
+    """Copies bytes from one array to another."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        first = context.make_array(signature.args[0])(context, builder, arguments[0])
+        second = context.make_array(signature.args[2])(context, builder, arguments[2])
+        cgutils.raw_memcpy(
+            builder,
+            builder.gep(second.data, [arguments[3]]),
+            builder.gep(first.data, [arguments[1]]),
+            arguments[4],
+            1,
+        )
+        return context.get_dummy_value()
+
+    whole = types.int64
+    return types.void(source, whole, target, whole, whole), generate
+
+
+@njit(cache=True, nogil=True)
+def _masked_crc_by_instruction(buffer, start, stop):
+    crc = np.uint64(0xFFFFFFFF)
+    while start + 8 <= stop:
+        crc = _add_word(crc, _load_word(buffer, start))
+        start += 8
+    while start < stop:
+        crc = _add_byte(crc, buffer[start])
+        start += 1
+    crc = (crc ^ np.uint64(0xFFFFFFFF)) & np.uint64(0xFFFFFFFF)
+    turned = (crc >> np.uint64(15)) | (crc << np.uint64(17))
+    return np.uint32(((turned & np.uint64(0xFFFFFFFF)) + np.uint64(_MASK)) & np.uint64(0xFFFFFFFF))
+
+
+@njit(cache=True, nogil=True)
+def _masked_crc_by_tables(buffer, start, stop):
+    crc = np.uint64(0xFFFFFFFF)
+    low = np.uint64(0xFF)
+    while start + 8 <= stop:
+        word = _load_word(buffer, start) ^ crc
+        crc = np.uint64(0)
+        for i in range(8):
+            crc ^= np.uint64(_TABLES[7 - i, (word >> np.uint64(8 * i)) & low])
+        start += 8
+    while start < stop:
+        crc = np.uint64(_TABLES[0, (crc ^ np.uint64(buffer[start])) & low]) ^ (crc >> np.uint64(8))
+        start += 1
+    crc ^= np.uint64(0xFFFFFFFF)
+    turned = (crc >> np.uint64(15)) | (crc << np.uint64(17))
+    return np.uint32(((turned & np.uint64(0xFFFFFFFF)) + np.uint64(_MASK)) & np.uint64(0xFFFFFFFF))
+
+
+_masked_crc = _masked_crc_by_instruction if HAS_INSTRUCTION else _masked_crc_by_tables
+
+
+@njit(cache=True, nogil=True)
+def masked_crcs(buffer, starts, lengths):
+    """The masked CRC-32C of each span of bytes."""
+    crcs = np.empty(len(starts), np.uint32)
+    for i in range(len(starts)):
+        crcs[i] = _masked_crc(buffer, starts[i], starts[i] + lengths[i])
+    return crcs
+
+
+@njit(cache=True, nogil=True)
+def scan_frames(buffer, stop, verify, starts, lengths):
+    """The whole frames before ``stop``: ``(number, where the next begins, what is wrong there)``.
+
+    Wrong is: 0 nothing (cut off by ``stop``, or no room for more), 1 the head, 2 its length,
+    3 the data.
+    """
+    position, number = np.int64(0), 0
+    while number < len(starts) and position + 12 <= stop:
+        crc = np.uint32(_load_word(buffer, position + 4) >> np.uint64(32))
+        if crc != _masked_crc(buffer, position, position + 8):
+            return number, position, 1
+        length = _load_word(buffer, position)
+        if length >= np.uint64(MAX_RECORD_BYTES):
+            return number, position, 2
+        start = position + 12
+        end = start + np.int64(length)
+        if end + 4 > stop:
+            break
+        if verify:
+            crc = np.uint32(_load_word(buffer, end - 4) >> np.uint64(32))
+            if crc != _masked_crc(buffer, start, end):
+                return number, position, 3
+        starts[number] = start
+        lengths[number] = np.int64(length)
+        number += 1
+        position = end + 4
+    return number, position, 0
+
+
+@njit(cache=True, nogil=True)
+def _varint(buffer, position, end):
+    """``(value, position behind it)``; the position is -1 if it does not end in time."""
+    value, shift = np.uint64(0), np.uint64(0)
+    for _ in range(10):
+        if position >= end:
+            break
+        byte = np.uint64(buffer[position])
+        value |= (byte & np.uint64(0x7F)) << shift
+        position += 1
+        if byte < np.uint64(0x80):
+            return value, position
+        shift += np.uint64(7)
+    return value, np.int64(-1)
+
+
+@njit(cache=True, nogil=True)
+def walk(buffer, starts, ends, out):
+    """The fields of messages as rows of ``out``: message, number, wire type, start, end.
+
+    Returns:
+        ``(rows, messages done, whether the next message is malformed)``. Where ``out`` had too
+        little room, not all messages are done, and none is malformed.
+    """
+    rows = 0
+    for message in range(len(starts)):
+        position, end, first = starts[message], ends[message], rows
+        while position < end:
+            if rows == len(out):
+                return first, message, False
+            tag, position = _varint(buffer, position, end)
+            if position < 0:
+                return first, message, True
+            wire = np.int64(tag & np.uint64(7))
+            number = np.int64(tag >> np.uint64(3))
+            if number < 1 or number > 0x1FFFFFFF:
+                return first, message, True
+            begin = position
+            if wire == 2:
+                length, position = _varint(buffer, position, end)
+                if position < 0 or length > np.uint64(end - position):
+                    return first, message, True
+                begin = position
+                position += np.int64(length)
+            elif wire == 0:
+                _, position = _varint(buffer, position, end)
+                if position < 0:
+                    return first, message, True
+            elif wire == 5:
+                position += 4
+            elif wire == 1:
+                position += 8
+            else:
+                return first, message, True
+            if position > end:
+                return first, message, True
+            out[rows, 0] = message
+            out[rows, 1] = number
+            out[rows, 2] = wire
+            out[rows, 3] = begin
+            out[rows, 4] = position
+            rows += 1
+    return rows, len(starts), False
+
+
+@njit(cache=True, nogil=True)
+def copy_spans(source, starts, lengths, target, target_starts):
+    """Copies spans of bytes to their places in ``target``."""
+    for i in range(len(starts)):
+        _copy(source, starts[i], target, target_starts[i], lengths[i])
+
+
+@njit(cache=True, nogil=True)
+def _take(buffer, position, end, tag):
+    """``(start, end)`` of the field that begins here, if it has this tag; else -1 for both."""
+    if position + 1 >= end or buffer[position] != tag:
+        return np.int64(-1), np.int64(-1)
+    short = np.int64(buffer[position + 1])
+    if short < 0x80:
+        stop = position + 2 + short
+        return (position + 2, stop) if stop <= end else (np.int64(-1), np.int64(-1))
+    length, start = _varint(buffer, position + 1, end)
+    if start < 0 or length > np.uint64(end - start):
+        return np.int64(-1), np.int64(-1)
+    return start, start + np.int64(length)
+
+
+@njit(cache=True, nogil=True)
+def index_examples(buffer, starts, ends, names, name_starts, kinds, begins, stops):
+    """Finds the lists of the named features in Examples as writers write them.
+
+    Args:
+        buffer, starts, ends: The records.
+        names, name_starts: The names, one after the other.
+        kinds, begins, stops: Gets, per name and record, the kind of the list (-1 without the
+            feature), and where its packed numbers are, or its texts as fields.
+
+    Returns:
+        Whether all records were of that form: one Features, in each entry a key and then a value,
+        numbers packed in one piece. If not, nothing is known.
+    """
+    columns, guess = len(name_starts) - 1, 0
+    for record in range(len(starts)):
+        for column in range(columns):
+            kinds[column, record] = -1
+        if starts[record] == ends[record]:
+            continue
+        position, features_end = _take(buffer, starts[record], ends[record], 0x0A)
+        if position < 0 or features_end != ends[record]:
+            return False
+        while position < features_end:
+            entry, entry_end = _take(buffer, position, features_end, 0x0A)
+            key, key_end = _take(buffer, entry, entry_end, 0x0A) if entry >= 0 else (entry, entry)
+            value, value_end = _take(buffer, key_end, entry_end, 0x12) if key >= 0 else (key, key)
+            if value < 0 or value_end != entry_end:
+                return False
+            position = entry_end
+            column = -1
+            for i in range(columns):
+                tried = guess + i if guess + i < columns else guess + i - columns
+                length = name_starts[tried + 1] - name_starts[tried]
+                if length == key_end - key:
+                    at = 0
+                    while at < length and names[name_starts[tried] + at] == buffer[key + at]:
+                        at += 1
+                    if at == length:
+                        column = tried
+                        break
+            if column < 0:
+                continue
+            guess = column + 1 if column + 1 < columns else 0
+            if value == value_end:
+                kinds[column, record] = 0
+                begins[column, record] = stops[column, record] = value
+                continue
+            tag = buffer[value]
+            begin, stop = _take(buffer, value, value_end, tag)
+            kind = tag >> 3
+            if begin < 0 or stop != value_end or tag & 7 != 2 or kind < 1 or kind > 3:
+                return False
+            if kind > 1 and begin < stop:
+                begin, stop = _take(buffer, begin, stop, 0x0A)
+                if begin < 0 or stop != value_end:
+                    return False
+            kinds[column, record] = kind
+            begins[column, record] = begin
+            stops[column, record] = stop
+    return True
+
+
+@njit(cache=True, nogil=True)
+def read_varints(buffer, starts, lengths, values, counts):
+    """Decodes spans of varints into ``values``, and counts those of each span.
+
+    Returns:
+        The span that ends in the middle of a varint, or -1.
+    """
+    number = 0
+    for i in range(len(starts)):
+        position, end, first = starts[i], starts[i] + lengths[i], number
+        while position < end:
+            value, shift, going = np.uint64(0), np.uint64(0), np.uint8(1)
+            stop = min(end, position + 10)
+            while going != 0 and position < stop:
+                byte = np.uint64(buffer[position])
+                value |= (byte & np.uint64(0x7F)) << shift
+                shift += np.uint64(7)
+                position += 1
+                going = np.uint8(byte >> np.uint64(7))
+            if going != 0:
+                return i
+            values[number] = np.int64(value)
+            number += 1
+        counts[i] = number - first
+    return -1
+
+
+@njit(cache=True, nogil=True)
+def write_varints(values, target, starts):
+    """Writes each value as a varint to its place."""
+    for i in range(len(values)):
+        value, to = values[i], starts[i]
+        while value >= np.uint64(0x80):
+            target[to] = np.uint8(value & np.uint64(0x7F)) | np.uint8(0x80)
+            value >>= np.uint64(7)
+            to += 1
+        target[to] = np.uint8(value)

@@ -1,0 +1,150 @@
+"""``read_tfrecords``, ``write_tfrecords`` and ``register_tfrecord``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from sparkdl.config import require_name
+from sparkdl.errors import ConfigError, ResourceError
+from sparkdl.files.streams import find_files
+from sparkdl.spark.columns.wire import is_vector_column
+
+SaveMode = Literal["error", "errorifexists", "append", "overwrite", "ignore"]
+_MODES = ("error", "errorifexists", "append", "overwrite", "ignore")
+
+
+def register_tfrecord(spark: Any) -> None:
+    """Makes the format ``tfrecord`` known to a session.
+
+    Needed where the Python that Spark starts on the driver does not find the module
+    ``pyspark_tfrecord`` by itself; to do it twice does no harm.
+    """
+    from pyspark_tfrecord import DefaultSource
+
+    spark.dataSource.register(DefaultSource)
+
+
+def read_tfrecords(
+    spark: Any,
+    path: str | Sequence[str],
+    schema: Any = None,
+    *,
+    record_type: str = "Example",
+    codec: str | None = None,
+    verify_crc: bool = True,
+    infer_rows: int = 1000,
+    binary_features: Sequence[str] = (),
+    max_partition_bytes: int = 128 << 20,
+    batch_rows: int = 10_000,
+) -> Any:
+    """TFRecord files as a DataFrame, without a jar and without TensorFlow.
+
+    Int64List becomes ``bigint``, FloatList ``float``, BytesList ``string``; arrays of them where a
+    record has another number of values than one; feature lists of a SequenceExample arrays of
+    arrays. A feature that a record lacks is null. Folders such as ``day=3`` become columns. Files
+    are read whole by one task each, since the format cannot be entered in the middle.
+
+    Args:
+        spark: The session, classic or Connect.
+        path: A file, a folder, a pattern, or several of them; the executors read them through
+            pyarrow or fsspec.
+        schema: A StructType or a DDL text; only its columns are read. None infers it.
+        record_type: ``'Example'``, ``'SequenceExample'`` or ``'ByteArray'`` (one column
+            ``byteArray`` with the records as they are).
+        codec: ``'gzip'``, ``'zlib'``, ``'none'``; None looks at each file's first bytes.
+        verify_crc: Whether the data of each record are held against their CRC.
+        infer_rows: Records that the schema is inferred from.
+        binary_features: Names of texts that are binary and not UTF-8.
+        max_partition_bytes: Bytes of files for one task.
+        batch_rows: Rows that a task decodes at a time, at most.
+
+    Raises:
+        ConfigError: An argument that cannot be used.
+
+    >>> df = sparkdl.read_tfrecords(spark, '/data/train-*.tfrecord')  # doctest: +SKIP
+    """
+    register_tfrecord(spark)
+    options = {
+        "recordType": record_type,
+        "verifyCrc": str(verify_crc).lower(),
+        "inferRows": str(infer_rows),
+        "binaryFeatures": json.dumps(list(binary_features)),
+        "maxPartitionBytes": str(max_partition_bytes),
+        "batchRows": str(batch_rows),
+    }
+    if codec is not None:
+        options["codec"] = codec
+    reader = spark.read.format("tfrecord").options(**options)
+    if schema is not None:
+        reader = reader.schema(schema)
+    return reader.load(path if isinstance(path, str) else list(path))
+
+
+def write_tfrecords(
+    df: Any,
+    path: str,
+    mode: SaveMode = "error",
+    *,
+    record_type: str = "Example",
+    codec: str | None = None,
+    partition_by: str | Sequence[str] = (),
+    rows_per_file: int | None = None,
+) -> None:
+    """Writes a DataFrame as TFRecord files, with what ``df.write`` cannot do for such a source.
+
+    ``df.write.format('tfrecord')`` knows the modes ``append`` and ``overwrite`` alone; here are all
+    of Spark's, folders by column, and ML vectors, which become arrays of floats.
+
+    Args:
+        df: The rows. A null leaves its feature out; an empty array is written as one.
+        path: A folder.
+        mode: ``'error'``, ``'append'``, ``'overwrite'`` or ``'ignore'``: what to do if there are
+            files already.
+        record_type: ``'Example'``, ``'SequenceExample'`` or ``'ByteArray'``.
+        codec: ``'gzip'``, ``'zlib'`` or ``'none'``.
+        partition_by: Columns whose values become folders, ``day=3``.
+        rows_per_file: Rows after which a task begins another file.
+
+    Raises:
+        ConfigError: A column does not fit into a record.
+        ResourceError: There are files already, and the mode is ``'error'``.
+    """
+    from pyspark.ml.functions import vector_to_array
+    from pyspark.sql import functions as F
+
+    require_name("mode", mode, _MODES)
+    if mode in ("error", "errorifexists", "ignore") and _holds_files(path):
+        if mode == "ignore":
+            return
+        raise ResourceError(
+            f"there are files at {path!r} already",
+            expected="a folder that is empty or not there",
+            received="files",
+            hint="mode='overwrite', 'append' or 'ignore'",
+        )
+    if rows_per_file is not None and rows_per_file < 1:
+        raise ConfigError(
+            "rows_per_file is no number of rows", expected="1 or more", received=str(rows_per_file)
+        )
+    for field in df.schema.fields:
+        if is_vector_column(field.dataType):
+            column = F.col("`" + field.name.replace("`", "``") + "`")
+            df = df.withColumn(field.name, vector_to_array(column, "float32"))
+    register_tfrecord(df.sparkSession)
+    names = [partition_by] if isinstance(partition_by, str) else list(partition_by)
+    options = {"recordType": record_type, "partitionBy": json.dumps(names)}
+    if codec is not None:
+        options["codec"] = codec
+    if rows_per_file is not None:
+        options["rowsPerFile"] = str(rows_per_file)
+    writer = df.write.format("tfrecord").options(**options)
+    writer.mode("overwrite" if mode == "overwrite" else "append").save(path)
+
+
+def _holds_files(path: str) -> bool:
+    try:
+        return bool(find_files(path))
+    except ResourceError:
+        return False

@@ -1,0 +1,140 @@
+"""The reading half of the data source ``tfrecord``; it has no session, on the driver neither."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import types as T
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+
+from sparkdl.data.shards import deal, file_blocks
+from sparkdl.data.tfrecord.decoding import check_schema, decode_block
+from sparkdl.data.tfrecord.inference import infer_schema
+from sparkdl.errors import ConfigError, DataError
+from sparkdl.files.streams import FoundFile, find_files, open_input
+from sparkdl.spark.tfrecord.options import Options
+
+
+class Shards(InputPartition):
+    """Files that one task reads."""
+
+    def __init__(self, files: Sequence[FoundFile]) -> None:
+        self.value = self.files = tuple(files)
+
+
+def files_of(options: Options) -> list[FoundFile]:
+    """All files to read."""
+    return [file for path in options.paths for file in find_files(path)]
+
+
+def inferred_schema(options: Options) -> T.StructType:
+    """The schema of the first records of the first file that has any; then the folders' columns."""
+    files = files_of(options)
+    schema = pa.schema([])
+    for file in files:
+        with open_input(file.path) as stream:
+            blocks = file_blocks(stream, file.path, options.codec, options.verify_crc)
+            schema = infer_schema(
+                blocks,
+                options.record_type,
+                rows=options.infer_rows,
+                binary_features=options.binary_features,
+            )
+        if len(schema):
+            break
+    if not len(schema):
+        raise DataError(
+            "no schema can be inferred",
+            expected="a record with a value in one of the files",
+            received=f"{len(files)} files without any",
+            hint="spark.read.format('tfrecord').schema(...)",
+        )
+    fields = list(from_arrow_schema(schema).fields)
+    fields += [field for field in folder_fields(files) if field.name not in schema.names]
+    return T.StructType(fields)
+
+
+def folder_fields(files: Sequence[FoundFile]) -> list[T.StructField]:
+    """Columns that the folders give: whole numbers where all values are such, else texts."""
+    values: dict[str, set[str]] = {}
+    for file in files:
+        for name, value in file.partition_values.items():
+            values.setdefault(name, set()).add(value)
+    return [
+        T.StructField(name, T.LongType() if all(map(_is_whole, found)) else T.StringType())
+        for name, found in values.items()
+    ]
+
+
+def _is_whole(text: str) -> bool:
+    return text == NO_VALUE or text.removeprefix("-").isdecimal()
+
+
+NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
+"""The folder of rows whose value is null."""
+
+
+class Reader(DataSourceReader):
+    """Reads the files, some in each task, as Arrow batches of the schema."""
+
+    def __init__(self, options: Options, schema: T.StructType) -> None:
+        self._options, self._schema = options, schema
+
+    def partitions(self) -> list[InputPartition]:
+        """The files in groups of about ``maxPartitionBytes``."""
+        files = files_of(self._options)
+        folders = {name for file in files for name in file.partition_values}
+        records = [field for field in self._schema.fields if field.name not in folders]
+        check_schema(
+            to_arrow_schema(T.StructType(records), timezone="UTC"), self._options.record_type
+        )
+        total = sum(file.size_bytes for file in files)
+        groups = max(1, -(-total // max(1, self._options.partition_bytes)))
+        dealt = deal(files, [file.size_bytes for file in files], min(groups, len(files)))
+        return [Shards(group) for group in dealt if group]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of a task's files."""
+        if not isinstance(partition, Shards):  # Spark's stand-in for no partitions at all
+            return
+        options = self._options
+        schema = to_arrow_schema(self._schema, timezone="UTC")
+        for file in partition.files:
+            folders = file.partition_values
+            own = pa.schema([field for field in schema if field.name not in folders])
+            with open_input(file.path) as stream:
+                for block in file_blocks(stream, file.path, options.codec, options.verify_crc):
+                    for start in range(0, len(block), options.batch_rows):
+                        part = block.slice(start, start + options.batch_rows)
+                        batch = decode_block(part, own, options.record_type)
+                        yield _with_folders(batch, len(part), schema, folders)
+
+
+def _with_folders(
+    batch: pa.RecordBatch, rows: int, schema: pa.Schema, folders: dict[str, str]
+) -> pa.RecordBatch:
+    if not folders:
+        return batch
+    arrays = [
+        _constant(folders[field.name], field, rows)
+        if field.name in folders
+        else batch.column(field.name)
+        for field in schema
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _constant(text: str, field: pa.Field, rows: int) -> Any:
+    if text == NO_VALUE:
+        return pa.nulls(rows, field.type)
+    try:
+        return pa.repeat(pa.scalar(text).cast(field.type), rows)
+    except pa.ArrowInvalid as error:
+        raise ConfigError(
+            f"folder {field.name}={text}: not of the column's type",
+            expected=f"a value of {field.type}",
+            received=text,
+        ) from error
