@@ -33,6 +33,7 @@ from sparkdl.network import Encrypt, PortSpec
 from sparkdl.progress.bar import ProgressBar
 from sparkdl.progress.events import TrainingBegan, TrainingEnded
 from sparkdl.progress.monitor import FitMonitor
+from sparkdl.spark.columns.files import is_path
 from sparkdl.spark.columns.local_data import are_arrays, as_frame, has_texts_or_sequences
 from sparkdl.spark.columns.matching import make_spec
 from sparkdl.spark.columns.sources import (
@@ -278,8 +279,10 @@ class SparkModel:
 
         Args:
             data: A DataFrame of Spark, pandas or polars, or an Arrow table; an RDD of ``(x, y)``
-                pairs or ``LabeledPoint``; or arrays or lists ``(x, y)`` or ``(x, y,
-                sample_weight)``.
+                pairs or ``LabeledPoint``; arrays or lists ``(x, y)`` or ``(x, y,
+                sample_weight)``; or a path of Parquet or TFRecord files, such as
+                ``'hdfs:///rows/*.parquet'``, which the workers read by themselves: the driver
+                deals them by size, and no row goes through Spark.
             epochs: Passes over the data.
             batch_size: Rows per step and worker; None for the constructor's.
             verbose: ``'auto'`` or 1 for a progress bar, 2 for a line per epoch, 0 for silence.
@@ -347,7 +350,7 @@ class SparkModel:
             arguments.check_spec(source.spec)
             if source.spec.role_column is not None:
                 keras_learner.require_evaluable(self.model)
-            if is_frame(data):
+            if is_frame(data) or is_path(data):
                 self._columns = Columns(columns.features, columns.label)
             num_workers, at_once = count_workers(self._config, self._exchange, source)
             prepare_model(self.model, self._exchange, num_workers)

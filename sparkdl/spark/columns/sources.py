@@ -15,6 +15,7 @@ from sparkdl.data import DataSpec, to_arrow_table
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.learner.signature import Signature
 from sparkdl.spark.columns.decoders import Decoder
+from sparkdl.spark.columns.files import FileInput, FileSet, file_set, frame_of_files, is_path
 from sparkdl.spark.columns.local_data import (
     are_arrays,
     arrays_as_frame,
@@ -57,16 +58,28 @@ class Source:
         frame: The selected columns.
         spec: How to read them.
         origin: The user's own frame, if ``frame`` has its partitions.
+        files: From which the workers read the rows by themselves; then nobody reads ``frame``.
+        split: Share of the files' rows to validate on.
+        seed: Of the choice of these rows.
     """
 
     frame: Any
     spec: DataSpec
     origin: Any = None
+    files: tuple[FileSet, ...] = ()
+    split: float = 0.0
+    seed: int = 0
 
     @property
     def spark(self) -> Any:
         """The session."""
         return self.frame.sparkSession
+
+    def dealt(self, num_workers: int) -> FileInput | None:
+        """What each worker reads from the files; None for rows that come from Spark."""
+        if not self.files:
+            return None
+        return FileInput.dealt(self.files, num_workers, self.split, self.seed)
 
 
 def is_frame(data: Any) -> bool:
@@ -87,7 +100,7 @@ def open_source(data: Any, signature: Signature, columns: Columns) -> Source:
     """Checks ``data`` against the model and selects what is needed.
 
     Args:
-        data: A DataFrame; an RDD of ``(x, y)`` pairs or ``LabeledPoint``; or NumPy arrays
+        data: A path of Parquet or TFRecord files; a DataFrame; an RDD of ``(x, y)`` pairs or ``LabeledPoint``; or NumPy arrays
             ``(x, y)`` or ``(x, y, sample_weight)``.
         signature: The model's.
         columns: Which columns mean what (DataFrames only).
@@ -96,6 +109,7 @@ def open_source(data: Any, signature: Signature, columns: Columns) -> Source:
         DataError: The data do not fit the model.
         ConfigError: Not a form of data that is known.
     """
+    data = _read_by_spark(data)
     if is_frame(data):
         require_running(data.sparkSession)
         _refuse_streams(data)
@@ -169,6 +183,9 @@ def open_fit_source(
         DataError: The data do not fit the model, or each other.
         ConfigError: Not a form of data that is known.
     """
+    if is_path(data) and (validation_data is None or is_path(validation_data)):
+        return _open_files(data, validation_data, signature, columns, split, seed)
+    data, validation_data = _read_by_spark(data), _read_by_spark(validation_data)
     held_out = None
     origin = data
     if validation_data is not None:
@@ -183,6 +200,46 @@ def open_fit_source(
     if is_frame(data):
         source = replace(source, origin=origin)
     return _add_validation(source, held_out, split, seed)
+
+
+def _read_by_spark(data: Any) -> Any:
+    """Files as a DataFrame; everything else as it is."""
+    return frame_of_files(session_of(), data) if is_path(data) else data
+
+
+def _open_files(
+    path: str,
+    validation_path: str | None,
+    signature: Signature,
+    columns: Columns,
+    split: float,
+    seed: int,
+) -> Source:
+    """Files that the workers read by themselves; Spark is asked for their schema alone."""
+    frame = frame_of_files(session_of(), path)
+    sets = [file_set(path, frame, 0)]
+    held_out = None
+    if validation_path is not None:
+        other = frame_of_files(session_of(), validation_path)
+        held_out = open_source(other, signature, replace(columns, sample_weight=None))
+        sets.append(file_set(validation_path, other, 1))
+        if sets[0].kind != sets[1].kind:
+            raise DataError(
+                "validation_data are files of another kind than the training data",
+                expected=sets[0].kind,
+                received=sets[1].kind,
+            )
+    source = open_source(frame, signature, columns)
+    if held_out is not None and source.spec.weights:
+        raise DataError(
+            "files to validate on have no sample weights",
+            expected="sample_weight=None, or validation_split",
+            received=f"sample_weight={columns.sample_weight!r}",
+            hint="fit(spark.read.parquet(...), validation_data=...) takes both",
+        )
+    marked = _add_validation(source, held_out, split, seed)
+    share = 0.0 if held_out is not None else split
+    return replace(marked, origin=None, files=tuple(sets), split=share, seed=seed)
 
 
 def _weights_apart(frame: Any, columns: Columns) -> tuple[Any, Columns]:
@@ -276,8 +333,11 @@ def _check_alike(source: Source, validation: Source) -> None:
 def spread(source: Source, num_workers: int) -> Any:
     """The rows in ``num_workers`` partitions; as they are where a cached frame has as many.
 
-    Looking at the partitions of a frame that is not cached could run Spark jobs.
+    Looking at the partitions of a frame that is not cached could run Spark jobs. Workers that read
+    files by themselves get a partition each that says nothing.
     """
+    if source.files:
+        return source.spark.range(0, num_workers, 1, num_workers)
     if source.origin is not None and not is_connect(source.spark):
         level = source.origin.storageLevel
         cached = level.useMemory or level.useDisk

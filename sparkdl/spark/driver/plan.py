@@ -124,7 +124,7 @@ def count_workers(config: FitConfig, exchange: ChosenExchange, source: Source) -
         ConfigError: ``num_workers`` is not the number of partitions, with repartition=False.
         ResourceError: There is no room for all where all must run at once.
     """
-    if not config.repartition:
+    if not config.repartition and not source.files:
         count: int = source.frame.rdd.getNumPartitions()
         if config.num_workers not in (None, count):
             raise ConfigError(

@@ -111,7 +111,8 @@ def train_stage(
         TransportError: The server died.
         StageLost: Workers of a barrier stage were lost.
     """
-    frame = spread(source, task.num_workers) if repartition else source.frame
+    spreads = repartition or task.files is not None
+    frame = spread(source, task.num_workers) if spreads else source.frame
     launcher = SparkLauncher(
         frame, task.num_workers, barrier=barrier,
         description=f"sparkdl: fit {driver_model.model.name}", noun="training stage",

@@ -26,6 +26,7 @@ from sparkdl.phases import PhaseClock, Spans, Usage, current_clock, recording
 from sparkdl.protocols import RankIdentity, Strategy
 from sparkdl.reports import EpochReport, MetricState
 from sparkdl.run_state import RunState
+from sparkdl.spark.columns.files import FileInput
 from sparkdl.spark.columns.wire import named_batches
 
 _FIRST_ROWS_S = 1.0
@@ -45,6 +46,7 @@ class TrainTask:
         num_workers: Ranks in all.
         use_gpu: See :class:`sparkdl.SparkModel`.
         validate: Whether the partition has rows for validation.
+        files: What each rank reads from files by itself; None if the rows come from Spark.
     """
 
     archive: ModelArchive
@@ -54,6 +56,7 @@ class TrainTask:
     num_workers: int
     use_gpu: UseGpu = "auto"
     validate: bool = False
+    files: FileInput | None = None
 
     @property
     def devices(self) -> DeviceRequest:
@@ -71,7 +74,7 @@ class TrainTask:
             ThreadPoolExecutor(1, thread_name_prefix="sparkdl-read") as pool,
         ):
             begun = threading.Event()
-            reader = pool.submit(self._read, batches, begun)
+            reader = pool.submit(self._read, self._rows(rank.rank, batches), begun)
             begun.wait(_FIRST_ROWS_S)
             _raise_failure(reader)  # before the framework is up, which takes seconds
             start_framework(placement)
@@ -99,6 +102,12 @@ class TrainTask:
             self.strategy.report_failure(rank, error)
         yield from failure.result(rank.rank).batches()
 
+    def _rows(self, rank: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The rank's rows under their own names: from Spark, or from its files."""
+        if self.files is None:
+            return named_batches(batches, self.spec)
+        return self.files.batches(rank, self.spec)
+
     def _read(
         self, batches: Iterator[pa.RecordBatch], begun: threading.Event
     ) -> tuple[Partition, float]:
@@ -110,7 +119,7 @@ class TrainTask:
         settings = self.settings
 
         def noted() -> Iterator[pa.RecordBatch]:
-            for batch in named_batches(batches, self.spec):
+            for batch in batches:
                 yield batch
                 begun.set()
 

@@ -1,0 +1,246 @@
+"""Rows that each worker reads from files by itself: no row goes through Spark.
+
+The driver deals the files to the workers by size; a Parquet file falls into its row groups where
+there are fewer files than it takes to deal evenly. A worker reads its shards in blocks of some
+megabytes into the same columns as rows from Spark, in memory or spilled to its disk, so an epoch
+reads no file again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+
+from sparkdl.data import DataSpec
+from sparkdl.data.shards import deal, file_blocks
+from sparkdl.data.tfrecord.decoding import decode_block
+from sparkdl.errors import ConfigError, DataError
+from sparkdl.files.streams import FoundFile, find_files, open_input
+from sparkdl.spark.columns.wire import ONES
+
+FileKind = Literal["parquet", "tfrecord"]
+
+_BLOCK_BYTES = 8 << 20
+_FILES_PER_WORKER = 4
+"""With fewer files than that, row groups are dealt."""
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A file, or some row groups of a Parquet file.
+
+    Args:
+        file: The file.
+        size_bytes: Of what is to be read.
+        row_groups: Which ones; None for all.
+        number: The shard's number in the data set, before any dealing.
+        role: 0 for rows to train on, 1 for rows to validate on.
+    """
+
+    file: FoundFile
+    size_bytes: int
+    row_groups: tuple[int, ...] | None = None
+    number: int = 0
+    role: int = 0
+
+
+@dataclass(frozen=True)
+class FileSet:
+    """Files of one kind that hold the rows of a fit.
+
+    Args:
+        kind: What they are.
+        files: All of them.
+        schema: Of the columns that records hold, as Arrow types.
+        role: Of their rows.
+    """
+
+    kind: FileKind
+    files: tuple[FoundFile, ...]
+    schema: pa.Schema
+    role: int = 0
+
+    def shards(self, workers: int) -> list[Shard]:
+        """What can be dealt to so many workers."""
+        shards = [Shard(file, file.size_bytes, role=self.role) for file in self.files]
+        if self.kind == "parquet" and len(shards) < _FILES_PER_WORKER * workers:
+            shards = [part for shard in shards for part in _row_groups(shard)]
+        return [replace(shard, number=number) for number, shard in enumerate(shards)]
+
+
+@dataclass(frozen=True)
+class FileInput:
+    """What the workers of a fit read.
+
+    Args:
+        kind: Of the files.
+        hands: The shards of each worker.
+        schema: See :class:`FileSet`.
+        split: Share of the rows to train on that is validated on.
+        seed: Of the choice of these.
+    """
+
+    kind: FileKind
+    hands: tuple[tuple[Shard, ...], ...]
+    schema: pa.Schema
+    split: float = 0.0
+    seed: int = 0
+
+    @classmethod
+    def dealt(cls, sets: Sequence[FileSet], workers: int, split: float, seed: int) -> FileInput:
+        """Deals the shards of each set to the workers, by size."""
+        hands: list[list[Shard]] = [[] for _ in range(workers)]
+        for files in sets:
+            shards = files.shards(workers)
+            sizes = [shard.size_bytes for shard in shards]
+            for hand, more in zip(hands, deal(shards, sizes, workers), strict=True):
+                hand.extend(more)
+        first = sets[0]
+        return cls(first.kind, tuple(map(tuple, hands)), first.schema, split, seed)
+
+    def batches(self, rank: int, spec: DataSpec) -> Iterator[pa.RecordBatch]:
+        """A worker's rows, with the columns of ``spec`` and their roles."""
+        for shard in self.hands[rank]:
+            random = np.random.default_rng((self.seed % 2**64, shard.number))
+            for batch in self._read(shard, spec):
+                columns = [
+                    self._roles(batch.num_rows, shard, random)
+                    if name == spec.role_column
+                    else _column(batch, name, shard, self.schema)
+                    for name in spec.columns
+                ]
+                yield pa.RecordBatch.from_arrays(columns, names=list(spec.columns))
+
+    def _roles(self, rows: int, shard: Shard, random: np.random.Generator) -> pa.Array:
+        roles = np.full(rows, shard.role, np.int8)
+        if not shard.role and self.split > 0:
+            roles[random.random(rows) < self.split] = 1
+        return pa.array(roles)
+
+    def _read(self, shard: Shard, spec: DataSpec) -> Iterator[pa.RecordBatch]:
+        folders = shard.file.partition_values
+        wanted = [
+            name
+            for name in spec.columns
+            if name not in (spec.role_column, ONES) and name not in folders
+        ]
+        with open_input(shard.file.path) as stream:
+            if self.kind == "parquet":
+                yield from _read_parquet(stream, shard, wanted)
+                return
+            schema = pa.schema([self.schema.field(name) for name in wanted])
+            for block in file_blocks(stream, shard.file.path):
+                yield decode_block(block, schema, "Example")
+
+
+def _column(batch: pa.RecordBatch, name: str, shard: Shard, schema: pa.Schema) -> pa.Array:
+    if name == ONES:
+        return pa.array(np.ones(batch.num_rows, np.float32))
+    folders = shard.file.partition_values
+    if name in folders:
+        return pa.repeat(pa.scalar(folders[name]).cast(schema.field(name).type), batch.num_rows)
+    return batch.column(name)
+
+
+def _row_groups(shard: Shard) -> Iterator[Shard]:
+    import pyarrow.parquet as pq
+
+    with open_input(shard.file.path) as stream:
+        metadata = _opened(pq, stream, shard.file.path).metadata
+    for number in range(metadata.num_row_groups):
+        size = metadata.row_group(number).total_byte_size
+        yield replace(shard, size_bytes=size, row_groups=(number,))
+
+
+def _read_parquet(stream: Any, shard: Shard, columns: list[str]) -> Iterator[pa.RecordBatch]:
+    import pyarrow.parquet as pq
+
+    file = _opened(pq, stream, shard.file.path)
+    groups = range(file.metadata.num_row_groups)
+    chosen = list(groups if shard.row_groups is None else shard.row_groups)
+    missing = [name for name in columns if name not in file.schema_arrow.names]
+    if missing:
+        raise DataError(
+            f"{shard.file.path} has other columns than the files before",
+            expected=f"the column {missing[0]!r}",
+            received=f"the columns {file.schema_arrow.names}",
+        )
+    sizes = [(g.num_rows, g.total_byte_size) for g in map(file.metadata.row_group, chosen)]
+    rows, size = sum(r for r, _ in sizes), sum(s for _, s in sizes)
+    step = max(1, min(65536, _BLOCK_BYTES * rows // max(1, size)))
+    try:
+        yield from file.iter_batches(step, row_groups=chosen, columns=columns, use_threads=False)
+    except (OSError, pa.ArrowException) as error:
+        raise _broken(shard.file.path, error) from error
+
+
+def _opened(pq: Any, stream: Any, path: str) -> Any:
+    try:
+        return pq.ParquetFile(stream, buffer_size=1 << 20, pre_buffer=False)
+    except (OSError, pa.ArrowException) as error:
+        raise _broken(path, error) from error
+
+
+def _broken(path: str, error: Exception) -> DataError:
+    return DataError(
+        f"{path} cannot be read", expected="a sound Parquet file", received=str(error)[:500]
+    )
+
+
+def is_path(data: Any) -> bool:
+    """Whether ``data`` names files."""
+    return isinstance(data, str)
+
+
+def kind_of_path(path: str) -> FileKind:
+    """What the files are, by their names.
+
+    Raises:
+        ConfigError: Their names do not say it.
+    """
+    text = path.rstrip("/*").lower()
+    if ".tfrecord" in text:
+        return "tfrecord"
+    if ".parquet" in text or text.endswith(".pq"):
+        return "parquet"
+    endings = {_ending(file.path) for file in find_files(path)}
+    if endings == {"parquet"} or endings == {"tfrecord"}:
+        return "parquet" if endings == {"parquet"} else "tfrecord"
+    raise ConfigError(
+        f"it cannot be seen what the files at {path!r} are",
+        expected="files whose names hold .parquet or .tfrecord, such as '/data/*.parquet'",
+        received=", ".join(sorted(endings)) or "no files",
+        hint="or read them with Spark: fit(spark.read.format(...).load(path))",
+    )
+
+
+def _ending(path: str) -> str:
+    name = path.rsplit("/", 1)[-1].lower()
+    for kind in ("parquet", "tfrecord"):
+        if f".{kind}" in name:
+            return kind
+    return name.rsplit(".", 1)[-1]
+
+
+def frame_of_files(spark: Any, path: str) -> Any:
+    """The files as a DataFrame, which tells their schema; it reads rows only if it is asked to."""
+    if kind_of_path(path) == "parquet":
+        return spark.read.parquet(path)
+    from sparkdl.spark.tfrecord.functions import read_tfrecords
+
+    return read_tfrecords(spark, path)
+
+
+def file_set(path: str, frame: Any, role: int) -> FileSet:
+    """The files at a path, of which ``frame`` knows the schema."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    kind = kind_of_path(path)
+    schema = pa.schema([])
+    if kind == "tfrecord" or any("=" in file.inner for file in find_files(path)):
+        schema = to_arrow_schema(frame.schema, timezone="UTC")
+    return FileSet(kind, tuple(find_files(path)), schema, role)

@@ -1,0 +1,42 @@
+"""``fit`` on paths of files, which the workers read by themselves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import make_mlp
+
+import sparkdl
+from sparkdl import SparkModel
+
+
+@pytest.fixture(scope="module")
+def files(spark: Any, digits_df: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("digits")
+    df = digits_df.select("features", digits_df.label.cast("bigint").alias("label"))
+    df.repartition(3).write.parquet(f"{folder}/rows.parquet")
+    sparkdl.write_tfrecords(df.repartition(3), f"{folder}/rows.tfrecord")
+    return folder
+
+
+@pytest.mark.parametrize("mode", ["synchronous", "allreduce"])
+@pytest.mark.parametrize("kind", ["parquet", "tfrecord"])
+def test_files_train_as_their_frame_does(spark: Any, files: Path, kind: str, mode: str) -> None:
+    path = str(files / f"rows.{kind}")
+    model = SparkModel(make_mlp(), mode=mode, num_workers=2, memory_budget_mb=1)
+    history = model.fit(path, epochs=4, batch_size=32, validation_split=0.2, verbose=0).history
+    assert history["loss"][-1] < 0.6 * history["loss"][0]
+    assert history["val_loss"][-1] < history["val_loss"][0]
+    scores = model.evaluate(path)
+    assert scores["loss"] < history["loss"][0]
+    assert np.isfinite(scores["loss"])
+
+
+def test_files_to_validate_on(spark: Any, files: Path) -> None:
+    model = SparkModel(make_mlp(), mode="asynchronous", num_workers=2)
+    path = str(files / "rows.parquet" / "*.parquet")
+    history = model.fit(path, epochs=2, validation_data=path, verbose=0).history
+    assert len(history["val_loss"]) == 2
