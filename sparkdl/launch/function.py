@@ -21,10 +21,12 @@ from sparkdl import payload
 from sparkdl.collective.communicator import Communicator, Member, make_communicator
 from sparkdl.collective.current import use
 from sparkdl.coordinator.session import Session, open_session
+from sparkdl.data.feed import RowSpool
 from sparkdl.errors import DataError, ResourceError, TransportError, WorkerError
 from sparkdl.launch.capture import Capture
 from sparkdl.launch.devices import DeviceRequest, function_environment
 from sparkdl.launch.failures import FailureDescription, RankFailure
+from sparkdl.launch.feeding import FeedSettings
 from sparkdl.launch.gathering import AloneGathering
 from sparkdl.launch.line_sender import LineSender
 from sparkdl.launch.results import Result, of_kind
@@ -65,6 +67,8 @@ class FunctionTask:
         listening: Where the ranks listen for each other.
         certificate: For TLS between the ranks' hosts; None for no encryption.
         tf_config: Whether the function finds ``TF_CONFIG`` in its environment.
+        feed: How the rank's rows are given to the function, as its first argument; None if it gets
+            none.
     """
 
     call: bytes = field(repr=False)
@@ -79,9 +83,11 @@ class FunctionTask:
     listening: RankListening = THIS_HOST
     certificate: Certificate | None = None
     tf_config: bool = False
+    feed: FeedSettings | None = None
 
     def run(self, rank: RankContext, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Calls the function; see :class:`sparkdl.launch.task.Task`."""
+        rows = None if self.feed is None else self.feed.read(batches)
         for _ in batches:
             pass
         try:
@@ -91,7 +97,7 @@ class FunctionTask:
         lines = LineSender(session)
         try:
             with self._environment(rank, rank.log or lines.send):
-                communicator, result = self._call(rank, session)
+                communicator, result = self._call(rank, session, rows)
         except (Exception, SystemExit) as error:
             unsent = "\n".join(lines.close())[-_LINES_IN_FAILURE:]
             described = FailureDescription.of(rank.rank, error)
@@ -141,7 +147,9 @@ class FunctionTask:
         with function_environment(placement), log_through(sink), captured:
             yield
 
-    def _call(self, rank: RankContext, session: Session | None) -> tuple[str, bytes | None]:
+    def _call(
+        self, rank: RankContext, session: Session | None, rows: RowSpool | None
+    ) -> tuple[str, bytes | None]:
         """The communicator's name, and the pickled result if the driver wants it.
 
         Raises:
@@ -150,6 +158,8 @@ class FunctionTask:
         """
         with connected(self, rank, session) as (communicator, exit_barrier):
             function, args, kwargs = _load_call(self.call, rank.rank)
+            if self.feed is not None and rows is not None:
+                args = (self.feed.open(rows, exit_barrier), *args)
             described = tf_config(exit_barrier) if self.tf_config else contextlib.nullcontext()
             with use(communicator), described:
                 result = function(*args, **kwargs)

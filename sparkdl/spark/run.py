@@ -23,6 +23,7 @@ from sparkdl.config import (
 from sparkdl.coordinator.driver_client import DriverClient
 from sparkdl.coordinator.host import CoordinatorHost
 from sparkdl.coordinator.settings import Settings
+from sparkdl.data.feed import Uneven
 from sparkdl.errors import ConfigError, ResourceError, WaitTimeoutError
 from sparkdl.launch import interrupts
 from sparkdl.launch.devices import DeviceRequest
@@ -41,6 +42,7 @@ from sparkdl.learner.framework import running_backend
 from sparkdl.log_lines import show
 from sparkdl.network import Encrypt, Network, PortSpec, require_encryptable
 from sparkdl.spark.driver import cluster
+from sparkdl.spark.driver.feeding import fed_frame, feed_settings
 from sparkdl.spark.driver.launcher import SparkLauncher, SparkRanks
 from sparkdl.spark.driver.network import certificate_of, listening_address, rank_listening
 from sparkdl.spark.driver.slots import slot_pool
@@ -58,6 +60,12 @@ def run(
     kwargs: Mapping[str, Any] | None = None,
     num_workers: int | None = None,
     *,
+    data: Any = None,
+    epochs: int | None = 1,
+    shuffle: bool = False,
+    seed: int = 0,
+    uneven: Uneven = "drop",
+    memory_budget_mb: int = 1024,
     communicator: str = "auto",
     driver_log_verbosity: str = "all",
     use_gpu: UseGpu = "auto",
@@ -85,6 +93,20 @@ def run(
         args: Its positional arguments.
         kwargs: Its keyword arguments.
         num_workers: Ranks; they run at the same time. None: as many as Spark has cores.
+        data: A DataFrame (or a path of Parquet or TFRecord files), whose rows are spread over the
+            ranks. The function is then called as ``fn(feed, *args, **kwargs)``: ``feed`` has
+            ``next_batch(n)``, ``batches(n)``, iteration over rows, ``to_tf_data(n)``,
+            ``to_torch(n)``, ``should_stop()`` and ``terminate()``. Batches are dicts of NumPy
+            arrays by column name. The rows stay on the rank, for the epochs after the first.
+        epochs: Times that the feed gives all rows; None for ever.
+        shuffle: Whether each epoch has another order: blocks of some megabytes among each other,
+            and the rows within each.
+        seed: Of that order.
+        uneven: Where ranks have different numbers of rows: ``'drop'``: each epoch has as many as
+            the rank with fewest, so all take equal steps; ``'pad'``: as many as the rank with
+            most, others begin again; ``'keep'``: each its own, for functions in which the ranks do
+            not wait for each other.
+        memory_budget_mb: Rows of a rank beyond this are kept on its disk.
         communicator: ``'builtin'``, ``'horovod'``, or ``'auto'``: Horovod where it imports on all
             ranks, for the function may call it by itself; else the built-in one.
         driver_log_verbosity: ``'all'``: every line that a rank prints reaches the driver;
@@ -136,6 +158,11 @@ def run(
             received=repr(tf_config)[:200],
             hint="run knows the ranks' addresses; the function can change os.environ['TF_CONFIG']",
         )
+    frame, feed = None, None
+    if data is not None:
+        frame, columns = fed_frame(data, spark)
+        feed = feed_settings(columns, epochs, shuffle, seed, uneven, memory_budget_mb)
+        spark = frame.sparkSession
     task = FunctionTask(
         _dump_call(fn, args, {} if kwargs is None else kwargs),
         secrets.token_bytes(32),
@@ -147,8 +174,9 @@ def run(
         start_timeout_s=START_TIMEOUT_S,
         capture=driver_log_verbosity == "all",
         tf_config=tf_config,
+        feed=feed,
     )
-    returned = _run_stage(task, num_workers, spark, network)
+    returned = _run_stage(task, num_workers, spark, network, frame)
     return [returned.load(rank) for rank in returned.results]
 
 
@@ -213,7 +241,7 @@ class HorovodRunner:
 
 @interrupts.heard()
 def _run_stage(
-    task: FunctionTask, num_workers: int | None, spark: Any, network: Network
+    task: FunctionTask, num_workers: int | None, spark: Any, network: Network, rows: Any = None
 ) -> Returned:
     """Runs the function in a barrier stage and shows the ranks' lines."""
     spark = spark if spark is not None else cluster.session_of()
@@ -242,7 +270,7 @@ def _run_stage(
                     host = stack.enter_context(CoordinatorHost(settings, listen, certificate))
                 driver, task = host.driver, replace(task, endpoint=host.endpoint)
         try:
-            return _run_ranks(spark, task, count, driver)
+            return _run_ranks(spark, task, count, driver, rows)
         except RankFailure as error:
             warnings.warn(
                 f"{error.failure.error}\nAll ranks begin again and meet through Spark; what they "
@@ -250,18 +278,21 @@ def _run_stage(
                 RuntimeWarning,
                 stacklevel=4,
             )
-        return _run_ranks(spark, replace(task, endpoint=None), count, None)
+        return _run_ranks(spark, replace(task, endpoint=None), count, None, rows)
 
 
-def _run_ranks(spark: Any, task: FunctionTask, count: int, driver: DriverClient | None) -> Returned:
+def _run_ranks(
+    spark: Any, task: FunctionTask, count: int, driver: DriverClient | None, rows: Any
+) -> Returned:
     """Runs the stage to its end.
 
     Raises:
         RankFailure: A rank cannot reach the driver; the function has not been called.
         WorkerError: A rank raised.
     """
+    frame = spark.range(0, count, 1, count) if rows is None else rows.repartition(count)
     launcher = SparkLauncher(
-        spark.range(0, count, 1, count), count, barrier=True, description="sparkdl: run",
+        frame, count, barrier=True, description="sparkdl: run",
         noun="barrier stage",
     )  # fmt: skip
     with interrupts.CleanStack() as stack:

@@ -238,6 +238,7 @@ def hash_spans(buffer: Bytes, starts: Positions, ends: Positions) -> npt.NDArray
         words = at_every_byte[np.minimum(starts + at, len(at_every_byte) - 1)]
         left = np.clip(lengths - at, 0, 8).astype(np.uint64)
         words &= np.where(left == 8, ~np.uint64(0), (np.uint64(1) << (8 * left)) - np.uint64(1))
-        hashes = (hashes ^ words) * np.uint64(0x9E3779B97F4A7C15)
-        hashes ^= hashes >> np.uint64(29)
+        mixed = (hashes ^ words) * np.uint64(0x9E3779B97F4A7C15)
+        mixed ^= mixed >> np.uint64(29)
+        hashes = np.where(left > 0, mixed, hashes)  # however long the longest name is
     return hashes

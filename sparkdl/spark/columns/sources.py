@@ -100,7 +100,8 @@ def open_source(data: Any, signature: Signature, columns: Columns) -> Source:
     """Checks ``data`` against the model and selects what is needed.
 
     Args:
-        data: A path of Parquet or TFRecord files; a DataFrame; an RDD of ``(x, y)`` pairs or ``LabeledPoint``; or NumPy arrays
+        data: A path of Parquet or TFRecord files; a DataFrame; an RDD of ``(x, y)`` pairs or
+            ``LabeledPoint``; or NumPy arrays
             ``(x, y)`` or ``(x, y, sample_weight)``.
         signature: The model's.
         columns: Which columns mean what (DataFrames only).

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import zlib
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -30,6 +31,8 @@ EXAMPLES = pa.record_batch(
         "truth": pa.array([True, False, None, True, False]),
         "small": pa.array([1, 2, None, -4, 5], pa.int8()),
         "double": pa.array([1.5, 2, None, -4, 5]),
+        "a feature whose name is longer than thirty-two bytes": pa.array([1, 2, 3, 4, 5]),
+        "a feature whose name is longer than thirty-two bytes, too": pa.array([6, 7, 8, 9, 0]),
         "none": pa.array([None] * 5, pa.float32()),
     }
 )
@@ -54,7 +57,9 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def blocks_of(content: bytes, **options: object) -> list[Block]:
-    return list(read_blocks(io.BytesIO(content), "f.tfrecord", **options))  # type: ignore[arg-type]
+    """All blocks, each in memory of its own."""
+    stream = read_blocks(io.BytesIO(content), "f.tfrecord", **options)  # type: ignore[arg-type]
+    return [replace(block, buffer=block.buffer.copy()) for block in stream]
 
 
 def decoded(
@@ -159,7 +164,7 @@ def test_of_a_key_that_comes_twice_the_last_value_counts() -> None:
 def test_the_inferred_schema() -> None:
     blocks = blocks_of(bytes(encode_batch(EXAMPLES, "Example")))
     found = infer_schema(blocks, binary_features=["raw"])
-    assert {field.name: str(field.type) for field in found} == {
+    assert {field.name: str(field.type) for field in found if "long" not in field.name} == {
         "double": "float",
         "float": "float",
         "floats": "list<item: float>",
@@ -231,8 +236,8 @@ def test_compressed_files_are_known_by_their_first_bytes() -> None:
     content = bytes(encode_batch(EXAMPLES, "Example"))
     for packed in (content, gzip.compress(content), zlib.compress(content)):
         stream = decompressed(io.BytesIO(packed))
-        found = list(read_blocks(stream, "f"))
-        assert decode_block(found[0], EXAMPLES.schema, "Example").equals(EXAMPLES)
+        found = next(read_blocks(stream, "f"))
+        assert decode_block(found, EXAMPLES.schema, "Example").equals(EXAMPLES)
     assert codec_of("org.apache.hadoop.io.compress.GzipCodec") == "gzip"
     with pytest.raises(UnknownNameError):
         codec_of("lzma")

@@ -63,10 +63,8 @@ def test_what_tensorflow_writes_is_read_and_written(tmp_path: Path, compression:
     with open(path, "rb") as file:
         assert decompressed(file).read() == content
     with open(path, "rb") as file:
-        blocks = list(read_blocks(decompressed(file), path))
-    assert decode_block(blocks[0], BATCH.schema, "Example").to_pylist().__repr__() == repr(
-        BATCH.to_pylist()
-    )
+        block = next(read_blocks(decompressed(file), path))
+    assert repr(decode_block(block, BATCH.schema, "Example").to_pylist()) == repr(BATCH.to_pylist())
 
 
 def test_tf_data_reads_what_is_written(tmp_path: Path) -> None:

@@ -1,0 +1,258 @@
+"""``Feed``: the rows of a rank as a user's function takes them, epoch after epoch.
+
+The rows stay Arrow record batches until they are asked for: in memory, or beyond a budget in an
+unnamed file of this machine's disk that is mapped, so that a later epoch costs no network.
+"""
+
+from __future__ import annotations
+
+import mmap
+import tempfile
+from collections.abc import Iterator, Sequence
+from typing import IO, Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from sparkdl.data.storage import spilling
+from sparkdl.errors import ConfigError, DataError
+
+Uneven = Literal["drop", "pad", "keep"]
+Columns = dict[str, npt.NDArray[Any]]
+_CHUNK_BYTES = 8 << 20
+
+
+class RowSpool:
+    """Record batches in the order they came: in memory, or in a mapped file beyond a budget.
+
+    Args:
+        budget_bytes: Bytes that may stay in memory.
+        directory: Of the file; the system's temporary directory by default.
+    """
+
+    def __init__(self, budget_bytes: int, directory: str | None = None) -> None:
+        self._budget, self._directory = budget_bytes, directory or tempfile.gettempdir()
+        self._kept: list[pa.RecordBatch] = []
+        self._kept_bytes = self.num_rows = 0
+        self._file: IO[bytes] | None = None
+        self._writer: Any = None
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Keeps some rows.
+
+        Raises:
+            ResourceError: The disk is full.
+        """
+        step = max(1, _CHUNK_BYTES * batch.num_rows // max(1, batch.nbytes))
+        for start in range(0, batch.num_rows, step):
+            self._add(batch.slice(start, step))
+        self.num_rows += batch.num_rows
+
+    def _add(self, batch: pa.RecordBatch) -> None:
+        if self._writer is None:
+            self._kept.append(batch)
+            self._kept_bytes += batch.nbytes
+            if self._kept_bytes <= self._budget:
+                return
+            waiting, self._kept = self._kept, []
+        else:
+            waiting = [batch]
+        with spilling(self._directory, self._close, f" after {self.num_rows} rows"):
+            if self._writer is None:
+                self._file = tempfile.TemporaryFile(dir=self._directory)  # noqa: SIM115
+                self._writer = pa.ipc.new_file(pa.PythonFile(self._file, "w"), batch.schema)
+            for one in waiting:
+                self._writer.write_batch(one)
+
+    def finish(self) -> list[pa.RecordBatch]:
+        """The batches; those on disk come into memory as they are read, and may leave it again."""
+        if self._writer is None or self._file is None:
+            return self._kept
+        with spilling(self._directory, self._close):
+            self._writer.close()
+            self._file.flush()
+            mapped = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
+        self._close()
+        reader = pa.ipc.open_file(pa.BufferReader(pa.py_buffer(mapped)))
+        return [reader.get_batch(i) for i in range(reader.num_record_batches)]
+
+    def _close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
+def equal_rows(counts: Sequence[int], uneven: Uneven) -> list[int]:
+    """Rows that each rank gives in an epoch.
+
+    Args:
+        counts: Rows that each rank has.
+        uneven: ``'drop'``: all give as many as the one that has fewest; ``'pad'``: as many as the
+            one that has most, others begin again; ``'keep'``: each gives its own.
+
+    Raises:
+        DataError: A rank without rows cannot begin again.
+
+    >>> equal_rows([5, 3, 4], 'drop'), equal_rows([5, 3, 4], 'pad')
+    ([3, 3, 3], [5, 5, 5])
+    """
+    most = max(counts)
+    if uneven == "keep":
+        return list(counts)
+    if uneven == "drop":
+        return [min(counts)] * len(counts)
+    empty = [str(rank) for rank, count in enumerate(counts) if count == 0]
+    if empty and most:
+        raise DataError(
+            f"ranks {', '.join(empty)} have no rows that could be repeated",
+            expected="at least one row for each rank with uneven='pad'",
+            received=f"{sum(counts)} rows for {len(counts)} ranks",
+            hint="fewer ranks, or uneven='drop'",
+        )
+    return [most] * len(counts)
+
+
+class Feed:
+    """The rows of one rank, for ``epochs`` epochs; for one thread.
+
+    Args:
+        chunks: The rows.
+        epochs: Times that they are given; None for ever.
+        rows: Rows of an epoch; more than there are begin again, fewer leave some out.
+        shuffle: Whether each epoch permutes the chunks, and the rows within each.
+        seed: Of the order.
+    """
+
+    def __init__(
+        self,
+        chunks: Sequence[pa.RecordBatch],
+        *,
+        epochs: int | None = 1,
+        rows: int | None = None,
+        shuffle: bool = False,
+        seed: int = 0,
+    ) -> None:
+        self._chunks = [chunk for chunk in chunks if chunk.num_rows]
+        total = sum(chunk.num_rows for chunk in self._chunks)
+        self.rows_per_epoch = total if rows is None else rows
+        if self.rows_per_epoch and not total:
+            raise ConfigError("a feed without rows", expected="rows to repeat", received="none")
+        self._epochs = epochs if self.rows_per_epoch else 0
+        self._shuffle, self._seed = shuffle, seed
+        self.epoch = 0
+        """Epochs that were given to their end."""
+        self._left = self.rows_per_epoch
+        self._source: Iterator[pa.RecordBatch] = self._rows_of_epoch()
+        self._rest: pa.RecordBatch | None = None
+        self._terminated = False
+
+    def should_stop(self) -> bool:
+        """Whether there are no more rows."""
+        ended = self._epochs is not None and self.epoch >= self._epochs
+        return self._terminated or ended
+
+    def terminate(self) -> None:
+        """Gives no more rows; what is left is dropped."""
+        self._terminated = True
+
+    def next_arrow(self, batch_size: int) -> pa.Table | None:
+        """The next rows as an Arrow table; None if there are no more. See :meth:`next_batch`."""
+        if not isinstance(batch_size, int) or batch_size < 1:
+            raise ConfigError(
+                "batch_size is no number of rows",
+                expected="a whole number from 1 on",
+                received=repr(batch_size),
+            )
+        if self.should_stop():
+            return None
+        wanted = min(batch_size, self._left)
+        parts, count = [], 0
+        while count < wanted:
+            chunk = self._rest if self._rest is not None else next(self._source)
+            part = chunk.slice(0, wanted - count)
+            self._rest = chunk.slice(part.num_rows) if part.num_rows < chunk.num_rows else None
+            parts.append(part)
+            count += part.num_rows
+        self._left -= count
+        if not self._left:
+            self.epoch += 1
+            self._left = self.rows_per_epoch
+            self._source, self._rest = self._rows_of_epoch(), None
+        return pa.Table.from_batches(parts)
+
+    def next_batch(self, batch_size: int) -> Columns:
+        """The next rows: column name -> array whose first axis is the rows.
+
+        Lists of one length become one array; lists of several lengths and texts arrays of objects.
+        A batch does not reach into the next epoch: the last one of an epoch may be smaller.
+
+        Returns:
+            An empty dict if there are no more rows.
+
+        Raises:
+            ConfigError: ``batch_size`` is no number of rows.
+        """
+        table = self.next_arrow(batch_size)
+        if table is None:
+            return {}
+        columns = zip(table.column_names, table.columns, strict=True)
+        return {name: to_numpy(column.combine_chunks()) for name, column in columns}
+
+    def batches(self, batch_size: int) -> Iterator[Columns]:
+        """All batches to the last epoch's end, see :meth:`next_batch`."""
+        while batch := self.next_batch(batch_size):
+            yield batch
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """One row after the other, as plain Python values."""
+        while (table := self.next_arrow(1024)) is not None:
+            yield from table.to_pylist()
+
+    def _rows_of_epoch(self) -> Iterator[pa.RecordBatch]:
+        """The chunks in this epoch's order, again and again."""
+        number = self.epoch
+        while True:
+            if not self._shuffle:
+                yield from self._chunks
+                continue
+            random = np.random.Generator(
+                np.random.Philox(np.random.SeedSequence(self._seed % 2**64, spawn_key=(number,)))
+            )
+            for chunk in random.permutation(len(self._chunks)):
+                rows = self._chunks[chunk]
+                yield rows.take(pa.array(random.permutation(rows.num_rows)))
+
+
+def to_numpy(array: pa.Array) -> npt.NDArray[Any]:
+    """A column as one array; lists of unequal length as an array of arrays.
+
+    >>> to_numpy(pa.array([[1, 2], [3, 4]])).shape
+    (2, 2)
+    """
+    if isinstance(array, pa.ChunkedArray):
+        array = array.combine_chunks()
+    if isinstance(array, pa.ExtensionArray):
+        array = array.storage
+    kind = array.type
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        return _lists_to_numpy(array)
+    if pa.types.is_struct(kind) or pa.types.is_map(kind):
+        found = np.empty(len(array), object)
+        found[:] = array.to_pylist()
+        return found
+    plain: npt.NDArray[Any] = array.to_numpy(zero_copy_only=False)
+    return plain
+
+
+def _lists_to_numpy(array: pa.Array) -> npt.NDArray[Any]:
+    inner = to_numpy(array.flatten())
+    sizes = np.asarray(array.value_lengths().to_numpy(zero_copy_only=False))
+    if not array.null_count and len(sizes) and (sizes == sizes[0]).all():
+        return inner.reshape(len(array), int(sizes[0]), *inner.shape[1:])
+    found = np.empty(len(array), object)
+    ends = np.cumsum(np.nan_to_num(sizes).astype(np.int64))
+    valid = array.is_valid().to_pylist()
+    begins = np.concatenate([np.zeros(1, np.int64), ends[:-1]])[: len(ends)]
+    for row, (begin, end) in enumerate(zip(begins, ends, strict=True)):
+        found[row] = inner[begin:end] if valid[row] else None
+    return found

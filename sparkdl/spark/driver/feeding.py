@@ -1,0 +1,65 @@
+"""The rows of ``run(fn, data=...)`` on the driver."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, get_args
+
+from sparkdl.config import require_int, require_name
+from sparkdl.data.feed import Uneven
+from sparkdl.errors import ConfigError
+from sparkdl.launch.feeding import FeedSettings
+from sparkdl.spark.columns.files import frame_of_files, is_path
+from sparkdl.spark.columns.local_data import as_frame
+from sparkdl.spark.columns.sources import is_frame
+from sparkdl.spark.columns.wire import is_vector_column, wire_names
+from sparkdl.spark.driver.cluster import session_of
+
+
+def fed_frame(data: Any, spark: Any) -> tuple[Any, list[str]]:
+    """The rows as a frame that ``mapInArrow`` takes, and the names of its columns.
+
+    Raises:
+        ConfigError: It is no DataFrame.
+    """
+    from pyspark.ml.functions import vector_to_array
+    from pyspark.sql import functions as F
+
+    data = as_frame(data)
+    if is_path(data):
+        data = frame_of_files(spark if spark is not None else session_of(), data)
+    if not is_frame(data) or data.isStreaming or len(set(data.columns)) < len(data.columns):
+        raise ConfigError(
+            "data cannot be fed to the ranks",
+            expected="a DataFrame whose rows end and whose columns have different names",
+            received="a stream" if is_frame(data) and data.isStreaming else type(data).__name__,
+        )
+    columns = []
+    for name, field in zip(wire_names(len(data.columns)), data.schema.fields, strict=True):
+        column = F.col("`" + field.name.replace("`", "``") + "`")
+        if is_vector_column(field.dataType):
+            column = vector_to_array(column)
+        columns.append(column.alias(name))
+    return data.select(*columns), list(data.columns)
+
+
+def feed_settings(
+    columns: Sequence[str],
+    epochs: int | None,
+    shuffle: bool,
+    seed: int,
+    uneven: Uneven,
+    memory_budget_mb: int,
+) -> FeedSettings:
+    """The arguments of ``run`` about its data, checked.
+
+    Raises:
+        ConfigError: One that cannot be used.
+    """
+    if epochs is not None:
+        require_int("epochs", epochs, 1)
+    require_name("uneven", uneven, get_args(Uneven))
+    require_int("memory_budget_mb", memory_budget_mb, 1)
+    return FeedSettings(
+        tuple(columns), epochs, bool(shuffle), int(seed), uneven, memory_budget_mb << 20
+    )

@@ -1,0 +1,100 @@
+"""A rank's feed: batches, epochs, equal rows, shuffling, spilling."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from sparkdl.data.feed import Feed, RowSpool, equal_rows, to_numpy
+from sparkdl.errors import ConfigError, DataError, ResourceError
+
+
+def chunks(count: int = 10, size: int = 3) -> list[pa.RecordBatch]:
+    table = pa.table({"x": list(range(count)), "v": [[i, i] for i in range(count)]})
+    return table.to_batches(max_chunksize=size)
+
+
+def taken(feed: Feed, size: int) -> list[list[int]]:
+    return [batch["x"].tolist() for batch in feed.batches(size)]
+
+
+def test_batches_end_with_the_epoch() -> None:
+    feed = Feed(chunks(), epochs=2)
+    first = feed.next_batch(4)
+    assert first["x"].tolist() == [0, 1, 2, 3]
+    assert first["v"].shape == (4, 2)
+    assert taken(feed, 4) == [[4, 5, 6, 7], [8, 9], [0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    assert feed.should_stop()
+    assert feed.epoch == 2
+    assert feed.next_batch(4) == {}
+
+
+def test_rows_that_are_left_out_or_begin_again() -> None:
+    assert taken(Feed(chunks(5), rows=3), 2) == [[0, 1], [2]]
+    assert taken(Feed(chunks(3), rows=7), 4) == [[0, 1, 2, 0], [1, 2, 0]]
+    assert taken(Feed([], rows=0, epochs=None), 4) == []
+    with pytest.raises(ConfigError, match="without rows"):
+        Feed([], rows=2)
+
+
+def test_iteration_gives_rows_and_terminate_ends_them() -> None:
+    feed = Feed(chunks(3))
+    assert list(feed) == [{"x": i, "v": [i, i]} for i in range(3)]
+    feed = Feed(chunks(), epochs=None)
+    for number, _ in enumerate(feed.batches(4)):
+        if number == 100:
+            feed.terminate()
+    assert number == 100
+    assert feed.should_stop()
+
+
+def test_each_epoch_has_an_order_of_its_own_and_each_seed() -> None:
+    def orders(seed: int) -> list[list[int]]:
+        return taken(Feed(chunks(100, 20), epochs=2, shuffle=True, seed=seed), 100)
+
+    first, second = orders(1)
+    assert sorted(first) == sorted(second) == list(range(100))
+    assert first != second
+    assert orders(1) == [first, second]
+    assert orders(2)[0] != first
+
+
+def test_rows_beyond_the_budget_go_to_disk(tmp_path: Path) -> None:
+    spool = RowSpool(budget_bytes=1000, directory=str(tmp_path))
+    for batch in chunks(1000, 50):
+        spool.add(batch)
+    assert spool.num_rows == 1000
+    assert sum(taken(Feed(spool.finish(), epochs=1), 64), []) == list(range(1000))  # noqa: RUF017
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(ResourceError, match="cannot spill"):
+        RowSpool(0, str(tmp_path / "missing")).add(chunks()[0])
+
+
+def test_equal_rows() -> None:
+    assert equal_rows([5, 3, 0], "drop") == [0, 0, 0]
+    assert equal_rows([5, 3], "pad") == [5, 5]
+    assert equal_rows([5, 3], "keep") == [5, 3]
+    assert equal_rows([0, 0], "pad") == [0, 0]
+    with pytest.raises(DataError, match="ranks 1 have no rows"):
+        equal_rows([5, 0], "pad")
+
+
+@pytest.mark.parametrize("size", [0, -1, 2.5])
+def test_no_number_of_rows(size: Any) -> None:
+    with pytest.raises(ConfigError, match="batch_size"):
+        Feed(chunks()).next_batch(size)
+
+
+def test_columns_as_arrays() -> None:
+    assert to_numpy(pa.array([[[1, 2], [3, 4]], [[5, 6], [7, 8]]])).shape == (2, 2, 2)
+    ragged = to_numpy(pa.array([[1], None, [2, 3]]))
+    assert ragged.dtype == object
+    assert [None if r is None else r.tolist() for r in ragged] == [[1], None, [2, 3]]
+    assert to_numpy(pa.array(["a", "b"])).tolist() == ["a", "b"]
+    assert to_numpy(pa.array([{"a": 1}])).tolist() == [{"a": 1}]
+    assert np.isnan(to_numpy(pa.array([1.0, None]))[1])
+    assert to_numpy(pa.array([[1, 2], [3, 4]]).slice(1)).tolist() == [[3, 4]]
