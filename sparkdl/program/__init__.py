@@ -1,0 +1,36 @@
+"""Programs of nodes that call each other: on threads, on processes of one machine.
+
+::
+
+    from sparkdl.program import CourierNode, Program, PyNode, launch, stop
+
+    program = Program('sum')
+    with program.group('counter'):
+        counter = program.add_node(CourierNode(Counter))
+    with program.group('worker'):
+        for _ in range(4):
+            program.add_node(PyNode(work, counter))  # work(counter): counter.add(1)
+    with launch(program, 'processes') as launched:
+        launched.wait()
+"""
+
+from sparkdl.program.calls import CallClient, CallServer, RemoteTraceback
+from sparkdl.program.launching import LaunchedProgram, launch
+from sparkdl.program.nodes import CourierNode, Handle, Program, PyClassNode, PyNode
+from sparkdl.program.running import stop, stop_event, wait_for_stop
+
+__all__ = [
+    "CallClient",
+    "CallServer",
+    "CourierNode",
+    "Handle",
+    "LaunchedProgram",
+    "Program",
+    "PyClassNode",
+    "PyNode",
+    "RemoteTraceback",
+    "launch",
+    "stop",
+    "stop_event",
+    "wait_for_stop",
+]

@@ -1,0 +1,355 @@
+"""Calls between nodes: an object's methods served to others, and the client that calls them."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+import socket
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from sparkdl.closing import Closing
+from sparkdl.errors import (
+    AuthenticationError,
+    ProtocolError,
+    TransportError,
+    UnknownNameError,
+    WaitTimeoutError,
+)
+from sparkdl.program.messages import Message, MessageConnection, MessageKind
+
+CALL_THREADS = 16
+_RETRY_S = 0.05
+_CONNECT_S = 60.0
+
+
+class RemoteTraceback(Exception):
+    """The cause of an exception that was raised in another node: its traceback there."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.text = text
+
+    def __str__(self) -> str:
+        return f"\n\n{self.text}"
+
+
+@dataclass(frozen=True)
+class CallAddress:
+    """Where a node serves calls.
+
+    Args:
+        host: Its host.
+        port: The port.
+        label: The node's name, for messages.
+    """
+
+    host: str
+    port: int
+    label: str = ""
+
+
+class CallServer(Closing):
+    """Serves the public methods of an object until closed.
+
+    Calls run in a pool of threads, several at a time, so the methods must be thread-safe.
+
+    Args:
+        target: The object; ``__call__`` is served as well. Methods whose names begin with ``_`` are
+            not.
+        token: The run's secret, which clients must show.
+        host: Address to listen on.
+        label: The node's name, for messages.
+        threads: Calls at a time.
+    """
+
+    def __init__(
+        self,
+        target: object,
+        token: bytes,
+        *,
+        host: str = "127.0.0.1",
+        label: str = "",
+        threads: int = CALL_THREADS,
+    ) -> None:
+        self._target, self._token, self._label = target, token, label
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="sparkdl-calls")
+        self._listener = socket.create_server((host, 0), backlog=128)
+        self._strangers = threading.BoundedSemaphore(64)
+        self._lock = threading.Lock()
+        self._connections: set[MessageConnection] = set()
+        self._closed = False
+        self.address = CallAddress(host, int(self._listener.getsockname()[1]), label)
+        self._accepting = threading.Thread(target=self._accept, name="sparkdl-accept", daemon=True)
+        self._accepting.start()
+
+    def _accept(self) -> None:
+        while not self._closed:
+            try:
+                accepted, _ = self._listener.accept()
+            except OSError:
+                return
+            if not self._strangers.acquire(blocking=False):
+                accepted.close()
+                continue
+            threading.Thread(
+                target=self._serve, args=(accepted,), name="sparkdl-caller", daemon=True
+            ).start()
+
+    def _serve(self, accepted: socket.socket) -> None:
+        try:
+            connection = MessageConnection(accepted, self._token, is_server=True)
+        except (OSError, EOFError, AuthenticationError):
+            return
+        finally:
+            self._strangers.release()
+        with self._lock:
+            self._connections.add(connection)
+            closed = self._closed
+        running: dict[int, Future[None]] = {}
+        try:
+            while not closed:
+                message = connection.receive()
+                if message.kind == MessageKind.CALL:
+                    job = self._pool.submit(self._answer, connection, message)
+                    running[message.call] = job
+                    job.add_done_callback(partial(_forget, running, message.call))
+                elif message.kind == MessageKind.CANCEL and message.call in running:
+                    running[message.call].cancel()
+        except (OSError, EOFError, ProtocolError, RuntimeError):  # RuntimeError: the pool is closed
+            pass
+        finally:
+            for job in list(running.values()):
+                job.cancel()
+            with self._lock:
+                self._connections.discard(connection)
+            connection.close()
+
+    def _answer(self, connection: MessageConnection, message: Message) -> None:
+        try:
+            name, args, kwargs = message.load()
+            result = self._method(name)(*args, **kwargs)
+            connection.send(message.call, MessageKind.RESULT, result)
+        except OSError as error:
+            self._send_error(connection, message, error)
+        except BaseException as error:
+            self._send_error(connection, message, error)
+
+    def _send_error(
+        self, connection: MessageConnection, message: Message, error: BaseException
+    ) -> None:
+        text = traceback.format_exc()
+        with suppress(OSError):
+            try:
+                pickle.loads(pickle.dumps(error))
+                connection.send(message.call, MessageKind.ERROR, (error, text))
+            except Exception:  # an exception that does not survive pickling
+                line = f"{type(error).__name__}: {error}"
+                connection.send(message.call, MessageKind.ERROR, (RuntimeError(line), text))
+
+    def _method(self, name: str) -> Callable[..., Any]:
+        found = None if name.startswith("_") and name != "__call__" else name
+        method = getattr(self._target, found, None) if found is not None else None
+        if not callable(method):
+            raise UnknownNameError(f"method of node {self._label!r}", name, self._methods())
+        found_method: Callable[..., Any] = method
+        return found_method
+
+    def _methods(self) -> list[str]:
+        names = [name for name in dir(self._target) if not name.startswith("_")]
+        methods = [name for name in names if callable(getattr(self._target, name, None))]
+        return [*methods, "__call__"] if callable(self._target) else methods
+
+    def close(self) -> None:
+        """Ends all connections; calls that run go on, but nobody gets their results."""
+        with self._lock:
+            self._closed = True
+            connections = list(self._connections)
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for connection in connections:
+            connection.close()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._accepting.join()
+
+
+class CallClient:
+    """Calls the methods of a node: ``client.method(...)`` waits, ``client.futures.method(...)`` not.
+
+    It connects when it is first used, waits until the node serves, and may be used by any thread.
+
+    Args:
+        address: Where the node serves.
+        token: The run's secret.
+        timeout_s: How long a call may take; None for ever.
+        connect_s: How long the node may take to come up.
+    """
+
+    def __init__(
+        self,
+        address: CallAddress,
+        token: bytes,
+        *,
+        timeout_s: float | None = None,
+        connect_s: float = _CONNECT_S,
+    ) -> None:
+        self._address, self._token = address, token
+        self._timeout_s, self._connect_s = timeout_s, connect_s
+        self._lock = threading.Lock()
+        self._numbers = itertools.count(1)
+        self._waiting: dict[int, Future[Any]] = {}
+        self._connection: MessageConnection | None = None
+        self.futures = _Futures(self)
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return self._wait_for(name, args, kwargs)
+
+        return call
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the object itself."""
+        return self._wait_for("__call__", args, kwargs)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _client, (self._address, self._token, self._timeout_s, self._connect_s)
+
+    def _wait_for(self, name: str, args: Any, kwargs: Any) -> Any:
+        future = self._start(name, args, kwargs)
+        try:
+            return future.result(self._timeout_s)
+        except TimeoutError as error:
+            if future.done():  # the method itself raised a TimeoutError
+                raise
+            future.cancel()
+            raise WaitTimeoutError(
+                f"{name} of node {self._address.label!r} takes too long",
+                expected=f"a result within {self._timeout_s:g} s",
+                received="none",
+            ) from error
+
+    def _start(self, name: str, args: Any, kwargs: Any) -> Future[Any]:
+        connection = self._connected()
+        future: Future[Any] = Future()
+        number = next(self._numbers)
+        self._waiting[number] = future
+        try:
+            connection.send(number, MessageKind.CALL, (name, args, kwargs))
+        except OSError as error:
+            self._waiting.pop(number, None)
+            raise self._lost(error) from error
+        except BaseException:
+            self._waiting.pop(number, None)
+            raise
+        future.add_done_callback(lambda done: self._cancel(connection, number, done))
+        return future
+
+    def _cancel(self, connection: MessageConnection, number: int, future: Future[Any]) -> None:
+        if future.cancelled():
+            self._waiting.pop(number, None)
+            with suppress(OSError):
+                connection.send(number, MessageKind.CANCEL, None)
+
+    def _connected(self) -> MessageConnection:
+        with self._lock:
+            if self._connection is None:
+                self._connection = connection = self._connect()
+                threading.Thread(
+                    target=self._receive, args=(connection,), name="sparkdl-replies", daemon=True
+                ).start()
+            return self._connection
+
+    def _connect(self) -> MessageConnection:
+        address, deadline = self._address, time.monotonic() + self._connect_s
+        while True:
+            try:
+                connected = socket.create_connection((address.host, address.port), 5.0)
+                return MessageConnection(connected, self._token, is_server=False)
+            except (OSError, EOFError) as error:
+                if time.monotonic() > deadline:
+                    raise self._lost(error) from error
+                time.sleep(_RETRY_S)
+
+    def _receive(self, connection: MessageConnection) -> None:
+        try:
+            while True:
+                message = connection.receive()
+                future = self._waiting.pop(message.call, None)
+                if future is not None and future.set_running_or_notify_cancel():
+                    _settle(future, message)
+        except (OSError, EOFError, ProtocolError) as error:
+            connection.close()
+            with self._lock:
+                if self._connection is connection:
+                    self._connection = None
+                waiting, self._waiting = self._waiting, {}
+            for future in waiting.values():
+                if future.set_running_or_notify_cancel():
+                    future.set_exception(self._lost(error))
+
+    def _lost(self, error: BaseException) -> TransportError:
+        at = f"{self._address.host}:{self._address.port}"
+        return TransportError(
+            f"node {self._address.label!r} cannot be called",
+            expected=f"a connection to {at}",
+            received=f"{type(error).__name__}: {error}",
+            hint="has the node ended?",
+        )
+
+    def close(self) -> None:
+        """Ends the connection; a later call makes another one."""
+        with self._lock:
+            connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+
+def _forget(running: dict[int, Future[None]], call: int, _: Future[None]) -> None:
+    running.pop(call, None)
+
+
+class _Futures:
+    """The methods of a node as functions that return a future at once."""
+
+    def __init__(self, client: CallClient) -> None:
+        self._client = client
+
+    def __getattr__(self, name: str) -> Callable[..., Future[Any]]:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return lambda *args, **kwargs: self._client._start(name, args, kwargs)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Calls the object itself."""
+        return self._client._start("__call__", args, kwargs)
+
+
+def _client(
+    address: CallAddress, token: bytes, timeout_s: float | None, connect_s: float
+) -> CallClient:
+    return CallClient(address, token, timeout_s=timeout_s, connect_s=connect_s)
+
+
+def _settle(future: Future[Any], message: Message) -> None:
+    try:
+        thing = message.load()
+    except BaseException as error:
+        future.set_exception(error)
+        return
+    if message.kind == MessageKind.RESULT:
+        future.set_result(thing)
+        return
+    raised, text = thing
+    raised.__cause__ = RemoteTraceback(text)
+    future.set_exception(raised)

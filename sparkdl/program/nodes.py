@@ -1,0 +1,230 @@
+"""``Program``: nodes that run at the same time, and handles by which they call each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+from sparkdl.errors import ConfigError
+
+T = TypeVar("T")
+
+
+class Handle:
+    """A node as another node's argument: there it becomes a client that calls the node.
+
+    Args:
+        number: The node's number in its program.
+        label: Its group's name.
+        timeout_s: How long a call may take; None for ever.
+    """
+
+    def __init__(self, number: int, label: str, timeout_s: float | None = None) -> None:
+        self._number, self._label, self._timeout_s = number, label, timeout_s
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise ConfigError(
+            f"node {self._label!r} cannot be called here",
+            expected="a call inside of a node that got this handle as an argument",
+            received=f"{name!r} of a handle, while the program is still put together",
+            hint="give the handle to another node: PyNode(function, handle)",
+        )
+
+    def __repr__(self) -> str:
+        return f"Handle({self._label!r})"
+
+
+class Node(Protocol):
+    """What a program is made of."""
+
+    @property
+    def serves(self) -> bool:
+        """Whether other nodes may call it."""
+
+    @property
+    def client_timeout_s(self) -> float | None:
+        """How long a call of it may take."""
+
+    def start(self, replace: Callable[[Any], Any]) -> Callable[[], object]:
+        """Where the node runs: what it serves, or what it calls once if it serves nothing.
+
+        Args:
+            replace: Makes clients of the handles in an argument.
+        """
+
+
+@dataclass
+class PyNode:
+    """A node that calls a function once and ends with it.
+
+    Args:
+        function: Called as ``function(*args, **kwargs)``; handles among the arguments, also in
+            lists, tuples and dicts, arrive as clients.
+    """
+
+    function: Callable[..., object]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    serves = False
+    client_timeout_s: float | None = None
+
+    def __init__(self, function: Callable[..., object], *args: Any, **kwargs: Any) -> None:
+        _check_callable("PyNode", function)
+        self.function, self.args, self.kwargs = function, args, kwargs
+
+    def start(self, replace: Callable[[Any], Any]) -> Callable[[], object]:
+        """See :class:`Node`."""
+        args, kwargs = replace(self.args), replace(self.kwargs)
+        return lambda: self.function(*args, **kwargs)
+
+
+class PyClassNode(PyNode):
+    """A node that makes an object and calls its ``run()``.
+
+    Args:
+        constructor: Called as ``constructor(*args, **kwargs)``, where the node runs.
+    """
+
+    def start(self, replace: Callable[[Any], Any]) -> Callable[[], object]:
+        """See :class:`Node`."""
+        made: Any = super().start(replace)()
+        _check_callable("PyClassNode: run()", getattr(made, "run", None))
+        run: Callable[[], object] = made.run
+        return run
+
+
+class CourierNode:
+    """A node whose object's public methods other nodes call.
+
+    It is made where the node runs. If it has a method ``run``, that is called and the node ends
+    with it; else the node serves until the program stops. Several calls run at the same time.
+
+    Args:
+        constructor: Called as ``constructor(*args, **kwargs)``.
+        client_timeout_s: How long a call may take; None for ever.
+    """
+
+    serves = True
+
+    def __init__(
+        self,
+        constructor: Callable[..., object],
+        *args: Any,
+        client_timeout_s: float | None = None,
+        **kwargs: Any,
+    ) -> None:
+        _check_callable("CourierNode", constructor)
+        self._constructor, self._args, self._kwargs = constructor, args, kwargs
+        self.client_timeout_s = client_timeout_s
+
+    def configure(self, *args: Any, **kwargs: Any) -> None:
+        """Sets the arguments later, for nodes that hold handles of each other."""
+        self._args, self._kwargs = args, kwargs
+
+    def start(self, replace: Callable[[Any], Any]) -> Callable[[], object]:
+        """See :class:`Node`: calling it makes the object."""
+        args, kwargs = replace(self._args), replace(self._kwargs)
+        return lambda: self._constructor(*args, **kwargs)
+
+
+def _check_callable(what: str, thing: object) -> None:
+    if not callable(thing):
+        raise ConfigError(
+            f"{what} is no function", expected="something to call", received=repr(thing)[:200]
+        )
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A node in a program.
+
+    Args:
+        node: The node.
+        label: Its group's name.
+        index: Its number in the group.
+    """
+
+    node: Node
+    label: str
+    index: int
+
+    @property
+    def name(self) -> str:
+        """For messages: ``'actor/2'``."""
+        return f"{self.label}/{self.index}"
+
+
+@dataclass
+class Program:
+    """Nodes in groups; a group is nodes of one role.
+
+    >>> program = Program('ping')
+    >>> with program.group('server'):
+    ...     server = program.add_node(CourierNode(dict))
+    >>> server
+    Handle('server')
+    """
+
+    name: str
+    placed: list[Placed] = field(default_factory=list)
+    _group: str | None = None
+
+    @contextmanager
+    def group(self, label: str) -> Iterator[None]:
+        """Nodes that are added inside belong to this group.
+
+        Raises:
+            ConfigError: Inside of another group, or a group of that name exists.
+        """
+        if self._group is not None or any(node.label == label for node in self.placed):
+            raise ConfigError(
+                f"group {label!r} cannot begin here",
+                expected="groups one after the other, each with a name of its own",
+                received=f"inside of group {self._group!r}" if self._group else "a known name",
+            )
+        self._group = label
+        try:
+            yield
+        finally:
+            self._group = None
+
+    def add_node(self, node: Node, label: str | None = None) -> Handle:
+        """Adds a node.
+
+        Args:
+            node: The node.
+            label: Its group, outside of ``with program.group(...)``.
+
+        Returns:
+            A handle for other nodes' arguments; only nodes that serve can be called by it.
+
+        Raises:
+            ConfigError: No group, or two.
+        """
+        group = self._group if label is None else label
+        if group is None or (self._group is not None and label not in (None, self._group)):
+            raise ConfigError(
+                "a node belongs to one group",
+                expected="with program.group('label'): ..., or add_node(node, label='label')",
+                received="none" if group is None else f"{self._group!r} and {label!r}",
+            )
+        index = sum(other.label == group for other in self.placed)
+        self.placed.append(Placed(node, group, index))
+        return Handle(len(self.placed) - 1, group, node.client_timeout_s)
+
+
+def replaced(thing: Any, replace: Callable[[Handle], Any]) -> Any:
+    """``thing`` with every handle in its lists, tuples and dicts replaced."""
+    if isinstance(thing, Handle):
+        return replace(thing)
+    if isinstance(thing, dict):
+        return {key: replaced(value, replace) for key, value in thing.items()}
+    if isinstance(thing, tuple) and hasattr(thing, "_fields"):
+        return type(thing)(*(replaced(value, replace) for value in thing))
+    if isinstance(thing, (list, tuple)):
+        return type(thing)(replaced(value, replace) for value in thing)
+    return thing

@@ -1,0 +1,169 @@
+"""Calls between nodes: results, errors, futures, timeouts, strangers, large arrays."""
+
+from __future__ import annotations
+
+import pickle
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparkdl.errors import TransportError, UnknownNameError, WaitTimeoutError
+from sparkdl.program.calls import CallAddress, CallClient, CallServer, RemoteTraceback
+
+TOKEN = b"t" * 32
+
+
+class Target:
+    """What is served."""
+
+    def __init__(self) -> None:
+        self.going = threading.Event()
+        self.calls = 0
+
+    def add(self, a: int, b: int = 1, *more: int, **named: int) -> int:
+        return a + b + sum(more) + sum(named.values())
+
+    @classmethod
+    def name(cls) -> str:
+        return cls.__name__
+
+    def fail(self, text: str) -> None:
+        raise KeyError(text)
+
+    def fail_locally(self) -> None:
+        class OwnError(Exception):
+            pass
+
+        raise OwnError("from inside")
+
+    def wait(self) -> bool:
+        self.calls += 1
+        return self.going.wait(10)
+
+    def echo(self, thing: Any) -> Any:
+        return thing
+
+    def time_out(self) -> None:
+        raise TimeoutError("my own")
+
+    def _private(self) -> None:
+        raise AssertionError
+
+    def __call__(self, text: str) -> str:
+        return text.upper()
+
+
+@pytest.fixture
+def served() -> Iterator[tuple[Target, CallClient]]:
+    target = Target()
+    with CallServer(target, TOKEN, label="node", threads=4) as server:
+        client = CallClient(server.address, TOKEN)
+        yield target, client
+        target.going.set()
+        client.close()
+
+
+def test_methods_keywords_class_methods_and_the_object_itself(served: Any) -> None:
+    _, client = served
+    assert client.add(1) == 2
+    assert client.add(1, 2, 3, x=4) == 10
+    assert client.name() == "Target"
+    assert client("grüße") == "GRÜSSE"
+    assert client.echo(lambda x: x + 1)(1) == 2
+
+
+def test_what_a_method_raises_is_raised_here_with_its_traceback(served: Any) -> None:
+    _, client = served
+    with pytest.raises(KeyError, match="missing") as caught:
+        client.fail("missing")
+    assert isinstance(caught.value.__cause__, RemoteTraceback)
+    assert "in fail" in str(caught.value.__cause__)
+    with pytest.raises(Exception, match="from inside"):
+        client.fail_locally()
+    with pytest.raises(TimeoutError, match="my own"):
+        client.time_out()
+    assert client.add(1) == 2  # the connection is as good as before
+
+
+def test_unknown_and_private_methods_are_refused(served: Any) -> None:
+    _, client = served
+    with pytest.raises(UnknownNameError, match="did you mean 'add'"):
+        client.addd(1)
+    with pytest.raises(UnknownNameError):
+        client._private()
+
+
+def test_futures_run_at_the_same_time_and_can_be_cancelled(served: Any) -> None:
+    target, client = served
+    waiting = [client.futures.wait() for _ in range(4)]
+    queued = client.futures.wait()
+    assert client.futures.echo(1).done() is False
+    time.sleep(0.1)
+    assert queued.cancel()
+    failing = client.futures.fail("later")
+    target.going.set()
+    assert all(future.result(5) for future in waiting)
+    with pytest.raises(KeyError, match="later"):
+        failing.result(5)
+    assert client.add(1) == 2
+    assert target.calls == 4
+
+
+def test_a_call_that_takes_too_long(served: Any) -> None:
+    target, client = served
+    short = CallClient(client._address, TOKEN, timeout_s=0.1)
+    with pytest.raises(WaitTimeoutError, match="wait of node 'node' takes too long"):
+        short.wait()
+    target.going.set()
+    assert short.add(1) == 2
+    short.close()
+
+
+def test_a_node_that_comes_up_late_one_that_never_does_and_one_that_ends() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    address = CallAddress("127.0.0.1", port, "gone")
+    with pytest.raises(TransportError, match="'gone' cannot be called"):
+        CallClient(address, TOKEN, connect_s=0.1).add(1)
+    target = Target()
+    with CallServer(target, TOKEN) as server:
+        client = CallClient(server.address, TOKEN, connect_s=0.1)
+        pending = client.futures.wait()
+        time.sleep(0.1)
+    with pytest.raises(TransportError):
+        pending.result(5)
+    target.going.set()
+    with pytest.raises(TransportError):
+        client.add(1)
+
+
+def test_clients_travel(served: Any) -> None:
+    _, client = served
+    other = pickle.loads(pickle.dumps(client))
+    assert other.add(2) == 3
+    other.close()
+
+
+def test_large_arrays_come_without_a_change(served: Any) -> None:
+    _, client = served
+    array = np.arange(5_000_000, dtype=np.float32).reshape(1000, -1)
+    back = client.echo({"a": array, "b": [array[:10]]})
+    np.testing.assert_array_equal(back["a"], array)
+    np.testing.assert_array_equal(back["b"][0], array[:10])
+
+
+def test_strangers_are_refused_before_anything_is_unpickled(served: Any) -> None:
+    _, client = served
+    address = client._address
+    with pytest.raises(TransportError, match="cannot be called"):
+        CallClient(address, b"x" * 32, connect_s=0.1).add(1)
+    with socket.create_connection((address.host, address.port)) as stranger:
+        assert len(stranger.recv(64)) == 32
+        stranger.sendall(b"\0" * 64)
+        assert stranger.recv(64) == b""
+    assert client.add(1) == 2
