@@ -182,7 +182,7 @@ class CallServer(Closing):
 
 
 class CallClient:
-    """Calls a node: ``client.method(...)`` waits for the result, ``client.futures.method(...)`` not.
+    """Calls a node: ``client.method(...)`` waits, ``client.futures.method(...)`` does not.
 
     It connects when it is first used, waits until the node serves, and may be used by any thread.
 
