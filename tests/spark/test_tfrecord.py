@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import struct
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -96,3 +98,11 @@ def test_a_broken_file_is_named_and_its_byte(spark: Any, tmp_path: Path) -> None
         sparkdl.read_tfrecords(spark, str(path), "x bigint").collect()
     with pytest.raises(Exception, match="no files at"):
         sparkdl.read_tfrecords(spark, str(tmp_path / "nothing*"), "x bigint").collect()
+
+
+def test_on_spark_connect() -> None:
+    script = Path(__file__).parent / "scripts" / "connect_tfrecord.py"
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=200, check=False
+    )
+    assert "CONNECT TFRECORD OK" in done.stdout, done.stdout[-2000:] + done.stderr[-4000:]
