@@ -17,6 +17,7 @@
 from sparkdl.program.calls import CallClient, CallServer, RemoteTraceback
 from sparkdl.program.launching import LaunchedProgram, launch
 from sparkdl.program.nodes import CourierNode, Handle, Program, PyClassNode, PyNode
+from sparkdl.program.replay import ReplayBuffer, ReplayNode
 from sparkdl.program.running import stop, stop_event, wait_for_stop
 
 __all__ = [
@@ -29,6 +30,8 @@ __all__ = [
     "PyClassNode",
     "PyNode",
     "RemoteTraceback",
+    "ReplayBuffer",
+    "ReplayNode",
     "launch",
     "stop",
     "stop_event",

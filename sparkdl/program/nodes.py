@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from sparkdl.errors import ConfigError
+from sparkdl.program.calls import CALL_THREADS
 
 T = TypeVar("T")
 
@@ -49,6 +50,10 @@ class Node(Protocol):
     def client_timeout_s(self) -> float | None:
         """How long a call of it may take."""
 
+    @property
+    def threads(self) -> int:
+        """How many calls of it run at the same time."""
+
     def start(self, replace: Callable[[Any], Any]) -> Callable[[], object]:
         """Where the node runs: what it serves, or what it calls once if it serves nothing.
 
@@ -70,6 +75,7 @@ class PyNode:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     serves = False
+    threads = 0
     client_timeout_s: float | None = None
 
     def __init__(self, function: Callable[..., object], *args: Any, **kwargs: Any) -> None:
@@ -106,6 +112,7 @@ class CourierNode:
     Args:
         constructor: Called as ``constructor(*args, **kwargs)``.
         client_timeout_s: How long a call may take; None for ever.
+        threads: Calls that run at the same time; others wait.
     """
 
     serves = True
@@ -115,11 +122,12 @@ class CourierNode:
         constructor: Callable[..., object],
         *args: Any,
         client_timeout_s: float | None = None,
+        threads: int = CALL_THREADS,
         **kwargs: Any,
     ) -> None:
         _check_callable("CourierNode", constructor)
         self._constructor, self._args, self._kwargs = constructor, args, kwargs
-        self.client_timeout_s = client_timeout_s
+        self.client_timeout_s, self.threads = client_timeout_s, threads
 
     def configure(self, *args: Any, **kwargs: Any) -> None:
         """Sets the arguments later, for nodes that hold handles of each other."""

@@ -128,7 +128,7 @@ class NodeTask:
         proxy = _Late(program)
         mine: CallAddress | None = None
         if placed.node.serves:
-            server = CallServer(proxy, self.token, label=placed.label)
+            server = CallServer(proxy, self.token, label=placed.label, threads=placed.node.threads)
             stack.callback(server.close)
             mine = server.address
         told = rank.all_gather(json.dumps(None if mine is None else asdict(mine)))

@@ -18,7 +18,7 @@ from sparkdl.data.tfrecord import loops
 from sparkdl.data.tfrecord.blocks import Block
 from sparkdl.data.tfrecord.framing import broken
 from sparkdl.data.tfrecord.loops import MalformedError, Positions
-from sparkdl.data.tfrecord.messages import Entries, ListKind, Lists, Reader, Spans
+from sparkdl.data.tfrecord.messages import Entries, ListKind, Lists, Reader, Singles, Spans
 from sparkdl.errors import ConfigError, DataError
 
 RecordType = Literal["Example", "SequenceExample", "ByteArray"]
@@ -97,8 +97,9 @@ def decode_block(block: Block, schema: pa.Schema, record_type: RecordType) -> pa
         records = reader.records()
         data = _binary(reader, records.start, records.end)
         return pa.record_batch([data.cast(schema[0].type)], schema=schema)
-    if record_type == "Example" and (indexed := reader.indexed(schema.names)) is not None:
-        arrays = [_feature_column(reader, indexed[field.name], field) for field in schema]
+    single = {field.name: _is_single_number(field.type) for field in schema}
+    if record_type == "Example" and (indexed := reader.indexed(single)) is not None:
+        arrays = [_indexed_column(reader, indexed[field.name], field) for field in schema]
         return pa.RecordBatch.from_arrays(arrays, schema=schema) if arrays else _no_columns(block)
     maps, _ = reader.children(reader.records(), 1)
     context = reader.entries(maps)
@@ -122,6 +123,23 @@ def _column(reader: Reader, context: Entries, lists: Entries | None, field: pa.F
         return _feature_column(reader, reader.lists(features), field)
     array, present = _nested(reader, reader.named(lists, field.name), field, depth, value)
     return _checked(reader, array, present, field)
+
+
+def _is_single_number(kind: pa.DataType) -> bool:
+    return kind_of(kind) in (ListKind.INT64, ListKind.FLOAT)
+
+
+def _indexed_column(reader: Reader, found: Lists | Singles, field: pa.Field) -> pa.Array:
+    if isinstance(found, Lists):
+        return _feature_column(reader, found, field)
+    present = found.kinds > 0
+    kind = kind_of(field.type)
+    _check_kind(reader, np.arange(len(reader.block)), found.kinds, kind, field)
+    numbers: npt.NDArray[Any] = found.values
+    if kind == ListKind.FLOAT:
+        numbers = numbers.astype(np.int32).view(np.float32)
+    values = pa.array(numbers, mask=None if present.all() else ~present)
+    return _checked(reader, _cast(reader, values, field, field.type), present, field)
 
 
 def _feature_column(reader: Reader, lists: Lists, field: pa.Field) -> pa.Array:
@@ -216,20 +234,30 @@ def _list_array(values: pa.Array, sizes: Positions, present: npt.NDArray[np.bool
     )
 
 
+def _check_kind(
+    reader: Reader,
+    record: Positions,
+    kinds: npt.NDArray[Any],
+    kind: ListKind,
+    field: pa.Field,
+) -> None:
+    wrong = (kinds != kind) & (kinds > 0)
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        raise broken(
+            reader.block.place(int(record[row])),
+            f"a list of {kind.name} in the feature {field.name!r}, for a column of {field.type}",
+            f"a list of {ListKind(int(kinds[row])).name}",
+            "give the schema that fits, or none to have it inferred",
+        )
+
+
 def _values(
     reader: Reader, lists: Lists, field: pa.Field, value: pa.DataType
 ) -> tuple[pa.Array, Positions]:
     """All values of some features, one after the other, and how many each one has."""
     kind = kind_of(value)
-    wrong = (lists.kind != kind) & (lists.kind != ListKind.NONE)
-    if wrong.any():
-        row = int(np.argmax(wrong))
-        raise broken(
-            reader.block.place(int(lists.record[row])),
-            f"a list of {kind.name} in the feature {field.name!r}, for a column of {field.type}",
-            f"a list of {ListKind(int(lists.kind[row])).name}",
-            "give the schema that fits, or none to have it inferred",
-        )
+    _check_kind(reader, lists.record, lists.kind, kind, field)
     parts, number = lists.parts, len(lists.record)
     if kind == ListKind.BYTES:
         counts = np.bincount(parts.record, minlength=number)

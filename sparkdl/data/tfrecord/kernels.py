@@ -257,23 +257,38 @@ def _take(buffer, position, end, tag):
 
 
 @njit(cache=True, nogil=True)
-def index_examples(buffer, starts, ends, names, name_starts, kinds, begins, stops):
+def _same(buffer, at, names, name, length):
+    """Whether two texts of one length are equal; at least 8 bytes may be read behind each."""
+    while length >= 8:
+        if _load_word(buffer, at) != _load_word(names, name):
+            return False
+        at, name, length = at + 8, name + 8, length - 8
+    mask = (np.uint64(1) << np.uint64(8 * length)) - np.uint64(1)
+    return (_load_word(buffer, at) ^ _load_word(names, name)) & mask == np.uint64(0)
+
+
+@njit(cache=True, nogil=True)
+def index_examples(
+    buffer, starts, ends, names, name_starts, is_single, kinds, begins, stops, values
+):
     """Finds the lists of the named features in Examples as writers write them.
 
     Args:
         buffer, starts, ends: The records.
         names, name_starts: The names, one after the other.
-        kinds, begins, stops: Gets, per name and record, the kind of the list (-1 without the
-            feature), and where its packed numbers are, or its texts as fields.
+        is_single: Per name, whether its list is to hold one number.
+        kinds: Gets the kind of the list, per name and record; -1 before, which stays without the
+            feature.
+        begins, stops: Get where the packed numbers are, or the texts as fields, for names that are
+            not single.
+        values: Gets the number of single ones, of a float the bits.
 
     Returns:
         Whether all records were of that form: one Features, in each entry a key and then a value,
-        numbers packed in one piece. If not, nothing is known.
+        numbers packed in one piece, one where one is to be. If not, nothing is known.
     """
     columns, guess = len(name_starts) - 1, 0
     for record in range(len(starts)):
-        for column in range(columns):
-            kinds[column, record] = -1
         if starts[record] == ends[record]:
             continue
         position, features_end = _take(buffer, starts[record], ends[record], 0x0A)
@@ -281,8 +296,12 @@ def index_examples(buffer, starts, ends, names, name_starts, kinds, begins, stop
             return False
         while position < features_end:
             entry, entry_end = _take(buffer, position, features_end, 0x0A)
-            key, key_end = _take(buffer, entry, entry_end, 0x0A) if entry >= 0 else (entry, entry)
-            value, value_end = _take(buffer, key_end, entry_end, 0x12) if key >= 0 else (key, key)
+            if entry < 0:
+                return False
+            key, key_end = _take(buffer, entry, entry_end, 0x0A)
+            if key < 0:
+                return False
+            value, value_end = _take(buffer, key_end, entry_end, 0x12)
             if value < 0 or value_end != entry_end:
                 return False
             position = entry_end
@@ -290,32 +309,39 @@ def index_examples(buffer, starts, ends, names, name_starts, kinds, begins, stop
             for i in range(columns):
                 tried = guess + i if guess + i < columns else guess + i - columns
                 length = name_starts[tried + 1] - name_starts[tried]
-                if length == key_end - key:
-                    at = 0
-                    while at < length and names[name_starts[tried] + at] == buffer[key + at]:
-                        at += 1
-                    if at == length:
-                        column = tried
-                        break
+                if length == key_end - key and _same(
+                    buffer, key, names, name_starts[tried], length
+                ):
+                    column = tried
+                    break
             if column < 0:
                 continue
             guess = column + 1 if column + 1 < columns else 0
-            if value == value_end:
-                kinds[column, record] = 0
-                begins[column, record] = stops[column, record] = value
-                continue
-            tag = buffer[value]
-            begin, stop = _take(buffer, value, value_end, tag)
-            kind = tag >> 3
-            if begin < 0 or stop != value_end or tag & 7 != 2 or kind < 1 or kind > 3:
-                return False
-            if kind > 1 and begin < stop:
-                begin, stop = _take(buffer, begin, stop, 0x0A)
-                if begin < 0 or stop != value_end:
+            begin, stop, kind = value, value, np.int64(0)
+            if value < value_end:
+                tag = np.int64(buffer[value])
+                begin, stop = _take(buffer, value, value_end, tag)
+                kind = tag >> 3
+                if begin < 0 or stop != value_end or tag & 7 != 2 or kind < 1 or kind > 3:
                     return False
+                if kind > 1 and begin < stop:
+                    begin, stop = _take(buffer, begin, stop, 0x0A)
+                    if begin < 0 or stop != value_end:
+                        return False
             kinds[column, record] = kind
-            begins[column, record] = begin
-            stops[column, record] = stop
+            if not is_single[column] or kind == 0:
+                begins[column, record] = begin
+                stops[column, record] = stop
+            elif kind == 3:
+                number, behind = _varint(buffer, begin, stop)
+                if behind != stop:
+                    return False
+                values[column, record] = np.int64(number)
+            else:
+                if kind != 2 or stop - begin != 4:
+                    return False
+                bits = _load_word(buffer, begin) & np.uint64(0xFFFFFFFF)
+                values[column, record] = np.int64(bits)
     return True
 
 

@@ -350,22 +350,53 @@ def gather_spans(source: Bytes, starts: Positions, lengths: Positions) -> Bytes:
     return out
 
 
-def index_examples(
-    buffer: Bytes, starts: Positions, ends: Positions, names: Sequence[bytes]
-) -> tuple[Positions, Positions, Positions] | None:
-    """Where the values of features are in Examples: kinds, starts, ends, per name and record.
+class Index(NamedTuple):
+    """Where the values of features are in Examples: an array of names and records each.
 
-    The kind is -1 where a record has no such feature. Numbers are packed ones; texts are fields.
-    None if a record is not of the form that writers write, or without numba.
+    Args:
+        kinds: The kind of the list; -1 where a record has no such feature.
+        begins: Where packed numbers begin, or texts as fields; nothing for single numbers.
+        stops: Where they end.
+        values: The single numbers; of floats the bits.
+    """
+
+    kinds: npt.NDArray[np.int8]
+    begins: Positions
+    stops: Positions
+    values: npt.NDArray[np.int64]
+
+
+def index_examples(
+    buffer: Bytes,
+    starts: Positions,
+    ends: Positions,
+    names: Sequence[bytes],
+    is_single: Sequence[bool],
+) -> Index | None:
+    """Finds some features of Examples in one pass.
+
+    Args:
+        buffer: The memory of the records.
+        starts: Where each begins.
+        ends: Where each ends.
+        names: Of the features.
+        is_single: Whether a feature is to hold one number.
+
+    Returns:
+        None if a record is not of the form that writers write, or without numba.
     """
     loops = compiled()
     if loops is None:
         return None
     name_starts = np.cumsum([0, *(len(name) for name in names)], dtype=np.int64)
-    text = np.frombuffer(b"".join(names) + bytes(1), np.uint8).copy()
-    found = np.zeros((3, len(names), len(starts)), np.int64)
-    good = loops.index_examples(buffer, starts, ends, text, name_starts, *found)
-    return (found[0], found[1], found[2]) if good else None
+    text = np.frombuffer(b"".join(names) + bytes(PADDING), np.uint8).copy()
+    shape = (len(names), len(starts))
+    found = Index(
+        np.full(shape, -1, np.int8), *(np.empty(shape, np.int64) for _ in Index._fields[1:])
+    )
+    single = np.array(is_single, np.bool_)
+    good = loops.index_examples(buffer, starts, ends, text, name_starts, single, *found)
+    return found if good else None
 
 
 def read_varints(

@@ -16,7 +16,7 @@ protocol buffer.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -85,6 +85,19 @@ class Lists:
     kind: Positions
     parts: Spans
     wire: Positions
+
+
+@dataclass(frozen=True)
+class Singles:
+    """The one number that each record has in a feature.
+
+    Args:
+        kinds: The kind of its list; -1 or 0 where there is none.
+        values: The numbers; of floats the bits.
+    """
+
+    kinds: npt.NDArray[np.int8]
+    values: npt.NDArray[np.int64]
 
 
 class Reader:
@@ -160,26 +173,38 @@ class Reader:
         spans = Spans(parts.message, parts.start, parts.end)
         return Lists(features.record, kind, spans, parts.wire)
 
-    def indexed(self, names: Sequence[str]) -> dict[str, Lists] | None:
-        """The lists of some features of Examples, found in one pass; None if that cannot be."""
-        order = sorted(names)
+    def indexed(self, single: Mapping[str, bool]) -> dict[str, Lists | Singles] | None:
+        """Some features of Examples, found in one pass; None if that cannot be.
+
+        Args:
+            single: Name -> whether the feature is to hold one number.
+        """
+        order = sorted(single)
         records = self.records()
         keys = [name.encode() for name in order]
-        found = loops.index_examples(self.buffer, records.start, records.end, keys)
+        are_single = [single[name] for name in order]
+        found = loops.index_examples(self.buffer, records.start, records.end, keys, are_single)
         if found is None:
             return None
-        return {name: self._indexed(*columns) for name, *columns in zip(order, *found, strict=True)}
+        return {
+            name: Singles(kinds, values)
+            if single[name]
+            else self._indexed(kinds.astype(np.int64), begins, stops)
+            for name, kinds, begins, stops, values in zip(order, *found, strict=True)
+        }
 
     def _indexed(self, kinds: Positions, starts: Positions, ends: Positions) -> Lists:
         record = np.arange(len(kinds))
         if kinds.min(initial=0) < 0:
             record = np.flatnonzero(kinds >= 0)
             kinds, starts, ends = kinds[record], starts[record], ends[record]
-        if not (kinds == ListKind.BYTES).any():
+        of_texts = kinds == ListKind.BYTES
+        if not of_texts.any():
             parts = Spans(np.arange(len(record)), starts, ends)
             return Lists(record, kinds, parts, np.full(len(record), 2))
-        of_texts = kinds == ListKind.BYTES
-        fields = self.walk(Spans(record, starts, np.where(of_texts, ends, starts)))
+        if not of_texts.all():
+            ends = np.where(of_texts, ends, starts)
+        fields = self.walk(Spans(record, starts, ends))
         fields = fields.where((fields.number == 1) & (fields.wire == 2))
         parts = Spans(fields.message, fields.start, fields.end)
         return Lists(record, kinds, parts, fields.wire)
