@@ -14,6 +14,7 @@
         launched.wait()
 """
 
+from sparkdl.program.cacher import CacherNode
 from sparkdl.program.calls import CallClient, CallServer, RemoteTraceback
 from sparkdl.program.launching import LaunchedProgram, launch
 from sparkdl.program.nodes import CourierNode, Handle, Program, PyClassNode, PyNode
@@ -21,6 +22,7 @@ from sparkdl.program.replay import ReplayBuffer, ReplayNode
 from sparkdl.program.running import stop, stop_event, wait_for_stop
 
 __all__ = [
+    "CacherNode",
     "CallClient",
     "CallServer",
     "CourierNode",

@@ -153,8 +153,9 @@ class NodeTask:
             made = start()
             if placed.node.serves:
                 proxy.serve(made)
-                run: Callable[[], object] | None = getattr(made, "run", None)
-                (run or program.stopping.wait)()
+                runs = callable(getattr(type(made), "run", None))  # a cacher has any method
+                run: Callable[[], object] = made.run if runs else program.stopping.wait  # type: ignore[attr-defined]
+                run()
         except TransportError:
             if not program.stopping.wait(_STOP_GRACE_S):
                 raise  # else the other node has ended because the program stops

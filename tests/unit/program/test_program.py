@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 from sparkdl.errors import ConfigError, WaitTimeoutError, WorkerError
 from sparkdl.program import (
+    CacherNode,
     CourierNode,
     Program,
     PyClassNode,
@@ -158,6 +160,74 @@ def test_a_process_that_dies_ends_the_program() -> None:
     with pytest.raises(Exception, match=r"rank 1|dead/0"):
         launch(program, "processes").wait(60)
     assert time.monotonic() - begun < 15
+
+
+class Victim:
+    def greet(self) -> int:
+        return 1
+
+    def die(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def greet_and_kill(victim: Any) -> None:
+    victim.greet()
+    victim.die()
+
+
+def test_the_node_that_was_killed_is_named_and_not_its_caller() -> None:
+    program = Program("kill")
+    victim = program.add_node(CourierNode(Victim), label="victim")
+    program.add_node(PyNode(greet_and_kill, victim), label="caller")
+    begun = time.monotonic()
+    with pytest.raises(WorkerError, match="node victim/0 failed: its process was ended by SIGKILL"):
+        launch(program, "processes").wait(60)
+    assert time.monotonic() - begun < 15
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def now(self, zone: str) -> int:
+        self.calls += 1
+        if zone == "bad":
+            raise ValueError("no such zone")
+        return self.calls
+
+
+def ask_often(clock: Any, cached: Any) -> None:
+    assert {cached.now("a") for _ in range(50)} == {1}
+    with pytest.raises(ValueError, match="no such zone"):
+        cached.now("bad")
+    assert clock.now("a") == 3
+    time.sleep(1.1)
+    assert cached.now("a") == 4
+    stop()
+
+
+def test_a_cacher_calls_its_node_now_and_then() -> None:
+    program = Program("cache")
+    clock = program.add_node(CourierNode(Clock), label="clock")
+    cached = program.add_node(CacherNode(clock, 1000), label="cacher")
+    program.add_node(PyNode(ask_often, clock, cached), label="asker")
+    with launch(program, "threads") as launched:
+        launched.wait(60)
+
+
+def test_many_nodes() -> None:
+    program = Program("many")
+    counter = program.add_node(CourierNode(Counter), label="counter")
+    with program.group("adder"):
+        for _ in range(28):
+            program.add_node(PyNode(_add_once, counter))
+    program.add_node(PyNode(_end_at, counter, 28), label="end")
+    with launch(program, "threads") as launched:
+        launched.wait(60)
+
+
+def _add_once(counter: Any) -> None:
+    counter.add(1)
 
 
 def test_what_is_refused_while_a_program_is_put_together() -> None:
