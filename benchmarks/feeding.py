@@ -1,0 +1,143 @@
+"""Feeding rows of 784 floats: a queue item per row, a feed, and an Arrow file.
+
+    python benchmarks/feeding.py [--rows 100000] [--spark]
+
+``--spark`` also runs ``sparkdl.run(fn, data=df)`` on ``local[2]``, from the job's start to the last
+batch, beside the same job without a function that looks at the rows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from sparkdl.data.feed import Feed, RowSpool, to_numpy
+
+BATCH = 256
+
+
+def batches(rows: int) -> list[pa.RecordBatch]:
+    """The rows as Spark sends them, 10,000 in a batch."""
+    values = np.random.default_rng(0).random((10_000, 784), np.float32)
+    column = pa.FixedSizeListArray.from_arrays(pa.array(values.ravel()), 784)
+    batch = pa.record_batch({"x": column.cast(pa.list_(pa.float32()))})
+    return [batch] * max(1, rows // 10_000)
+
+
+def queue_per_row(rows: int) -> float:
+    """Rows per second through a queue between processes, an item each, stacked by the reader."""
+    context = multiprocessing.get_context("spawn")
+    queue: Any = context.Queue(1024)
+    feeder = context.Process(target=put_rows, args=(queue, rows))
+    feeder.start()
+    queue.get()
+    start, count = time.perf_counter(), 0
+    while count < rows:
+        batch = [queue.get() for _ in range(min(BATCH, rows - count))]
+        count += len(np.array(batch, np.float32))
+    seconds = time.perf_counter() - start
+    feeder.join()
+    return rows / seconds
+
+
+def put_rows(queue: Any, rows: int) -> None:
+    """The other end."""
+    values = np.random.default_rng(0).random((100, 784), np.float32).tolist()
+    queue.put("begin")
+    for i in range(rows):
+        queue.put(values[i % 100])
+
+
+def feed(rows: int, budget_bytes: int) -> float:
+    """Rows per second: kept as they come, then taken in batches."""
+    source = batches(rows)
+    start = time.perf_counter()
+    spool = RowSpool(budget_bytes)
+    for batch in source:
+        spool.add(batch)
+    count = sum(len(batch["x"]) for batch in Feed(spool.finish()).batches(BATCH))
+    assert count == rows
+    return rows / (time.perf_counter() - start)
+
+
+def arrow_file(rows: int, folder: str) -> float:
+    """Rows per second of the same rows from a mapped Arrow file, in arrays of a batch."""
+    path = str(Path(folder, "rows.arrow"))
+    source = batches(rows)
+    with pa.ipc.new_file(path, source[0].schema) as writer:
+        for batch in source:
+            writer.write_batch(batch)
+    start = time.perf_counter()
+    count = 0
+    with pa.memory_map(path) as mapped:
+        reader = pa.ipc.open_file(mapped)
+        for number in range(reader.num_record_batches):
+            batch = reader.get_batch(number)
+            for at in range(0, batch.num_rows, BATCH):
+                count += len(np.array(to_numpy(batch.column(0).slice(at, BATCH))))
+    assert count == rows
+    return rows / (time.perf_counter() - start)
+
+
+def through_spark(rows: int) -> None:
+    """Prints the rate of a whole job."""
+    os.environ.update(PYSPARK_PYTHON=sys.executable, SPARK_LOCAL_IP="127.0.0.1")
+    from pyspark.sql import SparkSession
+
+    import sparkdl
+
+    spark = (
+        SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        table = pa.Table.from_batches(batches(rows))
+        import pyarrow.parquet as pq
+
+        pq.write_table(table, f"{folder}/rows.parquet")
+        df = spark.read.parquet(f"{folder}/rows.parquet")
+
+        def take(given: Any) -> int:
+            return sum(len(batch["x"]) for batch in given.batches(BATCH))
+
+        for _ in range(2):
+            start = time.perf_counter()
+            taken = sum(sparkdl.run(take, num_workers=2, data=df, uneven="keep"))
+            seconds = time.perf_counter() - start
+            start = time.perf_counter()
+            sparkdl.run(int, num_workers=2)
+            empty = time.perf_counter() - start
+            print(f"run(fn, data=df), 2 ranks: {taken / seconds:,.0f} rows/s", flush=True)
+            rest = seconds - empty
+            print(f"without the {empty:.1f} s of an empty job {taken / rest:,.0f}", flush=True)
+    spark.stop()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rows", type=int, default=100_000)
+    parser.add_argument("--spark", action="store_true")
+    arguments = parser.parse_args()
+    rows = arguments.rows // 10_000 * 10_000
+    with tempfile.TemporaryDirectory() as folder:
+        for _ in range(3):
+            print(
+                f"queue per row {queue_per_row(min(rows, 5_000)):,.0f} rows/s, "
+                f"feed {feed(rows, 1 << 40):,.0f}, feed from disk {feed(rows, 1):,.0f}, "
+                f"Arrow file {arrow_file(rows, folder):,.0f}",
+                flush=True,
+            )
+    if arguments.spark:
+        through_spark(rows)
+
+
+if __name__ == "__main__":
+    main()
