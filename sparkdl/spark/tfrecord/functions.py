@@ -55,7 +55,7 @@ def read_tfrecords(
             ``byteArray`` with the records as they are).
         codec: ``'gzip'``, ``'zlib'``, ``'none'``; None looks at each file's first bytes.
         verify_crc: Whether the data of each record are held against their CRC.
-        infer_rows: Records that the schema is inferred from.
+        infer_rows: Records that the schema is inferred from, at the beginnings of up to 16 files.
         binary_features: Names of texts that are binary and not UTF-8.
         max_partition_bytes: Bytes of files for one task.
         batch_rows: Rows that a task decodes at a time, at most.

@@ -12,7 +12,7 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
 from sparkdl.data.shards import deal, file_blocks
 from sparkdl.data.tfrecord.decoding import check_schema, decode_block
-from sparkdl.data.tfrecord.inference import infer_schema
+from sparkdl.data.tfrecord.inference import SchemaInference
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.files.streams import FoundFile, find_files, open_input
 from sparkdl.spark.tfrecord.options import Options
@@ -30,26 +30,34 @@ def files_of(options: Options) -> list[FoundFile]:
     return [file for path in options.paths for file in find_files(path)]
 
 
+_FILES_LOOKED_AT = 16
+
+
 def inferred_schema(options: Options) -> T.StructType:
-    """The schema of the first records of the first file that has any; then the folders' columns."""
+    """The schema of the first records of some files, and of the folders' columns.
+
+    Up to 16 files, spread over all, share the ``inferRows`` records that are looked at.
+    """
     files = files_of(options)
-    schema = pa.schema([])
-    for file in files:
+    chosen = [
+        files[i]
+        for i in sorted({n * len(files) // _FILES_LOOKED_AT for n in range(_FILES_LOOKED_AT)})
+    ]
+    inference = SchemaInference(options.record_type, options.binary_features)
+    for file in chosen:
+        left = max(1, options.infer_rows // len(chosen))
         with open_input(file.path) as stream:
-            blocks = file_blocks(stream, file.path, options.codec, options.verify_crc)
-            schema = infer_schema(
-                blocks,
-                options.record_type,
-                rows=options.infer_rows,
-                binary_features=options.binary_features,
-            )
-        if len(schema):
-            break
+            for block in file_blocks(stream, file.path, options.codec, options.verify_crc):
+                inference.add(block.slice(0, left))
+                left -= len(block)
+                if left <= 0:
+                    break
+    schema = inference.schema()
     if not len(schema):
         raise DataError(
             "no schema can be inferred",
             expected="a record with a value in one of the files",
-            received=f"{len(files)} files without any",
+            received=f"none in {len(chosen)} of {len(files)} files",
             hint="spark.read.format('tfrecord').schema(...)",
         )
     fields = list(from_arrow_schema(schema).fields)
