@@ -90,17 +90,24 @@ def _crcs_in_lockstep(
     if not len(starts):
         return np.empty(0, np.uint32)
     size = int(np.clip(1 << int(np.mean(lengths)).bit_length(), 16, 1024))
+    while size > len(buffer):
+        size //= 2
+    windows = np.ndarray((len(buffer) - size + 1, size), np.uint8, buffer, 0, (1, 1))
     crcs = np.zeros(len(starts), np.uint32)
     pieces = np.maximum(-(-lengths // size), 1)
-    steps = np.arange(size)
     for number in range(int(pieces.max())):  # a long span has many: then there are few spans
         rows = np.flatnonzero(pieces > number)
         first = lengths[rows] - (pieces[rows] - number) * size  # below 0 where it is filled up
-        at = first[:, None] + steps
-        data = buffer[np.maximum(starts[rows, None] + at, 0)]
-        data[at < 0] = 0
+        at = starts[rows] + first
+        data = windows[np.maximum(at, 0)]
+        for row in np.flatnonzero(at < 0):
+            data[row, -at[row] :] = buffer[: size + at[row]]
+        if number == 0:
+            data[np.arange(size) < -first[:, None]] = 0
         if number <= 1:  # the first four bytes may begin in the first piece and end in the second
-            data[(at >= 0) & (at < 4)] ^= 0xFF
+            for byte in range(4):
+                inside = np.flatnonzero((first <= byte) & (byte - first < size))
+                data[inside, byte - first[inside]] ^= 0xFF
         crcs[rows] = _shifted(crcs[rows], size) ^ _crcs_of_rows(data)
     crcs ^= np.uint32(0xFFFFFFFF)
     for row in np.flatnonzero(lengths < 4):
