@@ -1,51 +1,8 @@
 """``spark.read.format('tfrecord')``, ``df.write.format('tfrecord')``: found by Spark by this name.
 
-Spark imports each top-level module ``pyspark_*`` when it looks for data sources, so this one
-imports nothing but pyspark. What it does is in ``sparkdl.spark.tfrecord``.
+Spark imports each top-level module ``pyspark_*`` when it looks for data sources.
 """
 
-from __future__ import annotations
+from sparkdl.spark.tfrecord.source import DefaultSource
 
-from typing import TYPE_CHECKING, Any
-
-from pyspark.sql.datasource import DataSource
-
-if TYPE_CHECKING:
-    from pyspark.sql.types import StructType
-
-    from sparkdl.spark.tfrecord.options import Options
-    from sparkdl.spark.tfrecord.reading import Reader
-    from sparkdl.spark.tfrecord.writing import Writer
-
-
-class DefaultSource(DataSource):
-    """TFRecord files as rows; the options are those of ``sparkdl.read_tfrecords``."""
-
-    @classmethod
-    def name(cls) -> str:
-        """The format's name."""
-        return "tfrecord"
-
-    def schema(self) -> StructType:
-        """The schema that the first records ask for."""
-        from sparkdl.spark.tfrecord.reading import inferred_schema
-
-        return inferred_schema(self._options())
-
-    def reader(self, schema: StructType) -> Reader:
-        """Reads files as rows of ``schema``."""
-        from sparkdl.spark.tfrecord.reading import Reader
-
-        return Reader(self._options(), schema)
-
-    def writer(self, schema: StructType, overwrite: bool) -> Writer:
-        """Writes rows of ``schema`` to files."""
-        from sparkdl.spark.tfrecord.writing import Writer
-
-        return Writer(self._options(), schema, overwrite)
-
-    def _options(self) -> Options:
-        from sparkdl.spark.tfrecord.options import Options
-
-        given: Any = self.options
-        return Options.of(dict(given))
+__all__ = ["DefaultSource"]

@@ -33,6 +33,7 @@ def rows_of(frame_: Any) -> list[tuple[Any, ...]]:
 
 def test_there_and_back_by_the_format_alone(spark: Any, tmp_path: Path) -> None:
     path = str(tmp_path / "records")
+    sparkdl.register_tfrecord(spark)  # Spark's own search is tried in connect_tfrecord.py
     df = spark.createDataFrame(ROWS, SCHEMA).repartition(2)
     df.write.format("tfrecord").mode("append").save(path)
     assert (tmp_path / "records" / "_SUCCESS").exists()

@@ -21,7 +21,7 @@ def register_tfrecord(spark: Any) -> None:
     Needed where the Python that Spark starts on the driver does not find the module
     ``pyspark_tfrecord`` by itself; to do it twice does no harm.
     """
-    from pyspark_tfrecord import DefaultSource
+    from sparkdl.spark.tfrecord.source import DefaultSource
 
     spark.dataSource.register(DefaultSource)
 
