@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import subprocess
 import sys
 import sysconfig
@@ -22,14 +23,19 @@ def hadoop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MiniHadoop]:
         pytest.skip(str(missing))
 
 
-def linked_environment(folder: Path) -> Path:
-    """A virtual environment packed by ``sparkdl package``; skips without venv-pack.
+def linked_environment() -> Path:
+    """A virtual environment with venv-pack, kept for the next run; skips where there is none.
 
     A whole environment with a framework has two gigabytes; this one finds its packages where those
     of the tests are, which is possible as all nodes are this machine.
     """
-    subprocess.run([sys.executable, "-m", "venv", folder / "env"], check=True)
-    python = folder / "env" / "bin" / "python"
+    paths = [str(ROOT), *sorted({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})]
+    key = hashlib.sha256("\n".join([sys.version, sys.base_prefix, *paths]).encode()).hexdigest()
+    folder = Path.home() / ".cache" / "sparkdl" / f"environment-{key[:16]}"
+    if (folder / "complete").exists():
+        return folder
+    subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
+    python = folder / "bin" / "python"
     installed = subprocess.run(
         [python, "-m", "pip", "install", "-q", "venv-pack", "setuptools<81"],
         capture_output=True, text=True,
@@ -40,11 +46,18 @@ def linked_environment(folder: Path) -> Path:
         [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
         capture_output=True, text=True, check=True,
     )  # fmt: skip
-    paths = [str(ROOT), *sorted({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})]
     (Path(found.stdout.strip()) / "sitecustomize.py").write_text(
         f"import sys\nsys.path += {paths!r}\n"
     )
-    packed = folder / "env.tar.gz"
+    (folder / "complete").touch()
+    return folder
+
+
+@pytest.fixture(scope="session")
+def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """:func:`linked_environment` as ``sparkdl package`` packs it."""
+    packed = tmp_path_factory.mktemp("environment") / "env.tar.gz"
+    python = linked_environment() / "bin" / "python"
     ran = subprocess.run(
         [python, "-m", "sparkdl", "package", "--output", packed, "--deploy-mode", "cluster"],
         capture_output=True, text=True,
@@ -52,11 +65,6 @@ def linked_environment(folder: Path) -> Path:
     assert ran.returncode == 0, ran.stderr
     assert "--archives" in ran.stdout
     return packed
-
-
-@pytest.fixture(scope="session")
-def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return linked_environment(tmp_path_factory.mktemp("environment"))
 
 
 @pytest.fixture

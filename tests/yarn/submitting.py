@@ -42,8 +42,9 @@ class Submitted:
 
     @property
     def told(self) -> str:
-        """All that anyone printed."""
-        return self.output + self.logs
+        """What anyone printed, without what is said of every application."""
+        lines = (self.output + self.logs).splitlines()
+        return "\n".join(line for line in lines if " INFO " not in line)
 
 
 @dataclass
@@ -193,6 +194,7 @@ class Submitter:
         return {
             **inherited,
             "PATH": f"{programs}{os.pathsep}{inherited['PATH']}",
+            "HADOOP_USER_NAME": "anna",  # who may not do all, as the cluster's own user may
             "HADOOP_CONF_DIR": str(self.hadoop.conf),
             "YARN_CONF_DIR": str(self.hadoop.conf),
             **({"PYTHONPATH": str(ROOT)} if deploy_mode == "client" else {}),

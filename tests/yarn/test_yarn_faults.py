@@ -7,7 +7,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from mini_hadoop import MiniHadoop
 from submitting import Submission, Submitted, Submitter
@@ -19,10 +18,6 @@ FAULTS = "yarn_faults.py"
 def _result(ended: Submitted) -> dict[str, Any]:
     assert ended.code == 0, ended.told
     return ended.result
-
-
-def _undisturbed(submit: Submitter, mode: str) -> list[np.ndarray]:
-    return [np.array(w) for w in _result(submit(FAULTS, "lost", mode, "6"))["weights"]]
 
 
 def _kill_an_executor(submission: Submission) -> None:
@@ -67,20 +62,15 @@ def test_second_attempt_of_the_application(submit: Submitter, hadoop: MiniHadoop
     assert told == ["1:0", "1:1", "1:2", "2:2", "2:3"]
 
 
-@pytest.mark.parametrize("service", ["shuffle tracking", "external shuffle service"])
-def test_dynamic_allocation(submit: Submitter, hadoop: MiniHadoop, service: str) -> None:
+def test_dynamic_allocation(submit: Submitter) -> None:
     """Modes with a server train, from no executor on; the others say at once why not."""
-    external = service == "external shuffle service"
-    if external and not hadoop.has_shuffle_service:
-        pytest.skip("Spark's shuffle service for YARN is not in the Maven repository")
     conf = {
         "spark.dynamicAllocation.enabled": "true",
         "spark.dynamicAllocation.initialExecutors": "0",
         "spark.dynamicAllocation.minExecutors": "0",
         "spark.dynamicAllocation.maxExecutors": "2",
         "spark.executor.instances": "0",
-        "spark.shuffle.service.enabled": str(external).lower(),
-        "spark.dynamicAllocation.shuffleTracking.enabled": str(not external).lower(),
+        "spark.dynamicAllocation.shuffleTracking.enabled": "true",
     }
     found = _result(submit(FAULTS, "dynamic", conf=conf))
     for mode in ("asynchronous", "hogwild", "synchronous"):

@@ -110,8 +110,8 @@ def test_submit_line_of_a_cluster() -> None:
         ["package", "--deploy-mode", "cluster", "--executor-cores", "2", "--num-executors", "3"]
     )
     line = submit_line(given)
-    assert "export PYSPARK_PYTHON=./environment/bin/python" in line
-    assert "unset PYSPARK_DRIVER_PYTHON" in line
+    assert "--conf spark.pyspark.python=./environment/bin/python" in line
+    assert "spark.pyspark.driver.python" not in line
     assert "--master yarn --deploy-mode cluster" in line
     assert "--archives env.tar.gz#environment" in line
     assert "--num-executors 3 --executor-cores 2" in line
