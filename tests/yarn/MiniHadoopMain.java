@@ -7,6 +7,7 @@ import java.io.PrintStream;
 import java.util.ArrayList;
 import java.util.List;
 import org.apache.hadoop.conf.Configuration;
+import org.apache.hadoop.fs.FileStatus;
 import org.apache.hadoop.fs.Path;
 import org.apache.hadoop.fs.permission.FsPermission;
 import org.apache.hadoop.hdfs.MiniDFSCluster;
@@ -95,7 +96,8 @@ public class MiniHadoopMain {
    * applications: ID:STATE:QUEUE of each. attempts APPLICATION: how many there were. containers
    * APPLICATION: ID@NODE of those that run, the first of the attempt first, which has the
    * application master. kill APPLICATION NUMBER: ends a container as "yarn container -signal" does.
-   * stop-node NODE: a NodeManager is lost. folder PATH MODE, quota FOLDER BYTES: of HDFS.
+   * stop-node NODE: a NodeManager is lost. folder PATH MODE, put LOCAL PATH, list
+   * PATH, quota FOLDER BYTES: of HDFS.
    */
   private String answer(String[] command) throws Exception {
     List<String> found = new ArrayList<>();
@@ -114,9 +116,9 @@ public class MiniHadoopMain {
         }
         break;
       case "kill":
-        ContainerReport one = containers(command[1]).get(Integer.parseInt(command[2]));
-        client.signalToContainer(one.getContainerId(), SignalContainerCommand.FORCEFUL_SHUTDOWN);
-        found.add(one.getContainerId().toString());
+        ContainerReport killed = containers(command[1]).get(Integer.parseInt(command[2]));
+        client.signalToContainer(killed.getContainerId(), SignalContainerCommand.FORCEFUL_SHUTDOWN);
+        found.add(killed.getContainerId().toString());
         break;
       case "stop-node":
         for (int i = 0; i < 2; i++) {
@@ -128,6 +130,14 @@ public class MiniHadoopMain {
       case "folder":
         dfs.getFileSystem().mkdirs(new Path(command[1]));
         dfs.getFileSystem().setPermission(new Path(command[1]), new FsPermission(command[2]));
+        break;
+      case "put":
+        dfs.getFileSystem().copyFromLocalFile(new Path(command[1]), new Path(command[2]));
+        break;
+      case "list":
+        for (FileStatus one : dfs.getFileSystem().listStatus(new Path(command[1]))) {
+          found.add(one.getPath().getName());
+        }
         break;
       case "quota":
         dfs.getFileSystem().setQuota(

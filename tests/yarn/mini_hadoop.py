@@ -94,6 +94,7 @@ class MiniHadoop:
         self._settings = {
             "yarn.nodemanager.vmem-check-enabled": "false",
             "yarn.nodemanager.pmem-check-enabled": "true",
+            "yarn.nodemanager.resource.memory.enforced": "false",  # true leaves it to cgroups
             "yarn.minicluster.control-resource-monitoring": "true",  # else both are false
             "yarn.nodemanager.container-monitor.interval-ms": "500",
             "yarn.minicluster.yarn.nodemanager.resource.memory-mb": "8192",

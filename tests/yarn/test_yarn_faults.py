@@ -42,13 +42,14 @@ def test_killed_container(submit: Submitter, mode: str) -> None:
 def test_memory_of_a_container(submit: Submitter) -> None:
     """The error says that it is the overhead, how much there was and how much to ask."""
     conf = {
-        "spark.executor.memory": "512m", "spark.executor.memoryOverhead": "700m",
+        "spark.executor.memory": "512m", "spark.executor.memoryOverhead": "500m",
         "spark.executor.instances": "1", "spark.task.maxFailures": "1",
+        "spark.driver.memoryOverhead": "3g",
     }  # fmt: skip
     found = _result(submit(FAULTS, "memory", conf=conf))
     for where in ("run", "fit"):
         assert found[where]["type"] in ("WorkerError", "RanksLost"), found[where]
-        for part in ("physical memory used", "was 700 MiB for 1 task", "memoryOverhead=3584m"):
+        for part in ("physical memory used", "was 500 MiB for 1 task", "memoryOverhead=3584m"):
             assert part in found[where]["text"], found[where]
 
 

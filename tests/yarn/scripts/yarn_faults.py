@@ -94,7 +94,7 @@ def memory(spark: SparkSession, folder: Path) -> dict[str, Any]:
         time.sleep(60)
         return len(kept)
 
-    large = sparkdl.SparkModel(make_model(units=12_000_000), num_workers=1, max_restarts=0)
+    large = sparkdl.SparkModel(make_model(units=6_000_000), num_workers=1)
     return {
         "run": error_of(lambda: sparkdl.run(hold, num_workers=1)),
         "fit": error_of(lambda: large.fit(make_rows(spark), epochs=3, verbose=0)),
