@@ -107,7 +107,17 @@ def test_costs_of_an_exchange_by_hand() -> None:
 
 def test_submit_line_of_a_cluster() -> None:
     given = make_parser().parse_args(
-        ["package", "--deploy-mode", "cluster", "--executor-cores", "2", "--num-executors", "3"]
+        [
+            "package",
+            "--output",
+            "env.tar.gz",
+            "--deploy-mode",
+            "cluster",
+            "--executor-cores",
+            "2",
+            "--num-executors",
+            "3",
+        ]
     )
     line = submit_line(given)
     assert "--conf spark.pyspark.python=./environment/bin/python" in line
