@@ -12,10 +12,6 @@ import tempfile
 import time
 
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-MASTER = os.environ.get("SPARK_MASTER", "local-cluster[2,1,2048]")
-HERE = MASTER.startswith("local")
-if HERE:
-    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
 
 import keras
 import numpy as np
@@ -27,10 +23,12 @@ from sparkdl import SparkModel, load_spark_model
 
 def main() -> int:
     started = time.monotonic()
-    where = "two executor processes" if HERE else MASTER
-    print(f"Starting Spark with {where} ...", flush=True)
-    builder = SparkSession.builder.master(MASTER).appName("sparkdl demo")
-    if HERE:
+    master = os.environ.get("SPARK_MASTER", "local-cluster[2,1,2048]")
+    here = master.startswith("local")
+    print(f"Starting Spark with {'two executor processes' if here else master} ...", flush=True)
+    builder = SparkSession.builder.master(master).appName("sparkdl demo")
+    if here:
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         builder = builder.config("spark.driver.host", "127.0.0.1")
     spark = (
         builder.config("spark.ui.enabled", "false")
