@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 from submitting import Submitted, Submitter
@@ -46,3 +48,19 @@ def test_fit_in_every_mode(submit: Submitter) -> None:
 @pytest.mark.slow
 def test_driver_on_this_machine(submit: Submitter) -> None:
     check_modes(submit("yarn_fit.py", *MODES, deploy_mode="client"), "client")
+
+
+@pytest.mark.slow
+def test_time_to_the_first_step(submit: Submitter) -> None:
+    """Beside a job of plain PySpark that imports Keras: at most 5 s more.
+
+    The smaller one of two times each, as other processes only ever add to them.
+    """
+    seconds: dict[str, list[float]] = {"bare": [], "fit": []}
+    for kind in ("bare", "fit", "fit", "bare"):
+        began = time.time()
+        ended = submit("yarn_start.py", kind)
+        assert ended.code == 0, ended.told
+        seconds[kind].append(ended.result["done"] - began)
+    print(f"seconds from submit: {seconds}")
+    assert min(seconds["fit"]) < min(seconds["bare"]) + 5, seconds
