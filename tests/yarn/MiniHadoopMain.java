@@ -5,6 +5,7 @@ import java.io.InputStreamReader;
 import java.io.OutputStream;
 import java.io.PrintStream;
 import java.util.ArrayList;
+import java.util.EnumSet;
 import java.util.List;
 import org.apache.hadoop.conf.Configuration;
 import org.apache.hadoop.fs.FileStatus;
@@ -15,9 +16,12 @@ import org.apache.hadoop.yarn.api.records.ApplicationAttemptReport;
 import org.apache.hadoop.yarn.api.records.ApplicationReport;
 import org.apache.hadoop.yarn.api.records.ContainerReport;
 import org.apache.hadoop.yarn.api.records.SignalContainerCommand;
+import org.apache.hadoop.yarn.api.records.YarnApplicationState;
 import org.apache.hadoop.yarn.client.api.YarnClient;
 import org.apache.hadoop.yarn.conf.YarnConfiguration;
 import org.apache.hadoop.yarn.server.MiniYARNCluster;
+import org.apache.hadoop.yarn.server.nodemanager.containermanager.container.Container;
+import org.apache.hadoop.yarn.server.nodemanager.containermanager.container.ContainerState;
 
 /**
  * HDFS with one DataNode, and YARN with two NodeManagers, until standard input ends.
@@ -64,13 +68,35 @@ public class MiniHadoopMain {
         answers.println(cluster.answerOrFailure(line.split(" ")));
         answers.flush();
       }
-      cluster.yarn.stop(); // which ends containers that still run
-      cluster.dfs.shutdown();
-      System.exit(0);
+      cluster.endContainers();
+      Runtime.getRuntime().halt(0); // an orderly end takes half a minute
     } catch (Throwable failure) { // threads of what has started would keep the process
       failure.printStackTrace();
       System.exit(1);
     }
+  }
+
+  private void endContainers() throws Exception {
+    EnumSet<YarnApplicationState> running =
+        EnumSet.of(YarnApplicationState.ACCEPTED, YarnApplicationState.RUNNING);
+    for (ApplicationReport one : client.getApplications(running)) {
+      client.killApplication(one.getApplicationId());
+    }
+    long deadline = System.currentTimeMillis() + 20000;
+    while (System.currentTimeMillis() < deadline && hasContainers()) {
+      Thread.sleep(100);
+    }
+  }
+
+  private boolean hasContainers() {
+    for (int i = 0; i < 2; i++) {
+      for (Container one : yarn.getNodeManager(i).getNMContext().getContainers().values()) {
+        if (one.getContainerState() != ContainerState.DONE) {
+          return true;
+        }
+      }
+    }
+    return false;
   }
 
   private void write(File written) throws Exception {
