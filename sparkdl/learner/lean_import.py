@@ -10,29 +10,33 @@ and later ones, find them as ever (ADR 0067).
 from __future__ import annotations
 
 import contextlib
-import importlib.abc
 import sys
 import threading
 from collections.abc import Iterator, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import Any
 
 NOT_NEEDED = frozenset({"IPython", "jax", "matplotlib", "sklearn"})
 
 
-class _LeavesOut(importlib.abc.MetaPathFinder):
-    """Finds nothing, and in one thread ends the search for some packages."""
+class _LeavesOut:
+    """A finder of modules that does not find some packages for one thread."""
 
-    def __init__(self, packages: frozenset[str]) -> None:
-        self._packages = packages
-        self._thread = threading.get_ident()
+    def __init__(self, finder: Any, packages: frozenset[str], thread: int) -> None:
+        self.finder = finder
+        self._packages, self._thread = packages, thread
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.finder, name)
 
     def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         if fullname in self._packages and threading.get_ident() == self._thread:
-            raise ModuleNotFoundError(f"{fullname} is left out here", name=fullname)
-        return None
+            return None
+        found: ModuleSpec | None = self.finder.find_spec(fullname, path, target)
+        return found
 
 
 @contextlib.contextmanager
@@ -42,9 +46,11 @@ def lean_import(backend: str | None) -> Iterator[None]:
     Args:
         backend: Of Keras; what it needs is found.
     """
-    finder = _LeavesOut(NOT_NEEDED - {backend or "jax"})
-    sys.meta_path.insert(0, finder)
+    packages, thread = NOT_NEEDED - {backend or "jax"}, threading.get_ident()
+    sys.meta_path[:] = [_LeavesOut(finder, packages, thread) for finder in sys.meta_path]
     try:
         yield
-    finally:
-        sys.meta_path.remove(finder)
+    finally:  # finders that came meanwhile stay
+        sys.meta_path[:] = [
+            finder.finder if isinstance(finder, _LeavesOut) else finder for finder in sys.meta_path
+        ]
