@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from submitting import Submitted, Submitter
 
-pytestmark = pytest.mark.timeout(420)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 MODES = ("asynchronous", "hogwild", "synchronous", "allreduce:builtin")
 
 
@@ -45,12 +45,10 @@ def test_fit_in_every_mode(submit: Submitter) -> None:
     check_modes(submit("yarn_fit.py", *MODES), "cluster")
 
 
-@pytest.mark.slow
 def test_driver_on_this_machine(submit: Submitter) -> None:
     check_modes(submit("yarn_fit.py", *MODES, deploy_mode="client"), "client")
 
 
-@pytest.mark.slow
 def test_time_to_the_first_step(submit: Submitter) -> None:
     """Beside a job of plain PySpark that imports Keras: at most 5 s more.
 
