@@ -12,10 +12,17 @@ TEST_PROCESSES ?= 2
 PYTEST := $(BIN)/python -m pytest tests -q
 SIDE_BY_SIDE := -n $(TEST_PROCESSES) --dist loadfile
 
-.PHONY: demo check test test-all lint bench bench-peers horovod install java clean
+COMPOSE ?= docker compose
+
+.PHONY: demo cluster-demo check test test-all lint bench bench-peers horovod install java clean
 
 demo: install ## Trains a network on two Spark workers and shows the result
 	$(BIN)/python examples/demo.py
+
+cluster-demo: ## The same on a standalone cluster in containers; needs Docker or another engine
+	$(COMPOSE) -f docker/compose.yaml up --build --wait master worker
+	$(COMPOSE) -f docker/compose.yaml run --rm demo; \
+	  status=$$?; $(COMPOSE) -f docker/compose.yaml down; exit $$status
 
 check: lint ## Two minutes: lint, types, and all tests without JVM, Keras and other processes
 	$(PYTEST) -m "not slow and not keras and not processes and not spark"

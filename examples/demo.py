@@ -1,7 +1,7 @@
 """In one minute: train on two Spark workers, evaluate, save, load, predict.
 
 Runs on scikit-learn's handwritten digits (1,797 images of 8x8 pixels), on two real executor
-processes of this machine: ``make demo``.
+processes of this machine: ``make demo``. ``SPARK_MASTER`` names another cluster.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import tempfile
 import time
 
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
 
 import keras
 import numpy as np
@@ -24,12 +23,15 @@ from sparkdl import SparkModel, load_spark_model
 
 def main() -> int:
     started = time.monotonic()
-    print("Starting Spark with two executor processes ...", flush=True)
+    master = os.environ.get("SPARK_MASTER", "local-cluster[2,1,2048]")
+    here = master.startswith("local")
+    print(f"Starting Spark with {'two executor processes' if here else master} ...", flush=True)
+    builder = SparkSession.builder.master(master).appName("sparkdl demo")
+    if here:
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        builder = builder.config("spark.driver.host", "127.0.0.1")
     spark = (
-        SparkSession.builder.master("local-cluster[2,1,2048]")
-        .appName("sparkdl demo")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.ui.enabled", "false")
+        builder.config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
         .getOrCreate()
     )

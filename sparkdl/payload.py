@@ -31,6 +31,8 @@ _FOLDERS = tuple(
         site.getusersitepackages(),
     )
 )
+_PACKAGES = frozenset({"site-packages", "dist-packages"})
+"""Where package managers install, also those of other environments that a path was set to."""
 _registry = threading.RLock()
 """cloudpickle's list of modules that go by value belongs to the process."""
 
@@ -105,6 +107,7 @@ def _is_the_users(module: ModuleType) -> bool:
     file = getattr(module, "__file__", None)
     if not file or module.__name__.partition(".")[0] in _BY_NAME:
         return False
-    return not file.endswith(tuple(EXTENSION_SUFFIXES)) and not os.path.realpath(file).startswith(
-        _FOLDERS
-    )
+    path = os.path.realpath(file)
+    if path.startswith(_FOLDERS) or not _PACKAGES.isdisjoint(path.split(os.sep)):
+        return False
+    return not path.endswith(tuple(EXTENSION_SUFFIXES))

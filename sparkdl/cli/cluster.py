@@ -8,6 +8,7 @@ import sys
 from argparse import Namespace
 from typing import Any
 
+from sparkdl.cli import kubernetes
 from sparkdl.cli.packing import pack, submit_line
 from sparkdl.cli.session import spark_session
 from sparkdl.errors import ConfigError
@@ -97,11 +98,19 @@ def env(given: Namespace) -> int:
 
 def package(given: Namespace) -> int:
     """``sparkdl package``: the environment as an archive, and the line that submits with it."""
-    line = submit_line(given)
-    if not given.dry_run:
-        pack(given.output)
+    if given.target == "kubernetes":  # there the environment is in the image
+        given.output = given.output or "kubernetes"
+        line = kubernetes.submit_line(given)
+        files = [] if given.dry_run else kubernetes.write_manifests(given.output, given.namespace)
+        archive = None
+    else:
+        given.output = given.output or "env.tar.gz"
+        line, files = submit_line(given), []
+        if not given.dry_run:
+            pack(given.output)
+        archive = None if given.dry_run else given.output
     if given.json:
-        print(json.dumps({"archive": None if given.dry_run else given.output, "submit": line}))
+        print(json.dumps({"archive": archive, "files": files, "submit": line}))
     else:
         print(line)
     return 0

@@ -28,11 +28,11 @@ def train(given: Namespace) -> int:
 
     from sparkdl.files.model_file import check_path  # before hours of training, not after
 
-    check_path(given.output, overwrite=True)
     settings = _settings(given)
-    spark_model = _spark_model(given, settings)
-    began = time.monotonic()
-    with spark_session(given) as spark:
+    with spark_session(given) as spark:  # which knows what is meant by a path
+        check_path(given.output, overwrite=True)
+        spark_model = _spark_model(given, settings)
+        began = time.monotonic()
         chosen = {"features": columns(given.features), "label": columns(given.label),
                   "sample_weight": columns(given.sample_weight)}  # fmt: skip
         history = spark_model.fit(
@@ -44,7 +44,7 @@ def train(given: Namespace) -> int:
             resume=given.resume,
             **{name: value for name, value in chosen.items() if value is not None},
         )
-    spark_model.save(given.output)
+        spark_model.save(given.output)
     result = {
         "output": given.output,
         "history": {name: np.asarray(v).tolist() for name, v in history.history.items()},
@@ -59,8 +59,8 @@ def train(given: Namespace) -> int:
 
 def predict(given: Namespace) -> int:
     """``sparkdl predict``: the counterpart of ``SparkModel.predict``."""
-    spark_model = _spark_model(given, {})
     with spark_session(given) as spark:
+        spark_model = _spark_model(given, {})
         predictions = spark_model.predict(
             read_data(spark, given), batch_size=given.batch_size,
             features=columns(given.features), output_column=given.output_column,
@@ -79,8 +79,8 @@ def predict(given: Namespace) -> int:
 
 def evaluate(given: Namespace) -> int:
     """``sparkdl evaluate``: the counterpart of ``SparkModel.evaluate``."""
-    spark_model = _spark_model(given, {})
     with spark_session(given) as spark:
+        spark_model = _spark_model(given, {})
         results = spark_model.evaluate(
             read_data(spark, given), batch_size=given.batch_size,
             features=columns(given.features), label=columns(given.label),

@@ -56,12 +56,9 @@ def submit_line(given: Namespace) -> str:
             ``memory_budget_mb``.
     """
     overhead = given.executor_cores * (WORKER_MB + given.memory_budget_mb)
-    cluster = given.deploy_mode == "cluster"
-    lines = ["export PYSPARK_PYTHON=./environment/bin/python"]
-    if cluster:
-        lines.append("unset PYSPARK_DRIVER_PYTHON")
-    else:
-        lines.append(f"export PYSPARK_DRIVER_PYTHON={sys.executable}")
+    python = ["--conf spark.pyspark.python=./environment/bin/python"]
+    if given.deploy_mode == "client":
+        python.append(f"--conf spark.pyspark.driver.python={sys.executable}")
     if given.target == "yarn":
         where = f"--master yarn --deploy-mode {given.deploy_mode}"
         size = f"--num-executors {given.num_executors} --executor-cores {given.executor_cores}"
@@ -69,9 +66,10 @@ def submit_line(given: Namespace) -> str:
         where = f"--master spark://MASTER:7077 --deploy-mode {given.deploy_mode}"
         cores = given.num_executors * given.executor_cores
         size = f"--total-executor-cores {cores} --executor-cores {given.executor_cores}"
-    lines += [
+    lines = [
         f"spark-submit {where} \\",
         f"  --archives {given.output}#environment \\",
+        *(f"  {setting} \\" for setting in python),
         f"  {size} --executor-memory 2g \\",
         f"  --conf spark.executor.memoryOverhead={overhead}m \\",
         "  $(sparkdl path) train MODEL --data PATH --output PATH",

@@ -172,8 +172,14 @@ def _add_env(commands: Commands) -> None:
 def _add_package(commands: Commands) -> None:
     text = "packs this Python environment, and prints the line that submits with it"
     parser = _command(commands, "package", f"{_CLUSTER}:package", text, session=False)
-    parser.add_argument("--output", default="env.tar.gz", help="the archive to write")
-    parser.add_argument("--for", dest="target", default="yarn", choices=("yarn", "standalone"))
+    parser.add_argument("--output", help="the archive to write (env.tar.gz); for Kubernetes the "
+                        "folder of pod templates and a service (kubernetes)")  # fmt: skip
+    targets = ("yarn", "standalone", "kubernetes")
+    parser.add_argument("--for", dest="target", default="yarn", choices=targets)
+    parser.add_argument("--kubernetes", dest="target", action="store_const", const="kubernetes",
+                        help="the same as --for kubernetes")  # fmt: skip
+    parser.add_argument("--image", help="for Kubernetes: that of docker/Dockerfile, or your own")
+    parser.add_argument("--namespace", default="default", help="for Kubernetes")
     parser.add_argument("--deploy-mode", default="client", choices=("client", "cluster"))
     parser.add_argument("--num-executors", type=int, default=2)
     parser.add_argument("--executor-cores", type=int, default=1)

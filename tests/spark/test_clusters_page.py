@@ -6,7 +6,6 @@ A standalone cluster: a master and two workers, each a process of its own.
 from __future__ import annotations
 
 import os
-import re
 import socket
 import subprocess
 import sys
@@ -19,28 +18,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from clusters_page import ROOT, blocks, doctor_block, run_block
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.timeout(420),
-    pytest.mark.skipif(
-        os.environ.get("SPARKDL_TEST_CLUSTERS") != "1",
-        reason="not seen to pass yet; SPARKDL_TEST_CLUSTERS=1 runs it",
-    ),
-]
-ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "clusters.md").read_text()
-
-
-def blocks(heading: str) -> list[str]:
-    """The shell blocks below a heading of the page."""
-    section = re.split(r"^## ", PAGE, flags=re.MULTILINE)
-    (text,) = [part for part in section if part.startswith(heading + "\n")]
-    return re.findall(r"^```bash\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
-
-
-def doctor_block() -> str:
-    return next(b for b in re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL) if "doctor" in b)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
 
 
 @pytest.fixture(scope="module")
@@ -90,12 +70,7 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
 
 
 def _run(block: str, variables: dict[str, str]) -> str:
-    ran = subprocess.run(
-        ["bash", "-euc", block], env=variables, cwd=variables["FOLDER"], capture_output=True,
-        text=True, timeout=200,
-    )  # fmt: skip
-    assert ran.returncode == 0, f"{block}\n{ran.stdout[-2000:]}\n{ran.stderr[-3000:]}"
-    return ran.stdout
+    return run_block(block, variables, Path(variables["FOLDER"]))
 
 
 def test_doctor_on_a_standalone_cluster(shell: dict[str, str]) -> None:

@@ -20,6 +20,9 @@ _DEPENDENCIES = (
     ("junit", "junit", "4.13.2"),
     ("org.mockito", "mockito-core", "4.11.0"),
     ("org.assertj", "assertj-core", "3.27.3"),
+    # the ResourceManager wants log4j itself, which the shaded clients leave to the user
+    ("org.slf4j", "slf4j-reload4j", "1.7.36"),
+    ("org.bouncycastle", "bcpkix-jdk18on", "1.78.1"),
 )
 """Group, name and version; None for the version of Spark's Hadoop."""
 _POM = """<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion>
@@ -29,6 +32,13 @@ _POM = """<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0
 _DEPENDENCY = (
     "<dependency><groupId>{}</groupId><artifactId>{}</artifactId><version>{}</version></dependency>"
 )
+
+
+_LOG4J = """log4j.rootLogger=WARN,console
+log4j.appender.console=org.apache.log4j.ConsoleAppender
+log4j.appender.console.layout=org.apache.log4j.PatternLayout
+log4j.appender.console.layout.ConversionPattern=%d{ISO8601} %p %c{2}: %m%n
+"""
 
 
 class Unavailable(Exception):
@@ -84,7 +94,10 @@ class MiniHadoop:
         self._settings = {
             "yarn.nodemanager.vmem-check-enabled": "false",
             "yarn.nodemanager.pmem-check-enabled": "true",
-            "yarn.nodemanager.resource.memory-mb": "8192",
+            "yarn.nodemanager.resource.memory.enforced": "false",  # true leaves it to cgroups
+            "yarn.minicluster.control-resource-monitoring": "true",  # else both are false
+            "yarn.nodemanager.container-monitor.interval-ms": "500",
+            "yarn.minicluster.yarn.nodemanager.resource.memory-mb": "8192",
             "yarn.nodemanager.resource.cpu-vcores": "8",
             "yarn.scheduler.minimum-allocation-mb": "256",
             "yarn.scheduler.maximum-allocation-mb": "8192",
@@ -92,11 +105,21 @@ class MiniHadoop:
             "yarn.log-aggregation-enable": "false",
             "yarn.nodemanager.delete.debug-delay-sec": "600",
             "yarn.scheduler.capacity.maximum-am-resource-percent": "0.9",
+            "yarn.scheduler.capacity.root.queues": "default,second",
+            **{
+                f"yarn.scheduler.capacity.root.{queue}.{name}": value
+                for queue in ("default", "second")
+                for name, value in (
+                    ("capacity", "50"),
+                    ("maximum-capacity", "100"),
+                    ("user-limit-factor", "4"),
+                )
+            },
             "dfs.replication": "1",
             "fs.permissions.umask-mode": "022",
             **(settings or {}),
         }
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[str] | None = None
 
     @property
     def log(self) -> Path:
@@ -105,12 +128,14 @@ class MiniHadoop:
     def __enter__(self) -> MiniHadoop:
         jars = hadoop_jars()
         self.conf.mkdir(parents=True)
-        written = self.folder / "written.xml"
+        written, logging = self.folder / "written.xml", self.folder / "log4j.properties"
+        logging.write_text(_LOG4J)
         classpath = os.pathsep.join(str(jar) for jar in jars)
         java = Path(shutil.which("java") or "java").resolve()
         command = [
             str(java), "-Xmx768m", "-cp", classpath, f"-Dtest.build.data={self.folder}/data",
             f"-Dhadoop.log.dir={self.folder}/logs", f"-Dhadoop.tmp.dir={self.folder}/tmp",
+            f"-Dlog4j.configuration=file:{logging}",
             "--add-opens=java.base/java.lang=ALL-UNNAMED", str(MAIN), str(self.folder),
             str(written), *(f"{name}={value}" for name, value in self._settings.items()),
         ]  # fmt: skip
@@ -118,8 +143,8 @@ class MiniHadoop:
         environment = {**os.environ, "JAVA_HOME": str(java.parents[1])}
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(
-                command, cwd=self.folder, env=environment, stdin=subprocess.PIPE, stdout=log,
-                stderr=log, start_new_session=True,
+                command, cwd=self.folder, env=environment, stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE, stderr=log, start_new_session=True, text=True,
             )  # fmt: skip
         try:
             self._wait_for(written)
@@ -139,9 +164,26 @@ class MiniHadoop:
                 raise RuntimeError(f"no mini cluster: {self.log.read_text()[-3000:]}")
             time.sleep(0.5)
 
+    def ask(self, *command: str) -> list[str]:
+        """The words of the answer to a command, of which ``MiniHadoopMain.java`` has a list.
+
+        Raises:
+            RuntimeError: The command failed.
+        """
+        process = self._process
+        assert process is not None
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(" ".join(command) + "\n")
+        process.stdin.flush()
+        outcome, *words = process.stdout.readline().split()
+        if outcome != "ok":
+            raise RuntimeError(f"{command}: {' '.join(words)}")
+        return words
+
     def __exit__(self, *_: object) -> None:
         process = self._process
-        if process is None or process.stdin is None:
+        if process is None or process.stdin is None or process.stdout is None:
             return
         process.stdin.close()  # the cluster ends with its input, and its containers with it
         try:
@@ -149,3 +191,4 @@ class MiniHadoop:
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait(20)
+        process.stdout.close()

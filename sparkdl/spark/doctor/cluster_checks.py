@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from sparkdl.config import FitConfig
 from sparkdl.spark.doctor.network import Answer, Link
 from sparkdl.spark.doctor.report import Check
+from sparkdl.spark.driver.memory import (
+    WORKER_MB,
+    Setting,
+    megabytes,
+    overhead_advised,
+    overhead_given,
+)
 
-Setting = Callable[[str], str | None]
-"""Name -> value of a setting of Spark; None where it is not set."""
-WORKER_MB = 1536
-"""Memory of a Python worker with a framework and a small model."""
 MOST_SKEW_S = 2.0
 SLOW_RATE = 30e6
 """Bytes per second below which exchanges take longer than training."""
@@ -118,12 +120,9 @@ def check_settings(setting: Setting, config: FitConfig, master: str, tasks: int)
 
 
 def _check_overhead(setting: Setting, config: FitConfig, tasks: int) -> Check:
-    heap = megabytes(setting("spark.executor.memory") or "1g")
-    factor = float(setting("spark.executor.memoryOverheadFactor") or 0.1)
-    given = setting("spark.executor.memoryOverhead")
-    overhead = megabytes(given) if given else max(384, int(heap * factor))
+    overhead = overhead_given(setting)
     needed = tasks * WORKER_MB
-    advised = tasks * (WORKER_MB + config.memory_budget_mb)
+    advised = overhead_advised(tasks, config.memory_budget_mb)
     found = f"{overhead} MiB for {tasks} Python worker{'' if tasks == 1 else 's'}"
     if overhead < needed:
         return Check(
@@ -133,17 +132,6 @@ def _check_overhead(setting: Setting, config: FitConfig, tasks: int) -> Check:
             f"({WORKER_MB} MiB and memory_budget_mb={config.memory_budget_mb} for each task)",
         )  # fmt: skip
     return Check("memory overhead", "ok", found)
-
-
-def megabytes(size: str) -> int:
-    """A size as Spark writes it, in MiB; a bare number is one of MiB.
-
-    >>> megabytes('2g'), megabytes('512m'), megabytes('384')
-    (2048, 512, 384)
-    """
-    text = size.strip().lower().removesuffix("b")
-    factor = {"k": 1 / 1024, "m": 1, "g": 1024, "t": 1 << 20}.get(text[-1:])
-    return math.floor(float(text[:-1]) * factor) if factor else int(text)
 
 
 def check_probe(answers: Sequence[Answer], start_s: float, timeout_s: float) -> list[Check]:

@@ -12,12 +12,13 @@ from sparkdl.errors import SparkDLError
 from sparkdl.launch.failures import RankFailure, RanksLost, failure_in
 from sparkdl.launch.results import RESULT_SCHEMA, Result, join
 from sparkdl.launch.task import Task
-from sparkdl.spark.driver.cluster import Stage, barrier_refusal, is_connect, session_problem
+from sparkdl.spark.driver.cluster import SparkJob, barrier_refusal, is_connect, session_problem
 from sparkdl.spark.driver.interpreter import (
     interpreter_of,
     interpreter_problem,
     this_interpreter,
 )
+from sparkdl.spark.driver.memory import Setting, memory_hint
 from sparkdl.spark.executor.stage import stage_function
 
 INLINE_BYTES = 900_000
@@ -56,7 +57,7 @@ class SparkLauncher:
                 results = frame.mapInArrow(function, RESULT_SCHEMA, barrier=self._barrier)
             return results.collect()
 
-        stage = Stage(spark, run, self._description)
+        stage = SparkJob(spark, run, self._description)
         try:
             stage.start()
             yield SparkRanks(spark, stage, self._num_ranks, self._noun, interpreter_of(context))
@@ -81,7 +82,7 @@ class SparkRanks:
     """
 
     def __init__(
-        self, spark: Any, stage: Stage, num_ranks: int, noun: str, interpreter: str
+        self, spark: Any, stage: SparkJob, num_ranks: int, noun: str, interpreter: str
     ) -> None:
         self._spark, self._stage = spark, stage
         self._num_ranks, self._noun = num_ranks, noun
@@ -112,7 +113,11 @@ class SparkRanks:
         problem = session_problem(self._spark) or interpreter_problem(error, self._interpreter)
         if problem is not None:
             raise problem from error
-        raise _lost(error, self._noun) from error
+        raise _lost(error, self._noun, self._setting) from error
+
+    def _setting(self, name: str) -> str | None:
+        found = self._spark.conf.get(name, None)
+        return None if found is None else str(found)
 
 
 def ship(task: Task, context: Any | None) -> Any:
@@ -128,7 +133,7 @@ def ship(task: Task, context: Any | None) -> Any:
     return content
 
 
-def _lost(error: BaseException, noun: str) -> RanksLost:
+def _lost(error: BaseException, noun: str, setting: Setting) -> RanksLost:
     """Ranks that ended without a description; of a barrier stage Spark's message names one."""
     text = str(error)
     found = re.search(r"barrier task ResultTask\(\d+, (\d+)\)", text)
@@ -140,6 +145,7 @@ def _lost(error: BaseException, noun: str) -> RanksLost:
         int(found[1]) if found else -1,
         f"Spark gave the {noun} up: {lines[0] if lines else type(error).__name__}",
         text[:8000],
-        hint="a process that was killed (memory?), a lost executor that cannot be replaced, or "
+        hint=memory_hint(text, setting)
+        or "a process that was killed (memory?), a lost executor that cannot be replaced, or "
         "sparkdl not installed on the executors",
     )

@@ -107,11 +107,21 @@ def test_costs_of_an_exchange_by_hand() -> None:
 
 def test_submit_line_of_a_cluster() -> None:
     given = make_parser().parse_args(
-        ["package", "--deploy-mode", "cluster", "--executor-cores", "2", "--num-executors", "3"]
+        [
+            "package",
+            "--output",
+            "env.tar.gz",
+            "--deploy-mode",
+            "cluster",
+            "--executor-cores",
+            "2",
+            "--num-executors",
+            "3",
+        ]
     )
     line = submit_line(given)
-    assert "export PYSPARK_PYTHON=./environment/bin/python" in line
-    assert "unset PYSPARK_DRIVER_PYTHON" in line
+    assert "--conf spark.pyspark.python=./environment/bin/python" in line
+    assert "spark.pyspark.driver.python" not in line
     assert "--master yarn --deploy-mode cluster" in line
     assert "--archives env.tar.gz#environment" in line
     assert "--num-executors 3 --executor-cores 2" in line

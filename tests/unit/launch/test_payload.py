@@ -100,6 +100,22 @@ def test_installed_modules_go_by_name_and_the_registry_is_left_as_it_was(helper:
     assert cloudpickle.list_registry_pickle_by_value() == registered
 
 
+@pytest.mark.parametrize("folder", ["site-packages", "dist-packages"])
+def test_packages_of_another_environment_go_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str
+) -> None:
+    """Where a path was set to a shared folder of packages, as clusters do."""
+    packages = tmp_path / "lib" / folder
+    packages.mkdir(parents=True)
+    name = f"packaged_{folder[:4]}"
+    (packages / f"{name}.py").write_text("class Point:\n    pass\n")
+    monkeypatch.syspath_prepend(str(packages))
+    module = __import__(name)
+    sent = payload.dump((module, module.Point))
+    del sys.modules[name]
+    assert payload.load(sent)[1] is sys.modules.pop(name).Point
+
+
 def test_a_class_comes_back_as_itself(helper: Any) -> None:
     assert type(payload.load(payload.dump(helper.Point(1)))) is helper.Point
 

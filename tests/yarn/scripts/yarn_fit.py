@@ -1,6 +1,6 @@
 """Submitted to YARN: data on HDFS, a fit in each mode that is named, ``run``, the doctor.
 
-    spark-submit ... yarn_fit.py RESULT.json MODE [MODE ...]
+    spark-submit ... yarn_fit.py RESULT.json FOLDER MODE [MODE ...]
 
 Writes a JSON object to RESULT.json, which is on the file system that all nodes share.
 """
@@ -15,7 +15,7 @@ from typing import Any
 
 import keras
 import numpy as np
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 import sparkdl
 
@@ -33,8 +33,27 @@ def where() -> tuple[str, str, str]:
     return sys.executable, os.getcwd(), sparkdl.__file__
 
 
+def keep(spark_model: sparkdl.SparkModel, frame: DataFrame) -> dict[str, Any]:
+    """Model and checkpoints on HDFS, written under one name of a place and read by the other."""
+    spark_model.save("/kept/model.keras")
+    loaded = sparkdl.load_spark_model("hdfs:///kept/model.keras")
+    spark_model.fit(frame, epochs=1, verbose=0, checkpoint_dir="/kept/checkpoints")
+    again = sparkdl.SparkModel(make_model(), mode=spark_model.get_config()["mode"], num_workers=2)
+    again.fit(
+        frame, epochs=1, verbose=0, checkpoint_dir="hdfs:///kept/checkpoints", resume=True
+    )  # one epoch is done: nothing is trained
+    pairs = zip(again.model.get_weights(), spark_model.model.get_weights(), strict=True)
+    scored = loaded.predict(frame)
+    scored.write.mode("overwrite").parquet("/kept/scored")
+    return {
+        "model": len(loaded.model.get_weights()) == 4,
+        "checkpoints": all(np.allclose(one, two) for one, two in pairs),
+        "scored": frame.sparkSession.read.parquet("hdfs:///kept/scored").count(),
+    }
+
+
 def main() -> None:
-    result, modes = sys.argv[1], sys.argv[2:]
+    result, modes = sys.argv[1], sys.argv[3:]
     spark = SparkSession.builder.appName("sparkdl on YARN").getOrCreate()
     rng = np.random.default_rng(0)
     x = rng.normal(size=(256, 4)).astype("float32")
@@ -60,11 +79,13 @@ def main() -> None:
         options: dict[str, Any] = {"communicator": communicator} if communicator else {}
         began = time.time()
         spark_model = sparkdl.SparkModel(make_model(), mode=mode, num_workers=2, **options)
-        history = spark_model.fit(frame, epochs=2, batch_size=16, verbose=0)
+        # Every step takes all rows: the order in which a shuffle delivers them changes nothing.
+        history = spark_model.fit(frame, epochs=3, batch_size=128, verbose=0)
         name = f"{mode}:{communicator}" if communicator else mode
         found["losses"][name] = history.history["loss"]
         found["weights"][name] = [w.tolist() for w in spark_model.model.get_weights()]
         found["seconds"][name] = time.time() - began
+    found["files"] = keep(spark_model, frame)
     found["ranks"] = sparkdl.run(where, num_workers=2)
     with open(result, "w") as file:
         json.dump(found, file)

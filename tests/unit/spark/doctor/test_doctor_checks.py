@@ -180,14 +180,6 @@ def test_tiny_arrow_batches_are_a_warning() -> None:
     assert _by_name(found)["arrow"].status == "warning"
 
 
-SIZES = {"2g": 2048, "1536m": 1536, "1t": 1 << 20, "2048k": 2, "1gb": 1024, "300": 300}
-
-
-@pytest.mark.parametrize(("text", "count"), SIZES.items())
-def test_sizes_are_read_as_spark_reads_them(text: str, count: int) -> None:
-    assert cluster_checks.megabytes(text) == count
-
-
 def test_dynamic_allocation_depends_on_the_mode_and_the_master() -> None:
     on = {"spark.dynamicAllocation.enabled": "true"}.get
     check = cluster_checks.check_allocation

@@ -1,0 +1,31 @@
+"""The lines of ``docs/clusters.md``, for the tests that run them."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "clusters.md").read_text()
+
+
+def blocks(heading: str) -> list[str]:
+    """The shell blocks below a heading of the page."""
+    section = re.split(r"^## ", PAGE, flags=re.MULTILINE)
+    (text,) = [part for part in section if part.startswith(heading + "\n")]
+    return re.findall(r"^```bash\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def doctor_block() -> str:
+    return next(b for b in re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL) if "doctor" in b)
+
+
+def run_block(block: str, variables: dict[str, str], folder: Path) -> str:
+    """What a block prints; the shell sees ``variables`` and nothing else."""
+    ran = subprocess.run(
+        ["bash", "-euc", block], env=variables, cwd=folder, capture_output=True, text=True,
+        timeout=280,
+    )  # fmt: skip
+    assert ran.returncode == 0, f"{block}\n{ran.stdout[-2000:]}\n{ran.stderr[-3000:]}"
+    return ran.stdout

@@ -1,0 +1,76 @@
+"""Machines of a test: network namespaces with addresses of their own, on one bridge."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+NETWORK, SECOND = "10.77.0.", "10.78.0."
+"""Of all machines; and of the first one's other interface, which the others reach through it."""
+
+
+def _ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True)
+
+
+def missing() -> str | None:
+    """Why there can be no namespaces here; None if there can."""
+    if shutil.which("ip") is None or os.geteuid() != 0:
+        return "network namespaces need root and the program ip"
+    name = f"sdl{os.getpid()}x"
+    made = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True)
+    if made.returncode:
+        return f"no network namespace can be made here: {made.stderr.strip()}"
+    _ip("netns", "del", name)
+    return None
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A network namespace.
+
+    Args:
+        name: Of the namespace.
+        address: On the common network.
+    """
+
+    name: str
+    address: str
+
+    def command(self, *arguments: str) -> list[str]:
+        """A command that runs there."""
+        return ["ip", "netns", "exec", self.name, *arguments]
+
+    def ip(self, *arguments: str) -> None:
+        _ip("-n", self.name, *arguments)
+
+
+@contextmanager
+def machines(count: int) -> Iterator[list[Machine]]:
+    """So many machines; the first one, which has the bridge, also has ``10.78.0.1``."""
+    with ExitStack() as stack:
+        found = []
+        for number in range(count):
+            one = Machine(f"sdl{os.getpid()}n{number}", f"{NETWORK}{number + 1}")
+            _ip("netns", "add", one.name)
+            stack.callback(_ip, "netns", "del", one.name)
+            one.ip("link", "set", "lo", "up")
+            found.append(one)
+        first = found[0]
+        for link, address in (("bridge", first.address), ("second", f"{SECOND}1")):
+            first.ip("link", "add", link, "type", "bridge")
+            first.ip("address", "add", f"{address}/24", "dev", link)
+            first.ip("link", "set", link, "up")
+        for number, one in enumerate(found[1:]):
+            end = f"to{number}"
+            first.ip("link", "add", end, "type", "veth", "peer", "name", "eth", "netns", one.name)
+            first.ip("link", "set", end, "master", "bridge")
+            first.ip("link", "set", end, "up")
+            one.ip("address", "add", f"{one.address}/24", "dev", "eth")
+            one.ip("link", "set", "eth", "up")
+            one.ip("route", "add", "default", "via", first.address)
+        yield found

@@ -1,0 +1,164 @@
+"""What goes wrong on YARN: lost containers and nodes, memory, attempts, queues, full folders."""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mini_hadoop import MiniHadoop
+from submitting import Submission, Submitted, Submitter
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
+FAULTS = "yarn_faults.py"
+
+
+def _result(ended: Submitted) -> dict[str, Any]:
+    assert ended.code == 0, ended.told
+    return ended.result
+
+
+def _kill_an_executor(submission: Submission) -> None:
+    containers = submission.hadoop.ask("containers", submission.application)
+    assert len(containers) >= 2, containers  # the application master and executors
+    submission.hadoop.ask("kill", submission.application, str(len(containers) - 1))
+
+
+@pytest.mark.parametrize("mode", ["asynchronous", "synchronous", "allreduce"])
+def test_killed_container(submit: Submitter, mode: str) -> None:
+    """The modes with a server lose nothing; all-reduce begins the epoch again."""
+    with submit.start(FAULTS, "lost", mode) as submission:
+        submission.until_file("epoch-1")
+        _kill_an_executor(submission)
+        found = _result(submission.wait())
+    assert len(found["loss"]) == 6
+    assert found["loss"][-1] < found["loss"][0] / 2
+    restarts = [one for one in found["warnings"] if "workers were lost" in one]
+    assert len(restarts) == (mode == "allreduce"), found["warnings"]
+
+
+def test_memory_of_a_container(submit: Submitter) -> None:
+    """The error says that it is the overhead, how much there was and how much to ask."""
+    conf = {
+        "spark.executor.memory": "512m", "spark.executor.memoryOverhead": "500m",
+        "spark.executor.instances": "1", "spark.task.maxFailures": "1",
+        "spark.driver.memoryOverhead": "3g",
+    }  # fmt: skip
+    found = _result(submit(FAULTS, "memory", conf=conf))
+    for where in ("run", "fit"):
+        assert found[where]["type"] in ("WorkerError", "RanksLost"), found[where]
+        for part in ("physical memory used", "was 500 MiB for 1 task", "memoryOverhead=3584m"):
+            assert part in found[where]["text"], found[where]
+
+
+def test_second_attempt_of_the_application(submit: Submitter, hadoop: MiniHadoop) -> None:
+    """YARN starts a driver that was killed again; with resume=True it goes on from its epoch."""
+    with submit.start(FAULTS, "attempts", conf={"spark.yarn.maxAppAttempts": "2"}) as submission:
+        found = _result(submission.wait())
+        assert hadoop.ask("attempts", submission.application) == ["2"]
+    assert found["attempt"] == 2
+    told = (submission.folder / "epochs").read_text().split()
+    assert told == ["1:0", "1:1", "1:2", "2:2", "2:3"]
+
+
+def test_dynamic_allocation(submit: Submitter) -> None:
+    """Modes with a server train, from no executor on; the others say at once why not."""
+    conf = {
+        "spark.dynamicAllocation.enabled": "true",
+        "spark.dynamicAllocation.initialExecutors": "0",
+        "spark.dynamicAllocation.minExecutors": "0",
+        "spark.dynamicAllocation.maxExecutors": "2",
+        "spark.executor.instances": "0",
+        "spark.dynamicAllocation.shuffleTracking.enabled": "true",
+    }
+    found = _result(submit(FAULTS, "dynamic", conf=conf))
+    for mode in ("asynchronous", "hogwild", "synchronous"):
+        assert found[mode]["type"] is None, found[mode]
+        assert found["losses"][mode][-1] < found["losses"][mode][0]
+    for refused in ("allreduce", "run"):
+        assert found[refused]["type"] == "ResourceError"
+        assert "spark.dynamicAllocation.enabled=false (SPARK-24942)" in found[refused]["text"]
+        assert found[refused]["seconds"] < 5
+    assert found["doctor"]["dynamic allocation"]["status"] == "error"
+
+
+def test_two_users_in_two_queues(submit: Submitter, hadoop: MiniHadoop) -> None:
+    """Both train at the same time, and neither sees the other."""
+    with ExitStack() as stack:
+        both = [
+            stack.enter_context(
+                submit.start(
+                    FAULTS, "short", "asynchronous", user,
+                    conf={"spark.yarn.queue": queue, "spark.executor.instances": "1"},
+                    environment={"HADOOP_USER_NAME": user},
+                )
+            )
+            for user, queue in (("anna", "default"), ("bert", "second"))
+        ]  # fmt: skip
+        for submission, user in zip(both, ("anna", "bert"), strict=True):
+            submission.until_file(f"trains-{user}")
+        running = [one for one in hadoop.ask("applications") if ":RUNNING:" in one]
+        assert {one.split(":")[2] for one in running} >= {"default", "second"}
+        for user in ("anna", "bert"):
+            (both[0].folder / f"go-{user}").touch()
+        found = [_result(submission.wait()) for submission in both]
+    assert [(one["user"], one["queue"]) for one in found] == [
+        ("anna", "default"),
+        ("bert", "second"),
+    ]
+    for one in found:
+        assert one["loss"][-1] < one["loss"][0]
+
+
+def test_folders_denied_and_full(submit: Submitter, hadoop: MiniHadoop) -> None:
+    """One clear error each, which names the path and the reason."""
+    hadoop.ask("folder", "/private", "700")
+    hadoop.ask("folder", "/full", "777")
+    hadoop.ask("quota", "/full", "1")
+    found = _result(submit(FAULTS, "files", environment={"HADOOP_USER_NAME": "anna"}))
+    for case, error in found.items():
+        kind, _, what = case.partition(" ")
+        if case == "denied data":  # Spark's own error, before anything of ours
+            assert "Permission denied" in error["text"]
+            continue
+        assert error["type"] == "ResourceError", (case, error)
+        if kind == "denied":
+            assert "Permission denied: user=anna" in error["text"], error
+            assert "/private/" in error["text"]
+        if kind == "full":
+            assert "quota" in error["text"].lower(), error
+            assert "/full/" in error["text"]
+        if what == "checkpoints":
+            assert error["seconds"] < 10, "before any job"
+    assert "/nowhere/model.keras" in found["missing"]["text"]
+
+
+def test_gpus_by_a_discovery_script(submit: Submitter, tmp_path: Path) -> None:
+    """A node's GPUs as a script names them: each rank sees its own."""
+    script = tmp_path / "gpus.sh"
+    script.write_text('#!/bin/sh\necho \'{"name": "gpu", "addresses": ["0"]}\'\n')
+    script.chmod(0o755)
+    conf = {
+        "spark.executor.resource.gpu.amount": "1",
+        "spark.task.resource.gpu.amount": "1",
+        "spark.executor.resource.gpu.discoveryScript": str(script),
+    }
+    assert _result(submit(FAULTS, "gpus", conf=conf)) == {"given": ["0", "0"]}
+
+
+def test_lost_node(submit: Submitter, hadoop: MiniHadoop) -> None:
+    """The last test of this file: a NodeManager stops and does not come back."""
+    with submit.start(FAULTS, "lost", "asynchronous", "8") as submission:
+        submission.until_file("epoch-1")
+        nodes = [one.split("@")[1] for one in hadoop.ask("containers", submission.application)]
+        beside = [node for node in nodes[1:] if node != nodes[0]]
+        if not beside:
+            pytest.skip("YARN has put both executors on the driver's node")
+        hadoop.ask("stop-node", beside[0])
+        began = time.monotonic()
+        found = _result(submission.wait())
+    assert len(found["loss"]) == 8
+    assert found["loss"][-1] < found["loss"][0] / 2
+    assert time.monotonic() - began < 200
