@@ -29,12 +29,27 @@ def case_training_is_that_of_plain_keras(spark: Any, folder: Path) -> None:
         weightCol="weight", validationIndicatorCol="is_validation", epochs=3, numWorkers=1,
         mode="allreduce", communicator="builtin", shuffle=False, repartition=False,
     )  # fmt: skip
-    fitted = estimator.fit(frame.coalesce(1).sortWithinPartitions("id"))
+    fitted = estimator.fit(frame.repartition(1).sortWithinPartitions("id"))
     assert set(fitted.history) == set(history)
     for name, values in history.items():
         np.testing.assert_allclose(fitted.history[name], values, rtol=1e-4, err_msg=name)
     for one, other in zip(fitted.model.get_weights(), plain.get_weights(), strict=True):
         np.testing.assert_allclose(one, other, atol=1e-5)
+
+
+def case_partitions_that_no_barrier_stage_reads(spark: Any, folder: Path) -> None:
+    """Spark refuses those of coalesce() and union(): a cached frame is spread again."""
+    import pytest
+    from stage_cases import quick, table
+
+    from sparkdl.errors import DataError
+
+    frame = table(spark).coalesce(2).cache()
+    frame.count()
+    assert quick(mode="allreduce", epochs=1).fit(frame).summary.rows == frame.count()
+    with pytest.raises(DataError, match=r"(?s)coalesce\(\) or union\(\).*repartition"):
+        quick(mode="allreduce", epochs=1, repartition=False).fit(frame)
+    frame.unpersist()
 
 
 def case_training_goes_on_from_a_fitted_model(spark: Any, folder: Path) -> None:
