@@ -137,7 +137,8 @@ class Trainer:
             dataframe, epochs=self.num_epoch, verbose=0, features=features, label=label
         )
         self.training_time = time.monotonic() - began
-        values = zip(*history.history.values(), strict=True)
+        names = ["loss", *(name for name in history.history if name != "loss")]
+        values = zip(*(history.history[name] for name in names), strict=True)
         self.history = [{"iteration": epoch, "history": list(row)}
                         for epoch, row in enumerate(values)]  # fmt: skip
         self._updates = self._count_updates(spark_model)

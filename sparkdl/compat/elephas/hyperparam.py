@@ -16,6 +16,7 @@ from sparkdl.config import require_int, require_name
 from sparkdl.errors import ConfigError, ModelError
 from sparkdl.launch import interrupts
 from sparkdl.learner.compiling import model_from_json
+from sparkdl.learner.framework import seed_everything
 from sparkdl.learner.voting import vote
 from sparkdl.spark.driver import cluster
 from sparkdl.tune.journal import Journal
@@ -55,7 +56,7 @@ class HyperParamModel:
     Args:
         sc: The SparkContext.
         num_workers: So many tasks side by side, each with ``max_evals`` trials, as in Elephas.
-        seed: Of the hyper-parameters.
+        seed: Of the hyper-parameters, the initial weights and the order of the rows.
     """
 
     def __init__(self, sc: Any, num_workers: int = 4, *, seed: int = 0) -> None:
@@ -115,25 +116,33 @@ class HyperParamModel:
         """All trials that ended well, in one list, as Elephas has a list per worker."""
         count = self.num_workers * require_int("max_evals", max_evals, 1)
         spark = _session_of(self.spark_context)
-        trainer = _FunctionTrainer(spark, Template(model), data)
+        trainer = _FunctionTrainer(spark, Template(model), data, self.seed)
         folder = tempfile.mkdtemp(prefix="sparkdl-hyperparam-")
+        journal = Journal.at(folder, {"seed": self.seed}, resume=False)
         try:
             run_search(
                 RandomSearch(count, max_epochs=1), trainer,
-                Journal.at(folder, {"seed": self.seed}, resume=False), Goal("loss", False),
-                seed=self.seed, timeout_s=None, on_score=lambda trial, score: None,
+                journal, Goal("loss", False), seed=self.seed, timeout_s=None,
+                on_score=lambda trial, score: None,
                 max_concurrent=min(self.num_workers, cluster.count_slots(spark) or 1),
             )  # fmt: skip
         finally:
             shutil.rmtree(folder, ignore_errors=True)
+        if not trainer.trials:
+            errors = sorted({record.error or record.state for record in journal.trials.values()})
+            raise ConfigError(
+                "no trial has ended with a loss",
+                expected=_EXAMPLE,
+                received=f"{len(journal.trials)} trials: {'; '.join(errors)}",
+            )
         return [[trainer.trials[number] for number in sorted(trainer.trials)]]
 
 
 class _FunctionTrainer:
     """Calls the user's function in a task; see :class:`sparkdl.tune.runner.Trainer`."""
 
-    def __init__(self, spark: Any, template: Template, data: Callable[[], Any]) -> None:
-        self._spark, self._template, self._data = spark, template, data
+    def __init__(self, spark: Any, template: Template, data: Callable[[], Any], seed: int) -> None:
+        self._spark, self._template, self._data, self._seed = spark, template, data, seed
         self._tag = f"sparkdl-hyperparam-{uuid.uuid4().hex[:12]}"
         self.trials: dict[int, TrialResult] = {}
 
@@ -143,13 +152,18 @@ class _FunctionTrainer:
         def train() -> Mapping[str, float]:
             cluster.tag_jobs(self._spark, self._tag)
             (content,) = sparkdl.run(
-                _call, (call,), num_workers=1, communicator="builtin", spark=self._spark
+                _call,
+                (call, self._seed + trial.number),
+                num_workers=1,
+                communicator="builtin",
+                spark=self._spark,
             )
             result = _checked(payload.load(content))
-            self.trials[trial.number] = {
-                "tid": trial.number, "params": dict(trial.params), "result": result,
-            }  # fmt: skip
-            return {"loss": float(result["loss"])}
+            if not math.isnan(result["loss"]):
+                self.trials[trial.number] = {
+                    "tid": trial.number, "params": dict(trial.params), "result": result,
+                }  # fmt: skip
+            return {"loss": result["loss"]}
 
         return train
 
@@ -157,8 +171,9 @@ class _FunctionTrainer:
         cluster.cancel_tagged(self._spark, self._tag)
 
 
-def _call(call: bytes) -> bytes:
-    """Runs a trial on an executor."""
+def _call(call: bytes, seed: int) -> bytes:
+    """Runs a trial on an executor; the same seed trains the same model."""
+    seed_everything(seed)
     function, data = payload.load(call)
     arguments = data()
     result = function(*(arguments if isinstance(arguments, tuple) else (arguments,)))
@@ -169,11 +184,10 @@ def _call(call: bytes) -> bytes:
 
 
 def _checked(result: Any) -> TrialResult:
-    loss = result.get("loss") if isinstance(result, dict) else None
-    status = result.get("status", "ok") if isinstance(result, dict) else None
+    """The result with its loss as a number; NaN for a trial that says that it failed."""
     try:
-        number = math.nan if status != "ok" else float(loss)  # type: ignore[arg-type]
-    except (TypeError, ValueError) as error:
+        number = float(result["loss"]) if result.get("status", "ok") == "ok" else math.nan
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ConfigError(
             "the model function returns what its trial is compared by",
             expected=_EXAMPLE,

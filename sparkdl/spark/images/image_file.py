@@ -150,7 +150,7 @@ class KerasImageFileEstimator(_ImageFile, Estimator, HasLabelCol):  # type: igno
     SAVED_PARTS = (
         *_ImageFile.SAVED_PARTS,
         Part("sparkModelParams", "_spark_model_params"),
-        Part("objects", "_objects"),
+        Part("otherParams", "_objects"),
     )
     outputMode: Param[str] = Param(
         Params._dummy(), "outputMode", "'vector' or 'image'", TypeConverters.toString
