@@ -8,9 +8,11 @@
 sink); the cases alternate, medians are printed. "limit" is what can be had at all: an empty
 ``mapInArrow`` over the same rows, plus the forward passes of bare Keras over arrays in as many
 processes. "transform" is that of ``sparkdl.ml.KerasTransformer``, "batch udf" is
-``pyspark.ml.functions.predict_batch_udf``; with ``--elephas`` Elephas' ``SparkModel.predict`` on an
-RDD of arrays, in a session of its own (the second call of it). ``memory``: how much the peak
-memory of the Python workers grows from a partition of 10,000 rows to one of all rows.
+``pyspark.ml.functions.predict_batch_udf`` around Keras' ``predict`` (as its documentation has it;
+on a twentieth of the rows, its time times 20) or ``predict_on_batch``; with ``--elephas``
+Elephas' ``SparkModel.predict`` on an RDD of arrays, in a session of its own (the second call of
+it). ``memory``: how much the peak memory of the Python workers grows from a partition of 10,000
+rows to one of all rows.
 """
 
 from __future__ import annotations
@@ -134,17 +136,20 @@ def compare(part: str, rows: int, batch_size: int, repeats: int, peer_too: bool)
     frame.createOrReplaceTempView("given")
     weights, config = model.get_weights(), model.to_json()
 
-    def peer() -> Callable[[Any], Any]:
-        import keras
+    def peer(method: str) -> Any:
+        def make() -> Callable[[Any], Any]:
+            import keras
 
-        loaded = keras.models.model_from_json(config)
-        loaded.set_weights(weights)
-        return lambda inputs: loaded.predict(inputs, verbose=0, batch_size=len(inputs))
+            loaded = keras.models.model_from_json(config)
+            loaded.set_weights(weights)
+            if method == "predict":
+                return lambda inputs: loaded.predict(inputs, verbose=0, batch_size=len(inputs))
+            return loaded.predict_on_batch
 
-    peers = predict_batch_udf(
-        peer, return_type=T.ArrayType(T.FloatType()), batch_size=batch_size,
-        input_tensor_shapes=[shape],
-    )  # fmt: skip
+        return predict_batch_udf(
+            make, return_type=T.ArrayType(T.FloatType()), batch_size=batch_size,
+            input_tensor_shapes=[shape],
+        )  # fmt: skip
 
     transformer = KerasTransformer(
         model=model, inputCol="features", outputCol="p", inferenceBatchSize=batch_size
@@ -157,7 +162,8 @@ def compare(part: str, rows: int, batch_size: int, repeats: int, peer_too: bool)
 
     passed = T.StructType([*frame.schema.fields, T.StructField("p", T.FloatType())])
     one = {"batch_size": batch_size}
-    three = {**one, "class_column": "c", "layers": {"second": "e"}}
+    three = {**one, "class_column": "c", "probability_column": "q"}
+    layer = {**one, "class_column": "c", "layers": {"second": "e"}}
     folder = tempfile.mkdtemp(prefix="sparkdl-bench-")
     if part == "rows":
         frame.write.mode("overwrite").parquet(f"{folder}/in")
@@ -176,9 +182,12 @@ def compare(part: str, rows: int, batch_size: int, repeats: int, peer_too: bool)
         "empty mapInArrow": lambda: drop(frame.mapInArrow(empty, passed)),
         "predict, one column": lambda: drop(sparkdl.predict(model, frame, **one)),
         "predict, three columns": lambda: drop(sparkdl.predict(model, frame, **three)),
+        "predict, two and a layer's": lambda: drop(sparkdl.predict(model, frame, **layer)),
         "transform": lambda: drop(transformer.transform(frame)),
         "SQL function": lambda: drop(spark.sql("SELECT *, scored(features) AS p FROM given")),
-        "batch udf": lambda: drop(frame.withColumn("p", peers("features"))),
+        "batch udf, predict_on_batch": lambda: drop(
+            frame.withColumn("p", peer("predict_on_batch")("features"))
+        ),
     }
     if part == "rows":
         cases["predict, files"] = lambda: drop(
@@ -193,6 +202,11 @@ def compare(part: str, rows: int, batch_size: int, repeats: int, peer_too: bool)
             started = time.perf_counter()
             case()
             seconds[name].append(time.perf_counter() - started)
+            print(f"{name}: {seconds[name][-1]:.2f} s", file=sys.stderr, flush=True)
+    few = max(64, rows // 20)  # it is slow
+    started = time.perf_counter()
+    drop(frame.limit(few).repartition(PROCESSES).withColumn("p", peer("predict")("features")))
+    seconds[f"batch udf, predict ({few:,} rows)"] = [time.perf_counter() - started]
     frame.unpersist()
     spark.stop()
     if peer_too:
@@ -202,7 +216,7 @@ def compare(part: str, rows: int, batch_size: int, repeats: int, peer_too: bool)
     lines = [["bare Keras, forward passes", f"{forward:.2f}", f"{rows / forward:,.0f}", ""]]
     lines.append(["limit", f"{limit:.2f}", f"{rows / limit:,.0f}", "1.00"])
     for name, values in seconds.items():
-        spent = median(values)
+        spent = median(values) * (rows / few if f"{few:,} rows" in name else 1)
         lines.append([name, f"{spent:.2f}", f"{rows / spent:,.0f}", f"{spent / limit:.2f}"])
     print(f"\n{part}: {rows:,} rows, {batch_size} per forward pass, {PROCESSES} workers\n")
     print(table(["case", "seconds", "rows/s", "time / limit"], lines), flush=True)
