@@ -1,7 +1,7 @@
 """Rows per second of predict, and what it is compared with; all cases of a part in one run.
 
     python benchmarks/inference.py [--part rows images memory] [--rows 1000000] [--images 1000]
-                                   [--repeats 3] [--elephas]
+                                   [--repeats 3] [--peers]
 
 ``rows``: a network 100-64-64-10 over rows of 100 floats. ``images``: a small CNN over images of
 224x224x3 floats. Every case reads the same cached frame and drops its result (Spark's ``noop``
@@ -9,7 +9,7 @@ sink); the cases alternate, medians are printed. "limit" is what can be had at a
 ``mapInArrow`` over the same rows, plus the forward passes of bare Keras over arrays in as many
 processes. "transform" is that of ``sparkdl.ml.KerasTransformer``, "batch udf" is
 ``pyspark.ml.functions.predict_batch_udf`` around Keras' ``predict`` (as its documentation has it;
-on a twentieth of the rows, its time times 20) or ``predict_on_batch``; with ``--elephas``
+with ``--peers``, on a twentieth of the rows) or ``predict_on_batch``. With ``--peers`` also
 Elephas' ``SparkModel.predict`` on an RDD of arrays, in a session of its own (the second call of
 it). ``memory``: how much the peak memory of the Python workers grows from a partition of 10,000
 rows to one of all rows.
@@ -203,23 +203,25 @@ def compare(part: str, rows: int, batch_size: int, repeats: int, peer_too: bool)
             case()
             seconds[name].append(time.perf_counter() - started)
             print(f"{name}: {seconds[name][-1]:.2f} s", file=sys.stderr, flush=True)
-    few = max(64, rows // 20)  # it is slow
-    started = time.perf_counter()
-    drop(frame.limit(few).repartition(PROCESSES).withColumn("p", peer("predict")("features")))
-    seconds[f"batch udf, predict ({few:,} rows)"] = [time.perf_counter() - started]
+    forward = median([bare(part, rows, batch_size) for _ in range(repeats)])
+    limit = median(seconds["empty mapInArrow"]) + forward
+    spent = {"bare Keras, forward passes": forward, "limit": limit}
+    spent |= {name: median(values) for name, values in seconds.items()}
+    lines = [
+        [name, f"{s:.2f}", f"{rows / s:,.0f}", f"{s / limit:.2f}"] for name, s in spent.items()
+    ]
+    print(f"\n{part}: {rows:,} rows, {batch_size} per forward pass, {PROCESSES} workers\n")
+    print(table(["case", "seconds", "rows/s", "time / limit"], lines), flush=True)
+    if peer_too:
+        few = max(64, rows // 20)  # it is slow
+        started = time.perf_counter()
+        drop(frame.limit(few).repartition(PROCESSES).withColumn("p", peer("predict")("features")))
+        own = few / (time.perf_counter() - started)
+        print(f"\nbatch udf around predict, {few:,} rows: {own:,.0f} rows/s", flush=True)
     frame.unpersist()
     spark.stop()
     if peer_too:
-        seconds["Elephas"] = [elephas(part, rows)]
-    forward = median([bare(part, rows, batch_size) for _ in range(repeats)])
-    limit = median(seconds["empty mapInArrow"]) + forward
-    lines = [["bare Keras, forward passes", f"{forward:.2f}", f"{rows / forward:,.0f}", ""]]
-    lines.append(["limit", f"{limit:.2f}", f"{rows / limit:,.0f}", "1.00"])
-    for name, values in seconds.items():
-        spent = median(values) * (rows / few if f"{few:,} rows" in name else 1)
-        lines.append([name, f"{spent:.2f}", f"{rows / spent:,.0f}", f"{spent / limit:.2f}"])
-    print(f"\n{part}: {rows:,} rows, {batch_size} per forward pass, {PROCESSES} workers\n")
-    print(table(["case", "seconds", "rows/s", "time / limit"], lines), flush=True)
+        print(f"Elephas: {rows / elephas(part, rows):,.0f} rows/s", flush=True)
 
 
 def measure_memory(rows: int) -> None:
@@ -253,7 +255,7 @@ def main() -> None:
     parser.add_argument("--part", nargs="+", default=["rows", "images", "memory"])
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--images", type=int, default=1000)
-    parser.add_argument("--elephas", action="store_true")
+    parser.add_argument("--peers", action="store_true")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--batch-size", type=int, default=256)
     parser.add_argument("--bare", default="")
@@ -262,9 +264,9 @@ def main() -> None:
         run_bare(given.bare, given.rows, given.batch_size)
         return
     if "rows" in given.part:
-        compare("rows", given.rows, given.batch_size, given.repeats, given.elephas)
+        compare("rows", given.rows, given.batch_size, given.repeats, given.peers)
     if "images" in given.part:
-        compare("images", given.images, 32, given.repeats, given.elephas)
+        compare("images", given.images, 32, given.repeats, given.peers)
     if "memory" in given.part:
         measure_memory(given.rows)
 
