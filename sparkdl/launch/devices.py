@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from sparkdl.config import UseGpu
 from sparkdl.errors import ResourceError
 from sparkdl.learner.framework import running_backend, start_backend
+from sparkdl.learner.lean_import import lean_import
 
 _FRAMEWORKS = {"tensorflow": "tensorflow", "jax": "jax", "torch": "torch"}
 _started = False
@@ -126,12 +127,15 @@ def start_framework(placement: Placement) -> None:
     if _started:
         return
     gpus = placement.gpus or ()
-    with _environment(
-        KERAS_BACKEND=placement.backend,
-        CUDA_VISIBLE_DEVICES=",".join(gpus) or "-1",
-        TF_CPP_MIN_LOG_LEVEL=os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2"),
-        TF_ENABLE_ONEDNN_OPTS=os.environ.get("TF_ENABLE_ONEDNN_OPTS"),
-        JAX_PLATFORMS=os.environ.get("JAX_PLATFORMS", None if gpus else "cpu"),
+    with (
+        _environment(
+            KERAS_BACKEND=placement.backend,
+            CUDA_VISIBLE_DEVICES=",".join(gpus) or "-1",
+            TF_CPP_MIN_LOG_LEVEL=os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2"),
+            TF_ENABLE_ONEDNN_OPTS=os.environ.get("TF_ENABLE_ONEDNN_OPTS"),
+            JAX_PLATFORMS=os.environ.get("JAX_PLATFORMS", None if gpus else "cpu"),
+        ),
+        lean_import(placement.backend),
     ):
         start_backend(placement.backend, placement.cores)
     _started, _seen = True, gpus

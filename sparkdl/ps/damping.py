@@ -30,8 +30,8 @@ from sparkdl.weights import FloatArray
 GAIN = 5.0
 MEMORY = 0.9
 """Weight of what was seen before in the mean of d, at each exchange."""
-MOST_VALUES = 1 << 18
-"""Of a larger model every n-th value is looked at."""
+MOST_VALUES = 1 << 15
+"""Of a larger model every n-th value is looked at: enough for cosines within one percent."""
 
 
 class Damping:

@@ -21,7 +21,7 @@ from test_gpu import run_script
 from test_robustness import _AtEpoch, _python_workers, _Raises
 
 from sparkdl import SparkModel
-from sparkdl.errors import ConfigError, UnknownNameError, WorkerError
+from sparkdl.errors import ConfigError, ResourceError, UnknownNameError, WorkerError
 
 
 def _has_horovod() -> bool:
@@ -325,6 +325,16 @@ def test_an_exception_reaches_the_user_within_seconds(digits_df: Any, communicat
         )
     assert time.monotonic() - started < 30
     assert "in call" in str(caught.value)
+
+
+def test_partitions_that_a_barrier_stage_cannot_read_are_named(digits_df: Any) -> None:
+    few = digits_df.limit(64)
+    joined = few.sparkSession.createDataFrame(few.rdd.repartition(4), few.schema).coalesce(2)
+    spark_model = SparkModel(make_mlp(), "allreduce", communicator="builtin", repartition=False)
+    with pytest.raises(ResourceError, match=r"(?s)as they are.*coalesce.*repartition=True"):
+        spark_model.fit(joined, verbose=0)
+    spark_model = SparkModel(make_mlp(), "allreduce", communicator="builtin", num_workers=2)
+    assert spark_model.fit(joined, verbose=0).epoch == [0]
 
 
 def test_what_makes_no_sense_is_refused_before_any_job() -> None:

@@ -206,7 +206,7 @@ class _Examination:
         A Connect client cannot count slots; into how many parts Spark cuts a range tells.
         """
         action = lambda: cluster.default_parallelism(self.spark)  # noqa: E731
-        stage = cluster.Stage(self.spark, action, "sparkdl: doctor, slots")
+        stage = cluster.SparkJob(self.spark, action, "sparkdl: doctor, slots")
         try:
             stage.start()
             stage.wait(2 * self.timeout_s)

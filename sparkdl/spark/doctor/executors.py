@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sparkdl.spark.doctor import host_facts
-from sparkdl.spark.driver.cluster import Stage
+from sparkdl.spark.driver.cluster import SparkJob
 from sparkdl.spark.driver.interpreter import this_interpreter
 
 Facts = Mapping[str, Any]
@@ -101,7 +101,7 @@ def ask_executors(spark: Any, slots: int, resolve: str, timeout_s: float) -> Exe
     found: dict[str, Executor] = {}
     problem = ""
     while len(found) < known and not problem and time.monotonic() < deadline:
-        stage = Stage(spark, ask, "sparkdl: doctor, facts")
+        stage = SparkJob(spark, ask, "sparkdl: doctor, facts")
         try:
             stage.start()
             stage.wait(max(0.0, deadline - time.monotonic()))

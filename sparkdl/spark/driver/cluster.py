@@ -176,6 +176,14 @@ def barrier_refusal(error: BaseException, num_workers: int) -> SparkDLError | No
             expected="spark.dynamicAllocation.enabled=false (SPARK-24942)",
             received="Spark refused the stage",
         )
+    if "SPARK-24820" in text:
+        return ResourceError(
+            "a barrier stage cannot read the partitions of this DataFrame as they are",
+            expected="partitions that each come from one partition before it (SPARK-24820)",
+            received="a frame made by union, coalesce, limit or another step that joins or leaves "
+            "out partitions",
+            hint="repartition=True (the default), or data.repartition(num_workers) before the fit",
+        )
     return None
 
 
@@ -227,7 +235,7 @@ def is_local(spark: Any) -> bool:
 
 
 def tag_jobs(spark: Any, tag: str) -> None:
-    """Tags the jobs that this thread, or a :class:`Stage` that it makes, starts from now on."""
+    """Tags the jobs that this thread, or a :class:`SparkJob` that it makes, starts from now on."""
     if is_connect(spark):
         spark.addTag(tag)
     else:
@@ -243,7 +251,7 @@ def cancel_tagged(spark: Any, tag: str) -> None:
             spark.sparkContext.cancelJobsWithTag(tag)
 
 
-class Stage:
+class SparkJob:
     """One Spark job run in a thread, so that the driver can watch, stop or fail it.
 
     Nothing runs before :meth:`start`, so that a ``try`` around it, with :meth:`cancel` in its

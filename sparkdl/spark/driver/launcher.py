@@ -12,7 +12,7 @@ from sparkdl.errors import SparkDLError
 from sparkdl.launch.failures import RankFailure, RanksLost, failure_in
 from sparkdl.launch.results import RESULT_SCHEMA, Result, join
 from sparkdl.launch.task import Task
-from sparkdl.spark.driver.cluster import Stage, barrier_refusal, is_connect, session_problem
+from sparkdl.spark.driver.cluster import SparkJob, barrier_refusal, is_connect, session_problem
 from sparkdl.spark.driver.interpreter import (
     interpreter_of,
     interpreter_problem,
@@ -56,7 +56,7 @@ class SparkLauncher:
                 results = frame.mapInArrow(function, RESULT_SCHEMA, barrier=self._barrier)
             return results.collect()
 
-        stage = Stage(spark, run, self._description)
+        stage = SparkJob(spark, run, self._description)
         try:
             stage.start()
             yield SparkRanks(spark, stage, self._num_ranks, self._noun, interpreter_of(context))
@@ -81,7 +81,7 @@ class SparkRanks:
     """
 
     def __init__(
-        self, spark: Any, stage: Stage, num_ranks: int, noun: str, interpreter: str
+        self, spark: Any, stage: SparkJob, num_ranks: int, noun: str, interpreter: str
     ) -> None:
         self._spark, self._stage = spark, stage
         self._num_ranks, self._noun = num_ranks, noun
