@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from sparkdl.errors import DataError, ResourceError, SparkDLError, TransportError
+from sparkdl.errors import ResourceError, SparkDLError, TransportError
 from sparkdl.launch import interrupts
 
 ARROW_BATCH_BYTES = 4 << 20
@@ -154,20 +154,13 @@ def check_barrier(spark: Any, num_workers: int, timeout_s: float = 15.0) -> None
         raise _too_few_slots(num_workers, f"{slots} slots")
 
 
-class PartitionsError(DataError):
+class PartitionsError(ResourceError):
     """Spark runs no barrier stage on the partitions of these rows; no task has begun."""
 
 
-def barrier_refusal(error: BaseException, num_workers: int) -> SparkDLError | None:
+def barrier_refusal(error: BaseException, num_workers: int) -> ResourceError | None:
     """Spark's own refusal of a barrier stage as our error; None if ``error`` is something else."""
     text = str(error)
-    if "SPARK-24820" in text:
-        return PartitionsError(
-            "workers that start together cannot read these rows partition by partition",
-            expected="partitions as a table, a file or repartition() made them (SPARK-24820)",
-            received="partitions that coalesce() or union() made since then",
-            hint="repartition=True (the default), df.repartition(n), or a mode with a server",
-        )
     if "SPARK-24819" in text or "BARRIER_STAGE_WITH_INSUFFICIENT_SLOTS" in text.upper():
         return _too_few_slots(num_workers, "fewer slots")
     if "SPARK-24942" in text:
@@ -177,7 +170,7 @@ def barrier_refusal(error: BaseException, num_workers: int) -> SparkDLError | No
             received="Spark refused the stage",
         )
     if "SPARK-24820" in text:
-        return ResourceError(
+        return PartitionsError(
             "a barrier stage cannot read the partitions of this DataFrame as they are",
             expected="partitions that each come from one partition before it (SPARK-24820)",
             received="a frame made by union, coalesce, limit or another step that joins or leaves "

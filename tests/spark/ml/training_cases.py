@@ -42,12 +42,12 @@ def case_partitions_that_no_barrier_stage_reads(spark: Any, folder: Path) -> Non
     import pytest
     from stage_cases import quick, table
 
-    from sparkdl.errors import DataError
+    from sparkdl.errors import ResourceError
 
     frame = table(spark).coalesce(2).cache()
     frame.count()
     assert quick(mode="allreduce", epochs=1).fit(frame).summary.rows == frame.count()
-    with pytest.raises(DataError, match=r"(?s)coalesce\(\) or union\(\).*repartition"):
+    with pytest.raises(ResourceError, match=r"(?s)union, coalesce.*repartition=True"):
         quick(mode="allreduce", epochs=1, repartition=False).fit(frame)
     frame.unpersist()
 
