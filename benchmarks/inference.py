@@ -1,18 +1,24 @@
 """Rows per second of predict, and what it is compared with; all cases of a part in one run.
 
-    python benchmarks/inference.py [--part rows images memory] [--rows 1000000] [--repeats 3]
+    python benchmarks/inference.py [--part rows images memory] [--rows 1000000] [--images 1000]
+                                   [--repeats 3] [--peers]
 
 ``rows``: a network 100-64-64-10 over rows of 100 floats. ``images``: a small CNN over images of
 224x224x3 floats. Every case reads the same cached frame and drops its result (Spark's ``noop``
 sink); the cases alternate, medians are printed. "limit" is what can be had at all: an empty
 ``mapInArrow`` over the same rows, plus the forward passes of bare Keras over arrays in as many
-processes. "batch udf" is ``pyspark.ml.functions.predict_batch_udf``. ``memory``: how much the peak
-memory of the Python workers grows from a partition of 10,000 rows to one of all rows.
+processes. "transform" is that of ``sparkdl.ml.KerasTransformer``, "batch udf" is
+``pyspark.ml.functions.predict_batch_udf`` around Keras' ``predict`` (as its documentation has it;
+with ``--peers``, on a twentieth of the rows) or ``predict_on_batch``. With ``--peers`` also
+Elephas' ``SparkModel.predict`` on an RDD of arrays, in a session of its own (the second call of
+it). ``memory``: how much the peak memory of the Python workers grows from a partition of 10,000
+rows to one of all rows.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import subprocess
 import sys
@@ -89,17 +95,37 @@ def run_bare(part: str, rows: int, batch_size: int) -> None:
     print(time.perf_counter() - started, flush=True)
 
 
+def elephas(part: str, rows: int) -> float:
+    """Seconds of Elephas' predict, in its own virtual environment."""
+    from peers import PEERS, install
+
+    install()
+    here = os.path.dirname(os.path.abspath(__file__))
+    environment = {k: v for k, v in os.environ.items() if k != "PYSPARK_PYTHON"}
+    done = subprocess.run(
+        [os.path.join(PEERS, "bin", "python"), os.path.join(here, "peer_elephas_predict.py"), part,
+         str(rows)],
+        env=environment, capture_output=True, text=True, timeout=400, check=False,
+    )  # fmt: skip
+    for line in done.stdout.splitlines():
+        if line.startswith("RESULT "):
+            return float(json.loads(line[7:])["seconds"])
+    raise RuntimeError(done.stdout[-2000:] + done.stderr[-4000:])
+
+
 def drop(frame: Any) -> None:
     frame.write.format("noop").mode("overwrite").save()
 
 
-def compare(spark: Any, part: str, rows: int, batch_size: int, repeats: int) -> None:
+def compare(part: str, rows: int, batch_size: int, repeats: int, peer_too: bool) -> None:
     import pyarrow as pa
     from pyspark.ml.functions import predict_batch_udf
     from pyspark.sql import types as T
 
     import sparkdl
+    from sparkdl.ml import KerasTransformer
 
+    spark = start_spark(PROCESSES)
     model = make_network() if part == "rows" else make_cnn()
     width = int(np.prod(model.input_shape[1:]))
     x = np.random.default_rng(0).normal(size=(rows, width)).astype("float32")
@@ -110,17 +136,24 @@ def compare(spark: Any, part: str, rows: int, batch_size: int, repeats: int) -> 
     frame.createOrReplaceTempView("given")
     weights, config = model.get_weights(), model.to_json()
 
-    def peer() -> Callable[[Any], Any]:
-        import keras
+    def peer(method: str) -> Any:
+        def make() -> Callable[[Any], Any]:
+            import keras
 
-        loaded = keras.models.model_from_json(config)
-        loaded.set_weights(weights)
-        return lambda inputs: loaded.predict(inputs, verbose=0, batch_size=len(inputs))
+            loaded = keras.models.model_from_json(config)
+            loaded.set_weights(weights)
+            if method == "predict":
+                return lambda inputs: loaded.predict(inputs, verbose=0, batch_size=len(inputs))
+            return loaded.predict_on_batch
 
-    peers = predict_batch_udf(
-        peer, return_type=T.ArrayType(T.FloatType()), batch_size=batch_size,
-        input_tensor_shapes=[shape],
-    )  # fmt: skip
+        return predict_batch_udf(
+            make, return_type=T.ArrayType(T.FloatType()), batch_size=batch_size,
+            input_tensor_shapes=[shape],
+        )  # fmt: skip
+
+    transformer = KerasTransformer(
+        model=model, inputCol="features", outputCol="p", inferenceBatchSize=batch_size
+    )
 
     def empty(batches: Any) -> Any:
         for batch in batches:
@@ -129,7 +162,8 @@ def compare(spark: Any, part: str, rows: int, batch_size: int, repeats: int) -> 
 
     passed = T.StructType([*frame.schema.fields, T.StructField("p", T.FloatType())])
     one = {"batch_size": batch_size}
-    three = {**one, "class_column": "c", "layers": {"second": "e"}}
+    three = {**one, "class_column": "c", "probability_column": "q"}
+    layer = {**one, "class_column": "c", "layers": {"second": "e"}}
     folder = tempfile.mkdtemp(prefix="sparkdl-bench-")
     if part == "rows":
         frame.write.mode("overwrite").parquet(f"{folder}/in")
@@ -148,8 +182,12 @@ def compare(spark: Any, part: str, rows: int, batch_size: int, repeats: int) -> 
         "empty mapInArrow": lambda: drop(frame.mapInArrow(empty, passed)),
         "predict, one column": lambda: drop(sparkdl.predict(model, frame, **one)),
         "predict, three columns": lambda: drop(sparkdl.predict(model, frame, **three)),
+        "predict, two and a layer's": lambda: drop(sparkdl.predict(model, frame, **layer)),
+        "transform": lambda: drop(transformer.transform(frame)),
         "SQL function": lambda: drop(spark.sql("SELECT *, scored(features) AS p FROM given")),
-        "batch udf": lambda: drop(frame.withColumn("p", peers("features"))),
+        "batch udf, predict_on_batch": lambda: drop(
+            frame.withColumn("p", peer("predict_on_batch")("features"))
+        ),
     }
     if part == "rows":
         cases["predict, files"] = lambda: drop(
@@ -164,24 +202,35 @@ def compare(spark: Any, part: str, rows: int, batch_size: int, repeats: int) -> 
             started = time.perf_counter()
             case()
             seconds[name].append(time.perf_counter() - started)
+            print(f"{name}: {seconds[name][-1]:.2f} s", file=sys.stderr, flush=True)
     forward = median([bare(part, rows, batch_size) for _ in range(repeats)])
     limit = median(seconds["empty mapInArrow"]) + forward
-    lines = [["bare Keras, forward passes", f"{forward:.2f}", f"{rows / forward:,.0f}", ""]]
-    lines.append(["limit", f"{limit:.2f}", f"{rows / limit:,.0f}", "1.00"])
-    for name, values in seconds.items():
-        spent = median(values)
-        lines.append([name, f"{spent:.2f}", f"{rows / spent:,.0f}", f"{spent / limit:.2f}"])
+    spent = {"bare Keras, forward passes": forward, "limit": limit}
+    spent |= {name: median(values) for name, values in seconds.items()}
+    lines = [
+        [name, f"{s:.2f}", f"{rows / s:,.0f}", f"{s / limit:.2f}"] for name, s in spent.items()
+    ]
     print(f"\n{part}: {rows:,} rows, {batch_size} per forward pass, {PROCESSES} workers\n")
     print(table(["case", "seconds", "rows/s", "time / limit"], lines), flush=True)
+    if peer_too:
+        few = max(64, rows // 20)  # it is slow
+        started = time.perf_counter()
+        drop(frame.limit(few).repartition(PROCESSES).withColumn("p", peer("predict")("features")))
+        own = few / (time.perf_counter() - started)
+        print(f"\nbatch udf around predict, {few:,} rows: {own:,.0f} rows/s", flush=True)
     frame.unpersist()
+    spark.stop()
+    if peer_too:
+        print(f"Elephas: {rows / elephas(part, rows):,.0f} rows/s", flush=True)
 
 
-def measure_memory(spark: Any, rows: int) -> None:
+def measure_memory(rows: int) -> None:
     """Peak memory of the Python workers, after a small partition and after one of all rows."""
     from pyspark.sql import functions as F
 
     import sparkdl
 
+    spark = start_spark(PROCESSES)
     model = make_network()
 
     def peak(partitions: Any) -> Any:
@@ -198,12 +247,15 @@ def measure_memory(spark: Any, rows: int) -> None:
     small, large = score(10_000), score(rows)
     print(f"\nmemory: {small:,.0f} MiB after 10,000 rows in a partition, {large:,.0f} MiB after "
           f"{rows:,} ({rows * 400 / 2**20:,.0f} MiB of floats)", flush=True)  # fmt: skip
+    spark.stop()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--part", nargs="+", default=["rows", "images", "memory"])
     parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--images", type=int, default=1000)
+    parser.add_argument("--peers", action="store_true")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--batch-size", type=int, default=256)
     parser.add_argument("--bare", default="")
@@ -211,16 +263,12 @@ def main() -> None:
     if given.bare:
         run_bare(given.bare, given.rows, given.batch_size)
         return
-    spark = start_spark(PROCESSES)
-    try:
-        if "rows" in given.part:
-            compare(spark, "rows", given.rows, given.batch_size, given.repeats)
-        if "images" in given.part:
-            compare(spark, "images", max(64, given.rows // 1000), 32, given.repeats)
-        if "memory" in given.part:
-            measure_memory(spark, given.rows)
-    finally:
-        spark.stop()
+    if "rows" in given.part:
+        compare("rows", given.rows, given.batch_size, given.repeats, given.peers)
+    if "images" in given.part:
+        compare("images", given.images, 32, given.repeats, given.peers)
+    if "memory" in given.part:
+        measure_memory(given.rows)
 
 
 if __name__ == "__main__":

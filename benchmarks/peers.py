@@ -25,11 +25,17 @@ sys.path.insert(0, HERE)
 import workload  # noqa: E402
 
 
-def elephas(frequency: str, server: str, rows: int, epochs: int) -> dict[str, float]:
+def install() -> None:
+    """Makes Elephas' virtual environment if there is none."""
     python = os.path.join(PEERS, "bin", "python")
     if not os.path.exists(python):
         subprocess.run([sys.executable, "-m", "venv", PEERS], check=True)
         subprocess.run([python, "-m", "pip", "install", "-q", "elephas==7.3.0"], check=True)
+
+
+def elephas(frequency: str, server: str, rows: int, epochs: int) -> dict[str, float]:
+    install()
+    python = os.path.join(PEERS, "bin", "python")
     environment = {k: v for k, v in os.environ.items() if k != "PYSPARK_PYTHON"}
     done = subprocess.run(
         [python, os.path.join(HERE, "peer_elephas.py"), frequency, server, str(rows), str(epochs)],

@@ -288,7 +288,8 @@ class SparkModel:
             verbose: ``'auto'`` or 1 for a progress bar, 2 for a line per epoch, 0 for silence.
             validation_split: Share of the rows held out at random for validation, in [0, 1).
             validation_data: Rows like ``data``, evaluated by the workers after each epoch; arrays
-                ``(x, y, sample_weight)`` are weighted.
+                ``(x, y, sample_weight)`` are weighted. Or the name of a boolean column of
+                ``data``, true in the rows to validate on.
             callbacks: Keras callbacks; they run here on the driver, with the metrics of all
                 workers. Setting ``model.stop_training`` or the learning rate reaches the workers.
             features: A vector, array, image or binary column; several numeric columns; or input
@@ -296,8 +297,8 @@ class SparkModel:
             label: A column, or output name -> column. Integer class labels do where the loss
                 wants one-hot vectors. None for a model that was compiled without a loss.
             sample_weight: A numeric column, or output name -> column; outputs that are not named
-                are not weighted. As in Keras, it weighs the rows of ``data`` (also those that
-                ``validation_split`` holds out), not ``validation_data``.
+                are not weighted. As in Keras, it weighs the rows of ``data`` (also those held
+                out by ``validation_split`` or a column), not rows of ``validation_data``.
             shuffle: New row order in each epoch.
             checkpoint_dir: Folder for a checkpoint after each epoch; paths as in :meth:`save`.
             resume: Go on from the last checkpoint in ``checkpoint_dir``; ``epochs`` is then the

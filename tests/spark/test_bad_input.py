@@ -231,6 +231,12 @@ def test_what_a_newcomer_writes(spark: Any, frame: Any) -> None:
         model.fit(frame, sample_weight=F.col("a"), verbose=0)
     with refused(spark, ConfigError, "validation_data", "without a tuple"):
         model.fit(frame, validation_data=(frame, frame), verbose=0)
+    with refused(spark, DataError, "no column of booleans: 'a'", "a column of type"):
+        model.fit(frame, validation_data="a", verbose=0)
+    with refused(spark, DataError, "no column of booleans: 'held'", "no such column"):
+        model.fit(frame, validation_data="held", verbose=0)
+    with refused(spark, ConfigError, "rows to validate on", "validation_split=0.1"):
+        model.fit(frame, validation_data="a", validation_split=0.1, verbose=0)
     with refused(spark, DataError, "stream", "fit_stream"):
         model.fit(spark.readStream.format("rate").load(), features="value", verbose=0)
     times = frame.selectExpr("features", "current_timestamp() as t")

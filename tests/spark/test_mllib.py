@@ -22,8 +22,6 @@ from sparkdl.mllib import (
     to_vector,
 )
 
-pytestmark = pytest.mark.slow
-
 X = np.random.default_rng(0).normal(size=(60, 3)).astype("float32")
 Y = X.argmax(1)
 

@@ -86,6 +86,20 @@ def test_allreduce_and_custom_loops(tmp_path: Path) -> None:
     assert len(figures(notebook)) == 1
 
 
+@pytest.mark.parametrize("where", ["classic", pytest.param("connect", marks=pytest.mark.slow)])
+def test_pipelines(where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if where == "connect":
+        monkeypatch.setenv("SPARK_REMOTE", "local-cluster[2,1,2048]")
+    notebook = run_notebook(ROOT / "notebooks" / "04_pipelines.ipynb", tmp_path)
+    shown = printed(notebook)
+    assert held_out_accuracy(notebook) >= 0.8
+    assert "chosen: 16 units" in shown
+    assert "the same probabilities after loading: True" in shown
+    assert "the stream's predictions are those of the table: True" in shown
+    assert len(figures(notebook)) == 2  # the metrics; the ROC beside the confusion matrix
+    assert not list(tmp_path.iterdir())
+
+
 def test_the_readme_runs_in_a_fresh_terminal(tmp_path: Path) -> None:
     """As printed, where ``python3`` of the PATH has no packages and nobody names another."""
     section = (ROOT / "README.md").read_text().split("## In 60 seconds")[1]

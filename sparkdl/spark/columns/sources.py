@@ -175,6 +175,7 @@ def open_fit_source(
         data: See :func:`open_source`.
         validation_data: Rows of the same kind, or None. As in Keras ``columns.sample_weight`` is
             for the rows to train on; arrays ``(x, y, sample_weight)`` have weights of their own.
+            Or the name of a boolean column of ``data``, true in the rows to validate on.
         signature: The model's.
         columns: Which columns mean what.
         split: Share of ``data`` to validate on where there is no ``validation_data``.
@@ -184,6 +185,8 @@ def open_fit_source(
         DataError: The data do not fit the model, or each other.
         ConfigError: Not a form of data that is known.
     """
+    if isinstance(validation_data, str) and is_frame(data) and _is_column(validation_data, data):
+        return _validated_by_column(data, validation_data, signature, columns, split)
     if is_path(data) and (validation_data is None or is_path(validation_data)):
         return _open_files(data, validation_data, signature, columns, split, seed)
     data, validation_data = _read_by_spark(data), _read_by_spark(validation_data)
@@ -241,6 +244,42 @@ def _open_files(
     marked = _add_validation(source, held_out, split, seed)
     share = 0.0 if held_out is not None else split
     return replace(marked, origin=None, files=tuple(sets), split=share, seed=seed)
+
+
+def _is_column(text: str, frame: Any) -> bool:
+    """Whether a text means a column of a frame and no path."""
+    marks = ("/", ".parquet", ".tfrecord")
+    return text in frame.schema.names or not any(mark in text for mark in marks)
+
+
+def _validated_by_column(
+    data: Any, name: str, signature: Signature, columns: Columns, split: float
+) -> Source:
+    """Marks the rows in which a boolean column is true (null is false); one pass over the rows."""
+    from pyspark.sql import functions as F
+    from pyspark.sql import types as T
+
+    if not is_frame(data) or split:
+        raise ConfigError(
+            "validation_data names a column that chooses the rows to validate on",
+            expected="a DataFrame, and validation_split=0",
+            received=f"validation_split={split}" if is_frame(data) else type(data).__name__,
+        )
+    field = next((f for f in data.schema.fields if f.name == name), None)
+    if field is None or not isinstance(field.dataType, T.BooleanType):
+        raise DataError(
+            f"validation_data names no column of booleans: {name!r}",
+            expected="rows like data, or a boolean column of data, true in those to validate on",
+            received="no such column among " + ", ".join(map(repr, data.schema.names))
+            if field is None
+            else f"a column of type {field.dataType.simpleString()}",
+            hint="F.col(...).cast('boolean')",
+        )
+    source = open_source(data, signature, columns)
+    held_out = F.coalesce(F.col("`" + name.replace("`", "``") + "`"), F.lit(False))
+    chosen = selection(data.schema, source.spec, wire_names(len(source.spec.columns)))
+    frame = data.select(*chosen, held_out.cast("byte").alias(ROLE))
+    return Source(frame, replace(source.spec, role_column=ROLE), source.origin)
 
 
 def _weights_apart(frame: Any, columns: Columns) -> tuple[Any, Columns]:

@@ -154,6 +154,10 @@ def check_barrier(spark: Any, num_workers: int, timeout_s: float = 15.0) -> None
         raise _too_few_slots(num_workers, f"{slots} slots")
 
 
+class PartitionsError(ResourceError):
+    """Spark runs no barrier stage on the partitions of these rows; no task has begun."""
+
+
 def barrier_refusal(error: BaseException, num_workers: int) -> ResourceError | None:
     """Spark's own refusal of a barrier stage as our error; None if ``error`` is something else."""
     text = str(error)
@@ -166,7 +170,7 @@ def barrier_refusal(error: BaseException, num_workers: int) -> ResourceError | N
             received="Spark refused the stage",
         )
     if "SPARK-24820" in text:
-        return ResourceError(
+        return PartitionsError(
             "a barrier stage cannot read the partitions of this DataFrame as they are",
             expected="partitions that each come from one partition before it (SPARK-24820)",
             received="a frame made by union, coalesce, limit or another step that joins or leaves "

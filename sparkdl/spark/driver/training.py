@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from sparkdl.coordinator.status import Failure
 from sparkdl.errors import DataError, SparkDLError, TransportError, WorkerError
@@ -17,6 +19,7 @@ from sparkdl.progress.commands import Command
 from sparkdl.progress.monitor import FitMonitor
 from sparkdl.run_state import RunState
 from sparkdl.spark.columns.sources import Source, spread
+from sparkdl.spark.driver.cluster import PartitionsError
 from sparkdl.spark.driver.launcher import SparkLauncher, SparkRanks
 from sparkdl.spark.driver.trained_model import TrainedModel
 from sparkdl.spark.driver.training_run import Run
@@ -112,7 +115,25 @@ def train_stage(
         StageLost: Workers of a barrier stage were lost.
     """
     spreads = repartition or task.files is not None
-    frame = spread(source, task.num_workers) if spreads else source.frame
+    run_on = functools.partial(_run_on, driver_model, run, task, monitor, barrier, on_epoch)
+    try:
+        return run_on(spread(source, task.num_workers) if spreads else source.frame)
+    except PartitionsError:
+        if not spreads:
+            raise
+        return run_on(source.frame.repartition(task.num_workers))  # a cached frame was not spread
+
+
+def _run_on(
+    driver_model: TrainedModel,
+    run: Run,
+    task: TrainTask,
+    monitor: FitMonitor,
+    barrier: bool,
+    on_epoch: Callable[[int], None] | None,
+    frame: Any,
+) -> StageSummary:
+    """The stage of :func:`train_stage` on the partitions of a frame."""
     launcher = SparkLauncher(
         frame, task.num_workers, barrier=barrier,
         description=f"sparkdl: fit {driver_model.model.name}", noun="training stage",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 from pyspark import keyword_only
 from pyspark.ml import Transformer
@@ -19,24 +19,26 @@ from sparkdl.learner.model_source import ModelSource, open_model
 from sparkdl.spark.columns.sources import Columns
 from sparkdl.spark.images.applications import APPLICATIONS, application, class_names, make_model
 from sparkdl.spark.images.pixels import SCALE_HINTS, ImageReader, require_pillow
+from sparkdl.spark.images.saved_stage import Part, SavedImageStage
 from sparkdl.spark.inference.output_columns import OutputColumn
 from sparkdl.spark.inference.predict import predict_columns
 
 _BATCH_SIZE = 32
 
 
-class _DeepImage(Transformer, HasInputCol, HasOutputCol):  # type: ignore[misc]
+class _DeepImage(SavedImageStage, Transformer, HasInputCol, HasOutputCol):  # type: ignore[misc]
     """What both have in common: which model, and how images become its inputs."""
+
+    SAVED_PARTS: ClassVar[tuple[Part, ...]] = (Part("preprocess", "_preprocess", code=True),)
 
     modelName: Param[str] = Param(
         Params._dummy(), "modelName", "one of " + ", ".join(APPLICATIONS), TypeConverters.toString
     )
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._model: Any = None
+    def _begin(self) -> None:
+        super()._begin()
         self._preprocess: Any = None
-        self._opened: ModelSource | None = None
+        self._opened: tuple[str, ModelSource] | None = None
 
     def _take(self, given: dict[str, Any]) -> None:
         """Params, and what is none as it is no JSON."""
@@ -62,16 +64,15 @@ class _DeepImage(Transformer, HasInputCol, HasOutputCol):  # type: ignore[misc]
     def setModelName(self, value: str) -> _DeepImage:
         """Sets the name of the application."""
         application(value)
-        self._opened = None
         return self._set(modelName=value)  # type: ignore[no-any-return]
 
     def _source(self, *, features: bool) -> ModelSource:
-        """The model, opened once."""
-        if self._opened is None:
-            name = self.getModelName()
+        """The model, opened once for each name."""
+        name = self.getModelName()
+        if self._opened is None or self._opened[0] != name:
             model = self._model if self._model is not None else make_model(name, features=features)
-            self._opened = open_model(model)
-        return self._opened
+            self._opened = name, open_model(model)
+        return self._opened[1]
 
     def _reader(self, source: ModelSource, scale_hint: str) -> ImageReader:
         """How a value of the image column becomes the model's input."""
@@ -132,9 +133,16 @@ class DeepImageFeaturizer(_DeepImage):
         UnknownNameError: No such application, or filter.
     """
 
+    __module__ = "sparkdl"
+    SAVED_PARTS = (*_DeepImage.SAVED_PARTS, Part("layer", "_layer"))
     scaleHint: Param[str] = Param(
         Params._dummy(), "scaleHint", "one of " + ", ".join(SCALE_HINTS), TypeConverters.toString
     )
+
+    def _begin(self) -> None:
+        super()._begin()
+        self._layer: str | None = None
+        self._setDefault(scaleHint="SCALE_AREA_AVERAGING")
 
     @keyword_only  # type: ignore[untyped-decorator]
     def __init__(
@@ -142,8 +150,7 @@ class DeepImageFeaturizer(_DeepImage):
         modelName: str | None = None, scaleHint: str = "SCALE_AREA_AVERAGING", model: Any = None,
         layer: str | None = None, preprocess: Callable[[Any], Any] | None = None,
     ) -> None:  # fmt: skip
-        super().__init__()
-        self._setDefault(scaleHint="SCALE_AREA_AVERAGING")
+        self._begin()
         given: dict[str, Any] = dict(self._input_kwargs)
         self._layer = given.pop("layer", None)
         if given.get("scaleHint", "SCALE_AREA_AVERAGING") not in SCALE_HINTS:
@@ -178,12 +185,19 @@ class DeepImagePredictor(_DeepImage):
         UnknownNameError: No such application.
     """
 
+    __module__ = "sparkdl"
+    SAVED_PARTS = (*_DeepImage.SAVED_PARTS, Part("labels", "_labels"))
     decodePredictions: Param[bool] = Param(
         Params._dummy(), "decodePredictions", "return names of classes", TypeConverters.toBoolean
     )
     topK: Param[int] = Param(
         Params._dummy(), "topK", "how many classes are returned", TypeConverters.toInt
     )
+
+    def _begin(self) -> None:
+        super()._begin()
+        self._labels: list[str] | None = None
+        self._setDefault(decodePredictions=False, topK=5)
 
     @keyword_only  # type: ignore[untyped-decorator]
     def __init__(
@@ -192,8 +206,7 @@ class DeepImagePredictor(_DeepImage):
         model: Any = None, labels: list[str] | None = None,
         preprocess: Callable[[Any], Any] | None = None,
     ) -> None:  # fmt: skip
-        super().__init__()
-        self._setDefault(decodePredictions=False, topK=5)
+        self._begin()
         given: dict[str, Any] = dict(self._input_kwargs)
         self._labels = given.pop("labels", None)
         self._take(given)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 from pyspark import keyword_only
 from pyspark.ml import Estimator, Transformer
@@ -16,22 +16,36 @@ from sparkdl.learner.archive import model_bytes, model_from_bytes
 from sparkdl.learner.model_source import ModelSource, open_model
 from sparkdl.spark.columns.sources import Columns
 from sparkdl.spark.images.deep_image import as_vector
+from sparkdl.spark.images.saved_stage import Part, SavedImageStage, is_json
 from sparkdl.spark.inference.output_columns import OutputColumn
 from sparkdl.spark.inference.predict import predict_columns
+from sparkdl.spark.ml.files import Loaded, StageWriter
 from sparkdl.spark.spark_model import SparkModel
 
 OUTPUT_MODES = ("vector", "image")
 _BATCH_SIZE = 32
 
 
-class _ImageFile(HasInputCol, HasOutputCol):  # type: ignore[misc]
+class _ImageFile(SavedImageStage, HasInputCol, HasOutputCol):  # type: ignore[misc]
     """What both have in common: a model, and a function that loads one image."""
+
+    SAVED_PARTS: ClassVar[tuple[Part, ...]] = (Part("imageLoader", "_loader", code=True),)
 
     modelFile: Param[str] = Param(
         Params._dummy(), "modelFile", "path of a saved Keras model", TypeConverters.toString
     )
 
+    def _begin(self) -> None:
+        super()._begin()
+        self._loader: Any = None
+        self._setDefault(outputMode="vector")
+
+    def _given_model(self) -> Any:
+        return self._model if self._model is not None else self.getModelFile() or None
+
     def _take(self, given: dict[str, Any]) -> None:
+        if given.get("outputMode", "vector") not in OUTPUT_MODES:
+            raise UnknownNameError("outputMode", given["outputMode"], OUTPUT_MODES)
         self._model = given.pop("model", None)
         self._loader = given.pop("imageLoader", None)
         if self._model is None and given.get("modelFile") is None:
@@ -77,6 +91,7 @@ class KerasImageFileTransformer(_ImageFile, Transformer):  # type: ignore[misc]
         UnknownNameError: No such output mode.
     """
 
+    __module__ = "sparkdl"
     outputMode: Param[str] = Param(
         Params._dummy(), "outputMode", "'vector' or 'image'", TypeConverters.toString
     )
@@ -87,20 +102,19 @@ class KerasImageFileTransformer(_ImageFile, Transformer):  # type: ignore[misc]
         modelFile: str | None = None, imageLoader: Callable[[Any], Any] | None = None,
         outputMode: str = "vector", model: Any = None,
     ) -> None:  # fmt: skip
-        super().__init__()
-        self._setDefault(outputMode="vector")
-        given: dict[str, Any] = dict(self._input_kwargs)
-        if given.get("outputMode", "vector") not in OUTPUT_MODES:
-            raise UnknownNameError("outputMode", given["outputMode"], OUTPUT_MODES)
-        self._take(given)
-        self._opened: ModelSource | None = None
+        self._begin()
+        self._take(dict(self._input_kwargs))
+
+    def _begin(self) -> None:
+        super()._begin()
+        self._opened: tuple[str, ModelSource] | None = None
 
     def _transform(self, dataset: Any) -> Any:
-        if self._opened is None:
-            self._opened = open_model(
-                self._model if self._model is not None else self.getModelFile()
-            )
-        archive = self._opened.encode(list(self._opened.signature.outputs))
+        path = self.getModelFile()
+        if self._opened is None or self._opened[0] != path:
+            self._opened = path, open_model(self._given_model())
+        source = self._opened[1]
+        archive = source.encode(list(source.signature.outputs))
         (name,) = archive.signature.outputs
         column = self.getOutputCol()
         predicted = predict_columns(
@@ -132,9 +146,18 @@ class KerasImageFileEstimator(_ImageFile, Estimator, HasLabelCol):  # type: igno
         ConfigError: No model, or no loader.
     """
 
+    __module__ = "sparkdl"
+    SAVED_PARTS = (
+        *_ImageFile.SAVED_PARTS,
+        Part("sparkModelParams", "_spark_model_params"),
+        Part("otherParams", "_objects"),
+    )
     outputMode: Param[str] = Param(
         Params._dummy(), "outputMode", "'vector' or 'image'", TypeConverters.toString
     )
+    _spark_model_params: dict[str, Any]
+    _objects: dict[str, Any] | None
+    """What is no JSON among the Params, in a copy that goes into a file."""
     kerasOptimizer: Param[Any] = Param(Params._dummy(), "kerasOptimizer", "name, or optimizer")
     kerasLoss: Param[Any] = Param(Params._dummy(), "kerasLoss", "name, or loss")
     kerasFitParams: Param[Any] = Param(Params._dummy(), "kerasFitParams", "arguments of fit")
@@ -148,13 +171,8 @@ class KerasImageFileEstimator(_ImageFile, Estimator, HasLabelCol):  # type: igno
         outputMode: str = "vector", model: Any = None,
         sparkModelParams: dict[str, Any] | None = None,
     ) -> None:  # fmt: skip
-        super().__init__()
-        self._setDefault(
-            outputMode="vector", kerasOptimizer="adam", kerasLoss=None, kerasFitParams={}
-        )
+        self._begin()
         given: dict[str, Any] = dict(self._input_kwargs)
-        if given.get("outputMode", "vector") not in OUTPUT_MODES:
-            raise UnknownNameError("outputMode", given["outputMode"], OUTPUT_MODES)
         self._spark_model_params = dict(given.pop("sparkModelParams", None) or {})
         self._take(given)
         if self.getOrDefault(self.kerasLoss) is None:
@@ -163,6 +181,29 @@ class KerasImageFileEstimator(_ImageFile, Estimator, HasLabelCol):  # type: igno
                 expected="kerasLoss, e.g. 'sparse_categorical_crossentropy'",
                 received="None",
             )
+
+    def _begin(self) -> None:
+        super()._begin()
+        self._spark_model_params = {}
+        self._objects = None
+        self._setDefault(kerasOptimizer="adam", kerasLoss=None, kerasFitParams={})
+
+    def write(self) -> StageWriter:
+        """Saves the stage; an optimizer, a loss and arguments of fit that are objects, too."""
+        saved = self.copy()
+        saved._objects = {}
+        for name in ("kerasOptimizer", "kerasLoss", "kerasFitParams"):
+            value = self.getOrDefault(name)
+            if not is_json(value):
+                saved.clear(saved.getParam(name))
+                saved._objects[name] = value
+        return StageWriter(saved)
+
+    def take(self, loaded: Loaded) -> None:
+        """The counterpart of :meth:`content`."""
+        super().take(loaded)
+        self._set(**(self._objects or {}))
+        self._objects = None
 
     def _fit(self, dataset: Any) -> KerasImageFileTransformer:
         if self._model is not None:

@@ -25,8 +25,8 @@ FORMAT = 1
 """Number of the form of these files; a reader takes this one and those before it."""
 CHUNK_BYTES = 1 << 20
 _CHUNKS_PER_FILE = 32
-"""So a file, and what the driver receives at once, has 32 MiB."""
-_CHUNKS_PER_WRITE = 128
+"""So a file, and what the driver sends or receives at once, has 32 MiB: one task of a job carries
+it, and ``spark.rpc.message.maxSize`` (128 MiB unless set) bounds a task."""
 _SECTION = "sparkdl"
 
 Json = Any
@@ -263,16 +263,15 @@ def _pickled(code: Mapping[str, Any], stage: Any) -> dict[str, Json]:
 
 
 def _write_chunks(spark: Any, path: str, content: bytes) -> None:
-    """Bytes as rows ``(idx, chunk)``, some MiB per job, so that none of them grows large."""
-    step = CHUNK_BYTES * _CHUNKS_PER_WRITE
+    """Bytes as rows ``(idx, chunk)``, a file per job, so that no task grows large."""
+    step = CHUNK_BYTES * _CHUNKS_PER_FILE
     for start in range(0, max(len(content), 1), step):
         begins = range(start, min(start + step, len(content)), CHUNK_BYTES)
         chunks = [content[at : at + CHUNK_BYTES] for at in begins]
         indices = pa.array([at // CHUNK_BYTES for at in begins], pa.int32())
         table = pa.table({"idx": indices, "chunk": pa.array(chunks, pa.binary())})
         frame = spark.createDataFrame(table).coalesce(1)
-        writer = frame.write.option("maxRecordsPerFile", _CHUNKS_PER_FILE)
-        writer = writer.option("compression", "uncompressed")
+        writer = frame.write.option("compression", "uncompressed")
         writer.mode("errorifexists" if start == 0 else "append").parquet(path)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -57,7 +58,16 @@ class TrainingSummary:
             ) from error
         names = [name for name in self.history if not name.startswith("val_")]
         names = [n for n in names if all(isinstance(v, (int, float)) for v in self.history[n])]
-        figure = Figure(figsize=(4 * max(len(names), 1), 3), layout="constrained")
+
+        class ShownFigure(Figure):
+            """Notebooks show it, also before pyplot has chosen a backend."""
+
+            def _repr_png_(self) -> bytes:
+                picture = io.BytesIO()
+                self.savefig(picture, format="png", dpi=100)
+                return picture.getvalue()
+
+        figure = ShownFigure(figsize=(4 * max(len(names), 1), 3), layout="constrained")
         for axes, name in zip(figure.subplots(1, max(len(names), 1), squeeze=False)[0], names,
                               strict=False):  # fmt: skip
             for key, label in ((name, "training"), (f"val_{name}", "validation")):

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from pyspark.ml.base import _FitMultipleIterator
-from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from sparkdl.errors import ConfigError, DataError
@@ -150,9 +149,9 @@ class TrainingStage(ColumnsStage):
             seed=self.getOrDefault("seed"), use_gpu=self.getOrDefault("useGpu"),
             **arguments, **parts.network,
         )  # fmt: skip
-        rows, validation = self._split(dataset)
         history = spark_model.fit(
-            rows, validation_data=validation, callbacks=list(parts.callbacks) or None,
+            dataset, validation_data=self._validation(dataset.schema),
+            callbacks=list(parts.callbacks) or None,
             features=self.features, label=self.labels, sample_weight=self.weights,
             **{snake(spec.name): self.getOrDefault(spec.name) for spec in FIT_PARAMS},
         )  # fmt: skip
@@ -164,19 +163,19 @@ class TrainingStage(ColumnsStage):
         fitted._resetUid(self.uid)
         return self._copyValues(fitted)
 
-    def _split(self, dataset: Any) -> tuple[Any, Any]:
-        """The rows to train on and those to validate on (or None), by the indicator column."""
+    def _validation(self, schema: Any) -> str | None:
+        """The indicator column, true in the rows to validate on; None for none."""
         name = ""
         if self.isDefined("validationIndicatorCol"):
             name = self.getOrDefault("validationIndicatorCol")
         if not name:
-            return dataset, None
-        field = next((f for f in dataset.schema.fields if f.name == name), None)
+            return None
+        field = next((f for f in schema.fields if f.name == name), None)
         if field is None or not isinstance(field.dataType, T.BooleanType):
             raise DataError(
                 f"validationIndicatorCol names no column of booleans: {name!r}",
                 expected="a boolean column, true in the rows to validate on",
-                received="no such column among " + ", ".join(map(repr, dataset.schema.names))
+                received="no such column among " + ", ".join(map(repr, schema.names))
                 if field is None
                 else f"a column of type {field.dataType.simpleString()}",
                 hint="F.col(...).cast('boolean')",
@@ -187,8 +186,7 @@ class TrainingStage(ColumnsStage):
                 expected="one of them",
                 received=f"{name!r} and {self.getOrDefault('validationSplit')}",
             )
-        held_out = F.coalesce(F.col("`" + name.replace("`", "``") + "`"), F.lit(False))
-        return dataset.where(~held_out), dataset.where(held_out)
+        return str(name)
 
     @property
     def labels(self) -> Any:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import training_cases
 
 ROWS = 240
 rng = np.random.default_rng(0)
@@ -207,7 +208,8 @@ def case_two_validators_at_once_share_nothing(spark: Any, folder: Path) -> None:
 
 
 CASES: dict[str, Callable[[Any, Path], None]] = {
-    name: case for name, case in globals().items() if name.startswith("case_")
+    **{name: case for name, case in globals().items() if name.startswith("case_")},
+    **training_cases.CASES,
 }
 
 

@@ -17,7 +17,6 @@ def blocks(text: str) -> str:
     return "\n".join(re.findall(r"```python\n(.*?)```", text, re.S))
 
 
-@pytest.mark.slow
 def test_the_page_about_pipelines(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -27,7 +26,6 @@ def test_the_page_about_pipelines(
     assert names["tuned"].avgMetrics[1] > 0.5
 
 
-@pytest.mark.slow
 def test_the_pipeline_of_the_readme(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,7 +19,7 @@ def run(*arguments: str) -> str:
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("PYSPARK", "SPARK_"))}
     done = subprocess.run(
         [sys.executable, str(SCRIPT), *arguments], env=environment, capture_output=True, text=True,
-        timeout=280,
+        timeout=600,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     assert "ALL CASES OK" in done.stdout

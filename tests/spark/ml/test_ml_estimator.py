@@ -15,8 +15,6 @@ from stage_cases import X, builder, quick, table
 from sparkdl.errors import ModelError, UnknownNameError
 from sparkdl.ml import KerasEstimator, KerasModel, KerasRegressor, KerasTransformer
 
-pytestmark = pytest.mark.slow
-
 
 def line(outputs: int = 1) -> Any:
     keras.utils.set_random_seed(2)

@@ -24,8 +24,6 @@ from sparkdl.ml import (
 )
 from sparkdl.spark.ml import files
 
-pytestmark = pytest.mark.slow
-
 
 class Doubled(keras.layers.Layer):
     def call(self, x: Any) -> Any:

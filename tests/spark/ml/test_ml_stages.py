@@ -8,15 +8,12 @@ from typing import Any
 import pytest
 from stage_cases import CASES
 
-QUICK = (
-    "case_columns_are_of_sparks_own_types_and_keras_own_numbers",
-    "case_a_pipeline_is_saved_and_loaded",
-)
+SLOW = ("case_features_of_every_kind", "case_more_partitions_than_rows")
 
 
 @pytest.mark.parametrize(
     "name",
-    [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in CASES],
+    [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in CASES],
     ids=lambda name: name.removeprefix("case_"),
 )
 def test_on_executors(name: str, spark: Any, tmp_path: Path) -> None:

@@ -1,0 +1,244 @@
+"""dist-keras' transformers, as expressions that Spark computes itself, also on Spark Connect."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from pyspark.ml.functions import array_to_vector, vector_to_array
+from pyspark.ml.linalg import VectorUDT
+from pyspark.sql import functions as F
+
+from sparkdl.errors import ConfigError, DataError
+
+
+class Transformer:
+    """Adds a column to a DataFrame."""
+
+    def transform(self, dataframe: Any) -> Any:
+        """The DataFrame with the new column."""
+        raise NotImplementedError
+
+
+class MinMaxTransformer(Transformer):
+    """Moves numbers from one range to another: ``(x - o_max) · scale + n_max``.
+
+    Args:
+        o_min: The least of the old range.
+        o_max: The largest of the old range.
+        n_min: The least of the new range.
+        n_max: The largest of the new range.
+        input_col: A column of vectors, or of numbers.
+        output_col: The new column.
+        is_vector: Whether it is of vectors.
+
+    Raises:
+        ConfigError: The old range is empty.
+    """
+
+    def __init__(
+        self, o_min: float, o_max: float, n_min: float, n_max: float, input_col: str,
+        output_col: str, is_vector: bool = True,
+    ) -> None:  # fmt: skip
+        if o_min == o_max:
+            raise ConfigError(
+                "MinMaxTransformer divides by the length of the old range",
+                expected="o_min < o_max",
+                received=f"{o_min} and {o_max}",
+            )
+        self.o_min, self.o_max = float(o_min), float(o_max)
+        self.n_min, self.n_max = float(n_min), float(n_max)
+        self.scale = (self.n_max - self.n_min) / (self.o_max - self.o_min)
+        self.input_column, self.output_column = input_col, output_col
+        self.is_vector = is_vector
+
+    def transform(self, dataframe: Any) -> Any:
+        """The DataFrame with ``output_col``."""
+        if not self.is_vector:
+            return dataframe.withColumn(self.output_column, self._moved(column(self.input_column)))
+        values = F.transform(_array(dataframe, self.input_column), self._moved)
+        return dataframe.withColumn(self.output_column, array_to_vector(values))
+
+    def _moved(self, value: Any) -> Any:
+        return (value - self.o_max) * self.scale + self.n_max
+
+
+class BinaryLabelTransformer(Transformer):
+    """``[1, 0]`` where a column has a value, else ``[0, 1]``, as vectors.
+
+    Args:
+        input_column: The column.
+        output_column: The new column.
+        label: The value.
+    """
+
+    def __init__(self, input_column: str, output_column: str, label: Any) -> None:
+        self.input_column, self.output_column, self.label = input_column, output_column, label
+
+    def transform(self, dataframe: Any) -> Any:
+        """The DataFrame with ``output_column``."""
+        found = column(self.input_column).eqNullSafe(F.lit(self.label)).cast("double")
+        vector = array_to_vector(F.array(found, 1 - found))
+        return dataframe.withColumn(self.output_column, vector)
+
+
+class StandardTransformer(Transformer):
+    """Numbers less their mean, divided by their standard deviation (of all rows, not of a sample).
+
+    Args:
+        columns: Columns of numbers.
+        suffix: The new columns' names are the old ones with this at the end.
+    """
+
+    def __init__(self, columns: Sequence[str], suffix: str = "_normalized") -> None:
+        self.columns, self.column_suffix = list(columns), suffix
+        self.means: dict[str, float] = {}
+        self.stddevs: dict[str, float] = {}
+
+    def transform(self, dataframe: Any) -> Any:
+        """The DataFrame with the new columns; one job computes the means and deviations.
+
+        Raises:
+            DataError: A column that does not vary, or has no values.
+        """
+        wanted = [f(column(name)) for name in self.columns for f in (F.mean, F.stddev_pop)]
+        found = list(dataframe.agg(*wanted).first())
+        self.means = dict(zip(self.columns, found[::2], strict=True))
+        self.stddevs = dict(zip(self.columns, found[1::2], strict=True))
+        for name in self.columns:
+            if not self.stddevs[name]:
+                raise DataError(
+                    f"column {name!r} has no standard deviation to divide by",
+                    expected="numbers that differ",
+                    received=f"a standard deviation of {self.stddevs[name]}",
+                )
+        new = {
+            f"{name}{self.column_suffix}": (column(name) - self.means[name]) / self.stddevs[name]
+            for name in self.columns
+        }
+        return dataframe.withColumns(new)
+
+
+class DenseTransformer(Transformer):
+    """Sparse vectors -> dense ones.
+
+    Args:
+        input_col: A column of vectors.
+        output_col: The new column.
+    """
+
+    def __init__(self, input_col: str, output_col: str) -> None:
+        self.input_column, self.output_column = input_col, output_col
+
+    def transform(self, dataframe: Any) -> Any:
+        """The DataFrame with ``output_col``."""
+        vector = array_to_vector(_array(dataframe, self.input_column))
+        return dataframe.withColumn(self.output_column, vector)
+
+
+class ReshapeTransformer(Transformer):
+    """Vectors -> nested arrays of a shape, row after row.
+
+    Args:
+        input_col: A column of vectors.
+        output_col: The new column.
+        shape: Of a row.
+    """
+
+    def __init__(self, input_col: str, output_col: str, shape: Sequence[int]) -> None:
+        self.input_column, self.output_column = input_col, output_col
+        self.shape = tuple(shape)
+
+    def transform(self, dataframe: Any) -> Any:
+        """The DataFrame with ``output_col``; a row of another size ends Spark's job."""
+        values, size = _array(dataframe, self.input_column), math.prod(self.shape)
+        wrong = F.concat(
+            F.lit(f"ReshapeTransformer expected {size} values per row; received "),
+            F.size(values).cast("string"),
+        )
+        values = F.when(F.size(values) == size, values).otherwise(F.raise_error(wrong))
+        for length in reversed(self.shape[1:]):
+            values = _parts(values, length)
+        return dataframe.withColumn(self.output_column, values)
+
+
+class OneHotTransformer(Transformer):
+    """Numbers of classes -> arrays with a 1 at that place.
+
+    Args:
+        output_dim: Classes.
+        input_col: A column of numbers.
+        output_col: The new column.
+    """
+
+    def __init__(self, output_dim: int, input_col: str, output_col: str) -> None:
+        self.output_dimensionality = output_dim
+        self.input_column, self.output_column = input_col, output_col
+
+    def transform(self, dataframe: Any) -> Any:
+        """The DataFrame with ``output_col``; a number that is no class ends Spark's job."""
+        label, classes = column(self.input_column), self.output_dimensionality
+        wrong = F.concat(
+            F.lit(f"OneHotTransformer expected a class from 0 to {classes - 1}; received "),
+            F.coalesce(label.cast("string"), F.lit("null")),
+        )
+        hot = F.array(*[(label.cast("int") == place).cast("double") for place in range(classes)])
+        known = (label >= 0) & (label < classes)
+        return dataframe.withColumn(
+            self.output_column, F.when(known, hot).otherwise(F.raise_error(wrong))
+        )
+
+
+class LabelIndexTransformer(Transformer):
+    """Outputs of a model -> the number of a class, as double.
+
+    The first class whose output is at least ``activation_threshold``; if there is none, the one
+    with the largest; if none is above 0, ``default_index``.
+
+    Args:
+        output_dim: Classes.
+        input_col: A column of vectors or arrays.
+        output_col: The new column.
+        default_index: See above.
+        activation_threshold: See above.
+    """
+
+    def __init__(
+        self, output_dim: int, input_col: str = "prediction", output_col: str = "prediction_index",
+        default_index: int = 0, activation_threshold: float = 0.55,
+    ) -> None:  # fmt: skip
+        self.output_dimensionality = output_dim
+        self.input_column, self.output_column = input_col, output_col
+        self.default_index, self.activation_threshold = default_index, activation_threshold
+
+    def transform(self, dataframe: Any) -> Any:
+        """The DataFrame with ``output_col``."""
+        values = F.slice(_array(dataframe, self.input_column), 1, self.output_dimensionality)
+        active = F.transform(values, lambda value: value >= self.activation_threshold)
+        largest = F.array_max(values)
+        # array_position counts from 1, and is 0 where nothing is found
+        index = (
+            F.when(F.array_contains(active, True), F.array_position(active, True) - 1)
+            .when(largest > 0, F.array_position(values, largest) - 1)
+            .otherwise(F.lit(self.default_index))
+        )
+        return dataframe.withColumn(self.output_column, index.cast("double"))
+
+
+def column(name: str) -> Any:
+    """A column by its exact name, dots and all."""
+    return F.col("`" + name.replace("`", "``") + "`")
+
+
+def _array(frame: Any, name: str) -> Any:
+    """A column of vectors or arrays as arrays of doubles."""
+    if isinstance(frame.schema[name].dataType, VectorUDT):
+        return vector_to_array(column(name))
+    return column(name).cast("array<double>")
+
+
+def _parts(values: Any, length: int) -> Any:
+    """An array as an array of its parts of a length."""
+    begins = F.sequence(F.lit(1), F.size(values) - length + 1, F.lit(length))
+    return F.transform(begins, lambda begin: F.slice(values, begin, F.lit(length)))
