@@ -10,6 +10,10 @@ from sparkdl.errors import ResourceError
 from sparkdl.files.file_system import Kind, RenamingFileSystem
 
 
+class NoFileSystemError(ResourceError):
+    """Neither pyarrow nor fsspec reaches the file system of a URI from this process."""
+
+
 class LocalFileSystem(RenamingFileSystem):
     """Files of this machine."""
 
@@ -121,10 +125,10 @@ def open_uri(uri: str, scheme: str) -> tuple[ArrowFileSystem, str]:
             other, inner = fsspec.core.url_to_fs(uri)
             return ArrowFileSystem(fs.PyFileSystem(fs.FSSpecHandler(other))), inner
         except Exception as error:
-            raise ResourceError(
+            raise NoFileSystemError(
                 f"no file system for {uri!r}",
                 expected="a local path, or a URI that Spark, pyarrow or fsspec knows",
-                received=f"{type(first).__name__}: {first}",
+                received=f"{type(first).__name__}: {str(first).partition(chr(10))[0]}",
                 hint=f"where Spark reads {scheme}:/, start its session first; or install the "
                 f"fsspec driver for {scheme}://",
             ) from error

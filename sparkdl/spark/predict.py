@@ -10,7 +10,7 @@ from sparkdl.errors import ConfigError
 from sparkdl.learner.model_source import ModelSource, open_model
 from sparkdl.spark.columns.decoders import Decoder
 from sparkdl.spark.columns.matching import InputColumns
-from sparkdl.spark.columns.sources import Columns, is_frame, is_rdd
+from sparkdl.spark.columns.sources import Columns, is_frame, is_rdd, read_by_spark
 from sparkdl.spark.inference.choice import Names, PredictionChoice
 from sparkdl.spark.inference.predict import predict_columns
 from sparkdl.spark.inference.predict_rdd import predict_rdd
@@ -45,7 +45,8 @@ def predict(
         model: A built ``keras.Model``, or the path or URI of a ``.keras`` file, an HDF5 file
             (``.h5``) or the folder of a SavedModel, which is a program: load only those that you
             trust.
-        data: A DataFrame, also a streaming one, an RDD of inputs, or NumPy arrays.
+        data: A DataFrame, also a streaming one, the path of Parquet or TFRecord files, an RDD of
+            inputs, or NumPy arrays.
         batch_size: Rows per forward pass.
         features: See :meth:`sparkdl.SparkModel.fit`.
         output_column: Name of the column of a model with one output; several outputs become
@@ -66,9 +67,9 @@ def predict(
         use_gpu: See :class:`sparkdl.SparkModel`.
 
     Returns:
-        For a DataFrame the same rows in the same order with all their columns, and the columns
-        asked for after them (lazy: Spark computes them when they are asked for). For an RDD an RDD
-        of NumPy arrays. For NumPy arrays a NumPy array.
+        For a DataFrame or a path the same rows in the same order with all their columns, and the
+        columns asked for after them (lazy: Spark computes them when they are asked for). For an RDD
+        an RDD of NumPy arrays. For NumPy arrays a NumPy array.
 
     Raises:
         ModelError: No model that can predict.
@@ -99,12 +100,13 @@ def predict_data(
 
     Args:
         source: The model.
-        data: A DataFrame, an RDD of inputs, or NumPy arrays.
+        data: A DataFrame, a path, an RDD of inputs, or NumPy arrays.
         inputs: Which columns the model reads.
         choice: Which columns to append.
         batch_size: Rows per forward pass.
         use_gpu: See :class:`sparkdl.SparkModel`.
     """
+    data = read_by_spark(data)
     if not is_frame(data) and not choice.is_plain:
         raise ConfigError(
             "only a DataFrame can have several columns of predictions",

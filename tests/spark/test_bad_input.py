@@ -210,7 +210,7 @@ def test_one_fit_at_a_time() -> None:
     first.join(20)
     assert "kind of data" in str(errors[0])
     with refused(None, ConfigError, "kind of data"):  # the first has let go of the model
-        model.fit("text")
+        model.fit(3)
 
 
 def test_what_a_newcomer_writes(spark: Any, frame: Any) -> None:
@@ -315,8 +315,15 @@ def test_kinds_of_data(spark: Any, frame: Any) -> None:
     model = SparkModel(dense())
     with refused(spark, ConfigError, "this kind of data", "generator"):
         model.fit((row for row in ()), verbose=0)
-    with refused(spark, ConfigError, "this kind of data", "str"):
-        model.evaluate("hdfs://here")
+    with refused(spark, ConfigError, "this kind of data", "int"):
+        model.evaluate(3)
+    for call in (model.fit, model.evaluate, model.predict):
+        with refused(spark, ResourceError, "no files", "/nowhere/x.parquet"):
+            call("/nowhere/x.parquet")
+    with refused(spark, ConfigError, "cannot be seen what the files", "spark.read"):
+        model.fit(str(Path(__file__).parent))
+    with refused(spark, DataError, "no column of booleans", "'held'"):
+        model.fit(frame, validation_data="held")
     x, y = np.zeros((4, 3)), np.zeros(4)
     with refused(spark, DataError, "unequal length", "3 rows"):
         model.fit((x, y[:3]), verbose=0)

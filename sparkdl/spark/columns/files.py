@@ -18,7 +18,7 @@ import pyarrow as pa
 from sparkdl.data import DataSpec
 from sparkdl.data.shards import deal, file_blocks
 from sparkdl.data.tfrecord.decoding import decode_block
-from sparkdl.errors import ConfigError, DataError
+from sparkdl.errors import ConfigError, DataError, ResourceError
 from sparkdl.files.streams import FoundFile, find_files, open_input
 from sparkdl.spark.columns.wire import ONES
 
@@ -227,9 +227,24 @@ def _ending(path: str) -> str:
 
 
 def frame_of_files(spark: Any, path: str) -> Any:
-    """The files as a DataFrame, which tells their schema; it reads rows only if it is asked to."""
+    """The files as a DataFrame, which tells their schema; it reads rows only if it is asked to.
+
+    Raises:
+        ResourceError: There are no files.
+    """
     if kind_of_path(path) == "parquet":
-        return spark.read.parquet(path)
+        from pyspark.errors import AnalysisException
+
+        try:
+            return spark.read.parquet(path)
+        except AnalysisException as error:
+            if error.getCondition() != "PATH_NOT_FOUND":
+                raise
+            raise ResourceError(
+                f"no files at {path!r}",
+                expected="a file, a folder with files, or a pattern such as '/data/*.parquet'",
+                received=str(error).partition("\n")[0],
+            ) from None
     from sparkdl.spark.tfrecord.functions import read_tfrecords
 
     return read_tfrecords(spark, path)

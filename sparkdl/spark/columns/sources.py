@@ -5,6 +5,7 @@ Runs on the driver.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,6 +14,7 @@ import numpy as np
 
 from sparkdl.data import DataSpec, to_arrow_table
 from sparkdl.errors import ConfigError, DataError
+from sparkdl.files.arrow_file_system import NoFileSystemError
 from sparkdl.learner.signature import Signature
 from sparkdl.spark.columns.decoders import Decoder
 from sparkdl.spark.columns.files import FileInput, FileSet, file_set, frame_of_files, is_path
@@ -110,7 +112,7 @@ def open_source(data: Any, signature: Signature, columns: Columns) -> Source:
         DataError: The data do not fit the model.
         ConfigError: Not a form of data that is known.
     """
-    data = _read_by_spark(data)
+    data = read_by_spark(data)
     if is_frame(data):
         require_running(data.sparkSession)
         _refuse_streams(data)
@@ -188,8 +190,15 @@ def open_fit_source(
     if isinstance(validation_data, str) and is_frame(data) and _is_column(validation_data, data):
         return _validated_by_column(data, validation_data, signature, columns, split)
     if is_path(data) and (validation_data is None or is_path(validation_data)):
-        return _open_files(data, validation_data, signature, columns, split, seed)
-    data, validation_data = _read_by_spark(data), _read_by_spark(validation_data)
+        try:
+            return _open_files(data, validation_data, signature, columns, split, seed)
+        except NoFileSystemError as error:
+            warnings.warn(
+                f"the workers cannot read the files by themselves, so Spark does: {error.what}",
+                RuntimeWarning,
+                stacklevel=4,
+            )
+    data, validation_data = read_by_spark(data), read_by_spark(validation_data)
     held_out = None
     origin = data
     if validation_data is not None:
@@ -206,7 +215,7 @@ def open_fit_source(
     return _add_validation(source, held_out, split, seed)
 
 
-def _read_by_spark(data: Any) -> Any:
+def read_by_spark(data: Any) -> Any:
     """Files as a DataFrame; everything else as it is."""
     return frame_of_files(session_of(), data) if is_path(data) else data
 
