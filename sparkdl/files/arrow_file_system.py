@@ -69,7 +69,7 @@ class ArrowFileSystem(RenamingFileSystem):
 
     def read(self, path: str, at_most: int | None) -> bytes:
         """See :class:`FileSystem`."""
-        with self.arrow.open_input_stream(path) as file:
+        with self.arrow.open_input_stream(path, compression=None) as file:
             return bytes(file.read(at_most))
 
     def find(self, path: str) -> Kind | None:
@@ -97,7 +97,7 @@ class ArrowFileSystem(RenamingFileSystem):
         self.arrow.create_dir(path, recursive=True)
 
     def _create(self, path: str, content: bytes) -> None:
-        with self.arrow.open_output_stream(path) as file:
+        with self.arrow.open_output_stream(path, compression=None) as file:
             file.write(content)
 
     def _replace(self, source: str, target: str) -> None:

@@ -174,7 +174,7 @@ def create_output(path: str) -> BinaryIO:
     place = place_of(path)
     with _explained(path, "written"):
         place.system.create_dir(os.path.dirname(place.inner), recursive=True)
-        return cast(BinaryIO, place.system.open_output_stream(place.inner))
+        return cast(BinaryIO, place.system.open_output_stream(place.inner, compression=None))
 
 
 def move(source: str, target: str) -> None:
