@@ -70,7 +70,7 @@ def test_arrays_to_rdds_and_back(spark: Any) -> None:
 
 
 def test_train_and_predict(spark: Any) -> None:
-    points = to_labeled_point(spark, X, Y).repartition(2)
+    points = to_labeled_point(spark, X, Y).repartition(2).cache()  # rows in one order
     model = SparkMLlibModel(network(), "synchronous", num_workers=2, batch_size=8)
     history = model.train(points, epochs=12, categorical=True, nb_classes=3)
     assert history.history["loss"][-1] < 0.7 * history.history["loss"][0]
