@@ -145,9 +145,9 @@ def test_a_callback_stops_in_the_middle_of_an_epoch(digits_df: Any, mode: str) -
 
 
 def _training() -> list[psutil.Process]:
-    """The Python workers that are connected with each other now."""
+    """The Python workers that share a ring's memory now (a server's has another name)."""
     return [
-        p for p in _python_workers() if "memfd:sparkdl" in Path(f"/proc/{p.pid}/maps").read_text()
+        p for p in _python_workers() if "memfd:sparkdl " in Path(f"/proc/{p.pid}/maps").read_text()
     ]
 
 
