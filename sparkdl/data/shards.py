@@ -5,9 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import BinaryIO, TypeVar
 
+import pyarrow as pa
+
 from sparkdl.data.tfrecord.blocks import Block, Codec, decompressed, read_blocks
+from sparkdl.errors import ConfigError
 
 T = TypeVar("T")
+NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
+"""The folder of rows whose value is null."""
 
 
 def deal(shards: Sequence[T], sizes: Sequence[int], hands: int) -> list[list[T]]:
@@ -33,3 +38,24 @@ def file_blocks(
 ) -> Iterator[Block]:
     """The records of an open TFRecord file, decompressed, in blocks."""
     return read_blocks(decompressed(stream, codec), name, verify=verify)
+
+
+def folder_column(text: str, field: pa.Field, rows: int) -> pa.Array:
+    """The column that a folder ``name=text`` gives to the rows of its files.
+
+    Raises:
+        ConfigError: The text is no value of the column's type.
+
+    >>> folder_column('3', pa.field('day', pa.int64()), 2).to_pylist()
+    [3, 3]
+    """
+    if text == NO_VALUE:
+        return pa.nulls(rows, field.type)
+    try:
+        return pa.repeat(pa.scalar(text).cast(field.type), rows)
+    except pa.ArrowInvalid as error:
+        raise ConfigError(
+            f"folder {field.name}={text}: not of the column's type",
+            expected=f"a value of {field.type}",
+            received=text,
+        ) from error

@@ -20,7 +20,7 @@ from sparkdl.files.file_system import FileSystem
 Finder = Callable[[str, str | None], FileSystem | None]
 """From a path and its scheme (None without one) to its file system; None for somebody else's."""
 
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]+):/")
+SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]+):/")
 _finders: list[Finder] = []
 
 
@@ -40,7 +40,7 @@ def write_bytes(path: str, content: bytes) -> None:
         ResourceError: The path cannot be written.
     """
     file_system, inner = _resolve(path)
-    with _explained("written", path):
+    with explained("written", path):
         file_system.write(inner, content)
 
 
@@ -55,7 +55,7 @@ def read_bytes(path: str, at_most: int | None = None) -> bytes:
         ResourceError: The path cannot be read, or the file is longer than ``at_most``.
     """
     file_system, inner = _resolve(path)
-    with _explained("read", path):
+    with explained("read", path):
         content = file_system.read(inner, None if at_most is None else at_most + 1)
     if at_most is not None and len(content) > at_most:
         raise ResourceError(
@@ -73,7 +73,7 @@ def create_local(path: str) -> BinaryIO | None:
     file_system, inner = _resolve(path)
     if not isinstance(file_system, LocalFileSystem):
         return None
-    with _explained("written", path):
+    with explained("written", path):
         os.makedirs(os.path.dirname(inner), exist_ok=True)
         return open(inner, "xb")
 
@@ -86,7 +86,7 @@ def list_files(folder: str, ending: str) -> list[str]:
         ResourceError: The folder is not there, or cannot be read.
     """
     file_system, inner = _resolve(folder)
-    with _explained("read", folder):
+    with explained("read", folder):
         if file_system.find(inner) == "file":
             return [folder]
         names = [name for name in file_system.walk(inner) if "/" not in name]
@@ -100,7 +100,7 @@ def read_folder(path: str) -> dict[str, bytes]:
         ResourceError: The folder cannot be read.
     """
     file_system, inner = _resolve(path)
-    with _explained("read", path):
+    with explained("read", path):
         found = file_system.walk(inner)
         return {name: file_system.read(f"{inner.rstrip('/')}/{name}", None) for name in found}
 
@@ -112,7 +112,7 @@ def exists(path: str) -> bool:
         ResourceError: The path cannot be looked at.
     """
     file_system, inner = _resolve(path)
-    with _explained("read", path):
+    with explained("read", path):
         return file_system.find(inner) is not None
 
 
@@ -123,7 +123,7 @@ def check_writable(path: str) -> None:
         ResourceError: The path cannot be written.
     """
     file_system, inner = _resolve(path)
-    with _explained("written", path):
+    with explained("written", path):
         file_system.check_writable(inner)
 
 
@@ -141,11 +141,11 @@ def _resolve(path: str) -> tuple[FileSystem, str]:
         ResourceError: There is none.
     """
     text = os.fspath(path)
-    match = _SCHEME.match(text)
+    match = SCHEME.match(text)
     scheme = None if match is None else match[1].lower()
     if scheme == "file":
-        return LocalFileSystem(), _local_path(text)
-    with _explained("read", path):
+        return LocalFileSystem(), local_path(text)
+    with explained("read", path):
         for finder in _finders:
             found = finder(text, scheme)
             if found is not None:
@@ -157,7 +157,7 @@ def _resolve(path: str) -> tuple[FileSystem, str]:
     return open_uri(text, scheme)
 
 
-def _local_path(uri: str) -> str:
+def local_path(uri: str) -> str:
     """The path in ``file:/a``, ``file:///a`` or ``file://localhost/a``.
 
     Raises:
@@ -178,7 +178,7 @@ def _local_path(uri: str) -> str:
 
 
 @contextlib.contextmanager
-def _explained(verb: str, path: str) -> Iterator[None]:
+def explained(verb: str, path: str) -> Iterator[None]:
     """Raises what a file system raises as ResourceError."""
     try:
         yield

@@ -10,14 +10,13 @@ import contextlib
 import fnmatch
 import os
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, BinaryIO, cast
 
 from sparkdl.errors import ResourceError
 from sparkdl.files.arrow_file_system import open_uri
+from sparkdl.files.storage import SCHEME, explained, local_path
 
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]+):/")
 _WILD = re.compile(r"[*?\[]")
 
 
@@ -71,13 +70,12 @@ def place_of(path: str) -> Place:
     """
     from pyarrow import fs
 
-    match = _SCHEME.match(path)
+    match = SCHEME.match(path)
     if match is None:
         return Place(fs.LocalFileSystem(), os.path.abspath(path))
     scheme = match[1].lower()
     if scheme == "file":
-        inner = re.sub(r"^file:(//(localhost)?(?=/))?", "", path)
-        return Place(fs.LocalFileSystem(), inner)
+        return Place(fs.LocalFileSystem(), local_path(path))
     system, inner = open_uri(path, scheme)
     return Place(system.arrow, inner, path[: -len(inner)] if path.endswith(inner) else "")
 
@@ -97,7 +95,7 @@ def find_files(path: str, ending: str = "") -> list[FoundFile]:
     if wild is not None:
         head = path[: path.rindex("/", 0, wild.start())] if "/" in path[: wild.start()] else "."
     place = place_of(head or "/")
-    with _explained(path):
+    with explained("read", path):
         if wild is None:
             found = _in(place, place.inner, ending)
         else:
@@ -161,7 +159,7 @@ def open_input(path: str) -> BinaryIO:
         ResourceError: It cannot be read.
     """
     place = place_of(path)
-    with _explained(path):
+    with explained("read", path):
         return cast(BinaryIO, place.system.open_input_file(place.inner))
 
 
@@ -172,7 +170,7 @@ def create_output(path: str) -> BinaryIO:
         ResourceError: It cannot be written.
     """
     place = place_of(path)
-    with _explained(path, "written"):
+    with explained("written", path):
         place.system.create_dir(os.path.dirname(place.inner), recursive=True)
         return cast(BinaryIO, place.system.open_output_stream(place.inner, compression=None))
 
@@ -184,7 +182,7 @@ def move(source: str, target: str) -> None:
         ResourceError: It cannot be moved.
     """
     old, new = place_of(source), place_of(target)
-    with _explained(target, "written"):
+    with explained("written", target):
         old.system.create_dir(os.path.dirname(new.inner), recursive=True)
         old.system.move(old.inner, new.inner)
 
@@ -198,7 +196,7 @@ def delete_folder(path: str) -> None:
     from pyarrow import fs
 
     place = place_of(path)
-    with _explained(path, "written"):
+    with explained("written", path):
         if place.system.get_file_info(place.inner).type == fs.FileType.Directory:
             place.system.delete_dir(place.inner)
 
@@ -208,15 +206,3 @@ def delete_file(path: str) -> None:
     place = place_of(path)
     with contextlib.suppress(OSError):
         place.system.delete_file(place.inner)
-
-
-@contextlib.contextmanager
-def _explained(path: str, verb: str = "read") -> Iterator[None]:
-    try:
-        yield
-    except (OSError, ValueError) as error:
-        raise ResourceError(
-            f"{path!r} cannot be {verb}",
-            expected="a place that this process can reach",
-            received=f"{type(error).__name__}: {error}",
-        ) from error

@@ -137,8 +137,6 @@ class CallServer(Closing):
             name, args, kwargs = message.load()
             result = self._method(name)(*args, **kwargs)
             connection.send(message.call, MessageKind.RESULT, result)
-        except OSError as error:
-            self._send_error(connection, message, error)
         except BaseException as error:
             self._send_error(connection, message, error)
 
@@ -155,12 +153,11 @@ class CallServer(Closing):
                 connection.send(message.call, MessageKind.ERROR, (RuntimeError(line), text))
 
     def _method(self, name: str) -> Callable[..., Any]:
-        found = None if name.startswith("_") and name != "__call__" else name
-        method = getattr(self._target, found, None) if found is not None else None
-        if not callable(method):
+        hidden = name.startswith("_") and name != "__call__"
+        method: Callable[..., Any] | None = None if hidden else getattr(self._target, name, None)
+        if method is None or not callable(method):
             raise UnknownNameError(f"method of node {self._label!r}", name, self._methods())
-        found_method: Callable[..., Any] = method
-        return found_method
+        return method
 
     def _methods(self) -> list[str]:
         names = [name for name in dir(self._target) if not name.startswith("_")]

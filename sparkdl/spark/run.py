@@ -158,11 +158,10 @@ def run(
             received=repr(tf_config)[:200],
             hint="run knows the ranks' addresses; the function can change os.environ['TF_CONFIG']",
         )
-    frame, feed = None, None
-    if data is not None:
+    frame, feed = None, feed_settings(data, epochs, shuffle, seed, uneven, memory_budget_mb)
+    if feed is not None:
         frame, columns = fed_frame(data, spark)
-        feed = feed_settings(columns, epochs, shuffle, seed, uneven, memory_budget_mb)
-        spark = frame.sparkSession
+        feed, spark = replace(feed, columns=columns), frame.sparkSession
     task = FunctionTask(
         _dump_call(fn, args, {} if kwargs is None else kwargs),
         secrets.token_bytes(32),

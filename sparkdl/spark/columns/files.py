@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from sparkdl.data import DataSpec
-from sparkdl.data.shards import deal, file_blocks
+from sparkdl.data.shards import deal, file_blocks, folder_column
 from sparkdl.data.tfrecord.decoding import decode_block
 from sparkdl.errors import ConfigError, DataError, ResourceError
 from sparkdl.files.streams import FoundFile, find_files, open_input
@@ -142,7 +142,7 @@ def _column(batch: pa.RecordBatch, name: str, shard: Shard, schema: pa.Schema) -
         return pa.array(np.ones(batch.num_rows, np.float32))
     folders = shard.file.partition_values
     if name in folders:
-        return pa.repeat(pa.scalar(folders[name]).cast(schema.field(name).type), batch.num_rows)
+        return folder_column(folders[name], schema.field(name), batch.num_rows)
     return batch.column(name)
 
 
@@ -254,8 +254,8 @@ def file_set(path: str, frame: Any, role: int) -> FileSet:
     """The files at a path, of which ``frame`` knows the schema."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
-    kind = kind_of_path(path)
+    kind, files = kind_of_path(path), tuple(find_files(path))
     schema = pa.schema([])
-    if kind == "tfrecord" or any("=" in file.inner for file in find_files(path)):
+    if kind == "tfrecord" or any(file.partition_values for file in files):
         schema = to_arrow_schema(frame.schema, timezone="UTC")
-    return FileSet(kind, tuple(find_files(path)), schema, role)
+    return FileSet(kind, files, schema, role)

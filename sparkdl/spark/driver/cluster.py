@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import subprocess
 import threading
 import time
 import uuid
@@ -17,6 +18,8 @@ from sparkdl.launch import interrupts
 ARROW_BATCH_BYTES = 4 << 20
 """Rows go from Spark to Python in Arrow batches of about this size: those of Spark's default
 (10,000 rows, 64 MiB) fall out of the processor's caches on both sides and cost twice the time."""
+
+_JVM_END_S = 5.0
 
 
 def is_connect(spark: Any) -> bool:
@@ -66,8 +69,12 @@ def session_problem(spark: Any) -> SparkDLError | None:
 def _end_of_jvm(context: Any) -> str:
     """How the JVM ended, where this process started it."""
     process = getattr(context._gateway, "proc", None)
-    code = None if process is None else process.poll()
-    return "" if code is None else f"exit status {code}"
+    if process is None:
+        return ""
+    try:  # its connections close before its exit status is known
+        return f"exit status {process.wait(_JVM_END_S)}"
+    except subprocess.TimeoutExpired:
+        return ""
 
 
 def session_of(data: Any = None) -> Any:

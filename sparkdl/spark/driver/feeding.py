@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, get_args
 
 from sparkdl.config import require_int, require_name
@@ -16,7 +15,7 @@ from sparkdl.spark.columns.wire import is_vector_column, wire_names
 from sparkdl.spark.driver.cluster import session_of
 
 
-def fed_frame(data: Any, spark: Any) -> tuple[Any, list[str]]:
+def fed_frame(data: Any, spark: Any) -> tuple[Any, tuple[str, ...]]:
     """The rows as a frame that ``mapInArrow`` takes, and the names of its columns.
 
     Raises:
@@ -40,26 +39,31 @@ def fed_frame(data: Any, spark: Any) -> tuple[Any, list[str]]:
         if is_vector_column(field.dataType):
             column = vector_to_array(column)
         columns.append(column.alias(name))
-    return data.select(*columns), list(data.columns)
+    return data.select(*columns), tuple(data.columns)
 
 
 def feed_settings(
-    columns: Sequence[str],
+    data: Any,
     epochs: int | None,
     shuffle: bool,
     seed: int,
     uneven: Uneven,
     memory_budget_mb: int,
-) -> FeedSettings:
-    """The arguments of ``run`` about its data, checked.
+) -> FeedSettings | None:
+    """The arguments of ``run`` about its data, checked, still without columns; None without data.
 
     Raises:
-        ConfigError: One that cannot be used.
+        ConfigError: One that cannot be used, or has no effect as there are no data.
     """
     if epochs is not None:
         require_int("epochs", epochs, 1)
     require_name("uneven", uneven, get_args(Uneven))
     require_int("memory_budget_mb", memory_budget_mb, 1)
-    return FeedSettings(
-        tuple(columns), epochs, bool(shuffle), int(seed), uneven, memory_budget_mb << 20
-    )
+    settings = FeedSettings((), epochs, bool(shuffle), int(seed), uneven, memory_budget_mb << 20)
+    if data is None and settings != FeedSettings(()):
+        raise ConfigError(
+            "run is told how to give rows to the function, and has none",
+            expected="data=..., or none of epochs, shuffle, seed, uneven and memory_budget_mb",
+            received="data=None",
+        )
+    return None if data is None else settings

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import types as T
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
-from sparkdl.data.shards import deal, file_blocks
+from sparkdl.data.shards import NO_VALUE, deal, file_blocks, folder_column
 from sparkdl.data.tfrecord.decoding import check_schema, decode_block
 from sparkdl.data.tfrecord.inference import SchemaInference
-from sparkdl.errors import ConfigError, DataError
+from sparkdl.errors import DataError
 from sparkdl.files.streams import FoundFile, find_files, open_input
 from sparkdl.spark.tfrecord.options import Options
 
@@ -81,10 +80,6 @@ def _is_whole(text: str) -> bool:
     return text == NO_VALUE or text.removeprefix("-").isdecimal()
 
 
-NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
-"""The folder of rows whose value is null."""
-
-
 class Reader(DataSourceReader):
     """Reads the files, some in each task, as Arrow batches of the schema."""
 
@@ -127,22 +122,9 @@ def _with_folders(
     if not folders:
         return batch
     arrays = [
-        _constant(folders[field.name], field, rows)
+        folder_column(folders[field.name], field, rows)
         if field.name in folders
         else batch.column(field.name)
         for field in schema
     ]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
-
-
-def _constant(text: str, field: pa.Field, rows: int) -> Any:
-    if text == NO_VALUE:
-        return pa.nulls(rows, field.type)
-    try:
-        return pa.repeat(pa.scalar(text).cast(field.type), rows)
-    except pa.ArrowInvalid as error:
-        raise ConfigError(
-            f"folder {field.name}={text}: not of the column's type",
-            expected=f"a value of {field.type}",
-            received=text,
-        ) from error

@@ -17,6 +17,7 @@ from pyspark.sql import types as T
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.pandas.types import to_arrow_schema
 
+from sparkdl.data.shards import NO_VALUE
 from sparkdl.data.tfrecord.blocks import ENDINGS
 from sparkdl.data.tfrecord.decoding import check_schema
 from sparkdl.data.tfrecord.encoding import encode_batch
@@ -24,7 +25,6 @@ from sparkdl.errors import ConfigError
 from sparkdl.files import streams
 from sparkdl.files.streams import create_output
 from sparkdl.spark.tfrecord.options import Options
-from sparkdl.spark.tfrecord.reading import NO_VALUE
 
 _BLOCK_BYTES = 4 << 20
 

@@ -65,7 +65,7 @@ def test_digits_in_a_pipeline_loaded_in_a_fresh_process(
         stages=[
             VectorAssembler(inputCols=names, outputCol="joined"),
             StandardScaler(inputCol="joined", outputCol="scaled", withMean=True),
-            KerasClassifier(model=digits_model(), featuresCol="scaled", epochs=10, numWorkers=2),
+            KerasClassifier(model=digits_model(), featuresCol="scaled", epochs=20, numWorkers=2),
         ]
     )
     model = pipeline.fit(train)

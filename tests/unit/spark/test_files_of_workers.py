@@ -104,6 +104,12 @@ def test_folders_and_weights_of_one(tmp_path: Path) -> None:
     batch = next(FileInput.dealt([files], 1, 0.0, 0).batches(0, spec))
     assert batch.column("label").to_pylist() == [7] * 5
     assert batch.column(ONES).to_pylist() == [1.0] * 5
+    folder.rename(tmp_path / "label=__HIVE_DEFAULT_PARTITION__")  # Spark's folder for nulls
+    files = FileSet("parquet", tuple(find_files(f"file://{tmp_path}")), rows(0, 1).schema)
+    batch = next(FileInput.dealt([files], 1, 0.0, 0).batches(0, spec))
+    assert batch.column("label").to_pylist() == [None] * 5
+    with pytest.raises(ResourceError, match="names the machine"):
+        find_files("file://elsewhere/a.parquet")
 
 
 def test_more_rows_than_the_budget_are_spilled_in_blocks(tmp_path: Path) -> None:
