@@ -211,7 +211,7 @@ def calibrate(args: argparse.Namespace) -> Machine:
 def loopback_rate(size: int = 100_000_000) -> float:
     """Bytes per second of a push over the socket transport, in one process."""
     from sparkdl.ps.client import Progress, connect
-    from sparkdl.ps.rules import Single
+    from sparkdl.ps.rules import SingleWorker
     from sparkdl.ps.server import ServerConfig
     from sparkdl.transport.address import Endpoint
     from sparkdl.transport.listeners import Listeners
@@ -219,7 +219,7 @@ def loopback_rate(size: int = 100_000_000) -> float:
     from sparkdl.weights import Layout
 
     layout = Layout.of([("w", (size // 4,), "float32")])
-    config = ServerConfig(layout, Single(), 1, mode="socket")
+    config = ServerConfig(layout, SingleWorker(), 1, mode="socket")
     service = config.service(np.zeros(layout.size, np.float32))
     server = Server(service, config.token, Listeners.bind(config.listen, None), 1).start()
     endpoint = Endpoint(server.address, config.token)

@@ -26,13 +26,13 @@ __all__ = [
     "COMMUNICATORS",
     "Communicator",
     "Connector",
-    "Handle",
     "Member",
+    "ReduceHandle",
     "make_communicator",
 ]
 
 
-class Handle(Protocol):
+class ReduceHandle(Protocol):
     """An all-reduce that runs in the background."""
 
     def done(self) -> bool:
@@ -109,7 +109,7 @@ class Communicator(Protocol):
         op: str = "sum",
         weight: float = 1.0,
         out: Array | None = None,
-    ) -> Handle:
+    ) -> ReduceHandle:
         """:meth:`all_reduce` in the background.
 
         The caller must not touch ``array`` and ``out`` until it has waited for the handle.

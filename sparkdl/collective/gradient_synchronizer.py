@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparkdl.collective.arithmetic import half_dtype
-from sparkdl.collective.communicator import Communicator, Handle
+from sparkdl.collective.communicator import Communicator, ReduceHandle
 from sparkdl.errors import ConfigError
 from sparkdl.finite import FiniteCheck
 from sparkdl.phases import current_clock
@@ -92,7 +92,7 @@ class AllReduceGradientSynchronizer:
         self.stop_wanted = False
         self.stop_agreed = False
         self._has_gradient: list[bool] | None = None
-        self._handles: list[tuple[slice, npt.NDArray[Any], Handle]] = []
+        self._handles: list[tuple[slice, npt.NDArray[Any], ReduceHandle]] = []
 
     def start(self, learner: Learner, root: int = 0, scale: float = 1.0, steps: int = 0) -> None:
         """Gives every rank the root's weights and optimizer state.

@@ -19,7 +19,7 @@ _ROUNDING = 1e-5
 
 
 @dataclass(frozen=True)
-class Place:
+class ValuePlace:
     """Where a value stands, for error messages.
 
     Args:
@@ -84,11 +84,11 @@ def is_numeric(kind: Any) -> bool:
     )
 
 
-def numbers_of(array: Any, place: Place, per_row: int | None = None) -> Array:
+def numbers_of(array: Any, place: ValuePlace, per_row: int | None = None) -> Array:
     """A primitive Arrow array without nulls as a flat NumPy array of its own dtype.
 
     Args:
-        array: See :meth:`Place.check_nulls`, as for the other arguments.
+        array: See :meth:`ValuePlace.check_nulls`, as for the other arguments.
         place: Where it stands.
         per_row: See there.
     """
@@ -111,7 +111,7 @@ def numbers_of(array: Any, place: Place, per_row: int | None = None) -> Array:
 
 def conform(values: Array, spec: ColumnSpec, first_row: int = 0) -> Array:
     """Gives decoded rows the shape of ``spec`` and its dtype in compact form; checks labels."""
-    place = Place(spec.label, spec, first_row)
+    place = ValuePlace(spec.label, spec, first_row)
     return compact(check_labels(_fit(values, place), spec, place), spec, place)
 
 
@@ -136,7 +136,7 @@ def matches(shape: Sequence[int], wanted: Shape) -> bool:
 
 
 def shape_error(
-    shape: Sequence[int | None], place: Place, row: int | None, problem: str
+    shape: Sequence[int | None], place: ValuePlace, row: int | None, problem: str
 ) -> DataError:
     """The error for rows whose shape is not that of the spec."""
     return place.error(
@@ -148,7 +148,7 @@ def shape_error(
     )
 
 
-def _fit(values: Array, place: Place) -> Array:
+def _fit(values: Array, place: ValuePlace) -> Array:
     """Gives ``(num_rows, ...)`` the per-row shape of the spec if the sizes agree."""
     rows, dims, wanted = len(values), values.shape[1:], place.spec.value_shape
     if rows == 0:
@@ -167,7 +167,7 @@ def _fit(values: Array, place: Place) -> Array:
     raise shape_error(dims, place, None, "values whose shape does not fit")
 
 
-def compact(values: Array, spec: ColumnSpec, place: Place) -> Array:
+def compact(values: Array, spec: ColumnSpec, place: ValuePlace) -> Array:
     """Casts to the dtype wanted, unless the values are narrower and widen without loss."""
     target = spec.value_dtype
     native = values.dtype.newbyteorder("=")
@@ -176,7 +176,7 @@ def compact(values: Array, spec: ColumnSpec, place: Place) -> Array:
     return values if narrower else cast(values, target, place)
 
 
-def cast(values: Array, target: np.dtype[Any], place: Place, row: int | None = None) -> Array:
+def cast(values: Array, target: np.dtype[Any], place: ValuePlace, row: int | None = None) -> Array:
     """Casts, and refuses what an integer dtype cannot hold instead of cutting it off."""
     source = values.dtype
     bad, expected = None, ""
@@ -204,7 +204,7 @@ def cast(values: Array, target: np.dtype[Any], place: Place, row: int | None = N
         return values.astype(target, copy=False)
 
 
-def check_labels(values: Array, spec: ColumnSpec, place: Place) -> Array:
+def check_labels(values: Array, spec: ColumnSpec, place: ValuePlace) -> Array:
     """Returns ``values`` if they are what the loss takes: within bounds, or class numbers."""
     if values.size == 0:
         return values
@@ -228,7 +228,7 @@ def check_labels(values: Array, spec: ColumnSpec, place: Place) -> Array:
     )
 
 
-def _check_bounds(values: Array, bounds: tuple[float, float], place: Place) -> None:
+def _check_bounds(values: Array, bounds: tuple[float, float], place: ValuePlace) -> None:
     """Refuses a label outside of ``bounds``; NaN passes, which ``check_data`` finds."""
     low, high = bounds[0] - _ROUNDING, bounds[1] + _ROUNDING
     if values.min() >= low and values.max() <= high:

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from sparkdl.data.columns import Batch, ColumnSpec, DataSpec
 from sparkdl.data.conform import (
-    Place,
+    ValuePlace,
     cast,
     check_labels,
     compact,
@@ -72,7 +72,7 @@ def decode_stored(batch: pa.RecordBatch, spec: DataSpec, first_row: int = 0) -> 
 def decode_column(batch: pa.RecordBatch, spec: ColumnSpec, first_row: int = 0) -> Stored:
     """The rows of one ColumnSpec in compact form: ``(num_rows, *spec.value_shape)``, or ragged."""
     arrays = [_column(batch, name, first_row) for name in spec.columns]
-    place = Place(spec.label, spec, first_row)
+    place = ValuePlace(spec.label, spec, first_row)
     if spec.kind == "text":
         return _decode_texts(arrays[0], place)
     if spec.padding is not None:
@@ -96,7 +96,9 @@ def decode_column(batch: pa.RecordBatch, spec: ColumnSpec, first_row: int = 0) -
 def read_column(batch: pa.RecordBatch, name: str, first_row: int = 0) -> Array:
     """One plain numeric column without nulls as it is, e.g. the role of each row."""
     array = _column(batch, name, first_row)
-    return numbers_of(array, Place(repr(name), ColumnSpec((name,), (), kind="scalars"), first_row))
+    return numbers_of(
+        array, ValuePlace(repr(name), ColumnSpec((name,), (), kind="scalars"), first_row)
+    )
 
 
 def _column(batch: pa.RecordBatch, name: str, first_row: int) -> Any:
@@ -113,7 +115,7 @@ def _column(batch: pa.RecordBatch, name: str, first_row: int) -> Any:
         array = array.storage
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
-    Place(repr(name), ColumnSpec((name,), (), kind="scalars"), first_row).check_nulls(array)
+    ValuePlace(repr(name), ColumnSpec((name,), (), kind="scalars"), first_row).check_nulls(array)
     return array
 
 
@@ -126,7 +128,7 @@ def is_list(kind: Any) -> bool:
 
 def _decode_scalars(arrays: Sequence[Any], spec: ColumnSpec, first_row: int) -> Array:
     columns = [
-        numbers_of(array, Place(repr(name), spec, first_row))
+        numbers_of(array, ValuePlace(repr(name), spec, first_row))
         for array, name in zip(arrays, spec.columns, strict=True)
     ]
     if len(columns) == 1:
@@ -142,7 +144,7 @@ def _decode_scalars(arrays: Sequence[Any], spec: ColumnSpec, first_row: int) -> 
     return values
 
 
-def _decode_lists(array: Any, place: Place) -> Array:
+def _decode_lists(array: Any, place: ValuePlace) -> Array:
     """Nested lists of any depth -> ``(num_rows, width, width, ...)``."""
     dims: list[int] = [len(array)]
     per_row = 1
@@ -163,7 +165,7 @@ def _decode_lists(array: Any, place: Place) -> Array:
     return numbers_of(array, place, per_row).reshape(dims)
 
 
-def _decode_texts(array: Any, place: Place) -> Ragged:
+def _decode_texts(array: Any, place: ValuePlace) -> Ragged:
     """Strings -> their bytes in UTF-8."""
     if array.type not in (pa.string(), pa.large_string(), pa.string_view()):
         raise place.error(
@@ -178,7 +180,7 @@ def _decode_texts(array: Any, place: Place) -> Ragged:
     return Ragged(content, np.diff(offsets))
 
 
-def _decode_sequences(array: Any, place: Place) -> Ragged:
+def _decode_sequences(array: Any, place: ValuePlace) -> Ragged:
     """Lists of different lengths -> ragged rows."""
     spec = place.spec
     if not is_list(array.type):
@@ -223,7 +225,7 @@ def _decode_sequences(array: Any, place: Place) -> Ragged:
     return Ragged(values, lengths)
 
 
-def _common_width(array: Any, place: Place, per_row: int) -> int:
+def _common_width(array: Any, place: ValuePlace, per_row: int) -> int:
     if pa.types.is_fixed_size_list(array.type):
         return int(array.type.list_size)
     if len(array) == 0:
@@ -249,7 +251,7 @@ def _odd_one(widths: Array, wanted: int) -> tuple[int, int]:
     return common, int(np.argmax(widths != common))
 
 
-def _decode_bytes(array: Any, spec: ColumnSpec, place: Place) -> Array:
+def _decode_bytes(array: Any, spec: ColumnSpec, place: ValuePlace) -> Array:
     """Raw little-endian bytes -> ``(num_rows, elements)``, as a view of Arrow's memory."""
     dtype = np.dtype(spec.source_dtype or spec.dtype).newbyteorder("<")
     rows = len(array)
@@ -269,7 +271,7 @@ def _decode_bytes(array: Any, spec: ColumnSpec, place: Place) -> Array:
     return values if values.flags.aligned else values.copy()
 
 
-def _raw_bytes(array: Any, place: Place, itemsize: int) -> tuple[Any, int]:
+def _raw_bytes(array: Any, place: ValuePlace, itemsize: int) -> tuple[Any, int]:
     """A binary array of equally long values as one buffer, and the length of a value."""
     kind = array.type
     if pa.types.is_fixed_size_binary(kind):
@@ -309,7 +311,7 @@ def _part(data: Any, start: int, size: int) -> Any:
     return b"" if data is None or size == 0 else data.slice(start, size)
 
 
-def _decode_values(array: Any, spec: ColumnSpec, place: Place) -> Array:
+def _decode_values(array: Any, spec: ColumnSpec, place: ValuePlace) -> Array:
     """Passes every value through the user's decoder: the only loop over rows in Python."""
     decoder = spec.decoder
     if decoder is None:  # ColumnSpec refuses this; mypy cannot know

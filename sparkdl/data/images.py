@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from sparkdl.data.conform import Place
+from sparkdl.data.conform import ValuePlace
 from sparkdl.data.ragged import Array
 from sparkdl.errors import DataError
 
@@ -20,7 +20,7 @@ _CHANNELS_OF_MODE = {0: 1, 16: 3, 24: 4}
 _FIELDS = ("height", "width", "nChannels", "mode", "data")
 
 
-def decode_images(array: Any, place: Place) -> Array:
+def decode_images(array: Any, place: ValuePlace) -> Array:
     """Image structs -> uint8 ``(num_rows, height, width, channels)`` in RGB(A) or grey.
 
     Grey images fill all three channels of a model that wants three; an alpha channel is dropped

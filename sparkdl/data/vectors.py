@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparkdl.data.conform import Place, numbers_of
+from sparkdl.data.conform import ValuePlace, numbers_of
 from sparkdl.data.ragged import Array
 
 _FIELDS = {"type", "size", "indices", "values"}
@@ -22,7 +22,7 @@ def is_vector(kind: Any) -> bool:
     return bool(pa.types.is_struct(kind)) and {f.name for f in kind} == _FIELDS
 
 
-def decode_vectors(array: Any, place: Place) -> Array:
+def decode_vectors(array: Any, place: ValuePlace) -> Array:
     """The struct of an ML vector, dense and sparse rows mixed -> ``(num_rows, width)``."""
     names = [f.name for f in array.type]
     fields = dict(zip(names, array.flatten(), strict=True))

@@ -44,7 +44,7 @@ class FoundFile:
 
 
 @dataclass(frozen=True)
-class Place:
+class FilePlace:
     """A path on its file system.
 
     Args:
@@ -62,7 +62,7 @@ class Place:
         return self.prefix + inner
 
 
-def place_of(path: str) -> Place:
+def place_of(path: str) -> FilePlace:
     """Where a path or URI is.
 
     Raises:
@@ -72,12 +72,12 @@ def place_of(path: str) -> Place:
 
     match = SCHEME.match(path)
     if match is None:
-        return Place(fs.LocalFileSystem(), os.path.abspath(path))
+        return FilePlace(fs.LocalFileSystem(), os.path.abspath(path))
     scheme = match[1].lower()
     if scheme == "file":
-        return Place(fs.LocalFileSystem(), local_path(path))
+        return FilePlace(fs.LocalFileSystem(), local_path(path))
     system, inner = open_uri(path, scheme)
-    return Place(system.arrow, inner, path[: -len(inner)] if path.endswith(inner) else "")
+    return FilePlace(system.arrow, inner, path[: -len(inner)] if path.endswith(inner) else "")
 
 
 def find_files(path: str, ending: str = "") -> list[FoundFile]:
@@ -115,7 +115,7 @@ def find_files(path: str, ending: str = "") -> list[FoundFile]:
     return found
 
 
-def _in(place: Place, top: str, ending: str) -> list[FoundFile]:
+def _in(place: FilePlace, top: str, ending: str) -> list[FoundFile]:
     """The file ``top``, or those below the folder ``top``."""
     from pyarrow import fs
 
@@ -134,7 +134,7 @@ def _in(place: Place, top: str, ending: str) -> list[FoundFile]:
     return sorted(files, key=lambda file: file.path)
 
 
-def _matching(place: Place, pattern: list[str]) -> list[str]:
+def _matching(place: FilePlace, pattern: list[str]) -> list[str]:
     """The paths below a folder that fit a pattern, name by name."""
     from pyarrow import fs
 

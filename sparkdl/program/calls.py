@@ -23,7 +23,7 @@ from sparkdl.errors import (
     UnknownNameError,
     WaitTimeoutError,
 )
-from sparkdl.program.messages import Message, MessageConnection, MessageKind
+from sparkdl.program.messages import CallMessage, MessageConnection, MessageKind
 
 CALL_THREADS = 16
 _RETRY_S = 0.05
@@ -132,7 +132,7 @@ class CallServer(Closing):
                 self._connections.discard(connection)
             connection.close()
 
-    def _answer(self, connection: MessageConnection, message: Message) -> None:
+    def _answer(self, connection: MessageConnection, message: CallMessage) -> None:
         try:
             name, args, kwargs = message.load()
             result = self._method(name)(*args, **kwargs)
@@ -141,7 +141,7 @@ class CallServer(Closing):
             self._send_error(connection, message, error)
 
     def _send_error(
-        self, connection: MessageConnection, message: Message, error: BaseException
+        self, connection: MessageConnection, message: CallMessage, error: BaseException
     ) -> None:
         text = traceback.format_exc()
         with suppress(OSError):
@@ -338,7 +338,7 @@ def _client(
     return CallClient(address, token, timeout_s=timeout_s, connect_s=connect_s)
 
 
-def _settle(future: Future[Any], message: Message) -> None:
+def _settle(future: Future[Any], message: CallMessage) -> None:
     try:
         thing = message.load()
     except BaseException as error:

@@ -17,7 +17,7 @@ from sparkdl.launch.task import Launcher
 from sparkdl.launch.threads import ThreadLauncher
 from sparkdl.program.calls import CallServer
 from sparkdl.program.nodes import Program
-from sparkdl.program.running import Control, NodeTask
+from sparkdl.program.running import NodeTask, ProgramControl
 
 LaunchType = Literal["threads", "processes"]
 _LOOK_S = 0.05
@@ -34,7 +34,7 @@ class LaunchedProgram:
 
     def __init__(self, program: Program, launcher: Launcher) -> None:
         self._program, self._launcher = program, launcher
-        self._control = Control()
+        self._control = ProgramControl()
         self._token = secrets.token_bytes(32)
         self._ended = threading.Event()
         self._error: BaseException | None = None

@@ -45,7 +45,7 @@ class MessageKind(IntEnum):
 
 
 @dataclass(frozen=True)
-class Message:
+class CallMessage:
     """A message as it came; the object in it is unpickled only when it is asked for.
 
     Args:
@@ -135,7 +135,7 @@ class MessageConnection:
             for piece in pieces:
                 self._socket.sendall(piece)
 
-    def receive(self) -> Message:
+    def receive(self) -> CallMessage:
         """The next message.
 
         Raises:
@@ -156,7 +156,7 @@ class MessageConnection:
                 expected=f"at most {_MAX_MESSAGE_BYTES} bytes",
                 received=f"{sum(sizes)} bytes",
             )
-        return Message(call, MessageKind(kind), [self._receive_exactly(size) for size in sizes])
+        return CallMessage(call, MessageKind(kind), [self._receive_exactly(size) for size in sizes])
 
     def _receive_exactly(self, size: int) -> memoryview:
         memory = memoryview(np.empty(size, np.uint8).data)

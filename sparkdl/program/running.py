@@ -24,7 +24,7 @@ from sparkdl.program.nodes import Handle, Placed, replaced
 _STOP_GRACE_S = 5.0
 
 
-class Control:
+class ProgramControl:
     """What the launching process serves: whether the program stops, and the order to stop."""
 
     def __init__(self) -> None:

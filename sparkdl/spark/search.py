@@ -199,7 +199,7 @@ class _FitTrainer:
         self._tag = f"sparkdl-tune-{uuid.uuid4().hex[:12]}"
 
     def prepare(self, trial: Trial, segment: Segment) -> SegmentTraining:
-        """Builds the model; see :class:`sparkdl.tune.runner.Trainer`."""
+        """Builds the model; see :class:`sparkdl.tune.runner.TrialTrainer`."""
         model = self._model(trial)
         kept = Checkpoints(self._of(segment.trial))
         if kept.newest() >= segment.end:  # its metrics were lost with the driver: train it again

@@ -29,7 +29,7 @@ class SegmentTraining(Protocol):
         """Trains it, writes its checkpoint, and returns the metrics of the last epoch."""
 
 
-class Trainer(Protocol):
+class TrialTrainer(Protocol):
     """Trains segments; what it needs of Spark and Keras is its own."""
 
     def prepare(self, trial: Trial, segment: Segment) -> SegmentTraining:
@@ -77,7 +77,7 @@ class _Ended:
 
 def run_search(
     searcher: Searcher,
-    trainer: Trainer,
+    trainer: TrialTrainer,
     journal: Journal,
     goal: Goal,
     *,
@@ -126,7 +126,7 @@ class _Search:
     """The segments that run, each in a thread of its own; used by one thread."""
 
     def __init__(
-        self, searcher: Searcher, trainer: Trainer, journal: Journal, goal: Goal, seed: int,
+        self, searcher: Searcher, trainer: TrialTrainer, journal: Journal, goal: Goal, seed: int,
         on_score: Callable[[int, float], None],
     ) -> None:  # fmt: skip
         self._searcher, self._trainer, self._journal = searcher, trainer, journal

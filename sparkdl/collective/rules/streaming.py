@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from sparkdl.collective.communicator import Communicator, Handle
+from sparkdl.collective.communicator import Communicator, ReduceHandle
 from sparkdl.collective.rules.exchange_rule import ExchangeRule, WeightsExchange
 from sparkdl.optimizers.flat import FlatSGD, State
 from sparkdl.options import require, require_fraction, require_positive, require_whole
@@ -81,7 +81,7 @@ class _Fragment:
         self.buffer = np.zeros(count + 1, np.float32)
         self.rows = 0
         self.due = 0
-        self.handle: Handle | None = None
+        self.handle: ReduceHandle | None = None
 
 
 class StreamingExchange(WeightsExchange):

@@ -139,7 +139,7 @@ class HyperParamModel:
 
 
 class _FunctionTrainer:
-    """Calls the user's function in a task; see :class:`sparkdl.tune.runner.Trainer`."""
+    """Calls the user's function in a task; see :class:`sparkdl.tune.runner.TrialTrainer`."""
 
     def __init__(self, spark: Any, template: Template, data: Callable[[], Any], seed: int) -> None:
         self._spark, self._template, self._data, self._seed = spark, template, data, seed

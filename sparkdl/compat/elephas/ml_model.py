@@ -19,7 +19,7 @@ from sparkdl.config import shown
 from sparkdl.errors import ConfigError, ModelError
 from sparkdl.learner.compiling import compile_model, from_plain_form, model_from_json
 from sparkdl.spark.inference.output_columns import OutputColumn
-from sparkdl.spark.ml.files import Content, Loaded, StageReader, StageWriter, load_model
+from sparkdl.spark.ml.files import Loaded, StageContent, StageReader, StageWriter, load_model
 from sparkdl.spark.ml.outputs import append_outputs, appended
 from sparkdl.spark.ml.params import flag, plain, text, whole
 from sparkdl.spark.ml.parts import archive_of, making_models
@@ -234,10 +234,10 @@ class ElephasEstimator(
         """Loads what ``write`` saved."""
         return StageReader(cls)
 
-    def content(self) -> Content:
+    def content(self) -> StageContent:
         """What is saved beside the Params."""
         objects = self._custom_objects
-        return Content({}, None, {"customObjects": objects} if objects else {})
+        return StageContent({}, None, {"customObjects": objects} if objects else {})
 
     def take(self, loaded: Loaded) -> None:
         """The counterpart of :meth:`content`."""
@@ -328,11 +328,11 @@ class ElephasTransformer(
         for number, weight in enumerate(self.weights):
             file.create_dataset(f"weights/{number:05d}", data=np.asarray(weight))
 
-    def content(self) -> Content:
+    def content(self) -> StageContent:
         """What is saved beside the Params."""
         kind = None if self.model_type is None else self.model_type.name
         plain_part = {"model_type": kind, "history": self._history}
-        return Content(plain_part, self.trained.archive, {})
+        return StageContent(plain_part, self.trained.archive, {})
 
     def take(self, loaded: Loaded) -> None:
         """The counterpart of :meth:`content`."""

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, Literal, cast
 import numpy as np
 
 from sparkdl.data.tfrecord import loops
-from sparkdl.data.tfrecord.framing import MAX_RECORD_BYTES, Place, broken, crc32c, masked
+from sparkdl.data.tfrecord.framing import MAX_RECORD_BYTES, RecordPlace, broken, crc32c, masked
 from sparkdl.data.tfrecord.loops import PADDING, Bytes, Positions
 from sparkdl.errors import UnknownNameError
 
@@ -85,9 +85,11 @@ class Block:
             self.offset,
         )
 
-    def place(self, record: int) -> Place:
+    def place(self, record: int) -> RecordPlace:
         """Where the file has the record of this number in the block."""
-        return Place(self.name, self.first + record, self.offset + int(self.starts[record]) - 12)
+        return RecordPlace(
+            self.name, self.first + record, self.offset + int(self.starts[record]) - 12
+        )
 
 
 def decompressed(stream: BinaryIO, codec: Codec | None = None) -> BinaryIO:
@@ -180,7 +182,7 @@ def read_blocks(
         if wanted > len(buffer):
             buffer = np.empty(wanted, np.uint8)
         buffer[: len(rest)] = rest
-        at = Place(name, record, offset)
+        at = RecordPlace(name, record, offset)
         filled = len(rest) + _fill(stream, buffer[len(rest) : -PADDING], at)
         buffer[filled : filled + PADDING] = 0
         loops.count_bytes(filled - len(rest))
@@ -188,7 +190,7 @@ def read_blocks(
         if len(frames.starts):
             yield Block(buffer, frames.starts, frames.lengths, name, record, offset)
         record += len(frames.starts)
-        at = Place(name, record, offset + frames.end)
+        at = RecordPlace(name, record, offset + frames.end)
         if frames.fault:
             raise broken(at, _EXPECTED[frames.fault], "other bytes")
         rest = buffer[frames.end : filled].copy()
@@ -206,7 +208,7 @@ def _missing(rest: Bytes) -> int:
     return max(0, int.from_bytes(rest[:8].tobytes(), "little") + 16 - len(rest))
 
 
-def _fill(stream: BinaryIO, target: Bytes, at: Place) -> int:
+def _fill(stream: BinaryIO, target: Bytes, at: RecordPlace) -> int:
     """Reads until ``target`` is full or the file ends."""
     view, done = memoryview(target.data), 0
     try:

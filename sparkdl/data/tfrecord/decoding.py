@@ -18,7 +18,7 @@ from sparkdl.data.tfrecord import loops
 from sparkdl.data.tfrecord.blocks import Block
 from sparkdl.data.tfrecord.framing import broken
 from sparkdl.data.tfrecord.loops import MalformedError, Positions
-from sparkdl.data.tfrecord.messages import Entries, ListKind, Lists, Reader, Singles, Spans
+from sparkdl.data.tfrecord.messages import ByteSpans, Entries, FieldReader, ListKind, Lists, Singles
 from sparkdl.errors import ConfigError, DataError
 
 RecordType = Literal["Example", "SequenceExample", "ByteArray"]
@@ -92,7 +92,7 @@ def decode_block(block: Block, schema: pa.Schema, record_type: RecordType) -> pa
     Raises:
         DataError: A record is malformed, or does not fit the schema; it names file and byte.
     """
-    reader = Reader(block)
+    reader = FieldReader(block)
     if record_type == "ByteArray":
         records = reader.records()
         data = _binary(reader, records.start, records.end)
@@ -116,7 +116,9 @@ def _no_columns(block: Block) -> pa.RecordBatch:
     return batch.select([])
 
 
-def _column(reader: Reader, context: Entries, lists: Entries | None, field: pa.Field) -> pa.Array:
+def _column(
+    reader: FieldReader, context: Entries, lists: Entries | None, field: pa.Field
+) -> pa.Array:
     depth, value = depth_of(field.type)
     features = reader.named(context, field.name)
     if lists is None or not depth or (depth == 1 and len(features)):
@@ -129,7 +131,7 @@ def _is_single_number(kind: pa.DataType) -> bool:
     return kind_of(kind) in (ListKind.INT64, ListKind.FLOAT)
 
 
-def _indexed_column(reader: Reader, found: Lists | Singles, field: pa.Field) -> pa.Array:
+def _indexed_column(reader: FieldReader, found: Lists | Singles, field: pa.Field) -> pa.Array:
     if isinstance(found, Lists):
         return _feature_column(reader, found, field)
     present = found.kinds > 0
@@ -142,7 +144,7 @@ def _indexed_column(reader: Reader, found: Lists | Singles, field: pa.Field) -> 
     return _checked(reader, _cast(reader, values, field, field.type), present, field)
 
 
-def _feature_column(reader: Reader, lists: Lists, field: pa.Field) -> pa.Array:
+def _feature_column(reader: FieldReader, lists: Lists, field: pa.Field) -> pa.Array:
     depth, value = depth_of(field.type)
     if depth == 2:
         raise ConfigError(
@@ -155,7 +157,7 @@ def _feature_column(reader: Reader, lists: Lists, field: pa.Field) -> pa.Array:
 
 
 def _checked(
-    reader: Reader, array: pa.Array, present: npt.NDArray[np.bool_], field: pa.Field
+    reader: FieldReader, array: pa.Array, present: npt.NDArray[np.bool_], field: pa.Field
 ) -> pa.Array:
     if not field.nullable and not present.all():
         raise broken(
@@ -168,7 +170,7 @@ def _checked(
 
 
 def _flat(
-    reader: Reader, lists: Lists, field: pa.Field, value: pa.DataType, depth: int
+    reader: FieldReader, lists: Lists, field: pa.Field, value: pa.DataType, depth: int
 ) -> tuple[pa.Array, npt.NDArray[np.bool_]]:
     """The column of a feature: one value or one list per record."""
     number = len(reader.block)
@@ -191,7 +193,7 @@ def _flat(
 
 
 def _nested(
-    reader: Reader, messages: Spans, field: pa.Field, depth: int, value: pa.DataType
+    reader: FieldReader, messages: ByteSpans, field: pa.Field, depth: int, value: pa.DataType
 ) -> tuple[pa.Array, npt.NDArray[np.bool_]]:
     """The column of a feature list: one list (of lists, or of single values) per record."""
     number = len(reader.block)
@@ -209,7 +211,9 @@ def _nested(
     return _list_array(inner, sizes, present), present
 
 
-def _check_single(reader: Reader, record: Positions, counts: Positions, field: pa.Field) -> None:
+def _check_single(
+    reader: FieldReader, record: Positions, counts: Positions, field: pa.Field
+) -> None:
     if len(counts) and counts.max() > 1:
         row = int(np.argmax(counts > 1))
         raise broken(
@@ -235,7 +239,7 @@ def _list_array(values: pa.Array, sizes: Positions, present: npt.NDArray[np.bool
 
 
 def _check_kind(
-    reader: Reader,
+    reader: FieldReader,
     record: Positions,
     kinds: npt.NDArray[Any],
     kind: ListKind,
@@ -253,7 +257,7 @@ def _check_kind(
 
 
 def _values(
-    reader: Reader, lists: Lists, field: pa.Field, value: pa.DataType
+    reader: FieldReader, lists: Lists, field: pa.Field, value: pa.DataType
 ) -> tuple[pa.Array, Positions]:
     """All values of some features, one after the other, and how many each one has."""
     kind = kind_of(value)
@@ -282,7 +286,7 @@ def _values(
     return _cast(reader, pa.array(found), field, value), counts
 
 
-def _cast(reader: Reader, values: pa.Array, field: pa.Field, value: pa.DataType) -> pa.Array:
+def _cast(reader: FieldReader, values: pa.Array, field: pa.Field, value: pa.DataType) -> pa.Array:
     try:
         if pa.types.is_decimal(value):
             return values.cast(pa.float64()).cast(value)
@@ -297,7 +301,7 @@ def _cast(reader: Reader, values: pa.Array, field: pa.Field, value: pa.DataType)
 
 
 def _texts(
-    reader: Reader, parts: Spans, record: Positions, field: pa.Field, value: pa.DataType
+    reader: FieldReader, parts: ByteSpans, record: Positions, field: pa.Field, value: pa.DataType
 ) -> pa.Array:
     data = _binary(reader, parts.start, parts.end)
     if pa.types.is_binary(value) or pa.types.is_large_binary(value):
@@ -319,7 +323,7 @@ def _texts(
         raise
 
 
-def _binary(reader: Reader, starts: Positions, ends: Positions) -> pa.Array:
+def _binary(reader: FieldReader, starts: Positions, ends: Positions) -> pa.Array:
     lengths = ends - starts
     data = loops.gather_spans(reader.buffer, starts, lengths)
     offsets = np.zeros(len(starts) + 1, np.int64)

@@ -44,7 +44,7 @@ def read_frames(stream: BinaryIO, name: str = "the file") -> Iterator[bytes]:
     Raises:
         DataError: A frame is cut off, or a CRC does not fit.
     """
-    at = Place(name)
+    at = RecordPlace(name)
     while head := stream.read(HEAD_BYTES):
         if len(head) < HEAD_BYTES or _packed_crc(head[:8]) != head[8:]:
             raise broken(at, "the head of a frame, with its CRC", f"{len(head)} bytes")
@@ -57,7 +57,7 @@ def read_frames(stream: BinaryIO, name: str = "the file") -> Iterator[bytes]:
         if _packed_crc(data) != foot:
             raise broken(at, "data that fit their CRC", "other data")
         yield data
-        at = Place(name, at.record + 1, at.offset + HEAD_BYTES + length + FOOT_BYTES)
+        at = RecordPlace(name, at.record + 1, at.offset + HEAD_BYTES + length + FOOT_BYTES)
 
 
 def crc32c(data: bytes) -> int:
@@ -115,7 +115,7 @@ def masked(crc: int) -> int:
 
 
 @dataclass(frozen=True)
-class Place:
+class RecordPlace:
     """Where a record is: its file, its number in it from 0, and the byte its frame begins at."""
 
     name: str
@@ -126,7 +126,7 @@ class Place:
         return f"record {self.record} of {self.name}, at byte {self.offset}"
 
 
-def broken(place: Place, expected: str, received: str, hint: str = "") -> DataError:
+def broken(place: RecordPlace, expected: str, received: str, hint: str = "") -> DataError:
     """What is raised for a frame or a message that is not as it should be."""
     return DataError(
         f"{place}: broken",

@@ -11,7 +11,7 @@ import pyarrow as pa
 from sparkdl.data.tfrecord.blocks import Block
 from sparkdl.data.tfrecord.decoding import BYTE_ARRAY_COLUMN, RecordType
 from sparkdl.data.tfrecord.framing import broken
-from sparkdl.data.tfrecord.messages import Entries, ListKind, Reader, Spans
+from sparkdl.data.tfrecord.messages import ByteSpans, Entries, FieldReader, ListKind
 from sparkdl.errors import DataError
 
 
@@ -48,7 +48,7 @@ class SchemaInference:
         """
         if self.record_type == "ByteArray":
             return
-        reader = Reader(block)
+        reader = FieldReader(block)
         maps, _ = reader.children(reader.records(), 1)
         self._add_features(reader, reader.entries(maps))
         if self.record_type == "SequenceExample":
@@ -70,16 +70,16 @@ class SchemaInference:
             value = pa.list_(value)
         return value
 
-    def _add_features(self, reader: Reader, entries: Entries) -> None:
+    def _add_features(self, reader: FieldReader, entries: Entries) -> None:
         for name in _names(reader, entries):
             self._note(reader, name, reader.named(entries, name), 0)
 
-    def _add_lists(self, reader: Reader, entries: Entries) -> None:
+    def _add_lists(self, reader: FieldReader, entries: Entries) -> None:
         for name in _names(reader, entries):
             features, _ = reader.children(reader.named(entries, name), 1)
             self._note(reader, name, features, 2)
 
-    def _note(self, reader: Reader, name: str, features: Spans, depth: int) -> None:
+    def _note(self, reader: FieldReader, name: str, features: ByteSpans, depth: int) -> None:
         lists = reader.lists(features)
         filled = lists.kind != ListKind.NONE
         if not filled.any():
@@ -108,7 +108,7 @@ class SchemaInference:
         found.depth = max(found.depth, depth)
 
 
-def _names(reader: Reader, entries: Entries) -> list[str]:
+def _names(reader: FieldReader, entries: Entries) -> list[str]:
     _, first = np.unique(entries.hashes, return_index=True)
     names = set()
     for row in first.tolist():

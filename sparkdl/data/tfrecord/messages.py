@@ -40,7 +40,7 @@ class ListKind(IntEnum):
 
 
 @dataclass(frozen=True)
-class Spans:
+class ByteSpans:
     """Messages of one kind: which record each is in, where it begins and ends."""
 
     record: Positions
@@ -50,9 +50,9 @@ class Spans:
     def __len__(self) -> int:
         return len(self.record)
 
-    def where(self, chosen: npt.NDArray[np.bool_] | Positions) -> Spans:
+    def where(self, chosen: npt.NDArray[np.bool_] | Positions) -> ByteSpans:
         """Some of them."""
-        return Spans(self.record[chosen], self.start[chosen], self.end[chosen])
+        return ByteSpans(self.record[chosen], self.start[chosen], self.end[chosen])
 
 
 @dataclass(frozen=True)
@@ -65,8 +65,8 @@ class Entries:
         hashes: A number for each name; equal for equal names.
     """
 
-    key: Spans
-    value: Spans
+    key: ByteSpans
+    value: ByteSpans
     hashes: npt.NDArray[np.uint64]
 
 
@@ -83,7 +83,7 @@ class Lists:
 
     record: Positions
     kind: Positions
-    parts: Spans
+    parts: ByteSpans
     wire: Positions
 
 
@@ -100,32 +100,32 @@ class Singles:
     values: npt.NDArray[np.int64]
 
 
-class Reader:
+class FieldReader:
     """Finds messages in a block; malformed ones are raised with the place of their record."""
 
     def __init__(self, block: Block) -> None:
         self.block = block
         self.buffer: Bytes = block.buffer
 
-    def records(self) -> Spans:
+    def records(self) -> ByteSpans:
         """The block's records as messages."""
         block = self.block
-        return Spans(np.arange(len(block)), block.starts, block.starts + block.lengths)
+        return ByteSpans(np.arange(len(block)), block.starts, block.starts + block.lengths)
 
-    def walk(self, messages: Spans) -> Fields:
+    def walk(self, messages: ByteSpans) -> Fields:
         """All fields of some messages."""
         try:
             return loops.walk(self.buffer, messages.start, messages.end)
         except MalformedError as error:
             raise self.malformed(int(messages.record[error.index]), error.what) from error
 
-    def children(self, messages: Spans, number: int) -> tuple[Spans, Positions]:
+    def children(self, messages: ByteSpans, number: int) -> tuple[ByteSpans, Positions]:
         """Messages in field ``number`` of some messages, and in which of them each one is."""
         fields = self.walk(messages)
         found = fields.where((fields.number == number) & (fields.wire == 2))
-        return Spans(messages.record[found.message], found.start, found.end), found.message
+        return ByteSpans(messages.record[found.message], found.start, found.end), found.message
 
-    def entries(self, maps: Spans) -> Entries:
+    def entries(self, maps: ByteSpans) -> Entries:
         """The entries in field 1 of some messages."""
         entries, _ = self.children(maps, 1)
         fields = self.walk(entries)
@@ -136,11 +136,11 @@ class Reader:
         else:
             key_start, key_end = _last(fields, 1, entries)
             start, end = _last(fields, 2, entries)
-        keys = Spans(entries.record, key_start, key_end)
-        values = Spans(entries.record, start, end)
+        keys = ByteSpans(entries.record, key_start, key_end)
+        values = ByteSpans(entries.record, start, end)
         return Entries(keys, values, hash_spans(self.buffer, key_start, key_end))
 
-    def named(self, entries: Entries, name: str) -> Spans:
+    def named(self, entries: Entries, name: str) -> ByteSpans:
         """The message under a name in each map that has it, the last one where there are two."""
         key = name.encode()
         text = np.frombuffer(key + bytes(loops.PADDING), np.uint8)
@@ -155,7 +155,7 @@ class Reader:
         record = found.record
         return found.where(np.append(record[1:] != record[:-1], True)) if len(record) else found
 
-    def lists(self, features: Spans) -> Lists:
+    def lists(self, features: ByteSpans) -> Lists:
         """What the lists of features hold."""
         fields = self.walk(features)
         fields = fields.where((fields.number <= 3) & (fields.wire == 2))
@@ -163,14 +163,14 @@ class Reader:
         start, end = features.start.copy(), features.start.copy()
         kind[fields.message] = fields.number  # of several the last one counts
         start[fields.message], end[fields.message] = fields.start, fields.end
-        parts = self.walk(Spans(features.record, start, end))
+        parts = self.walk(ByteSpans(features.record, start, end))
         of = kind[parts.message]
         fits = (parts.wire == 2) | ((of == ListKind.INT64) & (parts.wire == 0))
         fits |= (of == ListKind.FLOAT) & (parts.wire == 5)
         fits &= parts.number == 1
         if not fits.all():
             parts = parts.where(fits)
-        spans = Spans(parts.message, parts.start, parts.end)
+        spans = ByteSpans(parts.message, parts.start, parts.end)
         return Lists(features.record, kind, spans, parts.wire)
 
     def indexed(self, single: Mapping[str, bool]) -> dict[str, Lists | Singles] | None:
@@ -200,13 +200,13 @@ class Reader:
             kinds, starts, ends = kinds[record], starts[record], ends[record]
         of_texts = kinds == ListKind.BYTES
         if not of_texts.any():
-            parts = Spans(np.arange(len(record)), starts, ends)
+            parts = ByteSpans(np.arange(len(record)), starts, ends)
             return Lists(record, kinds, parts, np.full(len(record), 2))
         if not of_texts.all():
             ends = np.where(of_texts, ends, starts)
-        fields = self.walk(Spans(record, starts, ends))
+        fields = self.walk(ByteSpans(record, starts, ends))
         fields = fields.where((fields.number == 1) & (fields.wire == 2))
-        parts = Spans(fields.message, fields.start, fields.end)
+        parts = ByteSpans(fields.message, fields.start, fields.end)
         return Lists(record, kinds, parts, fields.wire)
 
     def counts(self, lists: Lists) -> Positions:
@@ -245,7 +245,7 @@ def _alternate(fields: Fields, entries: int) -> bool:
     )
 
 
-def _last(fields: Fields, number: int, messages: Spans) -> tuple[Positions, Positions]:
+def _last(fields: Fields, number: int, messages: ByteSpans) -> tuple[Positions, Positions]:
     """The last value of a field in each message; an empty one where there is none."""
     start, end = messages.start.copy(), messages.start.copy()
     found = fields.where((fields.number == number) & (fields.wire == 2))

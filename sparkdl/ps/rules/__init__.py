@@ -9,7 +9,7 @@ from typing import Any
 
 from sparkdl.ps.rules.adag import Adag
 from sparkdl.ps.rules.adapted import adapt
-from sparkdl.ps.rules.averaging import Averaging, Ensemble, Single
+from sparkdl.ps.rules.averaging import Averaging, Ensemble, SingleWorker
 from sparkdl.ps.rules.bsp import BSP
 from sparkdl.ps.rules.compensated import DCASGD, GapAware
 from sparkdl.ps.rules.diloco import AsyncDiLoCo, DiLoCo
@@ -57,7 +57,7 @@ __all__ = [
     "Peer",
     "RMSprop",
     "Rule",
-    "Single",
+    "SingleWorker",
     "StalenessAware",
     "State",
     "make_rule",
@@ -77,7 +77,7 @@ RULES: Registry[Rule] = Registry(
     (
         *(Downpour, DownpourAdagrad, Adag, DynSGD, StalenessAware, Experimental, AEASGD, EAMSGD),
         *(SSP, BSP, DCASGD, GapAware, Hogwild, GeoSGD, DiLoCo, AsyncDiLoCo),
-        *(Averaging, Ensemble, Single, SGD, Adagrad, RMSprop, Adam, AdamW),
+        *(Averaging, Ensemble, SingleWorker, SGD, Adagrad, RMSprop, Adam, AdamW),
     ),
     adapt=_adapt,
     accepted="an object with update(center, delta, state, commit, out), or a Keras optimizer as "

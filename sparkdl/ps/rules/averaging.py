@@ -28,7 +28,7 @@ class Averaging(Rule):
 
 
 @dataclass(frozen=True)
-class Single(Rule):
+class SingleWorker(Rule):
     """One worker trains alone, and sends its change of the weights once an epoch.
 
     ``center += delta``.

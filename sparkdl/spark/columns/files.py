@@ -30,7 +30,7 @@ _FILES_PER_WORKER = 4
 
 
 @dataclass(frozen=True)
-class Shard:
+class FileShard:
     """A file, or some row groups of a Parquet file.
 
     Args:
@@ -64,9 +64,9 @@ class FileSet:
     schema: pa.Schema
     role: int = 0
 
-    def shards(self, workers: int) -> list[Shard]:
+    def shards(self, workers: int) -> list[FileShard]:
         """What can be dealt to so many workers."""
-        shards = [Shard(file, file.size_bytes, role=self.role) for file in self.files]
+        shards = [FileShard(file, file.size_bytes, role=self.role) for file in self.files]
         if self.kind == "parquet" and len(shards) < _FILES_PER_WORKER * workers:
             shards = [part for shard in shards for part in _row_groups(shard)]
         return [replace(shard, number=number) for number, shard in enumerate(shards)]
@@ -85,7 +85,7 @@ class FileInput:
     """
 
     kind: FileKind
-    hands: tuple[tuple[Shard, ...], ...]
+    hands: tuple[tuple[FileShard, ...], ...]
     schema: pa.Schema
     split: float = 0.0
     seed: int = 0
@@ -93,7 +93,7 @@ class FileInput:
     @classmethod
     def dealt(cls, sets: Sequence[FileSet], workers: int, split: float, seed: int) -> FileInput:
         """Deals the shards of each set to the workers, by size."""
-        hands: list[list[Shard]] = [[] for _ in range(workers)]
+        hands: list[list[FileShard]] = [[] for _ in range(workers)]
         for files in sets:
             shards = files.shards(workers)
             sizes = [shard.size_bytes for shard in shards]
@@ -115,13 +115,13 @@ class FileInput:
                 ]
                 yield pa.RecordBatch.from_arrays(columns, names=list(spec.columns))
 
-    def _roles(self, rows: int, shard: Shard, random: np.random.Generator) -> pa.Array:
+    def _roles(self, rows: int, shard: FileShard, random: np.random.Generator) -> pa.Array:
         roles = np.full(rows, shard.role, np.int8)
         if not shard.role and self.split > 0:
             roles[random.random(rows) < self.split] = 1
         return pa.array(roles)
 
-    def _read(self, shard: Shard, spec: DataSpec) -> Iterator[pa.RecordBatch]:
+    def _read(self, shard: FileShard, spec: DataSpec) -> Iterator[pa.RecordBatch]:
         folders = shard.file.partition_values
         wanted = [
             name
@@ -137,7 +137,7 @@ class FileInput:
                 yield decode_block(block, schema, "Example")
 
 
-def _column(batch: pa.RecordBatch, name: str, shard: Shard, schema: pa.Schema) -> pa.Array:
+def _column(batch: pa.RecordBatch, name: str, shard: FileShard, schema: pa.Schema) -> pa.Array:
     if name == ONES:
         return pa.array(np.ones(batch.num_rows, np.float32))
     folders = shard.file.partition_values
@@ -146,7 +146,7 @@ def _column(batch: pa.RecordBatch, name: str, shard: Shard, schema: pa.Schema) -
     return batch.column(name)
 
 
-def _row_groups(shard: Shard) -> Iterator[Shard]:
+def _row_groups(shard: FileShard) -> Iterator[FileShard]:
     import pyarrow.parquet as pq
 
     with open_input(shard.file.path) as stream:
@@ -156,7 +156,7 @@ def _row_groups(shard: Shard) -> Iterator[Shard]:
         yield replace(shard, size_bytes=size, row_groups=(number,))
 
 
-def _read_parquet(stream: Any, shard: Shard, columns: list[str]) -> Iterator[pa.RecordBatch]:
+def _read_parquet(stream: Any, shard: FileShard, columns: list[str]) -> Iterator[pa.RecordBatch]:
     import pyarrow.parquet as pq
 
     file = _opened(pq, stream, shard.file.path)

@@ -14,7 +14,7 @@ from pyspark.ml.util import MLReadable, MLWritable
 from sparkdl.errors import ModelError
 from sparkdl.files import storage
 from sparkdl.learner.archive import HDF5, ModelArchive, model_from_bytes
-from sparkdl.spark.ml.files import Content, Loaded, StageReader, StageWriter, load_model
+from sparkdl.spark.ml.files import Loaded, StageContent, StageReader, StageWriter, load_model
 from sparkdl.spark.ml.parts import archive_of
 
 S = TypeVar("S", bound="SavedImageStage")
@@ -64,7 +64,7 @@ class SavedImageStage(Params, MLWritable, MLReadable):  # type: ignore[misc]
         """Loads what ``write`` saved: ``read().load(path)``; ``read().trusted()`` with code."""
         return StageReader(cls._empty)
 
-    def content(self) -> Content:
+    def content(self) -> StageContent:
         """What is saved beside the Params."""
         plain: dict[str, Any] = {}
         code: dict[str, Any] = {}
@@ -72,7 +72,7 @@ class SavedImageStage(Params, MLWritable, MLReadable):  # type: ignore[misc]
             value = getattr(self, part.attribute)
             if value is not None:
                 (code if part.code or not is_json(value) else plain)[part.name] = value
-        return Content({"parts": plain}, _archive_of(self._given_model()), code)
+        return StageContent({"parts": plain}, _archive_of(self._given_model()), code)
 
     def take(self, loaded: Loaded) -> None:
         """The counterpart of :meth:`content`."""

@@ -33,7 +33,7 @@ Json = Any
 
 
 @dataclass(frozen=True)
-class Content:
+class StageContent:
     """What a stage keeps beside its Params.
 
     Args:
@@ -52,8 +52,8 @@ class Loaded:
     """What a reader found, for the stage to take.
 
     Args:
-        plain: See :class:`Content`.
-        code: See :class:`Content`.
+        plain: See :class:`StageContent`.
+        code: See :class:`StageContent`.
         model: The Keras file; None if there is none.
         objects: Custom objects of the model: those of the file, if it is trusted, and the reader's.
         safe: Keras must refuse what runs code: the file is not trusted.
@@ -71,7 +71,7 @@ class Loaded:
 class SavedStage(Protocol):
     """A stage that has content."""
 
-    def content(self) -> Content:
+    def content(self) -> StageContent:
         """What to save."""
 
     def take(self, loaded: Loaded) -> None:
@@ -102,7 +102,7 @@ class StageWriter(MLWriter):
 
     def saveImpl(self, path: str) -> None:
         """Writes the stage below ``path``."""
-        content: Content = self._stage.content()
+        content: StageContent = self._stage.content()
         section: dict[str, Json] = {"format": FORMAT, **content.plain}
         code: dict[str, Any] = dict(content.code)
         if content.archive is not None:

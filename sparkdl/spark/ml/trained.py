@@ -17,7 +17,7 @@ from sparkdl.learner.archive import ModelArchive, decode_model
 from sparkdl.learner.model_source import KerasSource
 from sparkdl.learner.predictor_archive import PredictorArchive
 from sparkdl.learner.signature import Signature
-from sparkdl.spark.ml.files import Content, Loaded, StageReader, StageWriter, load_model
+from sparkdl.spark.ml.files import Loaded, StageContent, StageReader, StageWriter, load_model
 from sparkdl.spark.ml.parts import making_models
 from sparkdl.spark.ml.scoring import ColumnsStage
 from sparkdl.spark.ml.summary import TrainingSummary
@@ -166,12 +166,12 @@ class FittedStage(ColumnsStage):
         """Loads what ``write`` saved: ``read().load(path)``; ``read().trusted()`` with code."""
         return StageReader(cls)
 
-    def content(self) -> Content:
+    def content(self) -> StageContent:
         """What is saved beside the Params."""
         trained = self.trained
         plain = {} if trained.summary is None else {"summary": trained.summary.to_json()}
         code = {} if trained.decoder is None else {"decoder": trained.decoder}
-        return Content(plain, trained.archive, code)
+        return StageContent(plain, trained.archive, code)
 
     def take(self, loaded: Loaded) -> None:
         """The counterpart of :meth:`content`."""

@@ -12,7 +12,7 @@ from pyspark.sql import types as T
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.launch import interrupts
 from sparkdl.learner.archive import ModelArchive
-from sparkdl.spark.ml.files import Content, Loaded, StageReader, StageWriter, load_model
+from sparkdl.spark.ml.files import Loaded, StageContent, StageReader, StageWriter, load_model
 from sparkdl.spark.ml.params import BUILD_PARAMS, FIT_PARAMS, MODEL_PARAMS, snake
 from sparkdl.spark.ml.parts import Parts, archive_of
 from sparkdl.spark.ml.scoring import ColumnsStage
@@ -217,7 +217,7 @@ class TrainingStage(ColumnsStage):
         """Loads what ``write`` saved: ``read().load(path)``; ``read().trusted()`` with code."""
         return StageReader(cls)
 
-    def content(self) -> Content:
+    def content(self) -> StageContent:
         """What is saved beside the Params."""
         parts = self._parts
         names = sorted(parts.compiled)
@@ -233,7 +233,7 @@ class TrainingStage(ColumnsStage):
         ):
             if thing:
                 code[name] = thing
-        return Content({"compiled": plain}, parts.archive, code)
+        return StageContent({"compiled": plain}, parts.archive, code)
 
     def take(self, loaded: Loaded) -> None:
         """The counterpart of :meth:`content`."""

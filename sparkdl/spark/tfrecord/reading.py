@@ -17,7 +17,7 @@ from sparkdl.files.streams import FoundFile, find_files, open_input
 from sparkdl.spark.tfrecord.options import Options
 
 
-class Shards(InputPartition):
+class FileGroup(InputPartition):
     """Files that one task reads."""
 
     def __init__(self, files: Sequence[FoundFile]) -> None:
@@ -80,7 +80,7 @@ def _is_whole(text: str) -> bool:
     return text == NO_VALUE or text.removeprefix("-").isdecimal()
 
 
-class Reader(DataSourceReader):
+class TFRecordReader(DataSourceReader):
     """Reads the files, some in each task, as Arrow batches of the schema."""
 
     def __init__(self, options: Options, schema: T.StructType) -> None:
@@ -97,11 +97,11 @@ class Reader(DataSourceReader):
         total = sum(file.size_bytes for file in files)
         groups = max(1, -(-total // max(1, self._options.partition_bytes)))
         dealt = deal(files, [file.size_bytes for file in files], min(groups, len(files)))
-        return [Shards(group) for group in dealt if group]
+        return [FileGroup(group) for group in dealt if group]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a task's files."""
-        if not isinstance(partition, Shards):  # Spark's stand-in for no partitions at all
+        if not isinstance(partition, FileGroup):  # Spark's stand-in for no partitions at all
             return
         options = self._options
         schema = to_arrow_schema(self._schema, timezone="UTC")

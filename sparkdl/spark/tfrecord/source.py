@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from sparkdl.spark.tfrecord.options import Options
-    from sparkdl.spark.tfrecord.reading import Reader
-    from sparkdl.spark.tfrecord.writing import Writer
+    from sparkdl.spark.tfrecord.reading import TFRecordReader
+    from sparkdl.spark.tfrecord.writing import TFRecordWriter
 
 
 class DefaultSource(DataSource):
@@ -28,17 +28,17 @@ class DefaultSource(DataSource):
 
         return inferred_schema(self._options())
 
-    def reader(self, schema: StructType) -> Reader:
+    def reader(self, schema: StructType) -> TFRecordReader:
         """Reads files as rows of ``schema``."""
-        from sparkdl.spark.tfrecord.reading import Reader
+        from sparkdl.spark.tfrecord.reading import TFRecordReader
 
-        return Reader(self._options(), schema)
+        return TFRecordReader(self._options(), schema)
 
-    def writer(self, schema: StructType, overwrite: bool) -> Writer:
+    def writer(self, schema: StructType, overwrite: bool) -> TFRecordWriter:
         """Writes rows of ``schema`` to files."""
-        from sparkdl.spark.tfrecord.writing import Writer
+        from sparkdl.spark.tfrecord.writing import TFRecordWriter
 
-        return Writer(self._options(), schema, overwrite)
+        return TFRecordWriter(self._options(), schema, overwrite)
 
     def _options(self) -> Options:
         from sparkdl.spark.tfrecord.options import Options

@@ -37,7 +37,7 @@ class Written(WriterCommitMessage):
     files: tuple[str, ...]
 
 
-class Writer(DataSourceArrowWriter):
+class TFRecordWriter(DataSourceArrowWriter):
     """Each task writes into a folder of its own; only the commit shows the files.
 
     A task that failed, or was started twice, leaves nothing that is seen.

@@ -105,7 +105,7 @@ class RunBook:
         self._folder, self._clock = folder, clock
         self._lock = threading.Lock()
         self._runs: dict[str, RunRecords] = {}
-        self._listeners: list[Listener] = []
+        self._listeners: list[BookListener] = []
         self._read: dict[str, int] = {}
 
     def sink(self) -> BookSink:
@@ -134,9 +134,9 @@ class RunBook:
             run = self._runs.get(run_id)
             return None if run is None else run.to_json()
 
-    def listen(self, most: int) -> Listener:
+    def listen(self, most: int) -> BookListener:
         """A listener to every record from now on; beyond ``most`` the oldest one is ended."""
-        listener = Listener(self._dismiss)
+        listener = BookListener(self._dismiss)
         with self._lock:
             while len(self._listeners) >= most:
                 self._listeners.pop(0).end()
@@ -150,7 +150,7 @@ class RunBook:
                 listener.end()
             self._listeners = []
 
-    def _dismiss(self, listener: Listener) -> None:
+    def _dismiss(self, listener: BookListener) -> None:
         with self._lock:
             self._listeners = [each for each in self._listeners if each is not listener]
 
@@ -215,10 +215,10 @@ class BookSink:
             self._add(self._run_id, record)
 
 
-class Listener(Closing):
+class BookListener(Closing):
     """One tab of a browser: the messages that it has yet to be sent."""
 
-    def __init__(self, dismiss: Callable[[Listener], None]) -> None:
+    def __init__(self, dismiss: Callable[[BookListener], None]) -> None:
         self._dismiss = dismiss
         self._queue: queue.SimpleQueue[str | None] = queue.SimpleQueue()
 
