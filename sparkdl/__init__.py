@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from sparkdl.log_lines import log_to_driver as log_to_driver
     from sparkdl.spark.doctor.examination import doctor as doctor
     from sparkdl.spark.doctor.examination import environment as environment
+    from sparkdl.spark.horovod_runner import HorovodRunner as HorovodRunner
     from sparkdl.spark.images.deep_image import DeepImageFeaturizer as DeepImageFeaturizer
     from sparkdl.spark.images.deep_image import DeepImagePredictor as DeepImagePredictor
     from sparkdl.spark.images.image_file import KerasImageFileEstimator as KerasImageFileEstimator
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from sparkdl.spark.images.image_udf import registerKerasImageUDF as registerKerasImageUDF
     from sparkdl.spark.loading import load_spark_model as load_spark_model
     from sparkdl.spark.predict import predict as predict
-    from sparkdl.spark.run import HorovodRunner as HorovodRunner
     from sparkdl.spark.run import run as run
     from sparkdl.spark.spark_model import SparkModel as SparkModel
     from sparkdl.spark.tfrecord.functions import read_tfrecords as read_tfrecords
@@ -63,7 +63,7 @@ _HOMES = {
     "write_tfrecords": "sparkdl.spark.tfrecord.functions",
     "register_tfrecord": "sparkdl.spark.tfrecord.functions",
     "dashboard": "sparkdl.tracking.page.dashboard",
-    "HorovodRunner": "sparkdl.spark.run",
+    "HorovodRunner": "sparkdl.spark.horovod_runner",
     "describe": "sparkdl.learner.description",
     "doctor": "sparkdl.spark.doctor.examination",
     "environment": "sparkdl.spark.doctor.examination",

@@ -1,13 +1,8 @@
-"""Any training function, once per rank: in a barrier stage, in local processes, or right here."""
+"""``run``: any training function, once per rank of a barrier stage."""
 
 from __future__ import annotations
 
-import contextlib
-import logging
-import math
 import secrets
-import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -20,38 +15,21 @@ from sparkdl.config import (
     require_name,
     require_seconds,
 )
-from sparkdl.coordinator.driver_client import DriverClient
-from sparkdl.coordinator.host import CoordinatorHost
-from sparkdl.coordinator.settings import Settings
 from sparkdl.data.feed import Uneven
-from sparkdl.errors import ConfigError, ResourceError, WaitTimeoutError
-from sparkdl.launch import interrupts
+from sparkdl.errors import ConfigError
 from sparkdl.launch.devices import DeviceRequest
-from sparkdl.launch.failures import FailureDescription, RankFailure
-from sparkdl.launch.function import (
-    DriverUnreachableError,
-    FunctionTask,
-    Returned,
-    call_here,
-    dump_call,
-)
-from sparkdl.launch.processes import ProcessLauncher
-from sparkdl.launch.task import Ranks
-from sparkdl.learner import BACKENDS
-from sparkdl.learner.framework import running_backend
-from sparkdl.log_lines import show
-from sparkdl.network import Encrypt, Network, PortSpec, require_encryptable
-from sparkdl.spark.driver import cluster
+from sparkdl.launch.function import FunctionTask
+from sparkdl.network import Encrypt, Network, PortSpec
 from sparkdl.spark.driver.feeding import fed_frame, feed_settings
-from sparkdl.spark.driver.launcher import SparkLauncher, SparkRanks
-from sparkdl.spark.driver.network import certificate_of, listening_address, rank_listening
-from sparkdl.spark.driver.slots import slot_pool
-from sparkdl.transport.listeners import ListenOptions
+from sparkdl.spark.driver.function_stage import (
+    START_TIMEOUT_S,
+    check_backend,
+    dump_function,
+    run_stage,
+)
 
 T = TypeVar("T")
 VERBOSITIES = ("all", "log_callback_only")
-START_TIMEOUT_S = 300.0
-_LOG = logging.getLogger("sparkdl")
 
 
 def run(
@@ -163,10 +141,10 @@ def run(
         frame, columns = fed_frame(data, spark)
         feed, spark = replace(feed, columns=columns), frame.sparkSession
     task = FunctionTask(
-        _dump_call(fn, args, {} if kwargs is None else kwargs),
+        dump_function(fn, args, {} if kwargs is None else kwargs),
         secrets.token_bytes(32),
         DeviceRequest(
-            _check_backend(backend), check_use_gpu(use_gpu), unscheduled=True, own_process=tf_config
+            check_backend(backend), check_use_gpu(use_gpu), unscheduled=True, own_process=tf_config
         ),
         communicator,
         timeout_s=require_seconds("timeout_s", timeout_s),
@@ -175,229 +153,5 @@ def run(
         tf_config=tf_config,
         feed=feed,
     )
-    returned = _run_stage(task, num_workers, spark, network, frame)
+    returned = run_stage(task, num_workers, spark, network, frame)
     return [returned.load(rank) for rank in returned.results]
-
-
-class HorovodRunner:
-    """Databricks' ``HorovodRunner``: a training function on ``np`` processes at the same time.
-
-    The ranks are connected by Horovod if it imports on all of them, else by the built-in
-    communicator (the logger ``sparkdl`` says which); with Horovod ``hvd.init()`` inside the
-    function finds it initialised.
-
-    Args:
-        np: Above 0: so many tasks of a barrier stage. Below -1: ``-np`` processes on the driver,
-            whose output is shown whatever the verbosity. -1: in this process.
-        driver_log_verbosity: ``'all'``: all output of the ranks reaches the driver;
-            ``'log_callback_only'``: only ``sparkdl.log_to_driver(message)``.
-
-    Raises:
-        ConfigError: ``np`` is 0 or no whole number, or the verbosity is unknown.
-    """
-
-    def __init__(self, *, np, driver_log_verbosity="log_callback_only"):  # type: ignore[no-untyped-def]
-        if isinstance(np, bool) or not isinstance(np, int) or np == 0:
-            raise ConfigError(
-                "HorovodRunner cannot run with this np",
-                expected="a whole number: above 0 for tasks of Spark, -1 for this process, "
-                "below -1 for -np processes on the driver",
-                received=f"np={np!r}",
-            )
-        require_name("driver_log_verbosity", driver_log_verbosity, VERBOSITIES)
-        self._np, self._verbosity = np, driver_log_verbosity
-
-    def run(self, main, **kwargs):  # type: ignore[no-untyped-def]
-        """Runs ``main(**kwargs)`` on every rank and returns rank 0's result.
-
-        Args:
-            main: The training function; pickled by value, except for ``np=-1``.
-            **kwargs: Its arguments.
-
-        Raises:
-            WorkerError: A rank raised; with its traceback.
-            ResourceError: Too few slots, or dynamic allocation; no job was started.
-        """
-        _check_callable(main)
-        task = FunctionTask(
-            b"" if self._np == -1 else _dump_call(main, (), kwargs),
-            secrets.token_bytes(32),
-            DeviceRequest(_check_backend(None), unscheduled=True),
-            start_timeout_s=START_TIMEOUT_S,
-            all_results=False,
-            capture=self._np > 0 and self._verbosity == "all",
-        )
-        if self._np == -1:
-            return call_here(task, lambda: main(**kwargs))
-        if self._np > 0:
-            return _run_stage(task, self._np, None, Network()).load(0)
-        with interrupts.heard(), interrupts.CleanStack() as stack:
-            ranks = stack.begin(ProcessLauncher(-self._np).launch(task))
-            while not ranks.wait(0.1):
-                interrupts.check()
-            return _returned(ranks, -self._np).load(0)
-
-
-@interrupts.heard()
-def _run_stage(
-    task: FunctionTask, num_workers: int | None, spark: Any, network: Network, rows: Any = None
-) -> Returned:
-    """Runs the function in a barrier stage and shows the ranks' lines."""
-    spark = spark if spark is not None else cluster.session_of()
-    certificate = certificate_of(spark, network)
-    if certificate is not None:
-        require_encryptable(task.communicator)
-    listening = rank_listening(spark, network)
-    task = replace(task, listening=listening, certificate=certificate)
-    count = num_workers or cluster.default_parallelism(spark)
-    cluster.check_barrier(spark, count)
-    with interrupts.CleanStack() as stack:
-        capacity = cluster.count_slots(spark)
-        if capacity is not None:
-            limit_s = task.start_timeout_s
-            stack.enter_context(slot_pool(spark).take(count, capacity, "run", limit_s))
-        driver = None
-        if not cluster.is_connect(spark):
-            settings = Settings(count, start_timeout_s=task.start_timeout_s)
-            bind, advertised = listening_address(spark, network)
-            listen = ListenOptions("socket", network.port, bind, advertised, web=False)
-            chosen = network.port != 0 or network.server_bind is not None
-            with contextlib.ExitStack() as tried:
-                if not chosen:  # no address to listen on: the ranks meet through Spark
-                    tried.enter_context(contextlib.suppress(OSError, ResourceError))
-                with interrupts.held():
-                    host = stack.enter_context(CoordinatorHost(settings, listen, certificate))
-                driver, task = host.driver, replace(task, endpoint=host.endpoint)
-        try:
-            return _run_ranks(spark, task, count, driver, rows)
-        except RankFailure as error:
-            warnings.warn(
-                f"{error.failure.error}\nAll ranks begin again and meet through Spark; what they "
-                "print comes when they have ended.",
-                RuntimeWarning,
-                stacklevel=4,
-            )
-        return _run_ranks(spark, replace(task, endpoint=None), count, None, rows)
-
-
-def _run_ranks(
-    spark: Any, task: FunctionTask, count: int, driver: DriverClient | None, rows: Any
-) -> Returned:
-    """Runs the stage to its end.
-
-    Raises:
-        RankFailure: A rank cannot reach the driver; the function has not been called.
-        WorkerError: A rank raised.
-    """
-    frame = spark.range(0, count, 1, count) if rows is None else rows.repartition(count)
-    launcher = SparkLauncher(
-        frame, count, barrier=True, description="sparkdl: run",
-        noun="barrier stage",
-    )  # fmt: skip
-    with interrupts.CleanStack() as stack:
-        ranks = stack.begin(launcher.launch(task))
-        _follow(ranks, driver, count, task.start_timeout_s)
-        return _returned(ranks, count, driver)
-
-
-def _returned(ranks: Ranks, count: int, driver: DriverClient | None = None) -> Returned:
-    """What the ranks returned.
-
-    Raises:
-        RankFailure: A rank cannot reach the driver; the function has not been called.
-        WorkerError: A rank raised.
-    """
-    try:
-        returned = Returned.of(ranks.results())
-    except RankFailure as error:
-        failure = error.failure
-        if failure.type == DriverUnreachableError.__name__:
-            raise
-        for line in failure.lines.splitlines():
-            show(failure.rank, line)
-        raise failure.worker_error(_hint(failure, count, driver)) from None
-    _LOG.info("%d ranks were connected by the communicator %r", count, returned.communicator)
-    return returned
-
-
-def _hint(failure: FailureDescription, count: int, driver: DriverClient | None) -> str:
-    """Names the ranks that never started, if others waited for them."""
-    if failure.type != "WaitTimeoutError" or driver is None:
-        return ""
-    joined = driver.status().workers
-    absent = [str(rank) for rank in range(count) if rank not in joined]
-    return f"ranks that never started: {', '.join(absent) or 'none'}" if joined else ""
-
-
-def _follow(
-    ranks: SparkRanks, driver: DriverClient | None, count: int, start_timeout_s: float
-) -> None:
-    """Shows the ranks' lines until they have ended."""
-    deadline = time.monotonic() + start_timeout_s
-    ended = False
-    while not ended:
-        ended = ranks.wait(0.1)
-        interrupts.check()
-        if driver is None:
-            continue
-        for rank, line in driver.take_lines():
-            show(rank, line)
-        if not ended and time.monotonic() > deadline:
-            joined = set(driver.status().workers)
-            # none at all: the executors may be unable to reach this machine, which is no failure
-            if 0 < len(joined) < count:
-                raise _missing(joined, count, start_timeout_s)
-            deadline = math.inf
-
-
-def _missing(joined: set[int], count: int, start_timeout_s: float) -> WaitTimeoutError:
-    names = ", ".join(str(r) for r in range(count) if r not in joined)
-    return WaitTimeoutError(
-        f"{count - len(joined)} of {count} ranks did not start",
-        expected=f"all ranks within {start_timeout_s:g} s",
-        received=f"nothing from ranks {names}",
-        hint="look at their executors' logs; can they connect to this driver?",
-    )
-
-
-def _dump_call(fn: Any, args: Any, kwargs: Any) -> bytes:
-    """The call as bytes.
-
-    Raises:
-        ConfigError: It is no call, or cannot be pickled.
-    """
-    _check_callable(fn)
-    if not isinstance(args, (tuple, list)) or not isinstance(kwargs, Mapping):
-        raise ConfigError(
-            "the function cannot be called with these arguments",
-            expected="args: a tuple or list; kwargs: a dict",
-            received=f"args {type(args).__name__}, kwargs {type(kwargs).__name__}",
-        )
-    try:
-        return dump_call(fn, args, kwargs)
-    except Exception as error:
-        raise ConfigError(
-            "the function or its arguments cannot be sent to the executors",
-            expected="what cloudpickle can pickle",
-            received=f"{type(error).__name__}: {error}",
-            hint="make models, sessions, locks and open files inside the function",
-        ) from error
-
-
-def _check_callable(fn: Any) -> None:
-    if not callable(fn):
-        raise ConfigError(
-            "there is nothing to run",
-            expected="a function",
-            received=f"{type(fn).__name__}: {fn!r}"[:200],
-            hint="pass the function itself, not what it returns",
-        )
-
-
-def _check_backend(backend: str | None) -> str | None:
-    """The Keras backend of the ranks: as given, or the driver's where Keras is imported."""
-    if backend is not None:
-        require_name("Keras backend", backend, BACKENDS)
-        return backend
-    running = running_backend()
-    return running if running in BACKENDS else None

@@ -34,12 +34,12 @@ from sparkdl.progress.bar import ProgressBar
 from sparkdl.progress.events import TrainingBegan, TrainingEnded
 from sparkdl.progress.monitor import FitMonitor
 from sparkdl.spark.columns.files import is_path
+from sparkdl.spark.columns.fit_source import open_fit_source
 from sparkdl.spark.columns.local_data import are_arrays, as_frame, has_texts_or_sequences
 from sparkdl.spark.columns.matching import make_spec
 from sparkdl.spark.columns.sources import (
     Columns,
     is_frame,
-    open_fit_source,
     open_source,
 )
 from sparkdl.spark.driver.arguments import (

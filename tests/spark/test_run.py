@@ -14,8 +14,7 @@ import pytest
 import sparkdl
 from sparkdl.errors import ConfigError, ResourceError, UnknownNameError, WorkerError
 from sparkdl.launch.results import CHUNK_BYTES as ROW_BYTES
-from sparkdl.spark import run as run_module
-from sparkdl.spark.driver import cluster
+from sparkdl.spark.driver import cluster, function_stage
 
 
 def who(scale: float = 1.0) -> tuple[int, int, float, str]:
@@ -81,18 +80,18 @@ def test_what_ranks_print_reaches_the_driver_while_they_run(
         time.sleep(4)
         print("x" * 9000)
 
-    original = run_module.show
+    original = function_stage.show
 
     def show(rank: int, line: str) -> None:
         if line.startswith("early"):
             seen.append(time.monotonic())
         original(rank, line)
 
-    run_module.show = show
+    function_stage.show = show
     try:
         sparkdl.run(work, num_workers=2, communicator="builtin")
     finally:
-        run_module.show = original
+        function_stage.show = original
     assert time.monotonic() - max(seen) > 3, "lines must come while the ranks run"
     lines = capfd.readouterr().out.splitlines()
     for rank in range(2):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import pickle
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -121,3 +123,15 @@ def test_layouts_match_by_shape_not_by_name() -> None:
     assert one.matches(Layout.of([("dense_1/kernel", (2, 3), "float32")]))
     assert not one.matches(Layout.of([("dense/kernel", (3, 2), "float32")]))
     assert not one.matches(Layout.of([], [("dense/kernel", (2, 3), "float32")]))
+
+
+def test_no_two_classes_share_a_name() -> None:
+    """``compat`` keeps its peers' names, as that is what it is for."""
+    package = Path(errors.__file__).parent
+    places: dict[str, list[str]] = {}
+    for path in package.rglob("*.py"):
+        if "compat" not in path.parts:
+            for node in ast.parse(path.read_text()).body:
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    places.setdefault(node.name, []).append(str(path.relative_to(package)))
+    assert {name: paths for name, paths in places.items() if len(paths) > 1} == {}

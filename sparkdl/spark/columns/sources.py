@@ -5,7 +5,6 @@ Runs on the driver.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,10 +13,9 @@ import numpy as np
 
 from sparkdl.data import DataSpec, to_arrow_table
 from sparkdl.errors import ConfigError, DataError
-from sparkdl.files.arrow_file_system import NoFileSystemError
 from sparkdl.learner.signature import Signature
 from sparkdl.spark.columns.decoders import Decoder
-from sparkdl.spark.columns.files import FileInput, FileSet, file_set, frame_of_files, is_path
+from sparkdl.spark.columns.files import FileInput, FileSet, frame_of_files, is_path
 from sparkdl.spark.columns.local_data import (
     are_arrays,
     arrays_as_frame,
@@ -133,7 +131,7 @@ def open_source(data: Any, signature: Signature, columns: Columns) -> Source:
         return _from_rdd(data, signature)
     if are_arrays(data, needs_labels=signature.needs_labels):
         if any(is_frame(part) or is_rdd(part) for part in data):
-            raise _in_a_tuple("data", data)
+            raise in_a_tuple("data", data)
         if has_texts_or_sequences(data):
             frame, named = arrays_as_frame(*arrays_of(data), session_of())
             return open_source(frame, signature, replace(columns, **named))
@@ -141,7 +139,7 @@ def open_source(data: Any, signature: Signature, columns: Columns) -> Source:
     raise unknown_data(data)
 
 
-def _in_a_tuple(argument: str, data: Sequence[Any]) -> ConfigError:
+def in_a_tuple(argument: str, data: Sequence[Any]) -> ConfigError:
     """The error for DataFrames in a tuple, as arrays are passed."""
     return ConfigError(
         f"{argument} must be one DataFrame, without a tuple",
@@ -162,221 +160,9 @@ def _refuse_streams(frame: Any) -> None:
         )
 
 
-def open_fit_source(
-    data: Any,
-    validation_data: Any,
-    signature: Signature,
-    columns: Columns,
-    *,
-    split: float,
-    seed: int,
-) -> Source:
-    """The rows to train and those to validate on, which travel to the executors in one stage.
-
-    Args:
-        data: See :func:`open_source`.
-        validation_data: Rows of the same kind, or None. As in Keras ``columns.sample_weight`` is
-            for the rows to train on; arrays ``(x, y, sample_weight)`` have weights of their own.
-            Or the name of a boolean column of ``data``, true in the rows to validate on.
-        signature: The model's.
-        columns: Which columns mean what.
-        split: Share of ``data`` to validate on where there is no ``validation_data``.
-        seed: Of the choice of these rows.
-
-    Raises:
-        DataError: The data do not fit the model, or each other.
-        ConfigError: Not a form of data that is known.
-    """
-    if isinstance(validation_data, str) and is_frame(data) and _is_column(validation_data, data):
-        return _validated_by_column(data, validation_data, signature, columns, split)
-    if is_path(data) and (validation_data is None or is_path(validation_data)):
-        try:
-            return _open_files(data, validation_data, signature, columns, split, seed)
-        except NoFileSystemError as error:
-            warnings.warn(
-                f"the workers cannot read the files by themselves, so Spark does: {error.what}",
-                RuntimeWarning,
-                stacklevel=4,
-            )
-    data, validation_data = read_by_spark(data), read_by_spark(validation_data)
-    held_out = None
-    origin = data
-    if validation_data is not None:
-        if isinstance(validation_data, (tuple, list)) and any(
-            is_frame(part) or is_rdd(part) for part in validation_data
-        ):
-            raise _in_a_tuple("validation_data", validation_data)
-        held_out = open_source(validation_data, signature, replace(columns, sample_weight=None))
-        if is_frame(data):
-            data, columns = _weights_apart(data, columns)
-    source = open_source(data, signature, columns)
-    if is_frame(data):
-        source = replace(source, origin=origin)
-    return _add_validation(source, held_out, split, seed)
-
-
 def read_by_spark(data: Any) -> Any:
     """Files as a DataFrame; everything else as it is."""
     return frame_of_files(session_of(), data) if is_path(data) else data
-
-
-def _open_files(
-    path: str,
-    validation_path: str | None,
-    signature: Signature,
-    columns: Columns,
-    split: float,
-    seed: int,
-) -> Source:
-    """Files that the workers read by themselves; Spark is asked for their schema alone."""
-    frame = frame_of_files(session_of(), path)
-    sets = [file_set(path, frame, 0)]
-    held_out = None
-    if validation_path is not None:
-        other = frame_of_files(session_of(), validation_path)
-        held_out = open_source(other, signature, replace(columns, sample_weight=None))
-        sets.append(file_set(validation_path, other, 1))
-        if sets[0].kind != sets[1].kind:
-            raise DataError(
-                "validation_data are files of another kind than the training data",
-                expected=sets[0].kind,
-                received=sets[1].kind,
-            )
-    source = open_source(frame, signature, columns)
-    if held_out is not None and source.spec.weights:
-        raise DataError(
-            "files to validate on have no sample weights",
-            expected="sample_weight=None, or validation_split",
-            received=f"sample_weight={columns.sample_weight!r}",
-            hint="fit(spark.read.parquet(...), validation_data=...) takes both",
-        )
-    marked = _add_validation(source, held_out, split, seed)
-    share = 0.0 if held_out is not None else split
-    return replace(marked, origin=None, files=tuple(sets), split=share, seed=seed)
-
-
-def _is_column(text: str, frame: Any) -> bool:
-    """Whether a text means a column of a frame and no path."""
-    marks = ("/", ".parquet", ".tfrecord")
-    return text in frame.schema.names or not any(mark in text for mark in marks)
-
-
-def _validated_by_column(
-    data: Any, name: str, signature: Signature, columns: Columns, split: float
-) -> Source:
-    """Marks the rows in which a boolean column is true (null is false); one pass over the rows."""
-    from pyspark.sql import functions as F
-    from pyspark.sql import types as T
-
-    if not is_frame(data) or split:
-        raise ConfigError(
-            "validation_data names a column that chooses the rows to validate on",
-            expected="a DataFrame, and validation_split=0",
-            received=f"validation_split={split}" if is_frame(data) else type(data).__name__,
-        )
-    field = next((f for f in data.schema.fields if f.name == name), None)
-    if field is None or not isinstance(field.dataType, T.BooleanType):
-        raise DataError(
-            f"validation_data names no column of booleans: {name!r}",
-            expected="rows like data, or a boolean column of data, true in those to validate on",
-            received="no such column among " + ", ".join(map(repr, data.schema.names))
-            if field is None
-            else f"a column of type {field.dataType.simpleString()}",
-            hint="F.col(...).cast('boolean')",
-        )
-    source = open_source(data, signature, columns)
-    held_out = F.coalesce(F.col("`" + name.replace("`", "``") + "`"), F.lit(False))
-    chosen = selection(data.schema, source.spec, wire_names(len(source.spec.columns)))
-    frame = data.select(*chosen, held_out.cast("byte").alias(ROLE))
-    return Source(frame, replace(source.spec, role_column=ROLE), source.origin)
-
-
-def _weights_apart(frame: Any, columns: Columns) -> tuple[Any, Columns]:
-    """A frame whose weights are no feature or label, too: rows to validate on have others."""
-    from pyspark.sql import functions as F
-
-    weight = columns.sample_weight
-    names = list(weight.values()) if isinstance(weight, Mapping) else [weight]
-    copies: dict[str, str] = {}
-    for name in names:
-        if isinstance(name, str) and frame.columns.count(name) == 1:
-            copies[name] = f"{name} as sample_weight"
-            frame = frame.withColumn(copies[name], F.col("`" + name.replace("`", "``") + "`"))
-    if isinstance(weight, Mapping):
-        weight = {output: copies.get(name, name) for output, name in weight.items()}
-    elif isinstance(weight, str):
-        weight = copies.get(weight, weight)
-    return frame, replace(columns, sample_weight=weight)
-
-
-def _add_validation(source: Source, validation: Source | None, split: float, seed: int) -> Source:
-    """Marks the rows to validate on."""
-    from pyspark.sql import functions as F
-
-    origin = source.origin
-    if validation is not None:
-        origin = None
-        source, validation = _with_weights(source, validation), _with_weights(validation, source)
-        _check_alike(source, validation)
-        frame = _union(
-            source.frame.withColumn(ROLE, F.lit(0).cast("byte")),
-            validation.frame.withColumn(ROLE, F.lit(1).cast("byte")),
-        )
-    elif split > 0:
-        role = F.when(F.rand(seed) < F.lit(split), 1).otherwise(0).cast("byte")
-        frame = source.frame.withColumn(ROLE, role)
-    else:
-        return source
-    return Source(frame, replace(source.spec, role_column=ROLE), origin)
-
-
-def _with_weights(source: Source, other: Source) -> Source:
-    """The rows with a weight of 1 each, where only the ``other`` rows have weights."""
-    from pyspark.sql import functions as F
-
-    if source.spec.weights or not other.spec.weights:
-        return source
-    frame = source.frame
-    for name in wire_names(len(other.spec.columns))[len(source.spec.columns) :]:
-        frame = frame.withColumn(name, F.lit(1.0).cast(other.frame.schema[name].dataType))
-    return replace(
-        source, frame=frame, spec=replace(source.spec, sample_weight=other.spec.sample_weight)
-    )
-
-
-def _union(training: Any, validation: Any) -> Any:
-    """The rows of both frames."""
-    from pyspark.errors import AnalysisException
-
-    try:
-        both = training.unionByName(validation)
-        both.schema  # noqa: B018  (Connect finds out only now)
-    except AnalysisException as error:
-        raise DataError(
-            "validation_data has columns of other types than the training data",
-            expected=training.schema.simpleString(),
-            received=validation.schema.simpleString(),
-        ) from error
-    return both
-
-
-def _check_alike(source: Source, validation: Source) -> None:
-    """Refuses validation rows that the training rows' spec would misread."""
-    training, held_out = source.spec, validation.spec
-    if training == held_out:
-        return
-    described = [
-        ", ".join(
-            f"{e.label} as {e.source_dtype or e.kind} {e.shape}" for e in spec.entries
-        )
-        for spec in (training, held_out)
-    ]  # fmt: skip
-    raise DataError(
-        "validation_data has other columns than the training data",
-        expected=described[0],
-        received=described[1],
-        hint="the same kind of data, columns and sample weights for both",
-    )
 
 
 def spread(source: Source, num_workers: int) -> Any:

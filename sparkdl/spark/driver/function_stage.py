@@ -1,0 +1,206 @@
+"""A function on every rank of a barrier stage: sent, followed, and its results collected."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import time
+import warnings
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from sparkdl.config import require_name
+from sparkdl.coordinator.driver_client import DriverClient
+from sparkdl.coordinator.host import CoordinatorHost
+from sparkdl.coordinator.settings import Settings
+from sparkdl.errors import ConfigError, ResourceError, WaitTimeoutError
+from sparkdl.launch import interrupts
+from sparkdl.launch.failures import FailureDescription, RankFailure
+from sparkdl.launch.function import (
+    DriverUnreachableError,
+    FunctionTask,
+    Returned,
+    dump_call,
+)
+from sparkdl.launch.task import Ranks
+from sparkdl.learner import BACKENDS
+from sparkdl.learner.framework import running_backend
+from sparkdl.log_lines import show
+from sparkdl.network import Network, require_encryptable
+from sparkdl.spark.driver import cluster
+from sparkdl.spark.driver.launcher import SparkLauncher, SparkRanks
+from sparkdl.spark.driver.network import certificate_of, listening_address, rank_listening
+from sparkdl.spark.driver.slots import slot_pool
+from sparkdl.transport.listeners import ListenOptions
+
+START_TIMEOUT_S = 300.0
+
+
+_LOG = logging.getLogger("sparkdl")
+
+
+@interrupts.heard()
+def run_stage(
+    task: FunctionTask, num_workers: int | None, spark: Any, network: Network, rows: Any = None
+) -> Returned:
+    """Runs the function in a barrier stage and shows the ranks' lines."""
+    spark = spark if spark is not None else cluster.session_of()
+    certificate = certificate_of(spark, network)
+    if certificate is not None:
+        require_encryptable(task.communicator)
+    listening = rank_listening(spark, network)
+    task = replace(task, listening=listening, certificate=certificate)
+    count = num_workers or cluster.default_parallelism(spark)
+    cluster.check_barrier(spark, count)
+    with interrupts.CleanStack() as stack:
+        capacity = cluster.count_slots(spark)
+        if capacity is not None:
+            limit_s = task.start_timeout_s
+            stack.enter_context(slot_pool(spark).take(count, capacity, "run", limit_s))
+        driver = None
+        if not cluster.is_connect(spark):
+            settings = Settings(count, start_timeout_s=task.start_timeout_s)
+            bind, advertised = listening_address(spark, network)
+            listen = ListenOptions("socket", network.port, bind, advertised, web=False)
+            chosen = network.port != 0 or network.server_bind is not None
+            with contextlib.ExitStack() as tried:
+                if not chosen:  # no address to listen on: the ranks meet through Spark
+                    tried.enter_context(contextlib.suppress(OSError, ResourceError))
+                with interrupts.held():
+                    host = stack.enter_context(CoordinatorHost(settings, listen, certificate))
+                driver, task = host.driver, replace(task, endpoint=host.endpoint)
+        try:
+            return _run_ranks(spark, task, count, driver, rows)
+        except RankFailure as error:
+            warnings.warn(
+                f"{error.failure.error}\nAll ranks begin again and meet through Spark; what they "
+                "print comes when they have ended.",
+                RuntimeWarning,
+                stacklevel=4,
+            )
+        return _run_ranks(spark, replace(task, endpoint=None), count, None, rows)
+
+
+def _run_ranks(
+    spark: Any, task: FunctionTask, count: int, driver: DriverClient | None, rows: Any
+) -> Returned:
+    """Runs the stage to its end.
+
+    Raises:
+        RankFailure: A rank cannot reach the driver; the function has not been called.
+        WorkerError: A rank raised.
+    """
+    frame = spark.range(0, count, 1, count) if rows is None else rows.repartition(count)
+    launcher = SparkLauncher(
+        frame, count, barrier=True, description="sparkdl: run",
+        noun="barrier stage",
+    )  # fmt: skip
+    with interrupts.CleanStack() as stack:
+        ranks = stack.begin(launcher.launch(task))
+        _follow(ranks, driver, count, task.start_timeout_s)
+        return returned(ranks, count, driver)
+
+
+def returned(ranks: Ranks, count: int, driver: DriverClient | None = None) -> Returned:
+    """What the ranks returned.
+
+    Raises:
+        RankFailure: A rank cannot reach the driver; the function has not been called.
+        WorkerError: A rank raised.
+    """
+    try:
+        returned = Returned.of(ranks.results())
+    except RankFailure as error:
+        failure = error.failure
+        if failure.type == DriverUnreachableError.__name__:
+            raise
+        for line in failure.lines.splitlines():
+            show(failure.rank, line)
+        raise failure.worker_error(_hint(failure, count, driver)) from None
+    _LOG.info("%d ranks were connected by the communicator %r", count, returned.communicator)
+    return returned
+
+
+def _hint(failure: FailureDescription, count: int, driver: DriverClient | None) -> str:
+    """Names the ranks that never started, if others waited for them."""
+    if failure.type != "WaitTimeoutError" or driver is None:
+        return ""
+    joined = driver.status().workers
+    absent = [str(rank) for rank in range(count) if rank not in joined]
+    return f"ranks that never started: {', '.join(absent) or 'none'}" if joined else ""
+
+
+def _follow(
+    ranks: SparkRanks, driver: DriverClient | None, count: int, start_timeout_s: float
+) -> None:
+    """Shows the ranks' lines until they have ended."""
+    deadline = time.monotonic() + start_timeout_s
+    ended = False
+    while not ended:
+        ended = ranks.wait(0.1)
+        interrupts.check()
+        if driver is None:
+            continue
+        for rank, line in driver.take_lines():
+            show(rank, line)
+        if not ended and time.monotonic() > deadline:
+            joined = set(driver.status().workers)
+            # none at all: the executors may be unable to reach this machine, which is no failure
+            if 0 < len(joined) < count:
+                raise _missing(joined, count, start_timeout_s)
+            deadline = math.inf
+
+
+def _missing(joined: set[int], count: int, start_timeout_s: float) -> WaitTimeoutError:
+    names = ", ".join(str(r) for r in range(count) if r not in joined)
+    return WaitTimeoutError(
+        f"{count - len(joined)} of {count} ranks did not start",
+        expected=f"all ranks within {start_timeout_s:g} s",
+        received=f"nothing from ranks {names}",
+        hint="look at their executors' logs; can they connect to this driver?",
+    )
+
+
+def dump_function(fn: Any, args: Any, kwargs: Any) -> bytes:
+    """The call as bytes.
+
+    Raises:
+        ConfigError: It is no call, or cannot be pickled.
+    """
+    check_callable(fn)
+    if not isinstance(args, (tuple, list)) or not isinstance(kwargs, Mapping):
+        raise ConfigError(
+            "the function cannot be called with these arguments",
+            expected="args: a tuple or list; kwargs: a dict",
+            received=f"args {type(args).__name__}, kwargs {type(kwargs).__name__}",
+        )
+    try:
+        return dump_call(fn, args, kwargs)
+    except Exception as error:
+        raise ConfigError(
+            "the function or its arguments cannot be sent to the executors",
+            expected="what cloudpickle can pickle",
+            received=f"{type(error).__name__}: {error}",
+            hint="make models, sessions, locks and open files inside the function",
+        ) from error
+
+
+def check_callable(fn: Any) -> None:
+    if not callable(fn):
+        raise ConfigError(
+            "there is nothing to run",
+            expected="a function",
+            received=f"{type(fn).__name__}: {fn!r}"[:200],
+            hint="pass the function itself, not what it returns",
+        )
+
+
+def check_backend(backend: str | None) -> str | None:
+    """The Keras backend of the ranks: as given, or the driver's where Keras is imported."""
+    if backend is not None:
+        require_name("Keras backend", backend, BACKENDS)
+        return backend
+    running = running_backend()
+    return running if running in BACKENDS else None
