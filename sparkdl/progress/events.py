@@ -7,7 +7,10 @@ hands each to every sink, in order and in the driver's thread::
 
 ``WorkersProgressed`` comes anywhere after ``TrainingBegan``; ``WorkerTraced`` once per rank before
 ``TrainingEnded``, where a timeline is wanted. A fit that fails ends with ``TrainingFailed``
-instead, wherever it is then.
+instead, wherever it is then. A search of hyper-parameters (``tune.search``) tells events of its
+own, and its sinks hear nothing of the fits of its trials::
+
+    SearchBegan  (TrialBegan | TrialEpochEnded | TrialEnded)*  SearchEnded
 """
 
 from __future__ import annotations
@@ -193,6 +196,88 @@ class TrainingFailed:
     error: str
 
 
+@dataclass(frozen=True)
+class SearchBegan:
+    """A search of hyper-parameters begins.
+
+    Args:
+        search_id: A name that no other search and no fit has, in the order of time.
+        metric: What is searched for.
+        maximize: Whether larger is better.
+        parameters: What the search was asked to do, by name: plain values.
+    """
+
+    search_id: str
+    metric: str
+    maximize: bool
+    parameters: dict[str, Json] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TrialBegan:
+    """A trial begins, or goes on.
+
+    Args:
+        trial: Its number, from 0.
+        params: Its hyper-parameters.
+        begin, end: The epochs that it has done, and those that it will have done.
+        parent: The trial whose weights it starts from; None for its own.
+    """
+
+    trial: int
+    params: dict[str, Json]
+    begin: int
+    end: int
+    parent: int | None = None
+
+
+@dataclass(frozen=True)
+class TrialEpochEnded:
+    """A trial has done an epoch, counted from 0; the metrics are of all its rows."""
+
+    trial: int
+    epoch: int
+    metrics: Metrics
+
+
+@dataclass(frozen=True)
+class TrialEnded:
+    """A trial was compared with others, has failed, or was stopped; it may go on later.
+
+    Args:
+        trial: Its number.
+        epochs: Epochs done.
+        state: ``'waiting'`` (it may go on), ``'complete'`` (trained to the end), ``'failed'`` or
+            ``'stopped'`` (the search ended before).
+        metrics: As after the last epoch; empty if it failed.
+        error: Why it failed.
+        importances: Hyper-parameter -> the share of the metric's variance that it explains, over
+            the trials so far (:func:`sparkdl.tune.analysis.importances`); empty while they are few.
+    """
+
+    trial: int
+    epochs: int
+    state: Literal["waiting", "complete", "failed", "stopped"]
+    metrics: Metrics = field(default_factory=dict)
+    error: str = ""
+    importances: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class SearchEnded:
+    """A search ended; its trials are no longer trained.
+
+    Args:
+        best: The best trial; None if none has a score.
+        value: Its metric.
+        error: The type and first line of the error that ended the search; empty if it ended well.
+    """
+
+    best: int | None
+    value: float | None
+    error: str = ""
+
+
 Event = (
     TrainingBegan
     | EpochBegan
@@ -203,6 +288,11 @@ Event = (
     | WorkerTraced
     | TrainingEnded
     | TrainingFailed
+    | SearchBegan
+    | TrialBegan
+    | TrialEpochEnded
+    | TrialEnded
+    | SearchEnded
 )
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import secrets
 import tempfile
+import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,12 +16,16 @@ from sparkdl.files.checkpoints import Checkpoints
 from sparkdl.launch import interrupts
 from sparkdl.learner.framework import seed_everything
 from sparkdl.learner.voting import vote
+from sparkdl.progress.events import EpochEnded, Event, Json, SearchBegan, SearchEnded
 from sparkdl.spark.driver import cluster
 from sparkdl.spark.driver.arguments import verbosity
+from sparkdl.spark.driver.telling import open_sinks
 from sparkdl.spark.driver.trained_model import TrainedModel
 from sparkdl.spark.spark_model import SparkModel
+from sparkdl.tracking.sinks import GivenSink, without_standing
 from sparkdl.tune.journal import Journal, TrialRecord
-from sparkdl.tune.runner import Goal, SegmentTraining, run_search
+from sparkdl.tune.runner import Goal, OnEpoch, SegmentTraining, run_search
+from sparkdl.tune.samplers import Sampler
 from sparkdl.tune.searchers import AdaptiveAsha, Searcher
 from sparkdl.tune.segment import Segment
 from sparkdl.tune.study import Study
@@ -48,6 +54,8 @@ def search(
     timeout_s: float | None = None,
     verbose: str | int = "auto",
     settings: Mapping[str, Any] | None = None,
+    sampler: Sampler | None = None,
+    sinks: Sequence[GivenSink] | GivenSink | None = None,
     **fit_arguments: Any,
 ) -> Study:
     """Finds the hyper-parameters with the best metric.
@@ -88,6 +96,10 @@ def search(
         verbose: 0 prints nothing; 1 a line whenever a trial was compared.
         settings: More arguments of :class:`SparkModel`, such as ``{'mode': 'synchronous'}``; the
             default is ``'allreduce'``, which with one worker is plain Keras.
+        sampler: Gives new trials their hyper-parameters: :class:`~sparkdl.tune.OptunaSampler`;
+            None for values by chance.
+        sinks: Who is told of the search and its trials (:mod:`sparkdl.progress.events`), as in
+            :meth:`SparkModel.fit`; so are the page and MLflow where they are told of every fit.
         **fit_arguments: More arguments of :meth:`SparkModel.fit`, such as ``features``, ``label``,
             ``callbacks`` (made anew for each segment by a function without arguments).
 
@@ -143,16 +155,45 @@ def search(
     )  # fmt: skip
     study = Study(journal, goal, trainer.load, vote, temporary=checkpoint_dir is None)
     show = _Lines(study) if verbosity(verbose) else None
+    trackers = open_sinks(sinks, None, lambda: study.best_model, spark)
+
+    def tell(event: Event) -> None:
+        for tracker in trackers:
+            tracker.handle(event)
+
     try:
+        tell(_described(goal, searcher, sampler, seed, slots_per_trial))
         run_search(
             searcher, trainer, journal, goal, seed=seed, timeout_s=timeout_s,
             max_concurrent=_at_once(max_concurrent, slots_per_trial, trainer.spark),
-            on_score=show or (lambda trial, score: None),
+            on_score=show or (lambda trial, score: None), sampler=sampler, tell=tell,
         )  # fmt: skip
-    except BaseException:
+        tell(_ended(study))
+    except BaseException as error:
+        tell(_ended(study, f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"))
         study.close()
         raise
     return study
+
+
+def _described(
+    goal: Goal, searcher: Searcher, sampler: Sampler | None, seed: int, slots_per_trial: int
+) -> SearchBegan:
+    parameters: dict[str, Json] = {
+        "searcher": type(searcher).__name__,
+        "max_epochs": searcher.max_epochs,
+        "sampler": type(sampler).__name__ if sampler is not None else "random",
+        "seed": seed,
+        "slots_per_trial": slots_per_trial,
+    }
+    search_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
+    return SearchBegan(search_id, goal.metric, goal.maximize, parameters)
+
+
+def _ended(study: Study, error: str = "") -> SearchEnded:
+    if not study.ranked():
+        return SearchEnded(None, None, error)
+    return SearchEnded(study.best_trial.number, study.best_value, error)
 
 
 def _at_once(asked: int | str, slots_per_trial: int, spark: Any) -> int:
@@ -198,7 +239,7 @@ class _FitTrainer:
         self.spark = spark
         self._tag = f"sparkdl-tune-{uuid.uuid4().hex[:12]}"
 
-    def prepare(self, trial: Trial, segment: Segment) -> SegmentTraining:
+    def prepare(self, trial: Trial, segment: Segment, on_epoch: OnEpoch) -> SegmentTraining:
         """Builds the model; see :class:`sparkdl.tune.runner.TrialTrainer`."""
         model = self._model(trial)
         kept = Checkpoints(self._of(segment.trial))
@@ -215,12 +256,17 @@ class _FitTrainer:
         if arguments.get("callbacks") is not None:
             arguments["callbacks"] = arguments["callbacks"]()
 
+        def hear(event: Event) -> None:
+            if isinstance(event, EpochEnded):
+                on_epoch(event.epoch, event.metrics)
+
         def train() -> dict[str, float]:
             cluster.tag_jobs(self.spark, self._tag)
-            history = spark_model.fit(
-                self._data, epochs=segment.end, verbose=0, resume=True,
-                checkpoint_dir=self._of(segment.trial), **arguments,
-            )  # fmt: skip
+            with without_standing():
+                history = spark_model.fit(
+                    self._data, epochs=segment.end, verbose=0, resume=True, sinks=[hear],
+                    checkpoint_dir=self._of(segment.trial), **arguments,
+                )  # fmt: skip
             return {name: float(values[-1]) for name, values in history.history.items() if values}
 
         return train

@@ -10,9 +10,13 @@ from sparkdl.files.growing_file import GrowingFile
 from sparkdl.progress.events import (
     EpochProgressed,
     Event,
+    SearchBegan,
+    SearchEnded,
     TrainingBegan,
     TrainingEnded,
     TrainingFailed,
+    TrialBegan,
+    TrialEpochEnded,
     WorkersProgressed,
     as_json,
 )
@@ -22,8 +26,9 @@ ENDING = ".jsonl"
 
 
 class JsonLines:
-    """A sink that writes ``FOLDER/RUN.jsonl`` for each fit: what :func:`sparkdl.dashboard` shows of
-    past runs, and what pandas reads with ``read_json(path, lines=True)``.
+    """A sink that writes ``FOLDER/RUN.jsonl`` for each fit or search: what
+    :func:`sparkdl.dashboard` shows of past runs, and what pandas reads with
+    ``read_json(path, lines=True)``.
 
     Each line has ``time`` (seconds since 1970), ``event`` and the event's fields
     (:mod:`sparkdl.progress.events`). Of what comes several times a second some is left out, more in
@@ -54,7 +59,9 @@ class JsonLines:
                 EpochProgressed: Thinning(),
                 WorkersProgressed: Thinning(most=500 / many),
             }
-            self._file = GrowingFile(f"{self._folder.rstrip('/')}/{event.run.run_id}{ENDING}")
+            self._open(event.run.run_id)
+        elif isinstance(event, SearchBegan):
+            self._open(event.search_id)
         if self._file is None:
             return
         thinning = self._thinned.get(type(event))
@@ -62,7 +69,11 @@ class JsonLines:
             return
         line = json.dumps({"time": round(now, 3), **as_json(event)}, separators=(",", ":"))
         self._file.append(line.encode() + b"\n")
-        self._file.flush(whole=thinning is None)
-        if isinstance(event, (TrainingEnded, TrainingFailed)):
+        often = thinning is not None or isinstance(event, (TrialBegan, TrialEpochEnded))
+        self._file.flush(whole=not often)
+        if isinstance(event, (TrainingEnded, TrainingFailed, SearchEnded)):
             self._file.close()
             self._file = None
+
+    def _open(self, run_id: str) -> None:
+        self._file = GrowingFile(f"{self._folder.rstrip('/')}/{run_id}{ENDING}")

@@ -22,13 +22,19 @@ from sparkdl.progress.events import (
     EpochEnded,
     Event,
     Json,
+    SearchBegan,
+    SearchEnded,
     TrainingBegan,
     TrainingEnded,
     TrainingFailed,
+    TrialBegan,
+    TrialEnded,
+    TrialEpochEnded,
     WorkersProgressed,
     WorkerView,
 )
 from sparkdl.tracking import sinks
+from sparkdl.tracking.mlflow_search import SearchRuns
 from sparkdl.tracking.tensorboard import numbers_of
 from sparkdl.tracking.thinning import Thinning
 
@@ -44,7 +50,8 @@ class MLflow:
 
     Parameters are the settings of ``SparkModel`` and ``fit``, the model's size and the optimizer's
     settings (``optimizer_learning_rate``, ...); metrics come once per epoch; ``model_summary.txt``
-    has the layers.
+    has the layers. A search (``tune.search``) is a run with a run inside of it for each trial
+    (:class:`sparkdl.tracking.mlflow_search.SearchRuns`), and the best model.
 
     Args:
         log_models: Log the trained model as ``model``, with the signature that
@@ -73,6 +80,7 @@ class MLflow:
         self._run_id = ""
         self._own = False
         self._model: Callable[[], Any] = lambda: None
+        self._search: SearchRuns | None = None
         self._thinning = Thinning(_SYSTEM_INTERVAL_S)
         self._looks = 0
         self._before: dict[int, tuple[float, float]] = {}
@@ -99,22 +107,49 @@ class MLflow:
                         self._log_model()
                 finally:
                     self._end("FINISHED")
+            case SearchBegan():
+                experiment = self._open("search")
+                self._search = SearchRuns(
+                    self._mlflow, self._client, experiment, self._run_id, event
+                )
+            case TrialBegan() | TrialEpochEnded() | TrialEnded():
+                if self._search is not None:
+                    self._search.handle(event)
+            case SearchEnded():
+                self._end_search(event)
             case TrainingFailed():
                 self._client.set_tag(self._run_id, "sparkdl.error", event.error[:_MOST_CHARS])
                 self._end("FAILED")
             case _:
                 pass
 
-    def _begin(self, event: TrainingBegan) -> None:
+    def _open(self, name: str) -> str:
+        """Takes the active run, or makes one; returns the id of its experiment."""
         mlflow = self._mlflow
         self._client = mlflow.MlflowClient()
         active = mlflow.active_run()
         self._own = active is None
         if active is None:
             experiment = mlflow.tracking.fluent._get_experiment_id()
-            name = self._run_name or event.run.model or None
-            active = self._client.create_run(experiment, run_name=name)
+            active = self._client.create_run(experiment, run_name=self._run_name or name or None)
         self._run_id = active.info.run_id
+        return str(active.info.experiment_id)
+
+    def _end_search(self, event: SearchEnded) -> None:
+        if self._search is None:
+            return
+        try:
+            self._search.handle(event)
+            if event.error:
+                self._client.set_tag(self._run_id, "sparkdl.error", event.error[:_MOST_CHARS])
+            elif self._log_models and event.best is not None:
+                self._log_model()
+        finally:
+            self._end("FAILED" if event.error else "FINISHED")
+
+    def _begin(self, event: TrainingBegan) -> None:
+        self._open(event.run.model)
+        mlflow = self._mlflow
         self._client.set_tag(self._run_id, "sparkdl.run_id", event.run.run_id)
         params = [
             mlflow.entities.Param(key, str(value)[:_MOST_CHARS])

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Protocol, runtime_checkable
 
 from sparkdl.errors import ConfigError
-from sparkdl.progress.events import Event, Sink, TrainingBegan
+from sparkdl.progress.events import Event, SearchBegan, Sink, TrainingBegan
 
 EventFunction = Callable[[Event], object]
 """A sink of one's own: a function of one event."""
@@ -68,7 +69,7 @@ class GuardedSink:
             else:
                 self._sink.handle(event)
         except Exception as error:
-            if isinstance(event, TrainingBegan):
+            if isinstance(event, (TrainingBegan, SearchBegan)):
                 raise
             self._broken = True
             warnings.warn(
@@ -82,6 +83,7 @@ class GuardedSink:
 SinkMaker = Callable[[], GivenSink]
 _standing: list[SinkMaker] = []
 _standing_lock = threading.Lock()
+_of_thread = threading.local()
 
 
 def add_standing(make: SinkMaker) -> None:
@@ -94,6 +96,23 @@ def remove_standing(make: SinkMaker) -> None:
     """The counterpart of :func:`add_standing`; nothing if it was not added."""
     with _standing_lock:
         _standing[:] = [other for other in _standing if other != make]
+
+
+@contextmanager
+def without_standing() -> Iterator[None]:
+    """Fits that begin here, in this thread, are not told to the sinks that stand for every fit: the
+    search whose trials they are tells these itself."""
+    before = _without()
+    _of_thread.without = True
+    try:
+        yield
+    finally:
+        _of_thread.without = before
+
+
+def _without() -> bool:
+    without: bool = getattr(_of_thread, "without", False)
+    return without
 
 
 def sinks_of(given: Iterable[GivenSink], model: Callable[[], object]) -> list[GuardedSink]:
@@ -117,7 +136,7 @@ def sinks_of(given: Iterable[GivenSink], model: Callable[[], object]) -> list[Gu
                 hint="sinks=[sparkdl.tracking.TensorBoard('logs'), print]",
             )
     with _standing_lock:
-        makers = list(_standing)
+        makers = [] if _without() else list(_standing)
     found = [GuardedSink(sink) for sink in (*(make() for make in makers), *asked)]
     for guarded in found:
         guarded.take_model(model)

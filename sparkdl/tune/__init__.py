@@ -13,6 +13,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from sparkdl.tune.samplers import OptunaSampler, Sampler
 from sparkdl.tune.searchers import (
     AdaptiveAsha,
     Asha,
@@ -37,8 +38,10 @@ __all__ = [
     "AshaStopping",
     "Grid",
     "Hyperband",
+    "OptunaSampler",
     "PopulationBasedTraining",
     "RandomSearch",
+    "Sampler",
     "Searcher",
     "Segment",
     "Single",

@@ -10,14 +10,19 @@ import time
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from sparkdl.errors import ConfigError, DataError, ResourceError
-from sparkdl.tune.journal import Journal
+from sparkdl.progress.events import Event, Metrics, TrialBegan, TrialEnded, TrialEpochEnded
+from sparkdl.tune.analysis import importances
+from sparkdl.tune.journal import Journal, TrialRecord
+from sparkdl.tune.samplers import Drawn, Experience, Outcome, Sampler
 from sparkdl.tune.searchers.searcher import WORST, Searcher
 from sparkdl.tune.segment import Segment
-from sparkdl.tune.suggestions import Trial
+from sparkdl.tune.suggestions import Draw, Space, Trial, Value
 
+OnEpoch = Callable[[int, Metrics], None]
+"""Hears that an epoch of a trial has ended, counted from 0, in any thread."""
 PATIENCE = 3
 """So many trials may fail before any has succeeded; then the search ends with the first error."""
 
@@ -32,7 +37,7 @@ class SegmentTraining(Protocol):
 class TrialTrainer(Protocol):
     """Trains segments; what it needs of Spark and Keras is its own."""
 
-    def prepare(self, trial: Trial, segment: Segment) -> SegmentTraining:
+    def prepare(self, trial: Trial, segment: Segment, on_epoch: OnEpoch) -> SegmentTraining:
         """Calls the user's ``build``; in the thread that called ``search``."""
 
     def cancel(self) -> None:
@@ -69,6 +74,13 @@ class Goal:
 
 
 @dataclass(frozen=True)
+class _EpochDone:
+    trial: int
+    epoch: int
+    metrics: Metrics
+
+
+@dataclass(frozen=True)
 class _Ended:
     segment: Segment
     metrics: Mapping[str, float] | None
@@ -85,6 +97,8 @@ def run_search(
     max_concurrent: int,
     timeout_s: float | None,
     on_score: Callable[[int, float], None],
+    sampler: Sampler | None = None,
+    tell: Callable[[Event], None] = lambda event: None,
 ) -> None:
     """Runs to the searcher's end, or until the time is over; the journal has what happened.
 
@@ -97,12 +111,15 @@ def run_search(
         max_concurrent: Segments side by side.
         timeout_s: After so long the trainings that run are ended; None for no limit.
         on_score: Called with a trial and its score.
+        sampler: Gives new trials their values; None for values by chance.
+        tell: Hears of the trials, in the thread that called this.
 
     Raises:
         SparkDLError: The first trials failed, or a mistake that all trials share.
     """
-    search = _Search(searcher, trainer, journal, goal, seed, on_score)
+    search = _Search(searcher, trainer, journal, goal, seed, on_score, sampler or Drawn(), tell)
     waiting = journal.replay(searcher)
+    search.tell_past()
     deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
     try:
         while True:
@@ -127,14 +144,24 @@ class _Search:
 
     def __init__(
         self, searcher: Searcher, trainer: TrialTrainer, journal: Journal, goal: Goal, seed: int,
-        on_score: Callable[[int, float], None],
+        on_score: Callable[[int, float], None], sampler: Sampler, tell: Callable[[Event], None],
     ) -> None:  # fmt: skip
         self._searcher, self._trainer, self._journal = searcher, trainer, journal
         self._goal, self._seed, self._on_score = goal, seed, on_score
-        self._ended: queue.SimpleQueue[_Ended] = queue.SimpleQueue()
+        self._sampler, self._tell_sinks = sampler, tell
+        self._heard: queue.SimpleQueue[_Ended | _EpochDone] = queue.SimpleQueue()
         self._failures: list[Exception] = []
         self._succeeded = any(r.metrics for r in journal.trials.values())
         self.running: dict[int, threading.Thread] = {}
+
+    def tell_past(self) -> None:
+        """Tells of the trials that the journal had before."""
+        for record in self._journal.trials.values():
+            if not record.params and not record.metrics:
+                continue
+            self._tell_sinks(TrialBegan(record.number, dict(record.params), 0, record.epochs))
+            for epochs, metrics in sorted(record.metrics.items()):
+                self._tell_ended(record, epochs, metrics)
 
     def ask(self) -> Segment | None:
         segment = self._searcher.ask()
@@ -151,31 +178,38 @@ class _Search:
             )
         record = self._journal.trials.get(segment.trial)
         given = {**self._searcher.parameters(segment.trial), **(record.params if record else {})}
-        trial = Trial(segment.trial, self._seed, given)
+        trial = Trial(segment.trial, self._seed, given, self._draws(segment.trial))
+
+        def heard(epoch: int, metrics: Metrics) -> None:
+            self._heard.put(_EpochDone(segment.trial, epoch, metrics))
+
         try:
-            training = self._trainer.prepare(trial, segment)
+            training = self._trainer.prepare(trial, segment, heard)
         except Exception as error:
-            self._keep(trial)
+            self._keep(trial, segment)
             self._tell(_Ended(segment, None, error))
             return
-        self._keep(trial)
+        self._keep(trial, segment)
 
         def train() -> None:
             try:
-                self._ended.put(_Ended(segment, training(), None))
+                self._heard.put(_Ended(segment, training(), None))
             except Exception as error:
-                self._ended.put(_Ended(segment, None, error))
+                self._heard.put(_Ended(segment, None, error))
 
         name = f"sparkdl-trial{segment.trial}"
         self.running[segment.trial] = threading.Thread(target=train, name=name, daemon=True)
         self.running[segment.trial].start()
 
     def take(self, timeout_s: float) -> None:
-        """Waits for a segment to end, and tells its score."""
+        """Waits for a segment to end, and tells its score, or for one of its epochs."""
         with contextlib.suppress(queue.Empty):
-            ended = self._ended.get(timeout=timeout_s)
-            self.running.pop(ended.segment.trial).join()
-            self._tell(ended)
+            heard = self._heard.get(timeout=timeout_s)
+            if isinstance(heard, _EpochDone):
+                self._tell_sinks(TrialEpochEnded(heard.trial, heard.epoch, heard.metrics))
+                return
+            self.running.pop(heard.segment.trial).join()
+            self._tell(heard)
 
     def stop(self, timeout_s: float = 60.0) -> None:
         """Ends what runs; its trials count as stopped."""
@@ -191,14 +225,58 @@ class _Search:
                     RuntimeWarning,
                     stacklevel=2,
                 )
-            self._journal.trials[number].state = "stopped"
+            record = self._journal.trials[number]
+            record.state = "stopped"
+            self._tell_ended(record, record.epochs, {})
         self.running.clear()
         self._journal.write()
 
-    def _keep(self, trial: Trial) -> None:
+    def _draws(self, number: int) -> Draw:
+        """How a trial's values are drawn, asked for at the first of them: a trial that goes on has
+        its values."""
+        found: list[Draw] = []
+
+        def draw(name: str, space: Space) -> Value:
+            if not found:
+                before = [r for n, r in sorted(self._journal.trials.items()) if n != number]
+                known = [self._experience(record) for record in before]
+                found.append(self._sampler.draws(number, self._seed, known))
+            return found[0](name, space)
+
+        return draw
+
+    def _experience(self, record: TrialRecord) -> Experience:
+        scores = {
+            e: self._goal.score(m) for e, m in record.metrics.items() if self._goal.metric in m
+        }
+        outcome: Outcome = "paused"
+        if record.state == "failed":
+            outcome = "failed"
+        elif record.epochs >= self._searcher.max_epochs:
+            outcome = "complete"
+        elif record.state == "running" or not scores:
+            outcome = "running"
+        return Experience(record.params, record.spaces, scores, outcome)
+
+    def _tell_ended(self, record: TrialRecord, epochs: int, metrics: Mapping[str, float]) -> None:
+        state: Literal["waiting", "complete", "failed", "stopped"] = "waiting"
+        if record.state in ("failed", "stopped"):
+            state = "failed" if record.state == "failed" else "stopped"
+        elif epochs >= self._searcher.max_epochs:
+            state = "complete"
+        explained = importances(self._journal.trials.values(), self._goal.metric)
+        self._tell_sinks(
+            TrialEnded(record.number, epochs, state, dict(metrics), record.error, explained)
+        )
+
+    def _keep(self, trial: Trial, segment: Segment) -> None:
         self._journal.built(trial.number, trial.spaces, trial.params)
         self._searcher.built(trial.number, trial.spaces, trial.params)
         self._journal.write()
+        params = dict(trial.params)
+        self._tell_sinks(
+            TrialBegan(trial.number, {**params}, segment.begin, segment.end, segment.parent)
+        )
 
     def _tell(self, ended: _Ended) -> None:
         segment, metrics = ended.segment, ended.metrics or {}
@@ -211,6 +289,7 @@ class _Search:
             record.error = _in_short(ended.error) if ended.error else f"{self._goal.metric} is NaN"
             warnings.warn(f"trial {segment.trial} failed: {record.error}", RuntimeWarning, 2)
         self._journal.write()
+        self._tell_ended(record, segment.end, metrics)
         if ended.error is not None:
             self._failures.append(ended.error)
             shared = isinstance(ended.error, (ConfigError, DataError, ResourceError))

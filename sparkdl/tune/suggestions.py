@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar, cast
 
@@ -58,6 +58,10 @@ class Space:
         return round(value) if self.kind == "int" else float(value)
 
 
+Draw = Callable[[str, Space], Value]
+"""Draws the value of a hyper-parameter, by its name and what it can be."""
+
+
 class Trial:
     """One set of hyper-parameters; ``build(trial)`` asks it for each by name.
 
@@ -68,16 +72,22 @@ class Trial:
         number: Of the trial, from 0.
         seed: Of the search.
         given: Values that are not drawn (a grid's, or those of a resumed trial).
+        draw: Draws the others; None for :meth:`draw`.
     """
 
     def __init__(
-        self, number: int, seed: int = 0, given: Mapping[str, Value] | None = None
+        self,
+        number: int,
+        seed: int = 0,
+        given: Mapping[str, Value] | None = None,
+        draw: Draw | None = None,
     ) -> None:
         self.number = number
         self.params: dict[str, Value] = {}
         self.spaces: dict[str, Space] = {}
         self._seed = seed
         self._given = dict(given or {})
+        self._draw = draw or self.draw
 
     def suggest_float(
         self, name: str, low: float, high: float, *, step: float | None = None, log: bool = False
@@ -119,6 +129,11 @@ class Trial:
             )
         return cast(T, self._suggest(name, Space("categorical", choices=tuple(choices))))
 
+    def draw(self, name: str, space: Space) -> Value:
+        """A value by chance, the same for the same seed, number and name."""
+        seed = (self._seed, self.number, zlib.crc32(name.encode()))
+        return space.draw(np.random.default_rng(seed))
+
     def _suggest(self, name: str, space: Space) -> Value:
         if self.spaces.setdefault(name, space) != space:
             raise ConfigError(
@@ -128,11 +143,8 @@ class Trial:
                 hint="one name for each hyper-parameter",
             )
         if name not in self.params:
-            if name in self._given:
-                self.params[name] = self._given[name]
-            else:
-                seed = (self._seed, self.number, zlib.crc32(name.encode()))
-                self.params[name] = space.draw(np.random.default_rng(seed))
+            given = name in self._given
+            self.params[name] = self._given[name] if given else self._draw(name, space)
         return self.params[name]
 
 

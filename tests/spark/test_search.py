@@ -15,6 +15,8 @@ import pytest
 
 from sparkdl import tune
 from sparkdl.errors import ConfigError
+from sparkdl.progress.events import Event, SearchBegan, SearchEnded, TrialEpochEnded
+from sparkdl.tracking.sinks import add_standing, remove_standing
 
 
 def build(trial: tune.Trial) -> Any:
@@ -35,10 +37,22 @@ def build(trial: tune.Trial) -> Any:
 
 def test_asha_finds_a_good_model(digits_df: Any, digits: Any, capsys: Any) -> None:
     searcher = tune.Asha(max_trials=6, max_epochs=9, divisor=3)
+    events, standing = list[Event](), list[Event]()
+
+    def stand() -> Any:
+        return standing.append
+
+    add_standing(stand)
     with tune.search(
         build, digits_df, metric="val_accuracy", validation_split=0.2, searcher=searcher,
-        max_concurrent=2, verbose=1, seed=3,
+        max_concurrent=2, verbose=1, seed=3, sinks=events.append,
     ) as study:  # fmt: skip
+        remove_standing(stand)
+        assert standing == events  # nothing of the trials' fits
+        assert isinstance(events[0], SearchBegan)
+        assert events[-1] == SearchEnded(study.best_trial.number, study.best_value)
+        epochs = [(e.trial, e.epoch) for e in events if isinstance(e, TrialEpochEnded)]
+        assert sorted(epochs) == [(r.number, e) for r in study.records for e in range(r.epochs)]
         x, y = digits
         assert len(study.records) == 6
         reached = sorted(r.epochs for r in study.records)

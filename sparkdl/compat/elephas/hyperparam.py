@@ -20,7 +20,7 @@ from sparkdl.learner.framework import seed_everything
 from sparkdl.learner.voting import vote
 from sparkdl.spark.driver import cluster
 from sparkdl.tune.journal import Journal
-from sparkdl.tune.runner import Goal, SegmentTraining, run_search
+from sparkdl.tune.runner import Goal, OnEpoch, SegmentTraining, run_search
 from sparkdl.tune.searchers import RandomSearch
 from sparkdl.tune.segment import Segment
 from sparkdl.tune.suggestions import Trial
@@ -146,7 +146,7 @@ class _FunctionTrainer:
         self._tag = f"sparkdl-hyperparam-{uuid.uuid4().hex[:12]}"
         self.trials: dict[int, TrialResult] = {}
 
-    def prepare(self, trial: Trial, segment: Segment) -> SegmentTraining:
+    def prepare(self, trial: Trial, segment: Segment, on_epoch: OnEpoch) -> SegmentTraining:
         call = payload.dump((self._template.fill(trial), self._data))
 
         def train() -> Mapping[str, float]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from sparkdl.closing import Closing
 from sparkdl.files.storage import exists, list_files, read_bytes
-from sparkdl.progress.events import Event, Json, TrainingBegan, as_json
+from sparkdl.progress.events import Event, Json, SearchBegan, TrainingBegan, as_json
 from sparkdl.tracking.json_lines import ENDING
 from sparkdl.tracking.page.records import Record, record_of
 
@@ -20,7 +20,9 @@ MOST_RECORDS = 1200
 MOST_RUNS = 200
 MOST_WAITING = 2000
 """Messages that a listener may be behind; one that is slower is ended, and comes back."""
-_THINNED = ("step", "workers")
+MOST_POINTS = 20_000
+"""Epochs of all trials of a search that are kept."""
+_THINNED = ("step", "workers", "point")
 _Text = tuple[int, str]
 """A record's number, and the record as JSON: a tenth of the memory of its objects."""
 
@@ -33,13 +35,15 @@ class RunRecords:
         self._kept: dict[str, list[_Text]] = {}
         self._stride: dict[str, int] = {}
         self._count: dict[str, int] = {}
-        self._told = 0
+        self._told = self._trials = 0
         self._newest: dict[str, _Text] = {}
         self.last: dict[str, Record] = {}
 
     def add(self, record: Record) -> str:
         """Takes in the newest record; returns it as JSON."""
         kind = str(record["kind"])
+        if kind == "trial" and isinstance(record["trial"], int):
+            self._trials = max(self._trials, record["trial"] + 1)
         kept = self._kept.setdefault(kind, [])
         self.last[kind] = record
         text = json.dumps(record, separators=(",", ":"))
@@ -54,7 +58,7 @@ class RunRecords:
         stride = self._stride.setdefault(kind, 1)
         if number % stride == 0:
             kept.append(entry)
-        if len(kept) > MOST_RECORDS:
+        if len(kept) > (MOST_POINTS if kind == "point" else MOST_RECORDS):
             del kept[1::2]
             self._stride[kind] = 2 * stride
         return text
@@ -75,7 +79,7 @@ class RunRecords:
 
     def summary(self) -> Record:
         """The run in a line: what a list of runs shows."""
-        begin = self.last.get("begin", {})
+        begin = self.last.get("begin") or self.last.get("search") or {}
         ended = self.last.get("end") or self.last.get("fail")
         epoch = self.last.get("epoch", {})
         states: dict[object, str] = {"end": "done", "fail": "failed"}
@@ -88,6 +92,8 @@ class RunRecords:
             "epoch": epoch.get("epoch"),
             "metrics": epoch.get("metrics"),
             "ended": None if ended is None else ended["t"],
+            "metric": begin.get("metric"),
+            "trials": self._trials,
         }
 
 
@@ -197,7 +203,7 @@ def _records_of(content: bytes) -> list[Record]:
 
 
 class BookSink:
-    """A sink that writes one fit into a book."""
+    """A sink that writes one fit, or one search, into a book."""
 
     wants_progress = True
 
@@ -209,6 +215,8 @@ class BookSink:
         """Adds the event's record."""
         if isinstance(event, TrainingBegan):
             self._run_id = event.run.run_id
+        elif isinstance(event, SearchBegan):
+            self._run_id = event.search_id
         told: dict[str, Json] = as_json(event)
         record = record_of(told, self._clock())
         if record is not None:

@@ -15,6 +15,50 @@ WORKER_FIELDS = (
 """What the numbers of a worker are, in this order."""
 
 
+def _search_began(event: dict[str, Any], time_s: float) -> Record:
+    return {
+        "kind": "search", "t": time_s, "metric": event["metric"], "maximize": event["maximize"],
+        "parameters": event["parameters"],
+    }  # fmt: skip
+
+
+def _trial_began(event: dict[str, Any], time_s: float) -> Record:
+    return {
+        "kind": "trial", "t": time_s, "trial": event["trial"], "params": event["params"],
+        "begin": event["begin"], "end": event["end"],
+    }  # fmt: skip
+
+
+def _trial_epoch(event: dict[str, Any], time_s: float) -> Record:
+    return {
+        "kind": "point", "t": time_s, "trial": event["trial"], "epoch": event["epoch"],
+        "metrics": event["metrics"],
+    }  # fmt: skip
+
+
+def _trial_ended(event: dict[str, Any], time_s: float) -> Record:
+    return {
+        "kind": "rung", "t": time_s, "trial": event["trial"], "epochs": event["epochs"],
+        "state": event["state"], "metrics": event["metrics"], "error": event["error"],
+        "importances": event["importances"],
+    }  # fmt: skip
+
+
+def _search_ended(event: dict[str, Any], time_s: float) -> Record:
+    if event["error"]:
+        return {"kind": "fail", "t": time_s, "error": event["error"]}
+    return {
+        "kind": "end", "t": time_s, "stopped": False, "best": event["best"],
+        "value": event["value"],
+    }  # fmt: skip
+
+
+_OF_A_SEARCH = {
+    "search_began": _search_began, "trial_began": _trial_began, "trial_ended": _trial_ended,
+    "trial_epoch_ended": _trial_epoch, "search_ended": _search_ended,
+}  # fmt: skip
+
+
 def record_of(event: dict[str, Any], time_s: float) -> Record | None:
     """What the page needs of an event.
 
@@ -46,6 +90,8 @@ def record_of(event: dict[str, Any], time_s: float) -> Record | None:
             "kind": "workers", "t": time_s, "in": event["bytes_in"], "out": event["bytes_out"],
             "workers": [_worker(worker) for worker in event["workers"]],
         }  # fmt: skip
+    if kind in _OF_A_SEARCH:
+        return _OF_A_SEARCH[kind](event, time_s)
     if kind == "training_ended":
         return {"kind": "end", "t": time_s, "stopped": event["stopped"]}
     if kind == "training_failed":

@@ -163,5 +163,5 @@ def page_html(nonce: str = "") -> str:
         .replace("{{nonce}}", html.escape(nonce))
         .replace("{{styles}}", text("uPlot.min.css") + text("page.css"))
         .replace("{{uplot}}", text("uPlot.iife.min.js"))
-        .replace("{{script}}", text("page.js"))
+        .replace("{{script}}", text("search.js") + text("page.js"))
     )

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tracking_cases import small_fit
+from tracking_cases import small_fit, small_search
 
-from sparkdl.progress.events import Event, TrainingFailed
+from sparkdl.progress.events import Event, TrainingFailed, TrialBegan, TrialEnded, TrialEpochEnded
 from sparkdl.tracking.mlflow_sink import MLflow, flat_parameters
 
 mlflow = pytest.importorskip("mlflow")
@@ -79,3 +79,37 @@ def test_a_group_of_settings_has_a_name_for_each() -> None:
     assert flat_parameters({"a": 1, "rule": {"name": "x", "o": {"p": 2}}}) == [
         ("a", 1), ("rule_name", "x"), ("rule_o_p", 2),
     ]  # fmt: skip
+
+
+def test_a_search_is_a_run_with_a_run_for_each_trial(store: Any) -> None:
+    log(small_search())
+    runs = store.search_runs(["0"])
+    assert len(runs) == 13
+    (search,) = [r for r in runs if "mlflow.parentRunId" not in r.data.tags]
+    assert search.info.status == "FINISHED"
+    assert search.data.params["searcher"] == "RandomSearch"
+    assert search.data.params["best_trial"] == "10"
+    assert search.data.params["best_kind"] == "a"
+    assert search.data.metrics["best_val_accuracy"] == pytest.approx(0.9)
+    trials = {r.info.run_name: r for r in runs if r is not search}
+    assert {r.data.tags["mlflow.parentRunId"] for r in trials.values()} == {search.info.run_id}
+    assert trials["trial 3"].data.params == {"rate": "0.001", "kind": "b"}
+    history = store.get_metric_history(trials["trial 3"].info.run_id, "val_accuracy")
+    assert [(m.step, m.value) for m in history] == [(0, 0.59), (1, pytest.approx(0.69))]
+    assert trials["trial 11"].info.status == "FAILED"
+    assert trials["trial 11"].data.tags["sparkdl.error"] == "ValueError: no such network"
+
+
+def test_a_trial_that_goes_on_stays_one_run(store: Any) -> None:
+    began, ended = small_search()[0], small_search()[-1]
+    parts: list[Event] = [
+        TrialBegan(10, {"rate": 0.5}, 0, 1), TrialEpochEnded(10, 0, {"val_accuracy": 0.5}),
+        TrialEnded(10, 1, "waiting", {"val_accuracy": 0.5}), TrialBegan(10, {"rate": 0.5}, 1, 3),
+        TrialEnded(10, 3, "complete", {"val_accuracy": 0.75}),
+    ]  # fmt: skip
+    log([began, *parts, ended])
+    runs = {r.info.run_name: r for r in store.search_runs(["0"])}
+    assert set(runs) == {"search", "trial 10"}
+    history = store.get_metric_history(runs["trial 10"].info.run_id, "val_accuracy")
+    assert [(m.step, m.value) for m in history] == [(0, 0.5), (2, 0.75)]
+    assert runs["trial 10"].info.status == "FINISHED"

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tracking_cases import RUN, Time, small_fit, usage
+from tracking_cases import RUN, SEARCH_ID, Time, small_fit, small_search, usage
 
 from sparkdl import cli
 from sparkdl.errors import ConfigError, ResourceError
@@ -53,6 +53,42 @@ def told(events: list[Any], step: float = 1.0) -> RunBook:
 
 
 # -- the runs
+
+
+def test_a_search_is_a_run_with_trials(tmp_path: Path) -> None:
+    book = told(small_search())
+    (line,) = book.runs()
+    assert (line["state"], line["metric"], line["trials"]) == ("done", "val_accuracy", 12)
+    found = json.loads(book.records(SEARCH_ID) or "")
+    assert [r["kind"] for r in found[:5]] == ["search", "trial", "point", "point", "rung"]
+    last = [r for r in found if r["kind"] == "rung"][-2]
+    assert (last["trial"], last["state"], last["importances"]["rate"]) == (10, "complete", 0.75)
+    assert [r["error"] for r in found if r.get("state") == "failed"] == [
+        "ValueError: no such network"
+    ]
+    assert found[-1]["best"] == 10
+    # from its event file as well
+    lines = JsonLines(str(tmp_path), clock=Time(step=1.0))
+    for event in small_search():
+        lines.handle(event)
+    past = RunBook(str(tmp_path))
+    assert [run["run"] for run in past.runs()] == [SEARCH_ID]
+    again = json.loads(past.records(SEARCH_ID) or "")
+    assert [{**r, "t": 0} for r in again] == [{**r, "t": 0} for r in found]
+
+
+def test_a_search_of_ten_thousand_trials_is_bounded() -> None:
+    book = RunBook(clock=Time(step=1.0))
+    sink = book.sink()
+    began, *events = small_search(3)
+    sink.handle(began)
+    for number in range(10_000):
+        for event in events[:3]:
+            sink.handle(replace(event, trial=number))
+    found = json.loads(book.records(SEARCH_ID) or "")
+    points = [r for r in found if r["kind"] == "point"]
+    assert book_module.MOST_POINTS / 2 <= len(points) <= book_module.MOST_POINTS + 1
+    assert points[-1]["trial"] == 9_999
 
 
 def test_a_run_has_what_its_fit_told() -> None:

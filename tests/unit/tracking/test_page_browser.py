@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tracking_cases import RUN, Time, small_fit
+from tracking_cases import RUN, Time, small_fit, small_search
 
 from sparkdl.progress.events import EpochEnded, EpochProgressed, TrainingEnded
 from sparkdl.tracking.page.book import RunBook
@@ -111,4 +111,29 @@ def test_a_narrow_screen_does_not_scroll_sideways(browser: Any) -> None:
         tab.page.goto(served.url)
         tab.wait_for("#headline", "Done")
         assert tab.page.evaluate("document.documentElement.scrollWidth") <= 390
+        tab.page.close()
+
+
+def test_a_search_has_four_charts_and_a_table(browser: Any) -> None:
+    book = RunBook(clock=Time(step=0.5))
+    with Dashboard(book, "127.0.0.1", 0) as served:
+        sink = book.sink()
+        *events, last = small_search()
+        for event in events:
+            sink.handle(event)
+        tab = Tab(browser.new_page(viewport={"width": 390, "height": 800}))
+        tab.page.goto(served.url)
+        tab.wait_for("#headline", "12 trials")
+        tab.wait_for("#headline", "Searching")
+        sink.handle(last)
+        tab.wait_for("#headline", "Done")
+        assert tab.page.locator("#learning path.trial").count() == 11
+        assert tab.page.locator("#importance .share").count() == 2
+        assert tab.page.locator("#scatter circle.trial").count() == 2 * 11
+        assert tab.page.locator("#parallel path.trial").count() == 11
+        assert tab.page.locator("#trials tr").count() == 13
+        tab.wait_for("#trials", "no such network")
+        assert not tab.page.locator("#curves").is_visible()
+        assert tab.page.evaluate("document.documentElement.scrollWidth") <= 390
+        assert tab.said == []
         tab.page.close()

@@ -11,7 +11,7 @@ from tracking_cases import RUN, small_fit
 from sparkdl.errors import ConfigError
 from sparkdl.progress.events import EpochBegan, Event, TrainingBegan, TrainingEnded
 from sparkdl.tracking import Timeline
-from sparkdl.tracking.sinks import add_standing, remove_standing, sinks_of
+from sparkdl.tracking.sinks import add_standing, remove_standing, sinks_of, without_standing
 
 
 class Kept:
@@ -48,6 +48,17 @@ def test_a_sink_says_what_it_wants_and_is_given_the_model() -> None:
     assert [s.wants_progress for s in sinks] == [False, False]
     assert [s.wants_spans for s in sinks] == [False, True]
     assert kept.model == "the model"
+
+
+def test_the_fits_of_a_search_are_not_told_to_standing_sinks() -> None:
+    add_standing(Kept)
+    try:
+        with without_standing():
+            assert sinks_of([], nothing) == []
+            assert len(sinks_of([Kept()], nothing)) == 1
+        assert len(sinks_of([], nothing)) == 1
+    finally:
+        remove_standing(Kept)
 
 
 def test_a_standing_sink_is_made_for_every_fit_until_it_is_removed() -> None:

@@ -11,8 +11,13 @@ from sparkdl.progress.events import (
     EpochProgressed,
     Event,
     RunDescription,
+    SearchBegan,
+    SearchEnded,
     TrainingBegan,
     TrainingEnded,
+    TrialBegan,
+    TrialEnded,
+    TrialEpochEnded,
     WorkersJoined,
     WorkersProgressed,
     WorkerTraced,
@@ -77,3 +82,25 @@ def small_fit() -> list[Event]:
     for rank in range(2):
         events.append(WorkerTraced(rank, spans(1000.0 + rank, ("start", 1.0), ("compute", 2.0))))
     return [*events, TrainingEnded(2)]
+
+
+SEARCH_ID = "20261122-130000-abc123"
+
+
+def small_search(trials: int = 12) -> list[Event]:
+    """Trials of two epochs; the last one fails, the one before is the best."""
+    began = SearchBegan(
+        SEARCH_ID, "val_accuracy", True, {"searcher": "RandomSearch", "max_epochs": 2}
+    )
+    events: list[Event] = [began]
+    for number in range(trials):
+        events.append(TrialBegan(number, {"rate": 10.0**-number, "kind": "ab"[number % 2]}, 0, 2))
+        if number == trials - 1:
+            events.append(TrialEnded(number, 2, "failed", {}, "ValueError: no such network"))
+            break
+        for epoch in range(2):
+            metrics = {"loss": 1.0, "val_accuracy": 0.5 + 0.03 * number + 0.1 * epoch}
+            events.append(TrialEpochEnded(number, epoch, metrics))
+        explained = {"rate": 0.75, "kind": 0.0} if number >= 9 else {}
+        events.append(TrialEnded(number, 2, "complete", metrics, "", explained))
+    return [*events, SearchEnded(trials - 2, 0.6 + 0.03 * (trials - 2))]

@@ -41,7 +41,7 @@ const median = a => { const s = [...a].sort((x, y) => x - y); return s.length ? 
 // ---- a run's data
 
 function newRun(id) {
-  return { id, begin: null, steps: [], epochs: [], workers: [], end: null, states: new Map(),
+  return { id, begin: null, steps: [], epochs: [], workers: [], end: null, states: new Map(), search: null, trials: new Map(), importances: {},
     keep: { step: [1, 0], workers: [1, 0] } };
 }
 function thin(list, kind, record) {  // the newest is always the last, whether it is kept or not
@@ -55,6 +55,8 @@ function take(record) {
     case "step": thin(run.steps, "step", record); break;
     case "epoch": run.epochs.push(record); break;
     case "workers": takeWorkers(record); break;
+    case "search": run.search = record; run.end = null; break;
+    case "trial": case "point": case "rung": takeTrial(run, record); break;
     case "end": case "fail": run.end = record; break;
   }
 }
@@ -90,10 +92,16 @@ function rates() {  // rows per second of each worker, between looks that are fa
 function draw() {
   waiting = false;
   drawn = performance.now();
-  const has = run && run.begin;
+  const has = run && (run.begin || run.search);
   $("main").hidden = !has;
   $("empty").hidden = !!has;
   if (!has) return;
+  document.body.dataset.kind = run.search ? "search" : "fit";
+  if (run.search) {
+    drawSearch(run);
+    drawSettings();
+    return;
+  }
   const speeds = rates();
   drawHeadline(speeds);
   drawCurves();
@@ -281,7 +289,7 @@ function drawSettings() {
   if (shownSettings === run) return;
   shownSettings = run;
   const text = v => v === null ? "none" : typeof v === "object" ? JSON.stringify(v) : String(v);
-  $("settings").replaceChildren(...Object.entries(run.begin.parameters).map(([name, value]) =>
+  $("settings").replaceChildren(...Object.entries((run.begin || run.search).parameters).map(([name, value]) =>
     el("tr", {}, el("td", {}, name), el("td", {}, text(value)))));
 }
 
@@ -291,6 +299,7 @@ function label(r) {
   const when = r.began ? new Date(1000 * r.began).toLocaleString([], { month: "short", day: "numeric", hour: "2-digit", minute: "2-digit" }) : r.run;
   const metrics = r.metrics || {}, loss = metrics.val_loss ?? metrics.loss;
   const mark = { running: "▶", done: "✓", failed: "✗" }[r.state];
+  if (r.metric) return `${mark} search for ${r.metric} · ${r.trials} trials · ${when}`;
   return `${mark} ${r.model || "?"} · ${when}` + (loss == null ? "" : ` · loss ${short(loss, 3)}`);
 }
 async function ask(path) {
@@ -338,7 +347,7 @@ function connect() {
     if (told.run === chosen && run && run.id === chosen) {
       if (early) early.push(told.record); else { take(told.record); drawSoon(); }
     }
-    if (["begin", "epoch", "end", "fail"].includes(kind)) listRuns().catch(() => {});
+    if (["begin", "search", "rung", "epoch", "end", "fail"].includes(kind)) listRuns().catch(() => {});
   };
 }
 function move(by) {
