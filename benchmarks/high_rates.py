@@ -1,13 +1,16 @@
 """Asynchronous training at low and high learning rates: the last epoch's mean loss, five seeds.
 
     python benchmarks/high_rates.py [--problems NAME ...] [--workers 2 8] [--seeds 5] [--real]
-                                    [--rows 60000] [--epochs 3] [--bound]
+                                    [--rows 60000] [--epochs 3] [--window 1] [--bound]
 
 Each problem is trained by one process and by asynchronous workers with the automatic window, with
 and without the damping of ``sparkdl.ps.damping``. The figure is the mean loss of the last epoch
 over that of one process with the same seed (of data, weights and row order): mean over the seeds
 and, in parentheses, the lowest and the highest. The loss at the end says little at high rates: for
 one process alone it differs by a factor of two between seeds.
+
+"Counted" is the mean part of the workers' changes that the damping let through
+(``spark_model.summary.counted``).
 
 Without ``--real`` the workers are simulated (``simulated_training``: exact, one core, no Keras).
 With it Keras trains, by threads over a real server (``worker_threads``).
@@ -90,8 +93,9 @@ class Simulated:
     def alone(self) -> float:
         return self._job.alone()[-1]
 
-    def workers(self, count: int, window: int, damping: bool) -> float:
-        return self._job.asynchronous(count, window, damping=damping)[-1]
+    def workers(self, count: int, window: int, damping: bool) -> tuple[float, float]:
+        losses, counted = self._job.asynchronous(count, window, damping=damping)
+        return losses[-1], counted
 
     def together(self, count: int) -> float:
         """One process on the batch of all workers, at the best rate."""
@@ -121,7 +125,7 @@ class Real:
         )  # fmt: skip
         return float(history.history["loss"][-1])
 
-    def workers(self, count: int, window: int, damping: bool) -> float:
+    def workers(self, count: int, window: int, damping: bool) -> tuple[float, float]:
         import worker_threads
 
         from sparkdl.learner import make_learner
@@ -133,7 +137,7 @@ class Real:
             Downpour(damping=damping), epochs=self._epochs, batch_size=workload.BATCH,
             window=window, seed=self._seed,
         )  # fmt: skip
-        return outcome.losses[-1]
+        return outcome.losses[-1], float("nan")  # the simulation says it
 
     def together(self, count: int) -> float:
         return float("nan")  # the simulation says it
@@ -146,26 +150,28 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--rows", type=int, default=workload.ROWS)
     parser.add_argument("--epochs", type=int, default=workload.EPOCHS)
+    parser.add_argument("--window", type=int, help="batches; default: the automatic window")
     parser.add_argument("--real", action="store_true")
     parser.add_argument("--bound", action="store_true")
     args = parser.parse_args()
     kind = Real if args.real else Simulated
-    header = ["problem", "one process", "workers", "damped", "added up"]
+    header = ["problem", "one process", "workers", "damped", "counted", "added up"]
     header += ["one process, batch · p"] * args.bound
     print("| " + " | ".join(header) + " |\n" + "|---" * len(header) + "|")
     for name in args.problems:
         runs = [kind(PROBLEMS[name], args.rows, args.epochs, s) for s in range(args.seeds)]
         alone = np.array([run.alone() for run in runs])
         for count in args.workers:
-            window = auto_window(args.rows // count // workload.BATCH, count)
+            window = args.window or auto_window(args.rows // count // workload.BATCH, count)
             found = {
                 damping: np.array([run.workers(count, window, damping) for run in runs])
                 for damping in (True, False)
             }
-            columns = [found[True], found[False]]
+            columns = [found[True][:, 0], found[False][:, 0]]
             if args.bound:
                 columns.append(np.array([run.together(count) for run in runs]))
             shown = [spread(values / alone) for values in columns]
+            shown.insert(1, f"{found[True][:, 1].mean():.2f}")
             line = [name, spread(alone), str(count), *shown]
             print("| " + " | ".join(line) + " |", flush=True)
 

@@ -128,8 +128,14 @@ class Training:
             losses.append(total / len(order))
         return losses
 
-    def asynchronous(self, workers: int, window: int, *, damping: bool) -> list[float]:
-        """The mean loss of each epoch of workers whose changes a server adds up."""
+    def asynchronous(
+        self, workers: int, window: int, *, damping: bool
+    ) -> tuple[list[float], float]:
+        """The mean loss of each epoch of workers whose changes a server adds up.
+
+        Returns:
+            The losses, and the part of the changes that counted (1 without damping).
+        """
         center, gradient = initial_weights(self.seed), np.empty(SIZE, np.float32)
         rng = np.random.default_rng([self.seed, 3])
         totals = np.zeros(self.epochs)
@@ -137,8 +143,10 @@ class Training:
         dampings = [Damping(workers, SIZE) for _ in ranks]
         events: list[tuple[float, int]] = []
 
+        trained = [0] * workers
+
         def begin(rank: int, now: float) -> None:
-            batches = ranks[rank].train(gradient, totals)
+            trained[rank] = batches = ranks[rank].train(gradient, totals)
             if batches:
                 lasts = (batches + EXCHANGE) * float(np.exp(JITTER * rng.standard_normal()))
                 heapq.heappush(events, (now + lasts, rank))
@@ -149,11 +157,11 @@ class Training:
             now, number = heapq.heappop(events)
             rank = ranks[number]
             if damping:
-                dampings[number].apply(rank.local, rank.base)
+                dampings[number].apply(rank.local, rank.base, trained[number])
             center += rank.local - rank.base
             rank.local[...] = rank.base[...] = center
             begin(number, now)
-        return list(totals / len(self.x))
+        return list(totals / len(self.x)), float(np.mean([d.counted for d in dampings]))
 
 
 class _Rank:

@@ -172,7 +172,10 @@ class TensorFlowLearner(KerasLearner):
         if not self._has_gradient:
             steps.get_concrete_function(*given)  # tracing finds which variables have one
         reducer.agree_on_gradients(self._has_gradient)
-        agreed = steps(*given)
+        try:
+            agreed = steps(*given)
+        finally:
+            self._reducer = None  # the learner outlives the run; what the run mapped shall not
         if reducer.in_graph is not None:
             reducer.agree_on_stop(float(agreed))
         self._flat = None

@@ -30,6 +30,9 @@ from sparkdl.weights import FloatArray
 GAIN = 5.0
 MEMORY = 0.9
 """Weight of what was seen before in the mean of d, at each exchange."""
+LOOK_EVERY = 8
+"""Batches between two looks: each exchange with windows as long as that, fewer with shorter ones,
+whose exchanges a look would make noticeably longer."""
 MOST_VALUES = 1 << 15
 """Of a larger model every n-th value is looked at: enough for cosines within one percent."""
 
@@ -52,16 +55,21 @@ class Damping:
         self._base: FloatArray | None = None
         self._change: FloatArray | None = None
         self._length = 0.0  # of the last change
+        self._unseen = LOOK_EVERY  # batches since the last look began
 
-    def apply(self, local: FloatArray, base: FloatArray) -> None:
+    def apply(self, local: FloatArray, base: FloatArray, batches: int) -> None:
         """Moves ``local`` back towards ``base``: the part of the change that counts is left.
 
         Args:
             local: The worker's weights after a window; changed in place.
             base: The center from which the window began.
+            batches: Of the window.
         """
-        with np.errstate(all="ignore"):  # whether weights are finite is for others to say
-            self._observe(local[self._looked_at], base[self._looked_at])
+        self._unseen += batches
+        due = self._unseen >= LOOK_EVERY
+        if due or self._change is not None:  # a look compares two changes that follow each other
+            with np.errstate(all="ignore"):  # whether weights are finite is for others to say
+                self._observe(local[self._looked_at], base[self._looked_at], due)
         self._sum, self._changes = self._sum + self.factor, self._changes + 1
         if self.factor < 1.0:
             scale = np.float32(self.factor)
@@ -78,7 +86,8 @@ class Damping:
         """The mean of the parts so far; 1 before the first change."""
         return self._sum / self._changes if self._changes else 1.0
 
-    def _observe(self, local: FloatArray, base: FloatArray) -> None:
+    def _observe(self, local: FloatArray, base: FloatArray, keeps: bool) -> None:
+        """Compares a change with the one before, if that was kept; keeps it for the next."""
         change = local - base
         length = _length(change)
         if self._base is not None and self._change is not None:
@@ -87,7 +96,8 @@ class Damping:
             difference = others - _cosine(self._change, change, self._length * length)
             self._mean = MEMORY * self._mean + (1 - MEMORY) * difference
             self.factor = min(1.0, max(self._least, 1.0 + GAIN * self._mean))
-        self._base, self._change, self._length = base.copy(), change, length
+        self._base, self._change = (base.copy(), change) if keeps else (None, None)
+        self._length, self._unseen = length, 0 if keeps else self._unseen
 
 
 def _length(a: FloatArray) -> float:

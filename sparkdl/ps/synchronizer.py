@@ -125,7 +125,7 @@ class WindowSynchronizer:
             if not self._check.admits(self._local):
                 progress = self._begin_again(learner, progress)
                 np.copyto(self._local, self._base)
-            self._damp()
+            self._damp(progress)
             with self._clock.within("exchange"):
                 self._rule.exchange(self._local, self._base, _Peer(self._client, progress))
                 learner.write_weights(self._local)
@@ -138,7 +138,7 @@ class WindowSynchronizer:
             progress = self._begin_again(learner, progress)
             np.copyto(self._pushed, self._base)
         np.copyto(self._local, self._pushed)
-        self._damp()
+        self._damp(progress)
         np.subtract(self._local, self._base, out=self._client.buffer)
         self._flight = threading.Thread(
             target=self._fly, args=(progress,), name="sparkdl-ps-exchange", daemon=True
@@ -172,9 +172,9 @@ class WindowSynchronizer:
         """The part of this worker's changes that counted, a mean over its exchanges."""
         return 1.0 if self._damping is None else self._damping.counted
 
-    def _damp(self) -> None:
+    def _damp(self, progress: Progress) -> None:
         if self._damping is not None:
-            self._damping.apply(self._local, self._base)
+            self._damping.apply(self._local, self._base, progress.batches)
 
     def _begin_again(self, learner: Learner, progress: Progress) -> Progress:
         """Gives the learner the center, and an optimizer and metrics without NaN.

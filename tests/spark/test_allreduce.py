@@ -142,6 +142,20 @@ def test_a_callback_stops_in_the_middle_of_an_epoch(digits_df: Any, mode: str) -
     )
     assert len(history.history["loss"]) == 1
     assert time.monotonic() - started < 60  # one whole epoch would take minutes
+    deadline = time.monotonic() + 20
+    while mapping := _mapping("memfd:sparkdl"):
+        assert time.monotonic() < deadline, mapping
+        time.sleep(0.2)
+
+
+def _mapping(name: str) -> list[str]:
+    """What idle Python workers still map of a run's shared memory."""
+    return [
+        line
+        for process in _python_workers()
+        for line in Path(f"/proc/{process.pid}/maps").read_text().splitlines()
+        if name in line
+    ]
 
 
 def _training() -> list[psutil.Process]:

@@ -24,6 +24,10 @@ from sparkdl.spark.driver.training import StageLost, StageSummary, train_stage
 from sparkdl.spark.driver.training_run import Run
 from sparkdl.spark.executor.trainer import TrainTask
 
+MUCH_DAMPED = 0.7
+"""Below this part of changes that count, asynchronous workers learn worse than one process (ADR
+0061)."""
+
 
 def run_fit(plan: FitPlan, monitor: FitMonitor) -> StageSummary:
     """Trains to the plan's last epoch, or until a callback stops it.
@@ -37,7 +41,27 @@ def run_fit(plan: FitPlan, monitor: FitMonitor) -> StageSummary:
         TransportError: The run's server died.
     """
     with _slots(plan):
-        return _run_fit(plan, monitor)
+        summary = _run_fit(plan, monitor)
+    warn_of_damping(summary.counted, plan.num_workers)
+    return summary
+
+
+def warn_of_damping(counted: float, num_workers: int) -> None:
+    """Says what to do where the changes of the workers added up to too much.
+
+    Args:
+        counted: The part of them that counted; see :mod:`sparkdl.ps.damping`.
+        num_workers: Whose changes they are.
+    """
+    if counted < MUCH_DAMPED:
+        warnings.warn(
+            f"the learning rate is high for {num_workers} workers that do not wait for each other: "
+            f"their changes added up to too much, so {counted:.0%} of them counted (summary.counted)"
+            ", and the loss may be higher than that of one process; a lower learning rate, inputs "
+            "with mean 0, fewer workers or mode='synchronous' learn better",
+            RuntimeWarning,
+            stacklevel=4,
+        )
 
 
 def _slots(plan: FitPlan) -> AbstractContextManager[None]:

@@ -5,14 +5,20 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sparkdl.ps.damping import MOST_VALUES, Damping
+from sparkdl.ps.damping import LOOK_EVERY, MOST_VALUES, Damping
 from sparkdl.weights import FloatArray
 
 SIZE = 400
 
 
 def train(
-    workers: int, keeps: FloatArray, rounds: int, *, damped: bool = True, drift: float = 0.0
+    workers: int,
+    keeps: FloatArray,
+    rounds: int,
+    *,
+    damped: bool = True,
+    drift: float = 0.0,
+    batches: int = LOOK_EVERY,
 ) -> tuple[list[float], FloatArray]:
     """Workers that commit in turn, each from the center of its last commit.
 
@@ -29,7 +35,7 @@ def train(
         draw = 0.1 * rng.standard_normal(keeps.size).astype(np.float32)
         local = keeps * base + draw + np.float32(drift)
         if damped:
-            damping.apply(local, base)
+            damping.apply(local, base, batches)
         center += local - base
         base[...] = center
         seen.append(center.copy())
@@ -53,6 +59,21 @@ def test_changes_that_go_the_whole_way_swing_and_are_damped(workers: int) -> Non
     assert np.var(damped) < np.var(swinging) / 4
 
 
+def test_short_windows_are_looked_at_now_and_then() -> None:
+    keeps = np.zeros(SIZE, np.float32)
+    factors, damped = train(2, keeps, 40 * LOOK_EVERY, batches=1)
+    assert max(factors) < 0.75
+    looks = 0
+    damping = Damping(2, SIZE)
+    rng = np.random.default_rng(0)
+    for _ in range(10 * LOOK_EVERY):
+        before = damping._mean
+        local = rng.standard_normal(SIZE).astype(np.float32)
+        damping.apply(local, np.zeros(SIZE, np.float32), 1)
+        looks += damping._mean != before
+    assert looks == 10  # each compares two changes
+
+
 def test_changes_in_one_direction_count_in_full() -> None:
     keeps = np.ones(SIZE, np.float32)  # a slope: each window goes on by the drift
     factors, centers = train(2, keeps, 100, drift=0.05)
@@ -65,7 +86,7 @@ def test_statistics_are_not_scaled() -> None:
     damping = Damping(2, 3)
     damping.factor = 0.5
     local, base = np.float32([2, 4, 6, 8, 10]), np.float32([0, 0, 2, 0, 0])
-    damping.apply(local, base)
+    damping.apply(local, base, LOOK_EVERY)
     np.testing.assert_array_equal(local, [1, 2, 4, 8, 10])
     np.testing.assert_array_equal(base, [0, 0, 2, 0, 0])
 
@@ -73,7 +94,7 @@ def test_statistics_are_not_scaled() -> None:
 def test_a_worker_that_trained_nothing_changes_nothing() -> None:
     damping = Damping(2, 3)
     for _ in range(5):
-        damping.apply(np.zeros(3, np.float32), np.zeros(3, np.float32))
+        damping.apply(np.zeros(3, np.float32), np.zeros(3, np.float32), 16)
     assert damping.factor == 1.0
 
 
@@ -84,7 +105,7 @@ def test_a_large_model_is_looked_at_in_places() -> None:
     base = np.zeros(size, np.float32)
     for _ in range(3):
         local = rng.standard_normal(size).astype(np.float32)
-        damping.apply(local, base)
+        damping.apply(local, base, LOOK_EVERY)
     kept = damping._change
     assert kept is not None
     assert kept.size <= MOST_VALUES
