@@ -56,8 +56,9 @@ def warn_of_damping(counted: float, num_workers: int) -> None:
     if counted < MUCH_DAMPED:
         warnings.warn(
             f"the learning rate is high for {num_workers} workers that do not wait for each other: "
-            f"their changes added up to too much, so {counted:.0%} of them counted (summary.counted)"
-            ", and the loss may be higher than that of one process; a lower learning rate, inputs "
+            f"their changes added up to too much, so {counted:.0%} of them counted "
+            "(summary.counted), and the loss may be higher than that of one process; "
+            "a lower learning rate, inputs "
             "with mean 0, fewer workers or mode='synchronous' learn better",
             RuntimeWarning,
             stacklevel=4,

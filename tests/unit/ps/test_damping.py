@@ -61,7 +61,7 @@ def test_changes_that_go_the_whole_way_swing_and_are_damped(workers: int) -> Non
 
 def test_short_windows_are_looked_at_now_and_then() -> None:
     keeps = np.zeros(SIZE, np.float32)
-    factors, damped = train(2, keeps, 40 * LOOK_EVERY, batches=1)
+    factors, _ = train(2, keeps, 40 * LOOK_EVERY, batches=1)
     assert max(factors) < 0.75
     looks = 0
     damping = Damping(2, SIZE)
