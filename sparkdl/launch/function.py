@@ -9,9 +9,10 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import cloudpickle
@@ -20,32 +21,26 @@ import pyarrow as pa
 from sparkdl import payload
 from sparkdl.collective.communicator import Communicator, Member, make_communicator
 from sparkdl.collective.current import use
-from sparkdl.coordinator.session import Session, open_session
+from sparkdl.coordinator.session import Session
 from sparkdl.data.feed import RowSpool
-from sparkdl.errors import DataError, ResourceError, TransportError, WorkerError
+from sparkdl.errors import DataError, WorkerError
 from sparkdl.launch.capture import Capture
 from sparkdl.launch.devices import DeviceRequest, function_environment
 from sparkdl.launch.failures import FailureDescription, RankFailure
 from sparkdl.launch.feeding import FeedSettings
 from sparkdl.launch.gathering import AloneGathering
 from sparkdl.launch.line_sender import LineSender
+from sparkdl.launch.peers import Peers, call_until_others_end, peer_environment
+from sparkdl.launch.rank_session import DriverUnreachableError, open_rank_session
 from sparkdl.launch.results import Result, of_kind
 from sparkdl.launch.task import RankContext
-from sparkdl.launch.tf_config import tf_config
 from sparkdl.log_lines import Sink, log_through, show
 from sparkdl.network import THIS_HOST, RankListening
 from sparkdl.transport.address import Endpoint
-from sparkdl.transport.connection import Timeouts
 from sparkdl.transport.encryption import Certificate
 
-CONNECT_TIMEOUT_S = 5.0
-"""How long a rank tries to reach the coordinator."""
 _LINES_IN_FAILURE = 2000
 """Characters of unsent lines that a failure carries."""
-
-
-class DriverUnreachableError(ResourceError):
-    """A rank cannot reach the coordinator. The others may: all must meet in another way."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +61,8 @@ class FunctionTask:
             there is none: they meet by the launcher, and lines come with the result.
         listening: Where the ranks listen for each other.
         certificate: For TLS between the ranks' hosts; None for no encryption.
-        tf_config: Whether the function finds ``TF_CONFIG`` in its environment.
+        peers: What a framework that connects the ranks itself finds in its environment; None:
+            nothing.
         feed: How the rank's rows are given to the function, as its first argument; None if it gets
             none.
     """
@@ -82,7 +78,7 @@ class FunctionTask:
     endpoint: Endpoint | None = None
     listening: RankListening = THIS_HOST
     certificate: Certificate | None = None
-    tf_config: bool = False
+    peers: Peers | None = None
     feed: FeedSettings | None = None
 
     def run(self, rank: RankContext, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -91,7 +87,7 @@ class FunctionTask:
         for _ in batches:
             pass
         try:
-            session = self._open_session(rank)
+            session = None if self.endpoint is None else open_rank_session(self.endpoint, rank)
         except DriverUnreachableError as error:
             raise RankFailure(FailureDescription.of(rank.rank, error)) from error
         lines = LineSender(session)
@@ -116,30 +112,6 @@ class FunctionTask:
         """Raises it, so that the launcher ends the other ranks, whatever they compute."""
         raise RankFailure(FailureDescription.of(rank.rank, error)) from error
 
-    def _open_session(self, rank: RankContext) -> Session | None:
-        """A session with the coordinator; None where there is none.
-
-        Raises:
-            DriverUnreachableError: It cannot be reached from here.
-        """
-        if self.endpoint is None:
-            return None
-        timeouts = Timeouts(connect_s=CONNECT_TIMEOUT_S, reconnect_s=CONNECT_TIMEOUT_S)
-        try:
-            return open_session(
-                self.endpoint, rank=rank.rank, attempt=rank.attempt, timeouts=timeouts
-            )
-        except TransportError as error:
-            problem = error.received
-        # outside of the except: the failure is this rank's own, not a consequence of another's
-        address = f"{self.endpoint.address.host}:{self.endpoint.address.port}"
-        raise DriverUnreachableError(
-            f"rank {rank.rank} on {socket.gethostname()} cannot reach the driver",
-            expected=f"a connection to {address} within {CONNECT_TIMEOUT_S:g} s",
-            received=problem,
-            hint="server_bind, server_address and port say where the driver listens",
-        )
-
     @contextlib.contextmanager
     def _environment(self, rank: RankContext, sink: Sink) -> Iterator[None]:
         captured = Capture(sink) if self.capture else contextlib.nullcontext()
@@ -160,14 +132,20 @@ class FunctionTask:
             function, args, kwargs = _load_call(self.call, rank.rank)
             if self.feed is not None and rows is not None:
                 args = (self.feed.open(rows, exit_barrier), *args)
-            described = tf_config(exit_barrier) if self.tf_config else contextlib.nullcontext()
+            described = peer_environment(self.peers, exit_barrier) if self.peers else nullcontext()
+            serves = self.peers is not None and self.peers.waits_for_others(rank.rank)
             with use(communicator), described:
-                result = function(*args, **kwargs)
+                if serves:
+                    call = partial(function, *args, **kwargs)
+                    result = call_until_others_end(call, exit_barrier)
+                else:
+                    result = function(*args, **kwargs)
             content = None
             if self.all_results or rank.rank == 0:
                 content = _dump_result(result, rank.rank)
-            # a rank that is done stays, so that its leaving does not look like a failure
-            exit_barrier.barrier()
+            if not serves:
+                # a rank that is done stays, so that its leaving does not look like a failure
+                exit_barrier.barrier()
             return communicator.name, content
 
 

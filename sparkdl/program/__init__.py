@@ -1,4 +1,4 @@
-"""Programs of nodes that call each other: on threads, on processes of one machine.
+"""Programs of nodes that call each other: on threads, on processes of one machine, on Spark.
 
 ::
 

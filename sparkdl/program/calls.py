@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any
 
 from sparkdl.closing import Closing
+from sparkdl.collective.builtin.sockets import listen_on, own_host_id, rank_addresses
 from sparkdl.errors import (
     AuthenticationError,
     ProtocolError,
@@ -23,9 +24,12 @@ from sparkdl.errors import (
     UnknownNameError,
     WaitTimeoutError,
 )
+from sparkdl.network import PortSpec
 from sparkdl.program.messages import CallMessage, MessageConnection, MessageKind
+from sparkdl.transport.encryption import Certificate
 
 CALL_THREADS = 16
+_LOOPBACK = "127.0.0.1"
 _RETRY_S = 0.05
 _CONNECT_S = 60.0
 
@@ -49,11 +53,25 @@ class CallAddress:
         host: Its host.
         port: The port.
         label: The node's name, for messages.
+        host_id: Equal to the caller's if both are on one host.
+        local_port: Of an encrypted run: the port on 127.0.0.1 for callers of the same host, who
+            need no encryption; 0 if there is none.
     """
 
     host: str
     port: int
     label: str = ""
+    host_id: str = ""
+    local_port: int = 0
+
+    @property
+    def name(self) -> str:
+        """Host and port."""
+        return f"{self.host}:{self.port}"
+
+    def is_near(self) -> bool:
+        """Whether a caller here uses :attr:`local_port`."""
+        return self.local_port != 0 and self.host_id == own_host_id()
 
 
 class CallServer(Closing):
@@ -65,9 +83,16 @@ class CallServer(Closing):
         target: The object; ``__call__`` is served as well. Methods whose names begin with ``_`` are
             not.
         token: The run's secret, which clients must show.
-        host: Address to listen on.
+        bind: Address (or network, ``'10.0.0.0/8'``) to listen on.
+        advertised: Address that clients connect to; None: the one that is listened on.
+        ports: To listen on, see :func:`sparkdl.network.ports_of`.
         label: The node's name, for messages.
         threads: Calls at a time.
+        certificate: For TLS with clients of other hosts; those of this host connect to 127.0.0.1.
+            None for no encryption.
+
+    Raises:
+        ResourceError: No port is free, or the address is not this host's.
     """
 
     def __init__(
@@ -75,37 +100,57 @@ class CallServer(Closing):
         target: object,
         token: bytes,
         *,
-        host: str = "127.0.0.1",
+        bind: str = _LOOPBACK,
+        advertised: str | None = None,
+        ports: PortSpec = 0,
         label: str = "",
         threads: int = CALL_THREADS,
+        certificate: Certificate | None = None,
     ) -> None:
         self._target, self._token, self._label = target, token, label
+        bind, host = rank_addresses(bind, advertised)
+        listeners = [listen_on(bind, ports)]
+        port, local_port = int(listeners[0].getsockname()[1]), 0
+        self._certificates: list[Certificate | None] = [None]
+        if certificate is not None:
+            if bind != _LOOPBACK:
+                self._certificates = [certificate, None]
+                listeners.append(listen_on(_LOOPBACK, ports))
+            local_port = int(listeners[-1].getsockname()[1])
+        self._listeners = listeners
+        self.address = CallAddress(host, port, label, own_host_id(), local_port)
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="sparkdl-calls")
-        self._listener = socket.create_server((host, 0), backlog=128)
         self._strangers = threading.BoundedSemaphore(64)
         self._lock = threading.Lock()
         self._connections: set[MessageConnection] = set()
         self._closed = False
-        self.address = CallAddress(host, int(self._listener.getsockname()[1]), label)
-        self._accepting = threading.Thread(target=self._accept, name="sparkdl-accept", daemon=True)
-        self._accepting.start()
+        self._accepting = [
+            threading.Thread(target=self._accept, args=two, name="sparkdl-accept", daemon=True)
+            for two in zip(listeners, self._certificates, strict=True)
+        ]
+        for thread in self._accepting:
+            thread.start()
 
-    def _accept(self) -> None:
+    def _accept(self, listener: socket.socket, certificate: Certificate | None) -> None:
+        listener.setblocking(True)
         while not self._closed:
             try:
-                accepted, _ = self._listener.accept()
+                accepted, _ = listener.accept()
             except OSError:
                 return
             if not self._strangers.acquire(blocking=False):
                 accepted.close()
                 continue
             threading.Thread(
-                target=self._serve, args=(accepted,), name="sparkdl-caller", daemon=True
+                target=self._serve, args=(accepted, certificate), name="sparkdl-caller", daemon=True
             ).start()
 
-    def _serve(self, accepted: socket.socket) -> None:
+    def _serve(self, accepted: socket.socket, certificate: Certificate | None) -> None:
         try:
-            connection = MessageConnection(accepted, self._token, is_server=True)
+            connection = MessageConnection(
+                accepted, self._token, is_server=True,
+                certificate=certificate, name=self.address.name,
+            )  # fmt: skip
         except (OSError, EOFError, AuthenticationError):
             return
         finally:
@@ -169,13 +214,15 @@ class CallServer(Closing):
         with self._lock:
             self._closed = True
             connections = list(self._connections)
-        with suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
+        for listener in self._listeners:
+            with suppress(OSError):
+                listener.shutdown(socket.SHUT_RDWR)
+            listener.close()
         for connection in connections:
             connection.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
-        self._accepting.join()
+        for thread in self._accepting:
+            thread.join()
 
 
 class CallClient:
@@ -188,6 +235,7 @@ class CallClient:
         token: The run's secret.
         timeout_s: How long a call may take; None for ever.
         connect_s: How long the node may take to come up.
+        certificate: Of an encrypted run; None for no encryption.
     """
 
     def __init__(
@@ -197,8 +245,9 @@ class CallClient:
         *,
         timeout_s: float | None = None,
         connect_s: float = _CONNECT_S,
+        certificate: Certificate | None = None,
     ) -> None:
-        self._address, self._token = address, token
+        self._address, self._token, self._certificate = address, token, certificate
         self._timeout_s, self._connect_s = timeout_s, connect_s
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
@@ -220,7 +269,8 @@ class CallClient:
         return self._wait_for("__call__", args, kwargs)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _client, (self._address, self._token, self._timeout_s, self._connect_s)
+        limits = self._timeout_s, self._connect_s
+        return _client, (self._address, self._token, *limits, self._certificate)
 
     def _wait_for(self, name: str, args: Any, kwargs: Any) -> Any:
         future = self._start(name, args, kwargs)
@@ -271,8 +321,14 @@ class CallClient:
         address, deadline = self._address, time.monotonic() + self._connect_s
         while True:
             try:
-                connected = socket.create_connection((address.host, address.port), 5.0)
-                return MessageConnection(connected, self._token, is_server=False)
+                near = address.is_near()
+                at = (_LOOPBACK, address.local_port) if near else (address.host, address.port)
+                return MessageConnection(
+                    socket.create_connection(at, 5.0), self._token, is_server=False,
+                    certificate=None if near else self._certificate, name=address.name,
+                )  # fmt: skip
+            except AuthenticationError:  # an OSError, too
+                raise
             except (OSError, EOFError) as error:
                 if time.monotonic() > deadline:
                     raise self._lost(error) from error
@@ -296,10 +352,9 @@ class CallClient:
                     future.set_exception(self._lost(error))
 
     def _lost(self, error: BaseException) -> TransportError:
-        at = f"{self._address.host}:{self._address.port}"
         return TransportError(
             f"node {self._address.label!r} cannot be called",
-            expected=f"a connection to {at}",
+            expected=f"a connection to {self._address.name}",
             received=f"{type(error).__name__}: {error}",
             hint="has the node ended?",
         )
@@ -333,9 +388,15 @@ class _Futures:
 
 
 def _client(
-    address: CallAddress, token: bytes, timeout_s: float | None, connect_s: float
+    address: CallAddress,
+    token: bytes,
+    timeout_s: float | None,
+    connect_s: float,
+    certificate: Certificate | None,
 ) -> CallClient:
-    return CallClient(address, token, timeout_s=timeout_s, connect_s=connect_s)
+    return CallClient(
+        address, token, timeout_s=timeout_s, connect_s=connect_s, certificate=certificate
+    )
 
 
 def _settle(future: Future[Any], message: CallMessage) -> None:

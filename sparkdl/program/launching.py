@@ -2,26 +2,60 @@
 
 from __future__ import annotations
 
+import importlib
 import secrets
 import threading
 import time
-from contextlib import ExitStack
-from typing import Literal, get_args
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import cloudpickle
 
 from sparkdl import payload
 from sparkdl.config import require_name
-from sparkdl.errors import ConfigError, WaitTimeoutError
-from sparkdl.launch.failures import RankFailure
+from sparkdl.errors import ConfigError, DataError, WaitTimeoutError
+from sparkdl.launch.failures import RankFailure, RanksLost
 from sparkdl.launch.processes import ProcessLauncher
+from sparkdl.launch.results import Result, of_kind
 from sparkdl.launch.task import Launcher
 from sparkdl.launch.threads import ThreadLauncher
+from sparkdl.network import THIS_HOST, Network, PortSpec, RankListening
 from sparkdl.program.calls import CallServer
 from sparkdl.program.nodes import Program
-from sparkdl.program.running import NodeTask, ProgramControl
+from sparkdl.program.running import RETURNED, NodeTask, ProgramControl
+from sparkdl.transport.address import Endpoint
+from sparkdl.transport.encryption import Certificate
 
-LaunchType = Literal["threads", "processes"]
+LaunchType = Literal["threads", "processes", "spark"]
 _LOOK_S = 0.05
 _END_S = 10.0
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """Where a program runs: what starts its nodes, and how they are reached.
+
+    Args:
+        launcher: Starts them.
+        bind: Address that the launching process listens on.
+        advertised: Address that nodes connect to; None: the one that is listened on.
+        ports: Of the launching process, see :func:`sparkdl.network.ports_of`.
+        listening: Where the nodes listen for each other.
+        certificate: For TLS between hosts; None for no encryption.
+        endpoint: Of the coordinator where the nodes meet; None: they meet by the launcher.
+        look: Is called again and again while the nodes run, and once when they have ended.
+    """
+
+    launcher: Launcher
+    bind: str = "127.0.0.1"
+    advertised: str | None = None
+    ports: PortSpec = 0
+    listening: RankListening = THIS_HOST
+    certificate: Certificate | None = None
+    endpoint: Endpoint | None = None
+    look: Callable[[], None] = lambda: None
 
 
 class LaunchedProgram:
@@ -29,42 +63,61 @@ class LaunchedProgram:
 
     Args:
         program: The program.
-        launcher: Starts its nodes.
+        surroundings: Where it runs; entered here, left when all nodes have ended.
     """
 
-    def __init__(self, program: Program, launcher: Launcher) -> None:
-        self._program, self._launcher = program, launcher
+    def __init__(
+        self, program: Program, surroundings: AbstractContextManager[Surroundings]
+    ) -> None:
+        self._program = program
         self._control = ProgramControl()
-        self._token = secrets.token_bytes(32)
         self._ended = threading.Event()
         self._error: BaseException | None = None
+        self._returned: dict[int, Result] = {}
+        token = secrets.token_bytes(32)
         nodes = tuple(payload.dump(placed) for placed in program.placed)
-        self._server = CallServer(
-            self._control, self._token, label=program.name, threads=2 * len(nodes) + 2
-        )
-        self._task = NodeTask(nodes, self._token, self._server.address)
+        with ExitStack() as stack:
+            where = stack.enter_context(surroundings)
+            server = CallServer(
+                self._control, token, bind=where.bind, advertised=where.advertised,
+                ports=where.ports, label=program.name, threads=2 * len(nodes) + 2,
+                certificate=where.certificate,
+            )  # fmt: skip
+            stack.callback(server.close)
+            self._surroundings = where
+            self._stack = stack.pop_all()
+        self._task = NodeTask(
+            nodes, token, server.address, listening=where.listening,
+            certificate=where.certificate, endpoint=where.endpoint,
+        )  # fmt: skip
         self._thread = threading.Thread(target=self._follow, name="sparkdl-program", daemon=True)
         self._thread.start()
 
     def _follow(self) -> None:
         try:
-            with ExitStack() as stack:
-                stack.callback(self._server.close)
-                ranks = stack.enter_context(self._launcher.launch(self._task))
+            with self._stack as stack:
+                where = self._surroundings
+                ranks = stack.enter_context(where.launcher.launch(self._task))
                 stack.callback(self._control.stop)  # before the launch waits for its threads
+                stack.callback(where.look)
                 stopped_at = 0.0
                 while not ranks.wait(_LOOK_S):
+                    where.look()
                     if not self._control.wait(0.0):
                         continue
                     stopped_at = stopped_at or time.monotonic()
                     if time.monotonic() - stopped_at > _END_S:
                         return  # nodes that do not end: processes are killed now
-                ranks.results()
+                self._returned = of_kind(ranks.results(), RETURNED)
         except RankFailure as failure:
             placed = self._program.placed[failure.failure.rank]
             error = failure.failure.worker_error("")
             error.what = f"node {placed.name} failed: {failure.failure.error}"
             self._error = error
+        except RanksLost as lost:
+            if lost.rank >= 0:
+                lost.what = f"node {self._program.placed[lost.rank].name} failed: {lost.error}"
+            self._error = lost
         except BaseException as error:
             self._error = error
         finally:
@@ -88,6 +141,44 @@ class LaunchedProgram:
         if self._error is not None:
             raise self._error
 
+    def results(self, label: str, timeout_s: float | None = None) -> list[Any]:
+        """What the functions of a group's nodes returned, and ``run()`` of the objects.
+
+        Waits until all nodes have ended. It is unpickled here, so the nodes must be trusted with
+        this machine.
+
+        Args:
+            label: The group's name.
+            timeout_s: The longest wait; None for ever.
+
+        Returns:
+            One result for each node of the group, in their order; None from nodes that only served
+            and from those that were killed because they did not stop.
+
+        Raises:
+            UnknownNameError: There is no such group.
+            DataError: What a node returned could not be pickled.
+            WorkerError, WaitTimeoutError: As :meth:`wait`.
+        """
+        placed = self._program.placed
+        require_name("group", label, sorted({node.label for node in placed}))
+        self.wait(timeout_s)
+        ranks = [rank for rank, node in enumerate(placed) if node.label == label]
+        return [self._load(rank) for rank in ranks]
+
+    def _load(self, rank: int) -> Any:
+        result = self._returned.get(rank)
+        if result is None:
+            return None
+        if result.text:
+            raise DataError(
+                f"what node {self._program.placed[rank].name} returned cannot be sent",
+                expected="what cloudpickle can pickle",
+                received=result.text,
+                hint="return plain objects: numbers, lists, NumPy arrays",
+            )
+        return cloudpickle.loads(result.content)
+
     def stop(self) -> None:
         """Ends all nodes and waits for them; those that do not end by themselves are killed."""
         self._control.stop()
@@ -104,21 +195,33 @@ class LaunchedProgram:
 
 
 def launch(
-    program: Program, launch_type: LaunchType = "processes", *, launcher: Launcher | None = None
+    program: Program,
+    launch_type: LaunchType = "processes",
+    *,
+    launcher: Launcher | None = None,
+    spark: Any = None,
+    network: Network | None = None,
 ) -> LaunchedProgram:
     """Starts all nodes of a program.
 
     Args:
         program: The program.
-        launch_type: ``'processes'`` of this machine, or ``'threads'`` of this process, which cannot
-            be killed: nodes must look at :func:`~sparkdl.program.stop_event`.
+        launch_type: ``'processes'`` of this machine; ``'threads'`` of this process, which cannot
+            be killed: nodes must look at :func:`~sparkdl.program.stop_event`; or ``'spark'``: each
+            node is a task of one barrier stage, so there must be a slot for each. What the nodes
+            print appears on the driver with their number in front.
         launcher: Starts the nodes instead; one rank for each, all at the same time.
+        spark: The session, for ``'spark'``; None: the active one.
+        network: Where driver and nodes listen and whether calls between hosts are encrypted, for
+            ``'spark'``; a range of ports for the driver has two, one for each node of a host (two
+            if calls are encrypted). None: any free ports, encrypted as Spark's own traffic is.
 
     Returns:
         The program as it runs; ``with`` ends it at the block's end.
 
     Raises:
-        ConfigError: A program without nodes.
+        ConfigError: A program without nodes, or arguments for Spark without it.
+        ResourceError: Too few slots of Spark, or dynamic allocation; nothing was started.
     """
     require_name("launch_type", launch_type, get_args(LaunchType))
     count = len(program.placed)
@@ -126,7 +229,16 @@ def launch(
         raise ConfigError(
             f"program {program.name!r} has no nodes", expected="add_node", received="none"
         )
+    if launch_type == "spark" and launcher is None:
+        stage = importlib.import_module("sparkdl.spark.driver.program_stage")
+        return LaunchedProgram(program, stage.surroundings(program, spark, network or Network()))
+    if spark is not None or network is not None:
+        raise ConfigError(
+            "spark and network are for programs on Spark",
+            expected="launch_type='spark' with them",
+            received=f"launch_type={launch_type!r}",
+        )
     if launcher is None:
         make = ThreadLauncher if launch_type == "threads" else ProcessLauncher
         launcher = make(count)
-    return LaunchedProgram(program, launcher)
+    return LaunchedProgram(program, nullcontext(Surroundings(launcher)))

@@ -7,7 +7,8 @@
 The first piece is the pickle, the others are the memory of large arrays in it, which are sent from
 and received into their own memory without a copy. Before the first message each end proves that it
 knows the run's token, by an HMAC of 32 bytes that the other end has drawn; until then nothing is
-unpickled.
+unpickled. Between hosts of an encrypted run TLS begins after this proof, see
+:mod:`sparkdl.program.encryption`.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ import cloudpickle
 import numpy as np
 
 from sparkdl.errors import AuthenticationError, ProtocolError
+from sparkdl.program.encryption import EncryptedStream, Stream
+from sparkdl.transport.encryption import Certificate
 
 _HEAD = struct.Struct("<QBI")
 _NONCE_BYTES = 32
@@ -74,19 +77,32 @@ class MessageConnection:
         connection: A connected socket, owned from now on.
         token: The run's secret.
         is_server: Which end this is.
+        certificate: For TLS; None for no encryption.
+        name: The address that is called, if TLS is spoken.
 
     Raises:
-        AuthenticationError: The other end does not know the token.
+        AuthenticationError: The other end does not know the token, or has another certificate.
         OSError: The connection broke.
     """
 
-    def __init__(self, connection: socket.socket, token: bytes, *, is_server: bool) -> None:
-        self._socket, self._sending = connection, threading.Lock()
+    def __init__(
+        self,
+        connection: socket.socket,
+        token: bytes,
+        *,
+        is_server: bool,
+        certificate: Certificate | None = None,
+        name: str = "",
+    ) -> None:
+        self._sending = threading.Lock()
+        self._socket: Stream = connection
         try:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connection.settimeout(_HANDSHAKE_S)
             self._prove(token, b"server" if is_server else b"client", is_server)
-            connection.settimeout(None)
+            if certificate is not None:
+                self._socket = EncryptedStream(connection, certificate, name, is_server=is_server)
+            self._socket.settimeout(None)
         except BaseException:
             connection.close()
             raise

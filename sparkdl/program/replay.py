@@ -7,8 +7,10 @@ References:
 
 from __future__ import annotations
 
+import math
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -16,9 +18,12 @@ import numpy as np
 import numpy.typing as npt
 
 from sparkdl.config import require_int, require_name
-from sparkdl.errors import ConfigError, WaitTimeoutError
+from sparkdl.errors import ConfigError, TransportError, WaitTimeoutError
 from sparkdl.program.nodes import CourierNode
+from sparkdl.program.running import is_stopping
 
+_LOOK_S = 0.2
+"""A waiting caller looks so often whether the program stops."""
 Sampler = Literal["uniform", "prioritized", "fifo"]
 
 
@@ -94,6 +99,7 @@ class ReplayBuffer:
         Raises:
             ConfigError: The priority is not above 0.
             WaitTimeoutError: Nobody drew enough items in time.
+            TransportError: The program stops.
         """
         weight = self._weight(np.array([priority]))[0]
         with self._changed:
@@ -110,6 +116,7 @@ class ReplayBuffer:
 
         Raises:
             WaitTimeoutError: There were not enough items in time.
+            TransportError: The program stops.
         """
         require_int("count", count, 1)
         with self._changed:
@@ -170,14 +177,21 @@ class ReplayBuffer:
             return True
         return self._drawn + count - self._inserted * self._ratio <= self._tolerance
 
-    def _wait_for(self, ready: Any, timeout_s: float | None, what: str) -> None:
-        if not self._changed.wait_for(ready, timeout_s):
-            raise WaitTimeoutError(
-                "a replay buffer waits for the other side",
-                expected=f"{what} within {timeout_s:g} s",
-                received=f"{self._inserted} items put in, {self._drawn} drawn",
-                hint="do the actors (or the learners) still run? samples_per_insert binds them",
-            )
+    def _wait_for(self, ready: Callable[[], bool], timeout_s: float | None, what: str) -> None:
+        deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        while not self._changed.wait_for(
+            ready, max(0.0, min(_LOOK_S, deadline - time.monotonic()))
+        ):
+            if is_stopping():
+                raise TransportError(f"the program stops; a caller waited for {what}")
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                raise WaitTimeoutError(
+                    "a replay buffer waits for the other side",
+                    expected=f"{what} within {timeout_s:g} s",
+                    received=f"{self._inserted} items put in, {self._drawn} drawn",
+                    hint="do the actors (or the learners) still run? samples_per_insert binds them",
+                )
 
 
 class SumTree:

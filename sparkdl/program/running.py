@@ -10,17 +10,30 @@ from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import cloudpickle
 import pyarrow as pa
 
 from sparkdl import payload
+from sparkdl.collective.builtin.sockets import rank_addresses
 from sparkdl.errors import ConfigError, TransportError
-from sparkdl.launch.devices import DeviceRequest
-from sparkdl.launch.failures import FailureDescription, RankFailure
+from sparkdl.launch.capture import Capture
+from sparkdl.launch.devices import DeviceRequest, function_environment
+from sparkdl.launch.failures import FailureDescription, RankFailure, one_line
+from sparkdl.launch.line_sender import LineSender
+from sparkdl.launch.rank_session import CONNECT_TIMEOUT_S, open_rank_session
 from sparkdl.launch.results import Result
 from sparkdl.launch.task import RankContext
+from sparkdl.log_lines import log_through
+from sparkdl.network import THIS_HOST, RankListening
 from sparkdl.program.calls import CallAddress, CallClient, CallServer
 from sparkdl.program.nodes import Handle, Placed, replaced
+from sparkdl.transport.address import Endpoint
+from sparkdl.transport.encryption import Certificate
 
+Meet = Callable[[str], list[str]]
+"""Exchanges texts with all nodes: this one's in, every node's out, in order."""
+RETURNED = "returned"
+"""Kind of the result that holds what a node returned; its text says why it could not be pickled."""
 _STOP_GRACE_S = 5.0
 
 
@@ -82,6 +95,12 @@ def stop_event() -> threading.Event:
     return running().stopping
 
 
+def is_stopping() -> bool:
+    """Whether the caller is in a node whose program stops."""
+    found = _current.get()
+    return found is not None and found.stopping.is_set()
+
+
 def wait_for_stop(timeout_s: float | None = None) -> bool:
     """Waits until the program stops; whether it has."""
     return stop_event().wait(timeout_s)
@@ -96,6 +115,11 @@ class NodeTask:
         token: The run's secret.
         control: Where the launching process serves.
         start_timeout_s: How long nodes may take to come up.
+        devices: What the nodes see.
+        listening: Where they listen for each other.
+        certificate: For TLS between their hosts; None for no encryption.
+        endpoint: Of the coordinator, where the nodes meet and which takes their lines; None: they
+            meet by the launcher, which also has their lines.
     """
 
     nodes: tuple[bytes, ...] = field(repr=False)
@@ -103,6 +127,9 @@ class NodeTask:
     control: CallAddress
     start_timeout_s: float = 60.0
     devices: DeviceRequest = field(default_factory=lambda: DeviceRequest(None, unscheduled=True))
+    listening: RankListening = THIS_HOST
+    certificate: Certificate | None = None
+    endpoint: Endpoint | None = None
 
     def run(self, rank: RankContext, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Runs the rank's node to its end."""
@@ -110,7 +137,11 @@ class NodeTask:
             pass
         placed: Placed = payload.load(self.nodes[rank.rank])
         with ExitStack() as stack:
-            control = CallClient(self.control, self.token)
+            meet = self._open_meeting(rank, stack)
+            control = CallClient(
+                self.control, self.token,
+                connect_s=CONNECT_TIMEOUT_S, certificate=self.certificate,
+            )  # fmt: skip
             stack.callback(control.close)
             program = Running(control)
             waiting = threading.Thread(
@@ -119,19 +150,38 @@ class NodeTask:
             waiting.start()
             reset = _current.set(program)
             stack.callback(_current.reset, reset)
-            self._run_node(placed, rank, program, stack)
-        yield from Result(rank.rank, "done", placed.name).batches()
+            returned = self._run_node(placed, meet, program, stack)
+        yield from _result(rank.rank, returned).batches()
 
-    def _run_node(
-        self, placed: Placed, rank: RankContext, program: Running, stack: ExitStack
-    ) -> None:
+    def _open_meeting(self, rank: RankContext, stack: ExitStack) -> Meet:
+        """The exchange of addresses; where the coordinator is, what the node prints goes there.
+
+        Raises:
+            DriverUnreachableError: The coordinator cannot be reached from here.
+        """
+        if self.endpoint is None:
+            return rank.all_gather
+        session = open_rank_session(self.endpoint, rank)
+        stack.callback(session.close)
+        lines = LineSender(session)
+        stack.callback(lines.close)
+        stack.enter_context(function_environment(self.devices.place(rank.resources)))
+        stack.enter_context(log_through(lines.send))
+        stack.enter_context(Capture(lines.send))
+        return session.meet
+
+    def _run_node(self, placed: Placed, meet: Meet, program: Running, stack: ExitStack) -> object:
         proxy = _Late(program)
         mine: CallAddress | None = None
         if placed.node.serves:
-            server = CallServer(proxy, self.token, label=placed.label, threads=placed.node.threads)
+            bind, advertised = rank_addresses(self.listening.bind, towards=self.listening.towards)
+            server = CallServer(
+                proxy, self.token, bind=bind, advertised=advertised, ports=self.listening.port,
+                label=placed.label, threads=placed.node.threads, certificate=self.certificate,
+            )  # fmt: skip
             stack.callback(server.close)
             mine = server.address
-        told = rank.all_gather(json.dumps(None if mine is None else asdict(mine)))
+        told = meet(json.dumps(None if mine is None else asdict(mine)))
         addresses = [None if text == "null" else CallAddress(**json.loads(text)) for text in told]
 
         def client(handle: Handle) -> CallClient:
@@ -143,26 +193,37 @@ class NodeTask:
                     received="the handle of a node that serves nothing",
                 )
             found = CallClient(
-                address, self.token, timeout_s=handle._timeout_s, connect_s=self.start_timeout_s
-            )
+                address, self.token, timeout_s=handle._timeout_s, connect_s=self.start_timeout_s,
+                certificate=self.certificate,
+            )  # fmt: skip
             stack.callback(found.close)
             return found
 
         try:
             start = placed.node.start(lambda thing: replaced(thing, client))
             made = start()
-            if placed.node.serves:
-                proxy.serve(made)
-                runs = callable(getattr(type(made), "run", None))  # a cacher has any method
-                run: Callable[[], object] = made.run if runs else program.stopping.wait  # type: ignore[attr-defined]
-                run()
+            if not placed.node.serves:
+                return made
+            proxy.serve(made)
+            if callable(getattr(type(made), "run", None)):  # of the type: a cacher has any method
+                return made.run()  # type: ignore[attr-defined]
+            program.stopping.wait()
         except TransportError:
             if not program.stopping.wait(_STOP_GRACE_S):
                 raise  # else the other node has ended because the program stops
+        return None
 
     def failed(self, rank: RankContext, error: Exception | SystemExit) -> Iterator[pa.RecordBatch]:
         """Raises it, so that the launcher ends the other nodes."""
         raise RankFailure(FailureDescription.of(rank.rank, error)) from error
+
+
+def _result(rank: int, returned: object) -> Result:
+    """What a node returned, for the launching process."""
+    try:
+        return Result(rank, RETURNED, "", cloudpickle.dumps(returned))
+    except Exception as error:  # only who asks for it shall fail
+        return Result(rank, RETURNED, one_line(error)[:2000])
 
 
 def _await_stop(program: Running) -> None:

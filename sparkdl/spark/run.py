@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from sparkdl.collective.communicator import COMMUNICATORS
 from sparkdl.config import (
@@ -19,6 +19,7 @@ from sparkdl.data.feed import Uneven
 from sparkdl.errors import ConfigError
 from sparkdl.launch.devices import DeviceRequest
 from sparkdl.launch.function import FunctionTask
+from sparkdl.launch.peers import ROLES, Distributed, Peers, check_roles
 from sparkdl.network import Encrypt, Network, PortSpec
 from sparkdl.spark.driver.feeding import fed_frame, feed_settings
 from sparkdl.spark.driver.function_stage import (
@@ -50,6 +51,8 @@ def run(
     backend: str | None = None,
     timeout_s: float = 600.0,
     tf_config: bool = False,
+    distributed: Distributed | None = None,
+    roles: Mapping[str, int] | None = None,
     spark: Any = None,
     port: PortSpec = 0,
     server_bind: str | None = None,
@@ -93,9 +96,17 @@ def run(
             where Spark schedules none; True: an error if Spark gives none; False: none is seen.
         backend: Keras backend of the ranks; None: the driver's, if it has imported Keras.
         timeout_s: Limit for one collective operation; the error names the missing ranks.
-        tf_config: True sets ``TF_CONFIG`` for TensorFlow's own strategies: rank 0 is the chief,
-            the others are workers. ``tf.distribute.MultiWorkerMirroredStrategy()`` then finds all
-            ranks. The function then runs in a process of its own, which ends with it.
+        tf_config: True is ``distributed='tensorflow'``.
+        distributed: Tells a framework that connects the ranks itself where they are, by variables
+            of the environment. ``'tensorflow'``: ``TF_CONFIG``; rank 0 is the chief, the others are
+            workers, and ``tf.distribute.MultiWorkerMirroredStrategy()`` finds all. ``'torch'``:
+            ``MASTER_ADDR``, ``RANK`` and the others that ``torch.distributed.init_process_group``
+            reads. ``'jax'``: ``JAX_COORDINATOR_ADDRESS``, ``JAX_NUM_PROCESSES`` and
+            ``JAX_PROCESS_ID``. The function then runs in a process of its own, which ends with it.
+        roles: Of the ranks, for ``'tensorflow'``: such as ``{'chief': 1, 'worker': 2, 'ps': 1,
+            'evaluator': 1}``, ranks in this order. A ``'ps'``, and beside a chief also a worker, is
+            ended when the other ranks have returned; its result is None unless it has returned by
+            itself.
         spark: The session; None: the active one.
         port: The driver's, where the ranks meet: 0 for any free one, a number or a range
             ``'7000-7010'``.
@@ -129,13 +140,8 @@ def run(
     network = Network(port, server_bind, server_address, worker_port, worker_bind, encrypt)
     if num_workers is not None:
         require_int("num_workers", num_workers, 1)
-    if not isinstance(tf_config, bool):
-        raise ConfigError(
-            "tf_config says whether to set TF_CONFIG, not to what",
-            expected="True or False",
-            received=repr(tf_config)[:200],
-            hint="run knows the ranks' addresses; the function can change os.environ['TF_CONFIG']",
-        )
+    peers = _peers(tf_config, distributed, roles)
+    num_workers = check_roles(roles, num_workers)
     frame, feed = None, feed_settings(data, epochs, shuffle, seed, uneven, memory_budget_mb)
     if feed is not None:
         frame, columns = fed_frame(data, spark)
@@ -144,14 +150,47 @@ def run(
         dump_function(fn, args, {} if kwargs is None else kwargs),
         secrets.token_bytes(32),
         DeviceRequest(
-            check_backend(backend), check_use_gpu(use_gpu), unscheduled=True, own_process=tf_config
+            check_backend(backend),
+            check_use_gpu(use_gpu),
+            unscheduled=True,
+            own_process=peers is not None,
         ),
         communicator,
         timeout_s=require_seconds("timeout_s", timeout_s),
         start_timeout_s=START_TIMEOUT_S,
         capture=driver_log_verbosity == "all",
-        tf_config=tf_config,
+        peers=peers,
         feed=feed,
     )
     returned = run_stage(task, num_workers, spark, network, frame)
     return [returned.load(rank) for rank in returned.results]
+
+
+def _peers(
+    tf_config: bool, distributed: Distributed | None, roles: Mapping[str, int] | None
+) -> Peers | None:
+    """What the frameworks of the ranks are told.
+
+    Raises:
+        ConfigError: The arguments contradict each other.
+    """
+    if not isinstance(tf_config, bool):
+        raise ConfigError(
+            "tf_config says whether to set TF_CONFIG, not to what",
+            expected="True or False",
+            received=repr(tf_config)[:200],
+            hint="run knows the ranks' addresses; the function can change os.environ['TF_CONFIG']",
+        )
+    if distributed is not None:
+        require_name("distributed", distributed, get_args(Distributed))
+    framework = distributed or ("tensorflow" if tf_config or roles else None)
+    if (tf_config or roles) and framework != "tensorflow":
+        raise ConfigError(
+            "roles and tf_config are for TensorFlow's strategies",
+            expected="distributed='tensorflow' with them",
+            received=f"distributed={distributed!r}",
+        )
+    if framework is None:
+        return None
+    named = {} if roles is None else roles
+    return Peers(framework, tuple((role, named[role]) for role in ROLES if role in named))

@@ -100,6 +100,16 @@ def test_pipelines(where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert not list(tmp_path.iterdir())
 
 
+def test_programs(tmp_path: Path) -> None:
+    notebook = run_notebook(ROOT / "notebooks" / "05_programs.ipynb", tmp_path)
+    shown = printed(notebook)
+    assert "target reached: True" in shown
+    assert "node hasty/0 failed: ValueError: no way on" in shown
+    fitted = "slope and offset [3.0, -1.0] after the same steps on each rank: True"
+    assert shown.count(fitted) == 2
+    assert len(figures(notebook)) == 1
+
+
 def test_the_readme_runs_in_a_fresh_terminal(tmp_path: Path) -> None:
     """As printed, where ``python3`` of the PATH has no packages and nobody names another."""
     section = (ROOT / "README.md").read_text().split("## In 60 seconds")[1]

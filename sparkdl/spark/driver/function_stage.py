@@ -18,12 +18,8 @@ from sparkdl.coordinator.settings import Settings
 from sparkdl.errors import ConfigError, ResourceError, WaitTimeoutError
 from sparkdl.launch import interrupts
 from sparkdl.launch.failures import FailureDescription, RankFailure
-from sparkdl.launch.function import (
-    DriverUnreachableError,
-    FunctionTask,
-    Returned,
-    dump_call,
-)
+from sparkdl.launch.function import FunctionTask, Returned, dump_call
+from sparkdl.launch.rank_session import DriverUnreachableError
 from sparkdl.launch.task import Ranks
 from sparkdl.learner import BACKENDS
 from sparkdl.learner.framework import running_backend

@@ -16,10 +16,11 @@ from sparkdl.coordinator.session import open_session
 from sparkdl.coordinator.settings import Settings
 from sparkdl.launch.devices import DeviceRequest
 from sparkdl.launch.failures import RankFailure
-from sparkdl.launch.function import DriverUnreachableError, FunctionTask, Returned, dump_call
+from sparkdl.launch.function import FunctionTask, Returned, dump_call
 from sparkdl.launch.gathering import AloneGathering
 from sparkdl.launch.line_sender import KEPT_BYTES, LineSender
 from sparkdl.launch.processes import ProcessLauncher
+from sparkdl.launch.rank_session import DriverUnreachableError
 from sparkdl.launch.results import join_batches, of_kind
 from sparkdl.launch.task import RankContext
 from sparkdl.transport.address import Address, Endpoint
@@ -107,7 +108,7 @@ def test_lines_come_with_the_result_where_there_is_no_coordinator(
 def test_a_rank_that_cannot_reach_the_driver_says_so_before_it_meets_anybody(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("sparkdl.launch.function.CONNECT_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("sparkdl.launch.rank_session.CONNECT_TIMEOUT_S", 0.2)
     nowhere = Endpoint(Address("", "127.0.0.1", 1, mode="socket"), "none")
     with pytest.raises(RankFailure) as caught:
         list(task(int, endpoint=nowhere).run(RankContext(3), iter(())))

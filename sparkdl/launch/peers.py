@@ -1,0 +1,214 @@
+"""How a framework that connects the ranks by itself learns where they are: from its environment."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from sparkdl.collective.builtin.sockets import own_address
+from sparkdl.collective.communicator import Communicator
+from sparkdl.config import require_int, require_name
+from sparkdl.errors import ConfigError
+
+Distributed = Literal["tensorflow", "torch", "jax"]
+ROLES = ("chief", "worker", "ps", "evaluator")
+"""In the order of ranks."""
+_LOOK_S = 0.1
+
+
+@dataclass(frozen=True)
+class Peers:
+    """What the ranks are to each other.
+
+    Args:
+        framework: Whose variables are set.
+        roles: Role -> ranks that have it, in the order of :data:`ROLES`; empty: rank 0 is the
+            chief, the others are workers.
+    """
+
+    framework: Distributed
+    roles: tuple[tuple[str, int], ...] = ()
+
+    def task_of(self, rank: int) -> tuple[str, int]:
+        """The role of a rank, and its number among those of that role.
+
+        >>> [Peers('tensorflow', (('chief', 1), ('ps', 2))).task_of(rank) for rank in range(3)]
+        [('chief', 0), ('ps', 0), ('ps', 1)]
+        """
+        if not self.roles:
+            return ("worker", rank - 1) if rank else ("chief", 0)
+        for role, count in self.roles:
+            if rank < count:
+                return role, rank
+            rank -= count
+        raise IndexError(rank)
+
+    def waits_for_others(self, rank: int) -> bool:
+        """Whether a rank serves the others until they have returned, instead of returning itself.
+
+        A parameter server does, and beside a chief the workers do, too: the chief of TensorFlow's
+        ParameterServerStrategy sends them their work.
+        """
+        role, _ = self.task_of(rank)
+        names = [name for name, _ in self.roles]
+        return role == "ps" or (role == "worker" and "ps" in names and "chief" in names)
+
+
+def check_roles(roles: Mapping[str, int] | None, num_workers: int | None) -> int | None:
+    """The number of ranks, given the roles and the number that the user asked for.
+
+    Raises:
+        ConfigError: They do not fit, or nobody would ever return.
+        UnknownNameError: An unknown role.
+    """
+    if roles is None:
+        return num_workers
+    for name, count in roles.items():
+        require_name("role", name, ROLES)
+        require_int(f"roles[{name!r}]", count, 1)
+    total = sum(roles.values())
+    single = all(roles.get(name, 1) == 1 for name in ("chief", "evaluator"))
+    leads = "chief" in roles or "worker" in roles
+    if not single or not leads or num_workers not in (None, total):
+        raise ConfigError(
+            "these roles cannot be given to the ranks",
+            expected="a chief or workers, at most one chief and one evaluator, num_workers in all",
+            received=f"{dict(roles)}, num_workers={num_workers}",
+        )
+    return total
+
+
+@contextlib.contextmanager
+def peer_environment(peers: Peers, communicator: Communicator) -> Iterator[None]:
+    """Within, the environment names what the framework needs to connect the ranks.
+
+    ======================= =====================================================================
+    framework               variables
+    ======================= =====================================================================
+    TensorFlow              ``TF_CONFIG``
+    PyTorch                 ``MASTER_ADDR``, ``MASTER_PORT``, ``RANK``, ``WORLD_SIZE``,
+                            ``LOCAL_RANK``, ``LOCAL_WORLD_SIZE``
+    JAX                     ``JAX_COORDINATOR_ADDRESS``, ``JAX_NUM_PROCESSES``, ``JAX_PROCESS_ID``
+    ======================= =====================================================================
+
+    Each rank takes a free port, which is closed again before the framework can listen on it:
+    another process might take it in between.
+
+    Args:
+        peers: Whose variables, and who has which role.
+        communicator: Of all ranks; it carries the addresses.
+    """
+    names = _variables(peers, _addresses(communicator), communicator)
+    before = {name: os.environ.get(name) for name in names}
+    os.environ.update(names)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def _addresses(communicator: Communicator) -> list[str]:
+    """``host:port`` of every rank."""
+    alone = communicator.local_size == communicator.size
+    with socket.create_server(("", 0)) as held:
+        host = "127.0.0.1" if alone else own_address()
+        mine = f"[{host}]" if ":" in host else host
+        told = np.frombuffer(f"{mine}:{held.getsockname()[1]}".encode(), np.uint8)
+        addresses = [bytes(a).decode() for a in communicator.all_gather(told)]
+        communicator.barrier()  # no port is free again before all have one
+    return addresses
+
+
+def _variables(peers: Peers, addresses: list[str], communicator: Communicator) -> dict[str, str]:
+    rank, size = str(communicator.rank), str(communicator.size)
+    if peers.framework == "tensorflow":
+        return {"TF_CONFIG": config_of(addresses, communicator.rank, peers)}
+    if peers.framework == "jax":
+        return {
+            "JAX_COORDINATOR_ADDRESS": addresses[0],
+            "JAX_NUM_PROCESSES": size,
+            "JAX_PROCESS_ID": rank,
+        }
+    host, port = addresses[0].rsplit(":", 1)
+    return {
+        "MASTER_ADDR": host.strip("[]"),
+        "MASTER_PORT": port,
+        "RANK": rank,
+        "WORLD_SIZE": size,
+        "LOCAL_RANK": str(communicator.local_rank),
+        "LOCAL_WORLD_SIZE": str(communicator.local_size),
+    }
+
+
+def config_of(addresses: list[str], rank: int, peers: Peers) -> str:
+    """The value of ``TF_CONFIG`` on a rank; an evaluator is no part of the cluster in it.
+
+    Args:
+        addresses: ``host:port`` of every rank.
+        rank: Which one.
+        peers: Who has which role.
+
+    >>> config_of(["a:1", "b:2"], 1, Peers("tensorflow"))
+    '{"cluster": {"chief": ["a:1"], "worker": ["b:2"]}, "task": {"type": "worker", "index": 0}}'
+    """
+    cluster: dict[str, list[str]] = {}
+    for number, address in enumerate(addresses):
+        role, _ = peers.task_of(number)
+        if role != "evaluator":
+            cluster.setdefault(role, []).append(address)
+    role, index = peers.task_of(rank)
+    return json.dumps({"cluster": cluster, "task": {"type": role, "index": index}})
+
+
+def call_until_others_end(function: Callable[[], Any], exit_barrier: Communicator) -> Any:
+    """Calls a function that may never return, until all other ranks have returned.
+
+    It runs in a thread, which is left behind: the process must end soon.
+
+    Args:
+        function: What to call.
+        exit_barrier: All ranks come to its barrier when they have returned.
+
+    Returns:
+        What the function returned; None if it still runs.
+
+    Raises:
+        Exception: What the function raises, at once.
+        TransportError: Another rank has failed.
+    """
+    returned: list[Any] = []
+    errors: list[BaseException] = []
+    others = threading.Event()
+
+    def call() -> None:
+        try:
+            returned.append(function())
+        except BaseException as error:
+            errors.append(error)
+
+    def wait() -> None:
+        try:
+            exit_barrier.barrier()
+        except BaseException as error:
+            errors.append(error)
+        others.set()
+
+    for work in (call, wait):
+        threading.Thread(target=work, name="sparkdl-server-role", daemon=True).start()
+    while not others.wait(_LOOK_S) and not errors:
+        pass
+    if errors:
+        raise errors[0]
+    return returned[0] if returned else None

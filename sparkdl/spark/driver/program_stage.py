@@ -1,0 +1,61 @@
+"""The nodes of a program as the tasks of one barrier stage."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any
+
+from sparkdl.coordinator.host import CoordinatorHost
+from sparkdl.coordinator.settings import Settings
+from sparkdl.errors import SparkDLError
+from sparkdl.log_lines import show
+from sparkdl.network import Network
+from sparkdl.program.launching import Surroundings
+from sparkdl.program.nodes import Program
+from sparkdl.spark.driver import cluster
+from sparkdl.spark.driver.function_stage import START_TIMEOUT_S
+from sparkdl.spark.driver.launcher import SparkLauncher
+from sparkdl.spark.driver.network import certificate_of, listening_address, rank_listening
+from sparkdl.spark.driver.slots import slot_pool
+from sparkdl.transport.listeners import ListenOptions
+
+
+@contextmanager
+def surroundings(program: Program, spark: Any, network: Network) -> Iterator[Surroundings]:
+    """A barrier stage for a program, and a coordinator where its nodes meet.
+
+    Args:
+        program: The program; a slot is taken for each of its nodes.
+        spark: The session; None: the active one.
+        network: Where driver and nodes listen, and whether they encrypt.
+
+    Raises:
+        ResourceError: Too few slots, dynamic allocation, or no free port; no job was started.
+    """
+    spark = spark if spark is not None else cluster.session_of()
+    count = len(program.placed)
+    certificate = certificate_of(spark, network)
+    bind, advertised = listening_address(spark, network)
+    cluster.check_barrier(spark, count)
+    with ExitStack() as stack:
+        capacity = cluster.count_slots(spark)
+        if capacity is not None:
+            stack.enter_context(slot_pool(spark).take(count, capacity, "launch", START_TIMEOUT_S))
+        listen = ListenOptions("socket", network.port, bind, advertised, web=False)
+        settings = Settings(count, start_timeout_s=START_TIMEOUT_S)
+        host = stack.enter_context(CoordinatorHost(settings, listen, certificate))
+
+        def look() -> None:
+            with suppress(SparkDLError):  # lines must not end a program
+                for rank, line in host.driver.take_lines():
+                    show(rank, line)
+
+        yield Surroundings(
+            SparkLauncher(
+                spark.range(0, count, 1, count), count, barrier=True,
+                description=f"sparkdl: program {program.name}", noun="barrier stage",
+            ),
+            bind, advertised, network.port, rank_listening(spark, network), certificate,
+            host.endpoint, look,
+        )  # fmt: skip

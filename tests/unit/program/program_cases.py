@@ -1,0 +1,144 @@
+"""Programs for the tests of every way to launch them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+from sparkdl.program import (
+    CourierNode,
+    Program,
+    PyClassNode,
+    PyNode,
+    stop,
+    stop_event,
+    wait_for_stop,
+)
+
+
+class Counter:
+    def __init__(self, start: int = 0) -> None:
+        self.value, self.pid = start, os.getpid()
+
+    def add(self, number: int) -> int:
+        self.value += number
+        return self.value
+
+    def end(self) -> None:
+        stop()
+
+
+def count(counter: Any, path: str, times: int) -> None:
+    for _ in range(times):
+        value = counter.add(1)
+    Path(path, f"{value}-{os.getpid()}").touch()
+    if value >= 5 * times:
+        counter.end()
+
+
+def end_at(counter: Any, value: int) -> None:
+    while counter.add(0) < value:
+        time.sleep(0.01)
+    counter.end()
+
+
+def counting(path: Path) -> Program:
+    """Four nodes: a counter from 10, two that add 5 each, and one that ends the program at 20."""
+    program = Program("count")
+    with program.group("counter"):
+        counter = program.add_node(CourierNode(Counter, start=10))
+    with program.group("worker"):
+        for times in (5, 5):
+            program.add_node(PyNode(count, counter, str(path), times=times))
+        program.add_node(PyNode(end_at, counter, 20))
+    return program
+
+
+class Player:
+    """Calls another player, who calls back."""
+
+    def __init__(self, other: Any, first: bool, path: str) -> None:
+        self._other, self._first, self._path = other, first, path
+
+    def hit(self, number: int) -> int:
+        return number if number >= 10 else int(self._other.hit(number + 1))
+
+    def run(self) -> None:
+        if self._first:
+            Path(self._path).write_text(str(self._other.hit(0)))
+            stop()
+        wait_for_stop()
+
+
+def ping_pong(path: Path) -> Program:
+    """Two nodes that hold each other; the first writes 10 and stops the program."""
+    program = Program("ping-pong")
+    one, two = CourierNode(Player), CourierNode(Player)
+    first = program.add_node(one, label="one")
+    second = program.add_node(two, label="two")
+    one.configure(second, True, str(path))
+    two.configure(first, False, str(path))
+    return program
+
+
+def fail() -> None:
+    raise ValueError("no way on")
+
+
+class Loop:
+    def run(self) -> None:
+        stop_event().wait()
+
+
+def failing() -> Program:
+    """A node that waits for the stop, and one that raises."""
+    program = Program("failing")
+    with program.group("loop"):
+        program.add_node(PyClassNode(Loop))
+    with program.group("bad"):
+        program.add_node(PyNode(fail))
+    return program
+
+
+def call_badly(counter: Any) -> None:
+    counter.add("one")
+
+
+def calling_badly() -> Program:
+    """A node that calls another with an argument on which its method fails."""
+    program = Program("calls")
+    counter = program.add_node(CourierNode(Counter), label="counter")
+    program.add_node(PyNode(call_badly, [counter][0]), label="caller")
+    return program
+
+
+def dying() -> Program:
+    """A node that waits for the stop, and one whose process ends."""
+    program = Program("dying")
+    program.add_node(PyClassNode(Loop), label="loop")
+    program.add_node(PyNode(os._exit, 3), label="dead")
+    return program
+
+
+class Victim:
+    def greet(self) -> int:
+        return 1
+
+    def die(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def greet_and_kill(victim: Any) -> None:
+    victim.greet()
+    victim.die()
+
+
+def killing() -> Program:
+    """A node that is killed with signal 9, and the one that called it."""
+    program = Program("kill")
+    victim = program.add_node(CourierNode(Victim), label="victim")
+    program.add_node(PyNode(greet_and_kill, victim), label="caller")
+    return program
