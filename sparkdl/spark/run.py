@@ -142,6 +142,14 @@ def run(
         require_int("num_workers", num_workers, 1)
     peers = _peers(tf_config, distributed, roles)
     num_workers = check_roles(roles, num_workers)
+    served = sorted({"ps", "evaluator"} & set(roles or ()))
+    if data is not None and served:
+        raise ConfigError(
+            "rows are fed to a chief and to workers, and every rank gets some",
+            expected="data=... without roles for a parameter server or an evaluator",
+            received=f"roles {', '.join(served)}",
+            hint="a function that reads its rows by itself (TFRecord or Parquet files)",
+        )
     frame, feed = None, feed_settings(data, epochs, shuffle, seed, uneven, memory_budget_mb)
     if feed is not None:
         frame, columns = fed_frame(data, spark)

@@ -135,6 +135,7 @@ def test_the_chief_of_a_parameter_server_strategy_sends_work(spark: Any) -> None
         ({"roles": {"chief": 2}}, ConfigError, "cannot be given"),
         ({"roles": {"ps": 2}}, ConfigError, "cannot be given"),
         ({"roles": {"worker": 0}}, ConfigError, "at least 1"),
+        ({"roles": {"chief": 1, "ps": 1}, "data": [1]}, ConfigError, "every rank gets some"),
         ({"roles": {"worker": 2}, "num_workers": 3}, ConfigError, "cannot be given"),
     ],
 )

@@ -1,0 +1,168 @@
+"""TensorFlowOnSpark's names on ``sparkdl.run``: clusters that are fed, clusters that are not."""
+
+from __future__ import annotations
+
+import json
+import sys
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sparkdl.compat.tfos import TFCluster, TFParallel, dfutil
+from sparkdl.compat.tfos.TFCluster import InputMode
+from sparkdl.errors import ConfigError, ResourceError, WorkerError
+
+
+@pytest.fixture
+def sc(spark: Any) -> Any:
+    return spark.sparkContext
+
+
+def told(folder: Path) -> dict[str, Any]:
+    """What nodes have written, by their names."""
+    return {path.name: json.loads(path.read_text()) for path in sorted(folder.iterdir())}
+
+
+def train(args: Namespace, ctx: Any) -> None:
+    feed = ctx.get_data_feed()
+    sizes, total = [], 0
+    while not feed.should_stop():
+        batch = feed.next_batch(16)
+        sizes.append(len(batch))
+        total += sum(number for number, _ in batch)
+        assert all(text == str(number) for number, text in batch)
+    name = f"{ctx.job_name}-{ctx.task_index}"
+    seen = {"sizes": sizes, "total": total, "id": ctx.executor_id, "workers": ctx.num_workers}
+    (args.folder / name).write_text(json.dumps(seen))
+
+
+def test_a_cluster_is_fed_all_rows_in_every_epoch(sc: Any, tmp_path: Path) -> None:
+    cluster = TFCluster.run(
+        sc, train, Namespace(folder=tmp_path), 2, input_mode=InputMode.SPARK, master_node="chief"
+    )
+    cluster.train(sc.parallelize([(i, str(i)) for i in range(104)], 4), 3)
+    cluster.shutdown()
+    found = told(tmp_path)
+    assert sorted(found) == ["chief-0", "worker-0"]
+    assert [found[name]["id"] for name in sorted(found)] == [0, 1]
+    assert all(node["sizes"] == [16, 16, 16, 4] * 3 for node in found.values())
+    assert all(node["workers"] == 2 for node in found.values())
+    assert sum(node["total"] for node in found.values()) == 3 * sum(range(104))
+    with pytest.raises(ConfigError, match="another cluster"):
+        cluster.train(sc.parallelize([(1, "1")]))
+    assert sc.parallelize([1]).count() == 1, "the context goes on"
+
+
+def square(args: list[str], ctx: Any) -> None:
+    assert sys.argv == args
+    feed = ctx.get_data_feed(train_mode=False, input_mapping={"b": "second", "a": "first"})
+    while not feed.should_stop():
+        batch = feed.next_batch(10)
+        pairs = zip(batch["first"], batch["second"], strict=True)
+        feed.batch_results([first**2 + second for first, second in pairs])
+
+
+def test_inference_gives_one_result_for_each_row(sc: Any) -> None:
+    cluster = TFCluster.run(sc, square, ["main.py", "--x"], 2, input_mode=InputMode.SPARK)
+    for rows in (37, 3):
+        results = cluster.inference(sc.parallelize([(i, 0.5) for i in range(rows)], 3))
+        assert sorted(results.collect()) == [i**2 + 0.5 for i in range(rows)]
+    cluster.shutdown()
+
+
+def fail_while_fed(args: str, ctx: Any) -> None:
+    feed = ctx.get_data_feed()
+    feed.next_batch(1)
+    if args == "at the end":
+        while not feed.should_stop():
+            feed.next_batch(10)
+    raise ValueError(f"bad row {args}")
+
+
+@pytest.mark.parametrize("when", ["while it is fed", "at the end"])
+def test_a_failure_is_raised_by_train(sc: Any, when: str) -> None:
+    cluster = TFCluster.run(sc, fail_while_fed, when, 2, input_mode=InputMode.SPARK)
+    with pytest.raises(WorkerError, match=f"bad row {when}") as caught:
+        cluster.train(sc.parallelize(range(100)), 1)
+    assert "in fail_while_fed" in str(caught.value)
+    cluster.shutdown()
+
+
+def describe(args: Path, ctx: Any) -> None:
+    if ctx.job_name == "ps":
+        while True:  # it is ended with the others
+            sys.stdout.flush()
+            ctx_wait()
+    sizes = {name: len(found) for name, found in ctx.cluster_spec.items()}
+    (args / f"{ctx.job_name}-{ctx.task_index}").write_text(json.dumps(sizes))
+    if ctx.job_name != "evaluator":
+        with pytest.raises(ConfigError, match="fed no rows"):
+            ctx.get_data_feed()
+
+
+def ctx_wait() -> None:
+    import time
+
+    time.sleep(1)
+
+
+def test_a_cluster_with_roles_that_reads_by_itself(sc: Any, tmp_path: Path) -> None:
+    cluster = TFCluster.run(sc, describe, tmp_path, 4, num_ps=1, eval_node=True)
+    cluster.shutdown(timeout=60)
+    sizes = {"worker": 2, "ps": 1}
+    assert told(tmp_path) == {"evaluator-0": sizes, "worker-0": sizes, "worker-1": sizes}
+    with pytest.raises(ConfigError, match=r"InputMode\.SPARK"):
+        cluster.train(sc.parallelize([1]))
+
+
+def fail_alone(args: None, ctx: Any) -> None:
+    if ctx.task_index == 1:
+        raise KeyError("no such file")
+
+
+def test_a_failure_of_one_that_reads_by_itself_is_raised_by_shutdown(sc: Any) -> None:
+    cluster = TFCluster.run(sc, fail_alone, None, 2)
+    with pytest.raises(WorkerError, match="no such file"):
+        cluster.shutdown(timeout=60)
+    with pytest.raises(WorkerError, match="no such file"):
+        TFParallel.run(sc, fail_alone, None, 2)
+
+
+def test_parallel_nodes_have_numbers(sc: Any, tmp_path: Path) -> None:
+    def note(args: Path, ctx: Any) -> None:
+        (args / f"{ctx.executor_id}").write_text(json.dumps(ctx.absolute_path("/data")))
+
+    TFParallel.run(sc, note, tmp_path, 3)
+    assert told(tmp_path) == dict.fromkeys("012", "file:///data")
+
+
+def test_frames_and_tfrecord_files(spark: Any, sc: Any, tmp_path: Path) -> None:
+    rows = [(i, float(i), f"text {i}", bytearray([i, 255]), [i, i + 1]) for i in range(20)]
+    schema = "number bigint, real float, text string, raw binary, several array<bigint>"
+    df = spark.createDataFrame(rows, schema)
+    path = str(tmp_path / "records")
+    dfutil.saveAsTFRecords(df, path)
+    loaded = dfutil.loadTFRecords(sc, path, binary_features=["raw"])
+    assert dfutil.isLoadedDF(loaded)
+    assert not dfutil.isLoadedDF(df)
+    columns = df.columns
+    assert sorted(loaded.select(columns).collect()) == sorted(df.collect())
+    with pytest.raises(ResourceError, match="files at"):
+        dfutil.saveAsTFRecords(df, path)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        ({"tensorboard": True}, "tensorboard"),
+        ({"driver_ps_nodes": True}, "driver_ps_nodes"),
+        ({"master_node": "boss"}, "boss"),
+        ({"num_ps": 2}, "without workers"),
+        ({"num_ps": 1, "input_mode": InputMode.SPARK}, "num_ps=0"),
+    ],
+)
+def test_what_is_refused(sc: Any, arguments: dict[str, Any], word: str) -> None:
+    with pytest.raises(ConfigError, match=word):
+        TFCluster.run(sc, train, None, 2, **arguments)
