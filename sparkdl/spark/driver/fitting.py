@@ -25,8 +25,8 @@ from sparkdl.spark.driver.training_run import Run
 from sparkdl.spark.executor.trainer import TrainTask
 
 MUCH_DAMPED = 0.7
-"""Below this part of changes that count, asynchronous workers learn worse than one process (ADR
-0061)."""
+"""Below this part of changes that count, more than two asynchronous workers learn worse than one
+process (ADR 0061)."""
 
 
 def run_fit(plan: FitPlan, monitor: FitMonitor) -> StageSummary:
@@ -53,13 +53,12 @@ def warn_of_damping(counted: float, num_workers: int) -> None:
         counted: The part of them that counted; see :mod:`sparkdl.ps.damping`.
         num_workers: Whose changes they are.
     """
-    if counted < MUCH_DAMPED:
+    if num_workers > 2 and counted < MUCH_DAMPED:
         warnings.warn(
             f"the learning rate is high for {num_workers} workers that do not wait for each other: "
             f"their changes added up to too much, so {counted:.0%} of them counted "
-            "(summary.counted), and the loss may be higher than that of one process; "
-            "a lower learning rate, inputs "
-            "with mean 0, fewer workers or mode='synchronous' learn better",
+            "(summary.counted), and the loss may be higher than that of one process; a lower "
+            "learning rate, inputs with mean 0, fewer workers or mode='synchronous' learn better",
             RuntimeWarning,
             stacklevel=4,
         )
