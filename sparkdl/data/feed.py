@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from sparkdl.config import require_int
 from sparkdl.data.storage import spilling
 from sparkdl.errors import ConfigError, DataError
 
@@ -157,12 +158,7 @@ class Feed:
 
     def next_arrow(self, batch_size: int) -> pa.Table | None:
         """The next rows as an Arrow table; None if there are no more. See :meth:`next_batch`."""
-        if not isinstance(batch_size, int) or batch_size < 1:
-            raise ConfigError(
-                "batch_size is no number of rows",
-                expected="a whole number from 1 on",
-                received=repr(batch_size),
-            )
+        require_int("batch_size", batch_size, 1)
         if self.should_stop():
             return None
         wanted = min(batch_size, self._left)

@@ -6,8 +6,8 @@ import json
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from sparkdl.config import require_name
-from sparkdl.errors import ConfigError, ResourceError
+from sparkdl.config import require_int, require_name
+from sparkdl.errors import ResourceError
 from sparkdl.files.streams import find_files
 from sparkdl.spark.columns.wire import is_vector_column
 
@@ -124,10 +124,8 @@ def write_tfrecords(
             received="files",
             hint="mode='overwrite', 'append' or 'ignore'",
         )
-    if rows_per_file is not None and rows_per_file < 1:
-        raise ConfigError(
-            "rows_per_file is no number of rows", expected="1 or more", received=str(rows_per_file)
-        )
+    if rows_per_file is not None:
+        require_int("rows_per_file", rows_per_file, 1)
     for field in df.schema.fields:
         if is_vector_column(field.dataType):
             column = F.col("`" + field.name.replace("`", "``") + "`")
