@@ -6,7 +6,7 @@ import secrets
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,14 +14,22 @@ from sparkdl.config import require_int, require_name
 from sparkdl.errors import ConfigError
 from sparkdl.files.checkpoints import Checkpoints
 from sparkdl.launch import interrupts
-from sparkdl.learner.framework import seed_everything
 from sparkdl.learner.voting import vote
 from sparkdl.progress.events import EpochEnded, Event, Json, SearchBegan, SearchEnded
 from sparkdl.spark.driver import cluster
 from sparkdl.spark.driver.arguments import verbosity
 from sparkdl.spark.driver.telling import open_sinks
 from sparkdl.spark.driver.trained_model import TrainedModel
+from sparkdl.spark.ml.training import TrainingStage
 from sparkdl.spark.spark_model import SparkModel
+from sparkdl.spark.trial_recipes import (
+    Build,
+    BuildRecipe,
+    Recipe,
+    StageParams,
+    StageRecipe,
+    StageStudy,
+)
 from sparkdl.tracking.sinks import GivenSink, without_standing
 from sparkdl.tune.journal import Journal, TrialRecord
 from sparkdl.tune.runner import Goal, OnEpoch, SegmentTraining, run_search
@@ -34,13 +42,12 @@ from sparkdl.tune.suggestions import Trial, Value
 if TYPE_CHECKING:
     import keras
 
-Build = Callable[[Trial], "keras.Model"]
 _LARGER_IS_BETTER = ("acc", "auc", "precision", "recall", "f1", "iou", "r2", "cosine", "top_k")
 
 
 @interrupts.heard()
 def search(
-    build: Build,
+    build: Build | TrainingStage,
     data: Any,
     validation_data: Any = None,
     metric: str = "val_loss",
@@ -56,6 +63,7 @@ def search(
     settings: Mapping[str, Any] | None = None,
     sampler: Sampler | None = None,
     sinks: Sequence[GivenSink] | GivenSink | None = None,
+    params: StageParams | None = None,
     **fit_arguments: Any,
 ) -> Study:
     """Finds the hyper-parameters with the best metric.
@@ -81,6 +89,7 @@ def search(
     Args:
         build: Makes a compiled and built model from a :class:`~sparkdl.tune.Trial`; runs on the
             driver, before every segment of the trial, and must make the same model each time.
+            Or an estimator of :mod:`sparkdl.ml`, beside ``params``.
         data: What :meth:`SparkModel.fit` takes.
         validation_data: Likewise; or pass ``validation_split``.
         metric: A name in the History, such as ``'val_accuracy'``.
@@ -100,11 +109,15 @@ def search(
             None for values by chance.
         sinks: Who is told of the search and its trials (:mod:`sparkdl.progress.events`), as in
             :meth:`SparkModel.fit`; so are the page and MLflow where they are told of every fit.
+        params: For an estimator: a function of the trial that gives its Params, such as ``lambda
+            trial: {'batchSize': trial.suggest_categorical('batch', [32, 64])}``. The columns, the
+            split and all else are the estimator's.
         **fit_arguments: More arguments of :meth:`SparkModel.fit`, such as ``features``, ``label``,
             ``callbacks`` (made anew for each segment by a function without arguments).
 
     Returns:
-        The trials, best first, and the models of the best.
+        The trials, best first, and the models of the best; with an estimator also
+        ``best_stage``, the best fitted stage, and ``best_estimator``.
 
     Raises:
         ConfigError: An argument that cannot be used.
@@ -140,6 +153,8 @@ def search(
             hint="callbacks=lambda: [keras.callbacks.EarlyStopping(patience=3)]",
         )
     spark = cluster.session_of(data)
+    arguments = {"validation_data": validation_data, **fit_arguments}
+    recipe = _recipe(build, params, data, seed, slots_per_trial, settings, arguments)
     folder = checkpoint_dir or tempfile.mkdtemp(prefix="sparkdl-tune-")
     told: dict[str, Value] = {
         "metric": metric,
@@ -149,11 +164,12 @@ def search(
     }
     journal = Journal.at(folder, told, resume=resume)
     trainer = _FitTrainer(
-        spark, build, data, folder, slots_per_trial, seed,
-        {"mode": "allreduce", **(settings or {})},
-        {"validation_data": validation_data, **fit_arguments},
+        spark, recipe, data, folder, slots_per_trial, seed,
     )  # fmt: skip
-    study = Study(journal, goal, trainer.load, vote, temporary=checkpoint_dir is None)
+    kind = Study if isinstance(recipe, BuildRecipe) else StageStudy
+    study = kind(journal, goal, trainer.load, vote, temporary=checkpoint_dir is None)
+    if isinstance(study, StageStudy) and isinstance(recipe, StageRecipe):
+        study.recipe = recipe
     show = _Lines(study) if verbosity(verbose) else None
     trackers = open_sinks(sinks, None, lambda: study.best_model, spark)
 
@@ -174,6 +190,33 @@ def search(
         study.close()
         raise
     return study
+
+
+def _recipe(
+    build: Build | TrainingStage, params: StageParams | None, data: Any, seed: int, slots: int,
+    settings: Mapping[str, Any] | None, arguments: Mapping[str, Any],
+) -> BuildRecipe | StageRecipe:  # fmt: skip
+    if isinstance(build, TrainingStage):
+        given = [name for name, value in arguments.items() if value is not None]
+        given += ["settings"] * (settings is not None) + ["params=None"] * (params is None)
+        if params is None or given or not hasattr(data, "schema"):
+            raise ConfigError(
+                "this does not go with an estimator",
+                expected="tune.search(estimator, DataFrame, params=function of the trial, ...); "
+                "all else of the fits as Params of the estimator",
+                received=", ".join(given) or f"data: {type(data).__name__}",
+                hint="params=lambda trial: {'learningRate': trial.suggest_float('rate', 1e-4, "
+                "1e-1, log=True)}",
+            )
+        return StageRecipe(build, params, data.schema, seed, slots)
+    if params is not None or not callable(build):
+        raise ConfigError(
+            "tune.search trains what build makes, or an estimator with params",
+            expected="a function of a trial that returns a compiled model; params= only with an "
+            "estimator of sparkdl.ml",
+            received=f"{type(build).__name__}" + " and params" * (params is not None),
+        )
+    return BuildRecipe(build, seed, {"mode": "allreduce", **(settings or {})}, arguments)
 
 
 def _described(
@@ -230,31 +273,23 @@ class _FitTrainer:
     """Trains segments by ``SparkModel.fit`` from checkpoint to checkpoint."""
 
     def __init__(
-        self, spark: Any, build: Build, data: Any, folder: str, slots: int, seed: int,
-        settings: Mapping[str, Any], fit_arguments: Mapping[str, Any],
+        self, spark: Any, recipe: Recipe, data: Any, folder: str, slots: int, seed: int,
     ) -> None:  # fmt: skip
-        self._build, self._data, self._folder = build, data, folder
+        self._recipe, self._data, self._folder = recipe, data, folder
         self._slots, self._seed = slots, seed
-        self._settings, self._fit = settings, dict(fit_arguments)
         self.spark = spark
         self._tag = f"sparkdl-tune-{uuid.uuid4().hex[:12]}"
 
     def prepare(self, trial: Trial, segment: Segment, on_epoch: OnEpoch) -> SegmentTraining:
         """Builds the model; see :class:`sparkdl.tune.runner.TrialTrainer`."""
-        model = self._model(trial)
+        made = self._recipe.make(trial)
         kept = Checkpoints(self._of(segment.trial))
         if kept.newest() >= segment.end:  # its metrics were lost with the driver: train it again
             kept.clear()
         if segment.parent is not None:
             self._copy(segment)
-        settings = {"num_workers": self._slots, "seed": self._seed, **self._settings}
-        batch_size = trial.params.get("batch_size")
-        if batch_size is not None:
-            settings["batch_size"] = batch_size
-        spark_model = SparkModel(model, **settings)
-        arguments = dict(self._fit)
-        if arguments.get("callbacks") is not None:
-            arguments["callbacks"] = arguments["callbacks"]()
+        settings = {"num_workers": self._slots, "seed": self._seed, **made.settings}
+        spark_model = SparkModel(made.model, **settings)
 
         def hear(event: Event) -> None:
             if isinstance(event, EpochEnded):
@@ -265,7 +300,7 @@ class _FitTrainer:
             with without_standing():
                 history = spark_model.fit(
                     self._data, epochs=segment.end, verbose=0, resume=True, sinks=[hear],
-                    checkpoint_dir=self._of(segment.trial), **arguments,
+                    checkpoint_dir=self._of(segment.trial), **made.arguments,
                 )  # fmt: skip
             return {name: float(values[-1]) for name, values in history.history.items() if values}
 
@@ -278,13 +313,9 @@ class _FitTrainer:
     def load(self, record: TrialRecord) -> keras.Model:
         """A trial's model, as its newest checkpoint has it."""
         trial = Trial(record.number, self._seed, record.params)
-        trained = TrainedModel(self._model(trial))
+        trained = TrainedModel(self._recipe.make(trial).model)
         trained.restore(Checkpoints(self._of(record.number)))
         return trained.model
-
-    def _model(self, trial: Trial) -> keras.Model:
-        seed_everything(self._seed + trial.number)
-        return self._build(trial)
 
     def _of(self, number: int) -> str:
         return f"{self._folder.rstrip('/')}/trial-{number:05d}"

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from sparkdl.closing import Closing
 from sparkdl.errors import ConfigError
+from sparkdl.tune import plots
+from sparkdl.tune.analysis import importances
 from sparkdl.tune.journal import Journal, TrialRecord
 from sparkdl.tune.runner import Goal
 from sparkdl.tune.suggestions import Value
@@ -153,23 +155,59 @@ class Study(Closing):
         Args:
             ax: Where to draw; None for new axes. Needs matplotlib.
         """
+        ax = _axes(ax, (7, 4))
+        plots.draw_curves(ax, self.records, self.goal.metric, self.best_trial.number)
+        return ax
+
+    def plot_scatter(self) -> list[Axes]:
+        """Draws the metric over each hyper-parameter; hollow dots are trials that ended early."""
         import matplotlib.pyplot as plt
 
-        ax = ax if ax is not None else plt.subplots(figsize=(7, 4))[1]
-        best = self.best_trial.number
-        for record in self.records:
-            values = {
-                e: m.get(self.goal.metric, math.nan) for e, m in sorted(record.metrics.items())
-            }
-            lines = ax.plot(list(values), list(values.values()), color="#7f8fa6", alpha=0.6, lw=1)
-            if record.number == best:
-                lines[0].set(color="#d95f02", alpha=1, linewidth=2.5, zorder=3)
-                lines[0].set_label(f"best: trial {best}")
-            lines[0].set(marker="o", markersize=3)
-        ax.set(xlabel="epochs", ylabel=self.goal.metric, title=f"{len(self.records)} trials")
-        ax.grid(alpha=0.3)
-        ax.legend(frameon=False)
+        ranked = self._compared()
+        count = len(plots.names_of(ranked))
+        across = max(1, min(count, 3))
+        down = max(1, -(-count // across))
+        size = (3 * across, 2.4 * down)
+        figure, axes = plt.subplots(
+            down, across, figsize=size, sharey=True, squeeze=False, layout="constrained"
+        )
+        found = list(axes.flat)
+        for unused in found[count:]:
+            figure.delaxes(unused)
+        plots.draw_scatter(found[:count], ranked, self.goal.metric)
+        return found[:count]
+
+    def plot_parallel(self, ax: Axes | None = None) -> Axes:
+        """Draws each trial as a line through its hyper-parameters and its metric.
+
+        Args:
+            ax: Where to draw; None for new axes. Needs matplotlib.
+        """
+        ranked = self._compared()
+        ax = _axes(ax, (2.2 * (1 + len(plots.names_of(ranked))), 3.5))
+        plots.draw_parallel(ax, ranked, self.goal.metric)
         return ax
+
+    def plot_importances(self, ax: Axes | None = None) -> Axes:
+        """Draws :attr:`importances` as bars.
+
+        Args:
+            ax: Where to draw; None for new axes. Needs matplotlib.
+        """
+        ax = _axes(ax, (7, 0.5 + 0.5 * max(2, len(self.importances))))
+        plots.draw_importances(ax, self.importances)
+        return ax
+
+    @property
+    def importances(self) -> dict[str, float]:
+        """Hyper-parameter -> the share of the metric's variance that it explains by itself, the
+        largest first; empty for fewer than ten trials. See
+        :func:`sparkdl.tune.analysis.importances`."""
+        return importances(self.records, self.goal.metric)
+
+    def _compared(self) -> list[TrialRecord]:
+        _ = self.best_trial  # raises where there is none
+        return self.ranked()
 
     def __repr__(self) -> str:
         ranked = self.ranked()
@@ -177,3 +215,12 @@ class Study(Closing):
             f", best {self.goal.metric} {self.best_value:.4g}: {self.best_params}" if ranked else ""
         )
         return f"Study({len(self.records)} trials{best})"
+
+
+def _axes(ax: Axes | None, size: tuple[float, float]) -> Axes:
+    if ax is not None:
+        return ax
+    import matplotlib.pyplot as plt
+
+    made: Axes = plt.subplots(figsize=size, layout="constrained")[1]
+    return made

@@ -110,6 +110,19 @@ def test_programs(tmp_path: Path) -> None:
     assert len(figures(notebook)) == 1
 
 
+def test_find_the_best_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRIALS", "10")  # 64 are stored
+    notebook = run_notebook(ROOT / "notebooks" / "06_find_the_best_model.ipynb", tmp_path)
+    shown = printed(notebook)
+    assert held_out_accuracy(notebook) >= 0.85
+    trials, epochs = map(int, re.findall(r"(\d+) trials in [\s\S]*?(\d+) epochs;", shown)[0])
+    assert (trials, epochs) >= (10, 10)
+    assert epochs < 10 * 27 / 2
+    assert len(figures(notebook)) == 4  # curves, importances, scatter, parallel coordinates
+    assert ("MLflow is not installed" in shown) != ("runs of trials inside: 10" in shown)
+    assert not list(tmp_path.iterdir())
+
+
 def test_the_readme_runs_in_a_fresh_terminal(tmp_path: Path) -> None:
     """As printed, where ``python3`` of the PATH has no packages and nobody names another."""
     section = (ROOT / "README.md").read_text().split("## In 60 seconds")[1]

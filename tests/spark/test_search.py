@@ -15,7 +15,9 @@ import pytest
 
 from sparkdl import tune
 from sparkdl.errors import ConfigError
+from sparkdl.ml import KerasClassifier
 from sparkdl.progress.events import Event, SearchBegan, SearchEnded, TrialEpochEnded
+from sparkdl.spark.trial_recipes import StageStudy
 from sparkdl.tracking.sinks import add_standing, remove_standing
 
 
@@ -82,6 +84,65 @@ def test_asha_finds_a_good_model(digits_df: Any, digits: Any, capsys: Any) -> No
         plt.close("all")
     assert not Path(study._journal.folder).exists()
     assert "val_accuracy" in capsys.readouterr().out
+
+
+def network(units: int = 8) -> Any:
+    model = keras.Sequential(
+        [
+            keras.Input((64,)),
+            keras.layers.Dense(units, activation="relu"),
+            keras.layers.Dense(10, activation="softmax"),
+        ]
+    )
+    loss = "sparse_categorical_crossentropy"
+    model.compile(keras.optimizers.Adam(0.01), loss, metrics=["accuracy"])
+    return model
+
+
+def params_of(trial: tune.Trial) -> dict[str, Any]:
+    return {
+        "builderArgs": {"units": trial.suggest_categorical("units", [4, 32])},
+        "learningRate": trial.suggest_float("rate", 1e-3, 1e-1, log=True),
+        "batchSize": 64,
+    }
+
+
+def test_an_estimator_is_searched_and_its_best_stage_transforms(digits_df: Any) -> None:
+    from pyspark.ml.functions import array_to_vector
+
+    rows = digits_df.selectExpr("cast(features as array<double>) as f", "cast(label as double) l")
+    frame = rows.select(array_to_vector("f").alias("pixels"), rows.l.alias("digit")).cache()
+    classifier = KerasClassifier(
+        modelBuilder=network, featuresCol="pixels", labelCol="digit", validationSplit=0.2
+    )
+    found = tune.search(
+        classifier, frame, params=params_of, metric="val_accuracy", slots_per_trial=1,
+        searcher=tune.Asha(4, 6, 3), sampler=tune.OptunaSampler(), max_concurrent=2,
+    )  # fmt: skip
+    with found as study:
+        assert isinstance(study, StageStudy)
+        stage = study.best_stage
+        assert stage.getOrDefault("featuresCol") == "pixels"
+        scored = stage.transform(frame)
+        accuracy = scored.where("prediction = digit").count() / frame.count()
+        assert accuracy == pytest.approx(study.best_value, abs=0.06)
+        assert accuracy > 0.8
+        model = study.best_model
+        assert model.layers[0].units == study.best_params["units"]
+        estimator = study.best_estimator
+        assert estimator.getOrDefault("batchSize") == 64
+        assert estimator.getOrDefault("builderArgs") == {"units": study.best_params["units"]}
+    for wrong, named in (
+        ({"searcher": tune.Single(1)}, "params=None"),
+        ({"params": params_of, "features": "pixels"}, "features"),
+        ({"params": lambda trial: {"epochs": 3}, "searcher": tune.Single(1)}, "epochs"),
+    ):
+        with pytest.raises(ConfigError, match=named):
+            tune.search(classifier, frame, metric="loss", **wrong)
+    with pytest.raises(ConfigError, match="only with an estimator"):
+        tune.search(build, frame, params=params_of)
+    with pytest.raises(ConfigError, match="the searcher decides epochs"):
+        tune.search(KerasClassifier(modelBuilder=network, epochs=2), frame, params=params_of)
 
 
 class Chain(tune.Searcher):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from pyspark.ml.base import _FitMultipleIterator
@@ -22,6 +22,16 @@ from sparkdl.spark.ml.trained import Trained
 from sparkdl.spark.spark_model import SparkModel
 
 E = TypeVar("E", bound="TrainingStage")
+
+
+@dataclass(frozen=True)
+class StageFit:
+    """What a fit of an estimator does: a model, the settings of its ``SparkModel``, and the
+    arguments of that one's ``fit``."""
+
+    model: Any
+    settings: dict[str, Any]
+    arguments: dict[str, Any]
 
 
 @has_params(*MODEL_PARAMS, *FIT_PARAMS, *BUILD_PARAMS)
@@ -136,29 +146,44 @@ class TrainingStage(ColumnsStage):
             lambda index: fits[index]._fit(dataset), len(maps)
         )
 
-    @interrupts.heard()
-    def _fit(self, dataset: Any) -> Any:
+    def plan_fit(self, schema: Any) -> StageFit:
+        """What ``fit`` does with rows of a schema; the model is a new one.
+
+        Raises:
+            ConfigError: There is no model, or what the Params say cannot go together.
+            DataError: The schema has no such columns.
+        """
         parts = self._parts
         model = parts.make_model(
             self.getOrDefault("builderArgs"), self.getOrDefault("learningRate")
         )
-        self._check_model(model, dataset.schema)
-        arguments = {snake(spec.name): self.getOrDefault(spec.name) for spec in MODEL_PARAMS}
-        spark_model = SparkModel(
-            model, custom_objects=dict(parts.custom_objects), decoder=parts.decoder,
-            seed=self.getOrDefault("seed"), use_gpu=self.getOrDefault("useGpu"),
-            **arguments, **parts.network,
-        )  # fmt: skip
-        history = spark_model.fit(
-            dataset, validation_data=self._validation(dataset.schema),
-            callbacks=list(parts.callbacks) or None,
-            features=self.features, label=self.labels, sample_weight=self.weights,
+        self._check_model(model, schema)
+        settings = {
+            "custom_objects": dict(parts.custom_objects), "decoder": parts.decoder,
+            "seed": self.getOrDefault("seed"), "use_gpu": self.getOrDefault("useGpu"),
+            **{snake(spec.name): self.getOrDefault(spec.name) for spec in MODEL_PARAMS},
+            **parts.network,
+        }  # fmt: skip
+        arguments = {
+            "validation_data": self._validation(schema), "callbacks": list(parts.callbacks) or None,
+            "features": self.features, "label": self.labels, "sample_weight": self.weights,
             **{snake(spec.name): self.getOrDefault(spec.name) for spec in FIT_PARAMS},
-        )  # fmt: skip
+        }  # fmt: skip
+        return StageFit(model, settings, arguments)
+
+    @interrupts.heard()
+    def _fit(self, dataset: Any) -> Any:
+        parts, plan = self._parts, self.plan_fit(dataset.schema)
+        spark_model = SparkModel(plan.model, **plan.settings)
+        history = spark_model.fit(dataset, **plan.arguments)
         trained = Trained.of(
             spark_model.model, archive_of(spark_model.model, parts.custom_objects),
             decoder=parts.decoder, summary=_summary(history, spark_model),
         )  # fmt: skip
+        return self.make_stage(trained)
+
+    def make_stage(self, trained: Trained) -> Any:
+        """The fitted stage of a trained model, with this estimator's Params."""
         fitted = self._make_model(trained)
         fitted._resetUid(self.uid)
         return self._copyValues(fitted)

@@ -115,7 +115,10 @@ class Formula:
         pass
 
 
-def run(folder: Any, searcher: Searcher, *, stop_after: int = 0, resume: bool = False) -> Any:
+def run(
+    folder: Any, searcher: Searcher, *, stop_after: int = 0, resume: bool = False,
+    at_once: int = 1, sampler: Sampler | None = None,
+) -> Any:  # fmt: skip
     """Runs a search, or its beginning; the trials' parameters, the segments, the events."""
     journal = Journal.at(str(folder), {"seed": 3}, resume=resume)
     trainer, events, told = Formula(), list[Event](), 0
@@ -128,8 +131,9 @@ def run(folder: Any, searcher: Searcher, *, stop_after: int = 0, resume: bool = 
 
     try:
         run_search(
-            searcher, trainer, journal, Goal("loss", False), seed=3, max_concurrent=1,
-            timeout_s=None, on_score=count, sampler=OptunaSampler(), tell=events.append,
+            searcher, trainer, journal, Goal("loss", False), seed=3, timeout_s=None,
+            max_concurrent=at_once, on_score=count, sampler=sampler or OptunaSampler(),
+            tell=events.append,
         )  # fmt: skip
     except KeyboardInterrupt:
         assert stop_after
@@ -145,6 +149,15 @@ def test_a_search_that_was_cut_off_goes_on_with_the_same_trials(tmp_path: Any) -
     assert before + after == segments  # none twice
     past = [e for e in events if isinstance(e, TrialBegan)][: len(first)]
     assert {e.trial: e.params for e in past} == first
+
+
+def test_the_same_seed_gives_the_same_trials_however_many_train_at_a_time(tmp_path: Any) -> None:
+    found = [
+        run(tmp_path / str(at_once), Asha(20, 9, 3, 3), at_once=at_once, sampler=Drawn())[0]
+        for at_once in (1, 4, 20)
+    ]
+    assert found[0] == found[1] == found[2]
+    assert len(found[0]) == 20
 
 
 def test_events_tell_each_trial_and_its_epochs(tmp_path: Any) -> None:
