@@ -58,8 +58,9 @@ function scaleOf(values, { metric = false, maximize = false, linear = metric } =
   if (to === from) return { at, ticks: [[short(low, 3), .5]] };
   if (log) {
     const ticks = [];
-    for (let e = Math.ceil(Math.log10(low) - 1e-9); e <= Math.log10(high) + 1e-9; e++) ticks.push([short(10 ** e, 3), at(10 ** e)]);
-    return { at, log, ticks: ticks.length > 2 ? ticks : [[short(low, 2), 0], [short(high, 2), 1]] };
+    for (let e = Math.floor(Math.log10(low)); e <= Math.log10(high); e++)
+      for (const v of high / low < 1e4 ? [10 ** e, 3 * 10 ** e] : [10 ** e]) if (v >= low && v <= high) ticks.push([short(v, 3), at(v)]);
+    return { at, log, ticks };
   }
   const step = [1, 2, 2.5, 5, 10].map(m => m * 10 ** Math.floor(Math.log10((high - low) / 4))).find(s => (high - low) / s <= 5);
   const ticks = [];
