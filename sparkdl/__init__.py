@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         KerasImageFileTransformer as KerasImageFileTransformer,
     )
     from sparkdl.spark.images.image_udf import registerKerasImageUDF as registerKerasImageUDF
+    from sparkdl.spark.inferring import inference as inference
     from sparkdl.spark.loading import load_spark_model as load_spark_model
     from sparkdl.spark.predict import predict as predict
     from sparkdl.spark.run import run as run
@@ -59,6 +60,7 @@ _HOMES = {
     "predict_udf": "sparkdl.spark.udf",
     "register_udf": "sparkdl.spark.udf",
     "run": "sparkdl.spark.run",
+    "inference": "sparkdl.spark.inferring",
     "read_tfrecords": "sparkdl.spark.tfrecord.functions",
     "write_tfrecords": "sparkdl.spark.tfrecord.functions",
     "register_tfrecord": "sparkdl.spark.tfrecord.functions",
@@ -93,6 +95,7 @@ __all__ = [
     "describe",
     "doctor",
     "environment",
+    "inference",
     "load_spark_model",
     "log_to_driver",
     "predict",

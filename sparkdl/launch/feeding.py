@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +15,9 @@ import pyarrow as pa
 
 from sparkdl.collective.communicator import Communicator
 from sparkdl.data.feed import Feed, RowSpool, Uneven, equal_rows
+from sparkdl.errors import WaitTimeoutError
+
+_LOOK_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -24,6 +31,8 @@ class FeedSettings:
         seed: Of the order.
         uneven: What becomes of ranks that have different numbers of rows.
         memory_budget_bytes: Rows beyond this are kept on the rank's disk.
+        stall_timeout_s: How long the function may ask for no rows while there are some; None for
+            ever.
     """
 
     columns: tuple[str, ...]
@@ -32,6 +41,7 @@ class FeedSettings:
     seed: int = 0
     uneven: Uneven = "drop"
     memory_budget_bytes: int = 1 << 30
+    stall_timeout_s: float | None = None
 
     def read(self, batches: Iterator[pa.RecordBatch]) -> RowSpool:
         """Keeps the rank's rows, under their own names."""
@@ -61,6 +71,14 @@ class FeedSettings:
 class RankFeed(Feed):
     """A :class:`~sparkdl.data.feed.Feed` that frameworks take, too."""
 
+    asked_at = 0.0
+    """When rows were asked for last, by ``time.monotonic()``; 0: never."""
+
+    def next_arrow(self, batch_size: int) -> pa.Table | None:
+        """See :meth:`sparkdl.data.feed.Feed.next_arrow`."""
+        self.asked_at = time.monotonic()
+        return super().next_arrow(batch_size)
+
     def to_tf_data(self, batch_size: int) -> Any:
         """A ``tf.data.Dataset`` of batches: dicts of tensors by column name."""
         from sparkdl.learner.feed_adapters import tf_dataset
@@ -72,3 +90,49 @@ class RankFeed(Feed):
         from sparkdl.learner.feed_adapters import torch_dataset
 
         return torch_dataset(self, batch_size)
+
+
+def call_while_it_feeds(function: Callable[[], Any], feed: RankFeed, stall_timeout_s: float) -> Any:
+    """Calls a function in a thread, and gives it up when it does not take its rows.
+
+    A thread that is given up is left behind: the process must end soon.
+
+    Args:
+        function: What to call.
+        feed: Its rows.
+        stall_timeout_s: How long it may ask for no rows while there are some.
+
+    Returns:
+        What it returned.
+
+    Raises:
+        WaitTimeoutError: It took no rows in time; with the lines at which it stands.
+        Exception: What the function raises.
+    """
+    returned: list[Any] = []
+    errors: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            returned.append(function())
+        except BaseException as error:
+            errors.append(error)
+
+    begun = time.monotonic()
+    thread = threading.Thread(target=call, name="sparkdl-fed-function", daemon=True)
+    thread.start()
+    while thread.is_alive():
+        thread.join(_LOOK_S)
+        silent_s = time.monotonic() - max(begun, feed.asked_at)
+        if thread.is_alive() and silent_s > stall_timeout_s and not feed.should_stop():
+            frame = sys._current_frames().get(thread.ident or 0)
+            stack = "" if frame is None else "".join(traceback.format_stack(frame)[-8:])
+            raise WaitTimeoutError(
+                "a function that is fed takes no rows",
+                expected=f"a call of its feed within {stall_timeout_s:g} s",
+                received=f"none for {silent_s:.1f} s; it stands here:\n{stack}",
+                hint="feed.terminate() says that it wants no more; stall_timeout_s is the limit",
+            )
+    if errors:
+        raise errors[0]
+    return returned[0]

@@ -27,7 +27,7 @@ from sparkdl.errors import DataError, WorkerError
 from sparkdl.launch.capture import Capture
 from sparkdl.launch.devices import DeviceRequest, function_environment
 from sparkdl.launch.failures import FailureDescription, RankFailure
-from sparkdl.launch.feeding import FeedSettings
+from sparkdl.launch.feeding import FeedSettings, RankFeed, call_while_it_feeds
 from sparkdl.launch.gathering import AloneGathering
 from sparkdl.launch.line_sender import LineSender
 from sparkdl.launch.peers import Peers, call_until_others_end, peer_environment
@@ -130,16 +130,21 @@ class FunctionTask:
         """
         with connected(self, rank, session) as (communicator, exit_barrier):
             function, args, kwargs = _load_call(self.call, rank.rank)
+            feed: RankFeed | None = None
             if self.feed is not None and rows is not None:
-                args = (self.feed.open(rows, exit_barrier), *args)
+                feed = self.feed.open(rows, exit_barrier)
+                args = (feed, *args)
             described = peer_environment(self.peers, exit_barrier) if self.peers else nullcontext()
             serves = self.peers is not None and self.peers.waits_for_others(rank.rank)
             with use(communicator), described:
+                call = partial(function, *args, **kwargs)
+                limit_s = None if self.feed is None else self.feed.stall_timeout_s
                 if serves:
-                    call = partial(function, *args, **kwargs)
                     result = call_until_others_end(call, exit_barrier)
+                elif feed is not None and limit_s is not None:
+                    result = call_while_it_feeds(call, feed, limit_s)
                 else:
-                    result = function(*args, **kwargs)
+                    result = call()
             content = None
             if self.all_results or rank.rank == 0:
                 content = _dump_result(result, rank.rank)

@@ -45,6 +45,7 @@ def run(
     seed: int = 0,
     uneven: Uneven = "drop",
     memory_budget_mb: int = 1024,
+    stall_timeout_s: float | None = None,
     communicator: str = "auto",
     driver_log_verbosity: str = "all",
     use_gpu: UseGpu = "auto",
@@ -88,6 +89,10 @@ def run(
             most, others begin again; ``'keep'``: each its own, for functions in which the ranks do
             not wait for each other.
         memory_budget_mb: Rows of a rank beyond this are kept on its disk.
+        stall_timeout_s: A function that asks for no rows for so long, while there are some, is
+            given up with an error that says where it stands. It then runs in a process of its own,
+            which ends with it. Where others wait for one rank, an error of theirs may come first.
+            None: it may take any time.
         communicator: ``'builtin'``, ``'horovod'``, or ``'auto'``: Horovod where it imports on all
             ranks, for the function may call it by itself; else the built-in one.
         driver_log_verbosity: ``'all'``: every line that a rank prints reaches the driver;
@@ -150,7 +155,10 @@ def run(
             received=f"roles {', '.join(served)}",
             hint="a function that reads its rows by itself (TFRecord or Parquet files)",
         )
-    frame, feed = None, feed_settings(data, epochs, shuffle, seed, uneven, memory_budget_mb)
+    frame, feed = (
+        None,
+        feed_settings(data, epochs, shuffle, seed, uneven, memory_budget_mb, stall_timeout_s),
+    )
     if feed is not None:
         frame, columns = fed_frame(data, spark)
         feed, spark = replace(feed, columns=columns), frame.sparkSession
@@ -161,7 +169,7 @@ def run(
             check_backend(backend),
             check_use_gpu(use_gpu),
             unscheduled=True,
-            own_process=peers is not None,
+            own_process=peers is not None or stall_timeout_s is not None,
         ),
         communicator,
         timeout_s=require_seconds("timeout_s", timeout_s),

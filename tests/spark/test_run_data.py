@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -53,3 +54,65 @@ def test_frameworks_take_the_feed(spark: Any) -> None:
         return rows, feed.epoch
 
     assert sparkdl.run(train, num_workers=2, data=spark.range(64), uneven="pad")[0][1] == 1
+
+
+def test_a_function_that_takes_no_rows_is_given_up(spark: Any) -> None:
+    def work(feed: Any, hangs: bool) -> int:
+        rows = len(feed.next_batch(10)["id"])
+        while hangs:
+            time.sleep(0.1)
+        feed.terminate()
+        time.sleep(1.5)  # an export after the last row may take its time
+        return rows
+
+    df = spark.range(100)
+    begun = time.monotonic()
+    with pytest.raises(WorkerError, match="a function that is fed takes no rows") as caught:
+        sparkdl.run(work, (True,), num_workers=2, data=df, stall_timeout_s=1)
+    assert time.monotonic() - begun < 30
+    assert "time.sleep(0.1)" in str(caught.value)
+    assert sparkdl.run(work, (False,), num_workers=2, data=df, stall_timeout_s=1) == [10, 10]
+    with pytest.raises(ConfigError, match="stall_timeout_s"):
+        sparkdl.run(work, (False,), num_workers=2, stall_timeout_s=1)
+
+
+def test_inference_gives_a_result_for_each_row_in_order(spark: Any) -> None:
+    df = spark.range(0, 100, 1, 3).selectExpr("id", "array(float(id), 2.0f) as `a.b`")
+
+    def score(batches: Any, factor: float) -> Any:
+        waiting = None
+        for batch in batches:  # one batch behind
+            assert 0 < len(batch["id"]) <= 16
+            if waiting is not None:
+                yield waiting
+            waiting = {"sum": batch["a.b"].sum(axis=1) * factor, "pair": batch["a.b"][:, ::-1]}
+        if waiting is not None:
+            yield waiting
+
+    schema = "sum double, pair array<float>"
+    scored = sparkdl.inference(score, df, schema, (2.0,), batch_size=16)
+    assert scored.columns == ["id", "a.b", "sum", "pair"]
+    found = scored.collect()
+    assert [row["id"] for row in found] == list(range(100))
+    assert all(row["sum"] == 2 * (row["id"] + 2) for row in found)
+    assert all(row["pair"] == [2.0, row["id"]] for row in found)
+
+
+def test_what_inference_refuses(spark: Any) -> None:
+    df = spark.range(0, 10, 1, 1)
+
+    def short(batches: Any) -> Any:
+        for batch in batches:
+            yield batch["id"][:-1]
+
+    def none(batches: Any) -> Any:
+        yield from ()
+
+    with pytest.raises(ConfigError, match="id, which are there"):
+        sparkdl.inference(short, df, "id bigint")
+    with pytest.raises(ConfigError, match="batch_size"):
+        sparkdl.inference(short, df, "x bigint", batch_size=0)
+    with pytest.raises(Exception, match="do not fit its rows"):
+        sparkdl.inference(short, df, "x bigint").collect()
+    with pytest.raises(Exception, match="a result for every batch"):
+        sparkdl.inference(none, df, "x bigint").collect()

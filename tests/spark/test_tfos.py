@@ -90,6 +90,19 @@ def test_a_failure_is_raised_by_train(sc: Any, when: str) -> None:
     cluster.shutdown()
 
 
+def stall(args: None, ctx: Any) -> None:
+    ctx.get_data_feed().next_batch(1)
+    while True:
+        ctx_wait()
+
+
+def test_a_function_that_stalls_is_raised_by_train(sc: Any) -> None:
+    cluster = TFCluster.run(sc, stall, None, 2, input_mode=InputMode.SPARK)
+    with pytest.raises(WorkerError, match="takes no rows") as caught:
+        cluster.train(sc.parallelize(range(100)), 1, feed_timeout=1)
+    assert "in ctx_wait" in str(caught.value)
+
+
 def describe(args: Path, ctx: Any) -> None:
     if ctx.job_name == "ps":
         while True:  # it is ended with the others

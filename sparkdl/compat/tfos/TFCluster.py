@@ -58,12 +58,12 @@ class TFCluster:
         Args:
             dataRDD: Any elements that can be pickled.
             num_epochs: Times that they are given; 0: 10.
-            feed_timeout, qname: As TensorFlowOnSpark has them. There are no queues here, and
-                nobody waits for one.
+            feed_timeout: Seconds for which the function may ask for no rows while there are some.
+            qname: As TensorFlowOnSpark has it; there are no queues here.
 
         Raises:
             ConfigError: The cluster has ``InputMode.TENSORFLOW``, or was trained before.
-            WorkerError: The function raised on a node; with its traceback.
+            WorkerError: The function raised or stalled on a node; with its traceback.
         """
         self._check_fed("train")
         if self._trained:
@@ -74,7 +74,7 @@ class TFCluster:
                 hint="the function runs as long as one call of train does: make another cluster",
             )
         self._trained = True
-        self._feed(dataRDD, num_epochs or _DEFAULT_EPOCHS, "drop")
+        self._feed(dataRDD, num_epochs or _DEFAULT_EPOCHS, "drop", feed_timeout)
 
     def inference(self, dataRDD: Any, feed_timeout: float = 600.0, qname: str = "input") -> Any:
         """Calls the function on all nodes, with the rows of an RDD; what it gave as results.
@@ -91,12 +91,12 @@ class TFCluster:
             WorkerError: The function raised on a node; with its traceback.
         """
         self._check_fed("inference")
-        results = self._feed(dataRDD, 1, "keep")
+        results = self._feed(dataRDD, 1, "keep", feed_timeout)
         context = self._spark.sparkContext
         joined = [(number, part) for number, part in enumerate(results)]
         return context.parallelize(joined, max(1, len(joined))).flatMap(_second)
 
-    def _feed(self, rdd: Any, epochs: int, uneven: Uneven) -> list[list[Any]]:
+    def _feed(self, rdd: Any, epochs: int, uneven: Uneven, stall_s: float) -> list[list[Any]]:
         if not hasattr(rdd, "mapPartitions"):
             raise ConfigError(
                 "a cluster cannot be fed with this",
@@ -108,6 +108,7 @@ class TFCluster:
         return run_ranks(
             call_fed_node, (self._function, self._args, self._default_fs), data=frame,
             roles=self._roles, epochs=epochs, uneven=uneven, communicator="builtin",
+            stall_timeout_s=stall_s,
         )  # fmt: skip
 
     def _check_fed(self, method: str) -> None:

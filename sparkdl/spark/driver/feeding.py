@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, get_args
 
-from sparkdl.config import require_int, require_name
+from sparkdl.config import require_int, require_name, require_seconds
 from sparkdl.data.feed import Uneven
 from sparkdl.errors import ConfigError
 from sparkdl.launch.feeding import FeedSettings
@@ -49,6 +49,7 @@ def feed_settings(
     seed: int,
     uneven: Uneven,
     memory_budget_mb: int,
+    stall_timeout_s: float | None = None,
 ) -> FeedSettings | None:
     """The arguments of ``run`` about its data, checked, still without columns; None without data.
 
@@ -59,11 +60,16 @@ def feed_settings(
         require_int("epochs", epochs, 1)
     require_name("uneven", uneven, get_args(Uneven))
     require_int("memory_budget_mb", memory_budget_mb, 1)
-    settings = FeedSettings((), epochs, bool(shuffle), int(seed), uneven, memory_budget_mb << 20)
+    if stall_timeout_s is not None:
+        require_seconds("stall_timeout_s", stall_timeout_s)
+    settings = FeedSettings(
+        (), epochs, bool(shuffle), int(seed), uneven, memory_budget_mb << 20, stall_timeout_s
+    )
     if data is None and settings != FeedSettings(()):
         raise ConfigError(
             "run is told how to give rows to the function, and has none",
-            expected="data=..., or none of epochs, shuffle, seed, uneven and memory_budget_mb",
+            expected="data=..., or none of epochs, shuffle, seed, uneven, memory_budget_mb "
+            "and stall_timeout_s",
             received="data=None",
         )
     return None if data is None else settings
