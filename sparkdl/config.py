@@ -66,6 +66,8 @@ class FitConfig:
         encrypt: Whether what leaves a host is encrypted: ``'auto'``, True or False.
         pad: Arrays of different length are padded with this number, or input name -> number; None:
             they are refused.
+        resources: Of each task of the training stage: ``'cpus'``, ``'gpu'`` or another resource of
+            Spark -> amount; None for the application's.
 
     Raises:
         ConfigError: A value that is not of its kind, or a combination in which one has no effect.
@@ -95,6 +97,7 @@ class FitConfig:
     worker_bind: str | None = None
     encrypt: Encrypt = "auto"
     pad: float | Mapping[str, float] | None = None
+    resources: Mapping[str, float] | None = None
 
     def __post_init__(self) -> None:
         require_name("mode", self.mode, MODES, _argument_of(self.mode))
@@ -104,6 +107,7 @@ class FitConfig:
         parse_frequency(self.frequency)
         _ = self.network
         _check_pad(self.pad)
+        _check_resources(self.resources)
         check_use_gpu(self.use_gpu)
         require_int("batch_size", self.batch_size, 1)
         require_int("memory_budget_mb", self.memory_budget_mb, 1)
@@ -307,6 +311,21 @@ def _check_pad(pad: Any) -> None:
         expected="a number, or input name -> number",
         received=shown(pad),
         hint="pad=0 is what Embedding(mask_zero=True) and Masking() mask",
+    )
+
+
+def _check_resources(resources: Any) -> None:
+    if resources is None:
+        return
+    named = isinstance(resources, Mapping) and all(isinstance(name, str) for name in resources)
+    amounts = resources.values() if named else ()
+    if named and resources and all(_is_finite_number(a) and a > 0 for a in amounts):
+        return
+    raise ConfigError(
+        "resources must say what each task of the training stage asks of its executor",
+        expected="resource -> amount above 0, such as {'cpus': 4, 'gpu': 1}",
+        received=shown(resources),
+        hint="the names are those of spark.task.resource.<name>.amount, and 'cpus'",
     )
 
 

@@ -55,6 +55,7 @@ from sparkdl.spark.driver.cluster import default_parallelism
 from sparkdl.spark.driver.fitting import run_fit
 from sparkdl.spark.driver.metrics import prepare_metrics
 from sparkdl.spark.driver.plan import FitPlan, count_workers, loop_settings, prepare_model
+from sparkdl.spark.driver.resources import resource_profile
 from sparkdl.spark.driver.telling import describe_run, open_sinks, profile_fit
 from sparkdl.spark.driver.trained_model import TrainedModel
 from sparkdl.spark.driver.training import StageSummary
@@ -124,6 +125,9 @@ class SparkModel:
         pad: For arrays of different length, a number or input name -> number: each batch is padded
             with it to its longest row. ``Masking``, ``Embedding(mask_zero=True)`` and an input
             called ``'<input>_mask'`` tell the model what is padding.
+        resources: What each task of the training stage asks of its executor, where that differs
+            from other stages: ``{'cpus': 4, 'gpu': 1}`` (Spark's stage-level scheduling, without
+            dynamic allocation); None for the application's settings.
 
     Raises:
         ConfigError: An argument that is not of its kind, or has no effect beside the others.
@@ -160,6 +164,7 @@ class SparkModel:
         worker_bind: str | None = None,
         encrypt: Encrypt = "auto",
         pad: float | Mapping[str, float] | None = None,
+        resources: Mapping[str, float] | None = None,
     ) -> None:
         keras_learner.require_compiled(model)
         keras_learner.require_loadable(model)
@@ -170,7 +175,7 @@ class SparkModel:
             repartition=repartition, memory_budget_mb=memory_budget_mb, seed=seed,
             start_timeout_s=start_timeout_s, worker_timeout_s=worker_timeout_s,
             max_restarts=max_restarts, on_nan=on_nan, worker_port=worker_port,
-            worker_bind=worker_bind, encrypt=encrypt, pad=pad,
+            worker_bind=worker_bind, encrypt=encrypt, pad=pad, resources=resources,
         )  # fmt: skip
         self._exchange = choose_exchange(asked, rule, compression, model.optimizer)
         require_refusable(on_nan, self._exchange)
@@ -353,7 +358,10 @@ class SparkModel:
                 keras_learner.require_evaluable(self.model)
             if is_frame(data) or is_path(data):
                 self._columns = Columns(columns.features, columns.label)
-            num_workers, at_once = count_workers(self._config, self._exchange, source)
+            profile_of_tasks = resource_profile(self._config.resources, source.spark)
+            num_workers, at_once = count_workers(
+                self._config, self._exchange, source, profile_of_tasks
+            )
             prepare_model(self.model, self._exchange, num_workers)
             checkpoints = Checkpoints.at(checkpoint_dir)
             first_epoch = arguments.initial_epoch
@@ -379,7 +387,7 @@ class SparkModel:
             )  # fmt: skip
             plan = FitPlan(
                 self._config, self._exchange, self._trained, self._custom_objects, source,
-                num_workers, at_once, settings, checkpoints,
+                num_workers, at_once, settings, checkpoints, profile_of_tasks,
             )  # fmt: skip
             try:
                 self._summary = run_fit(plan, monitor)

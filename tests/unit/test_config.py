@@ -130,3 +130,10 @@ def test_the_columns_of_a_file() -> None:
     for bad in ("x", {"decoder": "os.system"}, {"label": 3}, {"features": [["a"]]}):
         with pytest.raises(ModelError, match="which columns"):
             columns_from_file({"columns": bad}, "m.keras")
+
+
+@pytest.mark.parametrize("resources", [{}, 2, {"cpus": 0}, {"cpus": "2"}, {1: 2}, {"gpu": True}])
+def test_resources_of_a_stage(resources: Any) -> None:
+    assert FitConfig(resources={"cpus": 2, "gpu": 0.5}).to_dict()["resources"]["cpus"] == 2
+    with pytest.raises(ConfigError, match=r"\{'cpus': 4, 'gpu': 1\}"):
+        FitConfig(resources=resources)

@@ -10,10 +10,13 @@ import time
 import uuid
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sparkdl.errors import ResourceError, SparkDLError, TransportError
 from sparkdl.launch import interrupts
+
+if TYPE_CHECKING:
+    from pyspark.resource import ResourceProfile
 
 ARROW_BATCH_BYTES = 4 << 20
 """Rows go from Spark to Python in Arrow batches of about this size: those of Spark's default
@@ -100,43 +103,67 @@ def session_of(data: Any = None) -> Any:
     return session
 
 
-def count_slots(spark: Any) -> int | None:
-    """Tasks that can run at the same time now, or None where it cannot be known (Connect)."""
+def count_slots(spark: Any, profile: ResourceProfile | None = None) -> int | None:
+    """Tasks that can run at the same time now, or None where it cannot be known (Connect).
+
+    Args:
+        spark: The session.
+        profile: What each task asks for, as Spark knows it already; None for the application's.
+    """
     if is_connect(spark):
         return None
     context = spark.sparkContext
     try:
         with interrupts.held():  # one inside a call of the JVM leaves its connection broken
             jvm = context._jsc.sc()
-            profile = jvm.resourceProfileManager().defaultResourceProfile()
-            return int(jvm.maxNumConcurrentTasks(profile))
+            asked = (
+                jvm.resourceProfileManager().defaultResourceProfile()
+                if profile is None
+                else profile._java_resource_profile
+            )
+            return int(jvm.maxNumConcurrentTasks(asked))
     except Exception:
-        cpus = int(context.getConf().get("spark.task.cpus", "1"))
-        return max(1, int(context.defaultParallelism) // cpus)
+        return max(1, int(context.defaultParallelism / task_cpus(spark, profile)))
 
 
-def wait_for_slots(spark: Any, wanted: int, timeout_s: float = 15.0) -> int | None:
+def task_cpus(spark: Any, profile: ResourceProfile | None = None) -> float:
+    """Cores that each task takes, by its profile or by the application's settings."""
+    if profile is not None and "cpus" in profile.taskResources:
+        return float(profile.taskResources["cpus"].amount)
+    if is_connect(spark):
+        return float(spark.conf.get("spark.task.cpus", "1") or "1")
+    return float(spark.sparkContext.getConf().get("spark.task.cpus", "1"))
+
+
+def wait_for_slots(
+    spark: Any, wanted: int, timeout_s: float = 15.0, profile: ResourceProfile | None = None
+) -> int | None:
     """:func:`count_slots`, after waiting for executors that are still starting.
 
     A local master starts none later, and what ``local-cluster[2,1,1024]`` can start is written in
     it: there nobody waits for more.
     """
-    slots = count_slots(spark)
+    slots = count_slots(spark, profile)
     if slots is None or slots >= wanted:
         return slots
     master = str(spark.sparkContext.master)
-    most = _local_slots(master, str(spark.sparkContext.getConf().get("spark.task.cpus", "1")))
+    most = _local_slots(master, task_cpus(spark, profile))
     if re.fullmatch(r"local(\[.*)?", master):
         return slots
     wanted = wanted if most is None else min(wanted, most)
     deadline = time.monotonic() + timeout_s
     while slots is not None and slots < wanted and time.monotonic() < deadline:
         time.sleep(0.2)
-        slots = count_slots(spark)
+        slots = count_slots(spark, profile)
     return slots
 
 
-def check_barrier(spark: Any, num_workers: int, timeout_s: float = 15.0) -> None:
+def check_barrier(
+    spark: Any,
+    num_workers: int,
+    timeout_s: float = 15.0,
+    profile: ResourceProfile | None = None,
+) -> None:
     """Returns if a barrier stage of this many tasks can run here; no job is started.
 
     Waits up to ``timeout_s`` for executors that are still starting. Where slots cannot be counted
@@ -154,9 +181,9 @@ def check_barrier(spark: Any, num_workers: int, timeout_s: float = 15.0) -> None
             received="spark.dynamicAllocation.enabled=true",
             hint="switch it off for this application; SparkModel's modes with a server run with it",
         )
-    slots = wait_for_slots(spark, num_workers, timeout_s)
+    slots = wait_for_slots(spark, num_workers, timeout_s, profile)
     if slots is None:
-        slots = _local_slots(master, str(spark.conf.get("spark.task.cpus", "1") or "1"))
+        slots = _local_slots(master, task_cpus(spark, profile))
     if slots is not None and slots < num_workers:
         raise _too_few_slots(num_workers, f"{slots} slots")
 
@@ -197,25 +224,21 @@ def _too_few_slots(num_workers: int, received: str) -> ResourceError:
     )
 
 
-def _local_slots(master: str, task_cpus: str) -> int | None:
+def _local_slots(master: str, cpus: float) -> int | None:
     """Slots of ``local[2]`` and ``local-cluster[2,1,1024]``, as written; None for any other."""
     found = re.fullmatch(r"local(?:-cluster)?\[\s*(\d+)\s*(?:,\s*(\d+)\s*)?(?:,.*)?\]", master)
     if found is None:
         return 1 if master == "local" else None
     if master.startswith("local-cluster"):
-        return int(found[1]) * (int(found[2] or 1) // max(1, int(task_cpus)))
-    return int(found[1]) // max(1, int(task_cpus))
+        return int(found[1]) * int(int(found[2] or 1) / cpus)
+    return int(int(found[1]) / cpus)
 
 
-def default_parallelism(spark: Any) -> int:
-    """Cores that Spark was given, the number of workers if the user names none."""
-    if is_connect(spark):
-        cores = _range_partitions(spark)
-        cpus = int(spark.conf.get("spark.task.cpus", "1") or "1")
-    else:
-        cores = int(spark.sparkContext.defaultParallelism)
-        cpus = int(spark.sparkContext.getConf().get("spark.task.cpus", "1"))
-    return max(1, cores // cpus)
+def default_parallelism(spark: Any, profile: ResourceProfile | None = None) -> int:
+    """Cores that Spark was given by those of a task: the workers if the user names no number."""
+    connect = is_connect(spark)
+    cores = _range_partitions(spark) if connect else int(spark.sparkContext.defaultParallelism)
+    return max(1, int(cores / task_cpus(spark, profile)))
 
 
 def _range_partitions(spark: Any) -> int:

@@ -66,7 +66,7 @@ def warn_of_damping(counted: float, num_workers: int) -> None:
 
 def _slots(plan: FitPlan) -> AbstractContextManager[None]:
     """The slots of workers that must all run at the same time; others take turns."""
-    capacity = count_slots(plan.source.spark)
+    capacity = count_slots(plan.source.spark, plan.profile)
     if capacity is None or not plan.exchange.in_step:
         return nullcontext()
     name = f"fit of model {plan.trained.model.name!r}"
@@ -132,7 +132,7 @@ def _train_stage(plan: FitPlan, settings: LoopSettings, monitor: FitMonitor) -> 
         try:
             return train_stage(
                 source, trained, run, task, monitor, repartition=plan.config.repartition,
-                barrier=not plan.config.with_server, on_epoch=save_checkpoint,
+                barrier=not plan.config.with_server, on_epoch=save_checkpoint, profile=plan.profile,
             )  # fmt: skip
         except StageLost as lost:
             kept = run.kept()
@@ -166,7 +166,7 @@ def _start_run(
 
 def _with_workers_left(plan: FitPlan, lost: StageLost, restarts: int) -> FitPlan:
     """The plan of the next try: as many workers as there is room for now."""
-    slots = wait_for_slots(plan.source.spark, plan.num_workers)
+    slots = wait_for_slots(plan.source.spark, plan.num_workers, profile=plan.profile)
     workers = plan.num_workers
     if slots is not None and plan.config.repartition:
         workers = max(1, min(workers, slots))

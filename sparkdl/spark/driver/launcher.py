@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sparkdl import payload
 from sparkdl.errors import SparkDLError
@@ -21,6 +21,9 @@ from sparkdl.spark.driver.interpreter import (
 from sparkdl.spark.driver.memory import Setting, memory_hint
 from sparkdl.spark.executor.stage import stage_function
 
+if TYPE_CHECKING:
+    from pyspark.resource import ResourceProfile
+
 INLINE_BYTES = 900_000
 """A task up to this size travels inside the job, which is 0.05 s sooner than a broadcast of its own
 (PySpark itself broadcasts functions of 1 MiB and more)."""
@@ -35,12 +38,21 @@ class SparkLauncher:
         barrier: Whether all ranks start together, or none does.
         description: Of the job, in Spark's UI.
         noun: What the stage is, in errors.
+        profile: What each task asks of its executor; None for the application's settings.
     """
 
     def __init__(
-        self, frame: Any, num_ranks: int, *, barrier: bool, description: str, noun: str
+        self,
+        frame: Any,
+        num_ranks: int,
+        *,
+        barrier: bool,
+        description: str,
+        noun: str,
+        profile: ResourceProfile | None = None,
     ) -> None:
         self._frame, self._num_ranks, self._barrier = frame, num_ranks, barrier
+        self._profile = profile
         self._description, self._noun = description, noun
 
     @contextlib.contextmanager
@@ -54,7 +66,9 @@ class SparkLauncher:
 
         def run() -> Any:
             with this_interpreter(context):
-                results = frame.mapInArrow(function, RESULT_SCHEMA, barrier=self._barrier)
+                results = frame.mapInArrow(
+                    function, RESULT_SCHEMA, barrier=self._barrier, profile=self._profile
+                )
             return results.collect()
 
         stage = SparkJob(spark, run, self._description)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sparkdl.collective.choice import AllReduceExchange, optimizer_config
 from sparkdl.config import FitConfig, LoopSettings
@@ -17,6 +17,9 @@ from sparkdl.spark.driver.arguments import FitArguments
 from sparkdl.spark.driver.choice import ChosenExchange
 from sparkdl.spark.driver.cluster import check_barrier, default_parallelism, wait_for_slots
 from sparkdl.spark.driver.trained_model import TrainedModel
+
+if TYPE_CHECKING:
+    from pyspark.resource import ResourceProfile
 
 _SEED_STEP = 7919
 """Between the seeds of the row order of two epochs, so that a second fit has orders of its own."""
@@ -36,6 +39,7 @@ class FitPlan:
         at_once: How many of them can run at the same time (0: unknown).
         settings: Of the workers' loops, for the whole fit.
         checkpoints: Where to, or None.
+        profile: What each worker's task asks of its executor; None for the application's settings.
     """
 
     config: FitConfig
@@ -47,6 +51,7 @@ class FitPlan:
     at_once: int
     settings: LoopSettings
     checkpoints: Checkpoints | None = None
+    profile: ResourceProfile | None = None
 
 
 def loop_settings(
@@ -112,13 +117,19 @@ def prepare_model(model: Any, exchange: ChosenExchange, num_workers: int) -> Non
     adopt_optimizer(model, exchange.rule.local_optimizer())
 
 
-def count_workers(config: FitConfig, exchange: ChosenExchange, source: Source) -> tuple[int, int]:
+def count_workers(
+    config: FitConfig,
+    exchange: ChosenExchange,
+    source: Source,
+    profile: ResourceProfile | None = None,
+) -> tuple[int, int]:
     """Workers of a run, and how many of them can run at the same time (0: unknown).
 
     Args:
         exchange: Says whether all must run at once.
         config: How many workers the user asked for.
         source: The rows.
+        profile: What each worker's task asks of its executor; None for the application's settings.
 
     Raises:
         ConfigError: ``num_workers`` is not the number of partitions, with repartition=False.
@@ -133,11 +144,11 @@ def count_workers(config: FitConfig, exchange: ChosenExchange, source: Source) -
                 received=f"num_workers={config.num_workers}",
             )
     else:
-        count = config.num_workers or default_parallelism(source.spark)
+        count = config.num_workers or default_parallelism(source.spark, profile)
     if not config.with_server:
-        check_barrier(source.spark, count)
+        check_barrier(source.spark, count, profile=profile)
         return count, count
-    slots = wait_for_slots(source.spark, count, 15.0 if exchange.in_step else 0.0)
+    slots = wait_for_slots(source.spark, count, 15.0 if exchange.in_step else 0.0, profile)
     if exchange.in_step and slots is not None and slots < count:
         raise ResourceError(
             f"mode {config.mode!r} needs all workers at the same time",

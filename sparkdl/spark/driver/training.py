@@ -7,7 +7,7 @@ import functools
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sparkdl.coordinator.status import Failure
 from sparkdl.errors import DataError, SparkDLError, TransportError, WorkerError
@@ -25,6 +25,9 @@ from sparkdl.spark.driver.trained_model import TrainedModel
 from sparkdl.spark.driver.training_run import Run
 from sparkdl.spark.executor.trainer import TrainedRank, TrainTask
 from sparkdl.weights import FloatArray
+
+if TYPE_CHECKING:
+    from pyspark.resource import ResourceProfile
 
 POLL_S = 0.1
 FAILED_GRACE_S = 10.0
@@ -92,6 +95,7 @@ def train_stage(
     repartition: bool = True,
     barrier: bool = False,
     on_epoch: Callable[[int], None] | None = None,
+    profile: ResourceProfile | None = None,
 ) -> StageSummary:
     """Runs the training stage to its end and leaves the trained weights in ``driver_model``.
 
@@ -104,6 +108,7 @@ def train_stage(
         repartition: Spread the rows over the workers; False takes the partitions as they are.
         barrier: All tasks start together, or none does.
         on_epoch: Called with the number of epochs done whenever one has ended (checkpoints).
+        profile: What each task asks of its executor; None for the application's settings.
 
     Returns:
         What the workers returned.
@@ -115,7 +120,9 @@ def train_stage(
         StageLost: Workers of a barrier stage were lost.
     """
     spreads = repartition or task.files is not None
-    run_on = functools.partial(_run_on, driver_model, run, task, monitor, barrier, on_epoch)
+    run_on = functools.partial(
+        _run_on, driver_model, run, task, monitor, barrier, on_epoch, profile
+    )
     try:
         return run_on(spread(source, task.num_workers) if spreads else source.frame)
     except PartitionsError:
@@ -131,12 +138,14 @@ def _run_on(
     monitor: FitMonitor,
     barrier: bool,
     on_epoch: Callable[[int], None] | None,
+    profile: ResourceProfile | None,
     frame: Any,
 ) -> StageSummary:
     """The stage of :func:`train_stage` on the partitions of a frame."""
     launcher = SparkLauncher(
         frame, task.num_workers, barrier=barrier,
         description=f"sparkdl: fit {driver_model.model.name}", noun="training stage",
+        profile=profile,
     )  # fmt: skip
     with interrupts.CleanStack() as stack:
         ranks = stack.begin(launcher.launch(task))

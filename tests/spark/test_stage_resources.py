@@ -1,0 +1,19 @@
+"""Stage-level scheduling: the tasks of a training stage ask for more than those of other stages."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+
+
+def test_workers_take_the_cores_that_were_asked_for() -> None:
+    done = subprocess.run(
+        [sys.executable, str(HERE / "scripts" / "stage_resources.py")],
+        env={**os.environ, "PYTHONPATH": str(HERE.parents[1])},
+        capture_output=True, text=True, timeout=400, check=False,
+    )  # fmt: skip
+    assert "STAGE RESOURCES OK" in done.stdout, done.stdout[-2000:] + done.stderr[-5000:]
