@@ -51,8 +51,8 @@ def test_the_public_face_is_what_the_design_names() -> None:
     }  # fmt: skip
     predicting = {
         "DeepImageFeaturizer", "DeepImagePredictor", "KerasImageFileEstimator",
-        "KerasImageFileTransformer", "predict", "predict_udf", "registerKerasImageUDF",
-        "register_udf",
+        "KerasImageFileTransformer", "inference", "predict", "predict_udf",
+        "registerKerasImageUDF", "register_udf",
     }  # fmt: skip
     looking = {"dashboard", "describe", "doctor", "environment"}
     records = {"read_tfrecords", "register_tfrecord", "write_tfrecords"}
