@@ -25,9 +25,13 @@ from sparkdl.progress.events import (
     Event,
     Metrics,
     MetricValue,
+    SearchBegan,
+    SearchEnded,
     TrainingBegan,
     TrainingEnded,
     TrainingFailed,
+    TrialEnded,
+    TrialEpochEnded,
     WorkersProgressed,
     WorkerView,
 )
@@ -43,7 +47,8 @@ class TensorBoard:
     The curves have Keras' names: ``epoch_loss`` and other metrics per epoch in the runs ``train``
     and ``validation``, ``batch_loss`` over the batches of all workers. Beside them ``rows_per_s``
     and ``staleness``, and a run per worker with its rows per second, its memory, and the share of
-    its time that went into each phase.
+    its time that went into each phase. A search (``tune.search``) has a run ``trial_N`` for each
+    trial, with its metrics per epoch.
 
     Args:
         log_dir: A folder: a local path, or a URI of any file system.
@@ -79,7 +84,14 @@ class TensorBoard:
                         self._write_worker(now, worker)
             case EpochEnded():
                 self._write_epoch(event)
-            case TrainingEnded() | TrainingFailed():
+            case TrialEpochEnded():
+                numbers = numbers_of("epoch_", event.metrics)
+                self._write(f"trial_{event.trial}", event.epoch, numbers)
+            case TrialEnded():  # one that goes on gets another file, which TensorBoard joins
+                writer = self._writers.pop(f"trial_{event.trial}", None)
+                if writer is not None:
+                    writer.close()
+            case TrainingEnded() | TrainingFailed() | SearchBegan() | SearchEnded():
                 self._close()
             case _:
                 pass
@@ -135,7 +147,7 @@ class _EventFile(Closing):
 
     def __init__(self, folder: str, now: float) -> None:
         host = socket.gethostname() or "localhost"
-        name = f"events.out.tfevents.{int(now)}.{host}.{os.getpid()}.{next(_counter)}.v2"
+        name = f"events.out.tfevents.{int(now)}.{host}.{os.getpid()}.{next(_counter):06d}.v2"
         self._file = GrowingFile(f"{folder}/{name}")
         self._file.append(frame(_double(1, now) + _bytes(3, b"brain.Event:2")))
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tracking_cases import RUN, Time, small_fit
+from tracking_cases import RUN, Time, small_fit, small_search
 
 from sparkdl.data.tfrecord.framing import read_frames
 from sparkdl.errors import ResourceError
@@ -21,6 +21,8 @@ from sparkdl.progress.events import (
     TrainingBegan,
     TrainingEnded,
     TrainingFailed,
+    TrialEnded,
+    TrialEpochEnded,
     as_json,
 )
 from sparkdl.tracking import JsonLines, TensorBoard, Timeline
@@ -157,6 +159,20 @@ def test_tensorboards_own_reader_finds_every_number(tmp_path: Path) -> None:
         / scalars(tmp_path / "worker_1")["worker_rows_per_s"][0][1]
     )
     assert ratio == pytest.approx(2.0, rel=1e-3)
+
+
+def test_tensorboard_has_a_run_for_each_trial_of_a_search(tmp_path: Path) -> None:
+    sink = TensorBoard(str(tmp_path))
+    for event in small_search():
+        sink.handle(event)
+    sink.handle(TrialEpochEnded(3, 2, {"val_accuracy": 0.75}))  # it goes on
+    sink.handle(TrialEnded(3, 3, "waiting", {"val_accuracy": 0.75}))
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted(f"trial_{n}" for n in range(11))
+    found = scalars(tmp_path / "trial_3")
+    assert found["epoch_val_accuracy"] == [
+        (0, pytest.approx(0.59)), (1, pytest.approx(0.69)), (2, 0.75),
+    ]  # fmt: skip
+    assert found["epoch_loss"] == [(0, 1.0), (1, 1.0)]
 
 
 def test_the_numbers_are_there_while_the_fit_runs(tmp_path: Path) -> None:
