@@ -30,7 +30,7 @@ from sparkdl.weights import FloatArray
 GAIN = 5.0
 MEMORY = 0.9
 """Weight of what was seen before in the mean of d, at each exchange."""
-LOOK_EVERY = 8
+LOOK_EVERY = 4
 """Batches between two looks: each exchange with windows as long as that, fewer with shorter ones,
 whose exchanges a look would make noticeably longer."""
 MOST_VALUES = 1 << 15
