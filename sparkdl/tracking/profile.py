@@ -73,9 +73,9 @@ class RankTimes:
         return sum(self.seconds.values())
 
     @property
-    def own_s_per_row(self) -> float:
-        """Seconds of its own work for a row: no exchange, no wait."""
-        return (self.seconds["read"] + self.seconds["compute"]) / max(1, self.rows)
+    def compute_s_per_row(self) -> float:
+        """Seconds of training for a row: no exchange, no wait; reading is a cause of its own."""
+        return self.seconds["compute"] / max(1, self.rows)
 
 
 @dataclass(frozen=True)
@@ -166,15 +166,15 @@ def _of_one_worker(facts: Facts, ranks: dict[int, RankTimes]) -> list[Advice]:
     """One worker takes longer than the others: because of its rows, or of its speed."""
     if len(ranks) < 2:
         return []
-    work = {rank: times.own_s_per_row * times.rows for rank, times in ranks.items()}
+    work = {rank: times.compute_s_per_row * times.rows for rank, times in ranks.items()}
     last = max(work, key=lambda rank: work[rank])
     others = [rank for rank in ranks if rank != last]
     typical = statistics.median(work[rank] for rank in others)
     longest = max(times.total_s for times in ranks.values())
     gain = (work[last] - typical) / longest if longest else 0.0
     rows = ranks[last].rows / max(1, statistics.median(ranks[rank].rows for rank in others))
-    speed = ranks[last].own_s_per_row / max(
-        1e-12, statistics.median(ranks[rank].own_s_per_row for rank in others)
+    speed = ranks[last].compute_s_per_row / max(
+        1e-12, statistics.median(ranks[rank].compute_s_per_row for rank in others)
     )
     if max(rows, speed) < UNEVEN:
         return []

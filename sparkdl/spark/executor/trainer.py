@@ -75,7 +75,8 @@ class TrainTask:
         ):
             begun = threading.Event()
             reader = pool.submit(self._read, self._rows(rank.rank, batches), begun)
-            begun.wait(_FIRST_ROWS_S)
+            with current_clock().within("read"):
+                begun.wait(_FIRST_ROWS_S)
             _raise_failure(reader)  # before the framework is up, which takes seconds
             start_framework(placement)
             _raise_failure(reader)
@@ -144,7 +145,8 @@ class TrainTask:
 
         settings, clock = self.settings, current_clock()
         if is_kept(self.archive):  # to set its state is quick, but would hold the reader up
-            wait([reader])
+            with clock.within("read"):
+                wait([reader])
         learner = cached_learner(self.archive)
         try:
             with self.strategy.open(met, learner.layout) as synchronizer:
