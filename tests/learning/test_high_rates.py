@@ -8,10 +8,9 @@ import keras
 import numpy as np
 from harness import run_workers
 
-from sparkdl.learner.model_weights import write_model
 from sparkdl.ps.rules import Downpour
 
-ROWS, EPOCHS, BATCH, WINDOW = 6_000, 3, 32, 5
+ROWS, EPOCHS, BATCH, WINDOW = 6_000, 3, 32, 12
 
 
 def data(seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -29,17 +28,27 @@ def make_model(seed: int) -> Any:
     return model
 
 
+def mean_loss(learners: list[Any]) -> float:
+    """Of the last epoch, while the workers trained: the first metric is the loss, sum and count."""
+    states = np.array([learner.metric_state()[:2] for learner in learners])
+    total, count = states.sum(0)
+    return float(total / count)
+
+
 def test_two_workers_at_a_high_rate_reach_the_loss_of_plain_keras() -> None:
+    """By the mean of the last epoch: the loss after it says little at such a rate.
+
+    After the last step plain Keras has 0.17 to 0.25, two workers on a busy machine 0.07 to 0.28.
+    """
     plain, trained = [], []
-    for seed in (1, 2, 3):
+    for seed in range(1, 6):
         x, y = data(seed)
-        model = make_model(seed)
-        model.fit(x, y, batch_size=BATCH, epochs=EPOCHS, verbose=0)
-        plain.append(model.evaluate(x, y, batch_size=1000, verbose=0))
+        history = make_model(seed).fit(x, y, batch_size=BATCH, epochs=EPOCHS, verbose=0)
+        plain.append(history.history["loss"][-1])
         result = run_workers(
             lambda seed=seed: make_model(seed), [(x[r::2], y[r::2]) for r in range(2)], Downpour(),
             epochs=EPOCHS, batch_size=BATCH, window=WINDOW, shuffle=True,
         )  # fmt: skip
-        write_model(model, result.layout, result.center)
-        trained.append(model.evaluate(x, y, batch_size=1000, verbose=0))
-    assert np.mean(trained) <= 1.05 * np.mean(plain)
+        trained.append(mean_loss(result.learners))
+    # 0.67 here and 0.76 beside five busy loops; changes that count in full have 0.97
+    assert np.mean(trained) <= 0.9 * np.mean(plain), (trained, plain)

@@ -356,7 +356,7 @@ def test_places(spark: Any, frame: Any, tmp_path: Path, monkeypatch: pytest.Monk
             with refused(spark, ResourceError, str(port)):
                 model.fit(frame, verbose=0)
     wait = module.wait_for_slots
-    monkeypatch.setattr(module, "wait_for_slots", lambda s, n, _: wait(s, n, 0.1))
+    monkeypatch.setattr(module, "wait_for_slots", lambda s, n, *_: wait(s, n, 0.1))
     with refused(spark, ResourceError, "99 task slots", "4", "mode='asynchronous'"):
         SparkModel(dense(), mode="synchronous", num_workers=99).fit(frame, verbose=0)
 

@@ -223,7 +223,7 @@ def session(master: str, python: str = "python3", **conf: str) -> Any:
 def test_slots_that_are_known_are_not_waited_for(
     monkeypatch: pytest.MonkeyPatch, master: str, slots: int, wanted: int, waits: bool
 ) -> None:
-    monkeypatch.setattr(cluster, "count_slots", lambda spark: slots)
+    monkeypatch.setattr(cluster, "count_slots", lambda spark, profile=None: slots)
     begun = time.monotonic()
     assert cluster.wait_for_slots(session(master), wanted, 0.3) == slots
     assert (time.monotonic() - begun > 0.25) == waits
