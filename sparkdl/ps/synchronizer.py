@@ -121,12 +121,12 @@ class WindowSynchronizer:
         """
         if not self.overlaps:
             began = time.perf_counter()
-            learner.read_weights(self._local)
-            if not self._check.admits(self._local):
-                progress = self._begin_again(learner, progress)
-                np.copyto(self._local, self._base)
-            self._damp(progress)
             with self._clock.within("exchange"):
+                learner.read_weights(self._local)
+                if not self._check.admits(self._local):
+                    progress = self._begin_again(learner, progress)
+                    np.copyto(self._local, self._base)
+                self._damp(progress)
                 self._rule.exchange(self._local, self._base, _Peer(self._client, progress))
                 learner.write_weights(self._local)
             if self._measures:

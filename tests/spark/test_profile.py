@@ -16,7 +16,7 @@ from sparkdl import SparkModel
 pytestmark = pytest.mark.slow  # causes by real times: for a machine that does nothing else
 
 
-def make_wide(width: int = 4096) -> Any:
+def make_wide(width: int = 16384) -> Any:
     """Many weights, few rows' work: exchanges cost more than steps."""
     model = keras.Sequential(
         [
@@ -64,15 +64,15 @@ def cause_of(spark_model: SparkModel) -> str | None:
 
 
 def test_exchanges_at_every_batch(digits_df: Any, capsys: Any) -> None:
-    spark_model = SparkModel(make_wide(), num_workers=2, frequency="batch")
+    spark_model = SparkModel(make_wide(), num_workers=2, frequency="batch", batch_size=8)
     spark_model.fit(digits_df, epochs=2, verbose=0, profile=True)
     assert cause_of(spark_model) == "short window"
     assert "What would help most (short window)" in capsys.readouterr().out
 
 
 def test_exchanges_over_http(digits_df: Any) -> None:
-    spark_model = SparkModel(
-        make_wide(), num_workers=2, frequency="batch", parameter_server_mode="http"
+    spark_model = SparkModel(  # workers that do not wait would exchange beside the training
+        make_wide(), "synchronous", num_workers=2, batch_size=8, parameter_server_mode="http"
     )
     spark_model.fit(digits_df, epochs=2, verbose=0)
     assert cause_of(spark_model) == "slow transport"
