@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator
+from concurrent.futures import wait
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +14,7 @@ import pyarrow as pa
 from sparkdl.collective.communicator import Communicator
 from sparkdl.data.feed import Feed, RowSpool, Uneven, equal_rows
 from sparkdl.errors import WaitTimeoutError
+from sparkdl.launch.thread_call import ThreadCall
 
 _LOOK_S = 0.1
 
@@ -109,30 +108,15 @@ def call_while_it_feeds(function: Callable[[], Any], feed: RankFeed, stall_timeo
         WaitTimeoutError: It took no rows in time; with the lines at which it stands.
         Exception: What the function raises.
     """
-    returned: list[Any] = []
-    errors: list[BaseException] = []
-
-    def call() -> None:
-        try:
-            returned.append(function())
-        except BaseException as error:
-            errors.append(error)
-
     begun = time.monotonic()
-    thread = threading.Thread(target=call, name="sparkdl-fed-function", daemon=True)
-    thread.start()
-    while thread.is_alive():
-        thread.join(_LOOK_S)
+    called = ThreadCall(function, "sparkdl-fed-function")
+    while not wait([called.outcome], _LOOK_S).done:
         silent_s = time.monotonic() - max(begun, feed.asked_at)
-        if thread.is_alive() and silent_s > stall_timeout_s and not feed.should_stop():
-            frame = sys._current_frames().get(thread.ident or 0)
-            stack = "" if frame is None else "".join(traceback.format_stack(frame)[-8:])
+        if silent_s > stall_timeout_s and not feed.should_stop():
             raise WaitTimeoutError(
                 "a function that is fed takes no rows",
                 expected=f"a call of its feed within {stall_timeout_s:g} s",
-                received=f"none for {silent_s:.1f} s; it stands here:\n{stack}",
+                received=f"none for {silent_s:.1f} s; it stands here:\n{called.stack()}",
                 hint="feed.terminate() says that it wants no more; stall_timeout_s is the limit",
             )
-    if errors:
-        raise errors[0]
-    return returned[0]
+    return called.outcome.result()

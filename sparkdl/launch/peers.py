@@ -6,8 +6,8 @@ import contextlib
 import json
 import os
 import socket
-import threading
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import FIRST_COMPLETED, wait
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -17,11 +17,11 @@ from sparkdl.collective.builtin.sockets import own_address
 from sparkdl.collective.communicator import Communicator
 from sparkdl.config import require_int, require_name
 from sparkdl.errors import ConfigError
+from sparkdl.launch.thread_call import ThreadCall
 
 Distributed = Literal["tensorflow", "torch", "jax"]
 ROLES = ("chief", "worker", "ps", "evaluator")
 """In the order of ranks."""
-_LOOK_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -188,27 +188,10 @@ def call_until_others_end(function: Callable[[], Any], exit_barrier: Communicato
         Exception: What the function raises, at once.
         TransportError: Another rank has failed.
     """
-    returned: list[Any] = []
-    errors: list[BaseException] = []
-    others = threading.Event()
-
-    def call() -> None:
-        try:
-            returned.append(function())
-        except BaseException as error:
-            errors.append(error)
-
-    def wait() -> None:
-        try:
-            exit_barrier.barrier()
-        except BaseException as error:
-            errors.append(error)
-        others.set()
-
-    for work in (call, wait):
-        threading.Thread(target=work, name="sparkdl-server-role", daemon=True).start()
-    while not others.wait(_LOOK_S) and not errors:
-        pass
-    if errors:
-        raise errors[0]
-    return returned[0] if returned else None
+    called = ThreadCall(function, "sparkdl-server-role")
+    others = ThreadCall(exit_barrier.barrier, "sparkdl-exit-barrier")
+    ended = wait([called.outcome, others.outcome], return_when=FIRST_COMPLETED).done
+    if called.outcome in ended:
+        called.outcome.result()  # raises what it raised
+    others.outcome.result()
+    return called.outcome.result() if called.outcome.done() else None

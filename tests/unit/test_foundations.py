@@ -126,12 +126,15 @@ def test_layouts_match_by_shape_not_by_name() -> None:
 
 
 def test_no_two_classes_share_a_name() -> None:
-    """``compat`` keeps its peers' names, as that is what it is for."""
+    """``compat`` may repeat its peers' names, as that is what it is for, and no others."""
+    of_peers = {"AEASGD", "DynSGD", "EAMSGD", "Experimental", "Predictor", "SparkMLlibModel"}
+    of_peers |= {"SparkModel"}
     package = Path(errors.__file__).parent
     places: dict[str, list[str]] = {}
     for path in package.rglob("*.py"):
-        if "compat" not in path.parts:
-            for node in ast.parse(path.read_text()).body:
-                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                    places.setdefault(node.name, []).append(str(path.relative_to(package)))
+        for node in ast.parse(path.read_text()).body:
+            if not isinstance(node, ast.ClassDef) or node.name.startswith("_"):
+                continue
+            if "compat" not in path.parts or node.name not in of_peers:
+                places.setdefault(node.name, []).append(str(path.relative_to(package)))
     assert {name: paths for name, paths in places.items() if len(paths) > 1} == {}

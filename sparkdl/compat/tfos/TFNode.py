@@ -16,7 +16,7 @@ from sparkdl.errors import ConfigError
 _SCHEMES = ("hdfs://", "viewfs://", "file://", "s3://", "s3a://", "gs://", "abfss://", "wasb://")
 
 
-class Rows(Protocol):
+class FedRows(Protocol):
     """What :class:`DataFeed` needs of a rank's feed."""
 
     def next_arrow(self, batch_size: int) -> pa.Table | None:
@@ -42,7 +42,7 @@ class DataFeed:
 
     def __init__(
         self,
-        rows: Rows,
+        rows: FedRows,
         results: list[Any],
         train_mode: bool = True,
         input_mapping: Mapping[str, str] | None = None,
@@ -103,7 +103,7 @@ class TFNodeContext:
         working_dir: The directory in which it runs.
     """
 
-    def __init__(self, rows: Rows | None, default_fs: str) -> None:
+    def __init__(self, rows: FedRows | None, default_fs: str) -> None:
         config = json.loads(os.environ["TF_CONFIG"])
         self.executor_id: int = current().rank
         self.job_name: str = config["task"]["type"]

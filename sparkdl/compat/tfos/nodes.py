@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from sparkdl.compat.tfos.TFNode import Rows, TFNodeContext
+from sparkdl.compat.tfos.TFNode import FedRows, TFNodeContext
 
 MapFunction = Callable[[Any, TFNodeContext], object]
 
@@ -17,7 +17,7 @@ def call_node(map_fun: MapFunction, tf_args: Any, default_fs: str) -> list[Any]:
     return _call(map_fun, tf_args, TFNodeContext(None, default_fs))
 
 
-def call_fed_node(rows: Rows, map_fun: MapFunction, tf_args: Any, default_fs: str) -> list[Any]:
+def call_fed_node(rows: FedRows, map_fun: MapFunction, tf_args: Any, default_fs: str) -> list[Any]:
     """Calls the function on a node that is fed; what it gave to ``batch_results``."""
     return _call(map_fun, tf_args, TFNodeContext(rows, default_fs))
 
