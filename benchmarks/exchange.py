@@ -5,7 +5,8 @@
 The network of ``workload`` (0.47 MB), batch 64. The cases run in turn, in the same processes: bare
 steps without any exchange, rounds of ``mode='synchronous'``, and windows of ``downpour``. The time
 of an exchange is what a step (or a window) takes longer than the bare steps in it; waits for
-the other worker, and what the server takes of the cores that train, are part of it. Medians.
+the other worker, and what the server takes of the cores that train, are part of it. "Alone" are
+the same rounds in processes that do nothing else: what the exchange itself takes. Medians.
 """
 
 from __future__ import annotations
@@ -27,24 +28,33 @@ sys.path.insert(0, os.path.dirname(__file__))
 import workload
 
 from sparkdl.config import LoopSettings
+from sparkdl.ps.client import Progress, connect
 from sparkdl.ps.rules import BSP, Downpour, Rule
 from sparkdl.ps.server import ServerConfig, ServerProcess
 from sparkdl.ps.strategy import ServerStrategy
+from sparkdl.weights import Layout
 
 STACK = 16
 
 
 @dataclass(frozen=True)
 class Case:
-    """A rule (None: no exchange) and the batches between two exchanges."""
+    """A rule (None: no exchange) and the batches between two exchanges (0: nothing is trained)."""
 
     name: str
     rule: Rule | None
     window: int
 
+    def per_exchange(self, step: float, bare: float) -> float | None:
+        """Seconds of an exchange, from those of a step and of a step without any exchange."""
+        if self.rule is None:
+            return None
+        return (step - bare) * self.window if self.window else step
+
 
 CASES = [
     Case("bare", None, STACK),
+    Case("synchronous, alone", BSP(), 0),
     Case("synchronous, every batch", BSP(), 1),
     Case("asynchronous, every batch", Downpour(), 1),
     Case("asynchronous, every 4", Downpour(), 4),
@@ -84,6 +94,8 @@ def work(rank: int, rows: int) -> None:
             for stack in batches.stacks(0, window):
                 learner.train(stack)
             seconds = time.perf_counter() - began
+        elif not window:
+            seconds = exchange_alone(strategy, rank, learner.layout, -(-rows // workload.BATCH))
         else:
             settings = LoopSettings(epochs=1, batch_size=workload.BATCH, window=window)
             with strategy.open(Identity(rank), learner.layout) as synchronizer:
@@ -91,6 +103,21 @@ def work(rank: int, rows: int) -> None:
                     learner, synchronizer, batches, settings, num_rows=rows, num_workers=2
                 )
         print(seconds, flush=True)
+
+
+def exchange_alone(strategy: ServerStrategy, rank: int, layout: Layout, rounds: int) -> float:
+    """Seconds of so many rounds in which nobody trains; the first ten are not counted."""
+    began = 0.0
+    with connect(strategy.endpoints[0], "auto", rank=rank, layout=layout) as client:
+        client.join(batches_per_epoch=rounds + 10)
+        client.pull()
+        for batch in range(rounds + 10):
+            if batch == 10:
+                began = time.perf_counter()
+            client.push_pull(Progress(epoch=0, batch=batch + 1, batches=1, rows=workload.BATCH))
+        seconds = time.perf_counter() - began
+        client.finish()
+    return seconds
 
 
 class Workers:
@@ -164,8 +191,10 @@ def main() -> None:
     for case in CASES:
         step = statistics.median(found[case.name]) / steps
         speed = args.workers * args.rows / (step * steps)
-        cost = f"{1e3 * (step - bare) * case.window:.2f}" if case.rule else ""
-        print(f"| {case.name} | {1e3 * step:.3f} | {speed:,.0f} | {cost} |", flush=True)
+        exchange = case.per_exchange(step, bare)
+        cost = "" if exchange is None else f"{1e3 * exchange:.2f}"
+        trained = f"{1e3 * step:.3f} | {speed:,.0f}" if case.window else " | "
+        print(f"| {case.name} | {trained} | {cost} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -12,6 +13,7 @@ from sparkdl.config import LoopSettings
 from sparkdl.launch import interrupts
 from sparkdl.learner.archive import encode_model, restore_state
 from sparkdl.learner.model_weights import model_layout, read_model
+from sparkdl.phases import Usage
 from sparkdl.progress.monitor import FitMonitor
 from sparkdl.ps.choice import ServerExchange
 from sparkdl.spark.driver.allreduce_run import reports_live, start_all_reduce
@@ -20,6 +22,7 @@ from sparkdl.spark.driver.metrics import prepare_metrics
 from sparkdl.spark.driver.plan import FitPlan
 from sparkdl.spark.driver.server_run import ServerRun
 from sparkdl.spark.driver.slots import slot_pool
+from sparkdl.spark.driver.telling import window_of
 from sparkdl.spark.driver.training import StageLost, StageSummary, train_stage
 from sparkdl.spark.driver.training_run import Run
 from sparkdl.spark.executor.trainer import TrainTask
@@ -27,6 +30,10 @@ from sparkdl.spark.executor.trainer import TrainTask
 MUCH_DAMPED = 0.7
 """Below this part of changes that count, more than two asynchronous workers learn worse than one
 process (ADR 0061)."""
+
+MANY_WORKERS = 8
+MUCH_EXCHANGED = 0.5
+"""From so many workers on, more than this part of their time in exchanges is the server's load."""
 
 
 def run_fit(plan: FitPlan, monitor: FitMonitor) -> StageSummary:
@@ -43,6 +50,8 @@ def run_fit(plan: FitPlan, monitor: FitMonitor) -> StageSummary:
     with _slots(plan):
         summary = _run_fit(plan, monitor)
     warn_of_damping(summary.counted, plan.num_workers)
+    if isinstance(plan.exchange, ServerExchange):
+        warn_of_server_load(summary.usage, window_of(plan, summary))
     return summary
 
 
@@ -59,6 +68,27 @@ def warn_of_damping(counted: float, num_workers: int) -> None:
             f"their changes added up to too much, so {counted:.0%} of them counted "
             "(summary.counted), and the loss may be higher than that of one process; a lower "
             "learning rate, inputs with mean 0, fewer workers or mode='synchronous' learn better",
+            RuntimeWarning,
+            stacklevel=4,
+        )
+
+
+def warn_of_server_load(usage: Mapping[int, Usage], window: int) -> None:
+    """Says what to do where many workers spent most of their time at the one server.
+
+    Args:
+        usage: Rank -> what its time went into.
+        window: Batches between two exchanges; below 1: an epoch's.
+    """
+    exchanged = sum(u.seconds.get("exchange", 0.0) for u in usage.values())
+    computed = sum(u.seconds.get("compute", 0.0) for u in usage.values())
+    busy = exchanged + computed
+    if len(usage) >= MANY_WORKERS and window > 0 and exchanged > MUCH_EXCHANGED * busy:
+        warnings.warn(
+            f"{len(usage)} workers exchanged with the server for {exchanged / busy:.0%} of the "
+            f"time that they trained (summary.usage): it is one process, and every exchange passes "
+            f"through it; frequency={4 * window} asks less often, compression='fp16' sends less "
+            "over a network, and mode='allreduce' needs no server",
             RuntimeWarning,
             stacklevel=4,
         )

@@ -77,14 +77,19 @@ def profile_fit(plan: FitPlan, summary: StageSummary, epochs: int) -> Profile:
         summary: What the workers of that stage returned.
         epochs: Epochs that the fit trained.
     """
-    batch_size, window = plan.settings.batch_size, plan.settings.window
-    if window == AUTO_WINDOW:
-        workers = len(summary.usage)
-        steps = summary.rows // workers // batch_size
-        window = auto_window(steps, plan.settings.at_once or workers)
+    batch_size, window = plan.settings.batch_size, window_of(plan, summary)
     return profile_of(
         Facts(
             summary.usage, summary.rank_rows, min(epochs, summary.epochs), batch_size, window,
             plan.exchange.in_step, summary.transports, plan.config.mode,
         )
     )  # fmt: skip
+
+
+def window_of(plan: FitPlan, summary: StageSummary) -> int:
+    """Batches between two exchanges; of the automatic window those of a worker with mean rows."""
+    if plan.settings.window != AUTO_WINDOW:
+        return plan.settings.window
+    workers = len(summary.usage)
+    steps = summary.rows // max(workers, 1) // plan.settings.batch_size
+    return auto_window(steps, plan.settings.at_once or workers)

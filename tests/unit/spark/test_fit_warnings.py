@@ -6,7 +6,8 @@ import warnings
 
 import pytest
 
-from sparkdl.spark.driver.fitting import warn_of_damping
+from sparkdl.phases import Usage
+from sparkdl.spark.driver.fitting import warn_of_damping, warn_of_server_load
 
 
 def test_changes_of_many_workers_that_hardly_counted() -> None:
@@ -19,3 +20,25 @@ def test_changes_that_counted_or_of_two_workers(counted: float, workers: int) ->
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warn_of_damping(counted, workers)
+
+
+def usage(workers: int, compute_s: float, exchange_s: float) -> dict[int, Usage]:
+    """Workers that each used their time in the same way."""
+    seconds = {"start": 5.0, "compute": compute_s, "exchange": exchange_s, "wait": 9.0}
+    return {rank: Usage(seconds) for rank in range(workers)}  # type: ignore[arg-type]
+
+
+def test_many_workers_that_wait_for_the_one_server() -> None:
+    with pytest.warns(RuntimeWarning, match=r"8 workers exchanged .* for 75% .*frequency=8 asks"):
+        warn_of_server_load(usage(8, 1.0, 3.0), 2)
+
+
+@pytest.mark.parametrize(
+    ("workers", "exchange_s", "window"),
+    [(7, 3.0, 1), (64, 0.9, 1), (8, 3.0, -1), (0, 0.0, 1)],
+    ids=["few workers", "little exchanged", "once an epoch", "nobody"],
+)
+def test_a_server_that_is_not_loaded(workers: int, exchange_s: float, window: int) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warn_of_server_load(usage(workers, 1.0, exchange_s), window)
