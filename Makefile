@@ -10,7 +10,7 @@ export TF_CPP_MIN_LOG_LEVEL ?= 2
 # Tests spend much of their time waiting for other processes; each of these has a cluster of its own.
 TEST_PROCESSES ?= 2
 PYTEST := $(BIN)/python -m pytest tests -q
-SIDE_BY_SIDE := -n $(TEST_PROCESSES) --dist loadfile
+SIDE_BY_SIDE := -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
 COMPOSE ?= docker compose
 

@@ -97,6 +97,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             mark = None if _IN_PROCESS.intersection(values) else "processes"
         if mark is not None:
             item.add_marker(getattr(pytest.mark, mark))
+    items.sort(key=lambda item: _turn(item.path))
+
+
+_FIRST = ("spark/test_notebooks.py", "unit/learner/test_learner_backends.py", "spark", "parallel")
+"""What begins first where files are tested side by side: the longest, so that short ones fill what
+is left at the end."""
+
+
+def _turn(path: Path) -> int:
+    """When a file has its turn; files with the same number keep their order."""
+    name = path.relative_to(_TESTS).as_posix()
+    found = (i for i, start in enumerate(_FIRST) if name == start or name.startswith(start + "/"))
+    return next(found, len(_FIRST))
 
 
 def _threads() -> set[str]:
