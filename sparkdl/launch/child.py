@@ -23,8 +23,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa
@@ -49,9 +50,16 @@ class Child(Closing):
         task: The pickled task (:func:`sparkdl.payload.dump`).
         rank: Its rank; the parent keeps the gathering and the log for it.
         on_output: Takes the lines that the child writes to its standard output and error.
+        environment: Variables of the child, beside those of this process.
     """
 
-    def __init__(self, task: bytes, rank: RankContext, on_output: Sink) -> None:
+    def __init__(
+        self,
+        task: bytes,
+        rank: RankContext,
+        on_output: Sink,
+        environment: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self._rank = rank
         self._connection, theirs = socket.socketpair()
         path = os.pathsep.join(p or os.getcwd() for p in sys.path)
@@ -62,7 +70,7 @@ class Child(Closing):
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 pass_fds=[theirs.fileno()],
-                env={**os.environ, "PYTHONPATH": path},
+                env={**os.environ, **environment, "PYTHONPATH": path},
             )
         self._output = _Output(self._process, on_output)
         setup = task, replace(rank, gathering=None, log=None), rank.gathering is not None

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 import pyarrow as pa
 
 from sparkdl import payload
 from sparkdl.launch.child import Child
+from sparkdl.launch.restarts import RestartedRanks
 from sparkdl.launch.task import RankContext, Task
 from sparkdl.launch.threads import LocalRanks
 from sparkdl.log_lines import show
@@ -22,10 +23,18 @@ class ProcessLauncher:
 
     Args:
         num_ranks: How many.
+        restarts: How often each rank may be started again after it failed; none if empty.
+        environments: Variables of each rank's process, beside those of this one; none if empty.
     """
 
-    def __init__(self, num_ranks: int) -> None:
-        self._num_ranks = num_ranks
+    def __init__(
+        self,
+        num_ranks: int,
+        restarts: Sequence[int] = (),
+        environments: Sequence[Mapping[str, str]] = (),
+    ) -> None:
+        self._num_ranks, self._restarts = num_ranks, restarts
+        self._environments = environments or [{}] * num_ranks
 
     @contextlib.contextmanager
     def launch(self, task: Task) -> Iterator[LocalRanks]:
@@ -39,7 +48,10 @@ class ProcessLauncher:
             with lock:
                 if ended:
                     return
-                child = Child(content, rank, lambda line: show(rank.rank, line))
+                child = Child(
+                    content, rank, lambda line: show(rank.rank, line),
+                    self._environments[rank.rank],
+                )  # fmt: skip
                 children.append(child)
             with child:
                 try:
@@ -54,5 +66,6 @@ class ProcessLauncher:
                 for child in children:
                     child.kill()
 
-        with LocalRanks(self._num_ranks, run, end) as ranks:
+        restarted = RestartedRanks(self._restarts, run, lambda: ended)
+        with LocalRanks(self._num_ranks, restarted.run, end) as ranks:
             yield ranks

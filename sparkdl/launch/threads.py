@@ -5,18 +5,17 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import pyarrow as pa
 
 from sparkdl.closing import Closing
 from sparkdl.launch.failures import SECONDARY_DELAY_S, FailureDescription, RankFailure, root_cause
 from sparkdl.launch.gathering import Meeting
+from sparkdl.launch.restarts import RestartedRanks, RunRank
 from sparkdl.launch.results import Result, join_batches
 from sparkdl.launch.task import RankContext, Task
 from sparkdl.log_lines import show
-
-RunRank = Callable[[RankContext], Iterator[pa.RecordBatch]]
 
 
 class ThreadLauncher:
@@ -27,10 +26,11 @@ class ThreadLauncher:
 
     Args:
         num_ranks: How many.
+        restarts: How often each rank may be started again after it failed; none if empty.
     """
 
-    def __init__(self, num_ranks: int) -> None:
-        self._num_ranks = num_ranks
+    def __init__(self, num_ranks: int, restarts: Sequence[int] = ()) -> None:
+        self._num_ranks, self._restarts = num_ranks, restarts
 
     @contextlib.contextmanager
     def launch(self, task: Task) -> Iterator[LocalRanks]:
@@ -42,7 +42,7 @@ class ThreadLauncher:
             except (Exception, SystemExit) as error:
                 yield from task.failed(rank, error)
 
-        with LocalRanks(self._num_ranks, run) as ranks:
+        with LocalRanks(self._num_ranks, RestartedRanks(self._restarts, run).run) as ranks:
             yield ranks
 
 

@@ -14,12 +14,15 @@
         launched.wait()
 """
 
+from sparkdl.program.batching import batched_handler
 from sparkdl.program.cacher import CacherNode
-from sparkdl.program.calls import CallClient, CallServer, RemoteTraceback
+from sparkdl.program.calls import CallClient, RemoteTraceback
 from sparkdl.program.launching import LaunchedProgram, launch
 from sparkdl.program.nodes import CourierNode, Handle, Program, PyClassNode, PyNode
 from sparkdl.program.replay import ReplayBuffer, ReplayNode
+from sparkdl.program.reverb import ReverbNode
 from sparkdl.program.running import stop, stop_event, wait_for_stop
+from sparkdl.program.serving import CallServer
 
 __all__ = [
     "CacherNode",
@@ -34,6 +37,8 @@ __all__ = [
     "RemoteTraceback",
     "ReplayBuffer",
     "ReplayNode",
+    "ReverbNode",
+    "batched_handler",
     "launch",
     "stop",
     "stop_event",

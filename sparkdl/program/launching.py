@@ -22,9 +22,10 @@ from sparkdl.launch.results import Result, of_kind
 from sparkdl.launch.task import Launcher
 from sparkdl.launch.threads import ThreadLauncher
 from sparkdl.network import THIS_HOST, Network, PortSpec, RankListening
-from sparkdl.program.calls import CallServer
+from sparkdl.program.needs import environments_of, refuse_restarts
 from sparkdl.program.nodes import Program
 from sparkdl.program.running import RETURNED, NodeTask, ProgramControl
+from sparkdl.program.serving import CallServer
 from sparkdl.transport.address import Endpoint
 from sparkdl.transport.encryption import Certificate
 
@@ -220,8 +221,9 @@ def launch(
         The program as it runs; ``with`` ends it at the block's end.
 
     Raises:
-        ConfigError: A program without nodes, or arguments for Spark without it.
-        ResourceError: Too few slots of Spark, or dynamic allocation; nothing was started.
+        ConfigError: A program without nodes, arguments for Spark without it, or restarts where
+            there are none (Spark, a launcher).
+        ResourceError: Too few slots of Spark or GPUs, or dynamic allocation; nothing was started.
     """
     require_name("launch_type", launch_type, get_args(LaunchType))
     count = len(program.placed)
@@ -230,6 +232,7 @@ def launch(
             f"program {program.name!r} has no nodes", expected="add_node", received="none"
         )
     if launch_type == "spark" and launcher is None:
+        refuse_restarts(program, "launch_type='spark'", "Spark ends all tasks of a barrier stage")
         stage = importlib.import_module("sparkdl.spark.driver.program_stage")
         return LaunchedProgram(program, stage.surroundings(program, spark, network or Network()))
     if spark is not None or network is not None:
@@ -239,6 +242,11 @@ def launch(
             received=f"launch_type={launch_type!r}",
         )
     if launcher is None:
-        make = ThreadLauncher if launch_type == "threads" else ProcessLauncher
-        launcher = make(count)
+        restarts = [placed.needs.restarts for placed in program.placed]
+        if launch_type == "threads":
+            launcher = ThreadLauncher(count, restarts)
+        else:
+            launcher = ProcessLauncher(count, restarts, environments_of(program))
+    else:
+        refuse_restarts(program, "a launcher of your own")
     return LaunchedProgram(program, nullcontext(Surroundings(launcher)))

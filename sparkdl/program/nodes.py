@@ -7,8 +7,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
+from sparkdl.config import require_int
 from sparkdl.errors import ConfigError
-from sparkdl.program.calls import CALL_THREADS
+from sparkdl.program.serving import CALL_THREADS
 
 T = TypeVar("T")
 
@@ -147,6 +148,25 @@ def _check_callable(what: str, thing: object) -> None:
 
 
 @dataclass(frozen=True)
+class NodeNeeds:
+    """What each node of a group gets.
+
+    Args:
+        restarts: How often it may be started again after it failed.
+        cores: CPU cores; 0: as many as there are.
+        gpus: GPUs; 0: none if another group asks for some, else those that the process sees.
+    """
+
+    restarts: int = 0
+    cores: int = 0
+    gpus: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("restarts", "cores", "gpus"):
+            require_int(name, getattr(self, name), 0)
+
+
+@dataclass(frozen=True)
 class Placed:
     """A node in a program.
 
@@ -154,11 +174,13 @@ class Placed:
         node: The node.
         label: Its group's name.
         index: Its number in the group.
+        needs: What it gets.
     """
 
     node: Node
     label: str
     index: int
+    needs: NodeNeeds = NodeNeeds()
 
     @property
     def name(self) -> str:
@@ -180,21 +202,37 @@ class Program:
     name: str
     placed: list[Placed] = field(default_factory=list)
     _group: str | None = None
+    _needs: dict[str, NodeNeeds] = field(default_factory=dict)
 
     @contextmanager
-    def group(self, label: str) -> Iterator[None]:
+    def group(
+        self, label: str, *, restarts: int = 0, cores: int = 0, gpus: int = 0
+    ) -> Iterator[None]:
         """Nodes that are added inside belong to this group.
 
+        Args:
+            label: Its name.
+            restarts: How often each of its nodes may be started again, after it has raised or its
+                process was killed; on threads and processes. It starts from its constructor or
+                function, with the same arguments, under its old address. A call of it that was on
+                its way raises TransportError in the caller; the next call waits for it.
+            cores: CPU cores of each node; 0: as many as there are. On processes they are told to
+                the numerical libraries by their environment variables, on Spark they are cores of
+                the node's task; threads share those of their process.
+            gpus: GPUs of each node, so on processes and on Spark; the nodes of a program share
+                none, and where a group asks for some the nodes of others see none.
+
         Raises:
-            ConfigError: Inside of another group, or a group of that name exists.
+            ConfigError: Inside of another group, a group of that name exists, or a negative number.
         """
+        needs = NodeNeeds(restarts, cores, gpus)
         if self._group is not None or any(node.label == label for node in self.placed):
             raise ConfigError(
                 f"group {label!r} cannot begin here",
                 expected="groups one after the other, each with a name of its own",
                 received=f"inside of group {self._group!r}" if self._group else "a known name",
             )
-        self._group = label
+        self._group, self._needs[label] = label, needs
         try:
             yield
         finally:
@@ -221,7 +259,7 @@ class Program:
                 received="none" if group is None else f"{self._group!r} and {label!r}",
             )
         index = sum(other.label == group for other in self.placed)
-        self.placed.append(Placed(node, group, index))
+        self.placed.append(Placed(node, group, index, self._needs.get(group, NodeNeeds())))
         return Handle(len(self.placed) - 1, group, node.client_timeout_s)
 
 

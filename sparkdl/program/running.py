@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from contextvars import ContextVar
@@ -15,7 +16,7 @@ import pyarrow as pa
 
 from sparkdl import payload
 from sparkdl.collective.builtin.sockets import rank_addresses
-from sparkdl.errors import ConfigError, TransportError
+from sparkdl.errors import ConfigError, ResourceError, TransportError
 from sparkdl.launch.capture import Capture
 from sparkdl.launch.devices import DeviceRequest, function_environment
 from sparkdl.launch.failures import FailureDescription, RankFailure, one_line
@@ -24,9 +25,10 @@ from sparkdl.launch.rank_session import CONNECT_TIMEOUT_S, open_rank_session
 from sparkdl.launch.results import Result
 from sparkdl.launch.task import RankContext
 from sparkdl.log_lines import log_through
-from sparkdl.network import THIS_HOST, RankListening
-from sparkdl.program.calls import CallAddress, CallClient, CallServer
+from sparkdl.network import THIS_HOST, PortSpec, RankListening
+from sparkdl.program.calls import CallAddress, CallClient
 from sparkdl.program.nodes import Handle, Placed, replaced
+from sparkdl.program.serving import CallServer
 from sparkdl.transport.address import Endpoint
 from sparkdl.transport.encryption import Certificate
 
@@ -35,6 +37,7 @@ Meet = Callable[[str], list[str]]
 RETURNED = "returned"
 """Kind of the result that holds what a node returned; its text says why it could not be pickled."""
 _STOP_GRACE_S = 5.0
+_REBIND_S, _LOOK_S = 10.0, 0.05
 
 
 class ProgramControl:
@@ -150,7 +153,10 @@ class NodeTask:
             waiting.start()
             reset = _current.set(program)
             stack.callback(_current.reset, reset)
-            returned = self._run_node(placed, meet, program, stack)
+            if rank.attempt and control.wait(0.0):
+                returned = None  # it failed while the program stopped
+            else:
+                returned = self._run_node(rank.rank, placed, meet, program, stack)
         yield from _result(rank.rank, returned).batches()
 
     def _open_meeting(self, rank: RankContext, stack: ExitStack) -> Meet:
@@ -170,19 +176,37 @@ class NodeTask:
         stack.enter_context(Capture(lines.send))
         return session.meet
 
-    def _run_node(self, placed: Placed, meet: Meet, program: Running, stack: ExitStack) -> object:
+    def _serve(
+        self, proxy: _Late, placed: Placed, ports: PortSpec, within_s: float = 0.0
+    ) -> CallServer:
+        bind, advertised = rank_addresses(self.listening.bind, towards=self.listening.towards)
+        deadline = time.monotonic() + within_s
+        while True:
+            try:
+                return CallServer(
+                    proxy, self.token, bind=bind, advertised=advertised, ports=ports,
+                    label=placed.label, threads=placed.node.threads, certificate=self.certificate,
+                )  # fmt: skip
+            except ResourceError:
+                if time.monotonic() >= deadline:
+                    raise
+                time.sleep(_LOOK_S)
+
+    def _run_node(
+        self, number: int, placed: Placed, meet: Meet, program: Running, stack: ExitStack
+    ) -> object:
         proxy = _Late(program)
         mine: CallAddress | None = None
         if placed.node.serves:
-            bind, advertised = rank_addresses(self.listening.bind, towards=self.listening.towards)
-            server = CallServer(
-                proxy, self.token, bind=bind, advertised=advertised, ports=self.listening.port,
-                label=placed.label, threads=placed.node.threads, certificate=self.certificate,
-            )  # fmt: skip
-            stack.callback(server.close)
+            server = self._serve(proxy, placed, self.listening.port)
+            stack.callback(lambda: server.close())
             mine = server.address
         told = meet(json.dumps(None if mine is None else asdict(mine)))
         addresses = [None if text == "null" else CallAddress(**json.loads(text)) for text in told]
+        known = addresses[number]
+        if known is not None and known != mine:  # this node was started again: the others know
+            server.close()
+            server = self._serve(proxy, placed, known.port, _REBIND_S)
 
         def client(handle: Handle) -> CallClient:
             address = addresses[handle._number]

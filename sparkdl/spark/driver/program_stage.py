@@ -12,11 +12,13 @@ from sparkdl.errors import SparkDLError
 from sparkdl.log_lines import show
 from sparkdl.network import Network
 from sparkdl.program.launching import Surroundings
+from sparkdl.program.needs import task_resources
 from sparkdl.program.nodes import Program
 from sparkdl.spark.driver import cluster
 from sparkdl.spark.driver.function_stage import START_TIMEOUT_S
 from sparkdl.spark.driver.launcher import SparkLauncher
 from sparkdl.spark.driver.network import certificate_of, listening_address, rank_listening
+from sparkdl.spark.driver.resources import resource_profile
 from sparkdl.spark.driver.slots import slot_pool
 from sparkdl.transport.listeners import ListenOptions
 
@@ -31,15 +33,17 @@ def surroundings(program: Program, spark: Any, network: Network) -> Iterator[Sur
         network: Where driver and nodes listen, and whether they encrypt.
 
     Raises:
+        ConfigError: Groups ask for cores or GPUs, and the cluster cannot schedule by stage.
         ResourceError: Too few slots, dynamic allocation, or no free port; no job was started.
     """
     spark = spark if spark is not None else cluster.session_of()
     count = len(program.placed)
     certificate = certificate_of(spark, network)
     bind, advertised = listening_address(spark, network)
-    cluster.check_barrier(spark, count)
+    profile = resource_profile(task_resources(program), spark)
+    cluster.check_barrier(spark, count, profile=profile)
     with ExitStack() as stack:
-        capacity = cluster.count_slots(spark)
+        capacity = cluster.count_slots(spark, profile)
         if capacity is not None:
             stack.enter_context(slot_pool(spark).take(count, capacity, "launch", START_TIMEOUT_S))
         listen = ListenOptions("socket", network.port, bind, advertised, web=False)
@@ -55,6 +59,7 @@ def surroundings(program: Program, spark: Any, network: Network) -> Iterator[Sur
             SparkLauncher(
                 spark.range(0, count, 1, count), count, barrier=True,
                 description=f"sparkdl: program {program.name}", noun="barrier stage",
+                profile=profile,
             ),
             bind, advertised, network.port, rank_listening(spark, network), certificate,
             host.endpoint, look,

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from sparkdl.errors import TransportError
 from sparkdl.program import (
     CourierNode,
     Program,
@@ -141,4 +142,62 @@ def killing() -> Program:
     program = Program("kill")
     victim = program.add_node(CourierNode(Victim), label="victim")
     program.add_node(PyNode(greet_and_kill, victim), label="caller")
+    return program
+
+
+class Mortal:
+    """Counts its calls, and dies when it is told to."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def count(self) -> int:
+        self.calls += 1
+        return self.calls
+
+    def die(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def pid(self) -> int:
+        return os.getpid()
+
+
+def survive(mortal: Any) -> list[Any]:
+    """Kills the node it calls, and what it saw before and after."""
+    seen: list[Any] = [mortal.count(), mortal.count()]
+    pid = mortal.pid()
+    pending = mortal.futures.die()
+    try:
+        pending.result(15)
+    except TransportError as error:
+        seen.append("cannot be called" in str(error))
+    seen += [mortal.count(), mortal.pid() != pid]
+    stop()
+    return seen
+
+
+def dying_and_coming_back(restarts: int) -> Program:
+    """A node that its caller kills; it may come back."""
+    program = Program("mortal")
+    with program.group("mortal", restarts=restarts):
+        mortal = program.add_node(CourierNode(Mortal))
+    program.add_node(PyNode(survive, mortal), label="caller")
+    return program
+
+
+def fail_until(path: str, times: int) -> int:
+    """Raises so often, in all attempts together."""
+    file = Path(path)
+    before = len(file.read_text()) if file.exists() else 0
+    file.write_text("x" * (before + 1))
+    if before < times:
+        raise ValueError(f"attempt {before}")
+    return before
+
+
+def failing_for_a_while(path: Path, times: int, restarts: int) -> Program:
+    """One node that raises ``times`` times."""
+    program = Program("flaky")
+    with program.group("flaky", restarts=restarts):
+        program.add_node(PyNode(fail_until, str(path), times))
     return program

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from sparkdl.errors import TransportError, UnknownNameError, WaitTimeoutError
-from sparkdl.program.calls import CallAddress, CallClient, CallServer, RemoteTraceback
+from sparkdl.program.calls import CallAddress, CallClient, RemoteTraceback
+from sparkdl.program.serving import CallServer
 
 TOKEN = b"t" * 32
 

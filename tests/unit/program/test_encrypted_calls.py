@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from sparkdl.errors import AuthenticationError, TransportError
-from sparkdl.program.calls import CallAddress, CallClient, CallServer
+from sparkdl.program.calls import CallAddress, CallClient
+from sparkdl.program.serving import CallServer
 from sparkdl.transport.encryption import Certificate
 
 TOKEN = b"t" * 32

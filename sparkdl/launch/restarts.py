@@ -1,0 +1,69 @@
+"""A rank that is started again after it failed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+import pyarrow as pa
+
+from sparkdl.launch.failures import FailureDescription
+from sparkdl.launch.gathering import Gathering
+from sparkdl.launch.task import RankContext
+from sparkdl.log_lines import show
+
+RunRank = Callable[[RankContext], Iterator[pa.RecordBatch]]
+
+
+class RestartedRanks:
+    """Runs ranks, and again when they fail, as often as each may.
+
+    Ranks that may be started again meet once: a later attempt is told what the first was told.
+
+    Args:
+        restarts: How often each rank may be started again, in rank order; ranks beyond its end
+            never.
+        run: One attempt.
+        is_ended: Whether the launch is over, so that nothing is started any more.
+    """
+
+    def __init__(
+        self, restarts: Sequence[int], run: RunRank, is_ended: Callable[[], bool] = lambda: False
+    ) -> None:
+        self._restarts, self._run, self._is_ended = tuple(restarts), run, is_ended
+
+    def run(self, rank: RankContext) -> Iterator[pa.RecordBatch]:
+        """All attempts of a rank; what the last one yielded.
+
+        Raises:
+            Exception: What the last attempt raised.
+        """
+        allowed = self._restarts[rank.rank] if rank.rank < len(self._restarts) else 0
+        if allowed and rank.gathering is not None:
+            rank = replace(rank, gathering=_KeptGathering(rank.gathering))
+        for attempt in range(allowed):
+            try:
+                batches = list(self._run(replace(rank, attempt=attempt)))
+            except (Exception, SystemExit) as error:
+                if self._is_ended():
+                    raise
+                told = FailureDescription.of(rank.rank, error).error
+                show(rank.rank, f"is started again ({attempt + 1} of {allowed}) after: {told}")
+            else:
+                yield from batches
+                return
+        yield from self._run(replace(rank, attempt=allowed))
+
+
+class _KeptGathering:
+    def __init__(self, gathering: Gathering) -> None:
+        self._gathering = gathering
+        self._told: list[str] | None = None
+
+    def all_gather(self, text: str, timeout_s: float) -> list[str]:
+        if self._told is None:
+            self._told = self._gathering.all_gather(text, timeout_s)
+        return self._told
+
+    def settle(self) -> None:
+        self._gathering.settle()

@@ -1,0 +1,204 @@
+"""``batched_handler``: a node's method that answers the calls of several nodes at once."""
+
+from __future__ import annotations
+
+import contextvars
+import functools
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from sparkdl.config import require_int, require_seconds
+from sparkdl.errors import DataError
+
+
+def batched_handler(
+    batch_size: int,
+    *,
+    max_parallelism: int = 1,
+    timeout_s: float = 0.2,
+    pad_batch: bool = False,
+) -> Callable[[Callable[..., Any]], Any]:
+    """Makes a method of a ``CourierNode``'s object take calls together.
+
+    The method is called with the arguments of several calls, stacked: numbers and arrays of shape
+    ``s`` become one array of shape ``(n, *s)``, also inside of dicts, lists and tuples; all else
+    (texts) a list of n. What it returns is taken apart in the same way: its element i, or those of
+    the arrays in a dict or tuple, goes to caller i. A call that waits for others holds no thread of
+    the node. Called in its own node it returns a ``concurrent.futures.Future``.
+
+    Args:
+        batch_size: The most calls of one batch, at least 1.
+        max_parallelism: Batches that run at the same time.
+        timeout_s: How long the first call of a batch waits for others.
+        pad_batch: Whether a batch with fewer calls repeats its last one up to ``batch_size``, for
+            functions compiled for one shape.
+
+    Raises:
+        ConfigError: A number that cannot be.
+        DataError: In the callers: their arguments have different shapes, or what the method
+            returned has not one element for each call.
+
+    ::
+
+        class Policy:
+            @batched_handler(32)
+            def act(self, observation):  # (n, 4) of n callers, who each gave (4,)
+                return self.model(observation).argmax(-1)
+    """
+    require_int("batch_size", batch_size, 1)
+    require_int("max_parallelism", max_parallelism, 1)
+    require_seconds("timeout_s", timeout_s)
+    return lambda function: _BatchedMethod(
+        function, batch_size, max_parallelism, timeout_s, pad_batch
+    )
+
+
+@dataclass
+class _WaitingCall:
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    since: float = field(default_factory=time.monotonic)
+    future: Future[Any] = field(default_factory=Future)
+    context: contextvars.Context = field(default_factory=contextvars.copy_context)
+
+
+class _BatchedMethod:
+    """The method in its class; each object has a batcher of its own."""
+
+    def __init__(self, function: Callable[..., Any], *limits: Any) -> None:
+        self._function, self._limits = function, limits
+        self._place = f"_sparkdl_batches_{function.__name__}"
+        self._lock = threading.Lock()
+        self.__doc__ = function.__doc__
+
+    def __get__(self, owner: Any, kind: type | None = None) -> Any:
+        if owner is None:
+            return self
+        with self._lock:
+            batcher = vars(owner).get(self._place)
+            if batcher is None:
+                batcher = _Batcher(self._function, *self._limits)
+                vars(owner)[self._place] = batcher
+        return functools.partial(batcher.submit, owner)
+
+    def __reduce__(self) -> tuple[Any, ...]:  # its lock and batchers stay where they are
+        return _BatchedMethod, (self._function, *self._limits)
+
+
+class _Batcher:
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        batch_size: int,
+        max_parallelism: int,
+        timeout_s: float,
+        pad_batch: bool,
+    ) -> None:
+        self._function, self._name = function, function.__name__
+        self._size, self._most = batch_size, max_parallelism
+        self._timeout_s, self._pads = timeout_s, pad_batch
+        self._changed = threading.Condition()
+        self._waiting: list[_WaitingCall] = []
+        self._threads = 0
+
+    def submit(self, owner: object, *args: Any, **kwargs: Any) -> Future[Any]:
+        """A call; ``owner`` lives as long as a thread works for it."""
+        call = _WaitingCall(args, kwargs)
+        with self._changed:
+            self._waiting.append(call)
+            self._changed.notify_all()
+            if self._threads < self._most:
+                self._threads += 1
+                threading.Thread(
+                    target=self._work, args=(owner,), name="sparkdl-batches", daemon=True
+                ).start()
+        return call.future
+
+    def _work(self, owner: object) -> None:
+        while batch := self._take():
+            self._run(owner, batch)
+
+    def _take(self) -> list[_WaitingCall]:
+        """The next calls; none if nobody waits, and then the thread has ended."""
+        with self._changed:
+            while self._waiting:
+                left = self._waiting[0].since + self._timeout_s - time.monotonic()
+                if left > 0 and len(self._waiting) < self._size:
+                    self._changed.wait(left)
+                    continue
+                taken, self._waiting = self._waiting[: self._size], self._waiting[self._size :]
+                batch = [call for call in taken if call.future.set_running_or_notify_cancel()]
+                if batch:
+                    return batch
+            self._threads -= 1
+            return []
+
+    def _run(self, owner: object, batch: list[_WaitingCall]) -> None:
+        try:
+            calls = batch + [batch[-1]] * (self._size - len(batch) if self._pads else 0)
+            args, kwargs = _stacked([(call.args, call.kwargs) for call in calls], self._name)
+            told = batch[0].context.run(self._function, owner, *args, **kwargs)
+            results = [_element(told, i, len(calls), self._name) for i in range(len(batch))]
+        except BaseException as error:
+            for call in batch:
+                call.future.set_exception(error)
+            return
+        for call, result in zip(batch, results, strict=True):
+            call.future.set_result(result)
+
+
+def _stacked(things: list[Any], name: str) -> Any:
+    first = things[0]
+    if isinstance(first, dict) and all(
+        isinstance(thing, dict) and thing.keys() == first.keys() for thing in things
+    ):
+        return {key: _stacked([thing[key] for thing in things], name) for key in first}
+    if isinstance(first, (list, tuple)) and all(
+        type(thing) is type(first) and len(thing) == len(first) for thing in things
+    ):
+        parts = [_stacked(list(part), name) for part in zip(*things, strict=True)]
+        return type(first)(*parts) if hasattr(first, "_fields") else type(first)(parts)
+    numeric = [isinstance(thing, (bool, int, float, np.ndarray, np.generic)) for thing in things]
+    if all(numeric) and len({np.shape(thing) for thing in things}) == 1:
+        return np.stack([np.asarray(thing) for thing in things])
+    if any(numeric) or isinstance(first, (dict, list, tuple)):
+        raise DataError(
+            f"calls of {name} cannot be put into one batch",
+            expected="arguments of one form and shape from all callers",
+            received=", ".join(sorted({_form(thing) for thing in things})),
+        )
+    return things
+
+
+def _form(thing: Any) -> str:
+    if isinstance(thing, (dict, list, tuple)):
+        keys = f" {sorted(map(str, thing))}" if isinstance(thing, dict) else ""
+        return f"{type(thing).__name__} of {len(thing)}{keys}"
+    return f"{type(thing).__name__} of shape {np.shape(thing)}"
+
+
+def _element(told: Any, index: int, count: int, name: str) -> Any:
+    if told is None:
+        return None
+    if isinstance(told, dict):
+        return {key: _element(value, index, count, name) for key, value in told.items()}
+    if isinstance(told, tuple):
+        parts = [_element(value, index, count, name) for value in told]
+        return type(told)(*parts) if hasattr(told, "_fields") else tuple(parts)
+    try:
+        size = len(told)
+    except TypeError:
+        size = -1
+    if size != count:
+        raise DataError(
+            f"{name} has not returned one element for each call",
+            expected=f"{count} elements: an array, a list, or a dict or tuple of these",
+            received=f"{type(told).__name__}" + (f" of {size}" if size >= 0 else ""),
+        )
+    return told[index]

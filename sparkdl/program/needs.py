@@ -1,0 +1,83 @@
+"""What the groups of a program ask for, in the words of what starts its nodes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+
+from sparkdl.errors import ConfigError, ResourceError
+from sparkdl.program.nodes import Program
+
+_THREAD_VARIABLES = (
+    "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS",
+    "TF_NUM_INTRAOP_THREADS",
+)  # fmt: skip
+
+
+def environments_of(program: Program) -> list[dict[str, str]]:
+    """The variables of each node's process: its threads, and its share of this machine's GPUs.
+
+    Raises:
+        ResourceError: The nodes ask for more GPUs than this process sees.
+    """
+    asked = sum(placed.needs.gpus for placed in program.placed)
+    gpus = _visible_gpus() if asked else []
+    if asked > len(gpus):
+        raise ResourceError(
+            f"program {program.name!r} asks for GPUs that are not there",
+            expected=f"{asked} GPUs on this machine",
+            received=f"{len(gpus)}" + (f": {', '.join(gpus)}" if gpus else ""),
+            hint="fewer nodes, gpus=0, or launch_type='spark' on a cluster that has them",
+        )
+    environments = []
+    for placed in program.placed:
+        cores, count = placed.needs.cores, placed.needs.gpus
+        environment = dict.fromkeys(_THREAD_VARIABLES, str(cores)) if cores else {}
+        if asked:
+            mine, gpus = gpus[:count], gpus[count:]
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(mine) or "-1"
+        environments.append(environment)
+    return environments
+
+
+def task_resources(program: Program) -> dict[str, float] | None:
+    """What each task of Spark's stage asks for: the most that any group does; None: nothing."""
+    cores = max(placed.needs.cores for placed in program.placed)
+    gpus = max(placed.needs.gpus for placed in program.placed)
+    resources: dict[str, float] = {}
+    if cores or gpus:
+        resources["cpus"] = max(cores, 1)
+    if gpus:
+        resources["gpu"] = gpus
+    return resources or None
+
+
+def refuse_restarts(program: Program, where: str, why: str = "") -> None:
+    """Returns if no group has restarts.
+
+    Raises:
+        ConfigError: One has.
+    """
+    for placed in program.placed:
+        if placed.needs.restarts:
+            raise ConfigError(
+                f"a node of group {placed.label!r} cannot be started again with {where}"
+                + (f": {why}" if why else ""),
+                expected="restarts=0, or launch_type 'threads' or 'processes'",
+                received=f"restarts={placed.needs.restarts}",
+                hint="catch errors inside of the node, or launch the program again",
+            )
+
+
+def _visible_gpus() -> list[str]:
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if named is not None:
+        return [name.strip() for name in named.split(",") if name.strip() not in ("", "-1")]
+    try:
+        listed = subprocess.run(["nvidia-smi", "-L"], stdout=subprocess.PIPE, timeout=10.0)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    if listed.returncode:
+        return []
+    count = sum(line.startswith(b"GPU ") for line in listed.stdout.splitlines())
+    return [str(number) for number in range(count)]
