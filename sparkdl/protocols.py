@@ -232,11 +232,16 @@ class Learner(Protocol):
 class Predictor(Protocol):
     """A model that only runs forward. Not thread-safe."""
 
+    @property
+    def passes(self) -> int:
+        """Forward passes that :meth:`predict` can make in one call; may change between calls."""
+
     def predict(self, x: Arrays, batch_size: int) -> Arrays:
         """The model's outputs by name, one row for each row of the inputs.
 
         Args:
-            x: Input name -> array of shape ``(rows, ...)``, 1 to ``batch_size`` rows.
+            x: Input name -> array of shape ``(rows, ...)``: 1 to ``batch_size`` rows, or
+                ``passes * batch_size``.
             batch_size: Rows of every forward pass: fewer are filled up, and cut off again.
         """
 

@@ -67,7 +67,7 @@ def predict(given: Namespace) -> int:
         )  # fmt: skip
         if given.output:
             writer = predictions.write.format(given.output_format)
-            writer.mode("overwrite" if given.overwrite else "errorifexists").save(given.output)
+            writer.mode("overwrite" if given.overwrite else "error").save(given.output)
             print(json.dumps({"output": given.output}) if given.json else f"wrote {given.output}")
         elif given.json:
             texts = predictions.selectExpr("to_json(struct(*)) as text").limit(given.limit)

@@ -28,8 +28,14 @@ class KerasPredictor(ABC):
     def __init__(self, model: Any) -> None:
         self.model = model
 
+    @property
+    def passes(self) -> int:
+        return 1
+
     def predict(self, x: Arrays, batch_size: int) -> Arrays:
         rows = len(next(iter(x.values())))
+        if rows > batch_size:
+            return name_outputs(self.model, self._run_several(arrange_inputs(self.model, x)))
         if rows != batch_size:
             x = {name: filled(array, batch_size) for name, array in x.items()}
         outputs = name_outputs(self.model, self._run(arrange_inputs(self.model, x)))
@@ -43,6 +49,10 @@ class KerasPredictor(ABC):
     @abstractmethod
     def _run(self, x: Any) -> Any:
         """The model's outputs for inputs in the model's own structure."""
+
+    def _run_several(self, x: Any) -> Any:
+        """The same for ``passes`` forward passes, one after the other."""
+        raise NotImplementedError(f"{type(self).__name__} makes one forward pass at a time")
 
 
 def make_predictor(model: Any) -> KerasPredictor:
@@ -74,22 +84,93 @@ def filled(array: np.ndarray[Any, Any], rows: int) -> np.ndarray[Any, Any]:
     return result
 
 
+_PASSES = 8
+_PASSES_ALONE = 16
+
+
 class TensorFlowPredictor(KerasPredictor):
-    """One compiled graph of the model's ``predict_step``."""
+    """One compiled graph of the model's ``predict_step``.
+
+    On CPUs a call of a graph costs as much as a small network's forward pass. So after 16 passes a
+    second graph makes 8 passes in a loop, each with as many rows as before: the bits are the same.
+    A model whose outputs have another shape in each pass stays with the first graph.
+    """
 
     def __init__(self, model: Any) -> None:
         super().__init__(model)
         import tensorflow as tf
 
-        self._tensor = tf.convert_to_tensor
+        self._tf = tf
+        has_gpu = bool(tf.config.list_physical_devices("GPU"))
         # XLA pays on accelerators; on CPUs the plain graph is as fast and compiles 3x sooner.
-        jit = bool(model.jit_compile) and bool(tf.config.list_physical_devices("GPU"))
         self._call = tf.function(
-            model.predict_step, autograph=False, reduce_retracing=True, jit_compile=jit
-        )
+            model.predict_step, autograph=False, reduce_retracing=True,
+            jit_compile=bool(model.jit_compile) and has_gpu,
+        )  # fmt: skip
+        self._passes_left = 0 if has_gpu or model.run_eagerly else _PASSES_ALONE
+        self._passes = 1
+        self._shapes: Any = None
+        self._outputs: Any = None
+        self._looped: Any = None
+
+    @property
+    def passes(self) -> int:
+        return self._passes
 
     def _run(self, x: Any) -> Any:
-        return self._call((map_arrays(self._tensor, x),))
+        tensors = map_arrays(self._tf.convert_to_tensor, x)
+        outputs = self._call((tensors,))
+        if self._passes_left:
+            self._count_pass(tensors, outputs)
+        return outputs
+
+    def _count_pass(self, x: Any, outputs: Any) -> None:
+        """After so many passes with rows of one shape, prepares the loop over several."""
+        tree = self._tf.nest
+        shapes = [tensor.shape for tensor in tree.flatten(x)]
+        if shapes != self._shapes:
+            self._shapes, self._passes_left = shapes, _PASSES_ALONE
+        self._passes_left -= 1
+        if self._passes_left:
+            return
+        found = self._call.get_concrete_function((self._specs(x),)).structured_outputs
+        if all(spec.shape.is_fully_defined() for spec in tree.flatten(found)):
+            self._outputs = self._specs(outputs)
+            self._looped = self._tf.function(self._loop, autograph=False)
+            self._passes = _PASSES
+
+    def _specs(self, tensors: Any) -> Any:
+        tf = self._tf
+        return tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), tensors)
+
+    def _run_several(self, x: Any) -> Any:
+        tensors = map_arrays(self._tf.convert_to_tensor, x)
+        if [self._one_pass(t) for t in self._tf.nest.flatten(tensors)] == self._shapes:
+            return self._looped(tensors)
+        parts = [
+            self._call((self._tf.nest.map_structure(lambda t, i=i: t[i], self._apart(tensors)),))
+            for i in range(_PASSES)
+        ]
+        return self._tf.nest.map_structure(lambda *ts: self._tf.concat(ts, 0), *parts)
+
+    def _one_pass(self, tensor: Any) -> Any:
+        """The shape of a tensor in one of the passes."""
+        return self._tf.TensorShape([tensor.shape[0] // _PASSES, *tensor.shape[1:]])
+
+    def _apart(self, tensors: Any) -> Any:
+        """``(passes * rows, ...)`` -> ``(passes, rows, ...)``."""
+        tf = self._tf
+        return tf.nest.map_structure(
+            lambda t: tf.reshape(t, [_PASSES, *self._one_pass(t)]), tensors
+        )
+
+    def _loop(self, tensors: Any) -> Any:
+        tf = self._tf
+        outputs = tf.map_fn(
+            lambda x: self.model.predict_step((x,)), self._apart(tensors),
+            fn_output_signature=self._outputs, parallel_iterations=1,
+        )  # fmt: skip
+        return tf.nest.map_structure(lambda t: tf.reshape(t, [-1, *t.shape[2:]]), outputs)
 
 
 class JaxPredictor(KerasPredictor):

@@ -122,6 +122,10 @@ class SavedModelPredictor:
         outputs = {n: _spec(n, t) for n, t in sorted(self._function.structured_outputs.items())}
         return Signature(inputs, outputs, dict.fromkeys(outputs, "dense"), True)
 
+    @property
+    def passes(self) -> int:
+        return 1
+
     def predict(self, x: Arrays, batch_size: int) -> Arrays:
         rows = len(next(iter(x.values())))
         tensors = {

@@ -9,13 +9,14 @@ import threading
 import time
 import uuid
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.errors import ResourceError, SparkDLError, TransportError
 from sparkdl.launch import interrupts
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.resource import ResourceProfile
 
 ARROW_BATCH_BYTES = 4 << 20
@@ -248,6 +249,24 @@ def _range_partitions(spark: Any) -> int:
     spark.range(1).count()  # executors register when there is something to do
     parts = spark.range(1 << 16).select(functions.spark_partition_id().alias("part"))
     return 1 + int(parts.agg(functions.max("part")).collect()[0][0])
+
+
+def count_partitions(frame: Any) -> int:
+    """Partitions of a DataFrame. On Spark Connect a job counts them, empty ones too."""
+    if not is_connect(frame.sparkSession):
+        return int(frame.rdd.getNumPartitions())
+
+    def one_row(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyarrow
+
+        for _ in batches:  # a worker that leaves rows unread cannot be used again
+            pass
+        yield pyarrow.RecordBatch.from_pydict({"one": pyarrow.array([1], pyarrow.int32())})
+
+    from pyspark.sql import functions
+
+    rows = frame.select(functions.lit(1).alias("one"))
+    return int(rows.mapInArrow(one_row, "one int").count())
 
 
 def is_local(spark: Any) -> bool:

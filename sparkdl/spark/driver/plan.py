@@ -15,7 +15,12 @@ from sparkdl.learner.local_optimizer import adopt_optimizer
 from sparkdl.spark.columns.sources import Source
 from sparkdl.spark.driver.arguments import FitArguments
 from sparkdl.spark.driver.choice import ChosenExchange
-from sparkdl.spark.driver.cluster import check_barrier, default_parallelism, wait_for_slots
+from sparkdl.spark.driver.cluster import (
+    check_barrier,
+    count_partitions,
+    default_parallelism,
+    wait_for_slots,
+)
 from sparkdl.spark.driver.trained_model import TrainedModel
 
 if TYPE_CHECKING:
@@ -136,7 +141,7 @@ def count_workers(
         ResourceError: There is no room for all where all must run at once.
     """
     if not config.repartition and not source.files:
-        count: int = source.frame.rdd.getNumPartitions()
+        count = count_partitions(source.frame)
         if config.num_workers not in (None, count):
             raise ConfigError(
                 "num_workers and the data's partitions differ",

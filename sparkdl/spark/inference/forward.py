@@ -125,13 +125,16 @@ class ForwardPass:
         return inputs.x, inputs.num_rows, valid
 
     def _forward(self, x: Arrays, num_rows: int) -> Iterator[Arrays]:
-        """The model's outputs by name, a forward pass at a time."""
+        """The model's outputs by name, one or several forward passes at a time."""
         if num_rows and self._predictor is None:
             self._predictor = self._opened.enter_context(self.open_predictor())
-        for start in range(0, num_rows, self.batch_size):
-            part = {name: array[start : start + self.batch_size] for name, array in x.items()}
-            if self._predictor is not None:
-                yield self._predictor.predict(part, self.batch_size)
+        start = 0
+        while start < num_rows and self._predictor is not None:
+            several = self._predictor.passes * self.batch_size
+            stop = start + (several if start + several <= num_rows else self.batch_size)
+            part = {name: array[start:stop] for name, array in x.items()}
+            yield self._predictor.predict(part, self.batch_size)
+            start = stop
 
     def _columns(self, outputs: Arrays) -> list[Any]:
         known = self.archive.signature.outputs

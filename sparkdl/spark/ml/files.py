@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReader, MLWriter
 
 from sparkdl import payload
 from sparkdl.errors import ConfigError, ModelError
+from sparkdl.files import storage
 from sparkdl.learner.archive import ModelArchive
 from sparkdl.spark.driver.cluster import is_connect
 from sparkdl.spark.ml.trust import is_trusted
@@ -263,16 +266,38 @@ def _pickled(code: Mapping[str, Any], stage: Any) -> dict[str, Json]:
 
 
 def _write_chunks(spark: Any, path: str, content: bytes) -> None:
-    """Bytes as rows ``(idx, chunk)``, a file per job, so that no task grows large."""
+    """Bytes as rows ``(idx, chunk)``, in files of so many chunks, so that no task grows large.
+
+    On this machine's disk they are written without a job: Spark would take the bytes through a
+    socket and a second process.
+    """
+    folder = None if is_connect(spark) else storage.path_on_disk(path)
+    if folder is not None:
+        os.makedirs(folder)
+    for number, table in enumerate(_tables(content)):
+        if folder is not None:
+            pq.write_table(
+                table, f"{folder}/part-{number:05d}.parquet", compression="none",
+                use_dictionary=False, write_statistics=["idx"],
+            )  # fmt: skip
+            continue
+        writer = spark.createDataFrame(table).coalesce(1).write
+        writer = writer.option("compression", "uncompressed")
+        writer.mode("append" if number else "error").parquet(path)
+
+
+def _tables(content: bytes) -> Iterator[pa.Table]:
+    """The rows, file by file; their chunks are parts of ``content``, not copies."""
+    whole = pa.py_buffer(content)
     step = CHUNK_BYTES * _CHUNKS_PER_FILE
     for start in range(0, max(len(content), 1), step):
-        begins = range(start, min(start + step, len(content)), CHUNK_BYTES)
-        chunks = [content[at : at + CHUNK_BYTES] for at in begins]
-        indices = pa.array([at // CHUNK_BYTES for at in begins], pa.int32())
-        table = pa.table({"idx": indices, "chunk": pa.array(chunks, pa.binary())})
-        frame = spark.createDataFrame(table).coalesce(1)
-        writer = frame.write.option("compression", "uncompressed")
-        writer.mode("errorifexists" if start == 0 else "append").parquet(path)
+        part = whole.slice(start, min(step, len(content) - start))
+        offsets = [*range(0, part.size, CHUNK_BYTES), part.size]
+        buffers = [None, pa.array(offsets, pa.int32()).buffers()[1], part]
+        chunks = pa.Array.from_buffers(pa.binary(), len(offsets) - 1, buffers)
+        first = start // CHUNK_BYTES
+        indices = pa.array(range(first, first + len(chunks)), pa.int32())
+        yield pa.table({"idx": indices, "chunk": chunks})
 
 
 def _read_chunks(spark: Any, path: str, said: Mapping[str, Json], stage_path: str) -> bytes:
@@ -281,16 +306,50 @@ def _read_chunks(spark: Any, path: str, said: Mapping[str, Json], stage_path: st
     Raises:
         ModelError: Bytes are missing or were changed.
     """
-    rows: Iterator[Any] = spark.read.parquet(path).toLocalIterator()
-    chunks = {int(row["idx"]): bytes(row["chunk"]) for row in rows}
+    folder = None if is_connect(spark) else storage.path_on_disk(path)
+    if folder is not None and os.path.isdir(folder):
+        chunks = _read_local(folder, stage_path)
+    else:
+        chunks = {}
+        frame = spark.read.parquet(path)
+        for first in range(0, said["bytes"] // CHUNK_BYTES + 1, _CHUNKS_PER_FILE):
+            wanted = (frame["idx"] >= first) & (frame["idx"] < first + _CHUNKS_PER_FILE)
+            chunks |= _chunks_of(frame.where(wanted).toArrow())
     content = b"".join(chunks[idx] for idx in sorted(chunks))
     del chunks
     if len(content) != said["bytes"] or hashlib.sha256(content).hexdigest() != said["sha256"]:
-        raise ModelError(
-            f"the model in {stage_path!r} is not whole",
-            expected=f"{said['bytes']} bytes, as they were written",
-            received=f"{len(content)} bytes"
+        raise _not_whole(
+            stage_path,
+            f"{said['bytes']} bytes, as they were written",
+            f"{len(content)} bytes"
             + ("" if len(content) != said["bytes"] else ", others than were written"),
-            hint="the folder was damaged, or writing it did not end",
         )
     return content
+
+
+def _read_local(folder: str, stage_path: str) -> dict[int, pa.Buffer]:
+    """Number -> chunk, of all files in a folder of this machine."""
+    chunks: dict[int, pa.Buffer] = {}
+    for name in sorted(os.listdir(folder)):
+        if not name.endswith(".parquet") or name.startswith((".", "_")):
+            continue
+        try:
+            table = pq.ParquetFile(f"{folder}/{name}").read(["idx", "chunk"])
+        except (OSError, pa.ArrowException) as error:
+            raise _not_whole(stage_path, "files of parquet", str(error)) from error
+        chunks |= _chunks_of(table)
+    return chunks
+
+
+def _chunks_of(table: pa.Table) -> dict[int, pa.Buffer]:
+    rows = zip(table["idx"], table["chunk"], strict=True)
+    return {idx.as_py(): chunk.as_buffer() for idx, chunk in rows}
+
+
+def _not_whole(stage_path: str, expected: str, received: str) -> ModelError:
+    return ModelError(
+        f"the model in {stage_path!r} is not whole",
+        expected=expected,
+        received=received,
+        hint="the folder was damaged, or writing it did not end",
+    )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
@@ -25,21 +24,28 @@ from sparkdl.spark.ml.summary import TrainingSummary
 F = TypeVar("F", bound="FittedStage")
 
 
-@dataclass(frozen=True)
 class Trained:
     """A trained model; copies of a stage share it, as nothing in it ever changes.
 
     Args:
         archive: The model with its optimizer state: what is saved.
-        predictor: What executors get to score with.
+        source: The same model, which nobody else has or changes; let go once it is encoded.
         decoder: See :class:`sparkdl.SparkModel`.
         summary: How the training went; None if it was not trained by a stage.
     """
 
-    archive: ModelArchive
-    predictor: PredictorArchive
-    decoder: Any = None
-    summary: TrainingSummary | None = None
+    def __init__(
+        self,
+        archive: ModelArchive,
+        source: KerasSource,
+        decoder: Any = None,
+        summary: TrainingSummary | None = None,
+    ) -> None:
+        self.archive, self.decoder, self.summary = archive, decoder, summary
+        self.signature: Signature = source.signature
+        """The model's inputs and outputs."""
+        self._source: KerasSource | None = source
+        self._predictor: PredictorArchive | None = None
 
     @classmethod
     def of(
@@ -50,17 +56,35 @@ class Trained:
         decoder: Any = None,
         summary: TrainingSummary | None = None,
     ) -> Trained:
-        """From a Keras model and its archive."""
+        """From a Keras model, as it is now, and its archive."""
+        trained = cls.of_own(model, archive, decoder=decoder, summary=summary)
+        trained.predictor  # noqa: B018 - encoded now: the model may change
+        return trained
+
+    @classmethod
+    def of_own(
+        cls,
+        model: Any,
+        archive: ModelArchive,
+        *,
+        decoder: Any = None,
+        summary: TrainingSummary | None = None,
+    ) -> Trained:
+        """From a Keras model that nobody else has, and its archive."""
         objects = payload.load(archive.objects)
         with making_models, interrupts.held():
-            source = KerasSource(model, objects)
-            predictor = source.encode(list(source.signature.outputs))
-        return cls(archive, predictor, decoder, summary)
+            return cls(archive, KerasSource(model, objects), decoder, summary)
 
     @property
-    def signature(self) -> Signature:
-        """The model's inputs and outputs."""
-        return self.predictor.signature
+    def predictor(self) -> PredictorArchive:
+        """What executors get to score with; encoded when it is first asked for."""
+        with making_models, interrupts.held():
+            if self._source is not None:
+                self._predictor = self._source.encode(list(self.signature.outputs))
+                self._source = None
+            if self._predictor is None:
+                raise RuntimeError("a trained model has neither a source nor a predictor")
+            return self._predictor
 
 
 class FittedStage(ColumnsStage):
@@ -181,5 +205,4 @@ class FittedStage(ColumnsStage):
         saved = loaded.plain.get("summary")
         summary = None if saved is None else TrainingSummary.from_json(saved)
         decoder = loaded.code.get("decoder")
-        self._with(Trained.of(*found, decoder=decoder, summary=summary))
-        self._local = found[0]
+        self._with(Trained.of_own(*found, decoder=decoder, summary=summary))

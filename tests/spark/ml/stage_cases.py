@@ -5,6 +5,7 @@ Each case takes a session and an empty folder. ``run_all`` is for processes of t
 
 from __future__ import annotations
 
+import hashlib
 import sys
 import tempfile
 from collections.abc import Callable
@@ -35,6 +36,14 @@ def builder(units: int = 8, classes: int = 3, last: str | None = "softmax") -> A
     losses = {1: "binary_crossentropy", 3: "sparse_categorical_crossentropy"}
     model.compile(keras.optimizers.Adam(0.02), losses[classes], metrics=["accuracy"])
     return model
+
+
+def weights_digest(stage: Any) -> str:
+    """Of the bytes of a fitted stage's weights, and of its optimizer's variables."""
+    digest = hashlib.sha256()
+    for variable in (*stage.model.variables, *stage.model.optimizer.variables):
+        digest.update(np.asarray(variable).tobytes())
+    return digest.hexdigest()
 
 
 def table(spark: Any, kind: str = "vector") -> Any:

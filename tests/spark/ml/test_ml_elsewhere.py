@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from pyspark.ml import PipelineModel
-from stage_cases import X, quick, table
+from stage_cases import quick, table, weights_digest
 
 SCRIPT = Path(__file__).parent / "scripts" / "run_cases.py"
 
@@ -26,17 +26,22 @@ def run(*arguments: str) -> str:
     return done.stdout
 
 
-@pytest.mark.slow
-def test_in_one_process() -> None:
-    run("local[2]", "", "")
+def read_and_written(shown: str) -> dict[str, str]:
+    """What a run of the cases said of the weights that it read and wrote."""
+    return dict(line.split() for line in shown.splitlines() if line.startswith(("read", "wrote")))
 
 
 @pytest.mark.slow
-def test_on_connect_and_back(spark: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("where", ["local[2]", "connect"])
+def test_elsewhere_and_back(where: str, spark: Any, tmp_path: Path) -> None:
+    """All cases there; what was saved on executors is read there, and the other way round."""
     fitted = quick(epochs=1).fit(table(spark))
-    PipelineModel([fitted]).save(f"{tmp_path}/classic")
-    shown = run("connect", f"{tmp_path}/classic", f"{tmp_path}/connect")
-    told = dict(line.split() for line in shown.splitlines() if line.startswith(("read", "wrote")))
-    assert told["read"] == fitted.model.predict(X, verbose=0).tobytes().hex()[:64]
-    back = PipelineModel.load(f"{tmp_path}/connect").stages[-1]
-    assert told["wrote"] == back.model.predict(X, verbose=0).tobytes().hex()[:64]
+    PipelineModel([fitted]).save(f"{tmp_path}/here")
+    told = read_and_written(run(where, f"{tmp_path}/here", f"{tmp_path}/there"))
+    assert told["read"] == weights_digest(fitted)
+    back = PipelineModel.load(f"{tmp_path}/there").stages[-1]
+    assert told["wrote"] == weights_digest(back)
+    assert told["read"] != told["wrote"]
+    again = PipelineModel([back])
+    again.write().overwrite().save(f"{tmp_path}/here")
+    assert weights_digest(PipelineModel.load(f"{tmp_path}/here").stages[-1]) == told["wrote"]

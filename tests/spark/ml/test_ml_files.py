@@ -132,7 +132,7 @@ def test_lambdas_in_a_file_do_not_run(spark: Any, tmp_path: Path) -> None:
     content = tmp_path / "lambda.keras"
     keras.Sequential([keras.Input((4,)), keras.layers.Lambda(lambda x: x + 1)]).save(content)
     archive = archive_of_bytes(content.read_bytes(), {})
-    transformer._trained = replace(transformer.trained, archive=archive)
+    transformer.trained.archive = archive
     transformer.save(f"{tmp_path}/t")
     with pytest.raises(ModelError, match="cannot be loaded"):
         KerasTransformer.load(f"{tmp_path}/t")

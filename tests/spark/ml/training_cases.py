@@ -44,7 +44,7 @@ def case_partitions_that_no_barrier_stage_reads(spark: Any, folder: Path) -> Non
 
     from sparkdl.errors import ResourceError
 
-    frame = table(spark).coalesce(2).cache()
+    frame = table(spark).repartition(4).coalesce(2).cache()
     frame.count()
     assert quick(mode="allreduce", epochs=1).fit(frame).summary.rows == frame.count()
     with pytest.raises(ResourceError, match=r"(?s)union, coalesce.*repartition=True"):

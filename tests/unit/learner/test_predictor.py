@@ -17,6 +17,7 @@ from sparkdl.learner.cache import cached_predictor
 from sparkdl.learner.class_scores import ClassScores
 from sparkdl.learner.export import export_model
 from sparkdl.learner.model_source import KerasSource, open_model
+from sparkdl.learner.predictor import make_predictor
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(20, 4)).astype("float32")
@@ -218,3 +219,63 @@ def test_probabilities_and_classes_by_hand() -> None:
     assert unit.probability(far).tolist() == [[1, 0], [0, 1]]
     assert np.isfinite(binary.raw(np.array([[0.0], [1.0]]))).all()
     assert ClassScores(False, False, 4).num_classes is None
+
+
+def many_kinds() -> list[Any]:
+    keras.utils.set_random_seed(1)
+    given = keras.Input((6, 4), name="given")
+    recurrent = layers.LSTM(5)(given)
+    attended = layers.GlobalAveragePooling1D()(layers.MultiHeadAttention(2, 3)(given, given))
+    convolved = layers.Flatten()(layers.BatchNormalization()(layers.Conv1D(7, 3)(given)))
+    joined = layers.Dense(9, activation="gelu")(layers.Concatenate()([recurrent, attended]))
+    return [
+        keras.Model(given, {"a": layers.Softmax()(joined), "b": convolved}),
+        keras.Model([given, keras.Input((2,), name="other")], [joined]),
+        network(),
+    ]
+
+
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="of TensorFlow's graphs")
+@pytest.mark.parametrize("number", range(3))
+def test_several_passes_in_one_call_have_the_bits_of_single_ones(number: int) -> None:
+    """Also after the weights have changed, and with rows of another shape or number."""
+    model = many_kinds()[number]
+    predictor = make_predictor(model)
+    rows = 16
+    x = {
+        tensor.name: RNG.normal(size=(8 * rows, *tensor.shape[1:])).astype("float32")
+        for tensor in model.inputs
+    }
+
+    def alone(size: int, i: int) -> Any:
+        part = {name: array[i * size : (i + 1) * size] for name, array in x.items()}
+        return predictor.predict(part, size)
+
+    assert predictor.passes == 1
+    for _ in range(20):
+        alone(rows, 0)
+    assert predictor.passes == 8
+    for size in (rows, 3, rows):
+        model.set_weights([1.5 * w for w in model.get_weights()])
+        want = [alone(size, i) for i in range(8)]
+        got = predictor.predict({name: array[: 8 * size] for name, array in x.items()}, size)
+        assert got.keys() == want[0].keys()
+        for name, values in got.items():
+            np.testing.assert_array_equal(values, np.concatenate([w[name] for w in want]))
+
+
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="of TensorFlow's graphs")
+def test_outputs_of_another_shape_in_each_pass_stay_with_single_passes() -> None:
+    class Positive(layers.Layer):
+        def call(self, x: Any) -> Any:
+            import tensorflow as tf
+
+            return tf.boolean_mask(x, x[:, 0] > 0)
+
+        def compute_output_shape(self, shape: Any) -> Any:
+            return shape
+
+    predictor = make_predictor(keras.Sequential([keras.Input((4,), name="x"), Positive()]))
+    for _ in range(20):
+        predictor.predict({"x": X[:8]}, 8)
+    assert predictor.passes == 1

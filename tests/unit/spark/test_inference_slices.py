@@ -48,7 +48,7 @@ class Doubling:
     """A model that returns its first so many values twice as large: all, or one more each call."""
 
     def __init__(self, growing: bool) -> None:
-        self.growing, self.calls = growing, 0
+        self.growing, self.calls, self.passes = growing, 0, 1
 
     def predict(self, x: dict[str, np.ndarray], batch_size: int) -> dict[str, np.ndarray]:
         done.append("predicted")
