@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import actor_learner
+import call_situations
 import numpy as np
 import program_cases
 import psutil
@@ -150,6 +151,13 @@ def test_an_encrypted_program(spark: Any) -> None:
     network = Network("18500-18519", worker_port="18520-18549", encrypt=True)
     launched = launch(program, "spark", network=network)
     assert launched.results("caller", 60) == [(5, True)]
+
+
+def test_every_situation_of_a_call(spark: Any) -> None:
+    with launch(call_situations.examination(), "spark") as launched:
+        told = launched.results("examiner", 120)[0]
+    assert {name: error for name, error in told.items() if error} == {}
+    assert list(told) == list(call_situations.SITUATIONS)
 
 
 def test_too_few_slots(spark: Any) -> None:
