@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -159,6 +160,28 @@ def function_environment(placement: Placement) -> Iterator[None]:
                 _set(name, before.get(name))
         if gpus is not None and not had_framework and _is_imported(None):
             _seen = gpus
+
+
+def visible_gpus() -> list[str]:
+    """The GPUs that a framework would see here, as ``CUDA_VISIBLE_DEVICES`` names them."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if named is not None:
+        return [name.strip() for name in named.split(",") if name.strip() not in ("", "-1")]
+    return [str(number) for number in range(len(machine_gpus()))]
+
+
+def machine_gpus() -> list[str]:
+    """UUIDs of this machine's GPUs in their order, as NVIDIA's driver lists them."""
+    try:
+        listed = subprocess.run(
+            ["nvidia-smi", "-L"], stdout=subprocess.PIPE, timeout=10.0, text=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return []
+    if listed.returncode:
+        return []
+    lines = [line for line in listed.stdout.splitlines() if line.startswith("GPU ")]
+    return [line.rpartition("UUID: ")[2].rstrip(")") for line in lines]
 
 
 def _is_imported(backend: str | None) -> bool:

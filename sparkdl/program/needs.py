@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-
 from sparkdl.errors import ConfigError, ResourceError
+from sparkdl.launch.devices import visible_gpus
 from sparkdl.program.nodes import Program
 
 _THREAD_VARIABLES = (
@@ -21,7 +19,7 @@ def environments_of(program: Program) -> list[dict[str, str]]:
         ResourceError: The nodes ask for more GPUs than this process sees.
     """
     asked = sum(placed.needs.gpus for placed in program.placed)
-    gpus = _visible_gpus() if asked else []
+    gpus = visible_gpus() if asked else []
     if asked > len(gpus):
         raise ResourceError(
             f"program {program.name!r} asks for GPUs that are not there",
@@ -67,17 +65,3 @@ def refuse_restarts(program: Program, where: str, why: str = "") -> None:
                 received=f"restarts={placed.needs.restarts}",
                 hint="catch errors inside of the node, or launch the program again",
             )
-
-
-def _visible_gpus() -> list[str]:
-    named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if named is not None:
-        return [name.strip() for name in named.split(",") if name.strip() not in ("", "-1")]
-    try:
-        listed = subprocess.run(["nvidia-smi", "-L"], stdout=subprocess.PIPE, timeout=10.0)
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    if listed.returncode:
-        return []
-    count = sum(line.startswith(b"GPU ") for line in listed.stdout.splitlines())
-    return [str(number) for number in range(count)]

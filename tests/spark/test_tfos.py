@@ -179,3 +179,15 @@ def test_frames_and_tfrecord_files(spark: Any, sc: Any, tmp_path: Path) -> None:
 def test_what_is_refused(sc: Any, arguments: dict[str, Any], word: str) -> None:
     with pytest.raises(ConfigError, match=word):
         TFCluster.run(sc, train, None, 2, **arguments)
+
+
+def test_dstreams_are_refused_with_what_to_use(sc: Any) -> None:
+    class DStream:
+        def foreachRDD(self, function: Any) -> None:
+            raise AssertionError
+
+    cluster = TFCluster.run(sc, train, None, 1, input_mode=InputMode.SPARK)
+    with pytest.raises(ConfigError, match="foreachBatch"):
+        cluster.train(DStream())
+    with pytest.raises(ConfigError, match="foreachBatch"):
+        cluster.shutdown(ssc=object())

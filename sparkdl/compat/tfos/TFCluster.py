@@ -62,7 +62,8 @@ class TFCluster:
             qname: As TensorFlowOnSpark has it; there are no queues here.
 
         Raises:
-            ConfigError: The cluster has ``InputMode.TENSORFLOW``, or was trained before.
+            ConfigError: The cluster has ``InputMode.TENSORFLOW``, was trained before, or is given a
+                DStream.
             WorkerError: The function raised or stalled on a node; with its traceback.
         """
         self._check_fed("train")
@@ -97,6 +98,8 @@ class TFCluster:
         return context.parallelize(joined, max(1, len(joined))).flatMap(_second)
 
     def _feed(self, rdd: Any, epochs: int, uneven: Uneven, stall_s: float) -> list[list[Any]]:
+        if hasattr(rdd, "foreachRDD"):
+            raise _no_dstreams()
         if not hasattr(rdd, "mapPartitions"):
             raise ConfigError(
                 "a cluster cannot be fed with this",
@@ -134,9 +137,7 @@ class TFCluster:
             WorkerError: It raised on a node; with its traceback.
         """
         if ssc is not None:
-            raise ConfigError(
-                "DStreams cannot feed a cluster here", expected="ssc=None", received="a context"
-            )
+            raise _no_dstreams()
         if self._thread is not None:
             self._thread.join(timeout)
             if self._thread.is_alive():
@@ -214,6 +215,17 @@ def run(
         )
     found = {role: count for role, count in roles.items() if count}
     return TFCluster(sc, map_fun, tf_args, found, input_mode)
+
+
+def _no_dstreams() -> ConfigError:
+    return ConfigError(
+        "DStreams cannot feed a cluster here",
+        expected="an RDD for train and inference, ssc=None for shutdown",
+        received="a stream of Spark's old streaming interface",
+        hint="Structured Streaming has taken its place: a model's transform(streaming_df) predicts "
+        "on one, and stream.writeStream.foreachBatch(f) calls f(df, number), where "
+        "TFCluster.run(...).train(df.rdd, 1) trains on each batch",
+    )
 
 
 def _second(pair: tuple[int, list[Any]]) -> list[Any]:

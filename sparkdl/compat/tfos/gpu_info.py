@@ -1,0 +1,63 @@
+"""GPUs of a node's machine."""
+
+from __future__ import annotations
+
+import subprocess
+
+from sparkdl.errors import ResourceError
+from sparkdl.launch.devices import machine_gpus, visible_gpus
+
+MAX_RETRIES = 3
+"""As TensorFlowOnSpark has it; nothing is tried again here."""
+AS_STRING = "string"
+AS_LIST = "list"
+
+
+def is_gpu_available() -> bool:
+    """Whether this process sees a GPU."""
+    return bool(visible_gpus())
+
+
+def get_gpus(num_gpu: int = 1, worker_index: int = -1, format: str = AS_STRING) -> str | list[str]:
+    """GPUs for this process: those that Spark gave to the task, else free ones of the machine.
+
+    Free are those on which no process computes. Where Spark schedules no GPUs, two tasks that ask
+    at the same time may be told the same ones, unless each names its number.
+
+    Args:
+        num_gpu: How many.
+        worker_index: The number of this process among those of the machine, which then take
+            different ones; negative: the first ones.
+        format: ``AS_STRING`` for ``'0,1'``, as ``CUDA_VISIBLE_DEVICES`` has it; ``AS_LIST``.
+
+    Raises:
+        ResourceError: There are fewer.
+    """
+    seen = visible_gpus()
+    busy = _busy(seen)
+    free = [gpu for gpu in seen if gpu not in busy]
+    if len(free) < num_gpu:
+        raise ResourceError(
+            "this node cannot have the GPUs it asks for",
+            expected=f"{num_gpu} free GPUs",
+            received=f"{len(free)} free of {len(seen)} that this process sees",
+            hint="spark.task.resource.gpu.amount makes Spark deal them to its tasks",
+        )
+    start = worker_index * num_gpu % len(free) if worker_index > 0 and num_gpu else 0
+    mine = (free[start:] + free[:start])[:num_gpu]
+    return mine if format == AS_LIST else ",".join(mine)
+
+
+def _busy(seen: list[str]) -> set[str]:
+    """Those of ``seen`` on which a process computes."""
+    asked = ["--query-compute-apps=gpu_uuid", "--format=csv,noheader"]
+    try:
+        told = subprocess.run(
+            ["nvidia-smi", *asked], stdout=subprocess.PIPE, timeout=10.0, text=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return set()
+    uuids = machine_gpus()
+    working = {line.strip() for line in told.stdout.splitlines()}
+    names = {str(number) for number, uuid in enumerate(uuids) if uuid in working}
+    return {gpu for gpu in seen if gpu in names or gpu in working}
