@@ -7,12 +7,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 HERE = Path(__file__).parent
 
 
-def test_workers_take_the_cores_that_were_asked_for() -> None:
+@pytest.mark.parametrize("script", ["stage_resources.py", "connect_resources.py"])
+def test_workers_take_the_cores_that_were_asked_for(script: str) -> None:
+    if script.startswith("connect"):
+        pytest.importorskip("grpc_status", reason="pyspark[connect] is not installed")
     done = subprocess.run(
-        [sys.executable, str(HERE / "scripts" / "stage_resources.py")],
+        [sys.executable, str(HERE / "scripts" / script)],
         env={**os.environ, "PYTHONPATH": str(HERE.parents[1])},
         capture_output=True, text=True, timeout=400, check=False,
     )  # fmt: skip

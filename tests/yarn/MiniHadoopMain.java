@@ -122,7 +122,7 @@ public class MiniHadoopMain {
    * applications: ID:STATE:QUEUE of each. attempts APPLICATION: how many there were. containers
    * APPLICATION: ID@NODE of those that run, the first of the attempt first, which has the
    * application master. kill APPLICATION NUMBER: ends a container as "yarn container -signal" does.
-   * stop-node NODE: a NodeManager is lost. folder PATH MODE, put LOCAL PATH, list
+   * end APPLICATION: as "yarn application -kill". stop-node NODE: a NodeManager is lost. folder PATH MODE, put LOCAL PATH, list
    * PATH, quota FOLDER BYTES: of HDFS.
    */
   private String answer(String[] command) throws Exception {
@@ -145,6 +145,9 @@ public class MiniHadoopMain {
         ContainerReport killed = containers(command[1]).get(Integer.parseInt(command[2]));
         client.signalToContainer(killed.getContainerId(), SignalContainerCommand.FORCEFUL_SHUTDOWN);
         found.add(killed.getContainerId().toString());
+        break;
+      case "end":
+        client.killApplication(application(command[1]).getApplicationId());
         break;
       case "stop-node":
         for (int i = 0; i < 2; i++) {

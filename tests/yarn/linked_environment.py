@@ -26,8 +26,8 @@ def linked_environment() -> Path:
     subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
     python = folder / "bin" / "python"
     installed = subprocess.run(
-        [python, "-m", "pip", "install", "-q", "venv-pack", "setuptools<81"],
-        capture_output=True, text=True,
+        [python, "-m", "pip", "install", "-q", "--retries", "1", "venv-pack", "setuptools<81"],
+        capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     if installed.returncode:
         pytest.skip(f"venv-pack cannot be installed: {installed.stderr[-300:]}")

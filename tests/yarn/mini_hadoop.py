@@ -72,7 +72,10 @@ def hadoop_jars() -> list[Path]:
         (folder / "pom.xml").write_text(pom)
         command = ["mvn", "-q", "-B", "dependency:copy-dependencies", "-DincludeScope=runtime",
                    f"-DoutputDirectory={jars}"]  # fmt: skip
-        ran = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=400)
+        try:
+            ran = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=400)
+        except subprocess.TimeoutExpired as slow:
+            raise Unavailable("Maven did not get Hadoop's mini cluster within 400 s") from slow
         if ran.returncode:
             raise Unavailable(f"Maven could not get Hadoop's mini cluster: {ran.stdout[-500:]}")
         done.write_text(pom)

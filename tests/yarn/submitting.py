@@ -180,10 +180,13 @@ class Submitter:
                 command, env=variables, cwd=self.folder, stdout=log, stderr=log,
                 start_new_session=True,
             )  # fmt: skip
+        submission = Submission(self.hadoop, process, output, result, self.folder)
         try:
-            yield Submission(self.hadoop, process, output, result, self.folder)
+            yield submission
         finally:
-            if process.poll() is None:
+            if process.poll() is None:  # the test failed: nothing of it runs beside the next one
+                if submission._find_id():
+                    self.hadoop.ask("end", submission.application)
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait(20)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from submitting import Submitted, Submitter
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(900)
 MODES = ("asynchronous", "hogwild", "synchronous", "allreduce:builtin")
 
 
@@ -41,14 +41,22 @@ def check_modes(ended: Submitted, deploy_mode: str) -> None:
     assert found["files"] == {"model": True, "checkpoints": True, "scored": 256}
 
 
+def test_fit(submit: Submitter) -> None:
+    """The short one, part of ``make test``: the exact mode of each family, driver in the cluster."""
+    check_modes(submit("yarn_fit.py", "synchronous", "allreduce:builtin"), "cluster")
+
+
+@pytest.mark.slow
 def test_fit_in_every_mode(submit: Submitter) -> None:
     check_modes(submit("yarn_fit.py", *MODES), "cluster")
 
 
+@pytest.mark.slow
 def test_driver_on_this_machine(submit: Submitter) -> None:
     check_modes(submit("yarn_fit.py", *MODES, deploy_mode="client"), "client")
 
 
+@pytest.mark.slow
 def test_time_to_the_first_step(submit: Submitter) -> None:
     """Beside a job of plain PySpark that imports Keras: at most 5 s more.
 

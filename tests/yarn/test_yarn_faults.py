@@ -100,7 +100,8 @@ def test_two_users_in_two_queues(submit: Submitter, hadoop: MiniHadoop) -> None:
         for submission, user in zip(both, ("anna", "bert"), strict=True):
             submission.until_file(f"trains-{user}")
         running = [one for one in hadoop.ask("applications") if ":RUNNING:" in one]
-        assert {one.split(":")[2] for one in running} >= {"default", "second"}
+        queues = {one.split(":")[2].removeprefix("root.") for one in running}
+        assert queues >= {"default", "second"}
         for user in ("anna", "bert"):
             (both[0].folder / f"go-{user}").touch()
         found = [_result(submission.wait()) for submission in both]
@@ -146,6 +147,15 @@ def test_gpus_by_a_discovery_script(submit: Submitter, tmp_path: Path) -> None:
         "spark.executor.resource.gpu.discoveryScript": str(script),
     }
     assert _result(submit(FAULTS, "gpus", conf=conf)) == {"given": ["0", "0"]}
+
+
+def test_resources_of_the_training_stage(submit: Submitter) -> None:
+    """``resources={'cpus': 2}``: four cores in two executors have room for two workers."""
+    conf = {"spark.executor.cores": "2", "spark.executor.memoryOverhead": "3g"}
+    found = _result(submit(FAULTS, "resources", conf=conf))
+    assert found["workers"] == {"synchronous": 2, "allreduce": 2}
+    assert found["unknown"]["type"] == "ConfigError", found
+    assert "fpga" in found["unknown"]["text"]
 
 
 def test_lost_node(submit: Submitter, hadoop: MiniHadoop) -> None:

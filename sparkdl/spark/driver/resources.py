@@ -16,7 +16,8 @@ def resource_profile(resources: Mapping[str, float] | None, spark: Any) -> Resou
     """Spark's profile of these resources; None for the application's own.
 
     Only tasks ask for more, so the executors stay: it works on YARN, Kubernetes, standalone and
-    ``local-cluster`` without dynamic allocation (SPARK-43912, Spark 3.5).
+    ``local-cluster`` without dynamic allocation (SPARK-43912, Spark 3.5), and through Connect to
+    them.
 
     Args:
         resources: Of one task: ``'cpus'``, ``'gpu'`` or another resource -> amount.
@@ -36,20 +37,21 @@ def resource_profile(resources: Mapping[str, float] | None, spark: Any) -> Resou
         else:
             requests.resource(name, amount)
     profile: ResourceProfile = ResourceProfileBuilder().require(requests).build
-    if is_connect(spark):
-        return profile
     try:
-        spark.sparkContext._jsc.sc().resourceProfileManager().addResourceProfile(
-            profile._java_resource_profile
-        )
+        if is_connect(spark):
+            _ = profile.id  # registers it with the server: in this thread, whose session is active
+        else:
+            spark.sparkContext._jsc.sc().resourceProfileManager().addResourceProfile(
+                profile._java_resource_profile
+            )
     except Exception as error:
         lines = [line for line in str(error).splitlines() if "Exception: " in line]
         raise ConfigError(
             "resources cannot be asked for by the training stage alone on this cluster",
             expected="YARN, Kubernetes, standalone or local-cluster, and amounts that an executor "
             "has",
-            received=f"resources={dict(resources)!r}, master {spark.sparkContext.master!r}: "
-            + (lines[0].split("Exception: ", 1)[1] if lines else str(error))[:300],
+            received=f"resources={dict(resources)!r}, master {spark.conf.get('spark.master', '')!r}"
+            f": {(lines[0].split('Exception: ', 1)[1] if lines else str(error))[:300]}",
             hint="spark.task.cpus and spark.task.resource.gpu.amount are for all stages",
         ) from error
     return profile

@@ -169,6 +169,20 @@ def fit_of(spark: SparkSession, path: str) -> None:
     sparkdl.SparkModel(make_model(), num_workers=2).fit(spark.read.parquet(path), verbose=0)
 
 
+def resources(spark: SparkSession, folder: Path) -> dict[str, Any]:
+    """Executors of two cores: a worker that asks for both has an executor for itself."""
+    frame = make_rows(spark)
+    found: dict[str, Any] = {"workers": {}}
+    for mode in ("synchronous", "allreduce"):
+        spark_model = sparkdl.SparkModel(make_model(), mode=mode, resources={"cpus": 2})
+        spark_model.fit(frame, epochs=1, batch_size=64, verbose=0)
+        assert spark_model.summary is not None
+        found["workers"][mode] = len(spark_model.summary.rank_rows)
+    spark_model = sparkdl.SparkModel(make_model(), resources={"fpga": 1})
+    found["unknown"] = error_of(lambda: spark_model.fit(frame, verbose=0))
+    return found
+
+
 def short(spark: SparkSession, folder: Path, mode: str, name: str) -> dict[str, Any]:
     """A fit that leaves ``trains-NAME``, and goes on until the test leaves ``go-NAME``."""
 
@@ -197,7 +211,7 @@ def gpus(spark: SparkSession, folder: Path) -> dict[str, Any]:
     return {"given": sparkdl.run(given, num_workers=2)}
 
 
-CASES = (lost, memory, attempts, dynamic, files, short, gpus)
+CASES = (lost, memory, attempts, dynamic, files, short, gpus, resources)
 
 
 def main() -> None:
