@@ -33,10 +33,10 @@ def test_workers_on_other_machines(tmp_path: Path) -> None:
         driver, *workers = stack.enter_context(namespaces.machines(3))
         master = f"spark://{driver.address}:7077"
         commands = [(driver, [f"{deploy}master.Master", "--host", driver.address, "--port", "7077",
-                              "--webui-port", "0"])]  # fmt: skip
+                              "--webui-port", "7343"])]  # fmt: skip
         commands += [
-            (one, [f"{deploy}worker.Worker", "--host", one.address, "--webui-port", "0",
-                   "--cores", "1", "--memory", "1g", master])
+            (one, [f"{deploy}worker.Worker", "--host", one.address, "--webui-port", "7342",
+                   "--port", "7341", "--cores", "1", "--memory", "1g", master])
             for one in workers
         ]  # fmt: skip
         for number, (machine, command) in enumerate(commands):
@@ -67,5 +67,11 @@ def test_workers_on_other_machines(tmp_path: Path) -> None:
     pairs = zip(found["weights"]["synchronous"], found["weights"]["allreduce"], strict=True)
     for one, two in pairs:
         np.testing.assert_allclose(one, two, atol=1e-5)
+    # a firewall that lets in one range (and the master's port) lets in all of it
+    allowed = {7077, *range(7300, 7350)}
+    assert set(found["driver ports"]) <= allowed, found["driver ports"]
+    assert any(7300 <= port < 7310 for port in found["driver ports"]), "the server's port"
+    for ports in found["worker ports"]:
+        assert set(ports) <= allowed, found["worker ports"]
     errors = [c for c in found["doctor"]["checks"] if c["status"] != "ok"]
     assert errors == []

@@ -42,7 +42,7 @@ def check_modes(ended: Submitted, deploy_mode: str) -> None:
 
 
 def test_fit(submit: Submitter) -> None:
-    """The short one, part of ``make test``: the exact mode of each family, driver in the cluster."""
+    """The short one, part of ``make test``: the exact mode of each family, all in the cluster."""
     check_modes(submit("yarn_fit.py", "synchronous", "allreduce:builtin"), "cluster")
 
 

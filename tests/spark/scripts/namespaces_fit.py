@@ -1,4 +1,4 @@
-"""Driver on a machine of its own: the doctor, a fit in each mode, ``run``.
+"""Driver on a machine of its own: the doctor, a fit in each mode, ``run``; all in one port range.
 
 python namespaces_fit.py MASTER DRIVER_ADDRESS SERVER_ADDRESS RESULT.json
 """
@@ -9,6 +9,7 @@ import json
 import os
 import socket
 import sys
+from pathlib import Path
 from typing import Any
 
 os.environ["PYSPARK_PYTHON"] = sys.executable
@@ -33,6 +34,30 @@ def own_address(known: str) -> str:
         return str(probe.getsockname()[0])
 
 
+def listening() -> list[int]:
+    """Ports on which this machine waits for others: what its firewall must let in."""
+    ports = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        for line in Path(table).read_text().splitlines()[1:]:
+            _, local, _, state, *_ = line.split()
+            address, port = local.split(":")
+            # 127.0.0.1, itself and inside IPv6, and ::1
+            if state == "0A" and not address.endswith(("0100007F", "0" * 24 + "01000000")):
+                ports.add(int(port, 16))
+    return sorted(ports)
+
+
+class Listening(keras.callbacks.Callback):
+    """Keeps the driver's ports of each epoch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ports: set[int] = set()
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
+        self.ports.update(listening())
+
+
 def main() -> None:
     master, address, server, result = sys.argv[1:]
     spark = (
@@ -41,6 +66,9 @@ def main() -> None:
         .config("spark.driver.bindAddress", "0.0.0.0")
         .config("spark.executor.memory", "512m")
         .config("spark.cores.max", "2")
+        .config("spark.driver.port", "7320")
+        .config("spark.blockManager.port", "7330")
+        .config("spark.port.maxRetries", "9")
         .config("spark.ui.enabled", "false")
         .getOrCreate()
     )
@@ -53,16 +81,20 @@ def main() -> None:
         spark, num_workers=2, timeout_s=30.0, server_bind="0.0.0.0", server_address=server
     )
     found: dict[str, Any] = {"doctor": report.to_dict(), "losses": {}, "weights": {}}
+    own = Listening()
     ways: dict[str, dict[str, Any]] = {
-        "asynchronous": {},
+        "asynchronous": {"port": "7300-7309"},
         "synchronous": {"port": "7300-7309", "server_bind": "0.0.0.0", "server_address": server},
         "allreduce": {"communicator": "builtin", "worker_port": "7310-7319"},
     }
     for mode, options in ways.items():
         spark_model = sparkdl.SparkModel(make_model(), mode=mode, num_workers=2, **options)
-        history = spark_model.fit(frame, epochs=2, batch_size=16, verbose=0)
+        history = spark_model.fit(frame, epochs=2, batch_size=16, verbose=0, callbacks=[own])
         found["losses"][mode] = history.history["loss"]
         found["weights"][mode] = [w.tolist() for w in spark_model.model.get_weights()]
+    asked = {"port": "7300-7309", "worker_port": "7310-7319"}
+    found["driver ports"] = sorted(own.ports)
+    found["worker ports"] = sparkdl.run(listening, num_workers=2, **asked)
     found["addresses"] = sparkdl.run(own_address, (address,), num_workers=2)
     with open(result, "w") as file:
         json.dump(found, file)
