@@ -67,8 +67,8 @@ def test_workers_on_other_machines(tmp_path: Path) -> None:
     pairs = zip(found["weights"]["synchronous"], found["weights"]["allreduce"], strict=True)
     for one, two in pairs:
         np.testing.assert_allclose(one, two, atol=1e-5)
-    # a firewall that lets in one range (and the master's port) lets in all of it
-    allowed = {7077, *range(7300, 7350)}
+    # a firewall that lets in one range lets in all of it, beside the master's own ports
+    allowed = {6066, 7077, *range(7300, 7350)}
     assert set(found["driver ports"]) <= allowed, found["driver ports"]
     assert any(7300 <= port < 7310 for port in found["driver ports"]), "the server's port"
     for ports in found["worker ports"]:

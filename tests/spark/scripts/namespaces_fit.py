@@ -85,7 +85,11 @@ def main() -> None:
     ways: dict[str, dict[str, Any]] = {
         "asynchronous": {"port": "7300-7309"},
         "synchronous": {"port": "7300-7309", "server_bind": "0.0.0.0", "server_address": server},
-        "allreduce": {"communicator": "builtin", "worker_port": "7310-7319"},
+        "allreduce": {
+            "communicator": "builtin",
+            "port": "7300-7309",
+            "worker_port": "7310-7319",
+        },  # fmt: skip
     }
     for mode, options in ways.items():
         spark_model = sparkdl.SparkModel(make_model(), mode=mode, num_workers=2, **options)
