@@ -122,7 +122,6 @@ public class MiniHadoopMain {
    * applications: ID:STATE:QUEUE of each. attempts APPLICATION: how many there were. containers
    * APPLICATION: ID@NODE of those that run, the first of the attempt first, which has the
    * application master. kill APPLICATION NUMBER: ends a container as "yarn container -signal" does.
-   * preempted APPLICATION: megabytes times seconds of containers that were taken for another queue.
    * end APPLICATION: as "yarn application -kill". stop-node NODE: a NodeManager is lost. folder PATH MODE, put LOCAL PATH, list
    * PATH, quota FOLDER BYTES: of HDFS.
    */
@@ -146,13 +145,6 @@ public class MiniHadoopMain {
         ContainerReport killed = containers(command[1]).get(Integer.parseInt(command[2]));
         client.signalToContainer(killed.getContainerId(), SignalContainerCommand.FORCEFUL_SHUTDOWN);
         found.add(killed.getContainerId().toString());
-        break;
-      case "preempted":
-        found.add(
-            ""
-                + application(command[1])
-                    .getApplicationResourceUsageReport()
-                    .getPreemptedMemorySeconds());
         break;
       case "end":
         client.killApplication(application(command[1]).getApplicationId());

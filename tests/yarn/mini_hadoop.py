@@ -118,17 +118,6 @@ class MiniHadoop:
                     ("user-limit-factor", "4"),
                 )
             },
-            # containers above a queue's share are taken for those that another queue waits for
-            "yarn.resourcemanager.scheduler.monitor.enable": "true",
-            **{
-                f"yarn.resourcemanager.monitor.capacity.preemption.{name}": value
-                for name, value in (
-                    ("monitoring_interval", "500"),
-                    ("max_wait_before_kill", "2000"),
-                    ("total_preemption_per_round", "1.0"),
-                    ("natural_termination_factor", "1.0"),
-                )
-            },
             "dfs.replication": "1",
             "fs.permissions.umask-mode": "022",
             **(settings or {}),

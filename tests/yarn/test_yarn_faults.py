@@ -113,27 +113,6 @@ def test_two_users_in_two_queues(submit: Submitter, hadoop: MiniHadoop) -> None:
         assert one["loss"][-1] < one["loss"][0]
 
 
-def test_preempted_container(submit: Submitter, hadoop: MiniHadoop) -> None:
-    """A queue above its half loses an executor to the other queue; its fit goes on."""
-    # 5 GiB for each executor and 2.75 for the driver, of two nodes with 8 GiB
-    large = {"spark.executor.memoryOverhead": "4608m"}
-    small = {"spark.yarn.queue": "second", "spark.executor.instances": "1"}
-    with submit.start(FAULTS, "lost", "asynchronous", "40", conf=large) as first:
-        first.until_file("epoch-1")
-        with submit.start(
-            FAULTS, "short", "asynchronous", "bert", conf=small,
-            environment={"HADOOP_USER_NAME": "bert"},
-        ) as second:  # fmt: skip
-            second.until_file("trains-bert")
-            (second.folder / "go-bert").touch()
-            _result(second.wait())
-        found = _result(first.wait())
-        (taken,) = hadoop.ask("preempted", first.application)
-    assert int(taken) > 0
-    assert len(found["loss"]) == 40
-    assert found["loss"][-1] < found["loss"][0] / 2
-
-
 def test_folders_denied_and_full(submit: Submitter, hadoop: MiniHadoop) -> None:
     """One clear error each, which names the path and the reason."""
     hadoop.ask("folder", "/private", "700")
