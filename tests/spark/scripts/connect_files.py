@@ -17,6 +17,7 @@ sys.path.insert(0, ROOT)
 def main() -> None:
     import numpy as np
     import pytest
+    from connect_port import own_port
     from pyspark.sql import SparkSession
 
     from sparkdl.errors import ResourceError
@@ -29,6 +30,7 @@ def main() -> None:
     behind.mkdir()
     spark = (
         SparkSession.builder.remote("local[2]")
+        .config("spark.connect.grpc.binding.port", own_port())
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.ui.enabled", "false")
         .config("spark.sql.warehouse.dir", f"{folder}/warehouse")

@@ -17,6 +17,7 @@ sys.path.insert(0, ROOT)
 def main() -> None:
     import keras
     import pytest
+    from connect_port import own_port
     from pyspark.sql import SparkSession
     from sklearn.datasets import load_digits
 
@@ -26,6 +27,7 @@ def main() -> None:
 
     spark = (
         SparkSession.builder.remote("local-cluster[3,1,1536]")
+        .config("spark.connect.grpc.binding.port", own_port())
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.ui.enabled", "false")
         .config("spark.executorEnv.PYTHONPATH", ROOT)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import sys
 from typing import Any
 
@@ -15,20 +14,16 @@ def main() -> None:
     import keras
     import numpy as np
     import pytest
+    from connect_port import own_port
     from pyspark.sql import SparkSession
-    from pyspark.sql.connect.client import DefaultChannelBuilder
 
     from sparkdl import SparkModel
     from sparkdl.errors import ConfigError, ResourceError
 
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    # "local-cluster" has its server at the default port, which another test may have
-    DefaultChannelBuilder.default_port = staticmethod(lambda: port)
     spark: Any = (
         SparkSession.builder.remote("local-cluster[1,4,2048]")
         .config("spark.driver.host", "127.0.0.1")
-        .config("spark.connect.grpc.binding.port", str(port))
+        .config("spark.connect.grpc.binding.port", own_port())
         .config("spark.ui.enabled", "false")
         .config("spark.executorEnv.PYTHONPATH", os.environ["PYTHONPATH"])
         .config("spark.executorEnv.TF_CPP_MIN_LOG_LEVEL", "3")

@@ -16,6 +16,7 @@ os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
 def main() -> None:
     import numpy as np
     import pytest
+    from connect_port import own_port
     from pyspark.sql import SparkSession
 
     import sparkdl
@@ -23,6 +24,7 @@ def main() -> None:
 
     spark = (
         SparkSession.builder.remote("local-cluster[2,1,2048]")
+        .config("spark.connect.grpc.binding.port", own_port())
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.ui.enabled", "false")
         .config("spark.executorEnv.PYTHONPATH", os.environ["PYTHONPATH"])

@@ -19,12 +19,14 @@ def count(feed: Any) -> int:
 
 
 def main() -> None:
+    from connect_port import own_port
     from pyspark.sql import SparkSession
 
     import sparkdl
 
     spark = (
         SparkSession.builder.remote("local[2]")
+        .config("spark.connect.grpc.binding.port", own_port())
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.ui.enabled", "false")
         .getOrCreate()
