@@ -27,6 +27,8 @@ class ParamSpec:
         convert: Gives the value to keep; raises TypeError or ValueError that says what is expected.
         default: None leaves it without a default, where ``optional`` is False.
         optional: None is a value of it, and its default.
+        title: The Param in the names of its getter and setter, where it is not its own name with a
+            capital letter.
     """
 
     name: str
@@ -34,6 +36,7 @@ class ParamSpec:
     convert: Callable[[Any], Any]
     default: Any = None
     optional: bool = False
+    title: str = ""
 
 
 class Stage(Params):
@@ -67,7 +70,7 @@ class Stage(Params):
                 raise UnknownArgumentError("argument", name, known)
         for name in known:  # in their order: what a model is made of comes before the model
             if name in arguments:
-                getattr(self, f"set{name[0].upper()}{name[1:]}")(arguments[name])
+                getattr(self, f"set{_title(type(self), name)}")(arguments[name])
         return self
 
     @classmethod
@@ -127,7 +130,7 @@ def has_params(*specs: ParamSpec) -> Callable[[Cls], Cls]:
         cls.SPECS = (*specs, *cls.SPECS)  # type: ignore[attr-defined]
         names = [n for n in dir(cls) if isinstance(inspect.getattr_static(cls, n), Param)]
         for name in names:
-            title = f"{name[0].upper()}{name[1:]}"
+            title = _title(cls, name)
             for method, body in ((f"get{title}", _get), (f"set{title}", _set)):
                 if not hasattr(cls, method):
                     setattr(cls, method, _accessor(body, name, method, cls.__qualname__))
@@ -147,6 +150,12 @@ def has_params(*specs: ParamSpec) -> Callable[[Cls], Cls]:
         return cls
 
     return add
+
+
+def _title(cls: Any, name: str) -> str:
+    """A Param or a part in the names of its getter and setter."""
+    named = next((spec.title for spec in cls.SPECS if spec.name == name), "")
+    return named or f"{name[0].upper()}{name[1:]}"
 
 
 def _get(self: Any, name: str) -> Any:
