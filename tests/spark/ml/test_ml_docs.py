@@ -13,8 +13,10 @@ from pyspark.sql import functions as F
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def blocks(text: str) -> str:
-    return "\n".join(re.findall(r"```python\n(.*?)```", text, re.S))
+def blocks(text: str, folder: Path) -> str:
+    """The page's Python, which saves below ``folder``: a JVM keeps the directory it began in."""
+    code = "\n".join(re.findall(r"```python\n(.*?)```", text, re.S))
+    return re.sub(r'(save|load)\("([^"/:]+)"\)', rf'\1("{folder}/\2")', code)
 
 
 def test_the_page_about_pipelines(
@@ -22,7 +24,7 @@ def test_the_page_about_pipelines(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"spark": spark, "__name__": "__main__"}
-    exec(blocks((ROOT / "docs" / "pipelines.md").read_text()), names)
+    exec(blocks((ROOT / "docs" / "pipelines.md").read_text(), tmp_path), names)
     assert names["tuned"].avgMetrics[1] > 0.8
 
 
@@ -35,6 +37,6 @@ def test_the_pipeline_of_the_readme(
     section = (ROOT / "README.md").read_text().split("## Pipelines of Spark ML")[1]
     frame = table(spark, "array").select("features", F.col("label").cast("int"))
     names: dict[str, Any] = {"df": frame, "model": builder(), "spark": spark}
-    exec(blocks(section.split("\n## ")[0]), names)
+    exec(blocks(section.split("\n## ")[0], tmp_path), names)
     stage = names["pipeline_model"].stages[-1]
     assert np.isfinite(stage.history["loss"]).all()
