@@ -271,7 +271,7 @@ def _write_chunks(spark: Any, path: str, content: bytes) -> None:
     On this machine's disk they are written without a job: Spark would take the bytes through a
     socket and a second process.
     """
-    folder = None if is_connect(spark) else storage.path_on_disk(path)
+    folder = _folder_here(spark, path)
     if folder is not None:
         os.makedirs(folder)
     for number, table in enumerate(_tables(content)):
@@ -284,6 +284,20 @@ def _write_chunks(spark: Any, path: str, content: bytes) -> None:
         writer = spark.createDataFrame(table).coalesce(1).write
         writer = writer.option("compression", "uncompressed")
         writer.mode("append" if number else "error").parquet(path)
+
+
+def _folder_here(spark: Any, path: str) -> str | None:
+    """Where on this machine's disks Spark has a path; None if it is elsewhere.
+
+    A relative path is below the directory in which the JVM began, as for what Spark itself writes
+    of a stage; this process may have changed its own since.
+    """
+    if is_connect(spark) or storage.path_on_disk(path) is None:
+        return None
+    context = spark.sparkContext
+    wanted = context._jvm.org.apache.hadoop.fs.Path(path)
+    system = wanted.getFileSystem(context._jsc.hadoopConfiguration())
+    return str(system.makeQualified(wanted).toUri().getPath())
 
 
 def _tables(content: bytes) -> Iterator[pa.Table]:
@@ -306,7 +320,7 @@ def _read_chunks(spark: Any, path: str, said: Mapping[str, Json], stage_path: st
     Raises:
         ModelError: Bytes are missing or were changed.
     """
-    folder = None if is_connect(spark) else storage.path_on_disk(path)
+    folder = _folder_here(spark, path)
     if folder is not None and os.path.isdir(folder):
         chunks = _read_local(folder, stage_path)
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -178,3 +179,17 @@ def test_a_model_of_many_chunks(spark: Any, tmp_path: Path) -> None:
     loaded = KerasTransformer.load(f"{tmp_path}/t")
     assert loaded.trained.archive.content == transformer.trained.archive.content
     PipelineModel([loaded]).write().overwrite().save(f"{tmp_path}/p")
+
+
+def test_a_relative_path_is_where_spark_has_it(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jvm = spark.sparkContext._jvm
+    began = Path(str(jvm.java.lang.System.getProperty("user.dir")))
+    path = os.path.relpath(tmp_path / "saved stage", began)
+    monkeypatch.chdir(tmp_path)  # after the JVM has begun: Spark's own files do not follow
+    stage = KerasTransformer(model=builder())
+    stage.write().overwrite().save(path)
+    assert sorted(p.name for p in (tmp_path / "saved stage").iterdir()) == ["metadata", "model"]
+    loaded = KerasTransformer.load(path)
+    assert loaded.trained.archive.content == stage.trained.archive.content
