@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
@@ -12,6 +13,8 @@ from sparkdl.launch.gathering import Gathering
 from sparkdl.launch.task import RankContext
 from sparkdl.log_lines import show
 
+FIRST_PAUSE_S = 0.1
+LONGEST_PAUSE_S = 5.0
 RunRank = Callable[[RankContext], Iterator[pa.RecordBatch]]
 
 
@@ -19,6 +22,8 @@ class RestartedRanks:
     """Runs ranks, and again when they fail, as often as each may.
 
     Ranks that may be started again meet once: a later attempt is told what the first was told.
+    Before each of them is a pause, twice as long each time, for what a rank needs and does not find
+    yet.
 
     Args:
         restarts: How often each rank may be started again, in rank order; ranks beyond its end
@@ -49,10 +54,18 @@ class RestartedRanks:
                     raise
                 told = FailureDescription.of(rank.rank, error).error
                 show(rank.rank, f"is started again ({attempt + 1} of {allowed}) after: {told}")
+                self._pause(min(FIRST_PAUSE_S * 2**attempt, LONGEST_PAUSE_S))
+                if self._is_ended():
+                    raise
             else:
                 yield from batches
                 return
         yield from self._run(replace(rank, attempt=allowed))
+
+    def _pause(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end and not self._is_ended():
+            time.sleep(0.05)
 
 
 class _KeptGathering:

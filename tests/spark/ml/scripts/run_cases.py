@@ -11,7 +11,7 @@ os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
 FOLDER = Path(__file__).resolve().parents[1]
 ROOT = FOLDER.parents[2]
 os.environ["PYTHONPATH"] = f"{ROOT}:{FOLDER}"
-sys.path[:0] = [str(ROOT), str(FOLDER)]
+sys.path[:0] = [str(ROOT), str(FOLDER), str(FOLDER.parent / "scripts")]
 
 
 def main(where: str, read: str, write: str) -> None:
@@ -22,14 +22,17 @@ def main(where: str, read: str, write: str) -> None:
         read: A saved pipeline model to load, or ``''``.
         write: Where to save a pipeline model, or ``''``.
     """
+    from connect_port import own_port
     from pyspark.ml import PipelineModel
     from pyspark.sql import SparkSession
     from stage_cases import quick, run_all, table, weights_digest
 
     builder = SparkSession.builder
-    builder = (
-        builder.remote("local-cluster[2,1,2048]") if where == "connect" else builder.master(where)
-    )
+    if where == "connect":
+        builder = builder.remote("local-cluster[2,1,2048]")
+        builder = builder.config("spark.connect.grpc.binding.port", own_port())
+    else:
+        builder = builder.master(where)
     spark = (
         builder.config("spark.driver.host", "127.0.0.1")
         .config("spark.ui.enabled", "false")

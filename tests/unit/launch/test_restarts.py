@@ -1,0 +1,44 @@
+"""A rank that is started again: how often, after which pauses, and not once the launch is over."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pytest
+
+from sparkdl.launch.restarts import RestartedRanks
+from sparkdl.launch.task import RankContext
+
+
+class Fails:
+    """Counts its attempts and fails in all."""
+
+    def __init__(self) -> None:
+        self.began: list[tuple[int, float]] = []
+
+    def run(self, rank: RankContext) -> Iterator[pa.RecordBatch]:
+        self.began.append((rank.attempt, time.monotonic()))
+        raise ValueError("no way on")
+        yield  # makes it a generator
+
+
+def test_each_pause_is_twice_as_long() -> None:
+    fails = Fails()
+    with pytest.raises(ValueError, match="no way on"):
+        list(RestartedRanks([3], fails.run).run(RankContext(0)))
+    assert [attempt for attempt, _ in fails.began] == [0, 1, 2, 3]
+    times = [moment for _, moment in fails.began]
+    pauses = [later - earlier for earlier, later in itertools.pairwise(times)]
+    assert all(p >= least for p, least in zip(pauses, (0.1, 0.2, 0.4), strict=True))
+
+
+def test_a_launch_that_is_over_starts_nothing_again() -> None:
+    fails = Fails()
+    ended = iter([False, True])
+    ranks = RestartedRanks([5], fails.run, lambda: next(ended, True))
+    with pytest.raises(ValueError, match="no way on"):
+        list(ranks.run(RankContext(0)))
+    assert len(fails.began) == 1
