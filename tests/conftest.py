@@ -100,7 +100,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: _turn(item.path))
 
 
-_FIRST = ("spark/test_notebooks.py", "unit/learner/test_learner_backends.py", "spark", "parallel")
+_FIRST = (
+    "spark/test_notebooks.py",
+    "unit/learner/test_learner_backends.py",
+    "yarn",
+    "spark",
+    "parallel",
+)
 """What begins first where files are tested side by side: the longest, so that short ones fill what
 is left at the end."""
 
