@@ -95,12 +95,13 @@ def small_search(trials: int = 12) -> list[Event]:
     events: list[Event] = [began]
     for number in range(trials):
         events.append(TrialBegan(number, {"rate": 10.0**-number, "kind": "ab"[number % 2]}, 0, 2))
+        explained = {"rate": 0.75, "kind": 0.0} if number >= 9 else {}
         if number == trials - 1:
-            events.append(TrialEnded(number, 2, "failed", {}, "ValueError: no such network"))
+            error = "ValueError: no such network"
+            events.append(TrialEnded(number, 2, "failed", {}, error, explained))
             break
         for epoch in range(2):
             metrics = {"loss": 1.0, "val_accuracy": 0.5 + 0.03 * number + 0.1 * epoch}
             events.append(TrialEpochEnded(number, epoch, metrics))
-        explained = {"rate": 0.75, "kind": 0.0} if number >= 9 else {}
         events.append(TrialEnded(number, 2, "complete", metrics, "", explained))
     return [*events, SearchEnded(trials - 2, 0.6 + 0.03 * (trials - 2))]
