@@ -24,7 +24,9 @@ say() { echo "build_horovod: $*" >&2; }
 
 if ! TAG=$("$PYTHON" -c '
 import sys, importlib.metadata as m, platform
-print("tf{}-cp{}{}-{}".format(m.version("tensorflow"), *sys.version_info[:2], platform.machine()))
+there = {d.metadata["Name"].replace("_", "-"): d.version for d in m.distributions()}
+tensorflow = there.get("tensorflow") or there["tensorflow-cpu"].replace("+", "-") + "-cpu"
+print("tf{}-cp{}{}-{}".format(tensorflow, *sys.version_info[:2], platform.machine()))
 ' 2>/dev/null); then
   say "TensorFlow is not installed for $PYTHON; install it first: Horovod is built against it"
   exit 1

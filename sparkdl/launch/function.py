@@ -134,7 +134,11 @@ class FunctionTask:
             if self.feed is not None and rows is not None:
                 feed = self.feed.open(rows, exit_barrier)
                 args = (feed, *args)
-            described = peer_environment(self.peers, exit_barrier) if self.peers else nullcontext()
+            described = (
+                peer_environment(self.peers, exit_barrier, self.listening)
+                if self.peers
+                else nullcontext()
+            )
             serves = self.peers is not None and self.peers.waits_for_others(rank.rank)
             with use(communicator), described:
                 call = partial(function, *args, **kwargs)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import socket
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, wait
 from dataclasses import dataclass
@@ -13,11 +12,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from sparkdl.collective.builtin.sockets import own_address
+from sparkdl.collective.builtin.sockets import listen_on, rank_addresses
 from sparkdl.collective.communicator import Communicator
 from sparkdl.config import require_int, require_name
 from sparkdl.errors import ConfigError
 from sparkdl.launch.thread_call import ThreadCall
+from sparkdl.network import RankListening
 
 Distributed = Literal["tensorflow", "torch", "jax"]
 ROLES = ("chief", "worker", "ps", "evaluator")
@@ -87,7 +87,9 @@ def check_roles(roles: Mapping[str, int] | None, num_workers: int | None) -> int
 
 
 @contextlib.contextmanager
-def peer_environment(peers: Peers, communicator: Communicator) -> Iterator[None]:
+def peer_environment(
+    peers: Peers, communicator: Communicator, listening: RankListening
+) -> Iterator[None]:
     """Within, the environment names what the framework needs to connect the ranks.
 
     ======================= =====================================================================
@@ -99,14 +101,18 @@ def peer_environment(peers: Peers, communicator: Communicator) -> Iterator[None]
     JAX                     ``JAX_COORDINATOR_ADDRESS``, ``JAX_NUM_PROCESSES``, ``JAX_PROCESS_ID``
     ======================= =====================================================================
 
-    Each rank takes a free port, which is closed again before the framework can listen on it:
-    another process might take it in between.
+    Each rank takes a free port of the user's range, which is closed again before the framework can
+    listen on it: another process might take it in between.
 
     Args:
         peers: Whose variables, and who has which role.
         communicator: Of all ranks; it carries the addresses.
+        listening: The address and the ports that a rank may take.
+
+    Raises:
+        ResourceError: None of the ports is free.
     """
-    names = _variables(peers, _addresses(communicator), communicator)
+    names = _variables(peers, _addresses(communicator, listening), communicator)
     before = {name: os.environ.get(name) for name in names}
     os.environ.update(names)
     try:
@@ -119,11 +125,10 @@ def peer_environment(peers: Peers, communicator: Communicator) -> Iterator[None]
                 os.environ[name] = value
 
 
-def _addresses(communicator: Communicator) -> list[str]:
+def _addresses(communicator: Communicator, listening: RankListening) -> list[str]:
     """``host:port`` of every rank."""
-    alone = communicator.local_size == communicator.size
-    with socket.create_server(("", 0)) as held:
-        host = "127.0.0.1" if alone else own_address()
+    bind, host = rank_addresses(listening.bind, towards=listening.towards)
+    with listen_on(bind, listening.port) as held:
         mine = f"[{host}]" if ":" in host else host
         told = np.frombuffer(f"{mine}:{held.getsockname()[1]}".encode(), np.uint8)
         addresses = [bytes(a).decode() for a in communicator.all_gather(told)]

@@ -118,7 +118,8 @@ def run(
         server_bind: Address that the driver listens on; None: the narrowest that works.
         server_address: Address that the ranks connect to, if it differs (NAT, several networks).
         worker_port: The ranks' own ports: 0 for any free ones, or a range with two for each rank
-            of a host.
+            of a host: the built-in communicator's and the one for ``distributed``. Horovod takes
+            any free port.
         worker_bind: Address or network (``'10.0.0.0/8'``) that the ranks listen on; None: the
             address from which a rank's host reaches the driver.
         encrypt: Whether traffic between hosts is encrypted (TLS): ``'auto'``: as Spark's own;

@@ -317,9 +317,13 @@ def test_tensorflow_finds_all_ranks_by_tf_config(spark: Any):
 
         return config, strategy.num_replicas_in_sync, float(strategy.run(total)), os.getpid()
 
+    first = 20000 + os.getpid() % 1000 * 10
     os.environ["TF_CONFIG"] = "the driver's own"
     try:
-        told = sparkdl.run(work, num_workers=2, communicator="builtin", tf_config=True)
+        told = sparkdl.run(
+            work, num_workers=2, communicator="builtin", tf_config=True,
+            worker_port=(first, first + 9),
+        )  # fmt: skip
         assert os.environ["TF_CONFIG"] == "the driver's own"
     finally:
         del os.environ["TF_CONFIG"]
@@ -330,7 +334,9 @@ def test_tensorflow_finds_all_ranks_by_tf_config(spark: Any):
         {"type": "chief", "index": 0}, {"type": "worker", "index": 0},
     ]  # fmt: skip
     assert configs[0]["cluster"] == configs[1]["cluster"]
-    assert len({*configs[0]["cluster"]["chief"], *configs[0]["cluster"]["worker"]}) == 2
+    addresses = {*configs[0]["cluster"]["chief"], *configs[0]["cluster"]["worker"]}
+    assert len(addresses) == 2
+    assert all(first <= int(a.rpartition(":")[2]) <= first + 9 for a in addresses), addresses
 
     def after() -> Any:
         return os.environ.get("TF_CONFIG"), os.getpid()

@@ -97,7 +97,8 @@ def main() -> None:
         history = spark_model.fit(frame, epochs=2, batch_size=128, verbose=0, callbacks=[own])
         found["losses"][mode] = history.history["loss"]
         found["weights"][mode] = [w.tolist() for w in spark_model.model.get_weights()]
-    asked = {"port": "7300-7309", "worker_port": "7310-7319"}
+    # Horovod's Gloo listens on any free port and cannot be told otherwise.
+    asked = {"port": "7300-7309", "worker_port": "7310-7319", "communicator": "builtin"}
     found["driver ports"] = sorted(own.ports)
     found["worker ports"] = sparkdl.run(listening, num_workers=2, **asked)
     found["addresses"] = sparkdl.run(own_address, (address,), num_workers=2)
