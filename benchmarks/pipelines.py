@@ -5,7 +5,8 @@
 ``validator``: a CrossValidator of 2 folds and 2 maps whose fits take both slots (2 workers in mode
 synchronous), one fit after the other and with ``parallelism=2``, alternately. ``files``: a
 KerasTransformer with a model of so many GiB is saved and loaded; compared with copying the model's
-``.keras`` file, to the page cache both. ``stream``: 20 files are trained micro-batch by
+``.keras`` file, to the page cache both, alternately; "peak memory" is what this process needed
+beyond what it had before. ``stream``: 20 files are trained micro-batch by
 micro-batch (``allreduce``), once whole and once in a process that is killed in the middle and
 started again; compared with plain Keras' ``fit`` on the same rows in the same order.
 """
@@ -85,6 +86,13 @@ def time_validators(repeats: int) -> None:
     spark.stop()
 
 
+def memory(field: str) -> float:
+    """MiB of this process, as Linux counts them."""
+    with open("/proc/self/status") as file:
+        lines = dict(line.split(":", 1) for line in file)
+    return int(lines[field].split()[0]) / 1024
+
+
 def time_files(repeats: int, gib: float) -> None:
     import keras
 
@@ -98,11 +106,16 @@ def time_files(repeats: int, gib: float) -> None:
     size = len(transformer.trained.archive.content)
     folder = tempfile.mkdtemp(prefix="sparkdl-bench-")
     seconds: dict[str, list[float]] = {"copy": [], "save": [], "load": []}
+    peaks: dict[str, list[float]] = {"copy": [], "save": [], "load": []}
 
     def timed(name: str, call: Any) -> Any:
+        before = memory("VmRSS")
+        with open("/proc/self/clear_refs", "w") as file:
+            file.write("5")  # the peak begins anew
         started = time.perf_counter()
         result = call()
         seconds[name].append(time.perf_counter() - started)
+        peaks[name].append(memory("VmHWM") - before)
         return result
 
     try:
@@ -123,11 +136,11 @@ def time_files(repeats: int, gib: float) -> None:
     copy = median(seconds["copy"])
     rows = [
         [name, f"{median(values):.2f}", f"{size / 2**20 / median(values):,.0f}",
-         f"{median(values) / copy:.1f}"]
+         f"{median(values) / copy:.1f}", f"{median(peaks[name]):,.0f}"]
         for name, values in seconds.items()
     ]  # fmt: skip
     print(f"\nfiles: a model of {size / 2**20:,.0f} MiB\n")
-    print(table(["what", "seconds", "MiB/s", "x copy"], rows), flush=True)
+    print(table(["what", "seconds", "MiB/s", "x copy", "peak memory, MiB"], rows), flush=True)
 
 
 def train_stream(folder: str, name: str, kill_after: int) -> None:

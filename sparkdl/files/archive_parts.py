@@ -128,9 +128,20 @@ def _read(content: bytes, name: str, at_most: int) -> bytes | None:
 
 
 def _malformed(name: str, expected: str, received: str) -> ModelError:
+    return not_whole(f"the part {name!r} of a Keras file", expected, received)
+
+
+def not_whole(what: str, expected: str, received: str) -> ModelError:
+    """The error for a model's bytes that are not those that were written.
+
+    Args:
+        what: Is damaged; with an article.
+        expected: See :class:`SparkDLError`.
+        received: The same.
+    """
     return ModelError(
-        f"the part {name!r} of a Keras file is malformed",
+        f"{what} is not whole",
         expected=expected,
         received=received,
-        hint="the file is damaged, or sparkdl did not write it",
+        hint="it was damaged, writing it did not end, or sparkdl did not write it",
     )

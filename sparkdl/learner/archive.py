@@ -142,14 +142,14 @@ def load_model_file(
     import keras
 
     objects = custom_objects or {}
-    with _lenient_constructors(objects):
+    with lenient_constructors(objects):
         return keras.models.load_model(
             path, custom_objects=objects, compile=compiled, safe_mode=safe_mode
         )
 
 
 @contextlib.contextmanager
-def _lenient_constructors(objects: dict[str, Any]) -> Iterator[None]:
+def lenient_constructors(objects: dict[str, Any]) -> Iterator[None]:
     """Within, layer classes among ``objects`` drop arguments that they do not take."""
     import keras
 

@@ -56,7 +56,7 @@ def name_outputs(model: Any, outputs: Any) -> Arrays:
     """A model's outputs as a dict of NumPy arrays by output name."""
     if isinstance(outputs, dict):
         return {k: keras.ops.convert_to_numpy(v) for k, v in outputs.items()}
-    names = _names(model, "output")
+    names = _names(getattr(model, "_functional", None) or model, "output")  # also of a Sequential
     if isinstance(outputs, (list, tuple)):
         if len(names) != len(outputs):
             names = [f"output_{i}" for i in range(len(outputs))]

@@ -80,12 +80,21 @@ class HadoopFileSystem(RenamingFileSystem):
         except FileNotFoundError:
             return None
 
+    def on_disk(self, path: str) -> str | None:
+        """Where on this machine's disks a path is; None if it is elsewhere.
+
+        A relative path is below the directory in which the JVM began, as for what Spark itself
+        writes; this process may have changed its own since.
+        """
+        with jvm_called():
+            whole = self._whole(path)
+            return str(whole.getPath()) if whole.getScheme() == "file" else None
+
     def walk(self, folder: str) -> list[str]:
         """See :class:`FileSystem`."""
         with jvm_called():
-            system = self._of(folder)
-            top = str(system.makeQualified(self._hadoop.Path(folder)).toUri().getPath())
-            found, entries = [], system.listFiles(self._hadoop.Path(folder), True)
+            top = str(self._whole(folder).getPath())
+            found, entries = [], self._of(folder).listFiles(self._hadoop.Path(folder), True)
             while entries.hasNext():
                 found.append(str(entries.next().getPath().toUri().getPath()))
         return sorted(os.path.relpath(path, top) for path in found)
@@ -129,6 +138,10 @@ class HadoopFileSystem(RenamingFileSystem):
             over = self._gateway.new_array(rename, 1)
             over[0] = rename.OVERWRITE
             context.rename(old, new, over)
+
+    def _whole(self, path: str) -> Any:
+        """The URI of a path, with its scheme and from the root."""
+        return self._of(path).makeQualified(self._hadoop.Path(path)).toUri()
 
     def _of(self, path: str) -> Any:
         """The JVM's file system of a path; the JVM keeps it for the next call."""

@@ -9,27 +9,23 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReader, MLWriter
 
 from sparkdl import payload
 from sparkdl.errors import ConfigError, ModelError
-from sparkdl.files import storage
 from sparkdl.learner.archive import ModelArchive
+from sparkdl.learner.model_source import ModelSource
 from sparkdl.spark.driver.cluster import is_connect
+from sparkdl.spark.ml.chunks import folder_here, read_chunks, write_elsewhere, write_here
 from sparkdl.spark.ml.trust import is_trusted
 
 FORMAT = 1
 """Number of the form of these files; a reader takes this one and those before it."""
-CHUNK_BYTES = 1 << 20
-_CHUNKS_PER_FILE = 32
-"""So a file, and what the driver sends or receives at once, has 32 MiB: one task of a job carries
-it, and ``spark.rpc.message.maxSize`` (128 MiB unless set) bounds a task."""
 _SECTION = "sparkdl"
 
 Json = Any
@@ -57,7 +53,8 @@ class Loaded:
     Args:
         plain: See :class:`StageContent`.
         code: See :class:`StageContent`.
-        model: The Keras file; None if there is none.
+        model: The Keras file, whole as it was written; None if there is none.
+        digest: SHA-256 of it.
         objects: Custom objects of the model: those of the file, if it is trusted, and the reader's.
         safe: Keras must refuse what runs code: the file is not trusted.
         path: Of the stage.
@@ -69,6 +66,7 @@ class Loaded:
     objects: Mapping[str, Any]
     safe: bool
     path: str
+    digest: str = ""
 
 
 class SavedStage(Protocol):
@@ -108,21 +106,32 @@ class StageWriter(MLWriter):
         content: StageContent = self._stage.content()
         section: dict[str, Json] = {"format": FORMAT, **content.plain}
         code: dict[str, Any] = dict(content.code)
-        if content.archive is not None:
-            archive = content.archive
-            section["model"] = {
-                "bytes": len(archive.content),
-                "sha256": hashlib.sha256(archive.content).hexdigest(),
-            }
+        archive = content.archive
+        if archive is not None:
             objects = payload.load(archive.objects)
             if objects:
                 code["objects"] = objects
         if code:
             section["code"] = _pickled(code, self._stage)
+        if archive is None:
+            self._save_metadata(path, section)
+            return
+        folder = folder_here(self.sparkSession, path)
+        new = folder is not None and not os.path.exists(folder)
+        with ThreadPoolExecutor(1, "sparkdl-digest") as beside:
+            digest = beside.submit(lambda: hashlib.sha256(archive.content).hexdigest())
+            if folder is not None and new:
+                write_here(f"{folder}/model", archive.content)
+            section["model"] = {"bytes": len(archive.content), "sha256": digest.result()}
+        self._save_metadata(path, section)  # which refuses a path where something is already
+        if folder is None:
+            write_elsewhere(self.sparkSession, f"{path.rstrip('/')}/model", archive.content)
+        elif not new:
+            write_here(f"{folder}/model", archive.content)
+
+    def _save_metadata(self, path: str, section: Mapping[str, Json]) -> None:
         spark = self.sparkSession
         DefaultParamsWriter.saveMetadata(self._stage, path, spark, {_SECTION: section})
-        if content.archive is not None:
-            _write_chunks(spark, f"{path.rstrip('/')}/model", content.archive.content)
 
 
 class StageReader(MLReader, Generic[S]):
@@ -164,10 +173,11 @@ class StageReader(MLReader, Generic[S]):
         objects = {**code.pop("objects", {}), **self._objects}
         stage._resetUid(metadata["uid"])
         DefaultParamsReader.getAndSetParams(stage, metadata)
-        model = None
-        if "model" in section:
-            model = _read_chunks(spark, f"{path.rstrip('/')}/model", section["model"], path)
-        stage.take(Loaded(section, code, model, objects, not trusted, path))
+        model, said = None, section.get("model", {})
+        if said:
+            model = read_chunks(spark, f"{path.rstrip('/')}/model", said, path)
+        digest = said.get("sha256", "")
+        stage.take(Loaded(section, code, model, objects, not trusted, path, digest))
         return stage  # type: ignore[no-any-return]
 
     def _code(
@@ -221,6 +231,33 @@ def load_model(loaded: Loaded) -> tuple[Any, ModelArchive] | None:
     return model, archive_of_bytes(loaded.model, objects)
 
 
+def load_source(loaded: Loaded) -> tuple[ModelSource, ModelArchive] | None:
+    """The model of a loaded stage, whose weights Keras need not have read yet, and its archive.
+
+    Returns:
+        None if it has none.
+
+    Raises:
+        ModelError: Keras cannot make it, or not without running code of a file not trusted.
+    """
+    from sparkdl.launch import interrupts
+    from sparkdl.learner.archive import archive_of_bytes
+    from sparkdl.learner.archive_source import ArchiveSource, outline_of
+    from sparkdl.learner.model_source import KerasSource
+    from sparkdl.spark.ml.parts import making_models
+
+    if loaded.model is None:
+        return None
+    objects = dict(loaded.objects)
+    with making_models, interrupts.held():
+        outline = outline_of(loaded.model, objects, safe_mode=loaded.safe)
+    if outline is not None:
+        archive = archive_of_bytes(loaded.model, objects)
+        return ArchiveSource(archive, objects, outline, loaded.digest), archive
+    found = load_model(loaded)
+    return None if found is None else (KerasSource(found[0], objects), found[1])
+
+
 def _checked(metadata: Mapping[str, Json], stage: Any, path: str) -> Mapping[str, Json]:
     """What sparkdl added to the metadata.
 
@@ -263,107 +300,3 @@ def _pickled(code: Mapping[str, Any], stage: Any) -> dict[str, Json]:
             hint="set them to None before saving, and again after loading",
         ) from error
     return {"names": sorted(code), "pickled": base64.b64encode(content).decode()}
-
-
-def _write_chunks(spark: Any, path: str, content: bytes) -> None:
-    """Bytes as rows ``(idx, chunk)``, in files of so many chunks, so that no task grows large.
-
-    On this machine's disk they are written without a job: Spark would take the bytes through a
-    socket and a second process.
-    """
-    folder = _folder_here(spark, path)
-    if folder is not None:
-        os.makedirs(folder)
-    for number, table in enumerate(_tables(content)):
-        if folder is not None:
-            pq.write_table(
-                table, f"{folder}/part-{number:05d}.parquet", compression="none",
-                use_dictionary=False, write_statistics=["idx"],
-            )  # fmt: skip
-            continue
-        writer = spark.createDataFrame(table).coalesce(1).write
-        writer = writer.option("compression", "uncompressed")
-        writer.mode("append" if number else "error").parquet(path)
-
-
-def _folder_here(spark: Any, path: str) -> str | None:
-    """Where on this machine's disks Spark has a path; None if it is elsewhere.
-
-    A relative path is below the directory in which the JVM began, as for what Spark itself writes
-    of a stage; this process may have changed its own since.
-    """
-    if is_connect(spark) or storage.path_on_disk(path) is None:
-        return None
-    context = spark.sparkContext
-    wanted = context._jvm.org.apache.hadoop.fs.Path(path)
-    system = wanted.getFileSystem(context._jsc.hadoopConfiguration())
-    return str(system.makeQualified(wanted).toUri().getPath())
-
-
-def _tables(content: bytes) -> Iterator[pa.Table]:
-    """The rows, file by file; their chunks are parts of ``content``, not copies."""
-    whole = pa.py_buffer(content)
-    step = CHUNK_BYTES * _CHUNKS_PER_FILE
-    for start in range(0, max(len(content), 1), step):
-        part = whole.slice(start, min(step, len(content) - start))
-        offsets = [*range(0, part.size, CHUNK_BYTES), part.size]
-        buffers = [None, pa.array(offsets, pa.int32()).buffers()[1], part]
-        chunks = pa.Array.from_buffers(pa.binary(), len(offsets) - 1, buffers)
-        first = start // CHUNK_BYTES
-        indices = pa.array(range(first, first + len(chunks)), pa.int32())
-        yield pa.table({"idx": indices, "chunk": chunks})
-
-
-def _read_chunks(spark: Any, path: str, said: Mapping[str, Json], stage_path: str) -> bytes:
-    """The counterpart of :func:`_write_chunks`.
-
-    Raises:
-        ModelError: Bytes are missing or were changed.
-    """
-    folder = _folder_here(spark, path)
-    if folder is not None and os.path.isdir(folder):
-        chunks = _read_local(folder, stage_path)
-    else:
-        chunks = {}
-        frame = spark.read.parquet(path)
-        for first in range(0, said["bytes"] // CHUNK_BYTES + 1, _CHUNKS_PER_FILE):
-            wanted = (frame["idx"] >= first) & (frame["idx"] < first + _CHUNKS_PER_FILE)
-            chunks |= _chunks_of(frame.where(wanted).toArrow())
-    content = b"".join(chunks[idx] for idx in sorted(chunks))
-    del chunks
-    if len(content) != said["bytes"] or hashlib.sha256(content).hexdigest() != said["sha256"]:
-        raise _not_whole(
-            stage_path,
-            f"{said['bytes']} bytes, as they were written",
-            f"{len(content)} bytes"
-            + ("" if len(content) != said["bytes"] else ", others than were written"),
-        )
-    return content
-
-
-def _read_local(folder: str, stage_path: str) -> dict[int, pa.Buffer]:
-    """Number -> chunk, of all files in a folder of this machine."""
-    chunks: dict[int, pa.Buffer] = {}
-    for name in sorted(os.listdir(folder)):
-        if not name.endswith(".parquet") or name.startswith((".", "_")):
-            continue
-        try:
-            table = pq.ParquetFile(f"{folder}/{name}").read(["idx", "chunk"])
-        except (OSError, pa.ArrowException) as error:
-            raise _not_whole(stage_path, "files of parquet", str(error)) from error
-        chunks |= _chunks_of(table)
-    return chunks
-
-
-def _chunks_of(table: pa.Table) -> dict[int, pa.Buffer]:
-    rows = zip(table["idx"], table["chunk"], strict=True)
-    return {idx.as_py(): chunk.as_buffer() for idx, chunk in rows}
-
-
-def _not_whole(stage_path: str, expected: str, received: str) -> ModelError:
-    return ModelError(
-        f"the model in {stage_path!r} is not whole",
-        expected=expected,
-        received=received,
-        hint="the folder was damaged, or writing it did not end",
-    )

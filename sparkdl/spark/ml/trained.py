@@ -13,10 +13,10 @@ from sparkdl.config import shown
 from sparkdl.errors import DataError, ModelError
 from sparkdl.launch import interrupts
 from sparkdl.learner.archive import ModelArchive, decode_model
-from sparkdl.learner.model_source import KerasSource
+from sparkdl.learner.model_source import KerasSource, ModelSource
 from sparkdl.learner.predictor_archive import PredictorArchive
 from sparkdl.learner.signature import Signature
-from sparkdl.spark.ml.files import Loaded, StageContent, StageReader, StageWriter, load_model
+from sparkdl.spark.ml.files import Loaded, StageContent, StageReader, StageWriter, load_source
 from sparkdl.spark.ml.parts import making_models
 from sparkdl.spark.ml.scoring import ColumnsStage
 from sparkdl.spark.ml.summary import TrainingSummary
@@ -37,14 +37,14 @@ class Trained:
     def __init__(
         self,
         archive: ModelArchive,
-        source: KerasSource,
+        source: ModelSource,
         decoder: Any = None,
         summary: TrainingSummary | None = None,
     ) -> None:
         self.archive, self.decoder, self.summary = archive, decoder, summary
         self.signature: Signature = source.signature
         """The model's inputs and outputs."""
-        self._source: KerasSource | None = source
+        self._source: ModelSource | None = source
         self._predictor: PredictorArchive | None = None
 
     @classmethod
@@ -57,23 +57,11 @@ class Trained:
         summary: TrainingSummary | None = None,
     ) -> Trained:
         """From a Keras model, as it is now, and its archive."""
-        trained = cls.of_own(model, archive, decoder=decoder, summary=summary)
-        trained.predictor  # noqa: B018 - encoded now: the model may change
-        return trained
-
-    @classmethod
-    def of_own(
-        cls,
-        model: Any,
-        archive: ModelArchive,
-        *,
-        decoder: Any = None,
-        summary: TrainingSummary | None = None,
-    ) -> Trained:
-        """From a Keras model that nobody else has, and its archive."""
         objects = payload.load(archive.objects)
         with making_models, interrupts.held():
-            return cls(archive, KerasSource(model, objects), decoder, summary)
+            trained = cls(archive, KerasSource(model, objects), decoder, summary)
+        trained.predictor  # noqa: B018 - encoded now: the model may change
+        return trained
 
     @property
     def predictor(self) -> PredictorArchive:
@@ -199,10 +187,11 @@ class FittedStage(ColumnsStage):
 
     def take(self, loaded: Loaded) -> None:
         """The counterpart of :meth:`content`."""
-        found = load_model(loaded)
+        found = load_source(loaded)
         if found is None:
             return
+        source, archive = found
         saved = loaded.plain.get("summary")
         summary = None if saved is None else TrainingSummary.from_json(saved)
         decoder = loaded.code.get("decoder")
-        self._with(Trained.of_own(*found, decoder=decoder, summary=summary))
+        self._with(Trained(archive, source, decoder, summary))

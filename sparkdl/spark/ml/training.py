@@ -12,7 +12,7 @@ from pyspark.sql import types as T
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.launch import interrupts
 from sparkdl.learner.archive import ModelArchive
-from sparkdl.spark.ml.files import Loaded, StageContent, StageReader, StageWriter, load_model
+from sparkdl.spark.ml.files import Loaded, StageContent, StageReader, StageWriter, load_source
 from sparkdl.spark.ml.params import BUILD_PARAMS, FIT_PARAMS, MODEL_PARAMS, snake
 from sparkdl.spark.ml.parts import Parts, archive_of
 from sparkdl.spark.ml.scoring import ColumnsStage
@@ -265,7 +265,7 @@ class TrainingStage(ColumnsStage):
         code = dict(loaded.code)
         compiled = {**loaded.plain["compiled"]}
         compiled |= {n: code[n] for n in ("optimizer", "loss", "metrics") if n in code}
-        found = load_model(loaded)
+        found = load_source(loaded)
         archive: ModelArchive | None = None if found is None else found[1]
         self._parts = Parts(
             archive, code.get("modelBuilder"), compiled, tuple(code.get("callbacks", ())),

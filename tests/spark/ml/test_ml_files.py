@@ -23,7 +23,7 @@ from sparkdl.ml import (
     KerasTransformer,
     trusted,
 )
-from sparkdl.spark.ml import files
+from sparkdl.spark.ml import chunks
 
 
 class Doubled(keras.layers.Layer):
@@ -173,9 +173,9 @@ def test_a_model_of_many_chunks(spark: Any, tmp_path: Path) -> None:
     )
     transformer = KerasTransformer(model=wide)
     size = len(transformer.trained.archive.content)
-    assert size > 25 * files.CHUNK_BYTES
+    assert size > 25 * chunks.CHUNK_BYTES
     transformer.save(f"{tmp_path}/t")
-    assert spark.read.parquet(f"{tmp_path}/t/model").count() == -(-size // files.CHUNK_BYTES)
+    assert spark.read.parquet(f"{tmp_path}/t/model").count() == -(-size // chunks.CHUNK_BYTES)
     loaded = KerasTransformer.load(f"{tmp_path}/t")
     assert loaded.trained.archive.content == transformer.trained.archive.content
     PipelineModel([loaded]).write().overwrite().save(f"{tmp_path}/p")

@@ -1,0 +1,137 @@
+"""A stage's Keras file as rows of parquet files: ``idx`` int32, ``chunk`` binary of 1 MiB each."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from sparkdl.files.archive_parts import not_whole
+from sparkdl.spark.driver.cluster import is_connect
+from sparkdl.spark.files.hadoop import HadoopFileSystem
+
+CHUNK_BYTES = 1 << 20
+_CHUNKS_PER_FILE = 32
+"""So a file, and what the driver sends or receives at once, has 32 MiB: one task of a job carries
+it, and ``spark.rpc.message.maxSize`` (128 MiB unless set) bounds a task."""
+
+
+def folder_here(spark: Any, path: str) -> str | None:
+    """Where on this machine's disks Spark has a path; None if it is elsewhere.
+
+    What is here is read and written without a job: Spark would take the bytes through a socket and
+    a second process.
+    """
+    return None if is_connect(spark) else HadoopFileSystem(spark).on_disk(path)
+
+
+def write_here(folder: str, content: bytes) -> None:
+    """Bytes as rows ``(idx, chunk)``, in files of so many chunks."""
+    os.makedirs(folder)
+    for number, table in enumerate(_tables(content)):
+        pq.write_table(
+            table, f"{folder}/part-{number:05d}.parquet", compression="none",
+            use_dictionary=False, write_statistics=["idx"],
+        )  # fmt: skip
+
+
+def write_elsewhere(spark: Any, path: str, content: bytes) -> None:
+    """The same by Spark: a job per file, so that no task grows large."""
+    for number, table in enumerate(_tables(content)):
+        writer = spark.createDataFrame(table).coalesce(1).write
+        writer = writer.option("compression", "uncompressed")
+        writer.mode("append" if number else "error").parquet(path)
+
+
+def _tables(content: bytes) -> Iterator[pa.Table]:
+    """The rows, file by file; their chunks are parts of ``content``, not copies."""
+    whole = pa.py_buffer(content)
+    step = CHUNK_BYTES * _CHUNKS_PER_FILE
+    for start in range(0, max(len(content), 1), step):
+        part = whole.slice(start, min(step, len(content) - start))
+        offsets = [*range(0, part.size, CHUNK_BYTES), part.size]
+        buffers = [None, pa.array(offsets, pa.int32()).buffers()[1], part]
+        chunks = pa.Array.from_buffers(pa.binary(), len(offsets) - 1, buffers)
+        first = start // CHUNK_BYTES
+        indices = pa.array(range(first, first + len(chunks)), pa.int32())
+        yield pa.table({"idx": indices, "chunk": chunks})
+
+
+def read_chunks(spark: Any, path: str, said: Mapping[str, Any], stage_path: str) -> bytes:
+    """The bytes in the files of a folder, one copy of them, hashed while they are read.
+
+    Raises:
+        ModelError: Bytes are missing or were changed.
+    """
+    folder = folder_here(spark, path)
+    here = folder is not None and os.path.isdir(folder)
+    model, digest, content = f"the model in {stage_path!r}", hashlib.sha256(), io.BytesIO()
+
+    def hash_all(chunks: list[pa.Buffer]) -> None:
+        for chunk in chunks:
+            digest.update(chunk)
+
+    with ThreadPoolExecutor(1, "sparkdl-digest") as beside:
+        hashed = beside.submit(hash_all, [])
+        tables = _tables_here(str(folder), model) if here else _tables_elsewhere(spark, path, said)
+        for chunks in _in_order(tables, model):
+            hashed.result()  # so that no more than two tables are in memory
+            hashed = beside.submit(hash_all, chunks)
+            for chunk in chunks:
+                content.write(chunk)
+        hashed.result()
+    size = content.tell()
+    if size != said["bytes"] or digest.hexdigest() != said["sha256"]:
+        raise not_whole(
+            model,
+            f"{said['bytes']} bytes, as they were written",
+            f"{size} bytes" + ("" if size != said["bytes"] else ", others than were written"),
+        )
+    return content.getvalue()
+
+
+def _tables_elsewhere(spark: Any, path: str, said: Mapping[str, Any]) -> Iterator[pa.Table]:
+    """Rows, so many chunks a job."""
+    frame = spark.read.parquet(path)
+    for first in range(0, said["bytes"] // CHUNK_BYTES + 1, _CHUNKS_PER_FILE):
+        wanted = (frame["idx"] >= first) & (frame["idx"] < first + _CHUNKS_PER_FILE)
+        yield frame.where(wanted).toArrow()
+
+
+def _tables_here(folder: str, model: str) -> Iterator[pa.Table]:
+    """Rows of all files in a folder of this machine, a table per file, by their first chunk."""
+    try:
+        firsts = {}
+        for name in os.listdir(folder):
+            if name.endswith(".parquet") and not name.startswith((".", "_")):
+                path = f"{folder}/{name}"
+                for idx in pq.ParquetFile(path).read(["idx"])["idx"][:1]:
+                    firsts[path] = idx.as_py()
+        for path in sorted(firsts, key=lambda path: int(firsts[path])):
+            yield pq.ParquetFile(path, memory_map=True).read(["idx", "chunk"])
+    except (OSError, pa.ArrowException) as error:
+        raise not_whole(model, "files of parquet", str(error)) from error
+
+
+def _in_order(tables: Iterable[pa.Table], model: str) -> Iterator[list[pa.Buffer]]:
+    """The chunks of each table, those of all tables without a gap.
+
+    Raises:
+        ModelError: One is missing, or is there twice.
+    """
+    done = 0
+    for table in tables:
+        received = table["idx"].to_pylist()
+        rows = table if received == sorted(received) else table.sort_by("idx")
+        expected = range(done, done + rows.num_rows)
+        received.sort()
+        if received != list(expected):
+            raise not_whole(model, f"chunks {expected}", f"chunks {received}")
+        done = expected.stop
+        yield [chunk.as_buffer() for chunk in rows["chunk"]]

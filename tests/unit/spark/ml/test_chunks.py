@@ -1,0 +1,93 @@
+"""A stage's bytes in files of this machine's disk: read as they were written, or refused."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from sparkdl.errors import ModelError
+from sparkdl.spark.ml import chunks
+
+CHUNK, PER_FILE = 100, 4
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where 'the session' has every path; files of 4 chunks of 100 bytes."""
+    monkeypatch.setattr(chunks, "CHUNK_BYTES", CHUNK)
+    monkeypatch.setattr(chunks, "_CHUNKS_PER_FILE", PER_FILE)
+    monkeypatch.setattr(chunks, "folder_here", lambda spark, path: path)
+    return tmp_path / "model"
+
+
+def read(folder: Path, content: bytes) -> bytes:
+    said = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    return chunks.read_chunks(None, str(folder), said, "/stage")
+
+
+def content_of(size: int) -> bytes:
+    return np.random.default_rng(size).bytes(size)
+
+
+@pytest.mark.parametrize("size", [0, 1, CHUNK, PER_FILE * CHUNK, PER_FILE * CHUNK + 1, 1234])
+def test_bytes_come_back(folder: Path, size: int) -> None:
+    content = content_of(size)
+    chunks.write_here(str(folder), content)
+    assert len(list(folder.iterdir())) == max(1, -(-size // (PER_FILE * CHUNK)))
+    assert read(folder, content) == content
+
+
+def test_files_of_any_names_and_rows_in_any_order(folder: Path) -> None:
+    """As Spark may have written them: their names do not say which is first."""
+    content = content_of(1234)
+    chunks.write_here(str(folder), content)
+    files = sorted(folder.iterdir())
+    for number, path in enumerate(files):
+        path.rename(folder / f"part-00000-{9 - number}.parquet")
+    first = folder / "part-00000-9.parquet"
+    table = pq.read_table(first)
+    pq.write_table(table.take(pa.array([2, 0, 3, 1])), first)
+    (folder / "_SUCCESS").touch()
+    (folder / ".part.parquet.crc").write_bytes(b"crc")
+    assert read(folder, content) == content
+
+
+def lose(folder: Path) -> None:
+    (folder / "part-00001.parquet").unlink()
+
+
+def lose_all(folder: Path) -> None:
+    shutil.rmtree(folder)
+    folder.mkdir()
+
+
+def cut(folder: Path) -> None:
+    path = folder / "part-00001.parquet"
+    path.write_bytes(path.read_bytes()[:-200])
+
+
+def change(folder: Path) -> None:
+    path = folder / "part-00001.parquet"
+    rows = pq.read_table(path)
+    other = pa.array([b"x" * CHUNK] * len(rows), pa.binary())
+    pq.write_table(rows.set_column(1, "chunk", other), path)
+
+
+def repeat(folder: Path) -> None:
+    shutil.copy(folder / "part-00001.parquet", folder / "part-00009.parquet")
+
+
+@pytest.mark.parametrize("damage", [lose, lose_all, cut, change, repeat])
+def test_damage_is_told(folder: Path, damage: Any) -> None:
+    content = content_of(1234)
+    chunks.write_here(str(folder), content)
+    damage(folder)
+    with pytest.raises(ModelError, match=r"(?s)the model in '/stage' is not whole.*hint"):
+        read(folder, content)
