@@ -172,16 +172,25 @@ def visible_gpus() -> list[str]:
 
 def machine_gpus() -> list[str]:
     """UUIDs of this machine's GPUs in their order, as NVIDIA's driver lists them."""
+    lines = [line for line in _ask_driver("-L") if line.startswith("GPU ")]
+    return [line.rpartition("UUID: ")[2].rstrip(")") for line in lines]
+
+
+def busy_gpus() -> set[str]:
+    """UUIDs of this machine's GPUs on which a process computes."""
+    asked = _ask_driver("--query-compute-apps=gpu_uuid", "--format=csv,noheader")
+    return {line.strip() for line in asked if line.strip()}
+
+
+def _ask_driver(*arguments: str) -> list[str]:
+    """The lines that NVIDIA's tool answers; none where there is no tool, or it fails."""
     try:
-        listed = subprocess.run(
-            ["nvidia-smi", "-L"], stdout=subprocess.PIPE, timeout=10.0, text=True
+        told = subprocess.run(
+            ["nvidia-smi", *arguments], stdout=subprocess.PIPE, timeout=10.0, text=True
         )
     except (OSError, subprocess.SubprocessError):
         return []
-    if listed.returncode:
-        return []
-    lines = [line for line in listed.stdout.splitlines() if line.startswith("GPU ")]
-    return [line.rpartition("UUID: ")[2].rstrip(")") for line in lines]
+    return [] if told.returncode else told.stdout.splitlines()
 
 
 def _is_imported(backend: str | None) -> bool:

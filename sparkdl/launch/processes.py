@@ -42,11 +42,11 @@ class ProcessLauncher:
         content = payload.dump(task)
         children: list[Child] = []
         lock = threading.Lock()
-        ended = False
+        ended = threading.Event()
 
         def run(rank: RankContext) -> Iterator[pa.RecordBatch]:
             with lock:
-                if ended:
+                if ended.is_set():
                     return
                 child = Child(
                     content, rank, lambda line: show(rank.rank, line),
@@ -60,12 +60,11 @@ class ProcessLauncher:
                     yield from task.failed(rank, error)
 
         def end() -> None:
-            nonlocal ended
             with lock:
-                ended = True
+                ended.set()
                 for child in children:
                     child.kill()
 
-        restarted = RestartedRanks(self._restarts, run, lambda: ended)
+        restarted = RestartedRanks(self._restarts, run, ended)
         with LocalRanks(self._num_ranks, restarted.run, end) as ranks:
             yield ranks

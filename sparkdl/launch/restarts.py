@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
@@ -29,13 +29,14 @@ class RestartedRanks:
         restarts: How often each rank may be started again, in rank order; ranks beyond its end
             never.
         run: One attempt.
-        is_ended: Whether the launch is over, so that nothing is started any more.
+        ended: Is set when the launch is over, so that nothing is started any more; None: never.
     """
 
     def __init__(
-        self, restarts: Sequence[int], run: RunRank, is_ended: Callable[[], bool] = lambda: False
+        self, restarts: Sequence[int], run: RunRank, ended: threading.Event | None = None
     ) -> None:
-        self._restarts, self._run, self._is_ended = tuple(restarts), run, is_ended
+        self._restarts, self._run = tuple(restarts), run
+        self._ended = ended or threading.Event()
 
     def run(self, rank: RankContext) -> Iterator[pa.RecordBatch]:
         """All attempts of a rank; what the last one yielded.
@@ -50,22 +51,17 @@ class RestartedRanks:
             try:
                 batches = list(self._run(replace(rank, attempt=attempt)))
             except (Exception, SystemExit) as error:
-                if self._is_ended():
+                if self._ended.is_set():
                     raise
                 told = FailureDescription.of(rank.rank, error).error
                 show(rank.rank, f"is started again ({attempt + 1} of {allowed}) after: {told}")
-                self._pause(min(FIRST_PAUSE_S * 2**attempt, LONGEST_PAUSE_S))
-                if self._is_ended():
+                # 2**attempt has too many digits for a float after some thousand restarts
+                if self._ended.wait(min(FIRST_PAUSE_S * 2 ** min(attempt, 10), LONGEST_PAUSE_S)):
                     raise
             else:
                 yield from batches
                 return
         yield from self._run(replace(rank, attempt=allowed))
-
-    def _pause(self, seconds: float) -> None:
-        end = time.monotonic() + seconds
-        while time.monotonic() < end and not self._is_ended():
-            time.sleep(0.05)
 
 
 class _KeptGathering:

@@ -42,7 +42,9 @@ class ThreadLauncher:
             except (Exception, SystemExit) as error:
                 yield from task.failed(rank, error)
 
-        with LocalRanks(self._num_ranks, RestartedRanks(self._restarts, run).run) as ranks:
+        ended = threading.Event()
+        restarted = RestartedRanks(self._restarts, run, ended)
+        with LocalRanks(self._num_ranks, restarted.run, ended.set) as ranks:
             yield ranks
 
 

@@ -177,7 +177,12 @@ class NodeTask:
         return session.meet
 
     def _serve(
-        self, proxy: _Late, placed: Placed, ports: PortSpec, within_s: float = 0.0
+        self,
+        program: Running,
+        proxy: _Late,
+        placed: Placed,
+        ports: PortSpec,
+        within_s: float = 0.0,
     ) -> CallServer:
         bind, advertised = rank_addresses(self.listening.bind, towards=self.listening.towards)
         deadline = time.monotonic() + within_s
@@ -188,9 +193,9 @@ class NodeTask:
                     label=placed.label, threads=placed.node.threads, certificate=self.certificate,
                 )  # fmt: skip
             except ResourceError:
-                if time.monotonic() >= deadline:
+                # a foreign connection may have the port for a moment; nothing tells when it ends
+                if time.monotonic() >= deadline or program.stopping.wait(_LOOK_S):
                     raise
-                time.sleep(_LOOK_S)
 
     def _run_node(
         self, number: int, placed: Placed, meet: Meet, program: Running, stack: ExitStack
@@ -198,7 +203,7 @@ class NodeTask:
         proxy = _Late(program)
         mine: CallAddress | None = None
         if placed.node.serves:
-            server = self._serve(proxy, placed, self.listening.port)
+            server = self._serve(program, proxy, placed, self.listening.port)
             stack.callback(lambda: server.close())
             mine = server.address
         told = meet(json.dumps(None if mine is None else asdict(mine)))
@@ -206,7 +211,7 @@ class NodeTask:
         known = addresses[number]
         if known is not None and known != mine:  # this node was started again: the others know
             server.close()
-            server = self._serve(proxy, placed, known.port, _REBIND_S)
+            server = self._serve(program, proxy, placed, known.port, _REBIND_S)
 
         def client(handle: Handle) -> CallClient:
             address = addresses[handle._number]

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
-
 from sparkdl.errors import ResourceError
-from sparkdl.launch.devices import machine_gpus, visible_gpus
+from sparkdl.launch.devices import busy_gpus, machine_gpus, visible_gpus
 
 MAX_RETRIES = 3
 """As TensorFlowOnSpark has it; nothing is tried again here."""
@@ -49,15 +47,7 @@ def get_gpus(num_gpu: int = 1, worker_index: int = -1, format: str = AS_STRING) 
 
 
 def _busy(seen: list[str]) -> set[str]:
-    """Those of ``seen`` on which a process computes."""
-    asked = ["--query-compute-apps=gpu_uuid", "--format=csv,noheader"]
-    try:
-        told = subprocess.run(
-            ["nvidia-smi", *asked], stdout=subprocess.PIPE, timeout=10.0, text=True
-        )
-    except (OSError, subprocess.SubprocessError):
-        return set()
-    uuids = machine_gpus()
-    working = {line.strip() for line in told.stdout.splitlines()}
-    names = {str(number) for number, uuid in enumerate(uuids) if uuid in working}
+    """Those of ``seen`` on which a process computes, as indices or UUIDs."""
+    working = busy_gpus()
+    names = {str(number) for number, uuid in enumerate(machine_gpus()) if uuid in working}
     return {gpu for gpu in seen if gpu in names or gpu in working}

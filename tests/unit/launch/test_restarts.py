@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import time
 from collections.abc import Iterator
 
@@ -35,10 +36,25 @@ def test_each_pause_is_twice_as_long() -> None:
     assert all(p >= least for p, least in zip(pauses, (0.1, 0.2, 0.4), strict=True))
 
 
-def test_a_launch_that_is_over_starts_nothing_again() -> None:
-    fails = Fails()
-    ended = iter([False, True])
-    ranks = RestartedRanks([5], fails.run, lambda: next(ended, True))
+def test_a_launch_that_ends_during_a_pause_starts_nothing_again() -> None:
+    fails, ended = Fails(), threading.Event()
+    begun = time.monotonic()
+    threading.Timer(0.3, ended.set).start()
     with pytest.raises(ValueError, match="no way on"):
-        list(ranks.run(RankContext(0)))
-    assert len(fails.began) == 1
+        list(RestartedRanks([10**6], fails.run, ended).run(RankContext(0)))
+    assert len(fails.began) < 4, "0.1 s + 0.2 s have passed after two"
+    assert time.monotonic() - begun < 30
+
+
+def test_pauses_do_not_grow_without_end() -> None:
+    pauses: list[float] = []
+
+    class Ended(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            pauses.append(timeout or 0.0)
+            return len(pauses) == 2000
+
+    with pytest.raises(ValueError, match="no way on"):
+        list(RestartedRanks([10**6], Fails().run, Ended()).run(RankContext(0)))
+    assert pauses[:3] == [0.1, 0.2, 0.4]
+    assert max(pauses) == pauses[-1] == 5.0
