@@ -191,7 +191,7 @@ class ParentConnection:
         self._connection.set_inheritable(False)
         self._lock = threading.Lock()
         parent, self._task, rank, gathers, logs = _receive(self._connection)
-        _end_with(parent)
+        end_with(parent)
         self._answers: dict[str, queue.SimpleQueue[Any]] = {
             kind: queue.SimpleQueue() for kind in ("batch", "texts")
         }
@@ -260,7 +260,7 @@ def _portable(error: BaseException) -> BaseException:
     return RuntimeError(one_line(error))
 
 
-def _end_with(parent: int) -> None:
+def end_with(parent: int) -> None:
     """Ends this process when the parent ends, in whatever way."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG

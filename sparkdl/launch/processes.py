@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import pyarrow as pa
 
@@ -25,6 +26,8 @@ class ProcessLauncher:
         num_ranks: How many.
         restarts: How often each rank may be started again after it failed; none if empty.
         environments: Variables of each rank's process, beside those of this one; none if empty.
+        first_rank: The number of the first, if another launcher starts those before it. The ranks
+            meet at a coordinator then, not here.
     """
 
     def __init__(
@@ -32,9 +35,11 @@ class ProcessLauncher:
         num_ranks: int,
         restarts: Sequence[int] = (),
         environments: Sequence[Mapping[str, str]] = (),
+        first_rank: int = 0,
     ) -> None:
         self._num_ranks, self._restarts = num_ranks, restarts
         self._environments = environments or [{}] * num_ranks
+        self._first_rank = first_rank
 
     @contextlib.contextmanager
     def launch(self, task: Task) -> Iterator[LocalRanks]:
@@ -45,13 +50,13 @@ class ProcessLauncher:
         ended = threading.Event()
 
         def run(rank: RankContext) -> Iterator[pa.RecordBatch]:
+            environment = self._environments[rank.rank]
+            if self._first_rank:
+                rank = self._shifted(rank)
             with lock:
                 if ended.is_set():
                     return
-                child = Child(
-                    content, rank, lambda line: show(rank.rank, line),
-                    self._environments[rank.rank],
-                )  # fmt: skip
+                child = Child(content, rank, lambda line: show(rank.rank, line), environment)
                 children.append(child)
             with child:
                 try:
@@ -68,3 +73,10 @@ class ProcessLauncher:
         restarted = RestartedRanks(self._restarts, run, ended)
         with LocalRanks(self._num_ranks, restarted.run, end) as ranks:
             yield ranks
+
+    def _shifted(self, rank: RankContext) -> RankContext:
+        number = self._first_rank + rank.rank
+        return replace(
+            rank, rank=number, num_ranks=self._first_rank + self._num_ranks,
+            gathering=None, log=lambda line: show(number, line),
+        )  # fmt: skip

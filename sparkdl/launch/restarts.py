@@ -54,7 +54,8 @@ class RestartedRanks:
                 if self._ended.is_set():
                     raise
                 told = FailureDescription.of(rank.rank, error).error
-                show(rank.rank, f"is started again ({attempt + 1} of {allowed}) after: {told}")
+                line = f"is started again ({attempt + 1} of {allowed}) after: {told}"
+                show(rank.rank, line) if rank.log is None else rank.log(line)
                 # 2**attempt has too many digits for a float after some thousand restarts
                 if self._ended.wait(min(FIRST_PAUSE_S * 2 ** min(attempt, 10), LONGEST_PAUSE_S)):
                     raise

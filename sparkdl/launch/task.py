@@ -103,6 +103,9 @@ class Ranks(Protocol):
             WaitTimeoutError: Some did not come in time; they are named.
         """
 
+    def results_so_far(self) -> list[Result]:
+        """What the ranks returned that have ended; none where the launcher has that at the end."""
+
 
 class Launcher(Protocol):
     """A way to start ranks."""

@@ -112,7 +112,13 @@ class LocalRanks(Closing):
         cause = root_cause(self._failures)
         if cause is not None:
             raise RankFailure(cause)
-        return join_batches(b for number in sorted(self._batches) for b in self._batches[number])
+        return self.results_so_far()
+
+    def results_so_far(self) -> list[Result]:
+        """What the ranks returned that have ended."""
+        with self._changed:
+            ended = dict(self._batches)
+        return join_batches(b for number in sorted(ended) for b in ended[number])
 
     def close(self) -> None:
         """Ends the ranks and waits for their threads."""

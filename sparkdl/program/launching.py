@@ -31,7 +31,9 @@ from sparkdl.transport.encryption import Certificate
 
 LaunchType = Literal["threads", "processes", "spark"]
 _LOOK_S = 0.05
-_END_S = 10.0
+_END_S, _END_NODE_S = 10.0, 1.0
+"""Nodes have so long to end when the program stops, and so long more for each: they may share few
+cores."""
 
 
 @dataclass(frozen=True)
@@ -101,14 +103,15 @@ class LaunchedProgram:
                 ranks = stack.enter_context(where.launcher.launch(self._task))
                 stack.callback(self._control.stop)  # before the launch waits for its threads
                 stack.callback(where.look)
-                stopped_at = 0.0
+                stopped_at, limit_s = 0.0, _END_S + _END_NODE_S * len(self._program.placed)
                 while not ranks.wait(_LOOK_S):
                     where.look()
                     if not self._control.wait(0.0):
                         continue
                     stopped_at = stopped_at or time.monotonic()
-                    if time.monotonic() - stopped_at > _END_S:
-                        return  # nodes that do not end: processes are killed now
+                    if time.monotonic() - stopped_at > limit_s:  # processes are killed now
+                        self._returned = of_kind(ranks.results_so_far(), RETURNED)
+                        return
                 self._returned = of_kind(ranks.results(), RETURNED)
         except RankFailure as failure:
             placed = self._program.placed[failure.failure.rank]
@@ -154,7 +157,8 @@ class LaunchedProgram:
 
         Returns:
             One result for each node of the group, in their order; None from nodes that only served
-            and from those that were killed because they did not stop.
+            and from those that were killed because they did not stop (on Spark from all, if one
+            was).
 
         Raises:
             UnknownNameError: There is no such group.
@@ -221,8 +225,8 @@ def launch(
         The program as it runs; ``with`` ends it at the block's end.
 
     Raises:
-        ConfigError: A program without nodes, arguments for Spark without it, or restarts where
-            there are none (Spark, a launcher).
+        ConfigError: A program without nodes, arguments for Spark without it, or restarts with a
+            launcher of your own.
         ResourceError: Too few slots of Spark or GPUs, or dynamic allocation; nothing was started.
     """
     require_name("launch_type", launch_type, get_args(LaunchType))
@@ -232,7 +236,6 @@ def launch(
             f"program {program.name!r} has no nodes", expected="add_node", received="none"
         )
     if launch_type == "spark" and launcher is None:
-        refuse_restarts(program, "launch_type='spark'", "Spark ends all tasks of a barrier stage")
         stage = importlib.import_module("sparkdl.spark.driver.program_stage")
         return LaunchedProgram(program, stage.surroundings(program, spark, network or Network()))
     if spark is not None or network is not None:
@@ -248,5 +251,5 @@ def launch(
         else:
             launcher = ProcessLauncher(count, restarts, environments_of(program))
     else:
-        refuse_restarts(program, "a launcher of your own")
+        refuse_restarts(program)
     return LaunchedProgram(program, nullcontext(Surroundings(launcher)))

@@ -50,18 +50,18 @@ def task_resources(program: Program) -> dict[str, float] | None:
     return resources or None
 
 
-def refuse_restarts(program: Program, where: str, why: str = "") -> None:
+def refuse_restarts(program: Program) -> None:
     """Returns if no group has restarts.
 
     Raises:
-        ConfigError: One has.
+        ConfigError: One has, and is to run in a launcher of the user's own.
     """
     for placed in program.placed:
         if placed.needs.restarts:
             raise ConfigError(
-                f"a node of group {placed.label!r} cannot be started again with {where}"
-                + (f": {why}" if why else ""),
-                expected="restarts=0, or launch_type 'threads' or 'processes'",
+                f"a node of group {placed.label!r} cannot be started again with a launcher of your "
+                "own",
+                expected="restarts=0, or a launch_type without launcher",
                 received=f"restarts={placed.needs.restarts}",
-                hint="catch errors inside of the node, or launch the program again",
+                hint="ThreadLauncher and ProcessLauncher take restarts themselves",
             )

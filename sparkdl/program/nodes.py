@@ -213,8 +213,9 @@ class Program:
         Args:
             label: Its name.
             restarts: How often each of its nodes may be started again, after it has raised or its
-                process was killed; on threads and processes. It starts from its constructor or
-                function, with the same arguments, under its old address. A call of it that was on
+                process was killed. It starts from its constructor or function, with the same
+                arguments, under its old address; on Spark it runs in a process beside its task, on
+                the executor, and a lost executor or task ends the program. A call of it that was on
                 its way raises TransportError in the caller; the next call waits for it.
             cores: CPU cores of each node; 0: as many as there are. On processes they are told to
                 the numerical libraries by their environment variables, on Spark they are cores of

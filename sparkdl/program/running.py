@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from contextvars import ContextVar
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import cloudpickle
@@ -16,12 +16,15 @@ import pyarrow as pa
 
 from sparkdl import payload
 from sparkdl.collective.builtin.sockets import rank_addresses
+from sparkdl.coordinator.session import Session
 from sparkdl.errors import ConfigError, ResourceError, TransportError
 from sparkdl.launch.capture import Capture
+from sparkdl.launch.child import Child
 from sparkdl.launch.devices import DeviceRequest, function_environment
 from sparkdl.launch.failures import FailureDescription, RankFailure, one_line
 from sparkdl.launch.line_sender import LineSender
 from sparkdl.launch.rank_session import CONNECT_TIMEOUT_S, open_rank_session
+from sparkdl.launch.restarts import RestartedRanks
 from sparkdl.launch.results import Result
 from sparkdl.launch.task import RankContext
 from sparkdl.log_lines import log_through
@@ -139,6 +142,9 @@ class NodeTask:
         for _ in batches:
             pass
         placed: Placed = payload.load(self.nodes[rank.rank])
+        if self.endpoint is not None and placed.needs.restarts:
+            yield from self._watch(rank, self.endpoint, placed.needs.restarts)
+            return
         with ExitStack() as stack:
             meet = self._open_meeting(rank, stack)
             control = CallClient(
@@ -158,6 +164,30 @@ class NodeTask:
             else:
                 returned = self._run_node(rank.rank, placed, meet, program, stack)
         yield from _result(rank.rank, returned).batches()
+
+    def _watch(
+        self, rank: RankContext, endpoint: Endpoint, restarts: int
+    ) -> Iterator[pa.RecordBatch]:
+        """Runs the node in a process of its own, and in another one when that fails.
+
+        Spark starts no task of a barrier stage again. This process, the task's, stays: it meets the
+        others for the node and sends its lines.
+        """
+        content = payload.dump(replace(self, endpoint=None))
+        placement = self.devices.place(rank.resources)
+        with ExitStack() as stack:
+            session = open_rank_session(endpoint, rank)
+            stack.callback(session.close)
+            lines = LineSender(session)
+            stack.callback(lines.close)
+
+            def attempt(rank: RankContext) -> Iterator[pa.RecordBatch]:
+                with function_environment(placement), Child(content, rank, lines.send) as child:
+                    yield from child.results(iter(()))
+
+            watched = RestartedRanks([0] * rank.rank + [restarts], attempt)
+            meeting = _SessionMeeting(session)
+            yield from watched.run(replace(rank, gathering=meeting, log=lines.send))
 
     def _open_meeting(self, rank: RankContext, stack: ExitStack) -> Meet:
         """The exchange of addresses; where the coordinator is, what the node prints goes there.
@@ -245,6 +275,19 @@ class NodeTask:
     def failed(self, rank: RankContext, error: Exception | SystemExit) -> Iterator[pa.RecordBatch]:
         """Raises it, so that the launcher ends the other nodes."""
         raise RankFailure(FailureDescription.of(rank.rank, error)) from error
+
+
+class _SessionMeeting:
+    """The exchange of texts of a node in a child, by the session of its parent."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def all_gather(self, text: str, timeout_s: float) -> list[str]:
+        return self._session.meet(text)
+
+    def settle(self) -> None:
+        """At once: the coordinator ends every wait when a rank is lost."""
 
 
 def _result(rank: int, returned: object) -> Result:

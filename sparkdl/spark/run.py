@@ -54,6 +54,7 @@ def run(
     tf_config: bool = False,
     distributed: Distributed | None = None,
     roles: Mapping[str, int] | None = None,
+    ps_on_driver: bool = False,
     spark: Any = None,
     port: PortSpec = 0,
     server_bind: str | None = None,
@@ -112,6 +113,8 @@ def run(
             'evaluator': 1}``, ranks in this order. A ``'ps'``, and beside a chief also a worker, is
             ended when the other ranks have returned; its result is None unless it has returned by
             itself.
+        ps_on_driver: Whether the ranks with the role ``'ps'`` are processes of the driver's machine
+            instead of Spark's tasks. They are the last ranks then.
         spark: The session; None: the active one.
         port: The driver's, where the ranks meet: 0 for any free one, a number or a range
             ``'7000-7010'``.
@@ -146,7 +149,7 @@ def run(
     network = Network(port, server_bind, server_address, worker_port, worker_bind, encrypt)
     if num_workers is not None:
         require_int("num_workers", num_workers, 1)
-    peers = _peers(tf_config, distributed, roles)
+    peers = _peers(tf_config, distributed, roles, ps_on_driver)
     num_workers = check_roles(roles, num_workers)
     served = sorted({"ps", "evaluator"} & set(roles or ()))
     if data is not None and served:
@@ -179,12 +182,16 @@ def run(
         peers=peers,
         feed=feed,
     )
-    returned = run_stage(task, num_workers, spark, network, frame)
+    on_driver = (roles or {}).get("ps", 0) if ps_on_driver else 0
+    returned = run_stage(task, num_workers, spark, network, frame, on_driver)
     return [returned.load(rank) for rank in returned.results]
 
 
 def _peers(
-    tf_config: bool, distributed: Distributed | None, roles: Mapping[str, int] | None
+    tf_config: bool,
+    distributed: Distributed | None,
+    roles: Mapping[str, int] | None,
+    ps_on_driver: bool,
 ) -> Peers | None:
     """What the frameworks of the ranks are told.
 
@@ -207,7 +214,14 @@ def _peers(
             expected="distributed='tensorflow' with them",
             received=f"distributed={distributed!r}",
         )
+    named = {} if roles is None else roles
+    if ps_on_driver and not {"ps"} < set(named):
+        raise ConfigError(
+            "there are no parameter servers that could run on the driver",
+            expected="roles with a 'ps' and others, for ps_on_driver=True",
+            received=f"roles={roles}",
+        )
     if framework is None:
         return None
-    named = {} if roles is None else roles
-    return Peers(framework, tuple((role, named[role]) for role in ROLES if role in named))
+    order = sorted(ROLES, key=lambda role: ps_on_driver and role == "ps")  # stable
+    return Peers(framework, tuple((role, named[role]) for role in order if role in named))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,51 @@ def test_the_node_that_was_killed_is_named_and_nothing_is_left(spark: Any, tmp_p
         launched.wait(60)
     assert time.monotonic() - begun < 15
     assert is_gone(pid)
+    assert jobs(spark) == 0
+
+
+def test_a_killed_node_comes_back_on_its_executor(
+    spark: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with launch(program_cases.dying_and_coming_back(restarts=1), "spark") as launched:
+        seen = launched.results("caller", 60)[0]
+    assert seen == [1, 2, True, 1, True], "two calls, an error, a new node that counts from one"
+    told = "[rank 0] is started again (1 of 1) after: its process was ended by SIGKILL"
+    assert told in capfd.readouterr().out
+    assert jobs(spark) == 0
+
+
+@pytest.mark.parametrize(("times", "restarts"), [(2, 3), (5, 2)])
+def test_restarts_are_counted(spark: Any, tmp_path: Path, times: int, restarts: int) -> None:
+    program = program_cases.failing_for_a_while(tmp_path / "calls", times, restarts)
+    launched = launch(program, "spark")
+    if times <= restarts:
+        assert launched.results("flaky", 60) == [times]
+        return
+    with pytest.raises(WorkerError, match="node flaky/0 failed: ValueError: attempt 2"):
+        launched.wait(60)
+
+
+@pytest.mark.parametrize("role", ["node", "task"])
+def test_a_kill_that_no_restart_mends_is_one_error_and_nothing_is_left(
+    spark: Any, tmp_path: Path, role: str
+) -> None:
+    program = Program("guarded")
+    with program.group("victim", restarts=0 if role == "node" else 5):
+        program.add_node(PyNode(sleep_for_ever, str(tmp_path / "victim")))
+    with program.group("bystander", restarts=5):
+        program.add_node(PyNode(sleep_for_ever, str(tmp_path / "bystander")))
+    launched = launch(program, "spark")
+    pids = [await_file(tmp_path / name) for name in ("victim", "bystander")]
+    tasks = [psutil.Process(pids[1]).ppid()]
+    if role == "task":  # the process of Spark's that watches over the node
+        tasks.append(psutil.Process(pids[0]).ppid())
+    begun = time.monotonic()
+    os.kill(pids[0] if role == "node" else tasks[1], signal.SIGKILL)
+    with pytest.raises(WorkerError, match="node victim/0 failed: Spark gave the barrier stage up"):
+        launched.wait(60)
+    assert time.monotonic() - begun < 15
+    assert all(is_gone(pid) for pid in pids + tasks)
     assert jobs(spark) == 0
 
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+import urllib.request
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tfos_mnist
+from pyspark.errors import PythonException
 
 from sparkdl.compat.tfos import TFCluster, TFParallel, dfutil
 from sparkdl.compat.tfos.TFCluster import InputMode
@@ -64,12 +68,42 @@ def square(args: list[str], ctx: Any) -> None:
         feed.batch_results([first**2 + second for first, second in pairs])
 
 
-def test_inference_gives_one_result_for_each_row(sc: Any) -> None:
+def test_inference_gives_one_result_for_each_row_in_order(sc: Any) -> None:
     cluster = TFCluster.run(sc, square, ["main.py", "--x"], 2, input_mode=InputMode.SPARK)
-    for rows in (37, 3):
-        results = cluster.inference(sc.parallelize([(i, 0.5) for i in range(rows)], 3))
-        assert sorted(results.collect()) == [i**2 + 0.5 for i in range(rows)]
+    for rows, partitions in ((37, 3), (3, 5)):
+        given = sc.parallelize([(i, 0.5) for i in range(rows)], partitions)
+        results = cluster.inference(given)
+        assert results.collect() == [i**2 + 0.5 for i in range(rows)]
+        assert results.getNumPartitions() == partitions
+        assert results.take(2) == [0.5, 1.5]
+        assert results.zip(given).map(lambda two: two[0] - two[1][0] ** 2).sum() == 0.5 * rows
     cluster.shutdown()
+
+
+def note_and_fail(args: Path, ctx: Any) -> None:
+    (args / f"{ctx.job_name}-{ctx.executor_id}-{ctx.num_workers}").touch()
+    feed = ctx.get_data_feed(train_mode=False)
+    feed.batch_results(feed.next_batch(5))
+    if feed.next_batch(1) == [105]:
+        raise ValueError("no way on")
+    while not feed.should_stop():
+        feed.next_batch(10)
+
+
+def test_nothing_is_inferred_before_it_is_asked_for(sc: Any, tmp_path: Path) -> None:
+    cluster = TFCluster.run(
+        sc, note_and_fail, tmp_path, 2, input_mode=InputMode.SPARK, master_node="chief"
+    )
+    results = cluster.inference(sc.parallelize([*range(50), *range(100, 150)], 2))
+    assert list(tmp_path.iterdir()) == []
+    assert results.take(5) == [0, 1, 2, 3, 4]
+    assert [path.name for path in tmp_path.iterdir()] == ["chief-0-1"]
+    with pytest.raises(PythonException, match="another number of results"):
+        cluster.inference(sc.parallelize(range(50), 1)).collect()
+    other = cluster.inference(sc.parallelize(range(100, 150), 1))
+    with pytest.raises(PythonException, match="no way on") as caught:
+        other.collect()
+    assert "in note_and_fail" in str(caught.value)
 
 
 def fail_while_fed(args: str, ctx: Any) -> None:
@@ -130,6 +164,62 @@ def test_a_cluster_with_roles_that_reads_by_itself(sc: Any, tmp_path: Path) -> N
         cluster.train(sc.parallelize([1]))
 
 
+def test_servers_on_the_driver_take_no_slots(sc: Any, tmp_path: Path) -> None:
+    slots = sc.defaultParallelism
+    cluster = TFCluster.run(sc, tell, tmp_path, slots + 1, num_ps=1, driver_ps_nodes=True)
+    cluster.shutdown(timeout=60)
+    found = told(tmp_path)
+    assert sorted(found) == ["ps-0", *(f"worker-{i}" for i in range(slots))]
+    assert found["ps-0"]["id"] == slots
+    assert found["ps-0"]["launcher"] == os.getpid(), "a process of the driver's"
+    assert all(found[f"worker-{i}"]["launcher"] != os.getpid() for i in range(slots))
+
+
+def tell(args: Path, ctx: Any) -> None:
+    seen = {"id": ctx.executor_id, "launcher": os.getppid(), "ports": ctx.cluster_spec["ps"]}
+    (args / f"{ctx.job_name}-{ctx.task_index}").write_text(json.dumps(seen))
+    while ctx.job_name == "ps":
+        ctx_wait()
+
+
+def fail_on_the_driver(args: None, ctx: Any) -> None:
+    if ctx.job_name == "ps":
+        raise ValueError("the table is broken")
+    while True:
+        ctx_wait()
+
+
+def test_a_failure_of_a_server_on_the_driver_is_raised(sc: Any) -> None:
+    cluster = TFCluster.run(sc, fail_on_the_driver, None, 2, num_ps=1, driver_ps_nodes=True)
+    with pytest.raises(WorkerError, match="the table is broken") as caught:
+        cluster.shutdown(timeout=60)
+    assert caught.value.rank == 1
+
+
+def await_file(args: Path, ctx: Any) -> None:
+    while not (args / "seen").exists():
+        ctx_wait()
+
+
+def test_tensorboard_runs_on_the_chief_while_the_function_does(sc: Any, tmp_path: Path) -> None:
+    logs = tmp_path / "logs"
+    cluster = TFCluster.run(
+        sc, await_file, tmp_path, 2, master_node="chief", tensorboard=True, log_dir=str(logs)
+    )
+    url = cluster.tensorboard_url()
+    assert url is not None
+    with urllib.request.urlopen(f"{url}data/environment", timeout=60) as answer:
+        assert json.load(answer)["data_location"] == str(logs)
+    (tmp_path / "seen").touch()
+    cluster.shutdown(timeout=60)
+    assert cluster.tensorboard_url() is None
+    with pytest.raises(OSError, match="refused"):
+        urllib.request.urlopen(url, timeout=60)
+    quiet = TFCluster.run(sc, fail_alone, None, 1)
+    quiet.shutdown(timeout=60)
+    assert quiet.tensorboard_url() is None
+
+
 def fail_alone(args: None, ctx: Any) -> None:
     if ctx.task_index == 1:
         raise KeyError("no such file")
@@ -169,8 +259,7 @@ def test_frames_and_tfrecord_files(spark: Any, sc: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [
-        ({"tensorboard": True}, "tensorboard"),
-        ({"driver_ps_nodes": True}, "driver_ps_nodes"),
+        ({"driver_ps_nodes": True}, "num_ps=0"),
         ({"master_node": "boss"}, "boss"),
         ({"num_ps": 2}, "without workers"),
         ({"num_ps": 1, "input_mode": InputMode.SPARK}, "num_ps=0"),
@@ -191,3 +280,8 @@ def test_dstreams_are_refused_with_what_to_use(sc: Any) -> None:
         cluster.train(DStream())
     with pytest.raises(ConfigError, match="foreachBatch"):
         cluster.shutdown(ssc=object())
+
+
+def test_the_example_recognizes_digits(sc: Any, tmp_path: Path) -> None:
+    arguments = tfos_mnist.parse(["--epochs", "6", "--model_dir", str(tmp_path)])
+    assert tfos_mnist.train_and_recognize(sc, arguments) > 0.9

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from sparkdl.compat.tfos.nodes import MapFunction, call_fed_node, call_node, pickled
-from sparkdl.data.feed import Uneven
+from sparkdl.compat.tfos.board import BoardRequest, BoardUrl
+from sparkdl.compat.tfos.nodes import (
+    MapFunction,
+    call_fed_node,
+    call_node,
+    infer_elements,
+    pickled,
+)
+from sparkdl.config import require_seconds
 from sparkdl.errors import ConfigError, WaitTimeoutError
+from sparkdl.spark.driver.function_stage import dump_function
 from sparkdl.spark.run import run as run_ranks
 
 _DEFAULT_EPOCHS = 10
@@ -26,7 +35,17 @@ class TFCluster:
     """A cluster; see :func:`run`."""
 
     def __init__(
-        self, sc: Any, map_fun: MapFunction, tf_args: Any, roles: dict[str, int], input_mode: int
+        self,
+        sc: Any,
+        map_fun: MapFunction,
+        tf_args: Any,
+        roles: dict[str, int],
+        input_mode: int,
+        *,
+        ps_on_driver: bool = False,
+        tensorboard: bool = False,
+        log_dir: str | None = None,
+        start_s: float = 600.0,
     ) -> None:
         from pyspark.sql import SparkSession
 
@@ -34,6 +53,9 @@ class TFCluster:
         self._function, self._args, self._roles = map_fun, tf_args, roles
         self._default_fs = str(sc._jsc.hadoopConfiguration().get("fs.defaultFS") or "file:///")
         self._fed = input_mode == InputMode.SPARK
+        self._ps_on_driver = ps_on_driver
+        self._board = BoardUrl() if tensorboard else None
+        self._log_dir, self._start_s = log_dir, start_s
         self._error: BaseException | None = None
         self._trained = False
         self._thread: threading.Thread | None = None
@@ -43,12 +65,20 @@ class TFCluster:
 
     def _run(self) -> None:
         try:
-            run_ranks(
-                call_node, (self._function, self._args, self._default_fs),
-                roles=self._roles, spark=self._spark, communicator="builtin",
-            )  # fmt: skip
+            self._call_nodes(call_node, ps_on_driver=self._ps_on_driver)
         except BaseException as error:
             self._error = error
+
+    def _call_nodes(self, on_node: Callable[..., None], **options: Any) -> None:
+        """Calls the function on all nodes; with TensorBoard on the chief, if asked for."""
+        requested: AbstractContextManager[BoardRequest | None] = nullcontext()
+        if self._board is not None:
+            requested = self._board.requested(self._spark, self._log_dir)
+        with requested as board:
+            run_ranks(
+                on_node, (self._function, self._args, self._default_fs, board),
+                roles=self._roles, spark=self._spark, communicator="builtin", **options,
+            )  # fmt: skip
 
     def train(
         self, dataRDD: Any, num_epochs: int = 0, feed_timeout: float = 600.0, qname: str = "input"
@@ -74,45 +104,47 @@ class TFCluster:
                 received="a second one",
                 hint="the function runs as long as one call of train does: make another cluster",
             )
+        _check_rdd(dataRDD)
         self._trained = True
-        self._feed(dataRDD, num_epochs or _DEFAULT_EPOCHS, "drop", feed_timeout)
+        frame = self._spark.createDataFrame(dataRDD.mapPartitions(pickled), "element binary")
+        self._call_nodes(
+            call_fed_node, data=frame, epochs=num_epochs or _DEFAULT_EPOCHS,
+            stall_timeout_s=feed_timeout,
+        )  # fmt: skip
 
     def inference(self, dataRDD: Any, feed_timeout: float = 600.0, qname: str = "input") -> Any:
-        """Calls the function on all nodes, with the rows of an RDD; what it gave as results.
+        """What the function gives as results for the elements of an RDD: one for each, in order.
+
+        Nothing runs before the results are asked for. Then each partition that is asked for calls
+        the function once, in an ordinary task, as the only node of a cluster; the function gets the
+        elements as it asks for them, and an empty partition does not call it. So results may be
+        larger than memory, and ``take(5)`` computes one partition.
 
         Args:
             dataRDD: Any elements that can be pickled.
-            feed_timeout, qname: See :meth:`train`.
+            feed_timeout: Seconds for which the function may neither ask for rows nor give results.
+            qname: As TensorFlowOnSpark has it; there are no queues here.
 
         Returns:
-            An RDD of the results, one partition for each node.
+            An RDD with the partitions of ``dataRDD``. Its actions fail with Spark's error, which
+            has the traceback, where the function raises, stalls, or gives another number of results
+            than it was given elements.
 
         Raises:
-            ConfigError: The cluster has ``InputMode.TENSORFLOW``.
-            WorkerError: The function raised on a node; with its traceback.
+            ConfigError: The cluster has ``InputMode.TENSORFLOW``, a function that cannot be
+                pickled, or no RDD.
         """
         self._check_fed("inference")
-        results = self._feed(dataRDD, 1, "keep", feed_timeout)
-        context = self._spark.sparkContext
-        joined = [(number, part) for number, part in enumerate(results)]
-        return context.parallelize(joined, max(1, len(joined))).flatMap(_second)
+        _check_rdd(dataRDD)
+        require_seconds("feed_timeout", feed_timeout)
+        content = dump_function(self._function, (self._args,), {})
+        job = "chief" if "chief" in self._roles else "worker"
+        default_fs = self._default_fs
 
-    def _feed(self, rdd: Any, epochs: int, uneven: Uneven, stall_s: float) -> list[list[Any]]:
-        if hasattr(rdd, "foreachRDD"):
-            raise _no_dstreams()
-        if not hasattr(rdd, "mapPartitions"):
-            raise ConfigError(
-                "a cluster cannot be fed with this",
-                expected="an RDD",
-                received=type(rdd).__name__,
-                hint="df.rdd is the RDD of a DataFrame",
-            )
-        frame = self._spark.createDataFrame(rdd.mapPartitions(pickled), "element binary")
-        return run_ranks(
-            call_fed_node, (self._function, self._args, self._default_fs), data=frame,
-            roles=self._roles, epochs=epochs, uneven=uneven, communicator="builtin",
-            stall_timeout_s=stall_s,
-        )  # fmt: skip
+        def infer(number: int, elements: Iterable[Any]) -> Iterator[Any]:
+            return infer_elements(number, elements, content, default_fs, job, feed_timeout)
+
+        return dataRDD.mapPartitionsWithIndex(infer, preservesPartitioning=False)
 
     def _check_fed(self, method: str) -> None:
         if not self._fed:
@@ -149,8 +181,18 @@ class TFCluster:
         if self._error is not None:
             raise self._error
 
-    def tensorboard_url(self) -> None:
-        """None: no TensorBoard is started."""
+    def tensorboard_url(self) -> str | None:
+        """Where the chief's TensorBoard is.
+
+        With ``InputMode.TENSORFLOW`` this waits until it has started; with ``InputMode.SPARK`` it
+        runs while ``train`` does.
+
+        Returns:
+            None without ``tensorboard=True``, or where it does not run: not yet, or not any more.
+        """
+        if self._board is None:
+            return None
+        return self._board.wait(0.0 if self._fed else self._start_s)
 
 
 def run(
@@ -177,26 +219,29 @@ def run(
         tf_args: Its first argument; a list becomes ``sys.argv``, too.
         num_executors: Nodes, those of all roles.
         num_ps: Parameter servers among them.
-        tensorboard: Refused if True.
+        tensorboard: Whether TensorBoard runs beside the function of the chief (of the first worker
+            where there is no chief), on a free port of its host and for as long as that runs; see
+            :meth:`TFCluster.tensorboard_url`. Whoever reaches the host reaches it.
         input_mode: ``InputMode.TENSORFLOW``: the function begins now and reads its data itself;
             ``InputMode.SPARK``: it begins with ``train`` or ``inference``.
-        log_dir, queues, release_port, reservation_timeout: As TensorFlowOnSpark has them; without
-            a meaning here (nodes that do not start are an error after 300 s).
-        driver_ps_nodes: Refused if True.
+        log_dir: What TensorBoard shows; None: ``tensorboard_<executor_id>`` below the chief's
+            working directory.
+        queues, release_port: As TensorFlowOnSpark has them; without a meaning here.
+        driver_ps_nodes: Whether parameter servers are processes of the driver's machine, so that
+            ``num_executors - num_ps`` executors do. They are the last nodes then.
+        reservation_timeout: The longest wait of ``tensorboard_url`` (nodes that do not start are an
+            error after 300 s).
         master_node: ``'chief'`` or ``'master'``: a node is the chief; None: all are workers.
         eval_node: Whether a node is an evaluator.
 
     Raises:
         ConfigError: Something that is not there, or roles that do not fit.
     """
-    refused = {"tensorboard": tensorboard, "driver_ps_nodes": driver_ps_nodes}
-    asked = [name for name, value in refused.items() if value]
-    if asked or master_node not in (None, *_CHIEFS):
+    if master_node not in (None, *_CHIEFS) or (driver_ps_nodes and not num_ps):
         raise ConfigError(
             "this cluster cannot be made here",
-            expected="tensorboard=False, driver_ps_nodes=False, master_node None or 'chief'",
-            received=", ".join(asked) or f"master_node={master_node!r}",
-            hint="the chief can write TensorBoard's files; parameter servers run on executors",
+            expected="master_node None or 'chief', num_ps of at least 1 for driver_ps_nodes",
+            received=f"master_node={master_node!r}, num_ps={num_ps}",
         )
     roles = {"chief": int(master_node is not None), "ps": num_ps, "evaluator": int(eval_node)}
     roles["worker"] = num_executors - sum(roles.values())
@@ -214,7 +259,23 @@ def run(
             received=f"num_executors={num_executors}, num_ps={num_ps}, eval_node={eval_node}",
         )
     found = {role: count for role, count in roles.items() if count}
-    return TFCluster(sc, map_fun, tf_args, found, input_mode)
+    return TFCluster(
+        sc, map_fun, tf_args, found, input_mode, ps_on_driver=driver_ps_nodes,
+        tensorboard=tensorboard, log_dir=log_dir,
+        start_s=require_seconds("reservation_timeout", reservation_timeout),
+    )  # fmt: skip
+
+
+def _check_rdd(rdd: Any) -> None:
+    if hasattr(rdd, "foreachRDD"):
+        raise _no_dstreams()
+    if not hasattr(rdd, "mapPartitions"):
+        raise ConfigError(
+            "a cluster cannot be fed with this",
+            expected="an RDD",
+            received=type(rdd).__name__,
+            hint="df.rdd is the RDD of a DataFrame",
+        )
 
 
 def _no_dstreams() -> ConfigError:
@@ -226,7 +287,3 @@ def _no_dstreams() -> ConfigError:
         "on one, and stream.writeStream.foreachBatch(f) calls f(df, number), where "
         "TFCluster.run(...).train(df.rdd, 1) trains on each batch",
     )
-
-
-def _second(pair: tuple[int, list[Any]]) -> list[Any]:
-    return pair[1]

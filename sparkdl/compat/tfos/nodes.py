@@ -1,32 +1,126 @@
-"""A user's function on every node of a cluster, through ``sparkdl.run``."""
+"""A user's function on every node of a cluster: through ``sparkdl.run``, or on a partition."""
 
 from __future__ import annotations
 
+import json
+import os
 import pickle
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any, Protocol
 
-from sparkdl.compat.tfos.TFNode import FedRows, TFNodeContext
+import pyarrow as pa
+
+from sparkdl import payload
+from sparkdl.collective.current import current
+from sparkdl.compat.tfos.board import BoardRequest, board_of
+from sparkdl.compat.tfos.partition_feed import PartitionFeed
+from sparkdl.compat.tfos.TFManager import TFManager
+from sparkdl.compat.tfos.TFNode import TFNodeContext
+from sparkdl.launch.devices import DeviceRequest, function_environment
+from sparkdl.spark.executor.stage import rank_of
 
 MapFunction = Callable[[Any, TFNodeContext], object]
 
 
-def call_node(map_fun: MapFunction, tf_args: Any, default_fs: str) -> list[Any]:
+class FedRows(Protocol):
+    """What a node needs of its rank's feed."""
+
+    def next_arrow(self, batch_size: int) -> pa.Table | None:
+        """The next rows; None if there are no more."""
+
+    def should_stop(self) -> bool:
+        """Whether there are no more rows."""
+
+    def terminate(self) -> None:
+        """Gives no more rows."""
+
+
+class RankElements:
+    """The pickled elements of a rank's feed; see :class:`~sparkdl.compat.tfos.TFManager.Elements`.
+
+    Args:
+        rows: The feed.
+    """
+
+    def __init__(self, rows: FedRows) -> None:
+        self._rows = rows
+        self.should_stop, self.terminate = rows.should_stop, rows.terminate
+
+    def take(self, count: int, train_mode: bool) -> list[Any]:
+        """The next elements; fewer at the end of an epoch."""
+        table = self._rows.next_arrow(count)
+        return [] if table is None else [pickle.loads(x) for x in table.column(0).to_pylist()]
+
+    def give(self, results: Sequence[Any]) -> None:
+        """Drops them: ``train`` has no results, as in TensorFlowOnSpark."""
+
+
+def call_node(
+    map_fun: MapFunction, tf_args: Any, default_fs: str, board: BoardRequest | None = None
+) -> None:
     """Calls the function on a node that is not fed."""
-    return _call(map_fun, tf_args, TFNodeContext(None, default_fs))
+    _call_rank(map_fun, tf_args, default_fs, TFManager(queues=()), board)
 
 
-def call_fed_node(rows: FedRows, map_fun: MapFunction, tf_args: Any, default_fs: str) -> list[Any]:
-    """Calls the function on a node that is fed; what it gave to ``batch_results``."""
-    return _call(map_fun, tf_args, TFNodeContext(rows, default_fs))
+def call_fed_node(
+    rows: FedRows,
+    map_fun: MapFunction,
+    tf_args: Any,
+    default_fs: str,
+    board: BoardRequest | None = None,
+) -> None:
+    """Calls the function on a node that is fed."""
+    _call_rank(map_fun, tf_args, default_fs, TFManager(elements=RankElements(rows)), board)
 
 
-def _call(map_fun: MapFunction, tf_args: Any, context: TFNodeContext) -> list[Any]:
-    if isinstance(tf_args, list):  # for absl and argparse; the process ends with the function
+def _call_rank(
+    map_fun: MapFunction, tf_args: Any, default_fs: str, mgr: TFManager, board: BoardRequest | None
+) -> None:
+    config = json.loads(os.environ["TF_CONFIG"])
+    job, index, cluster = config["task"]["type"], config["task"]["index"], config["cluster"]
+    context = TFNodeContext(current().rank, job, index, cluster, default_fs, os.getcwd(), mgr)
+    leads = job == "chief" or (job == "worker" and index == 0 and "chief" not in cluster)
+    with _arguments(tf_args), board_of(board) if board and leads else nullcontext():
+        map_fun(tf_args, context)
+
+
+def infer_elements(
+    number: int, elements: Iterable[Any], content: bytes, default_fs: str, job: str, stall_s: float
+) -> Iterator[Any]:
+    """The function's results for a partition; see :class:`PartitionFeed`.
+
+    Args:
+        number: The partition's number.
+        elements: Its elements.
+        content: The pickled call of the function with its argument.
+        default_fs: The default file system of Spark.
+        job: ``'chief'`` or ``'worker'``.
+        stall_s: See :class:`PartitionFeed`.
+    """
+    from pyspark import TaskContext
+
+    map_fun, (tf_args,), _ = payload.load(content)
+    feed = PartitionFeed(iter(elements), stall_s)
+    cluster = {job: ["localhost:0"]}
+    mgr = TFManager(elements=feed)
+    context = TFNodeContext(number, job, 0, cluster, default_fs, os.getcwd(), mgr)
+    placement = DeviceRequest(None, unscheduled=True).place(rank_of(TaskContext.get(), 0).resources)
+    with function_environment(placement), _arguments(tf_args):
+        yield from feed.results(lambda: map_fun(tf_args, context))
+
+
+@contextmanager
+def _arguments(tf_args: Any) -> Iterator[None]:
+    """``sys.argv`` is the function's argument meanwhile, if that is a list: absl reads it there."""
+    before = sys.argv
+    if isinstance(tf_args, list):
         sys.argv = tf_args
-    map_fun(tf_args, context)
-    return context.results
+    try:
+        yield
+    finally:
+        sys.argv = before
 
 
 def pickled(elements: Iterable[Any]) -> Iterator[tuple[bytearray]]:

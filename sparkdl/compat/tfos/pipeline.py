@@ -40,7 +40,7 @@ _SHARED = (
     *_SHARED,
     ParamSpec("cluster_size", "nodes of all roles", partial(whole, 1), 1, False, "ClusterSize"),
     ParamSpec("num_ps", "parameter servers among them", partial(whole, 0), 0, False, "NumPS"),
-    ParamSpec("driver_ps_nodes", "not offered", flag, False, False, "DriverPSNodes"),
+    ParamSpec("driver_ps_nodes", "servers on the driver", flag, False, False, "DriverPSNodes"),
     ParamSpec("epochs", "times that the rows are given", partial(whole, 1), 1, False, "Epochs"),
     ParamSpec("grace_secs", "without a meaning here", partial(whole, 0), 30, False, "GraceSecs"),
     ParamSpec("input_mode", "InputMode.SPARK", partial(whole, 0), 1, False, "InputMode"),
@@ -48,7 +48,7 @@ _SHARED = (
     ParamSpec("protocol", "for the function", text, "grpc", False, "Protocol"),
     ParamSpec("readers", "for the function", partial(whole, 1), 1, False, "Readers"),
     ParamSpec("steps", "for the function", partial(whole, 1), 1000, False, "Steps"),
-    ParamSpec("tensorboard", "not offered", flag, False, False, "Tensorboard"),
+    ParamSpec("tensorboard", "on the chief, while it trains", flag, False, False, "Tensorboard"),
     ParamSpec("tfrecord_dir", "for the function", text, None, True, "TFRecordDir"),
 )  # fmt: skip
 class _TrainingParams(Stage):

@@ -19,14 +19,16 @@ from sparkdl.errors import ConfigError, ResourceError, WaitTimeoutError
 from sparkdl.launch import interrupts
 from sparkdl.launch.failures import FailureDescription, RankFailure
 from sparkdl.launch.function import FunctionTask, Returned, dump_call
+from sparkdl.launch.joined import JoinedLauncher
+from sparkdl.launch.processes import ProcessLauncher
 from sparkdl.launch.rank_session import DriverUnreachableError
-from sparkdl.launch.task import Ranks
+from sparkdl.launch.task import Launcher, Ranks
 from sparkdl.learner import BACKENDS
 from sparkdl.learner.framework import running_backend
 from sparkdl.log_lines import show
 from sparkdl.network import Network, require_encryptable
 from sparkdl.spark.driver import cluster
-from sparkdl.spark.driver.launcher import SparkLauncher, SparkRanks
+from sparkdl.spark.driver.launcher import SparkLauncher
 from sparkdl.spark.driver.network import certificate_of, listening_address, rank_listening
 from sparkdl.spark.driver.slots import slot_pool
 from sparkdl.transport.listeners import ListenOptions
@@ -39,9 +41,23 @@ _LOG = logging.getLogger("sparkdl")
 
 @interrupts.heard()
 def run_stage(
-    task: FunctionTask, num_workers: int | None, spark: Any, network: Network, rows: Any = None
+    task: FunctionTask,
+    num_workers: int | None,
+    spark: Any,
+    network: Network,
+    rows: Any = None,
+    on_driver: int = 0,
 ) -> Returned:
-    """Runs the function in a barrier stage and shows the ranks' lines."""
+    """Runs the function in a barrier stage and shows the ranks' lines.
+
+    Args:
+        task: The function.
+        num_workers: Ranks; None: as many as Spark has cores.
+        spark: The session; None: the active one.
+        network: Where driver and ranks listen.
+        rows: A frame that is spread over the ranks; None: they get no rows.
+        on_driver: How many of the last ranks are processes of this machine instead.
+    """
     spark = spark if spark is not None else cluster.session_of()
     certificate = certificate_of(spark, network)
     if certificate is not None:
@@ -49,27 +65,37 @@ def run_stage(
     listening = rank_listening(spark, network)
     task = replace(task, listening=listening, certificate=certificate)
     count = num_workers or cluster.default_parallelism(spark)
-    cluster.check_barrier(spark, count)
+    tasks = count - on_driver
+    cluster.check_barrier(spark, tasks)
     with interrupts.CleanStack() as stack:
         capacity = cluster.count_slots(spark)
         if capacity is not None:
             limit_s = task.start_timeout_s
-            stack.enter_context(slot_pool(spark).take(count, capacity, "run", limit_s))
+            stack.enter_context(slot_pool(spark).take(tasks, capacity, "run", limit_s))
         driver = None
         if not cluster.is_connect(spark):
             settings = Settings(count, start_timeout_s=task.start_timeout_s)
             bind, advertised = listening_address(spark, network)
             listen = ListenOptions("socket", network.port, bind, advertised, web=False)
-            chosen = network.port != 0 or network.server_bind is not None
+            chosen = network.port != 0 or network.server_bind is not None or on_driver > 0
             with contextlib.ExitStack() as tried:
                 if not chosen:  # no address to listen on: the ranks meet through Spark
                     tried.enter_context(contextlib.suppress(OSError, ResourceError))
                 with interrupts.held():
                     host = stack.enter_context(CoordinatorHost(settings, listen, certificate))
                 driver, task = host.driver, replace(task, endpoint=host.endpoint)
+        if driver is None and on_driver:
+            raise ConfigError(
+                "ranks on the driver cannot meet those on executors",
+                expected="a classic session, whose driver is this process",
+                received="a Spark Connect client",
+                hint="ps_on_driver=False",
+            )
         try:
-            return _run_ranks(spark, task, count, driver, rows)
+            return _run_ranks(spark, task, count, driver, rows, on_driver)
         except RankFailure as error:
+            if on_driver:
+                raise error.failure.library_error() from None
             warnings.warn(
                 f"{error.failure.error}\nAll ranks begin again and meet through Spark; what they "
                 "print comes when they have ended.",
@@ -80,7 +106,12 @@ def run_stage(
 
 
 def _run_ranks(
-    spark: Any, task: FunctionTask, count: int, driver: DriverClient | None, rows: Any
+    spark: Any,
+    task: FunctionTask,
+    count: int,
+    driver: DriverClient | None,
+    rows: Any,
+    on_driver: int = 0,
 ) -> Returned:
     """Runs the stage to its end.
 
@@ -88,11 +119,14 @@ def _run_ranks(
         RankFailure: A rank cannot reach the driver; the function has not been called.
         WorkerError: A rank raised.
     """
-    frame = spark.range(0, count, 1, count) if rows is None else rows.repartition(count)
-    launcher = SparkLauncher(
+    tasks = count - on_driver
+    frame = spark.range(0, tasks, 1, tasks) if rows is None else rows.repartition(tasks)
+    launcher: Launcher = SparkLauncher(
         frame, count, barrier=True, description="sparkdl: run",
         noun="barrier stage",
     )  # fmt: skip
+    if on_driver:
+        launcher = JoinedLauncher(launcher, ProcessLauncher(on_driver, first_rank=tasks))
     with interrupts.CleanStack() as stack:
         ranks = stack.begin(launcher.launch(task))
         _follow(ranks, driver, count, task.start_timeout_s)
@@ -128,9 +162,7 @@ def _hint(failure: FailureDescription, count: int, driver: DriverClient | None) 
     return f"ranks that never started: {', '.join(absent) or 'none'}" if joined else ""
 
 
-def _follow(
-    ranks: SparkRanks, driver: DriverClient | None, count: int, start_timeout_s: float
-) -> None:
+def _follow(ranks: Ranks, driver: DriverClient | None, count: int, start_timeout_s: float) -> None:
     """Shows the ranks' lines until they have ended."""
     deadline = time.monotonic() + start_timeout_s
     ended = False

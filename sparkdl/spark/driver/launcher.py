@@ -129,6 +129,10 @@ class SparkRanks:
             raise problem from error
         raise _lost(error, self._noun, self._setting) from error
 
+    def results_so_far(self) -> list[Result]:
+        """None: Spark has the results at the end of the stage."""
+        return []
+
     def _setting(self, name: str) -> str | None:
         found = self._spark.conf.get(name, None)
         return None if found is None else str(found)

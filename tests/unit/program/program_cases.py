@@ -201,3 +201,34 @@ def failing_for_a_while(path: Path, times: int, restarts: int) -> Program:
     with program.group("flaky", restarts=restarts):
         program.add_node(PyNode(fail_until, str(path), times))
     return program
+
+
+class Link:
+    """One of a ring: adds its number and hands on."""
+
+    def __init__(self, number: int, following: Any, last: bool) -> None:
+        self._number, self._following, self._last = number, following, last
+
+    def add(self, total: int) -> int:
+        total += self._number
+        return total if self._last else int(self._following.add(total))
+
+    def run(self) -> int | None:
+        total = None
+        if self._number == 1:
+            total = self.add(0)
+            stop()
+        wait_for_stop()
+        return total
+
+
+def ring(count: int) -> Program:
+    """Nodes of which each calls the next; the first returns 1 + 2 + ... + count."""
+    program = Program("ring")
+    nodes = [CourierNode(Link) for _ in range(count)]
+    with program.group("link"):
+        handles = [program.add_node(node) for node in nodes]
+    for number, node in enumerate(nodes):
+        last = number == count - 1
+        node.configure(number + 1, handles[(number + 1) % count], last)
+    return program

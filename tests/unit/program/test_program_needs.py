@@ -92,10 +92,17 @@ def test_nodes_get_their_cores_and_gpus(monkeypatch: pytest.MonkeyPatch) -> None
     assert task_resources(program_cases.failing()) is None
 
 
+@pytest.mark.parametrize(
+    "launch_type", ["threads", pytest.param("processes", marks=pytest.mark.slow)]
+)
+def test_thirty_nodes(launch_type: Any) -> None:
+    launched = launch(program_cases.ring(30), launch_type)
+    totals = launched.results("link", 300)
+    assert totals == [sum(range(31)), *[None] * 29]
+
+
 def test_what_is_refused(tmp_path: Path) -> None:
     program = program_cases.failing_for_a_while(tmp_path / "calls", times=1, restarts=1)
-    with pytest.raises(ConfigError, match="cannot be started again with launch_type='spark'"):
-        launch(program, "spark")
     with pytest.raises(ConfigError, match="cannot be started again with a launcher"):
         launch(program, "threads", launcher=ThreadLauncher(1))
     with pytest.raises(ConfigError, match="restarts"), Program("x").group("a", restarts=-1):

@@ -82,13 +82,24 @@ def test_the_launcher_stops_it(kind: Any) -> None:
     launched.wait(1)
 
 
-def test_a_node_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sparkdl.program.launching._END_S", 0.5)
+def stop_and_return(value: int) -> int:
+    stop()
+    return value
+
+
+def test_a_node_that_does_not_end_is_killed_and_other_results_are_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("sparkdl.program.launching._END_S", 3.0)
     program = Program("stubborn")
     program.add_node(PyNode(time.sleep, 1000), label="sleeper")
+    program.add_node(PyNode(stop_and_return, 3), label="quick")
     begun = time.monotonic()
-    launch(program, "processes").stop()
-    assert time.monotonic() - begun < 20
+    launched = launch(program, "processes")
+    launched.wait(60)
+    assert time.monotonic() - begun < 60
+    assert launched.results("quick") == [3]
+    assert launched.results("sleeper") == [None]
 
 
 def test_a_process_that_dies_ends_the_program() -> None:
