@@ -24,8 +24,10 @@ Every error survives pickling, so that an executor can raise it and the driver c
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
+
+BEATS = ("what", "expected", "received", "hint")
 
 
 class SparkDLError(Exception):
@@ -58,6 +60,33 @@ class SparkDLError(Exception):
     def __reduce__(self) -> tuple[Any, ...]:
         state = dict(self.__dict__)
         return _rebuild, (type(self), self.what, state)
+
+
+def beats_of(error: BaseException) -> dict[str, str] | None:
+    """The class and the beats of an error of this library, as what JSON can hold; see `raised_of`.
+
+    None of any other error, and of a WorkerError, which tells of another error.
+    """
+    if not isinstance(error, SparkDLError) or isinstance(error, WorkerError):
+        return None
+    return {"type": type(error).__name__, **{name: getattr(error, name) for name in BEATS}}
+
+
+def raised_of(beats: Mapping[str, object], rank: int) -> SparkDLError | None:
+    """The error that :func:`beats_of` described on a rank; None if there is no such class.
+
+    Args:
+        beats: As they came over the network: each text is cut after 10,000 characters.
+        rank: For the message.
+    """
+    cls = globals().get(str(beats.get("type", "")))
+    if not isinstance(cls, type) or not issubclass(cls, SparkDLError):
+        return None
+    if issubclass(cls, WorkerError):
+        return None
+    texts = {name: str(beats.get(name, ""))[:10_000] for name in BEATS}
+    texts["what"] += f" (worker {rank})"
+    return _rebuild(cls, texts["what"], texts)
 
 
 def _rebuild(cls: type[SparkDLError], what: str, state: dict[str, Any]) -> SparkDLError:
@@ -145,11 +174,19 @@ class WorkerError(SparkDLError, RuntimeError):
         rank: The worker's rank.
         error: The exception as one line, e.g. ``"ValueError: bad row"``.
         traceback: The worker's formatted traceback.
+        beats: Of :func:`beats_of`, where the worker raised an error of this library.
     """
 
-    def __init__(self, rank: int, error: str, traceback: str = "", hint: str = "") -> None:
+    def __init__(
+        self,
+        rank: int,
+        error: str,
+        traceback: str = "",
+        hint: str = "",
+        beats: dict[str, str] | None = None,
+    ) -> None:
         super().__init__(f"worker {rank} failed: {error}", hint=hint)
-        self.rank, self.error, self.traceback = rank, error, traceback
+        self.rank, self.error, self.traceback, self.beats = rank, error, traceback, beats
 
     def __str__(self) -> str:
         text = super().__str__()

@@ -7,7 +7,7 @@ from sparkdl.coordinator.group import Group
 from sparkdl.coordinator.lines import MAX_LINES_BYTES, LogLines, pack_lines
 from sparkdl.coordinator.status import EpochTotals, Failure, Status
 from sparkdl.coordinator.telemetry import report_of, usage_of
-from sparkdl.errors import ProtocolError, WorkerError
+from sparkdl.errors import BEATS, ProtocolError, WorkerError
 from sparkdl.transport.frames import BLOB_BYTES, Content, Flag, Kind, Message
 
 
@@ -73,10 +73,12 @@ class Reporting:
         worker = group.workers.get(message.rank)
         stale = worker is not None and message.attempt in worker.superseded
         if group.failure is None and not stale:
+            beats = message.meta.get("beats")
             group.failure = WorkerError(
                 message.rank,
                 str(message.meta.get("error", "unknown error")),
                 str(message.meta.get("traceback", "")),
+                beats=_texts(beats) if isinstance(beats, dict) and beats else None,
             )
         if worker is not None and worker.attempt == message.attempt:
             group.mark_dead(worker)
@@ -180,3 +182,8 @@ def bounded(epochs: dict[int, EpochTotals]) -> dict[int, EpochTotals]:
             break
         result[number] = epoch
     return result
+
+
+def _texts(beats: dict[str, object]) -> dict[str, str]:
+    """Beats as a worker sent them, each a text of bounded length."""
+    return {name: str(beats[name])[:10_000] for name in ("type", *BEATS) if name in beats}

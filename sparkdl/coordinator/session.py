@@ -17,7 +17,7 @@ import numpy as np
 from sparkdl.closing import Closing
 from sparkdl.coordinator.lines import MAX_LINE_CHARS, MAX_LINES_BYTES, pack_lines
 from sparkdl.coordinator.telemetry import report_message
-from sparkdl.errors import WorkerError
+from sparkdl.errors import WorkerError, beats_of
 from sparkdl.phases import current_clock
 from sparkdl.reports import EpochReport
 from sparkdl.transport.address import Endpoint
@@ -171,9 +171,16 @@ class Session(Closing):
         """Says that this rank's work is done, whatever happens to its process from now on."""
         self.request(Message(Kind.FINISH))
 
-    def fail(self, error: str, traceback: str = "") -> None:
-        """Says that this rank failed for good: every other rank's next request raises."""
-        meta = {"error": error[:10_000], "traceback": traceback[-100_000:]}
+    def fail(self, error: str, traceback: str = "", beats: dict[str, str] | None = None) -> None:
+        """Says that this rank failed for good: every other rank's next request raises.
+
+        Args:
+            error: The exception as one line.
+            traceback: Of it.
+            beats: Of :func:`sparkdl.errors.beats_of`: the driver raises the error as itself.
+        """
+        cut = {name: text[:10_000] for name, text in (beats or {}).items()}
+        meta = {"error": error[:10_000], "traceback": traceback[-100_000:], "beats": cut}
         self.request(Message(Kind.FAIL, meta=meta))
 
     def close(self) -> None:
@@ -359,4 +366,5 @@ def report_failure(
         contextlib.suppress(Exception),
         open_session(endpoint, rank=rank, attempt=attempt, limits=limits) as session,
     ):
-        session.fail(described, "".join(traceback.format_exception(error)))
+        trace = "".join(traceback.format_exception(error))
+        session.fail(described, trace, beats_of(error))

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from sparkdl.errors import ProtocolError, WorkerError
+from sparkdl.errors import ProtocolError, SparkDLError, WorkerError, raised_of
 from sparkdl.phases import Usage
 from sparkdl.reports import MetricState
 from sparkdl.transport.frames import ByteArray
@@ -76,15 +76,28 @@ class EpochTotals:
 
 @dataclass(frozen=True)
 class Failure:
-    """The first rank that failed for good."""
+    """The first rank that failed for good.
+
+    Args:
+        rank: The rank.
+        error: The exception as one line.
+        traceback: Of it.
+        beats: Of :func:`sparkdl.errors.beats_of`, if it was an error of this library.
+    """
 
     rank: int
     error: str
     traceback: str
+    beats: dict[str, str] | None = None
 
     @classmethod
     def of(cls, error: WorkerError) -> Failure:
-        return cls(error.rank, error.error, error.traceback)
+        return cls(error.rank, error.error, error.traceback, error.beats)
+
+    def raised(self) -> SparkDLError:
+        """What the driver raises: an error of this library as itself, any other as WorkerError."""
+        own = None if self.beats is None else raised_of(self.beats, self.rank)
+        return own or WorkerError(self.rank, self.error, self.traceback)
 
 
 @dataclass(frozen=True)

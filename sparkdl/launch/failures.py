@@ -14,8 +14,14 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from sparkdl import errors
-from sparkdl.errors import SparkDLError, TransportError, WaitTimeoutError, WorkerError
+from sparkdl.errors import (
+    SparkDLError,
+    TransportError,
+    WaitTimeoutError,
+    WorkerError,
+    beats_of,
+    raised_of,
+)
 from sparkdl.launch.results import Result, of_kind
 
 SECONDARY_DELAY_S = 6.0
@@ -38,7 +44,7 @@ class FailureDescription:
         error: The exception as one line, at most 2,000 characters.
         traceback: The end of the traceback, at most 8,000 characters.
         secondary: Whether it most likely failed because another rank had failed.
-        beats: Of an error of this library: ``what``, ``expected``, ``received`` and ``hint``.
+        beats: Of :func:`sparkdl.errors.beats_of`.
         lines: The last lines that the rank could not send to the driver.
     """
 
@@ -59,21 +65,13 @@ class FailureDescription:
             return error.__cause__.failure
         if isinstance(error, WorkerError):  # it tells of a rank, this one or another
             return cls(error.rank, "WorkerError", error.error, _cut(error.traceback))
-        beats = None
-        if isinstance(error, SparkDLError):
-            beats = {
-                "what": error.what,
-                "expected": error.expected,
-                "received": error.received,
-                "hint": error.hint,
-            }
         return cls(
             rank,
             type(error).__name__,
             one_line(error)[:_ERROR_CHARS],
             _cut("".join(traceback.format_exception(error))),
             is_secondary(error),
-            beats,
+            beats_of(error),
         )
 
     def to_json(self) -> str:
@@ -95,13 +93,8 @@ class FailureDescription:
 
     def library_error(self) -> SparkDLError:
         """What the driver raises: an error of this library as itself, any other as WorkerError."""
-        cls = getattr(errors, self.type, None)
-        if self.beats is None or cls is None or issubclass(cls, WorkerError):
-            return self.worker_error()
-        what = f"{self.beats['what']} (worker {self.rank})"
-        others = {name: self.beats[name] for name in ("expected", "received", "hint")}
-        error: SparkDLError = cls(what, **others)
-        return error
+        raised = None if self.beats is None else raised_of(self.beats, self.rank)
+        return raised or self.worker_error()
 
 
 class ChildTraceback(Exception):

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from sparkdl.coordinator.status import Failure
 from sparkdl.errors import DataError, SparkDLError, TransportError, WorkerError
 from sparkdl.launch import interrupts
 from sparkdl.launch.failures import RankFailure, RanksLost, failures_of, root_cause
@@ -237,7 +236,7 @@ def _watch(
         if progress.failure is not None:
             failed_at = failed_at or time.monotonic()  # the server tells the other workers
             if time.monotonic() - failed_at > FAILED_GRACE_S:
-                raise _worker_error(progress.failure)
+                raise progress.failure.raised()
             continue
         if stopped:
             continue
@@ -273,7 +272,7 @@ def _results(ranks: SparkRanks, run: Run, barrier: bool) -> list[Result]:
             raise
         failure = run.progress().failure
         if failure is not None:
-            raise _worker_error(failure) from error
+            raise failure.raised() from error
         raise StageLost(error) from error.__cause__
 
 
@@ -292,8 +291,3 @@ def _raise_failures(results: list[Result], run: Run, barrier: bool) -> None:
     # What another rank has heard of this failure has its text, but not its class.
     own = [f for f in failures if f.rank == rank]
     raise max(own, key=lambda f: f.beats is not None, default=cause).library_error()
-
-
-def _worker_error(failure: Failure) -> WorkerError:
-    """A failure that a worker reported while it ran."""
-    return WorkerError(failure.rank, failure.error, failure.traceback)

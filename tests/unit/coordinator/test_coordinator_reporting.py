@@ -15,9 +15,10 @@ from sparkdl.coordinator.lines import (
     pack_lines,
     unpack_lines,
 )
-from sparkdl.coordinator.status import Failure
+from sparkdl.coordinator.status import Failure, Status
 from sparkdl.coordinator.store import Store
 from sparkdl.coordinator.telemetry import report_message
+from sparkdl.errors import DataError, WorkerError, beats_of
 from sparkdl.phases import PHASES, Usage
 from sparkdl.reports import EpochReport
 from sparkdl.transport.frames import BLOB_BYTES, Content, Flag, Kind, Message
@@ -196,6 +197,32 @@ def test_one_failure_ends_all_waits() -> None:
     world.send(1, Kind.FAIL, meta={"error": "OSError: later"})  # the first failure stays
     assert world.status().failure == Failure(2, "ValueError: bad", "tb")
     assert code(world.hello(102, attempt=1)) == "aborted"
+
+
+def test_an_error_of_this_library_is_raised_as_itself_by_who_looks_at_the_run() -> None:
+    """Also where the failed task itself is slow to end, as on a busy machine."""
+    world = joined(2)
+    error = DataError("column 'x'", expected="numbers", received="nan", hint="clean the column")
+    beats = beats_of(error)
+    world.send(1, Kind.FAIL, meta={"error": "DataError: x", "traceback": "tb", "beats": beats})
+    failure = Status.from_wire(*world.status().to_wire()).failure
+    assert failure is not None
+    raised = failure.raised()
+    assert type(raised) is DataError
+    assert str(raised) == str(error).replace("'x'", "'x' (worker 1)")
+
+
+@pytest.mark.parametrize(
+    "beats", [{"type": "WorkerError"}, {"type": "os"}, {"type": "Iterable"}, {}, ["what"], None]
+)
+def test_beats_of_no_error_are_left_out(beats: object) -> None:
+    world = joined(1)
+    world.send(0, Kind.FAIL, meta={"error": "E: x", "traceback": "tb", "beats": beats})
+    failure = world.status().failure
+    assert failure is not None
+    raised = failure.raised()
+    assert type(raised) is WorkerError
+    assert "E: x" in str(raised)
 
 
 def test_a_failure_ends_the_wait_of_ranks_that_begin_together() -> None:
