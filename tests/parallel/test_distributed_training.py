@@ -20,10 +20,14 @@ WORLDS = [
     ("jax", "builtin"),
     ("torch", "builtin"),
 ]
+HEAVIER = WORLDS[2:]
+WORLD_PARAMS = [
+    pytest.param(w, id="-".join(w), marks=[pytest.mark.slow] * (w in HEAVIER)) for w in WORLDS
+]
 _results: dict[tuple[str, str], list[dict[str, Any]]] = {}
 
 
-@pytest.fixture(params=WORLDS, ids="-".join)
+@pytest.fixture(params=WORLD_PARAMS)
 def found(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
     """What the two ranks of a world found; each world is started once."""
     backend, communicator = request.param

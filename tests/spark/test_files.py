@@ -139,6 +139,7 @@ def test_models_and_checkpoints(mounted: str, tmp_path: Path, digits_df: Any) ->
         again.save(f"{mounted}/digits.keras", overwrite=False)
 
 
+@pytest.mark.slow
 def test_on_spark_connect() -> None:
     script = Path(__file__).parent / "scripts" / "connect_files.py"
     done = subprocess.run(

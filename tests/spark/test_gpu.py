@@ -13,10 +13,10 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
 
 
-def run_script(name: str, **environment: str) -> str:
+def run_script(name: str, *arguments: str, **environment: str) -> str:
     """Runs a script of ``scripts/`` in a fresh process; returns what it printed."""
     done = subprocess.run(
-        [sys.executable, os.path.join(HERE, "scripts", name)],
+        [sys.executable, os.path.join(HERE, "scripts", name), *arguments],
         env={**os.environ, "PYTHONPATH": ROOT, **environment},
         capture_output=True, text=True, timeout=800, check=False,
     )  # fmt: skip
@@ -24,8 +24,9 @@ def run_script(name: str, **environment: str) -> str:
     return done.stdout
 
 
-def test_each_task_sees_its_own_gpus_also_in_reused_workers() -> None:
-    assert "GPU-TEST-OK" in run_script("gpu_fit.py")
+@pytest.mark.parametrize("part", ["fit", pytest.param("inference", marks=pytest.mark.slow)])
+def test_each_task_sees_its_own_gpus_also_in_reused_workers(part: str) -> None:
+    assert "GPU-TEST-OK" in run_script("gpu_fit.py", part)
 
 
 @pytest.mark.parametrize(("gpus", "expected"), [(("GPU-a", "MIG-b"), "GPU-a,MIG-b"), ((), "-1")])

@@ -130,6 +130,7 @@ def test_ctrl_c_cancels_the_stage(spark: Any):
     assert not tracker.getActiveStageIds()
 
 
+@pytest.mark.slow
 def test_gpus_are_pinned_before_the_function_runs():
     assert "GPU-RUN-OK" in run_script("gpu_run.py")
 

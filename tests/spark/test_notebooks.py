@@ -67,6 +67,7 @@ def test_quickstart(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.keras"))
 
 
+@pytest.mark.slow
 def test_write_your_own_rule(tmp_path: Path) -> None:
     shown = printed(run_notebook(ROOT / "notebooks" / "03_write_your_own_rule.ipynb", tmp_path))
     accuracy = {n: float(v) for n, v in re.findall(r"(\w+) +held-out accuracy ([0-9.]+)", shown)}
@@ -74,6 +75,7 @@ def test_write_your_own_rule(tmp_path: Path) -> None:
     assert "learned: True" in shown
 
 
+@pytest.mark.slow
 def test_allreduce_and_custom_loops(tmp_path: Path) -> None:
     notebook = run_notebook(ROOT / "notebooks" / "02_allreduce_and_custom_loops.ipynb", tmp_path)
     shown = printed(notebook)
@@ -110,6 +112,7 @@ def test_programs(tmp_path: Path) -> None:
     assert len(figures(notebook)) == 1
 
 
+@pytest.mark.slow
 def test_find_the_best_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRIALS", "10")  # 64 are stored
     notebook = run_notebook(ROOT / "notebooks" / "06_find_the_best_model.ipynb", tmp_path)

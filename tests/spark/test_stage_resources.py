@@ -12,7 +12,9 @@ import pytest
 HERE = Path(__file__).parent
 
 
-@pytest.mark.parametrize("script", ["stage_resources.py", "connect_resources.py"])
+@pytest.mark.parametrize(
+    "script", ["stage_resources.py", pytest.param("connect_resources.py", marks=pytest.mark.slow)]
+)
 def test_workers_take_the_cores_that_were_asked_for(script: str) -> None:
     if script.startswith("connect"):
         pytest.importorskip("grpc_status", reason="pyspark[connect] is not installed")

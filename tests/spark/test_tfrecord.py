@@ -101,6 +101,7 @@ def test_a_broken_file_is_named_and_its_byte(spark: Any, tmp_path: Path) -> None
         sparkdl.read_tfrecords(spark, str(tmp_path / "nothing*"), "x bigint").collect()
 
 
+@pytest.mark.slow
 def test_on_spark_connect() -> None:
     script = Path(__file__).parent / "scripts" / "connect_tfrecord.py"
     done = subprocess.run(

@@ -11,10 +11,29 @@ os.environ["PYSPARK_PYTHON"] = sys.executable
 os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
 
 
+def check_inference(model: Any, frame: Any, x: Any) -> None:
+    import numpy as np
+    import pytest
+
+    from sparkdl import SparkModel
+
+    inference = SparkModel(model, use_gpu=False)
+    want = model.predict(x, verbose=0)
+    got = inference.predict(frame).collect()
+    by_row = {tuple(row.features): row.prediction for row in got}
+    np.testing.assert_allclose([by_row[tuple(r.tolist())] for r in x], want, atol=1e-5)
+    rdd = frame.sparkSession.sparkContext.parallelize(list(x), 2)
+    np.testing.assert_allclose(inference.predict(rdd).collect(), want, atol=1e-5)
+    told = inference.evaluate(frame)
+    loss = model.evaluate(x, (x[:, 0] > 0).astype("int64"), verbose=0)
+    np.testing.assert_allclose(told["loss"], loss, rtol=1e-5)
+    with pytest.raises(Exception, match="DataError"):
+        inference.predict(rdd.map(lambda row: row[:2])).collect()
+
+
 def main() -> None:
     import keras
     import numpy as np
-    import pytest
     from pyspark.sql import SparkSession
 
     from sparkdl import SparkModel
@@ -62,18 +81,8 @@ def main() -> None:
         print("on_cpu", on_cpu.gpus, on_cpu.pids)
         assert all(gpus == () for gpus in on_cpu.gpus.values())
         assert not set(on_cpu.pids.values()) & set(first.pids.values())
-        inference = SparkModel(model, use_gpu=False)  # in children of the same workers, too
-        want = model.predict(x, verbose=0)
-        got = inference.predict(frame).collect()
-        by_row = {tuple(row.features): row.prediction for row in got}
-        np.testing.assert_allclose([by_row[tuple(r.tolist())] for r in x], want, atol=1e-5)
-        rdd = spark.sparkContext.parallelize(list(x), 2)
-        np.testing.assert_allclose(inference.predict(rdd).collect(), want, atol=1e-5)
-        told = inference.evaluate(frame)
-        loss = model.evaluate(x, (x[:, 0] > 0).astype("int64"), verbose=0)
-        np.testing.assert_allclose(told["loss"], loss, rtol=1e-5)
-        with pytest.raises(Exception, match="DataError"):
-            inference.predict(rdd.map(lambda row: row[:2])).collect()
+        if "inference" in sys.argv:  # in children of the same workers, too
+            check_inference(model, frame, x)
         after = fit("auto")
         print("after", after.gpus, after.pids)
         assert sorted(a for gpus in after.gpus.values() for a in gpus) == given

@@ -58,7 +58,7 @@ def test_what_the_backend_needs_is_found() -> None:
         sys.modules["jax"] = kept
 
 
-@pytest.mark.parametrize("backend", ["tensorflow", "torch"])
+@pytest.mark.parametrize("backend", ["tensorflow", pytest.param("torch", marks=pytest.mark.slow)])
 def test_keras_trains_without_them(backend: str) -> None:
     if backend == "torch":
         pytest.importorskip("torch")
