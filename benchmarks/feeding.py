@@ -1,9 +1,11 @@
 """Feeding rows of 784 floats: a queue item per row, a feed, and an Arrow file.
 
-    python benchmarks/feeding.py [--rows 100000] [--spark]
+    python benchmarks/feeding.py [--rows 100000] [--turns 3] [--spark] [--frame]
 
-``--spark`` also runs ``sparkdl.run(fn, data=df)`` on ``local[2]``, from the job's start to the last
-batch, beside the same job without a function that looks at the rows.
+``--spark`` also runs ``sparkdl.run(fn, data=...)`` on ``local[2]``, from the job's start to the
+last batch, beside the same job without rows: with the path of Parquet files, which the ranks read,
+and (``--frame``) with a DataFrame of them, whose rows Spark deals. Its rates are divided by those
+of the queue and of the Arrow file in the same run.
 """
 
 from __future__ import annotations
@@ -88,36 +90,48 @@ def arrow_file(rows: int, folder: str) -> float:
     return rows / (time.perf_counter() - start)
 
 
-def through_spark(rows: int) -> None:
-    """Prints the rate of a whole job."""
+def through_spark(rows: int, frame: bool, queue: float, arrow: float) -> None:
+    """Prints the rates of whole jobs."""
     os.environ.update(PYSPARK_PYTHON=sys.executable, SPARK_LOCAL_IP="127.0.0.1")
     from pyspark.sql import SparkSession
 
     import sparkdl
 
     spark = (
-        SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
+        SparkSession.builder.master("local[2]")
+        .config("spark.ui.enabled", "false")
+        .config("spark.driver.memory", "3g")
+        .getOrCreate()
     )
     with tempfile.TemporaryDirectory() as folder:
-        table = pa.Table.from_batches(batches(rows))
         import pyarrow.parquet as pq
 
-        pq.write_table(table, f"{folder}/rows.parquet")
-        df = spark.read.parquet(f"{folder}/rows.parquet")
+        source = batches(rows)
+        path = f"{folder}/rows.parquet"
+        with pq.ParquetWriter(path, source[0].schema, use_dictionary=False) as writer:
+            for batch in source:
+                writer.write_batch(batch)
 
         def take(given: Any) -> int:
             return sum(len(batch["x"]) for batch in given.batches(BATCH))
 
+        given = {"path": path, "DataFrame": spark.read.parquet(path)} if frame else {"path": path}
         for _ in range(2):
-            start = time.perf_counter()
-            taken = sum(sparkdl.run(take, num_workers=2, data=df, uneven="keep"))
-            seconds = time.perf_counter() - start
-            start = time.perf_counter()
-            sparkdl.run(int, num_workers=2)
-            empty = time.perf_counter() - start
-            print(f"run(fn, data=df), 2 ranks: {taken / seconds:,.0f} rows/s", flush=True)
-            rest = seconds - empty
-            print(f"without the {empty:.1f} s of an empty job {taken / rest:,.0f}", flush=True)
+            for name, data in given.items():
+                start = time.perf_counter()
+                taken = sum(sparkdl.run(take, num_workers=2, data=data, uneven="keep"))
+                seconds = time.perf_counter() - start
+                assert taken == rows
+                start = time.perf_counter()
+                sparkdl.run(int, num_workers=2)
+                empty = time.perf_counter() - start
+                whole, rate = taken / seconds, taken / max(1e-9, seconds - empty)
+                print(
+                    f"run(fn, data={name}), 2 ranks: {whole:,.0f} rows/s, {whole / queue:.1f} x "
+                    f"the queue; without the {empty:.1f} s of an empty job {rate:,.0f}, "
+                    f"{rate / queue:.1f} x the queue, {rate / arrow:.2f} x the Arrow file",
+                    flush=True,
+                )
     spark.stop()
 
 
@@ -125,18 +139,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, default=100_000)
     parser.add_argument("--spark", action="store_true")
+    parser.add_argument("--frame", action="store_true")
+    parser.add_argument("--turns", type=int, default=3)
     arguments = parser.parse_args()
     rows = arguments.rows // 10_000 * 10_000
+    queues, arrows = [], []
     with tempfile.TemporaryDirectory() as folder:
-        for _ in range(3):
+        for _ in range(arguments.turns):
+            queues.append(queue_per_row(min(rows, 5_000)))
+            arrows.append(arrow_file(rows, folder))
             print(
-                f"queue per row {queue_per_row(min(rows, 5_000)):,.0f} rows/s, "
+                f"queue per row {queues[-1]:,.0f} rows/s, "
                 f"feed {feed(rows, 1 << 40):,.0f}, feed from disk {feed(rows, 1):,.0f}, "
-                f"Arrow file {arrow_file(rows, folder):,.0f}",
+                f"Arrow file {arrows[-1]:,.0f}",
                 flush=True,
             )
     if arguments.spark:
-        through_spark(rows)
+        middle = arguments.turns // 2
+        through_spark(rows, arguments.frame, sorted(queues)[middle], sorted(arrows)[middle])
 
 
 if __name__ == "__main__":

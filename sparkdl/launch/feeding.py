@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import wait
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +17,13 @@ from sparkdl.errors import WaitTimeoutError
 from sparkdl.launch.thread_call import ThreadCall
 
 _LOOK_S = 0.1
+
+
+class RowFiles(Protocol):
+    """Files that the ranks read by themselves."""
+
+    def batches(self, rank: int) -> Iterator[pa.RecordBatch]:
+        """A rank's rows."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +39,7 @@ class FeedSettings:
         memory_budget_bytes: Rows beyond this are kept on the rank's disk.
         stall_timeout_s: How long the function may ask for no rows while there are some; None for
             ever.
+        files: Where the rows are; None: they are the rank's input.
     """
 
     columns: tuple[str, ...]
@@ -41,11 +49,12 @@ class FeedSettings:
     uneven: Uneven = "drop"
     memory_budget_bytes: int = 1 << 30
     stall_timeout_s: float | None = None
+    files: RowFiles | None = None
 
-    def read(self, batches: Iterator[pa.RecordBatch]) -> RowSpool:
+    def read(self, batches: Iterator[pa.RecordBatch], rank: int) -> RowSpool:
         """Keeps the rank's rows, under their own names."""
         spool = RowSpool(self.memory_budget_bytes)
-        for batch in batches:
+        for batch in batches if self.files is None else self.files.batches(rank):
             spool.add(pa.RecordBatch.from_arrays(batch.columns, names=list(self.columns)))
         return spool
 

@@ -83,7 +83,7 @@ class FunctionTask:
 
     def run(self, rank: RankContext, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Calls the function; see :class:`sparkdl.launch.task.Task`."""
-        rows = None if self.feed is None else self.feed.read(batches)
+        rows = None if self.feed is None else self.feed.read(batches, rank.rank)
         for _ in batches:
             pass
         try:

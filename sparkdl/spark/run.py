@@ -21,6 +21,9 @@ from sparkdl.launch.devices import DeviceRequest
 from sparkdl.launch.function import FunctionTask
 from sparkdl.launch.peers import ROLES, Distributed, Peers, check_roles
 from sparkdl.network import Encrypt, Network, PortSpec
+from sparkdl.spark.columns.fed_files import fed_files
+from sparkdl.spark.columns.files import is_path
+from sparkdl.spark.driver.cluster import default_parallelism
 from sparkdl.spark.driver.feeding import fed_frame, feed_settings
 from sparkdl.spark.driver.function_stage import (
     START_TIMEOUT_S,
@@ -77,7 +80,9 @@ def run(
         kwargs: Its keyword arguments.
         num_workers: Ranks; they run at the same time. None: as many as Spark has cores.
         data: A DataFrame (or a path of Parquet or TFRecord files), whose rows are spread over the
-            ranks. The function is then called as ``fn(feed, *args, **kwargs)``: ``feed`` has
+            ranks. Parquet files whose columns are numbers, texts, bytes or arrays of these do not
+            go through Spark: each rank reads a range of the rows, so it must reach them. The
+            function is then called as ``fn(feed, *args, **kwargs)``: ``feed`` has
             ``next_batch(n)``, ``batches(n)``, iteration over rows, ``to_tf_data(n)``,
             ``to_torch(n)``, ``should_stop()`` and ``terminate()``. Batches are dicts of NumPy
             arrays by column name. The rows stay on the rank, for the epochs after the first.
@@ -166,6 +171,10 @@ def run(
     if feed is not None:
         frame, columns = fed_frame(data, spark)
         feed, spark = replace(feed, columns=columns), frame.sparkSession
+        if is_path(data):
+            num_workers = num_workers or default_parallelism(spark)
+            feed = replace(feed, files=fed_files(data, frame, columns, num_workers))
+            frame = None if feed.files is not None else frame
     task = FunctionTask(
         dump_function(fn, args, {} if kwargs is None else kwargs),
         secrets.token_bytes(32),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,6 +32,23 @@ def test_every_rank_takes_equal_steps(spark: Any) -> None:
     padded = sparkdl.run(take, (16,), num_workers=2, data=df, uneven="pad", shuffle=True)
     assert padded[0][0] == padded[1][0]
     assert padded[0][1] | padded[1][1] == set(range(101))
+
+
+@pytest.mark.parametrize("column", ["string(id) as text", "timestamp_seconds(id) as moment"])
+def test_parquet_files_by_their_path(spark: Any, tmp_path: Path, column: str) -> None:
+    path = str(tmp_path / "rows.parquet")
+    columns = "id", "array(float(id), 2.0f) as `a.b`", column
+    spark.range(0, 101, 1, 3).selectExpr(*columns).write.parquet(path)
+
+    def take(feed: Any) -> list[tuple[Any, ...]]:
+        return [tuple(row.values()) for row in feed]
+
+    shares = sparkdl.run(take, num_workers=2, data=path, uneven="keep", spark=spark)
+    rows = sorted(row for share in shares for row in share)
+    assert [row[:2] for row in rows] == [(n, [n, 2.0]) for n in range(101)]
+    if "text" in column:  # read by the ranks; Spark deals the others
+        assert [len(share) for share in shares] == [50, 51]
+        assert [row[2] for row in rows] == [str(n) for n in range(101)]
 
 
 def test_a_function_that_fails_while_it_is_fed_raises_here(spark: Any) -> None:

@@ -178,6 +178,22 @@ def _read_parquet(stream: Any, shard: FileShard, columns: list[str]) -> Iterator
         raise _broken(shard.file.path, error) from error
 
 
+def parquet_facts(path: str) -> tuple[pa.Schema, tuple[int, ...]]:
+    """The columns of a Parquet file, and the rows of each of its row groups."""
+    import pyarrow.parquet as pq
+
+    with open_input(path) as stream:
+        file = _opened(pq, stream, path)
+        groups = range(file.metadata.num_row_groups)
+        return file.schema_arrow, tuple(file.metadata.row_group(n).num_rows for n in groups)
+
+
+def read_groups(shard: FileShard, columns: list[str]) -> Iterator[pa.RecordBatch]:
+    """Columns of a Parquet file's row groups, in blocks of some megabytes."""
+    with open_input(shard.file.path) as stream:
+        yield from _read_parquet(stream, shard, columns)
+
+
 def _opened(pq: Any, stream: Any, path: str) -> Any:
     try:
         return pq.ParquetFile(stream, buffer_size=1 << 20, pre_buffer=False)

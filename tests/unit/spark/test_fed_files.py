@@ -1,0 +1,61 @@
+"""Parquet files that ranks read in equal ranges of rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from sparkdl.errors import DataError
+from sparkdl.files.streams import find_files
+from sparkdl.spark.columns.fed_files import ParquetRows
+from sparkdl.spark.columns.files import parquet_facts
+
+
+def written(folder: Path, sizes: list[list[int]]) -> tuple[str, int]:
+    """Files with row groups of these sizes, whose rows count from 0."""
+    at = 0
+    for number, groups in enumerate(sizes):
+        schema = pa.schema({"n": pa.int32(), "x": pa.list_(pa.float32())})
+        with pq.ParquetWriter(folder / f"part-{number}.parquet", schema) as writer:
+            for rows in groups:
+                values = list(range(at, at + rows))
+                table = pa.table({"n": values, "x": [[v, v + 0.5] for v in values]}, schema)
+                writer.write_table(table, row_group_size=max(1, rows))
+                at += rows
+    return f"{folder}/*.parquet", at
+
+
+def rows_of(path: str, ranks: int) -> ParquetRows:
+    files = tuple((file, parquet_facts(file.path)[1]) for file in find_files(path))
+    return ParquetRows(files, pa.schema({"x": pa.list_(pa.float32()), "n": pa.int64()}), ranks)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 7, 40])
+@pytest.mark.parametrize("sizes", [[[31]], [[5, 0, 7], [1]], [[1] * 9, [11, 2], [3]]])
+def test_each_row_goes_to_one_rank_and_shares_differ_by_one(
+    tmp_path: Path, sizes: list[list[int]], ranks: int
+) -> None:
+    path, total = written(tmp_path, sizes)
+    rows = rows_of(path, ranks)
+    shares = []
+    for rank in range(ranks):
+        batches = list(rows.batches(rank))
+        assert all(batch.schema == rows.schema for batch in batches)
+        shares.append([row for batch in batches for row in batch.to_pylist()])
+    assert [row for share in shares for row in share] == [
+        {"x": [n, n + 0.5], "n": n} for n in range(total)
+    ]
+    counts = [len(share) for share in shares]
+    assert max(counts) - min(counts) <= 1
+
+
+def test_a_file_that_has_lost_rows_is_named(tmp_path: Path) -> None:
+    path, _ = written(tmp_path, [[10]])
+    rows = rows_of(path, 2)
+    written(tmp_path, [[7]])
+    assert sum(batch.num_rows for batch in rows.batches(0)) == 5
+    with pytest.raises(DataError, match=r"part-0\.parquet has lost rows"):
+        list(rows.batches(1))
