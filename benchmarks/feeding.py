@@ -119,11 +119,15 @@ def through_spark(rows: int, frame: bool, queue: float, arrow: float) -> None:
         for _ in range(2):
             for name, data in given.items():
                 start = time.perf_counter()
-                taken = sum(sparkdl.run(take, num_workers=2, data=data, uneven="keep"))
+                shares = sparkdl.run(
+                    take, num_workers=2, data=data, uneven="keep", communicator="builtin",
+                    memory_budget_mb=4096,
+                )  # fmt: skip
+                taken = sum(shares)
                 seconds = time.perf_counter() - start
                 assert taken == rows
                 start = time.perf_counter()
-                sparkdl.run(int, num_workers=2)
+                sparkdl.run(int, num_workers=2, communicator="builtin")
                 empty = time.perf_counter() - start
                 whole, rate = taken / seconds, taken / max(1e-9, seconds - empty)
                 print(
