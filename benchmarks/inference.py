@@ -233,21 +233,35 @@ def measure_memory(rows: int) -> None:
     spark = start_spark(PROCESSES)
     model = make_network()
 
-    def peak(partitions: Any) -> Any:
-        import resource
-
-        yield resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-
     def score(count: int) -> float:
         row = F.array(*[F.rand(i).cast("float") for i in range(100)]).alias("features")
         drop(sparkdl.predict(model, spark.range(0, count, 1, 1).select(row)))
-        found = spark.sparkContext.parallelize(range(8), 8).mapPartitions(peak).collect()
-        return max(found)
+        return peak_of_workers()
 
     small, large = score(10_000), score(rows)
     print(f"\nmemory: {small:,.0f} MiB after 10,000 rows in a partition, {large:,.0f} MiB after "
           f"{rows:,} ({rows * 400 / 2**20:,.0f} MiB of floats)", flush=True)  # fmt: skip
     spark.stop()
+
+
+def peak_of_workers() -> float:
+    """MiB: the largest peak among the Python workers below this process, idle ones too."""
+    parents, peaks = {}, {}
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{name}/status") as status, open(f"/proc/{name}/cmdline") as command:
+                fields = dict(line.split(":", 1) for line in status)
+                parents[int(name)] = int(fields["PPid"])
+                if "pyspark.daemon" in command.read() and "VmHWM" in fields:
+                    peaks[int(name)] = int(fields["VmHWM"].split()[0]) / 1024
+        except OSError:  # it has ended
+            continue
+
+    def is_below(process: int) -> bool:
+        parent = parents.get(process, 0)
+        return parent == os.getpid() or (parent > 1 and is_below(parent))
+
+    return max(peak for process, peak in peaks.items() if is_below(process))
 
 
 def main() -> None:

@@ -123,7 +123,8 @@ def test_a_classifier_in_a_pipeline(spark: Any, tmp_path: Path) -> None:
     pipeline = Pipeline(stages=[estimator(model, "categorical_crossentropy")])
     pipeline.save(f"{tmp_path}/pipeline")
     fitted = Pipeline.load(f"{tmp_path}/pipeline").fit(frame)
-    rows = fitted.transform(frame).collect()
+    scored = fitted.transform(frame).persist()  # else the next task has two workers with models
+    rows = scored.collect()
     assert all(len(row.prediction) == 3 for row in rows)
     right = [int(np.argmax(row.prediction)) == row.label for row in rows]
     assert np.mean(right) > 0.8
@@ -133,7 +134,8 @@ def test_a_classifier_in_a_pipeline(spark: Any, tmp_path: Path) -> None:
     assert transformer.model_type == ModelType.CLASSIFICATION
     assert len(transformer.history[0]["loss"]) == 12
     transformer.set_params(inference_batch_size=7, outputCol="again")
-    both = transformer.transform(fitted.transform(frame)).select("prediction", "again").collect()
+    both = transformer.transform(scored).select("prediction", "again").collect()
+    scored.unpersist()
     np.testing.assert_allclose([r.again for r in both], [r.prediction for r in both], atol=1e-6)
     transformer.save(f"{tmp_path}/t.h5")
     loaded = load_ml_transformer(f"{tmp_path}/t.h5")
