@@ -1,16 +1,24 @@
 """Lines of text on their way from a rank to the driver.
 
 On a rank a *sink* takes lines. Whoever runs the rank installs one for the time that the user's
-code runs; without a sink a line is printed.
+code runs; without a sink a line is printed. While a fit runs, messages and logged warnings wait
+in a :class:`LineBox` for the rank's next heartbeat, which takes them to the driver.
 """
 
 from __future__ import annotations
 
+import collections
 import contextlib
+import logging
+import threading
 from collections.abc import Callable, Iterator
 
 MESSAGE_CHARS = 4000
 """Longer messages and lines are cut."""
+MOST_BOXED = 100
+"""Lines that wait for a heartbeat; of more the latest are kept."""
+BOXED_CHARS = 500
+"""Longer lines are cut where they wait for a heartbeat."""
 
 Sink = Callable[[str], None]
 _sink: Sink | None = None
@@ -52,3 +60,80 @@ def log_through(sink: Sink) -> Iterator[None]:
 def show(rank: int, text: str) -> None:
     """Prints a rank's line on the driver."""
     print(f"[rank {rank}] {text}", flush=True)
+
+
+class LineBox:
+    """Lines that wait for a heartbeat; thread-safe, bounded, and never waits for anybody."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lines: collections.deque[str] = collections.deque()
+        self._dropped = 0
+
+    def put(self, text: str) -> None:
+        """Takes a message, which may have several lines."""
+        with self._lock:
+            for line in text.splitlines():
+                self._lines.append(line if len(line) <= BOXED_CHARS else line[:BOXED_CHARS] + "...")
+            while len(self._lines) > MOST_BOXED:
+                self._lines.popleft()
+                self._dropped += 1
+
+    def take(self) -> list[str]:
+        """The lines since the last call; the first says how many were dropped."""
+        with self._lock:
+            lines = list(self._lines)
+            if self._dropped:
+                lines.insert(0, f"[{self._dropped} lines dropped: too many at once]")
+            self._lines.clear()
+            self._dropped = 0
+            return lines
+
+    def __len__(self) -> int:
+        return len(self._lines)
+
+
+class _Handler(logging.Handler):
+    """Warnings and errors of Python's logging, into a box."""
+
+    def __init__(self, box: LineBox) -> None:
+        super().__init__(logging.WARNING)
+        self._box = box
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with contextlib.suppress(Exception):  # a record that cannot be formatted ends no fit
+            self._box.put(f"{record.levelname} {record.name}: {record.getMessage()}")
+        if logging.lastResort is not None and logging.root.handlers == [self]:
+            logging.lastResort.handle(record)  # printed as without this handler
+
+
+_current = threading.local()
+
+
+def current_box() -> LineBox:
+    """The box of the fit that this thread trains; one that nobody else fills outside of a fit."""
+    box: LineBox | None = getattr(_current, "box", None)
+    return LineBox() if box is None else box
+
+
+@contextlib.contextmanager
+def boxed_lines() -> Iterator[LineBox]:
+    """Inside, messages of :func:`log_to_driver` and logged warnings go into this thread's box.
+
+    They go where they went before as well: a message is printed, a warning handled.
+    """
+    box = LineBox()
+
+    def put(text: str) -> None:
+        print(text, flush=True)
+        box.put(text)
+
+    handler = _Handler(box)
+    _current.box = box
+    logging.root.addHandler(handler)
+    try:
+        with log_through(put):
+            yield box
+    finally:
+        logging.root.removeHandler(handler)
+        _current.box = None

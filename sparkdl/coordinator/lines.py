@@ -50,8 +50,12 @@ class LogLines:
                 expected=f"at most {MAX_LINES_BYTES} bytes of text",
                 received=f"{body.size} bytes of {message.content.name}",
             )
-        for line in unpack_lines(body):
-            self._lines.append((message.rank, line))
+        self.add(message.rank, unpack_lines(body))
+
+    def add(self, rank: int, lines: list[str]) -> None:
+        """Takes lines of a rank."""
+        for line in lines:
+            self._lines.append((rank, line))
             self._chars += len(line)
         while len(self._lines) > KEPT_LINES or self._chars > KEPT_CHARS:
             self._pop()

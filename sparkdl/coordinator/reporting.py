@@ -6,7 +6,7 @@ from sparkdl.coordinator.blobs import KeptBlob, chunk_reply
 from sparkdl.coordinator.group import Group
 from sparkdl.coordinator.lines import MAX_LINES_BYTES, LogLines, pack_lines
 from sparkdl.coordinator.status import EpochTotals, Failure, Status
-from sparkdl.coordinator.telemetry import report_of, usage_of
+from sparkdl.coordinator.telemetry import lines_of, load_of, report_of, usage_of
 from sparkdl.errors import BEATS, ProtocolError, WorkerError
 from sparkdl.transport.frames import BLOB_BYTES, Content, Flag, Kind, Message
 
@@ -44,10 +44,12 @@ class Reporting:
             group.answer(connection, Message(Kind.OK), worker)
 
     def heartbeat(self, connection: int, message: Message) -> None:
-        """A sign of life, over a connection of its own."""
+        """A sign of life, over a connection of its own; may bring the host's load, and lines."""
         worker = self._group.workers.get(message.rank)
         if worker is not None and worker.attempt == message.attempt:
             worker.last_seen = self._group.now
+            worker.load = load_of(message) or worker.load
+            self._lines.add(worker.rank, lines_of(message))
         self._group.answer_beside(connection, Message(Kind.OK), worker)
 
     def keep(self, connection: int, message: Message) -> None:

@@ -18,6 +18,8 @@ from sparkdl.closing import Closing
 from sparkdl.coordinator.lines import MAX_LINE_CHARS, MAX_LINES_BYTES, pack_lines
 from sparkdl.coordinator.telemetry import report_message
 from sparkdl.errors import WorkerError, beats_of
+from sparkdl.host_load import LoadMeter
+from sparkdl.log_lines import current_box
 from sparkdl.phases import current_clock
 from sparkdl.reports import EpochReport
 from sparkdl.transport.address import Endpoint
@@ -95,7 +97,7 @@ class Session(Closing):
         self.clock = 0
         self.lead = False
         self.sequence = 0
-        self._clock = current_clock()
+        self._clock, self._lines = current_clock(), current_box()
         self._timeouts = timeouts or Timeouts()
         self._opener = opener
         self._connection = Connection(
@@ -306,14 +308,36 @@ class Session(Closing):
             self._opener, self.limits, timeouts, buffered=False, name="a heartbeat"
         )
         heard = time.monotonic()
-        while not self._ended.wait(self._period_s):
+        meter = LoadMeter()
+        while self._waited():
             try:
-                connection.request(self._signed(Message(Kind.HEARTBEAT)))
+                connection.request(self._signed(self._sign_of_life(meter)))
                 heard = time.monotonic()
             except Exception:
                 if time.monotonic() - heard > 3 * self._period_s + self._timeouts.reconnect_s:
                     self._connection.abort()
+        if len(self._lines):
+            with contextlib.suppress(Exception):  # the driver may be gone
+                connection.request(self._signed(self._sign_of_life(None)))
         connection.close()
+
+    def _waited(self) -> bool:
+        """Waits for the next beat, sooner where lines wait; False when the session ends."""
+        due = time.monotonic() + self._period_s
+        while not self._ended.wait(min(1.0, max(due - time.monotonic(), 0.0))):
+            if len(self._lines) or time.monotonic() >= due:
+                return True
+        return False
+
+    def _sign_of_life(self, meter: LoadMeter | None) -> Message:
+        """A HEARTBEAT, with the host's load where it was looked at, and the lines that wait."""
+        meta: dict[str, list[float] | list[str]] = {}
+        load = None if meter is None else meter.look()
+        if load is not None:
+            meta["load"] = load.numbers()
+        if len(self._lines):
+            meta["lines"] = self._lines.take()
+        return Message(Kind.HEARTBEAT, meta=dict(meta))
 
 
 def open_session(

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from sparkdl.errors import ProtocolError, SparkDLError, WorkerError, raised_of
+from sparkdl.host_load import HostLoad
 from sparkdl.phases import Usage
 from sparkdl.reports import MetricState
 from sparkdl.transport.frames import ByteArray
@@ -30,6 +31,7 @@ class WorkerStatus:
         member: Was let in and takes part; a worker that waits to join is alive, but no member.
         retries: Attempts before the present one.
         usage: What the present attempt had used at its last report; None before one.
+        load: Of its host, at the last heartbeat that told it; None before one.
     """
 
     alive: bool
@@ -49,12 +51,20 @@ class WorkerStatus:
     member: bool = False
     retries: int = 0
     usage: Usage | None = None
+    load: HostLoad | None = None
 
     @classmethod
     def of(cls, fields: dict[str, Any]) -> WorkerStatus:
-        """The counterpart of ``asdict``."""
+        """The counterpart of ``asdict``, with the load as its numbers."""
         usage = fields["usage"]
-        return cls(**{**fields, "usage": None if usage is None else Usage(**usage)})
+        load = fields["load"]
+        return cls(
+            **{
+                **fields,
+                "usage": None if usage is None else Usage(**usage),
+                "load": None if load is None else HostLoad.of_numbers(load),
+            }
+        )
 
 
 @dataclass(frozen=True)
@@ -135,7 +145,7 @@ class Status:
         """A JSON object, and the metric states as float64 one after the other."""
         parts = [part for e in self.epochs.values() for part in (e.metrics, e.val_metrics)]
         meta = {
-            "workers": {str(rank): asdict(worker) for rank, worker in self.workers.items()},
+            "workers": {str(rank): _to_wire(worker) for rank, worker in self.workers.items()},
             "epochs": [
                 [n, e.rows, e.val_rows, e.metrics.size, e.val_metrics.size, list(e.ended)]
                 for n, e in self.epochs.items()
@@ -183,6 +193,10 @@ class Status:
                 received=f"{type(error).__name__}: {error}",
                 hint="install the same sparkdl on the driver and on all executors",
             ) from error
+
+
+def _to_wire(worker: WorkerStatus) -> dict[str, Any]:
+    return {**asdict(worker), "load": None if worker.load is None else worker.load.numbers()}
 
 
 _COUNTERS = ("clock", "rounds", "released_epoch", "started", "bytes_in", "bytes_out")

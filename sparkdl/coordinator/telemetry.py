@@ -6,6 +6,7 @@ import numpy as np
 
 from sparkdl.coordinator.status import EpochTotals
 from sparkdl.errors import ProtocolError
+from sparkdl.host_load import HostLoad
 from sparkdl.phases import PHASES, Usage
 from sparkdl.reports import EpochReport, MetricState
 from sparkdl.transport.frames import BLOB_BYTES, ByteArray, Content, Flag, Kind, Message
@@ -104,6 +105,41 @@ def usage_of(message: Message) -> Usage | None:
         dict(zip(PHASES, map(float, seconds), strict=True)), float(cpu_s),
         int(memory_bytes), int(sent), int(received),
     )  # fmt: skip
+
+
+def load_of(message: Message) -> HostLoad | None:
+    """The load of the sender's host; None if a HEARTBEAT does not say it.
+
+    Raises:
+        ProtocolError: The numbers are malformed.
+    """
+    numbers = message.meta.get("load")
+    if numbers is None:
+        return None
+    try:
+        return HostLoad.of_numbers(numbers)
+    except ValueError as error:
+        raise ProtocolError(
+            f"what rank {message.rank} says of its host's load is malformed",
+            expected="percentages: processors, memory, then the GPUs' use and memory",
+            received=str(numbers)[:200],
+        ) from error
+
+
+def lines_of(message: Message) -> list[str]:
+    """The lines that a HEARTBEAT brings.
+
+    Raises:
+        ProtocolError: They are no lines.
+    """
+    lines = message.meta.get("lines", [])
+    if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):
+        raise ProtocolError(
+            f"the lines of rank {message.rank} are malformed",
+            expected="a list of texts",
+            received=str(lines)[:200],
+        )
+    return [line.replace("\n", " ") for line in lines]
 
 
 def _usage_numbers(usage: Usage) -> list[float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from sparkdl.coordinator.status import WorkerStatus
+from sparkdl.host_load import HostLoad
 from sparkdl.phases import Usage
 from sparkdl.transport.frames import Message
 
@@ -56,6 +57,7 @@ class Worker:
     staleness_max: int = 0
     said: Introduction = field(default_factory=Introduction)
     usage: Usage | None = None
+    load: HostLoad | None = None
 
     @property
     def alive(self) -> bool:
@@ -110,4 +112,5 @@ class Worker:
             member=self.member,
             retries=len(self.superseded),
             usage=self.usage,
+            load=self.load,
         )

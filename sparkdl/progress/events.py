@@ -5,10 +5,10 @@ hands each to every sink, in order and in the driver's thread::
 
     TrainingBegan  (EpochBegan  (WorkersJoined | EpochProgressed)*  EpochEnded)*  TrainingEnded
 
-``WorkersProgressed`` comes anywhere after ``TrainingBegan``; ``WorkerTraced`` once per rank before
-``TrainingEnded``, where a timeline is wanted. A fit that fails ends with ``TrainingFailed``
-instead, wherever it is then. A search of hyper-parameters (``tune.search``) tells events of its
-own, and its sinks hear nothing of the fits of its trials::
+``WorkersProgressed`` and ``LinesLogged`` come anywhere after ``TrainingBegan``; ``WorkerTraced``
+once per rank before ``TrainingEnded``, where a timeline is wanted. A fit that fails ends with
+``TrainingFailed`` instead, wherever it is then. A search of hyper-parameters (``tune.search``)
+tells events of its own, and its sinks hear nothing of the fits of its trials::
 
     SearchBegan  (TrialBegan | TrialEpochEnded | TrialEnded)*  SearchEnded
 """
@@ -21,6 +21,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from sparkdl.host_load import HostLoad
 from sparkdl.phases import Spans, Usage
 
 MetricValue = float | list["MetricValue"]
@@ -115,6 +116,7 @@ class WorkerView:
         rows: Rows that it has trained in all epochs.
         staleness, staleness_max: Mean and most commits of others between its pulls and commits.
         usage: What its present attempt has used so far; None before its first report.
+        load: How busy its host is; None before its first heartbeat.
     """
 
     rank: int
@@ -129,6 +131,7 @@ class WorkerView:
     staleness: float = 0.0
     staleness_max: int = 0
     usage: Usage | None = None
+    load: HostLoad | None = None
 
 
 @dataclass(frozen=True)
@@ -138,11 +141,24 @@ class WorkersProgressed:
     Args:
         workers: In the order of their ranks.
         bytes_in, bytes_out: Of all frames that the coordinator took and sent.
+        driver_load: How busy the driver's host is, without its GPUs; None where no kernel tells it.
     """
 
     workers: tuple[WorkerView, ...]
     bytes_in: int = 0
     bytes_out: int = 0
+    driver_load: HostLoad | None = None
+
+
+@dataclass(frozen=True)
+class LinesLogged:
+    """What ranks said: messages of ``sparkdl.log_to_driver``, and warnings that Python logged.
+
+    Args:
+        lines: ``(rank, line)``, in the order in which the driver got them.
+    """
+
+    lines: tuple[tuple[int, str], ...]
 
 
 @dataclass(frozen=True)
@@ -284,6 +300,7 @@ Event = (
     | WorkersJoined
     | EpochProgressed
     | WorkersProgressed
+    | LinesLogged
     | EpochEnded
     | WorkerTraced
     | TrainingEnded
@@ -324,7 +341,7 @@ def as_json(event: Event) -> dict[str, Json]:
     return {"event": name, **_fields(event)}
 
 
-def _fields(value: Event | RunDescription | WorkerView | Usage) -> dict[str, Json]:
+def _fields(value: Event | RunDescription | WorkerView | Usage | HostLoad) -> dict[str, Json]:
     return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
 
 
@@ -332,7 +349,7 @@ def _plain(value: object) -> Json:
     if isinstance(value, Spans):
         spans: list[Json] = [[phase, start, seconds] for phase, start, seconds in value]
         return {"began_at": value.began_at, "spans": spans}
-    if isinstance(value, (RunDescription, WorkerView, Usage)):
+    if isinstance(value, (RunDescription, WorkerView, Usage, HostLoad)):
         return _fields(value)
     if isinstance(value, dict):
         return {str(k): _plain(v) for k, v in value.items()}

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Protocol
 
+from sparkdl.host_load import HostLoad, LoadMeter
 from sparkdl.phases import Spans
 from sparkdl.progress.commands import Command
 from sparkdl.progress.events import (
@@ -14,6 +15,7 @@ from sparkdl.progress.events import (
     EpochEnded,
     EpochProgressed,
     Event,
+    LinesLogged,
     Metrics,
     RunDescription,
     Sink,
@@ -91,7 +93,9 @@ class FitMonitor:
         self._batches = self._workers = 0
         self._learning_rate: float | None = None
         self._rate_between: float | None = None
-        self._workers_due = 0.0
+        self._workers_due = self._lines_due = 0.0
+        self._meter = LoadMeter(gpus=False)
+        self._driver_load: HostLoad | None = None
 
     # -- what callers ask ----------------------------------------------------------------------
 
@@ -171,6 +175,24 @@ class FitMonitor:
                 self._end_epoch(present, progress, self._recent.rows_per_s)
         return self._command(released)
 
+    def lines_due(self, *, last: bool = False) -> bool:
+        """Whether :meth:`hear` is to be called: about twice a second, where a sink wants it.
+
+        Args:
+            last: The workers have ended: they have told the last of their lines.
+        """
+        now = self._clock()
+        if not self._wants_progress or (now < self._lines_due and not last):
+            return False
+        self._lines_due = now + WORKERS_INTERVAL_S
+        return True
+
+    def hear(self, lines: Iterable[tuple[int, str]]) -> None:
+        """Takes in ``(rank, line)`` of what the ranks have said."""
+        told = tuple(lines)
+        if told:
+            self._tell(LinesLogged(told))
+
     def end_epochs(self, progress: RunProgress, epochs: int) -> None:
         """Ends the first ``epochs`` epochs with what was reported of them.
 
@@ -217,7 +239,12 @@ class FitMonitor:
         return any(sink.wants_progress for sink in self._sinks)
 
     def _tell_workers(self, progress: RunProgress) -> None:
-        self._tell(WorkersProgressed(progress.workers, progress.bytes_in, progress.bytes_out))
+        self._driver_load = self._meter.look() or self._driver_load
+        self._tell(
+            WorkersProgressed(
+                progress.workers, progress.bytes_in, progress.bytes_out, self._driver_load
+            )
+        )
 
     def _begin_epoch(self) -> None:
         if self._epoch < self._epochs and not self._in_epoch:

@@ -116,5 +116,5 @@ def _view(rank: int, worker: WorkerStatus, waits: bool) -> WorkerView:
     return WorkerView(
         rank, state, worker.retries, worker.host, worker.pid, worker.epoch, worker.batch,
         worker.batches_per_epoch, worker.rows, worker.staleness_mean, worker.staleness_max,
-        worker.usage,
+        worker.usage, worker.load,
     )  # fmt: skip

@@ -10,6 +10,7 @@ from sparkdl.files.growing_file import GrowingFile
 from sparkdl.progress.events import (
     EpochProgressed,
     Event,
+    LinesLogged,
     SearchBegan,
     SearchEnded,
     TrainingBegan,
@@ -69,7 +70,9 @@ class JsonLines:
             return
         line = json.dumps({"time": round(now, 3), **as_json(event)}, separators=(",", ":"))
         self._file.append(line.encode() + b"\n")
-        often = thinning is not None or isinstance(event, (TrialBegan, TrialEpochEnded))
+        often = thinning is not None or isinstance(
+            event, (TrialBegan, TrialEpochEnded, LinesLogged)
+        )
         self._file.flush(whole=not often)
         if isinstance(event, (TrainingEnded, TrainingFailed, SearchEnded)):
             self._file.close()

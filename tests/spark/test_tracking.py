@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import logging
+import socket
+import time
 import urllib.request
 from pathlib import Path
 from typing import Any
 
+import keras
 import pytest
 from conftest import make_mlp
 
+import sparkdl
 from sparkdl import SparkModel
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.phases import PHASES
@@ -22,6 +27,7 @@ from sparkdl.progress.events import (
     WorkersProgressed,
 )
 from sparkdl.tracking import JsonLines, TensorBoard
+from sparkdl.tracking.page.book import RunBook
 from sparkdl.tracking.page.dashboard import process_dashboard
 
 
@@ -72,6 +78,37 @@ def test_sinks_hear_of_metrics_and_workers_and_the_timeline_has_all_of_their_tim
         assert sum(e["dur"] for e in spans) >= 0.999 * whole
         assert whole / 1e6 >= 0.95 * summary.usage[rank].total_s
         assert list(summary.usage[rank].seconds) == list(PHASES)
+
+
+@pytest.mark.parametrize("mode", ["asynchronous", "synchronous", "allreduce"])
+def test_a_fits_page_has_the_load_of_its_machines_and_the_lines_of_its_ranks(
+    digits_df: Any, mode: str
+) -> None:
+    class Chatty(keras.layers.Layer):  # pickled by value: says a line where it is built
+        def call(self, inputs: Any) -> Any:
+            sparkdl.log_to_driver(f"shape {inputs.shape[-1]}")
+            logging.getLogger("chatty").warning("built")
+            time.sleep(1.5)  # longer than until the first heartbeat
+            return inputs
+
+    model = keras.Sequential(
+        [keras.Input((64,)), Chatty(), keras.layers.Dense(10, activation="softmax")]
+    )
+    model.compile(keras.optimizers.SGD(0.1), "sparse_categorical_crossentropy")
+    book = RunBook()
+    options = {"communicator": "builtin"} if mode == "allreduce" else {}
+    spark_model = SparkModel(
+        model, mode=mode, num_workers=2, custom_objects={"Chatty": Chatty}, **options
+    )
+    spark_model.fit(digits_df, epochs=2, verbose=0, sinks=[book.sink()])
+    (run,) = book.runs()
+    found = json.loads(book.records(str(run["run"])) or "")
+    said = [tuple(line) for r in found if r["kind"] == "log" for line in r["lines"]]
+    assert {(0, "shape 64"), (1, "shape 64")} <= set(said)
+    assert {(0, "WARNING chatty: built"), (1, "WARNING chatty: built")} <= set(said)
+    hosts = [r for r in found if r["kind"] == "workers"][-1]["hosts"]
+    assert [name for name, *_ in hosts] == ["the driver's host", socket.gethostname()]
+    assert all(0 <= share <= 100 for _, cpu, memory, *_ in hosts for share in (cpu, memory))
 
 
 def test_a_sink_that_raises_does_not_end_the_fit_and_a_failed_fit_is_told(

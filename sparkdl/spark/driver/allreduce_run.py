@@ -135,6 +135,10 @@ class AllReduceRun:
         """What the workers have reported."""
         return progress_of(self._driver.status(since_epoch), self._num_workers, in_step=True)
 
+    def take_lines(self) -> list[tuple[int, str]]:
+        """What the ranks said since the last call."""
+        return self._driver.take_lines()
+
     def command(self, command: Command) -> None:
         """Tells the workers."""
         self._driver.control(
@@ -197,6 +201,10 @@ class SilentRun:
             batches_per_epoch=max((e.batches for e in epochs.values()), default=0),
             rows=sum(e.rows for e in epochs.values()),
         )
+
+    def take_lines(self) -> list[tuple[int, str]]:
+        """None: the ranks cannot reach the driver."""
+        return []
 
     def command(self, command: Command) -> None:
         """The workers cannot hear it: the driver acts on it between two stages."""

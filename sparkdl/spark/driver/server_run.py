@@ -126,6 +126,10 @@ class ServerRun:
         in_step = self.strategy.rule.blocking
         return progress_of(self._driver.status(since_epoch), self._num_workers, in_step=in_step)
 
+    def take_lines(self) -> list[tuple[int, str]]:
+        """What the ranks said since the last call."""
+        return self._driver.take_lines()
+
     def command(self, command: Command) -> None:
         """Tells the workers."""
         self._driver.control(

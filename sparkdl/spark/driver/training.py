@@ -232,6 +232,8 @@ def _watch(
     while not ranks.wait(wait_s):
         wait_s = min(POLL_S, wait_s * 1.5)
         interrupts.check()
+        if monitor.lines_due():
+            monitor.hear(run.take_lines())
         progress = run.progress(monitor.epochs_done)
         if progress.failure is not None:
             failed_at = failed_at or time.monotonic()  # the server tells the other workers
@@ -254,6 +256,8 @@ def _watch(
 def _last_epochs(run: Run, monitor: FitMonitor, on_epoch: Callable[[int], None] | None) -> bool:
     """Shows epochs that ended after the last look; True if a callback stops there."""
     before = monitor.epochs_done
+    if monitor.lines_due(last=True):
+        monitor.hear(run.take_lines())
     command = monitor.update(run.progress(monitor.epochs_done))
     if command is not None and command.learning_rate is not None:
         run.command(command)

@@ -26,6 +26,13 @@ class Run(Protocol):
             TransportError: The server has ended.
         """
 
+    def take_lines(self) -> list[tuple[int, str]]:
+        """``(rank, line)`` of what the ranks said since the last call.
+
+        Raises:
+            TransportError: The server has ended.
+        """
+
     def command(self, command: Command) -> None:
         """Tells the workers."""
 

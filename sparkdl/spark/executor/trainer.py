@@ -22,6 +22,7 @@ from sparkdl.launch.failures import FailureDescription, RanksLost, is_secondary
 from sparkdl.launch.results import Result, of_kind
 from sparkdl.launch.task import RankContext
 from sparkdl.learner.archive import ModelArchive
+from sparkdl.log_lines import boxed_lines
 from sparkdl.phases import PhaseClock, Spans, Usage, current_clock, recording
 from sparkdl.protocols import RankIdentity, Strategy
 from sparkdl.reports import EpochReport, MetricState
@@ -70,6 +71,7 @@ class TrainTask:
         # Leaving the pool waits for the reader: nobody else may read this task's input after it.
         with (
             recording(PhaseClock(keeps_spans=self.settings.keep_spans)),
+            boxed_lines(),
             meeting as met,
             ThreadPoolExecutor(1, thread_name_prefix="sparkdl-read") as pool,
         ):

@@ -18,6 +18,8 @@ from sparkdl.tracking.page.records import Record, record_of
 MOST_RECORDS = 1200
 """Records of one kind that a run keeps; when there are more, every second one is left out."""
 MOST_RUNS = 200
+MOST_LOG_CHARS = 1 << 20
+"""Log lines of a run that are kept, as JSON; the latest."""
 MOST_WAITING = 2000
 """Messages that a listener may be behind; one that is slower is ended, and comes back."""
 MOST_POINTS = 20_000
@@ -35,7 +37,7 @@ class RunRecords:
         self._kept: dict[str, list[_Text]] = {}
         self._stride: dict[str, int] = {}
         self._count: dict[str, int] = {}
-        self._told = self._trials = 0
+        self._told = self._trials = self._log_chars = 0
         self._newest: dict[str, _Text] = {}
         self.last: dict[str, Record] = {}
 
@@ -52,6 +54,10 @@ class RunRecords:
         self._newest[kind] = entry
         if kind not in _THINNED:
             kept.append(entry)
+            if kind == "log":
+                self._log_chars += len(text)
+                while self._log_chars > MOST_LOG_CHARS and len(kept) > 1:
+                    self._log_chars -= len(kept.pop(0)[1])
             return text
         number = self._count.get(kind, 0)
         self._count[kind] = number + 1

@@ -13,6 +13,8 @@ WORKER_FIELDS = (
     "cpu_s", "memory_bytes", *PHASES,
 )  # fmt: skip
 """What the numbers of a worker are, in this order."""
+MOST_LINES = 400
+"""Log lines that the page shows; the latest."""
 
 
 def _search_began(event: dict[str, Any], time_s: float) -> Record:
@@ -88,8 +90,10 @@ def record_of(event: dict[str, Any], time_s: float) -> Record | None:
     if kind == "workers_progressed":
         return {
             "kind": "workers", "t": time_s, "in": event["bytes_in"], "out": event["bytes_out"],
-            "workers": [_worker(worker) for worker in event["workers"]],
+            "workers": [_worker(worker) for worker in event["workers"]], "hosts": _hosts(event),
         }  # fmt: skip
+    if kind == "lines_logged":
+        return {"kind": "log", "t": time_s, "lines": event["lines"][-MOST_LINES:]}
     if kind in _OF_A_SEARCH:
         return _OF_A_SEARCH[kind](event, time_s)
     if kind == "training_ended":
@@ -97,6 +101,22 @@ def record_of(event: dict[str, Any], time_s: float) -> Record | None:
     if kind == "training_failed":
         return {"kind": "fail", "t": time_s, "error": event["error"]}
     return None
+
+
+def _hosts(event: dict[str, Any]) -> Json:
+    """``[host, processors, memory, [GPU, ...], [GPU memory, ...]]`` in percent, the driver first.
+
+    Of several workers on a host the first says it: they see the same. Event files of earlier
+    versions have none.
+    """
+    loads = {w["host"]: w.get("load") for w in reversed(event["workers"]) if w.get("load")}
+    told = [("the driver's host", event.get("driver_load")), *sorted(loads.items())]
+    return [
+        [host, load["cpu_percent"], load["memory_percent"], load["gpu_percents"],
+         load["gpu_memory_percents"]]
+        for host, load in told
+        if load
+    ]  # fmt: skip
 
 
 def _worker(worker: dict[str, Any]) -> Json:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from sparkdl.coordinator.status import Failure, Status
 from sparkdl.coordinator.store import Store
 from sparkdl.coordinator.telemetry import report_message
 from sparkdl.errors import DataError, WorkerError, beats_of
+from sparkdl.host_load import HostLoad
 from sparkdl.phases import PHASES, Usage
 from sparkdl.reports import EpochReport
 from sparkdl.transport.frames import BLOB_BYTES, Content, Flag, Kind, Message
@@ -386,3 +388,33 @@ def test_malformed_numbers_of_use_are_refused(numbers: Any) -> None:
     meta = {**report_message(EpochReport(0, 1), wait=False).meta, "usage": numbers}
     assert code(world.report(0, EpochReport(0, 1), meta=meta)) == "protocol"
     assert world.status().workers[0].usage is None
+
+
+# ------------------------------------------------------------------ what a heartbeat brings
+
+
+def test_a_heartbeat_brings_the_hosts_load_and_lines() -> None:
+    world = joined()
+    assert world.status().workers[0].load is None
+    world.send(0, Kind.HEARTBEAT, meta={"load": [50.0, 25.0, 90.0, 10.0], "lines": ["a", "b\nc"]})
+    world.send(1, Kind.HEARTBEAT, meta={"lines": ["d"]})
+    world.send(0, Kind.HEARTBEAT)  # one that says nothing changes nothing
+    workers = world.status().workers
+    assert workers[0].load == HostLoad(50.0, 25.0, (90.0,), (10.0,))
+    assert workers[1].load is None
+    meta, body = world.status().to_wire()
+    assert Status.from_wire(json.loads(json.dumps(meta)), body).workers == workers
+    reply = world.send(DRIVER, Kind.TAKE_LINES, rank=-1)
+    assert reply is not None
+    assert reply.body is not None
+    assert reply.meta["ranks"] == [0, 0, 1]
+    assert unpack_lines(reply.body) == ["a", "b c", "d"]
+
+
+@pytest.mark.parametrize(
+    "meta", [{"load": [1.0]}, {"load": "high"}, {"lines": "a"}, {"lines": [1]}]
+)
+def test_a_malformed_heartbeat_is_refused(meta: Any) -> None:
+    world = joined()
+    assert code(world.send(0, Kind.HEARTBEAT, meta=meta)) == "protocol"
+    assert world.status().workers[0].load is None

@@ -16,6 +16,7 @@ from sparkdl.progress.events import (
     EpochEnded,
     EpochProgressed,
     Event,
+    LinesLogged,
     TrainingFailed,
     WorkersJoined,
     WorkersProgressed,
@@ -273,7 +274,7 @@ def test_workers_are_told_of_at_most_twice_a_second_and_once_at_the_end() -> Non
         monitor.update(replace(report(epoch(400, missing=1)), workers=views, bytes_in=7))
     found = sink.of(WorkersProgressed)
     assert 3 <= len(found) <= 5
-    assert found[0] == WorkersProgressed(views, 7, 0)
+    assert replace(found[0], driver_load=None) == WorkersProgressed(views, 7, 0)
     spans = Spans(1.0, np.zeros(1), np.zeros(1), 2.0)
     monitor.end_workers(replace(report(), workers=views[:1]), {1: spans, 0: spans})
     assert sink.of(WorkersProgressed)[-1] == WorkersProgressed(views[:1])
@@ -286,3 +287,20 @@ def test_workers_are_not_told_of_where_nobody_wants_progress() -> None:
     monitor.begin()
     monitor.update(replace(report(), workers=(WorkerView(0, "training"),)))
     assert sink.of(WorkersProgressed) == []
+
+
+def test_lines_are_told_at_most_twice_a_second_and_at_the_end() -> None:
+    sink, clock = Recorder(), Clock()
+    monitor = make_monitor(sink, clock, epochs=1)
+    monitor.begin()
+    looks = []
+    for _ in range(20):
+        clock.now += 0.1
+        looks.append(monitor.lines_due())
+    assert 3 <= sum(looks) <= 5
+    monitor.hear([])  # nobody said anything: no event
+    monitor.hear([(1, "a"), (0, "b")])
+    assert sink.of(LinesLogged) == [LinesLogged(((1, "a"), (0, "b")))]
+    assert monitor.lines_due() is False
+    assert monitor.lines_due(last=True) is True
+    assert make_monitor(Recorder(wants_progress=False)).lines_due(last=True) is False

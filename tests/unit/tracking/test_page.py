@@ -17,12 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tracking_cases import RUN, SEARCH_ID, Time, small_fit, small_search, usage
+from tracking_cases import RUN, SEARCH_ID, Time, busy_fit, small_fit, small_search, usage
 
 from sparkdl import cli
 from sparkdl.errors import ConfigError, ResourceError
 from sparkdl.progress.events import (
     EpochProgressed,
+    LinesLogged,
     TrainingBegan,
     TrainingEnded,
     TrainingFailed,
@@ -33,7 +34,7 @@ from sparkdl.tracking import JsonLines
 from sparkdl.tracking.page import book as book_module
 from sparkdl.tracking.page.book import RunBook
 from sparkdl.tracking.page.dashboard import Dashboard, dashboard
-from sparkdl.tracking.page.records import WORKER_FIELDS
+from sparkdl.tracking.page.records import MOST_LINES, WORKER_FIELDS
 from sparkdl.tracking.page.server import MOST_STREAMS, page_html
 from sparkdl.tracking.sinks import sinks_of
 
@@ -136,6 +137,43 @@ def test_a_long_fit_of_64_workers_stays_small_and_has_its_beginning_and_its_end(
     assert [found[0]["batches"], found[-1]["batches"]] == [0, looks - 1]
     gaps = [b["batches"] - a["batches"] for a, b in itertools.pairwise(found[:-1])]
     assert set(gaps) == {8}  # evenly spread
+
+
+def test_a_run_has_the_load_of_its_machines_and_its_log_lines(tmp_path: Path) -> None:
+    book = told(busy_fit(3))
+    found = json.loads(book.records(RUN.run_id) or "")
+    (looked, *_), said = ([r for r in found if r["kind"] == k] for k in ("workers", "log"))
+    assert looked["hosts"] == [  # a host once, though two workers run on it
+        ["the driver's host", 10.0, 20.0, [], []],
+        ["node0", 41.0, 95.0, [93.0, 0.0], [50.0, 10.0]],
+        ["node1", 41.0, 95.0, [93.0, 0.0], [50.0, 10.0]],
+    ]
+    assert [r["lines"] for r in said] == [[[n, f"WARNING reader: line {n}"]] for n in (1, 2, 3)]
+    # from its event file as well
+    lines = JsonLines(str(tmp_path), clock=Time(step=1.0))
+    for event in busy_fit(3):
+        lines.handle(event)
+    lines.handle(TrainingEnded(1))
+    past = RunBook(str(tmp_path))
+    assert len(past.runs()) == 1
+    again = json.loads(past.records(RUN.run_id) or "")
+    assert [r["lines"] for r in again if r["kind"] == "log"] == [r["lines"] for r in said]
+    assert next(r["hosts"] for r in again if r["kind"] == "workers") == looked["hosts"]
+
+
+def test_the_latest_log_lines_are_kept() -> None:
+    book = RunBook(clock=Time(step=1.0))
+    sink = book.sink()
+    sink.handle(TrainingBegan(0, 1, RUN))
+    for number in range(10_000):
+        sink.handle(LinesLogged(((number % 64, f"{number} {'x' * 490}"),)))
+    text = book.records(RUN.run_id) or ""
+    assert book_module.MOST_LOG_CHARS - 1000 < len(text) < book_module.MOST_LOG_CHARS + 10_000
+    assert json.loads(text)[-1]["lines"][0][1].startswith("9999 ")
+    sink.handle(LinesLogged(tuple((0, str(n)) for n in range(MOST_LINES + 5))))
+    assert [int(text) for _, text in json.loads(book.records(RUN.run_id) or "")[-1]["lines"]] == (
+        list(range(5, MOST_LINES + 5))
+    )
 
 
 def test_past_runs_come_from_their_files_and_new_files_are_found(tmp_path: Path) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
+from sparkdl.host_load import HostLoad
 from sparkdl.phases import PHASES, Spans, Usage
 from sparkdl.progress.events import (
     EpochBegan,
     EpochEnded,
     EpochProgressed,
     Event,
+    LinesLogged,
     RunDescription,
     SearchBegan,
     SearchEnded,
@@ -105,3 +107,23 @@ def small_search(trials: int = 12) -> list[Event]:
             events.append(TrialEpochEnded(number, epoch, metrics))
         events.append(TrialEnded(number, 2, "complete", metrics, "", explained))
     return [*events, SearchEnded(trials - 2, 0.6 + 0.03 * (trials - 2))]
+
+
+def busy_fit(looks: int = 40) -> list[Event]:
+    """A fit of four workers on two hosts with two GPUs each, that says a line at each look."""
+    events: list[Event] = [TrainingBegan(0, 1, RUN), EpochBegan(0)]
+    for look in range(1, looks + 1):
+        views = tuple(
+            WorkerView(
+                rank, "training", host=f"node{rank % 2}", pid=rank, batch=look, rows=100 * look,
+                batches_per_epoch=looks, usage=usage(read=1.0 * look, compute=2.0 * look),
+                load=HostLoad(40.0 + look, 95.0, (93.0, 0.0), (50.0, 10.0)) if rank > 1 else None,
+            )
+            for rank in range(4)
+        )  # fmt: skip
+        events += [
+            WorkersProgressed(views, 1000 * look, 2000 * look, HostLoad(10.0, 20.0)),
+            EpochProgressed(0, look, looks, {"loss": 1.0 / look}, 400.0),
+            LinesLogged(((look % 4, f"WARNING reader: line {look}"),)),
+        ]
+    return events

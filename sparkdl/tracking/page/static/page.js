@@ -7,6 +7,7 @@ const PHASE_NAMES = { read: "reading rows", compute: "training", evaluate: "eval
   exchange: "exchange", wait: "waiting" };
 const STATES = { joining: "sky", training: "green", waiting: "grey", finished: "blue", lost: "red" };
 const MOST = 2400;         // records of a kind; beyond, every second one is left out
+const MOST_LINES = 400;    // log lines shown
 const SLOW = 0.7;          // a worker below this share of the median speed is marked
 const token = new URLSearchParams(location.search).get("token") || "";
 const $ = id => document.getElementById(id);
@@ -41,7 +42,7 @@ const median = a => { const s = [...a].sort((x, y) => x - y); return s.length ? 
 // ---- a run's data
 
 function newRun(id) {
-  return { id, begin: null, steps: [], epochs: [], workers: [], end: null, states: new Map(), search: null, trials: new Map(), importances: {},
+  return { id, begin: null, steps: [], epochs: [], workers: [], lines: [], end: null, states: new Map(), search: null, trials: new Map(), importances: {},
     keep: { step: [1, 0], workers: [1, 0] } };
 }
 function thin(list, kind, record) {  // the newest is always the last, whether it is kept or not
@@ -55,6 +56,7 @@ function take(record) {
     case "step": thin(run.steps, "step", record); break;
     case "epoch": run.epochs.push(record); break;
     case "workers": takeWorkers(record); break;
+    case "log": run.lines = [...run.lines, ...record.lines.map(([rank, text]) => ({ rank, text, t: record.t }))].slice(-MOST_LINES); break;
     case "search": run.search = record; run.end = null; break;
     case "trial": case "point": case "rung": takeTrial(run, record); break;
     case "end": case "fail": run.end = record; break;
@@ -70,7 +72,7 @@ function takeWorkers(record) {
     if (spans.length > 400) spans.splice(0, 200);
     run.states.set(w.rank, spans);
   }
-  thin(run.workers, "workers", { t: record.t, in: record.in, out: record.out, list });
+  thin(run.workers, "workers", { t: record.t, in: record.in, out: record.out, list, hosts: record.hosts || [] });
 }
 function rates() {  // rows per second of each worker, between looks that are far enough apart
   const found = [];
@@ -107,6 +109,8 @@ function draw() {
   drawCurves();
   drawSpeed(speeds);
   drawWorkers(speeds);
+  drawHosts();
+  drawLog();
   drawSettings();
 }
 function drawSoon() {
@@ -284,6 +288,37 @@ function drawWorkers(speeds) {
   $("workers").replaceChildren(head, ...rows);
 }
 
+const FULL = 90;           // percent of memory from which a host is marked
+function drawHosts() {
+  const look = lastOf(run.workers), hosts = look ? look.hosts : [];
+  $("hosts-card").hidden = !hosts.length;
+  if (!hosts.length) return;
+  const gpus = hosts.some(h => h[3].length);
+  const meter = (share, mark = "") => {
+    const fill = el("i");
+    fill.style.width = share + "%";
+    return el("td", mark ? { class: "slow", title: mark } : {}, el("div", { class: "load" }, el("div", { class: "bar" }, fill), `${mark ? "▲ " : ""}${share.toFixed(0)} %`));
+  };
+  const several = (shares, mark) => !shares.length ? el("td", {}, "–") : shares.length === 1 ? meter(shares[0], mark)
+    : el("td", mark ? { class: "slow", title: mark } : {}, shares.map(s => s.toFixed(0)).join(" · ") + " %");
+  const fullOf = (shares, advice) => shares.some(s => s >= FULL) ? `nearly full: ${advice}` : "";
+  $("hosts").replaceChildren(el("tr", {}, ...["host", "processors", "memory", ...(gpus ? ["GPUs", "GPU memory"] : [])].map(name => el("th", {}, name))),
+    ...hosts.map(([host, cpu, memory, use, used]) => el("tr", {}, el("td", {}, host), meter(cpu),
+      meter(memory, fullOf([memory], "a smaller memory_budget_mb, or fewer workers per host")),
+      ...(gpus ? [several(use, ""), several(used, "")] : []))));
+}
+function drawLog() {
+  $("log-card").hidden = !run.lines.length;
+  if (!run.lines.length) return;
+  const wanted = $("log-filter").value.trim().toLowerCase(), rank = /^(rank )?\d+$/.test(wanted) ? +wanted.replace("rank ", "") : null;
+  const found = run.lines.filter(l => !wanted || (rank != null ? l.rank === rank : l.text.toLowerCase().includes(wanted)));
+  const host = $("log"), below = host.scrollHeight - host.scrollTop - host.clientHeight < 30;
+  $("log-note").textContent = wanted ? `${found.length} of the last ${run.lines.length}` : `the last ${run.lines.length}`;
+  const text = found.map(l => `${new Date(1000 * l.t).toLocaleTimeString()}  rank ${l.rank}  ${l.text}`).join("\n");
+  if (host.textContent !== text) host.textContent = text;
+  if (below) host.scrollTop = host.scrollHeight;  // the newest stay in sight, unless the reader has scrolled up
+}
+
 let shownSettings = null;
 function drawSettings() {
   if (shownSettings === run) return;
@@ -362,9 +397,10 @@ function switchTheme() {
   draw();
 }
 $("runs").addEventListener("change", event => choose(event.target.value).catch(() => {}));
+$("log-filter").addEventListener("input", () => { if (run) drawLog(); });
 $("theme").addEventListener("click", switchTheme);
 document.addEventListener("keydown", event => {
-  if (event.ctrlKey || event.metaKey || event.altKey || event.target.tagName === "SELECT") return;
+  if (event.ctrlKey || event.metaKey || event.altKey || ["SELECT", "INPUT"].includes(event.target.tagName)) return;
   ({ j: () => move(1), k: () => move(-1), d: switchTheme }[event.key] || (() => {}))();
 });
 new ResizeObserver(drawSoon).observe($("main"));
