@@ -21,6 +21,8 @@ from tracking_cases import RUN, SEARCH_ID, Time, busy_fit, small_fit, small_sear
 
 from sparkdl import cli
 from sparkdl.errors import ConfigError, ResourceError
+from sparkdl.host_load import HostLoad
+from sparkdl.phases import _memory_bytes
 from sparkdl.progress.events import (
     EpochProgressed,
     LinesLogged,
@@ -174,6 +176,29 @@ def test_the_latest_log_lines_are_kept() -> None:
     assert [int(text) for _, text in json.loads(book.records(RUN.run_id) or "")[-1]["lines"]] == (
         list(range(5, MOST_LINES + 5))
     )
+
+
+@pytest.mark.slow
+def test_64_workers_for_an_hour_stay_below_50_mb_at_the_page_and_100_mb_at_the_driver() -> None:
+    # A look every 3 s is as many as are ever kept at once: with more, every second one is left out.
+    before = _memory_bytes()
+    book = RunBook(clock=Time(step=1.0))
+    sink = book.sink()
+    sink.handle(TrainingBegan(0, 10, replace(RUN, num_workers=64)))
+    for look in range(book_module.MOST_RECORDS):
+        views = tuple(
+            WorkerView(rank, "training", 0, f"executor-{rank}.cluster.local", rank, 0, look, 1200,
+                       12_345 * look + rank, 31.25, 120,
+                       usage(read=0.6 * look, compute=1.8 * look, exchange=0.6 * look),
+                       HostLoad(87.5, 62.5, (93.0,) * 8, (50.0,) * 8))
+            for rank in range(64)
+        )  # fmt: skip
+        sink.handle(WorkersProgressed(views, 10**9 * look, 10**9 * look))
+        sink.handle(EpochProgressed(0, look, 1200, {"loss": 0.5, "auc": 0.5}, 1e6))
+        sink.handle(LinesLogged(tuple((rank, "WARNING x: " + "y" * 90) for rank in range(8))))
+    text = book.records(RUN.run_id) or ""
+    assert 1e6 < len(text) < 50e6
+    assert _memory_bytes() - before < 100e6
 
 
 def test_past_runs_come_from_their_files_and_new_files_are_found(tmp_path: Path) -> None:
