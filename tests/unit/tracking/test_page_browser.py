@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tracking_cases import RUN, Time, small_fit, small_search
+from tracking_cases import RUN, Time, busy_fit, small_fit, small_search
 
 from sparkdl.progress.events import EpochEnded, EpochProgressed, TrainingEnded
 from sparkdl.tracking.page.book import RunBook
@@ -111,6 +111,27 @@ def test_a_narrow_screen_does_not_scroll_sideways(browser: Any) -> None:
         tab.page.goto(served.url)
         tab.wait_for("#headline", "Done")
         assert tab.page.evaluate("document.documentElement.scrollWidth") <= 390
+        tab.page.close()
+
+
+def test_load_of_machines_and_log_lines_of_one_rank(browser: Any) -> None:
+    book = RunBook(clock=Time(step=0.5))
+    with Dashboard(book, "127.0.0.1", 0) as served:
+        sink = book.sink()
+        for event in busy_fit(40):
+            sink.handle(event)
+        tab = Tab(browser.new_page())
+        tab.page.goto(served.url)
+        tab.wait_for("#hosts", "node1")
+        assert tab.page.locator("#hosts tr").count() == 1 + 3, "the driver's host and two nodes"
+        assert tab.page.locator("#hosts td.slow").count() == 2, "memory above 90 %"
+        tab.wait_for("#log-note", "the last 40")
+        tab.page.fill("#log-filter", "3")
+        tab.wait_for("#log-note", "10 of the last 40")
+        assert "rank 2" not in tab.page.inner_text("#log")
+        tab.page.fill("#log-filter", "line 40")
+        tab.wait_for("#log-note", "1 of the last 40")
+        assert tab.said == []
         tab.page.close()
 
 
