@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import math
-import shutil
-import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+
+from sparkdl.nvidia import ask_nvidia
 
 LOAD_INTERVAL_S = 5.0
 """Least time between two looks at processors and memory."""
 GPU_INTERVAL_S = 30.0
 """Least time between two questions to NVIDIA's tool, which is a program of its own."""
 _ASK = (
-    "nvidia-smi", "--query-gpu=utilization.gpu,memory.used,memory.total",
-    "--format=csv,noheader,nounits",
+    "--query-gpu=utilization.gpu,memory.used,memory.total", "--format=csv,noheader,nounits",
 )  # fmt: skip
 
 
@@ -80,7 +79,7 @@ class LoadMeter:
         ask: Callable[[], str] | None = None,
     ) -> None:
         self._now, self._proc = now, Path(proc)
-        self._ask = (ask or ask_nvidia) if gpus else None
+        self._ask = (ask or ask_gpus) if gpus else None
         self._busy, self._total = self._processor_time()
         self._due = self._gpus_due = -math.inf
         self._gpus: tuple[tuple[float, ...], tuple[float, ...]] = ((), ())
@@ -121,15 +120,9 @@ class LoadMeter:
             return None
 
 
-def ask_nvidia() -> str:
+def ask_gpus() -> str:
     """A line per GPU: use in percent, used and whole memory in MiB; empty without the tool."""
-    if shutil.which(_ASK[0]) is None:
-        return ""
-    try:
-        told = subprocess.run(_ASK, stdout=subprocess.PIPE, timeout=2.0, text=True)
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return "" if told.returncode else told.stdout
+    return "\n".join(ask_nvidia(*_ASK, timeout_s=2.0))
 
 
 def gpu_loads(told: str) -> tuple[tuple[float, ...], tuple[float, ...]]:

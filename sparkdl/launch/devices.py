@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from sparkdl.config import UseGpu
 from sparkdl.errors import ResourceError
 from sparkdl.learner.framework import running_backend, start_backend
 from sparkdl.learner.lean_import import lean_import
+from sparkdl.nvidia import ask_nvidia
 
 _FRAMEWORKS = {"tensorflow": "tensorflow", "jax": "jax", "torch": "torch"}
 _started = False
@@ -172,25 +172,14 @@ def visible_gpus() -> list[str]:
 
 def machine_gpus() -> list[str]:
     """UUIDs of this machine's GPUs in their order, as NVIDIA's driver lists them."""
-    lines = [line for line in _ask_driver("-L") if line.startswith("GPU ")]
+    lines = [line for line in ask_nvidia("-L") if line.startswith("GPU ")]
     return [line.rpartition("UUID: ")[2].rstrip(")") for line in lines]
 
 
 def busy_gpus() -> set[str]:
     """UUIDs of this machine's GPUs on which a process computes."""
-    asked = _ask_driver("--query-compute-apps=gpu_uuid", "--format=csv,noheader")
+    asked = ask_nvidia("--query-compute-apps=gpu_uuid", "--format=csv,noheader")
     return {line.strip() for line in asked if line.strip()}
-
-
-def _ask_driver(*arguments: str) -> list[str]:
-    """The lines that NVIDIA's tool answers; none where there is no tool, or it fails."""
-    try:
-        told = subprocess.run(
-            ["nvidia-smi", *arguments], stdout=subprocess.PIPE, timeout=10.0, text=True
-        )
-    except (OSError, subprocess.SubprocessError):
-        return []
-    return [] if told.returncode else told.stdout.splitlines()
 
 
 def _is_imported(backend: str | None) -> bool:
