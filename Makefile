@@ -8,7 +8,7 @@ export SPARK_LOCAL_IP ?= 127.0.0.1
 export PYTHONUNBUFFERED = 1
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 # Tests spend much of their time waiting for other processes; each of these has a cluster of its own.
-TEST_PROCESSES ?= 3
+TEST_PROCESSES ?= 2
 PYTEST := $(BIN)/python -m pytest tests -q
 SIDE_BY_SIDE := -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 

@@ -177,7 +177,9 @@ def rates_of_keras(scheduler: Any) -> list[float]:
     return rates.seen
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    "mode", [pytest.param(m, marks=[pytest.mark.slow] * (m == "hogwild")) for m in MODES]
+)
 @pytest.mark.parametrize("name", SCHEDULERS)
 def test_callbacks_see_the_rates_of_plain_keras(mode: str, name: str) -> None:
     expected = rates_of_keras(SCHEDULERS[name]())

@@ -108,7 +108,7 @@ def test_rules_for_deltas_learn_from_gradients_too(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [n for n in codec_names() if n not in ("none", "dgc")])
-@pytest.mark.parametrize("rule", ["downpour", "bsp"])
+@pytest.mark.parametrize("rule", ["bsp", pytest.param("downpour", marks=pytest.mark.slow)])
 def test_every_codec_learns(rule: str, name: str) -> None:
     codec = {"topk": TopK(0.05), "randomk": RandomK(0.1)}.get(name, make_codec(name))
     result, final = train(make_rule(rule), codec=codec, window=2 if rule == "downpour" else 1)

@@ -73,6 +73,14 @@ class Case:
         return ", ".join(w for w in words if w)
 
     @property
+    def is_repetition(self) -> bool:
+        """Whether only the communicator is another one than in a case of the built-in one."""
+        return self.communicator == "horovod" and (self.optimizer, self.model) != (
+            "momentum",
+            "mlp",
+        )
+
+    @property
     def question(self) -> tuple[Any, ...]:
         """What one process is asked: the way gradients travel has no part in it."""
         return self.model, self.optimizer, self.rows, self.weighted, self.classes, self.driver
@@ -85,8 +93,16 @@ ROWS: dict[int, dict[str, list[int]]] = {
 }
 
 
-def cases(backend: str, size: int) -> list[Case]:
-    """What a world of ``size`` ranks trains, in this order."""
+def cases(backend: str, size: int, light: bool = False) -> list[Case]:
+    """What a world of ``size`` ranks trains, in this order.
+
+    Args:
+        backend: Of Keras.
+        size: Ranks.
+        light: Without repetitions.
+    """
+    if light:
+        return [c for c in cases(backend, size) if not c.is_repetition]
     found = [
         Case(optimizer, rows, communicator)
         for optimizer in ("momentum", "adam", "adamw")
@@ -479,7 +495,7 @@ def main() -> None:
     ranks = Ranks(Meeting(folder, rank, size))
     arrays: dict[str, np.ndarray] = {}
     told: dict[str, Any] = {}
-    listed = cases(_backend(), size)
+    listed = cases(_backend(), size, light="light" in sys.argv)
     has_horovod = False
     if _backend() == "tensorflow":
         from sparkdl.collective.horovod import unavailable

@@ -28,7 +28,11 @@ WORLDS = [("tensorflow", 2), ("jax", 2), ("tensorflow", 3), ("tensorflow", 4), (
 HEAVIER = WORLDS[1:]
 CASES = [
     pytest.param(
-        b, s, c, id=f"{b}, {s} ranks: {c.name}", marks=[pytest.mark.slow] * ((b, s) in HEAVIER)
+        b,
+        s,
+        c,
+        id=f"{b}, {s} ranks: {c.name}",
+        marks=[pytest.mark.slow] * ((b, s) in HEAVIER or c.is_repetition),
     )
     for b, s in WORLDS
     for c in exact_program.cases(b, s)
@@ -39,7 +43,7 @@ _results: dict[tuple[str, int], dict[str, list[Any]] | None] = {}
 pytestmark = pytest.mark.timeout(WORLD_TIMEOUT_S + 60)
 
 
-def run_world(backend: str, size: int, folder: Path) -> dict[str, list[Any]]:
+def run_world(backend: str, size: int, folder: Path, light: bool) -> dict[str, list[Any]]:
     """Case (or question) -> what each rank that knows it tells, its weights among them."""
     environment = {
         **os.environ,
@@ -56,7 +60,10 @@ def run_world(backend: str, size: int, folder: Path) -> dict[str, list[Any]]:
     processes = []
     try:
         for rank, log in enumerate(logs):
-            command = [sys.executable, exact_program.__file__, str(folder), str(rank), str(size)]
+            command = [
+                sys.executable, exact_program.__file__, str(folder), str(rank), str(size),
+                "light" if light else "all",
+            ]  # fmt: skip
             with log.open("wb") as output:
                 processes.append(
                     subprocess.Popen(command, env=environment, stdout=output, stderr=output)
@@ -89,8 +96,10 @@ def wait_for(processes: list[subprocess.Popen[bytes]]) -> None:
 
 
 @pytest.fixture(scope="module")
-def worlds(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def worlds(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A function that gives the results of a world, which it starts when first asked."""
+    chosen = [item for item in request.session.items if item.path == Path(__file__)]
+    light = not any(item.get_closest_marker("slow") for item in chosen)
 
     def results(backend: str, size: int) -> dict[str, list[Any]]:
         if importlib.util.find_spec(backend) is None:
@@ -98,7 +107,7 @@ def worlds(tmp_path_factory: pytest.TempPathFactory) -> Any:
         key = backend, size
         if key not in _results:
             _results[key] = None  # a world that failed is not tried for every case
-            _results[key] = run_world(backend, size, tmp_path_factory.mktemp("world"))
+            _results[key] = run_world(backend, size, tmp_path_factory.mktemp("world"), light)
         found = _results[key]
         assert found is not None, "the world has failed"
         return found

@@ -20,7 +20,7 @@ WORLDS = [
     ("jax", "builtin"),
     ("torch", "builtin"),
 ]
-HEAVIER = WORLDS[2:]
+HEAVIER = WORLDS[1:]
 WORLD_PARAMS = [
     pytest.param(w, id="-".join(w), marks=[pytest.mark.slow] * (w in HEAVIER)) for w in WORLDS
 ]

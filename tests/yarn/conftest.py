@@ -12,7 +12,7 @@ from mini_hadoop import MiniHadoop, Unavailable
 from submitting import Submitter
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def hadoop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MiniHadoop]:
     try:
         with MiniHadoop(tmp_path_factory.mktemp("hadoop")) as cluster:
