@@ -128,19 +128,19 @@ def _read(content: bytes, name: str, at_most: int) -> bytes | None:
 
 
 def _malformed(name: str, expected: str, received: str) -> ModelError:
-    return not_whole(f"the part {name!r} of a Keras file", expected, received)
+    return damaged_model(f"the part {name!r} of a Keras file is malformed", expected, received)
 
 
-def not_whole(what: str, expected: str, received: str) -> ModelError:
+def damaged_model(what: str, expected: str, received: str) -> ModelError:
     """The error for a model's bytes that are not those that were written.
 
     Args:
-        what: Is damaged; with an article.
-        expected: See :class:`SparkDLError`.
-        received: The same.
+        what: Which bytes, and what is wrong with them.
+        expected: What was written.
+        received: What was read.
     """
     return ModelError(
-        f"{what} is not whole",
+        what,
         expected=expected,
         received=received,
         hint="it was damaged, writing it did not end, or sparkdl did not write it",

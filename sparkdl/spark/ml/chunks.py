@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sparkdl.files.archive_parts import not_whole
+from sparkdl.files.archive_parts import damaged_model
 from sparkdl.spark.driver.cluster import is_connect
 from sparkdl.spark.files.hadoop import HadoopFileSystem
 
@@ -88,8 +88,8 @@ def read_chunks(spark: Any, path: str, said: Mapping[str, Any], stage_path: str)
         hashed.result()
     size = content.tell()
     if size != said["bytes"] or digest.hexdigest() != said["sha256"]:
-        raise not_whole(
-            model,
+        raise damaged_model(
+            f"{model} is not whole",
             f"{said['bytes']} bytes, as they were written",
             f"{size} bytes" + ("" if size != said["bytes"] else ", others than were written"),
         )
@@ -116,7 +116,7 @@ def _tables_here(folder: str, model: str) -> Iterator[pa.Table]:
         for path in sorted(firsts, key=lambda path: int(firsts[path])):
             yield pq.ParquetFile(path, memory_map=True).read(["idx", "chunk"])
     except (OSError, pa.ArrowException) as error:
-        raise not_whole(model, "files of parquet", str(error)) from error
+        raise damaged_model(f"{model} is not whole", "files of parquet", str(error)) from error
 
 
 def _in_order(tables: Iterable[pa.Table], model: str) -> Iterator[list[pa.Buffer]]:
@@ -132,6 +132,6 @@ def _in_order(tables: Iterable[pa.Table], model: str) -> Iterator[list[pa.Buffer
         expected = range(done, done + rows.num_rows)
         received.sort()
         if received != list(expected):
-            raise not_whole(model, f"chunks {expected}", f"chunks {received}")
+            raise damaged_model(f"{model} is not whole", f"chunks {expected}", f"chunks {received}")
         done = expected.stop
         yield [chunk.as_buffer() for chunk in rows["chunk"]]
