@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+CLASSES := $(VENV)/.spark-classes.jsa
 export SPARK_LOCAL_IP ?= 127.0.0.1
 export PYTHONUNBUFFERED = 1
 export TF_CPP_MIN_LOG_LEVEL ?= 2
@@ -27,10 +28,10 @@ cluster-demo: ## The same on a standalone cluster in containers; needs Docker or
 check: lint ## Two minutes: lint, types, and all tests without JVM, Keras and other processes
 	$(PYTEST) -m "not slow and not keras and not processes and not spark"
 
-test: java lint $(VENV)/.torch $(VENV)/.horovod ## Lint, types, and all tests of normal weight
+test: java lint $(VENV)/.torch $(VENV)/.horovod $(CLASSES) ## Lint, types, and all tests of normal weight
 	$(PYTEST) $(SIDE_BY_SIDE) -m "not slow" --durations=10
 
-test-all: java lint $(VENV)/.torch $(VENV)/.horovod ## The heavier checks too
+test-all: java lint $(VENV)/.torch $(VENV)/.horovod $(CLASSES) ## The heavier checks too
 	$(PYTEST) $(SIDE_BY_SIDE) --durations=20
 
 lint: $(STAMP)
@@ -72,6 +73,11 @@ $(VENV)/.horovod: $(STAMP) docker/build_horovod.sh
 $(VENV)/.torch: $(STAMP)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[torch]'
 	@touch $@
+
+# The classes that Spark loads, as JVMs read them fastest. Without it tests start more slowly.
+$(CLASSES): $(STAMP) tests/start/java_options.py
+	@$(BIN)/python tests/start/java_options.py $@ || \
+	  { echo "no archive of Spark's classes (the reason is above): sessions start more slowly"; rm -f $@*; }
 
 java:
 	@java -version >/dev/null 2>&1 || \

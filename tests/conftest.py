@@ -21,13 +21,17 @@ from pathlib import Path
 import hypothesis
 import psutil
 import pytest
+from start.java_options import options_for_tests
 
 os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 
 _TESTS = Path(__file__).parent
-os.environ.setdefault("SPARK_CONF_DIR", str(_TESTS / "spark" / "conf"))
+_PATHS = (str(_TESTS.parent), str(_TESTS / "start"))  # this tree, and start/sitecustomize.py
+os.environ["PYTHONPATH"] = os.pathsep.join((*_PATHS, os.environ.get("PYTHONPATH", ""))).rstrip(":")
+for _name, _options in options_for_tests().items():
+    os.environ.setdefault(_name, _options)
 _NEEDS = {
     "spark": "spark",
     "yarn": "spark",

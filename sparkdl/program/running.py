@@ -17,7 +17,7 @@ import pyarrow as pa
 from sparkdl import payload
 from sparkdl.collective.builtin.sockets import rank_addresses
 from sparkdl.coordinator.session import Session
-from sparkdl.errors import ConfigError, ResourceError, TransportError
+from sparkdl.errors import ConfigError, ResourceError, SparkDLError, TransportError
 from sparkdl.launch.capture import Capture
 from sparkdl.launch.child import Child
 from sparkdl.launch.devices import DeviceRequest, function_environment
@@ -154,7 +154,7 @@ class NodeTask:
             stack.callback(control.close)
             program = Running(control)
             waiting = threading.Thread(
-                target=_await_stop, args=(program,), name="sparkdl-stop", daemon=True
+                target=await_stop, args=(program,), name="sparkdl-stop", daemon=True
             )
             waiting.start()
             reset = _current.set(program)
@@ -298,14 +298,25 @@ def _result(rank: int, returned: object) -> Result:
         return Result(rank, RETURNED, one_line(error)[:2000])
 
 
-def _await_stop(program: Running) -> None:
-    """Sets the node's event when the launching process says so, or is gone."""
+def await_stop(program: Running) -> None:
+    """Sets the node's event when the launching process says so, or is gone.
+
+    A connection may break while the launching process lives: the next call connects again, for up
+    to ``CONNECT_TIMEOUT_S``.
+    """
+    was_reached = True
     try:
-        while not program.control.wait(60.0):
-            pass
-    except Exception:  # the launching process has ended
-        pass
-    program.stopping.set()
+        while True:
+            try:
+                if program.control.wait(60.0):
+                    break
+                was_reached = True
+            except (SparkDLError, OSError):
+                if not was_reached:  # the launching process has ended
+                    break
+                was_reached = False
+    finally:
+        program.stopping.set()
 
 
 class _Late:

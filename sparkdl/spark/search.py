@@ -31,8 +31,9 @@ from sparkdl.spark.trial_recipes import (
     StageStudy,
 )
 from sparkdl.tracking.sinks import GivenSink, without_standing
+from sparkdl.tune.goal import Goal
 from sparkdl.tune.journal import Journal, TrialRecord
-from sparkdl.tune.runner import Goal, OnEpoch, SegmentTraining, run_search
+from sparkdl.tune.runner import OnEpoch, SegmentTraining, run_search
 from sparkdl.tune.samplers import Sampler
 from sparkdl.tune.searchers import AdaptiveAsha, Searcher
 from sparkdl.tune.segment import Segment
@@ -64,6 +65,7 @@ def search(
     sampler: Sampler | None = None,
     sinks: Sequence[GivenSink] | GivenSink | None = None,
     params: StageParams | None = None,
+    keep_best: int | None = None,
     **fit_arguments: Any,
 ) -> Study:
     """Finds the hyper-parameters with the best metric.
@@ -112,6 +114,8 @@ def search(
         params: For an estimator: a function of the trial that gives its Params, such as ``lambda
             trial: {'batchSize': trial.suggest_categorical('batch', [32, 64])}``. The columns, the
             split and all else are the estimator's.
+        keep_best: So many of the best trials keep their checkpoints in ``checkpoint_dir``; a trial
+            that is not among them and will not train again has none. None for all.
         **fit_arguments: More arguments of :meth:`SparkModel.fit`, such as ``features``, ``label``,
             ``callbacks`` (made anew for each segment by a function without arguments).
 
@@ -125,6 +129,8 @@ def search(
     """
     require_name("mode", mode, ("auto", "min", "max"))
     require_int("slots_per_trial", slots_per_trial, 1)
+    if keep_best is not None:
+        require_int("keep_best", keep_best, 1)
     maximize = mode == "max" or (
         mode == "auto" and any(part in metric.lower() for part in _LARGER_IS_BETTER)
     )
@@ -183,6 +189,7 @@ def search(
             searcher, trainer, journal, goal, seed=seed, timeout_s=timeout_s,
             max_concurrent=_at_once(max_concurrent, slots_per_trial, trainer.spark),
             on_score=show or (lambda trial, score: None), sampler=sampler, tell=tell,
+            keep_best=keep_best,
         )  # fmt: skip
         tell(_ended(study))
     except BaseException as error:
@@ -309,6 +316,10 @@ class _FitTrainer:
     def cancel(self) -> None:
         """Ends the jobs of all trials."""
         cluster.cancel_tagged(self.spark, self._tag)
+
+    def delete(self, trial: int) -> None:
+        """Deletes a trial's checkpoints."""
+        Checkpoints(self._of(trial)).clear()
 
     def load(self, record: TrialRecord) -> keras.Model:
         """A trial's model, as its newest checkpoint has it."""

@@ -28,6 +28,7 @@ class TrialRecord:
         epochs: Epochs done.
         state: ``'running'``, ``'waiting'`` (its last segment ended), ``'failed'`` or ``'stopped'``.
         error: Why it failed; empty otherwise.
+        kept: Whether its newest checkpoint is there, if it has written one.
     """
 
     number: int
@@ -37,6 +38,7 @@ class TrialRecord:
     epochs: int = 0
     state: str = "running"
     error: str = ""
+    kept: bool = True
 
 
 @dataclass

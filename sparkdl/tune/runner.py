@@ -8,14 +8,16 @@ import queue
 import threading
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from sparkdl.errors import ConfigError, DataError, ResourceError
 from sparkdl.progress.events import Event, Metrics, TrialBegan, TrialEnded, TrialEpochEnded
 from sparkdl.tune.analysis import importances
+from sparkdl.tune.goal import Goal
 from sparkdl.tune.journal import Journal, TrialRecord
+from sparkdl.tune.retention import dispensable
 from sparkdl.tune.samplers import Drawn, Experience, Outcome, Sampler
 from sparkdl.tune.searchers.searcher import WORST, Searcher
 from sparkdl.tune.segment import Segment
@@ -43,34 +45,8 @@ class TrialTrainer(Protocol):
     def cancel(self) -> None:
         """Ends the trainings that run, which then raise."""
 
-
-@dataclass(frozen=True)
-class Goal:
-    """The metric that is searched for.
-
-    Args:
-        metric: Its name in the History.
-        maximize: Whether larger is better.
-    """
-
-    metric: str
-    maximize: bool
-
-    def score(self, metrics: Mapping[str, float]) -> float:
-        """The searcher's score: larger is better; that of NaN is the worst.
-
-        Raises:
-            ConfigError: The model has no such metric.
-        """
-        if self.metric not in metrics:
-            raise ConfigError(
-                f"the models have no metric {self.metric!r}",
-                expected=f"metric= one of {', '.join(metrics)}",
-                received=repr(self.metric),
-                hint="names that begin with val_ need validation_data or validation_split",
-            )
-        value = float(metrics[self.metric])
-        return WORST if math.isnan(value) else value if self.maximize else -value
+    def delete(self, trial: int) -> None:
+        """Deletes the checkpoints of a trial."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +75,7 @@ def run_search(
     on_score: Callable[[int, float], None],
     sampler: Sampler | None = None,
     tell: Callable[[Event], None] = lambda event: None,
+    keep_best: int | None = None,
 ) -> None:
     """Runs to the searcher's end, or until the time is over; the journal has what happened.
 
@@ -113,12 +90,14 @@ def run_search(
         on_score: Called with a trial and its score.
         sampler: Gives new trials their values; None for values by chance.
         tell: Hears of the trials, in the thread that called this.
+        keep_best: So many of the best trials keep their checkpoints; those of others are deleted
+            when the search will not go on from them. None for all.
 
     Raises:
         SparkDLError: The first trials failed, or a mistake that all trials share.
     """
-    search = _Search(searcher, trainer, journal, goal, seed, on_score, sampler or Drawn(), tell)
     waiting = journal.replay(searcher)
+    search = _Search(searcher, trainer, journal, goal, seed, on_score, sampler or Drawn(), tell)
     search.tell_past()
     deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
     try:
@@ -129,8 +108,11 @@ def run_search(
                     break
                 search.start(segment)
             if not search.running:
+                if time.monotonic() < deadline:  # the searcher has no segment, and none will come
+                    search.collect(keep_best, set(journal.trials))
                 return
             search.take(0.1)
+            search.collect(keep_best, search.done() - {s.parent for s in waiting})
             if time.monotonic() > deadline:
                 search.stop()
                 return
@@ -210,6 +192,23 @@ class _Search:
                 return
             self.running.pop(heard.segment.trial).join()
             self._tell(heard)
+
+    def done(self) -> set[int]:
+        """The trials that neither train again nor are copied."""
+        trials = self._journal.trials.items()
+        ended = {n for n, record in trials if n not in self.running and record.metrics}
+        return {n for n in ended if self._searcher.is_done(n)}
+
+    def collect(self, keep_best: int | None, done: Collection[int]) -> None:
+        """Deletes the checkpoints that nobody will ask for."""
+        if keep_best is None:
+            return
+        found = dispensable(self._journal.trials.values(), self._goal, done, keep_best)
+        for record in found:
+            self._trainer.delete(record.number)
+            record.kept = False
+        if found:
+            self._journal.write()
 
     def stop(self, timeout_s: float = 60.0) -> None:
         """Ends what runs; its trials count as stopped."""

@@ -12,8 +12,9 @@ from sparkdl.closing import Closing
 from sparkdl.errors import ConfigError
 from sparkdl.tune import plots
 from sparkdl.tune.analysis import importances
+from sparkdl.tune.goal import Goal
 from sparkdl.tune.journal import Journal, TrialRecord
-from sparkdl.tune.runner import Goal
+from sparkdl.tune.retention import ranked
 from sparkdl.tune.suggestions import Value
 
 if TYPE_CHECKING:
@@ -72,8 +73,7 @@ class Study(Closing):
 
     def ranked(self) -> list[TrialRecord]:
         """The trials that have a score and did not fail, best first; by their last epoch."""
-        whole = [r for r in self.records if r.metrics and r.state != "failed"]
-        return sorted(whole, key=lambda r: -self.goal.score(r.metrics[max(r.metrics)]))
+        return ranked(self.records, self.goal)
 
     @property
     def best_trial(self) -> TrialRecord:
@@ -105,11 +105,26 @@ class Study(Closing):
     @property
     def best_model(self) -> keras.Model:
         """The model of :attr:`best_trial`, compiled, with its optimizer's state."""
-        return self._load(self.best_trial)
+        return self._model_of(self.best_trial)
 
     def best_models(self, count: int) -> list[keras.Model]:
-        """The models of the ``count`` best trials, best first."""
-        return [self._load(record) for record in self.ranked()[:count]]
+        """The models of the ``count`` best trials, best first.
+
+        Raises:
+            ConfigError: The search had a smaller ``keep_best``.
+        """
+        return [self._model_of(record) for record in self.ranked()[:count]]
+
+    def _model_of(self, record: TrialRecord) -> keras.Model:
+        if not record.kept:
+            kept = sum(r.kept for r in self.ranked())
+            raise ConfigError(
+                f"the model of trial {record.number} was not kept",
+                expected=f"one of the {kept} best trials",
+                received=f"trial {record.number}",
+                hint="tune.search(..., keep_best=) says how many are kept; None keeps all",
+            )
+        return self._load(record)
 
     def ensemble(self, count: int, voting: str = "soft") -> keras.Model:
         """One model of the ``count`` best: ``'soft'`` predicts the mean of their predictions,

@@ -16,7 +16,8 @@ import json, sys, time
 from pathlib import Path
 from sparkdl import tune
 from sparkdl.tune.journal import Journal
-from sparkdl.tune.runner import Goal, run_search
+from sparkdl.tune.goal import Goal
+from sparkdl.tune.runner import run_search
 
 folder, stop_at, resume = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "True"
 log = folder / "log"
@@ -38,6 +39,9 @@ class Formula:
         return train
 
     def cancel(self):
+        pass
+
+    def delete(self, trial):
         pass
 
 

@@ -17,7 +17,7 @@ def run_script(name: str, *arguments: str, **environment: str) -> str:
     """Runs a script of ``scripts/`` in a fresh process; returns what it printed."""
     done = subprocess.run(
         [sys.executable, os.path.join(HERE, "scripts", name), *arguments],
-        env={**os.environ, "PYTHONPATH": ROOT, **environment},
+        env={**os.environ, **environment},
         capture_output=True, text=True, timeout=800, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
@@ -55,6 +55,6 @@ def test_the_framework_is_imported_with_its_devices_and_the_environment_restored
     """
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=120,
-        env={**os.environ, "PYTHONPATH": ROOT}, check=False,
+        check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]

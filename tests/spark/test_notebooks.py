@@ -136,7 +136,7 @@ def test_the_readme_runs_in_a_fresh_terminal(tmp_path: Path) -> None:
     python.chmod(0o755)
     (tmp_path / "first.py").write_text(program)
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PYSPARK")}
-    environment |= {"PATH": f"{python.parent}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    environment |= {"PATH": f"{python.parent}:{os.environ['PATH']}"}
     done = subprocess.run(
         [sys.executable, "first.py"], cwd=tmp_path, env=environment, capture_output=True,
         text=True, timeout=800,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -20,7 +19,6 @@ def test_workers_take_the_cores_that_were_asked_for(script: str) -> None:
         pytest.importorskip("grpc_status", reason="pyspark[connect] is not installed")
     done = subprocess.run(
         [sys.executable, str(HERE / "scripts" / script)],
-        env={**os.environ, "PYTHONPATH": str(HERE.parents[1])},
         capture_output=True, text=True, timeout=400, check=False,
     )  # fmt: skip
     assert "STAGE RESOURCES OK" in done.stdout, done.stdout[-2000:] + done.stderr[-5000:]

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from mini_hadoop import MiniHadoop, spark_jars
+from start.java_options import LIGHT
 
 ROOT = Path(__file__).parents[2]
 SUBMIT_S = 280.0
@@ -164,6 +165,8 @@ class Submitter:
             "spark.yarn.appMasterEnv.SPARK_LOCAL_IP": "127.0.0.1",
             "spark.executorEnv.SPARK_LOCAL_IP": "127.0.0.1",
             "spark.pyspark.python": "./environment/bin/python",
+            "spark.driver.extraJavaOptions": LIGHT,
+            "spark.executor.extraJavaOptions": LIGHT,
             **({"spark.pyspark.driver.python": sys.executable} if deploy_mode == "client" else {}),
             **(conf or {}),
         }

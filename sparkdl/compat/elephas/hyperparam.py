@@ -19,8 +19,9 @@ from sparkdl.learner.compiling import model_from_json
 from sparkdl.learner.framework import seed_everything
 from sparkdl.learner.voting import vote
 from sparkdl.spark.driver import cluster
+from sparkdl.tune.goal import Goal
 from sparkdl.tune.journal import Journal
-from sparkdl.tune.runner import Goal, OnEpoch, SegmentTraining, run_search
+from sparkdl.tune.runner import OnEpoch, SegmentTraining, run_search
 from sparkdl.tune.searchers import RandomSearch
 from sparkdl.tune.segment import Segment
 from sparkdl.tune.suggestions import Trial
@@ -169,6 +170,9 @@ class _FunctionTrainer:
 
     def cancel(self) -> None:
         cluster.cancel_tagged(self._spark, self._tag)
+
+    def delete(self, trial: int) -> None:
+        """There is nothing to delete: these trials write no checkpoints."""
 
 
 def _call(call: bytes, seed: int) -> bytes:

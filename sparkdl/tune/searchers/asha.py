@@ -58,6 +58,7 @@ class Asha(Searcher):
         self._max_trials, self._limit = max_trials, 2 * max_trials
         self._started = 0
         self._running: set[int] = set()
+        self._failed: set[int] = set()
 
     @property
     def max_epochs(self) -> int:
@@ -73,8 +74,12 @@ class Asha(Searcher):
         self._running.discard(trial)
         rung = next(r for r in self.rungs if r.epochs == epochs)
         rung.add(trial, score)
-        if worst_to_best(score) == WORST and self._max_trials < self._limit:
-            self._max_trials += 1
+        if worst_to_best(score) == WORST:
+            self._failed.add(trial)
+            self._max_trials = min(self._max_trials + 1, self._limit)
+
+    def is_done(self, trial: int) -> bool:
+        return trial in self._failed or any(t == trial for _, _, t in self.rungs[-1].scores)
 
     def _promotion(self) -> Segment | None:
         for number in reversed(range(len(self.rungs) - 1)):
@@ -132,6 +137,10 @@ class AshaStopping(Asha):
         best = rung.best(max(int(len(rung.scores) / self._divisor), 1))
         if number < len(self.rungs) - 1 and trial in best:
             self._going_on.append(self._promote(number, trial))
+
+    def is_done(self, trial: int) -> bool:
+        waiting = {segment.trial for segment in self._going_on}
+        return trial not in self._running and trial not in waiting
 
 
 def _check(owner: str, max_trials: int, max_epochs: int, divisor: float, max_rungs: int) -> None:

@@ -44,6 +44,10 @@ class _Brackets(Searcher):
         place, inner = self._homes[trial]
         self.brackets[place].tell(inner, epochs, score)
 
+    def is_done(self, trial: int) -> bool:
+        place, inner = self._homes[trial]
+        return self.brackets[place].is_done(inner)
+
 
 class AdaptiveAsha(_Brackets):
     """ASHA with several ladders: some stop early, others late, as the best choice is not known.
@@ -114,6 +118,7 @@ class SuccessiveHalving(Searcher):
         self._trials, self._epochs = trials, epochs
         self._rung = 0
         self._waiting = list(range(trials[0]))
+        self._left = set(self._waiting)  # of the rung
         self._scores: dict[int, float] = {}
 
     @property
@@ -134,4 +139,9 @@ class SuccessiveHalving(Searcher):
         order = sorted(self._scores, key=lambda t: (-self._scores[t], t))
         self._rung += 1
         self._waiting = sorted(order[: self._trials[self._rung]])
+        self._left = set(self._waiting)
         self._scores = {}
+
+    def is_done(self, trial: int) -> bool:
+        on_last = self._rung == len(self._epochs) - 1
+        return trial not in self._left or (on_last and trial in self._scores)

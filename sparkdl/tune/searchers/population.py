@@ -52,6 +52,7 @@ class PopulationBasedTraining(Searcher):
         self._waiting = deque(Segment(t, 0, min(interval, max_epochs)) for t in range(population))
         self._next = population
         self._scores: dict[int, float] = {}  # of the population as it is now
+        self._untrained: set[int] = set()  # copies whose first segment has not ended
         self._given: dict[int, dict[str, Value]] = {}
         self._built: dict[int, tuple[Mapping[str, Space], Mapping[str, Value]]] = {}
 
@@ -70,13 +71,16 @@ class PopulationBasedTraining(Searcher):
 
     def tell(self, trial: int, epochs: int, score: float) -> None:
         self._scores[trial] = worst_to_best(score)
+        self._untrained.discard(trial)
         if epochs >= self._max_epochs:
             return
         end = min(epochs + self._interval, self._max_epochs)
         order = sorted(self._scores, key=lambda t: (-self._scores[t], t))
         count = int(len(order) * self._quantile)  # none until enough of the population is known
-        best, worst = order[:count], order[len(order) - count :]
-        if trial not in worst:
+        worst = order[len(order) - count :]
+        # a copy that has not trained yet has its parent's score, and no checkpoint
+        best = [t for t in order[:count] if t not in self._untrained]
+        if trial not in worst or not best:
             self._waiting.append(Segment(trial, epochs, end))
             return
         parent = best[int(self._rng.integers(len(best)))]
@@ -84,7 +88,12 @@ class PopulationBasedTraining(Searcher):
         self._given[copy] = self._perturbed(parent)
         del self._scores[trial]
         self._scores[copy] = self._scores[parent]
+        self._untrained.add(copy)
         self._waiting.append(Segment(copy, epochs, end, parent))
+
+    def is_done(self, trial: int) -> bool:
+        copied = {segment.parent for segment in self._waiting}
+        return trial not in self._scores and trial not in copied
 
     def _perturbed(self, parent: int) -> dict[str, Value]:
         spaces, params = self._built[parent]

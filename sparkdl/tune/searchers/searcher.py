@@ -33,6 +33,11 @@ class Searcher(ABC):
     def max_epochs(self) -> int:
         """The epochs of a trial that is trained to the end."""
 
+    def is_done(self, trial: int) -> bool:
+        """Whether a trial that was told neither trains again nor is copied. False where a searcher
+        does not know: then its checkpoint stays to the end of the search."""
+        return False
+
     def parameters(self, trial: int) -> Mapping[str, Value]:
         """The values that this searcher sets itself; the others are drawn."""
         return {}

@@ -12,9 +12,17 @@ import pytest
 from sparkdl.learner.lean_import import lean_import
 
 WORKER = r"""
-import sys
+import gc, sys
+collections = []
+gc.callbacks.append(lambda phase, info: collections.append(phase))
 from sparkdl.launch.devices import DeviceRequest, Resources, start_framework
+before = len(collections)
 start_framework(DeviceRequest("tensorflow", False).place(Resources()))
+assert len(collections) == before, "collected garbage while it imported"
+assert gc.isenabled() and gc.get_freeze_count() > 100_000
+frozen = gc.get_freeze_count()
+start_framework(DeviceRequest("tensorflow", False).place(Resources()))
+assert gc.get_freeze_count() == frozen
 print(sorted({"sklearn", "matplotlib", "IPython"} & set(sys.modules)))
 import keras, matplotlib
 import numpy as np

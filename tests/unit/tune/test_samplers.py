@@ -12,8 +12,9 @@ import pytest
 from sparkdl.errors import ConfigError
 from sparkdl.progress.events import Event, TrialBegan, TrialEnded, TrialEpochEnded
 from sparkdl.tune import Asha, OptunaSampler, RandomSearch, Trial
+from sparkdl.tune.goal import Goal
 from sparkdl.tune.journal import Journal
-from sparkdl.tune.runner import Goal, OnEpoch, SegmentTraining, run_search
+from sparkdl.tune.runner import OnEpoch, SegmentTraining, run_search
 from sparkdl.tune.samplers import Drawn, Experience, Outcome, Sampler
 from sparkdl.tune.searchers import Searcher
 from sparkdl.tune.segment import Segment
@@ -113,6 +114,9 @@ class Formula:
 
     def cancel(self) -> None:
         pass
+
+    def delete(self, trial: int) -> None:
+        raise AssertionError("all are kept")
 
 
 def run(
