@@ -83,7 +83,7 @@ class LaunchedProgram:
             where = stack.enter_context(surroundings)
             server = CallServer(
                 self._control, token, bind=where.bind, advertised=where.advertised,
-                ports=where.ports, label=program.name, threads=2 * len(nodes) + 2,
+                ports=where.ports, label=program.name, threads=len(nodes) + 2,
                 certificate=where.certificate,
             )  # fmt: skip
             stack.callback(server.close)
@@ -106,7 +106,7 @@ class LaunchedProgram:
                 stopped_at, limit_s = 0.0, _END_S + _END_NODE_S * len(self._program.placed)
                 while not ranks.wait(_LOOK_S):
                     where.look()
-                    if not self._control.wait(0.0):
+                    if not self._control.is_stopping():
                         continue
                     stopped_at = stopped_at or time.monotonic()
                     if time.monotonic() - stopped_at > limit_s:  # processes are killed now

@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import ExitStack
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field, replace
@@ -40,7 +41,7 @@ Meet = Callable[[str], list[str]]
 RETURNED = "returned"
 """Kind of the result that holds what a node returned; its text says why it could not be pickled."""
 _STOP_GRACE_S = 5.0
-_REBIND_S, _LOOK_S = 10.0, 0.05
+_REBIND_S, _LOOK_S, _ASK_S = 10.0, 0.05, 60.0
 
 
 class ProgramControl:
@@ -48,14 +49,34 @@ class ProgramControl:
 
     def __init__(self) -> None:
         self._stopping = threading.Event()
+        self._lock = threading.Lock()
+        self._to_tell: list[Future[None]] = []
 
     def stop(self) -> None:
         """Stops the program."""
         self._stopping.set()
+        self._tell()
 
-    def wait(self, timeout_s: float | None = None) -> bool:
-        """Waits for the stop; whether it has come."""
-        return self._stopping.wait(timeout_s)
+    def is_stopping(self) -> bool:
+        """Whether the program stops."""
+        return self._stopping.is_set()
+
+    def when_stopping(self) -> Future[None]:
+        """A future that is done when the program stops: a node that waits holds no thread here."""
+        told: Future[None] = Future()
+        with self._lock:
+            self._to_tell = [one for one in self._to_tell if not one.done()]
+            self._to_tell.append(told)
+        if self._stopping.is_set():
+            self._tell()
+        return told
+
+    def _tell(self) -> None:
+        with self._lock:
+            to_tell, self._to_tell = self._to_tell, []
+        for told in to_tell:
+            if told.set_running_or_notify_cancel():
+                told.set_result(None)
 
 
 @dataclass(frozen=True)
@@ -153,13 +174,14 @@ class NodeTask:
             )  # fmt: skip
             stack.callback(control.close)
             program = Running(control)
+            stack.callback(program.stopping.set)  # before the connection closes: nothing to wait for
             waiting = threading.Thread(
                 target=await_stop, args=(program,), name="sparkdl-stop", daemon=True
             )
             waiting.start()
             reset = _current.set(program)
             stack.callback(_current.reset, reset)
-            if rank.attempt and control.wait(0.0):
+            if rank.attempt and control.is_stopping():
                 returned = None  # it failed while the program stopped
             else:
                 returned = self._run_node(rank.rank, placed, meet, program, stack)
@@ -305,18 +327,21 @@ def await_stop(program: Running) -> None:
     to ``CONNECT_TIMEOUT_S``.
     """
     was_reached = True
-    try:
-        while True:
-            try:
-                if program.control.wait(60.0):
-                    break
-                was_reached = True
-            except (SparkDLError, OSError):
-                if not was_reached:  # the launching process has ended
-                    break
-                was_reached = False
-    finally:
-        program.stopping.set()
+    while not program.stopping.is_set():
+        told: Future[None] | None = None
+        try:
+            told = program.control.futures.when_stopping()
+            was_reached = True
+            told.result(_ASK_S)
+            program.stopping.set()
+        except TimeoutError:  # it asks again: so a connection that broke in silence is found
+            if told is not None:
+                told.cancel()
+        except (SparkDLError, OSError):
+            if told is None and not was_reached:  # the launching process has ended
+                program.stopping.set()
+            was_reached = False
+            program.stopping.wait(_LOOK_S)
 
 
 class _Late:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 
 import pytest
 
@@ -15,15 +16,15 @@ TOKEN = b"t" * 32
 
 
 class Control(ProgramControl):
-    """Answers soon, and tells of every question."""
+    """Tells of every question."""
 
     def __init__(self) -> None:
         super().__init__()
         self.asked = threading.Semaphore(0)
 
-    def wait(self, timeout_s: float | None = None) -> bool:
+    def when_stopping(self) -> Future[None]:
         self.asked.release()
-        return super().wait(0.02)
+        return super().when_stopping()
 
 
 @pytest.fixture
@@ -52,13 +53,34 @@ def test_a_broken_connection_is_no_stop(control: Control, program: Running) -> N
     for _ in range(3):
         assert control.asked.acquire(timeout=30)
         program.control.close()  # as if the network had cut it
-        while control.asked.acquire(blocking=False):
-            pass
-        for _ in range(3):  # it asks on, over a new connection
-            assert control.asked.acquire(timeout=30)
-        assert not program.stopping.is_set()
+    assert control.asked.acquire(timeout=30)  # over a new connection
+    assert not program.stopping.is_set()
     control.stop()
     assert program.stopping.wait(30)
+
+
+def test_nodes_that_ended_or_wait_hold_no_thread_of_the_launcher(control: Control) -> None:
+    with CallServer(control, TOKEN, threads=1) as server:
+        clients = [CallClient(server.address, TOKEN) for _ in range(5)]
+        programs = [Running(client) for client in clients]
+        waiting = [threading.Thread(target=await_stop, args=(program,)) for program in programs]
+        for thread in waiting:
+            thread.start()
+            assert control.asked.acquire(timeout=30)
+        assert clients[0].is_stopping() is False  # there is a thread for this question
+        for program, client in zip(programs[:3], clients[:3], strict=True):
+            program.stopping.set()  # as a node that ends does
+            client.close()
+        for thread in waiting[:3]:
+            thread.join(30)
+            assert not thread.is_alive()
+        assert not control.asked.acquire(timeout=0.3)  # none of the ended asked again
+        control.stop()
+        for thread in waiting[3:]:
+            thread.join(30)
+            assert not thread.is_alive()
+        for client in clients:
+            client.close()
 
 
 def test_a_launcher_that_is_gone_is_a_stop(
