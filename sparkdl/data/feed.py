@@ -192,7 +192,7 @@ class Feed:
         if table is None:
             return {}
         columns = zip(table.column_names, table.columns, strict=True)
-        return {name: to_numpy(column.combine_chunks()) for name, column in columns}
+        return {name: to_numpy(column) for name, column in columns}
 
     def batches(self, batch_size: int) -> Iterator[Columns]:
         """All batches to the last epoch's end, see :meth:`next_batch`."""
@@ -225,8 +225,8 @@ def to_numpy(array: pa.Array) -> npt.NDArray[Any]:
     >>> to_numpy(pa.array([[1, 2], [3, 4]])).shape
     (2, 2)
     """
-    if isinstance(array, pa.ChunkedArray):
-        array = array.combine_chunks()
+    if isinstance(array, pa.ChunkedArray):  # combine_chunks copies also where there is one
+        array = array.chunk(0) if array.num_chunks == 1 else array.combine_chunks()
     if isinstance(array, pa.ExtensionArray):
         array = array.storage
     kind = array.type

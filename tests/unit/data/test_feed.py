@@ -33,6 +33,18 @@ def test_batches_end_with_the_epoch() -> None:
     assert feed.next_batch(4) == {}
 
 
+def test_a_batch_within_a_chunk_is_not_copied_and_cannot_be_written() -> None:
+    chunk = chunks(10, 10)[0]
+    feed = Feed([chunk])
+    for start in (0, 5):
+        batch = feed.next_batch(5)
+        assert np.shares_memory(batch["x"], chunk["x"].to_numpy())
+        assert np.shares_memory(batch["v"], chunk["v"].flatten().to_numpy())
+        assert batch["v"].tolist() == [[i, i] for i in range(start, start + 5)]
+        assert not batch["x"].flags.writeable
+        assert not batch["v"].flags.writeable
+
+
 def test_rows_that_are_left_out_or_begin_again() -> None:
     assert taken(Feed(chunks(5), rows=3), 2) == [[0, 1], [2]]
     assert taken(Feed(chunks(3), rows=7), 4) == [[0, 1, 2, 0], [1, 2, 0]]
