@@ -174,7 +174,8 @@ class NodeTask:
             )  # fmt: skip
             stack.callback(control.close)
             program = Running(control)
-            stack.callback(program.stopping.set)  # before the connection closes: nothing to wait for
+            # Before the connection closes: then nothing is left to wait for.
+            stack.callback(program.stopping.set)
             waiting = threading.Thread(
                 target=await_stop, args=(program,), name="sparkdl-stop", daemon=True
             )
