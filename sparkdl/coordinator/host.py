@@ -10,6 +10,7 @@ from sparkdl.closing import Closing
 from sparkdl.coordinator.driver_client import DriverClient, open_driver
 from sparkdl.coordinator.machine import Coordinator
 from sparkdl.coordinator.settings import Settings
+from sparkdl.coordinator.store import Store
 from sparkdl.transport.address import Endpoint
 from sparkdl.transport.encryption import Certificate
 from sparkdl.transport.listeners import Listeners, ListenOptions, loopback_of
@@ -17,7 +18,7 @@ from sparkdl.transport.server import Server
 
 
 class CoordinatorHost(Closing):
-    """Serves a coordinator without a store over framed TCP, until closed.
+    """Serves a coordinator over framed TCP, until closed.
 
     What goes through it is small (metrics, orders, log lines) or rare (a state per epoch), so it
     needs no process of its own.
@@ -26,18 +27,23 @@ class CoordinatorHost(Closing):
         settings: Number of workers and time limits.
         listen: Where the ranks connect.
         certificate: For TLS; None for no encryption.
+        store: What the ranks share beside; None: nothing.
 
     Raises:
         ResourceError: No port is free, or the address is not this host's.
     """
 
     def __init__(
-        self, settings: Settings, listen: ListenOptions, certificate: Certificate | None = None
+        self,
+        settings: Settings,
+        listen: ListenOptions,
+        certificate: Certificate | None = None,
+        store: Store | None = None,
     ) -> None:
         token = secrets.token_urlsafe(32)
         listeners = Listeners.bind(listen, None)
         self._server = Server(
-            Coordinator(settings), token, listeners, settings.num_workers, certificate
+            Coordinator(settings, store), token, listeners, settings.num_workers, certificate
         )
         fingerprint = "" if certificate is None else certificate.fingerprint
         self.endpoint = Endpoint(self._server.address, token, fingerprint)

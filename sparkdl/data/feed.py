@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import mmap
 import tempfile
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import IO, Any, Literal
 
@@ -113,7 +114,51 @@ def equal_rows(counts: Sequence[int], uneven: Uneven) -> list[int]:
     return [most] * len(counts)
 
 
-class Feed:
+class RowFeed(ABC):
+    """Rows as a user's function takes them; for one thread."""
+
+    @abstractmethod
+    def should_stop(self) -> bool:
+        """Whether there are no more rows."""
+
+    @abstractmethod
+    def terminate(self) -> None:
+        """Gives no more rows; what is left is dropped."""
+
+    @abstractmethod
+    def next_arrow(self, batch_size: int) -> pa.Table | None:
+        """The next rows as an Arrow table; None if there are no more. See :meth:`next_batch`."""
+
+    def next_batch(self, batch_size: int) -> Columns:
+        """The next rows: column name -> array whose first axis is the rows.
+
+        Lists of one length become one array; lists of several lengths and texts arrays of objects.
+        A batch does not reach into the next epoch: the last one of an epoch may be smaller.
+
+        Returns:
+            An empty dict if there are no more rows.
+
+        Raises:
+            ConfigError: ``batch_size`` is no number of rows.
+        """
+        table = self.next_arrow(batch_size)
+        if table is None:
+            return {}
+        columns = zip(table.column_names, table.columns, strict=True)
+        return {name: to_numpy(column) for name, column in columns}
+
+    def batches(self, batch_size: int) -> Iterator[Columns]:
+        """All batches to the last epoch's end, see :meth:`next_batch`."""
+        while batch := self.next_batch(batch_size):
+            yield batch
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """One row after the other, as plain Python values."""
+        while (table := self.next_arrow(1024)) is not None:
+            yield from table.to_pylist()
+
+
+class Feed(RowFeed):
     """The rows of one rank, for ``epochs`` epochs; for one thread.
 
     Args:
@@ -175,34 +220,6 @@ class Feed:
             self._left = self.rows_per_epoch
             self._source, self._rest = self._rows_of_epoch(), None
         return pa.Table.from_batches(parts)
-
-    def next_batch(self, batch_size: int) -> Columns:
-        """The next rows: column name -> array whose first axis is the rows.
-
-        Lists of one length become one array; lists of several lengths and texts arrays of objects.
-        A batch does not reach into the next epoch: the last one of an epoch may be smaller.
-
-        Returns:
-            An empty dict if there are no more rows.
-
-        Raises:
-            ConfigError: ``batch_size`` is no number of rows.
-        """
-        table = self.next_arrow(batch_size)
-        if table is None:
-            return {}
-        columns = zip(table.column_names, table.columns, strict=True)
-        return {name: to_numpy(column) for name, column in columns}
-
-    def batches(self, batch_size: int) -> Iterator[Columns]:
-        """All batches to the last epoch's end, see :meth:`next_batch`."""
-        while batch := self.next_batch(batch_size):
-            yield batch
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        """One row after the other, as plain Python values."""
-        while (table := self.next_arrow(1024)) is not None:
-            yield from table.to_pylist()
 
     def _rows_of_epoch(self) -> Iterator[pa.RecordBatch]:
         """The chunks in this epoch's order, again and again."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from concurrent.futures import wait
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from sparkdl.collective.communicator import Communicator
-from sparkdl.data.feed import Feed, RowSpool, Uneven, equal_rows
+from sparkdl.data.feed import Feed, RowFeed, RowSpool, Uneven, equal_rows
 from sparkdl.errors import WaitTimeoutError
 from sparkdl.launch.thread_call import ThreadCall
 
@@ -76,16 +77,16 @@ class FeedSettings:
         )
 
 
-class RankFeed(Feed):
-    """A :class:`~sparkdl.data.feed.Feed` that frameworks take, too."""
+class FunctionFeed(RowFeed):
+    """A feed that frameworks take, too, and that knows how long it was not asked."""
 
     asked_at = 0.0
     """When rows were asked for last, by ``time.monotonic()``; 0: never."""
 
-    def next_arrow(self, batch_size: int) -> pa.Table | None:
-        """See :meth:`sparkdl.data.feed.Feed.next_arrow`."""
-        self.asked_at = time.monotonic()
-        return super().next_arrow(batch_size)
+    @property
+    @abstractmethod
+    def is_due(self) -> bool:
+        """Whether it is the function that should ask now, as there may be rows."""
 
     def to_tf_data(self, batch_size: int) -> Any:
         """A ``tf.data.Dataset`` of batches: dicts of tensors by column name."""
@@ -100,7 +101,23 @@ class RankFeed(Feed):
         return torch_dataset(self, batch_size)
 
 
-def call_while_it_feeds(function: Callable[[], Any], feed: RankFeed, stall_timeout_s: float) -> Any:
+class RankFeed(FunctionFeed, Feed):
+    """The rows of a rank, all of which it has."""
+
+    @property
+    def is_due(self) -> bool:
+        """See :attr:`FunctionFeed.is_due`."""
+        return not self.should_stop()
+
+    def next_arrow(self, batch_size: int) -> pa.Table | None:
+        """See :meth:`sparkdl.data.feed.Feed.next_arrow`."""
+        self.asked_at = time.monotonic()
+        return Feed.next_arrow(self, batch_size)
+
+
+def call_while_it_feeds(
+    function: Callable[[], Any], feed: FunctionFeed, stall_timeout_s: float
+) -> Any:
     """Calls a function in a thread, and gives it up when it does not take its rows.
 
     A thread that is given up is left behind: the process must end soon.
@@ -121,7 +138,7 @@ def call_while_it_feeds(function: Callable[[], Any], feed: RankFeed, stall_timeo
     called = ThreadCall(function, "sparkdl-fed-function")
     while not wait([called.outcome], _LOOK_S).done:
         silent_s = time.monotonic() - max(begun, feed.asked_at)
-        if silent_s > stall_timeout_s and not feed.should_stop():
+        if silent_s > stall_timeout_s and feed.is_due:
             raise WaitTimeoutError(
                 "a function that is fed takes no rows",
                 expected=f"a call of its feed within {stall_timeout_s:g} s",

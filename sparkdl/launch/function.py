@@ -27,12 +27,13 @@ from sparkdl.errors import DataError, WorkerError
 from sparkdl.launch.capture import Capture
 from sparkdl.launch.devices import DeviceRequest, function_environment
 from sparkdl.launch.failures import FailureDescription, RankFailure
-from sparkdl.launch.feeding import FeedSettings, RankFeed, call_while_it_feeds
+from sparkdl.launch.feeding import FeedSettings, FunctionFeed, call_while_it_feeds
 from sparkdl.launch.gathering import AloneGathering
 from sparkdl.launch.line_sender import LineSender
 from sparkdl.launch.peers import Peers, call_until_others_end, peer_environment
 from sparkdl.launch.rank_session import DriverUnreachableError, open_rank_session
 from sparkdl.launch.results import Result, of_kind
+from sparkdl.launch.stream_feed import StreamSettings, open_stream
 from sparkdl.launch.task import RankContext
 from sparkdl.log_lines import Sink, log_through, show
 from sparkdl.network import THIS_HOST, RankListening
@@ -64,7 +65,8 @@ class FunctionTask:
         peers: What a framework that connects the ranks itself finds in its environment; None:
             nothing.
         feed: How the rank's rows are given to the function, as its first argument; None if it gets
-            none.
+            none of its own.
+        stream: How the rows of a stream are given to it; None if there is none.
     """
 
     call: bytes = field(repr=False)
@@ -80,6 +82,7 @@ class FunctionTask:
     certificate: Certificate | None = None
     peers: Peers | None = None
     feed: FeedSettings | None = None
+    stream: StreamSettings | None = None
 
     def run(self, rank: RankContext, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Calls the function; see :class:`sparkdl.launch.task.Task`."""
@@ -128,12 +131,12 @@ class FunctionTask:
             DataError: The function cannot be loaded, or its result cannot be pickled.
             Exception: Whatever the function raises.
         """
-        with connected(self, rank, session) as (communicator, exit_barrier):
+        with (
+            connected(self, rank, session) as (communicator, exit_barrier),
+            self._feed(rank, rows, exit_barrier) as feed,
+        ):
             function, args, kwargs = _load_call(self.call, rank.rank)
-            feed: RankFeed | None = None
-            if self.feed is not None and rows is not None:
-                feed = self.feed.open(rows, exit_barrier)
-                args = (feed, *args)
+            args = args if feed is None else (feed, *args)
             described = (
                 peer_environment(self.peers, exit_barrier, self.listening)
                 if self.peers
@@ -142,13 +145,16 @@ class FunctionTask:
             serves = self.peers is not None and self.peers.waits_for_others(rank.rank)
             with use(communicator), described:
                 call = partial(function, *args, **kwargs)
-                limit_s = None if self.feed is None else self.feed.stall_timeout_s
+                given = self.stream or self.feed
+                limit_s = None if given is None else given.stall_timeout_s
                 if serves:
                     result = call_until_others_end(call, exit_barrier)
                 elif feed is not None and limit_s is not None:
                     result = call_while_it_feeds(call, feed, limit_s)
                 else:
                     result = call()
+            if feed is not None:
+                feed.terminate()  # of a stream the others learn by this that it ends
             content = None
             if self.all_results or rank.rank == 0:
                 content = _dump_result(result, rank.rank)
@@ -156,6 +162,23 @@ class FunctionTask:
                 # a rank that is done stays, so that its leaving does not look like a failure
                 exit_barrier.barrier()
             return communicator.name, content
+
+    @contextlib.contextmanager
+    def _feed(
+        self, rank: RankContext, rows: RowSpool | None, exit_barrier: Communicator
+    ) -> Iterator[FunctionFeed | None]:
+        """What gives rows to the function; None if it gets none."""
+        if self.stream is not None and self.endpoint is not None:
+            attempt = rank.rank, rank.attempt
+            with open_stream(
+                self.stream, self.endpoint, attempt, self.token.hex(), self.listening,
+                self.certificate,
+            ) as stream:  # fmt: skip
+                yield stream
+        elif self.feed is not None and rows is not None:
+            yield self.feed.open(rows, exit_barrier)
+        else:
+            yield None
 
 
 @contextlib.contextmanager

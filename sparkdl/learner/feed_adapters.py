@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from sparkdl.data.feed import Feed
+from sparkdl.data.feed import RowFeed
 from sparkdl.errors import DataError
 
 
-def tf_dataset(feed: Feed, batch_size: int) -> Any:
+def tf_dataset(feed: RowFeed, batch_size: int) -> Any:
     """A ``tf.data.Dataset`` of batches: dicts of tensors by column name.
 
     The shapes are those of the first batch, with any number of rows. Use it once: it takes the
@@ -40,7 +40,7 @@ def tf_dataset(feed: Feed, batch_size: int) -> Any:
     return tf.data.Dataset.from_generator(batches, output_signature=signature)
 
 
-def torch_dataset(feed: Feed, batch_size: int) -> Any:
+def torch_dataset(feed: RowFeed, batch_size: int) -> Any:
     """A ``torch.utils.data.IterableDataset`` of batches: dicts of tensors by column name.
 
     Give it to a ``DataLoader`` with ``batch_size=None`` and no workers. Texts stay arrays.

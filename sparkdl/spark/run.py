@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar, get_args
 
 from sparkdl.collective.communicator import COMMUNICATORS
@@ -24,13 +25,22 @@ from sparkdl.network import Encrypt, Network, PortSpec
 from sparkdl.spark.columns.fed_files import fed_files
 from sparkdl.spark.columns.files import is_path
 from sparkdl.spark.driver.cluster import default_parallelism
-from sparkdl.spark.driver.feeding import fed_frame, feed_settings
+from sparkdl.spark.driver.feeding import (
+    check_streaming,
+    fed_frame,
+    feed_settings,
+    is_stream,
+    stream_settings,
+    stream_workers,
+)
 from sparkdl.spark.driver.function_stage import (
     START_TIMEOUT_S,
     check_backend,
     dump_function,
     run_stage,
 )
+from sparkdl.spark.driver.stream_feeding import Destination
+from sparkdl.spark.streaming_run import StreamingRun
 
 T = TypeVar("T")
 VERBOSITIES = ("all", "log_callback_only")
@@ -46,9 +56,11 @@ def run(
     epochs: int | None = 1,
     shuffle: bool = False,
     seed: int = 0,
-    uneven: Uneven = "drop",
+    uneven: Uneven | None = None,
     memory_budget_mb: int = 1024,
     stall_timeout_s: float | None = None,
+    checkpoint_dir: str | None = None,
+    trigger: Mapping[str, Any] | None = None,
     communicator: str = "auto",
     driver_log_verbosity: str = "all",
     use_gpu: UseGpu = "auto",
@@ -65,8 +77,11 @@ def run(
     worker_port: PortSpec = 0,
     worker_bind: str | None = None,
     encrypt: Encrypt = "auto",
-) -> list[T]:
+) -> list[T] | Any:
     """Runs ``fn(*args, **kwargs)`` on every rank of one barrier stage; returns all results.
+
+    With a streaming DataFrame as ``data`` it returns at once, and the functions run for as long as
+    the stream does; see :class:`~sparkdl.spark.streaming_run.StreamingRun`.
 
     While it runs, ``sparkdl.communicator()`` is the communicator among the ranks (and
     ``horovod.tensorflow`` is initialised if that is the communicator). What the ranks print
@@ -86,19 +101,32 @@ def run(
             ``next_batch(n)``, ``batches(n)``, iteration over rows, ``to_tf_data(n)``,
             ``to_torch(n)``, ``should_stop()`` and ``terminate()``. Batches are dicts of NumPy
             arrays by column name. The rows stay on the rank, for the epochs after the first.
-        epochs: Times that the feed gives all rows; None for ever.
+            Of a streaming DataFrame each micro-batch is spread over the ranks, and counts as done
+            when their functions have taken its rows: the feed is asked again after the last one. A
+            batch does not reach into the next micro-batch; ``feed.batch_id`` is Spark's number of
+            it. ``should_stop()`` and the methods that give rows wait for the next one, and
+            ``terminate()``, or a function that returns, ends the stream for all ranks. Beside the
+            ranks Spark needs one slot more.
+        epochs: Times that the feed gives all rows; None for ever. Those of a stream: once.
         shuffle: Whether each epoch has another order: blocks of some megabytes among each other,
-            and the rows within each.
+            and the rows within each. Of a stream: the rows of each micro-batch.
         seed: Of that order.
         uneven: Where ranks have different numbers of rows: ``'drop'``: each epoch has as many as
             the rank with fewest, so all take equal steps; ``'pad'``: as many as the rank with
             most, others begin again; ``'keep'``: each its own, for functions in which the ranks do
-            not wait for each other.
+            not wait for each other. A stream's micro-batches are treated as epochs. None:
+            ``'drop'``, and ``'keep'`` for a stream, of which no row is lost.
         memory_budget_mb: Rows of a rank beyond this are kept on its disk.
         stall_timeout_s: A function that asks for no rows for so long, while there are some, is
             given up with an error that says where it stands. It then runs in a process of its own,
             which ends with it. Where others wait for one rank, an error of theirs may come first.
-            None: it may take any time.
+            None: it may take any time, and 600 s with a stream.
+        checkpoint_dir: Folder in which Spark keeps its place in the stream: another run with the
+            same folder goes on there. A micro-batch that was not taken to its end comes again, with
+            the same ``batch_id``. None: each run begins anew.
+        trigger: When a micro-batch begins, as arguments of Spark's ``DataStreamWriter.trigger``,
+            such as ``{'processingTime': '10 seconds'}``; ``{'availableNow': True}`` ends with the
+            rows that are there. None: as soon as there are rows.
         communicator: ``'builtin'``, ``'horovod'``, or ``'auto'``: Horovod where it imports on all
             ranks, for the function may call it by itself; else the built-in one.
         driver_log_verbosity: ``'all'``: every line that a rank prints reaches the driver;
@@ -126,8 +154,8 @@ def run(
         server_bind: Address that the driver listens on; None: the narrowest that works.
         server_address: Address that the ranks connect to, if it differs (NAT, several networks).
         worker_port: The ranks' own ports: 0 for any free ones, or a range with two for each rank
-            of a host: the built-in communicator's and the one for ``distributed``. Horovod takes
-            any free port.
+            of a host: the built-in communicator's and the one for ``distributed``; with a stream
+            one more. Horovod takes any free port.
         worker_bind: Address or network (``'10.0.0.0/8'``) that the ranks listen on; None: the
             address from which a rank's host reaches the driver.
         encrypt: Whether traffic between hosts is encrypted (TLS): ``'auto'``: as Spark's own;
@@ -135,7 +163,9 @@ def run(
 
     Returns:
         What ``fn`` returned on each rank, in rank order; unpickled here, so the executors must be
-        trusted with this machine.
+        trusted with this machine. With a stream a
+        :class:`~sparkdl.spark.streaming_run.StreamingRun`, which has ``stop()``,
+        ``await_termination()`` and ``results``.
 
     Raises:
         ConfigError: A wrong argument, or a function that cannot be pickled.
@@ -164,12 +194,18 @@ def run(
             received=f"roles {', '.join(served)}",
             hint="a function that reads its rows by itself (TFRecord or Parquet files)",
         )
-    frame, feed = (
+    check_streaming(data, checkpoint_dir, trigger)
+    streams = is_stream(data)
+    uneven = uneven or ("keep" if streams else "drop")
+    frame, feed, stream = (
         None,
         feed_settings(data, epochs, shuffle, seed, uneven, memory_budget_mb, stall_timeout_s),
+        None,
     )
+    if feed is not None and streams:
+        stream = stream_settings(feed)
     if feed is not None:
-        frame, columns = fed_frame(data, spark)
+        frame, columns = fed_frame(data, spark, streams=streams)
         feed, spark = replace(feed, columns=columns), frame.sparkSession
         if is_path(data):
             num_workers = num_workers or default_parallelism(spark)
@@ -182,15 +218,21 @@ def run(
             check_backend(backend),
             check_use_gpu(use_gpu),
             unscheduled=True,
-            own_process=peers is not None or stall_timeout_s is not None,
+            own_process=peers is not None or stall_timeout_s is not None or streams,
         ),
         communicator,
         timeout_s=require_seconds("timeout_s", timeout_s),
         start_timeout_s=START_TIMEOUT_S,
         capture=driver_log_verbosity == "all",
         peers=peers,
-        feed=feed,
+        feed=None if streams else feed,
+        stream=stream,
     )
+    if feed is not None and streams:
+        count = stream_workers(spark, num_workers)
+        to = Destination(count, feed.columns, task.token.hex(), uneven, START_TIMEOUT_S)
+        stage = partial(run_stage, task, count, spark, network)
+        return StreamingRun[T](stage, to, frame, checkpoint_dir, trigger)
     on_driver = (roles or {}).get("ps", 0) if ps_on_driver else 0
     returned = run_stage(task, num_workers, spark, network, frame, on_driver)
     return [returned.load(rank) for rank in returned.results]

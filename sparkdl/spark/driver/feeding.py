@@ -2,21 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, get_args
 
 from sparkdl.config import require_int, require_name, require_seconds
 from sparkdl.data.feed import Uneven
-from sparkdl.errors import ConfigError
+from sparkdl.errors import ConfigError, ResourceError
 from sparkdl.launch.feeding import FeedSettings
+from sparkdl.launch.stream_feed import StreamSettings
 from sparkdl.spark.columns.files import frame_of_files, is_path
 from sparkdl.spark.columns.local_data import as_frame
 from sparkdl.spark.columns.sources import is_frame
 from sparkdl.spark.columns.wire import is_vector_column, wire_names
-from sparkdl.spark.driver.cluster import session_of
+from sparkdl.spark.driver.cluster import (
+    check_barrier,
+    default_parallelism,
+    is_connect,
+    require_running,
+    session_of,
+    wait_for_slots,
+)
 
 
-def fed_frame(data: Any, spark: Any) -> tuple[Any, tuple[str, ...]]:
+def is_stream(data: Any) -> bool:
+    """Whether these are rows without an end."""
+    return is_frame(data) and bool(data.isStreaming)
+
+
+def fed_frame(data: Any, spark: Any, *, streams: bool = False) -> tuple[Any, tuple[str, ...]]:
     """The rows as a frame that ``mapInArrow`` takes, and the names of its columns.
+
+    Args:
+        data: What the user gave.
+        spark: The session; None: the active one.
+        streams: Whether the rows may have no end.
 
     Raises:
         ConfigError: It is no DataFrame.
@@ -27,11 +46,12 @@ def fed_frame(data: Any, spark: Any) -> tuple[Any, tuple[str, ...]]:
     data = as_frame(data)
     if is_path(data):
         data = frame_of_files(spark if spark is not None else session_of(), data)
-    if not is_frame(data) or data.isStreaming or len(set(data.columns)) < len(data.columns):
+    endless = is_stream(data) and not streams
+    if not is_frame(data) or endless or len(set(data.columns)) < len(data.columns):
         raise ConfigError(
             "data cannot be fed to the ranks",
             expected="a DataFrame whose rows end and whose columns have different names",
-            received="a stream" if is_frame(data) and data.isStreaming else type(data).__name__,
+            received="a stream" if endless else type(data).__name__,
         )
     columns = []
     for name, field in zip(wire_names(len(data.columns)), data.schema.fields, strict=True):
@@ -73,3 +93,84 @@ def feed_settings(
             received="data=None",
         )
     return None if data is None else settings
+
+
+STREAM_STALL_S = 600.0
+"""For so long a function that a stream feeds may ask for no rows, if the user says nothing."""
+
+
+def stream_settings(settings: FeedSettings) -> StreamSettings:
+    """The same settings for rows without an end.
+
+    Raises:
+        ConfigError: The rows are to be given several times.
+    """
+    if settings.epochs != 1:
+        raise ConfigError(
+            "the rows of a stream are given once",
+            expected="epochs=1 (the default) with a streaming DataFrame",
+            received=f"epochs={settings.epochs}",
+            hint="the feed goes on for as long as the stream does",
+        )
+    return StreamSettings(
+        settings.shuffle,
+        settings.seed,
+        settings.memory_budget_bytes,
+        STREAM_STALL_S if settings.stall_timeout_s is None else settings.stall_timeout_s,
+    )
+
+
+def check_streaming(data: Any, checkpoint_dir: Any, trigger: Any) -> None:
+    """Refuses arguments about a stream that cannot be used, or where there is none.
+
+    Raises:
+        ConfigError: No stream, a Spark Connect session, no folder, or a trigger that is none.
+    """
+    if checkpoint_dir is not None and not (isinstance(checkpoint_dir, str) and checkpoint_dir):
+        raise ConfigError(
+            "checkpoint_dir is where a stream goes on after a restart",
+            expected="a path or URI, or None",
+            received=repr(checkpoint_dir)[:200],
+        )
+    if trigger is not None and not (isinstance(trigger, Mapping) and trigger):
+        raise ConfigError(
+            "trigger must be arguments of Spark's trigger",
+            expected="{'availableNow': True} or {'processingTime': '10 seconds'}",
+            received=repr(trigger)[:200],
+        )
+    if not is_stream(data):
+        if checkpoint_dir is None and trigger is None:
+            return
+        raise ConfigError(
+            "run is told how to read a stream, and has none",
+            expected="data=<a streaming DataFrame> for checkpoint_dir and trigger",
+            received=f"data={type(data).__name__}",
+            hint="spark.readStream makes a streaming DataFrame",
+        )
+    require_running(data.sparkSession)
+    if is_connect(data.sparkSession):
+        raise ConfigError(
+            "a stream cannot feed functions over Spark Connect",
+            expected="a session on the driver, which tells the ranks what comes",
+            received="a Spark Connect client: Spark would run that on its server",
+            hint="run this on the driver",
+        )
+
+
+def stream_workers(spark: Any, num_workers: int | None) -> int:
+    """Ranks that a stream feeds: those asked for, or one less than there are slots.
+
+    Raises:
+        ResourceError: There is no slot beside the ranks, or barrier stages cannot run.
+    """
+    count = num_workers or max(1, default_parallelism(spark) - 1)
+    slots = wait_for_slots(spark, count + 1)
+    if slots is not None and slots == count:
+        raise ResourceError(
+            f"{count} ranks hold all slots, and the tasks that bring a stream's rows find none",
+            expected=f"at least {count + 1} slots: the ranks' and one more",
+            received=f"{slots} slots",
+            hint="one worker less, or one more core (one more GPU, where tasks ask for them)",
+        )
+    check_barrier(spark, count)
+    return count

@@ -9,12 +9,13 @@ import time
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 from sparkdl.config import require_name
 from sparkdl.coordinator.driver_client import DriverClient
 from sparkdl.coordinator.host import CoordinatorHost
 from sparkdl.coordinator.settings import Settings
+from sparkdl.coordinator.store import Store
 from sparkdl.errors import ConfigError, ResourceError, WaitTimeoutError
 from sparkdl.launch import interrupts
 from sparkdl.launch.failures import FailureDescription, RankFailure
@@ -39,6 +40,20 @@ START_TIMEOUT_S = 300.0
 _LOG = logging.getLogger("sparkdl")
 
 
+class StageWatcher(Protocol):
+    """Takes part in a stage, on the driver."""
+
+    @property
+    def store(self) -> Store:
+        """What the ranks share beside the coordinator."""
+
+    def begun(self, driver: DriverClient, fingerprint: str) -> None:
+        """The coordinator runs, and has the run's certificate; the ranks come."""
+
+    def check(self) -> None:
+        """Called every 0.1 s while the ranks run; what it raises ends them."""
+
+
 @interrupts.heard()
 def run_stage(
     task: FunctionTask,
@@ -47,6 +62,7 @@ def run_stage(
     network: Network,
     rows: Any = None,
     on_driver: int = 0,
+    watcher: StageWatcher | None = None,
 ) -> Returned:
     """Runs the function in a barrier stage and shows the ranks' lines.
 
@@ -57,6 +73,7 @@ def run_stage(
         network: Where driver and ranks listen.
         rows: A frame that is spread over the ranks; None: they get no rows.
         on_driver: How many of the last ranks are processes of this machine instead.
+        watcher: Takes part; the ranks must reach this machine then.
     """
     spark = spark if spark is not None else cluster.session_of()
     certificate = certificate_of(spark, network)
@@ -78,12 +95,18 @@ def run_stage(
             bind, advertised = listening_address(spark, network)
             listen = ListenOptions("socket", network.port, bind, advertised, web=False)
             chosen = network.port != 0 or network.server_bind is not None or on_driver > 0
+            chosen = chosen or watcher is not None
+            store = None if watcher is None else watcher.store
             with contextlib.ExitStack() as tried:
                 if not chosen:  # no address to listen on: the ranks meet through Spark
                     tried.enter_context(contextlib.suppress(OSError, ResourceError))
                 with interrupts.held():
-                    host = stack.enter_context(CoordinatorHost(settings, listen, certificate))
+                    host = stack.enter_context(
+                        CoordinatorHost(settings, listen, certificate, store)
+                    )
                 driver, task = host.driver, replace(task, endpoint=host.endpoint)
+                if watcher is not None:
+                    watcher.begun(driver, host.endpoint.fingerprint)
         if driver is None and on_driver:
             raise ConfigError(
                 "ranks on the driver cannot meet those on executors",
@@ -92,9 +115,9 @@ def run_stage(
                 hint="ps_on_driver=False",
             )
         try:
-            return _run_ranks(spark, task, count, driver, rows, on_driver)
+            return _run_ranks(spark, task, count, driver, rows, on_driver, watcher)
         except RankFailure as error:
-            if on_driver:
+            if on_driver or watcher is not None:
                 raise error.failure.library_error() from None
             warnings.warn(
                 f"{error.failure.error}\nAll ranks begin again and meet through Spark; what they "
@@ -112,6 +135,7 @@ def _run_ranks(
     driver: DriverClient | None,
     rows: Any,
     on_driver: int = 0,
+    watcher: StageWatcher | None = None,
 ) -> Returned:
     """Runs the stage to its end.
 
@@ -129,7 +153,7 @@ def _run_ranks(
         launcher = JoinedLauncher(launcher, ProcessLauncher(on_driver, first_rank=tasks))
     with interrupts.CleanStack() as stack:
         ranks = stack.begin(launcher.launch(task))
-        _follow(ranks, driver, count, task.start_timeout_s)
+        _follow(ranks, driver, count, task.start_timeout_s, watcher)
         return returned(ranks, count, driver)
 
 
@@ -162,13 +186,21 @@ def _hint(failure: FailureDescription, count: int, driver: DriverClient | None) 
     return f"ranks that never started: {', '.join(absent) or 'none'}" if joined else ""
 
 
-def _follow(ranks: Ranks, driver: DriverClient | None, count: int, start_timeout_s: float) -> None:
+def _follow(
+    ranks: Ranks,
+    driver: DriverClient | None,
+    count: int,
+    start_timeout_s: float,
+    watcher: StageWatcher | None,
+) -> None:
     """Shows the ranks' lines until they have ended."""
     deadline = time.monotonic() + start_timeout_s
     ended = False
     while not ended:
         ended = ranks.wait(0.1)
         interrupts.check()
+        if watcher is not None:
+            watcher.check()
         if driver is None:
             continue
         for rank, line in driver.take_lines():

@@ -1,0 +1,210 @@
+"""Where a rank receives the rows of micro-batches, and how a task of Spark sends them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+
+from sparkdl.coordinator.blobs import Assembly
+from sparkdl.data.feed import RowSpool
+from sparkdl.errors import ProtocolError, SparkDLError
+from sparkdl.transport.address import Address, Endpoint
+from sparkdl.transport.connection import Connection, Timeouts
+from sparkdl.transport.error_frames import error_to_meta
+from sparkdl.transport.frames import ByteArray, Content, Flag, Kind, Limits, Message
+from sparkdl.transport.openers import explained, openers_of
+from sparkdl.transport.service import Metric, Replies
+
+_MOST_BYTES = 1 << 36
+_SEND_BYTES = 8 << 20
+"""About so many bytes of rows travel together."""
+_TIMEOUTS = Timeouts(connect_s=10.0, reconnect_s=5.0, reply_s=120.0)
+
+
+@dataclass
+class _Sent:
+    """What an attempt at the sending of a micro-batch has sent."""
+
+    spool: RowSpool
+    assembly: Assembly = field(default_factory=lambda: Assembly("rows of a stream", _MOST_BYTES))
+    last: int = 0
+
+
+class StreamIntake:
+    """Keeps the rows that are sent to a rank; see :class:`sparkdl.transport.service.Service`.
+
+    What an attempt sends is kept apart: of a task that Spark repeats only the attempt counts that
+    the driver names.
+
+    Args:
+        memory_budget_bytes: Rows of a micro-batch beyond this go to the rank's disk.
+    """
+
+    def __init__(self, memory_budget_bytes: int) -> None:
+        self._budget = memory_budget_bytes
+        self._lock = threading.Lock()
+        self._buffers: dict[int, ByteArray] = {}
+        self._sent: dict[tuple[int, int], _Sent] = {}
+        self._taken = -1
+        self._closed = False
+        self.bytes_in = self.bytes_out = 0
+        self.limits = Limits()
+        self.idle_s = 60.0
+
+    # -- the rank's function -----------------------------------------------------------------------
+
+    def take(self, number: int, attempt: int) -> list[pa.RecordBatch]:
+        """The rows of an offer; those of other attempts and of former offers are dropped."""
+        with self._lock:
+            sent = self._sent.get((number, attempt))
+            self._taken = number
+            self._sent = {key: kept for key, kept in self._sent.items() if key[0] > number}
+        return [] if sent is None else sent.spool.finish()
+
+    def refuse(self) -> None:
+        """Drops what comes from now on: the function takes no more."""
+        with self._lock:
+            self._closed = True
+            self._sent.clear()
+
+    # -- the transport -----------------------------------------------------------------------------
+
+    def buffer(self, connection: int) -> ByteArray:
+        """This connection's buffer, allocated at the first call."""
+        with self._lock:
+            if connection not in self._buffers:
+                self._buffers[connection] = self.limits.allocate()
+            return self._buffers[connection]
+
+    def attach(self, connection: int, buffer: ByteArray) -> None:
+        """Makes ``buffer`` this connection's."""
+        with self._lock:
+            self._buffers[connection] = buffer
+
+    def receive(self, connection: int, message: Message, now: float) -> Replies:
+        """Keeps rows; answers at once."""
+        try:
+            return [(connection, Message(Kind.OK, meta=dict(self._keep(message))))]
+        except SparkDLError as error:
+            return [(connection, Message(Kind.ERROR, meta=error_to_meta(error)))]
+
+    def _keep(self, message: Message) -> dict[str, int | bool]:
+        number = message.meta.get("number")
+        if message.kind is not Kind.ROWS or not isinstance(number, int):
+            raise ProtocolError(
+                "a rank takes the rows of micro-batches here",
+                expected="a ROWS frame with the number of an offer",
+                received=message.kind.name,
+            )
+        with self._lock:
+            if self._closed or number <= self._taken:
+                return {"left": True}
+            key = number, message.attempt
+            sent = self._sent.setdefault(key, _Sent(RowSpool(self._budget)))
+        if message.sequence > sent.last:  # else it came before, and its answer was lost
+            whole = None
+            if message.content is Content.BLOB:
+                whole = sent.assembly.put(message)
+            if whole is not None:
+                for batch in pa.ipc.open_stream(pa.py_buffer(whole)):
+                    sent.spool.add(batch)
+            sent.last = message.sequence
+        return {"rows": sent.spool.num_rows}
+
+    def disconnect(self, connection: int, now: float) -> Replies:
+        """The connection is gone."""
+        with self._lock:
+            self._buffers.pop(connection, None)
+        return []
+
+    def tick(self, now: float) -> Replies:
+        """Nothing waits here."""
+        return []
+
+    def metrics(self) -> list[Metric]:
+        """None."""
+        return []
+
+
+def send_rows(
+    batches: Iterable[pa.RecordBatch],
+    address: tuple[str, int],
+    token: str,
+    fingerprint: str,
+    *,
+    number: int,
+    attempt: int,
+) -> int:
+    """Sends rows to a rank.
+
+    Args:
+        batches: The rows.
+        address: Where the rank listens.
+        token, fingerprint: Of the run.
+        number: Of the offer that they will be.
+        attempt: A number that no other attempt to send them has.
+
+    Returns:
+        How many the rank has now; 0 if it takes none any more.
+
+    Raises:
+        TransportError: The rank cannot be reached, or is gone.
+        ResourceError: Its disk is full.
+    """
+    host, port = address
+    endpoint = Endpoint(Address("", host, port, mode="socket"), token, fingerprint)
+    limits = Limits()
+    opener = openers_of(endpoint, "socket", limits, _TIMEOUTS)
+    connection = Connection(opener, limits, _TIMEOUTS, buffered=False, name="a feeding task")
+    sequence = 0
+
+    def request(content: Content, body: ByteArray | int, offset: int, total: int) -> Message:
+        nonlocal sequence
+        sequence += 1
+        return connection.request(
+            Message(
+                Kind.ROWS, Flag.NONE, rank=0, attempt=attempt, sequence=sequence, offset=offset,
+                total=total, content=content, meta={"number": number},
+            ),
+            body,
+        )  # fmt: skip
+
+    try:
+        with explained(opener, _TIMEOUTS):
+            connection.open()
+        for blob in _packed(batches):
+            for offset in range(0, blob.size, limits.chunk_bytes):
+                chunk = blob[offset : offset + limits.chunk_bytes]
+                if request(Content.BLOB, chunk, offset, blob.size).meta.get("left"):
+                    return 0
+        return int(request(Content.NOTHING, 0, 0, 0).meta.get("rows", 0))
+    finally:
+        connection.close()
+
+
+def _packed(batches: Iterable[pa.RecordBatch]) -> Iterable[ByteArray]:
+    """The rows as Arrow streams of some megabytes each."""
+    waiting: list[pa.RecordBatch] = []
+    size = 0
+    for batch in batches:
+        if not batch.num_rows:
+            continue
+        waiting.append(batch)
+        size += batch.nbytes
+        if size >= _SEND_BYTES:
+            yield _stream_of(waiting)
+            waiting, size = [], 0
+    if waiting:
+        yield _stream_of(waiting)
+
+
+def _stream_of(batches: list[pa.RecordBatch]) -> ByteArray:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batches[0].schema) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+    return np.frombuffer(sink.getvalue(), np.uint8)
