@@ -1,11 +1,14 @@
 """Feeding rows of 784 floats: a queue item per row, a feed, and an Arrow file.
 
-    python benchmarks/feeding.py [--rows 100000] [--turns 3] [--spark] [--frame]
+    python benchmarks/feeding.py [--rows 100000] [--turns 3] [--spark] [--frame] [--stream]
 
 ``--spark`` also runs ``sparkdl.run(fn, data=...)`` on ``local[2]``, from the job's start to the
 last batch, beside the same job without rows: with the path of Parquet files, which the ranks read,
 and (``--frame``) with a DataFrame of them, whose rows Spark deals. Its rates are divided by those
 of the queue and of the Arrow file in the same run.
+
+``--stream`` measures the way of a stream's rows from a task to a rank's process: over the framed
+socket, as it is, and with an Arrow stream in shared memory, of which only the name would travel.
 """
 
 from __future__ import annotations
@@ -23,6 +26,9 @@ import numpy as np
 import pyarrow as pa
 
 from sparkdl.data.feed import Feed, RowSpool, to_numpy
+from sparkdl.launch.stream_intake import StreamIntake, send_rows
+from sparkdl.transport.listeners import Listeners, ListenOptions
+from sparkdl.transport.server import Server
 
 BATCH = 256
 
@@ -90,6 +96,52 @@ def arrow_file(rows: int, folder: str) -> float:
     return rows / (time.perf_counter() - start)
 
 
+def to_a_rank(rows: int) -> dict[str, float]:
+    """Rows per second from this process to another one, until they are kept there."""
+    source = batches(rows)
+    context = multiprocessing.get_context("spawn")
+    mine, theirs = context.Pipe()
+    rank = context.Process(target=be_a_rank, args=(theirs,))
+    rank.start()
+    address = mine.recv()
+    rates = {}
+    send_rows(source[:1], address, "token", "", number=0, attempt=0)
+    start = time.perf_counter()
+    assert send_rows(source, address, "token", "", number=1, attempt=0) == rows
+    rates["socket"] = rows / (time.perf_counter() - start)
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        start = time.perf_counter()
+        for at in range(0, len(source), 1):
+            path = f"{folder}/{at}.arrow"
+            with pa.OSFile(path, "w") as file, pa.ipc.new_stream(file, source[at].schema) as to:
+                to.write_batch(source[at])
+            mine.send(path)
+            mine.recv()
+        rates["shared memory"] = rows / (time.perf_counter() - start)
+    packed = bytearray(source[0].nbytes)
+    values = np.frombuffer(source[0].column(0).values.buffers()[1], np.uint8)
+    start = time.perf_counter()
+    for _ in source:
+        np.copyto(np.frombuffer(packed, np.uint8)[: values.size], values)
+    rates["a copy in memory"] = rows / (time.perf_counter() - start)
+    mine.send("")
+    rank.join()
+    return rates
+
+
+def be_a_rank(pipe: Any) -> None:
+    """The other end."""
+    listeners = Listeners.bind(ListenOptions("socket", web=False), None)
+    kept = RowSpool(1 << 40)
+    with Server(StreamIntake(1 << 40), "token", listeners, 1).start() as server:
+        pipe.send((server.address.host, server.address.port))
+        while path := pipe.recv():
+            with pa.memory_map(path) as mapped:
+                for batch in pa.ipc.open_stream(mapped):
+                    kept.add(batch)
+            pipe.send(kept.num_rows)
+
+
 def through_spark(rows: int, frame: bool, queue: float, arrow: float) -> None:
     """Prints the rates of whole jobs."""
     os.environ.update(PYSPARK_PYTHON=sys.executable, SPARK_LOCAL_IP="127.0.0.1")
@@ -144,9 +196,13 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=100_000)
     parser.add_argument("--spark", action="store_true")
     parser.add_argument("--frame", action="store_true")
+    parser.add_argument("--stream", action="store_true")
     parser.add_argument("--turns", type=int, default=3)
     arguments = parser.parse_args()
     rows = arguments.rows // 10_000 * 10_000
+    for _ in range(arguments.turns if arguments.stream else 0):
+        rates = to_a_rank(rows)
+        print(", ".join(f"{name} {rate:,.0f} rows/s" for name, rate in rates.items()), flush=True)
     queues, arrows = [], []
     with tempfile.TemporaryDirectory() as folder:
         for _ in range(arguments.turns):

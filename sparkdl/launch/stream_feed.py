@@ -6,6 +6,7 @@ import contextlib
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import pyarrow as pa
 
@@ -44,8 +45,15 @@ class StreamSettings:
     stall_timeout_s: float = 600.0
 
 
+class Desk(Protocol):
+    """A rank's way to the driver about rows."""
+
+    def tell(self, **told: int | str | bool) -> dict[str, int | bool]:
+        """Tells something and returns the answer."""
+
+
 class RowsDesk(Closing):
-    """A rank's way to the driver about rows; for one thread.
+    """A :class:`Desk` over a connection of its own; for one thread.
 
     Args:
         endpoint: Of the coordinator, whose store is a :class:`~sparkdl.launch.stream_store.
@@ -93,7 +101,7 @@ class StreamFeed(FunctionFeed):
     """Micro-batches that were given to their end."""
 
     def __init__(
-        self, settings: StreamSettings, desk: RowsDesk, intake: StreamIntake, rank: int
+        self, settings: StreamSettings, desk: Desk, intake: StreamIntake, rank: int
     ) -> None:
         self._settings, self._desk, self._intake, self._rank = settings, desk, intake, rank
         self._rows: Feed | None = None
@@ -112,9 +120,10 @@ class StreamFeed(FunctionFeed):
     def terminate(self) -> None:
         """Gives no more rows, and ends the stream for all ranks."""
         if not self._ended:
+            done = self._rows is None or self._rows.should_stop()
             self._ended, self._rows = True, None
             self._intake.refuse()
-            self._desk.tell(left=True)
+            self._desk.tell(left=True, done=self._taken if done else self._taken - 1)
 
     def next_arrow(self, batch_size: int) -> pa.Table | None:
         """The next rows as an Arrow table; None if the stream has ended."""

@@ -25,12 +25,16 @@ _SEND_BYTES = 8 << 20
 _TIMEOUTS = Timeouts(connect_s=10.0, reconnect_s=5.0, reply_s=120.0)
 
 
+def _assembly() -> Assembly:
+    return Assembly("rows of a stream", _MOST_BYTES)
+
+
 @dataclass
 class _Sent:
     """What an attempt at the sending of a micro-batch has sent."""
 
     spool: RowSpool
-    assembly: Assembly = field(default_factory=lambda: Assembly("rows of a stream", _MOST_BYTES))
+    assembly: Assembly = field(default_factory=_assembly)
     last: int = 0
 
 
@@ -108,6 +112,8 @@ class StreamIntake:
         if message.sequence > sent.last:  # else it came before, and its answer was lost
             whole = None
             if message.content is Content.BLOB:
+                if message.offset == 0:  # one of the same size as before is no repetition of it
+                    sent.assembly = _assembly()
                 whole = sent.assembly.put(message)
             if whole is not None:
                 for batch in pa.ipc.open_stream(pa.py_buffer(whole)):
@@ -176,18 +182,27 @@ def send_rows(
     try:
         with explained(opener, _TIMEOUTS):
             connection.open()
-        for blob in _packed(batches):
+        rows = 0
+        for count, blob in _packed(batches):
+            rows += count
             for offset in range(0, blob.size, limits.chunk_bytes):
                 chunk = blob[offset : offset + limits.chunk_bytes]
                 if request(Content.BLOB, chunk, offset, blob.size).meta.get("left"):
                     return 0
-        return int(request(Content.NOTHING, 0, 0, 0).meta.get("rows", 0))
+        kept = request(Content.NOTHING, 0, 0, 0).meta
     finally:
         connection.close()
+    if not kept.get("left") and kept.get("rows") != rows:
+        raise ProtocolError(
+            "a rank has received other rows than were sent to it",
+            expected=f"{rows} rows",
+            received=f"{kept.get('rows')}",
+        )
+    return 0 if kept.get("left") else rows
 
 
-def _packed(batches: Iterable[pa.RecordBatch]) -> Iterable[ByteArray]:
-    """The rows as Arrow streams of some megabytes each."""
+def _packed(batches: Iterable[pa.RecordBatch]) -> Iterable[tuple[int, ByteArray]]:
+    """The rows as Arrow streams of some megabytes each, and how many are in each."""
     waiting: list[pa.RecordBatch] = []
     size = 0
     for batch in batches:
@@ -196,10 +211,10 @@ def _packed(batches: Iterable[pa.RecordBatch]) -> Iterable[ByteArray]:
         waiting.append(batch)
         size += batch.nbytes
         if size >= _SEND_BYTES:
-            yield _stream_of(waiting)
+            yield sum(one.num_rows for one in waiting), _stream_of(waiting)
             waiting, size = [], 0
     if waiting:
-        yield _stream_of(waiting)
+        yield sum(one.num_rows for one in waiting), _stream_of(waiting)
 
 
 def _stream_of(batches: list[pa.RecordBatch]) -> ByteArray:

@@ -49,6 +49,8 @@ class StreamStore(Store):
         """Rank -> number of the last offer whose rows its function has taken, all of them."""
         self.left: set[int] = set()
         """Ranks whose function takes no more rows."""
+        self.began_again: set[int] = set()
+        """Ranks that listen for the second time: what they had been sent is gone."""
         self._offer: Offer | None = None
         self._ended = False
         self._asking: dict[int, tuple[Worker, float]] = {}
@@ -104,9 +106,11 @@ class StreamStore(Store):
         rank, meta = message.rank, message.meta
         try:
             if "port" in meta:
-                self.addresses[rank] = str(meta["host"]), int(meta["port"])
-            if "taken" in meta:
-                self.taken[rank] = int(meta["taken"])
+                address = str(meta["host"]), int(meta["port"])
+                if self.addresses.setdefault(rank, address) != address:
+                    self.began_again.add(rank)
+            for name in {"taken", "done"} & set(meta):
+                self.taken[rank] = int(meta[name])
             if meta.get("left"):
                 self.left.add(rank)
         except (KeyError, TypeError, ValueError) as error:

@@ -14,6 +14,8 @@ from sparkdl.errors import ConfigError, ResourceError, WaitTimeoutError, WorkerE
 
 WAIT_S = 240.0
 NOW = {"availableNow": True}
+FAST: dict[str, Any] = {"communicator": "builtin"}
+"""'auto' would import TensorFlow, to see whether Horovod is there."""
 
 
 @pytest.fixture
@@ -60,7 +62,8 @@ def test_rows_come_while_the_ranks_live_and_a_restart_goes_on(
     stream, write = source
     for number, rows in enumerate([10, 1, 33]):
         write(number, rows)
-    options = {"num_workers": 2, "data": stream, "checkpoint_dir": str(tmp_path / "place")}
+    options = {"num_workers": 2, "data": stream, "checkpoint_dir": str(tmp_path / "place"),
+               **FAST}  # fmt: skip
     run = sparkdl.run(take_ids, (4,), **options)
     until(lambda: run.batches_done == 3)
     assert run.is_active
@@ -99,7 +102,7 @@ def test_an_error_and_a_stall_of_a_function_end_the_stream(spark: Any, source: A
         while True:
             time.sleep(0.1)
 
-    run = sparkdl.run(fail, num_workers=2, data=stream)
+    run = sparkdl.run(fail, num_workers=2, data=stream, **FAST)
     with pytest.raises(WorkerError, match="bad row in the middle") as caught:
         run.await_termination(WAIT_S)
     assert "in fail" in caught.value.traceback
@@ -109,12 +112,13 @@ def test_an_error_and_a_stall_of_a_function_end_the_stream(spark: Any, source: A
         run.results  # noqa: B018
     with pytest.raises(WorkerError, match="bad row"):
         run.stop()
-    run = sparkdl.run(hang, num_workers=2, data=stream, stall_timeout_s=1)
+    run = sparkdl.run(hang, num_workers=2, data=stream, **FAST, stall_timeout_s=1)
     with pytest.raises(WorkerError, match="a function that is fed takes no rows") as caught:
         run.await_termination(WAIT_S)
     assert "time.sleep(0.1)" in str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_function_ends_the_stream_and_what_it_left_comes_again(
     spark: Any, source: Any, tmp_path: Path
 ) -> None:
@@ -122,29 +126,30 @@ def test_a_function_ends_the_stream_and_what_it_left_comes_again(
     write(0, 10)
     write(1, 10)
 
-    def leave(feed: Any, how: str) -> int:
+    def leave(feed: Any, how: str, size: int) -> int:
         rows = 0
         while not feed.should_stop():
-            rows += len(feed.next_batch(100)["id"])
+            rows += len(feed.next_batch(size)["id"])
             if feed.batch_id == 1 and sparkdl.communicator().rank == 0:
                 if how == "return":
                     return rows
                 feed.terminate()
         return rows
 
-    for how in ("terminate", "return"):
+    for how, size, done in [("terminate", 2, 1), ("return", 100, 2)]:
         place = str(tmp_path / how)
-        run = sparkdl.run(leave, (how,), num_workers=2, data=stream, checkpoint_dir=place)
+        options = {"num_workers": 2, "data": stream, "checkpoint_dir": place, **FAST}
+        run = sparkdl.run(leave, (how, size), **options)
         assert run.await_termination(WAIT_S)
         assert not run.query.isActive
-        assert run.batches_done == 1
-        assert sum(run.results) == 20
-        again = sparkdl.run(take_ids, (100,), num_workers=2, data=stream, checkpoint_dir=place,
-                            trigger=NOW)  # fmt: skip
+        assert run.batches_done == done
+        again = sparkdl.run(take_ids, (100,), trigger=NOW, **options)
         assert again.await_termination(WAIT_S)
-        assert sorted(i for ids, _, _ in again.results for i in ids) == list(range(10, 20))
+        left = sorted(i for ids, _, _ in again.results for i in ids)
+        assert left == list(range(10 * done, 20))
 
 
+@pytest.mark.slow
 def test_a_function_that_does_not_return_is_given_up(spark: Any, source: Any) -> None:
     stream, write = source
     write(0, 10)
@@ -154,7 +159,7 @@ def test_a_function_that_does_not_return_is_given_up(spark: Any, source: Any) ->
             feed.next_batch(100)
         time.sleep(1000)
 
-    run = sparkdl.run(stay, num_workers=2, data=stream)
+    run = sparkdl.run(stay, num_workers=2, data=stream, **FAST)
     until(lambda: run.batches_done == 1)
     begun = time.monotonic()
     with pytest.raises(WaitTimeoutError, match="did not return"):
@@ -163,6 +168,7 @@ def test_a_function_that_does_not_return_is_given_up(spark: Any, source: Any) ->
     assert not run.is_active
 
 
+@pytest.mark.slow
 def test_equal_steps_in_each_micro_batch(spark: Any, source: Any) -> None:
     stream, write = source
     write(0, 31)
@@ -170,7 +176,9 @@ def test_equal_steps_in_each_micro_batch(spark: Any, source: Any) -> None:
     def count(feed: Any) -> list[int]:
         return [len(batch["id"]) for batch in feed.batches(4)]
 
-    run = sparkdl.run(count, num_workers=2, data=stream, uneven="pad", shuffle=True, trigger=NOW)
+    run = sparkdl.run(
+        count, num_workers=2, data=stream, **FAST, uneven="pad", shuffle=True, trigger=NOW
+    )
     assert run.await_termination(WAIT_S)
     assert run.results[0] == run.results[1]
     assert sum(run.results[0]) >= 16

@@ -11,7 +11,7 @@ from typing import Any
 
 from sparkdl.coordinator.driver_client import DriverClient
 from sparkdl.data.feed import Uneven, equal_rows
-from sparkdl.errors import SparkDLError, WaitTimeoutError
+from sparkdl.errors import SparkDLError, TransportError, WaitTimeoutError
 from sparkdl.launch.failures import RankFailure, is_secondary
 from sparkdl.launch.results import of_kind
 from sparkdl.launch.stream_sender import SendTask
@@ -109,6 +109,8 @@ class BatchFeeder:
         number, self._number = self._number, self._number + 1
         with self._causes():
             rows, attempts = self._send(frame, number)
+        if self._store.left:
+            raise StreamEnded("a function takes no more rows")
         if rows:
             counts = [rows.get(rank, 0) for rank in range(self._to.count)]
             given = dict(enumerate(equal_rows(counts, self._to.uneven)))
@@ -194,3 +196,11 @@ class BatchFeeder:
         """Raises if this micro-batch cannot be taken any more."""
         if self._run_ended() or self.abandoned.is_set():
             raise StreamEnded("the ranks have ended")
+        if self._store.began_again:
+            names = ", ".join(str(rank) for rank in sorted(self._store.began_again))
+            raise TransportError(
+                f"ranks {names} have begun again, and lost the rows of the stream that they had",
+                expected="ranks that live as long as the stream",
+                received="a stage that Spark ran again, after it had lost an executor",
+                hint="call run again with the same checkpoint_dir: what was not taken comes again",
+            )
