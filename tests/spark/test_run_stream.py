@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +12,13 @@ from typing import Any
 import pytest
 
 import sparkdl
-from sparkdl.errors import ConfigError, ResourceError, WaitTimeoutError, WorkerError
+from sparkdl.errors import (
+    ConfigError,
+    ResourceError,
+    SparkDLError,
+    WaitTimeoutError,
+    WorkerError,
+)
 
 WAIT_S = 240.0
 NOW = {"availableNow": True}
@@ -166,6 +174,60 @@ def test_a_function_that_does_not_return_is_given_up(spark: Any, source: Any) ->
         run.stop(3.0)
     assert time.monotonic() - begun < 60
     assert not run.is_active
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_killed_and_a_source_that_fails(spark: Any, source: Any) -> None:
+    stream, write = source
+    write(0, 10)
+
+    def die(feed: Any) -> None:
+        feed.next_batch(1)
+        if sparkdl.communicator().rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        while not feed.should_stop():
+            feed.next_batch(1)
+
+    run = sparkdl.run(die, num_workers=2, data=stream, **FAST)
+    with pytest.raises(WorkerError, match="SIGKILL"):
+        run.await_termination(WAIT_S)
+    assert not run.query.isActive
+
+    bad = stream.selectExpr("id", "if(id < 3, x, raise_error('no such value')) as x")
+    run = sparkdl.run(take_ids, (4,), num_workers=2, data=bad, **FAST)
+    with pytest.raises(SparkDLError, match="no such value"):
+        run.await_termination(WAIT_S)
+    assert not run.is_active
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("encrypt", [False, True])
+def test_a_stop_lets_the_micro_batch_under_way_be_taken(
+    spark: Any, source: Any, tmp_path: Path, encrypt: bool
+) -> None:
+    stream, write = source
+    write(0, 20)
+    write(1, 20)
+    begun = tmp_path / "begun"
+
+    def slow(feed: Any) -> int:
+        rows = 0
+        while not feed.should_stop():
+            rows += len(feed.next_batch(2)["id"])
+            begun.touch()
+            time.sleep(0.4)
+        return rows
+
+    place = str(tmp_path / "place")
+    options = {"num_workers": 2, "data": stream, "checkpoint_dir": place, **FAST}
+    run = sparkdl.run(slow, **options, encrypt=encrypt)
+    until(begun.exists)
+    run.stop(WAIT_S)
+    assert run.batches_done == 1
+    assert sum(run.results) == 20
+    again = sparkdl.run(take_ids, (4,), **options, trigger=NOW)
+    assert again.await_termination(WAIT_S)
+    assert sorted(i for ids, _, _ in again.results for i in ids) == list(range(20, 40))
 
 
 @pytest.mark.slow
