@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 import urllib.request
 from argparse import Namespace
 from pathlib import Path
@@ -16,7 +17,7 @@ from pyspark.errors import PythonException
 
 from sparkdl.compat.tfos import TFCluster, TFParallel, dfutil
 from sparkdl.compat.tfos.TFCluster import InputMode
-from sparkdl.errors import ConfigError, ResourceError, WorkerError
+from sparkdl.errors import ConfigError, ResourceError, WaitTimeoutError, WorkerError
 
 
 @pytest.fixture
@@ -276,10 +277,38 @@ def test_dstreams_are_refused_with_what_to_use(sc: Any) -> None:
             raise AssertionError
 
     cluster = TFCluster.run(sc, train, None, 1, input_mode=InputMode.SPARK)
-    with pytest.raises(ConfigError, match="foreachBatch"):
+    with pytest.raises(ConfigError, match=r"train\(streaming_df\)"):
         cluster.train(DStream())
-    with pytest.raises(ConfigError, match="foreachBatch"):
+    with pytest.raises(ConfigError, match=r"train\(streaming_df\)"):
         cluster.shutdown(ssc=object())
+
+
+@pytest.mark.slow
+def test_a_cluster_is_fed_by_a_stream(spark: Any, sc: Any, tmp_path: Path) -> None:
+    """Files of 40 and 24 rows; ``shutdown`` waits, and a stop from outside ends it."""
+    told_at, rows_at = tmp_path / "told", tmp_path / "rows"
+    told_at.mkdir()
+    rows_at.mkdir()
+    for number, ids in enumerate([range(40), range(40, 64)]):
+        (rows_at / f"{number}.csv").write_text("".join(f"{i},{i}\n" for i in ids))
+    stream = spark.readStream.schema("number long, text string").option("maxFilesPerTrigger", 1)
+    cluster = TFCluster.run(sc, train, Namespace(folder=told_at), 2, input_mode=InputMode.SPARK)
+    run = cluster.train(stream.csv(str(rows_at)))
+    assert run is not None
+    with pytest.raises(WaitTimeoutError, match="still runs"):
+        cluster.shutdown(timeout=0.1)
+    deadline = time.monotonic() + 240
+    while run.batches_done < 2:
+        assert time.monotonic() < deadline
+        assert run.exception is None
+        time.sleep(0.1)
+    run.stop(240)
+    cluster.shutdown()
+    found = told(told_at)
+    assert sorted(found) == ["worker-0", "worker-1"]
+    assert sum(node["total"] for node in found.values()) == sum(range(64))
+    with pytest.raises(ConfigError, match="another cluster"):
+        cluster.train(stream.csv(str(rows_at)))
 
 
 def test_the_example_recognizes_digits(sc: Any, tmp_path: Path) -> None:

@@ -14,11 +14,14 @@ from sparkdl.compat.tfos.nodes import (
     call_node,
     infer_elements,
     pickled,
+    pickled_batches,
 )
 from sparkdl.config import require_seconds
 from sparkdl.errors import ConfigError, WaitTimeoutError
+from sparkdl.spark.driver.feeding import is_stream
 from sparkdl.spark.driver.function_stage import dump_function
 from sparkdl.spark.run import run as run_ranks
+from sparkdl.spark.streaming_run import StreamingRun
 
 _DEFAULT_EPOCHS = 10
 _CHIEFS = ("chief", "master")
@@ -58,6 +61,7 @@ class TFCluster:
         self._log_dir, self._start_s = log_dir, start_s
         self._error: BaseException | None = None
         self._trained = False
+        self._stream: StreamingRun[None] | None = None
         self._thread: threading.Thread | None = None
         if not self._fed:
             self._thread = threading.Thread(target=self._run, name="sparkdl-tfcluster", daemon=True)
@@ -82,14 +86,18 @@ class TFCluster:
 
     def train(
         self, dataRDD: Any, num_epochs: int = 0, feed_timeout: float = 600.0, qname: str = "input"
-    ) -> None:
+    ) -> StreamingRun[None] | None:
         """Calls the function on all nodes, with the rows of an RDD, and waits for its end.
 
         Args:
-            dataRDD: Any elements that can be pickled.
+            dataRDD: Any elements that can be pickled. Or a streaming DataFrame, whose rows come as
+                tuples; then this returns at once, and :meth:`shutdown` waits.
             num_epochs: Times that they are given; 0: 10.
             feed_timeout: Seconds for which the function may ask for no rows while there are some.
             qname: As TensorFlowOnSpark has it; there are no queues here.
+
+        Returns:
+            Of a stream a handle, with ``stop()``; else None.
 
         Raises:
             ConfigError: The cluster has ``InputMode.TENSORFLOW``, was trained before, or is given a
@@ -104,6 +112,8 @@ class TFCluster:
                 received="a second one",
                 hint="the function runs as long as one call of train does: make another cluster",
             )
+        if is_stream(dataRDD):
+            return self._train_stream(dataRDD, num_epochs, feed_timeout)
         _check_rdd(dataRDD)
         self._trained = True
         frame = self._spark.createDataFrame(dataRDD.mapPartitions(pickled), "element binary")
@@ -111,6 +121,26 @@ class TFCluster:
             call_fed_node, data=frame, epochs=num_epochs or _DEFAULT_EPOCHS,
             stall_timeout_s=feed_timeout,
         )  # fmt: skip
+        return None
+
+    def _train_stream(
+        self, stream: Any, num_epochs: int, feed_timeout: float
+    ) -> StreamingRun[None]:
+        if self._board is not None:
+            raise ConfigError(
+                "TensorBoard does not run beside a function that a stream feeds",
+                expected="tensorboard=False with a streaming DataFrame",
+                received="tensorboard=True",
+            )
+        frame = stream.mapInArrow(pickled_batches, "element binary")
+        run = run_ranks(
+            call_fed_node, (self._function, self._args, self._default_fs), roles=self._roles,
+            spark=self._spark, communicator="builtin", data=frame, epochs=num_epochs or 1,
+            stall_timeout_s=feed_timeout,
+        )  # fmt: skip
+        assert isinstance(run, StreamingRun)
+        self._trained, self._stream = True, run
+        return run
 
     def inference(self, dataRDD: Any, feed_timeout: float = 600.0, qname: str = "input") -> Any:
         """What the function gives as results for the elements of an RDD: one for each, in order.
@@ -170,14 +200,19 @@ class TFCluster:
         """
         if ssc is not None:
             raise _no_dstreams()
-        if self._thread is not None:
+        if self._stream is not None:
+            ended = self._stream.await_termination(timeout)
+        elif self._thread is not None:
             self._thread.join(timeout)
-            if self._thread.is_alive():
-                raise WaitTimeoutError(
-                    "the function of a cluster still runs",
-                    expected=f"its end within {timeout:g} s",
-                    received="nodes that run",
-                )
+            ended = not self._thread.is_alive()
+        else:
+            ended = True
+        if not ended:
+            raise WaitTimeoutError(
+                "the function of a cluster still runs",
+                expected=f"its end within {timeout:g} s",
+                received="nodes that run",
+            )
         if self._error is not None:
             raise self._error
 
@@ -284,6 +319,6 @@ def _no_dstreams() -> ConfigError:
         expected="an RDD for train and inference, ssc=None for shutdown",
         received="a stream of Spark's old streaming interface",
         hint="Structured Streaming has taken its place: a model's transform(streaming_df) predicts "
-        "on one, and stream.writeStream.foreachBatch(f) calls f(df, number), where "
-        "TFCluster.run(...).train(df.rdd, 1) trains on each batch",
+        "on one, and TFCluster.run(...).train(streaming_df) feeds its rows; train(...).stop() ends "
+        "that",
     )

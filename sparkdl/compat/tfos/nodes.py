@@ -127,3 +127,11 @@ def pickled(elements: Iterable[Any]) -> Iterator[tuple[bytearray]]:
     """Elements of an RDD as rows of a DataFrame with one binary column."""
     for element in elements:
         yield (bytearray(pickle.dumps(element, protocol=5)),)
+
+
+def pickled_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Rows of a DataFrame as elements: tuples, pickled, in one binary column."""
+    for batch in batches:
+        rows = zip(*(column.to_pylist() for column in batch.columns), strict=True)
+        elements = [pickle.dumps(row, protocol=5) for row in rows]
+        yield pa.RecordBatch.from_pydict({"element": pa.array(elements, pa.binary())})
