@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
-NETWORK, SECOND = "10.77.0.", "10.78.0."
-"""Of all machines; and of the first one's other interface, which the others reach through it."""
+NETWORKS = {4: ("10.77.0.", "10.78.0.", 24), 6: ("fd77::", "fd78::", 64)}
+"""For each version of the Internet protocol: how the addresses of all machines begin, and that of
+the first one's other interface, which the others reach through it; the length of the networks."""
 
 
 def _ip(*arguments: str) -> None:
@@ -49,28 +50,41 @@ class Machine:
         _ip("-n", self.name, *arguments)
 
 
+def second_address(version: int = 4) -> str:
+    """Of the first machine, on a network that the others have no address of."""
+    return f"{NETWORKS[version][1]}1"
+
+
 @contextmanager
-def machines(count: int) -> Iterator[list[Machine]]:
-    """So many machines; the first one, which has the bridge, also has ``10.78.0.1``."""
+def machines(count: int, version: int = 4) -> Iterator[list[Machine]]:
+    """So many machines; the first one, which has the bridge, also has :func:`second_address`.
+
+    Args:
+        count: How many.
+        version: Of the Internet protocol; they have no address of the other one.
+    """
+    network, _, length = NETWORKS[version]
+    at_once = ["nodad"] if version == 6 else []  # no look whether another machine has the address
+    family = f"-{version}"
     with ExitStack() as stack:
         found = []
         for number in range(count):
-            one = Machine(f"sdl{os.getpid()}n{number}", f"{NETWORK}{number + 1}")
+            one = Machine(f"sdl{os.getpid()}n{number}", f"{network}{number + 1}")
             _ip("netns", "add", one.name)
             stack.callback(_ip, "netns", "del", one.name)
             one.ip("link", "set", "lo", "up")
             found.append(one)
         first = found[0]
-        for link, address in (("bridge", first.address), ("second", f"{SECOND}1")):
+        for link, address in (("bridge", first.address), ("second", second_address(version))):
             first.ip("link", "add", link, "type", "bridge")
-            first.ip("address", "add", f"{address}/24", "dev", link)
+            first.ip("address", "add", f"{address}/{length}", "dev", link, *at_once)
             first.ip("link", "set", link, "up")
         for number, one in enumerate(found[1:]):
             end = f"to{number}"
             first.ip("link", "add", end, "type", "veth", "peer", "name", "eth", "netns", one.name)
             first.ip("link", "set", end, "master", "bridge")
             first.ip("link", "set", end, "up")
-            one.ip("address", "add", f"{one.address}/24", "dev", "eth")
+            one.ip("address", "add", f"{one.address}/{length}", "dev", "eth", *at_once)
             one.ip("link", "set", "eth", "up")
-            one.ip("route", "add", "default", "via", first.address)
+            one.ip(family, "route", "add", "default", "via", first.address)
         yield found

@@ -20,7 +20,8 @@ ROOT = Path(__file__).parents[2]
 SCRIPT = str(ROOT / "tests" / "spark" / "scripts" / "namespaces_fit.py")
 
 
-def test_workers_on_other_machines(tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", [4, 6])
+def test_workers_on_other_machines(tmp_path: Path, version: int) -> None:
     """The driver binds all addresses and names one; the server is reached by another one."""
     problem = namespaces.missing()
     if problem is not None:
@@ -29,15 +30,19 @@ def test_workers_on_other_machines(tmp_path: Path) -> None:
     deploy = "org.apache.spark.deploy."
     inherited = {k: v for k, v in os.environ.items() if k != "SPARK_LOCAL_IP"}
     environment = {**inherited, "PYTHONPATH": str(ROOT), "SPARK_WORKER_DIR": str(tmp_path / "work")}
+    if version == 6:  # as Spark's pages have it
+        environment["SPARK_PREFER_IPV6"] = "true"
+        environment["JDK_JAVA_OPTIONS"] = "-Djava.net.preferIPv6Addresses=true"
     with ExitStack() as stack:
-        driver, *workers = stack.enter_context(namespaces.machines(3))
-        master = f"spark://{driver.address}:7077"
-        commands = [(driver, [f"{deploy}master.Master", "--host", driver.address, "--port", "7077",
+        driver, *workers = stack.enter_context(namespaces.machines(3, version))
+        hosts = [one.address if version == 4 else f"[{one.address}]" for one in (driver, *workers)]
+        master = f"spark://{hosts[0]}:7077"
+        commands = [(driver, [f"{deploy}master.Master", "--host", hosts[0], "--port", "7077",
                               "--webui-port", "7343"])]  # fmt: skip
         commands += [
-            (one, [f"{deploy}worker.Worker", "--host", one.address, "--webui-port", "7342",
-                   "--port", "7341", "--cores", "1", "--memory", "1g", master])
-            for one in workers
+            (one, [f"{deploy}worker.Worker", "--host", host, "--webui-port", "7342",
+                   "--port", "7341", "--cores", "2", "--memory", "1g", master])
+            for one, host in zip(workers, hosts[1:], strict=True)
         ]  # fmt: skip
         for number, (machine, command) in enumerate(commands):
             log = stack.enter_context(open(tmp_path / f"{number}.log", "wb"))
@@ -52,11 +57,9 @@ def test_workers_on_other_machines(tmp_path: Path) -> None:
             assert time.monotonic() < deadline, (tmp_path / "0.log").read_text()[-2000:]
             time.sleep(0.2)
         result = tmp_path / "result.json"
-        second = f"{namespaces.SECOND}1"
+        second = namespaces.second_address(version)
         ran = subprocess.run(
-            driver.command(
-                sys.executable, SCRIPT, master, driver.address, second, str(result)
-            ),
+            driver.command(sys.executable, SCRIPT, master, hosts[0], second, str(result)),
             env=environment, capture_output=True, text=True, timeout=300,
         )  # fmt: skip
         assert ran.returncode == 0, ran.stdout[-2000:] + ran.stderr[-4000:]
@@ -64,6 +67,7 @@ def test_workers_on_other_machines(tmp_path: Path) -> None:
     assert sorted(found["addresses"]) == [one.address for one in workers]
     for mode, losses in found["losses"].items():
         assert losses[-1] < losses[0], mode
+    assert found["workers"] == 4, "of four cores, by resources={'cpus': 1} beside spark.task.cpus=2"
     pairs = zip(found["weights"]["synchronous"], found["weights"]["allreduce"], strict=True)
     for one, two in pairs:
         np.testing.assert_allclose(one, two, atol=1e-5)

@@ -4,7 +4,9 @@ import java.io.FileOutputStream;
 import java.io.InputStreamReader;
 import java.io.OutputStream;
 import java.io.PrintStream;
+import java.nio.ByteBuffer;
 import java.util.ArrayList;
+import java.util.Collections;
 import java.util.EnumSet;
 import java.util.List;
 import org.apache.hadoop.conf.Configuration;
@@ -20,8 +22,15 @@ import org.apache.hadoop.yarn.api.records.YarnApplicationState;
 import org.apache.hadoop.yarn.client.api.YarnClient;
 import org.apache.hadoop.yarn.conf.YarnConfiguration;
 import org.apache.hadoop.yarn.server.MiniYARNCluster;
+import org.apache.hadoop.yarn.server.api.ApplicationInitializationContext;
+import org.apache.hadoop.yarn.server.api.ApplicationTerminationContext;
+import org.apache.hadoop.yarn.server.api.AuxiliaryService;
 import org.apache.hadoop.yarn.server.nodemanager.containermanager.container.Container;
 import org.apache.hadoop.yarn.server.nodemanager.containermanager.container.ContainerState;
+import org.apache.spark.network.TransportContext;
+import org.apache.spark.network.shuffle.ExternalBlockHandler;
+import org.apache.spark.network.util.MapConfigProvider;
+import org.apache.spark.network.util.TransportConf;
 
 /**
  * HDFS with one DataNode, and YARN with two NodeManagers, until standard input ends.
@@ -44,12 +53,47 @@ public class MiniHadoopMain {
       dfs.getFileSystem().setPermission(new Path(shared), new FsPermission((short) 0777));
     }
     settings.set("fs.defaultFS", dfs.getURI().toString());
+    settings.set("spark.shuffle.service.port", "" + SparkShuffle.start());
     yarn = new MiniYARNCluster("yarn", 2, 1, 1);
     yarn.init(settings);
     yarn.start();
     yarn.waitForNodeManagersToConnect(120000);
     client.init(yarn.getConfig());
     client.start();
+  }
+
+  /**
+   * Spark's external shuffle service, one for the NodeManagers of this process, which are one host.
+   * (Spark's own class for YARN is not among PySpark's jars; the handler of blocks is.)
+   */
+  public static class SparkShuffle extends AuxiliaryService {
+    private static ExternalBlockHandler handler;
+
+    public SparkShuffle() {
+      super("spark_shuffle");
+    }
+
+    /** Begins to serve; the port. */
+    static int start() throws Exception {
+      TransportConf conf = new TransportConf("shuffle", MapConfigProvider.EMPTY);
+      handler = new ExternalBlockHandler(conf, null);
+      return new TransportContext(conf, handler)
+          .createServer("127.0.0.1", 0, Collections.emptyList())
+          .getPort();
+    }
+
+    @Override
+    public void initializeApplication(ApplicationInitializationContext application) {}
+
+    @Override
+    public void stopApplication(ApplicationTerminationContext application) {
+      handler.applicationRemoved(application.getApplicationId().toString(), true);
+    }
+
+    @Override
+    public ByteBuffer getMetaData() {
+      return ByteBuffer.allocate(0);
+    }
   }
 
   public static void main(String[] arguments) {
@@ -122,6 +166,7 @@ public class MiniHadoopMain {
    * applications: ID:STATE:QUEUE of each. attempts APPLICATION: how many there were. containers
    * APPLICATION: ID@NODE of those that run, the first of the attempt first, which has the
    * application master. kill APPLICATION NUMBER: ends a container as "yarn container -signal" does.
+   * preempted APPLICATION: megabytes times seconds of containers that were taken for another queue.
    * end APPLICATION: as "yarn application -kill". stop-node NODE: a NodeManager is lost. folder PATH MODE, put LOCAL PATH, list
    * PATH, quota FOLDER BYTES: of HDFS.
    */
@@ -145,6 +190,13 @@ public class MiniHadoopMain {
         ContainerReport killed = containers(command[1]).get(Integer.parseInt(command[2]));
         client.signalToContainer(killed.getContainerId(), SignalContainerCommand.FORCEFUL_SHUTDOWN);
         found.add(killed.getContainerId().toString());
+        break;
+      case "preempted":
+        found.add(
+            ""
+                + application(command[1])
+                    .getApplicationResourceUsageReport()
+                    .getPreemptedMemorySeconds());
         break;
       case "end":
         client.killApplication(application(command[1]).getApplicationId());

@@ -25,6 +25,12 @@ _DEPENDENCIES = (
     ("org.bouncycastle", "bcpkix-jdk18on", "1.78.1"),
 )
 """Group, name and version; None for the version of Spark's Hadoop."""
+_SHUFFLE = (
+    "spark-network-", "spark-common-utils", "spark-tags", "netty-", "jackson-", "guava-",
+    "failureaccess-", "commons-lang3-", "metrics-core-", "leveldbjni-", "rocksdbjni-",
+    "RoaringBitmap-", "scala-library-", "lz4-java-", "zstd-jni-", "snappy-java-",
+)  # fmt: skip
+"""How the names of jars begin that Spark's external shuffle service needs."""
 _POM = """<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion>
 <groupId>sparkdl</groupId><artifactId>mini</artifactId><version>1</version>
 <dependencies>{dependencies}</dependencies></project>
@@ -82,6 +88,11 @@ def hadoop_jars() -> list[Path]:
     return sorted(jars.glob("*.jar"))
 
 
+def shuffle_jars() -> list[Path]:
+    """Spark's jars that its external shuffle service needs."""
+    return sorted(jar for jar in spark_jars().glob("*.jar") if jar.name.startswith(_SHUFFLE))
+
+
 class MiniHadoop:
     """The running cluster; ends with the ``with`` block.
 
@@ -118,6 +129,19 @@ class MiniHadoop:
                     ("user-limit-factor", "4"),
                 )
             },
+            # containers above a queue's share are taken for those that another queue waits for
+            "yarn.resourcemanager.scheduler.monitor.enable": "true",
+            **{
+                f"yarn.resourcemanager.monitor.capacity.preemption.{name}": value
+                for name, value in (
+                    ("monitoring_interval", "500"),
+                    ("max_wait_before_kill", "2000"),
+                    ("total_preemption_per_round", "1.0"),
+                    ("natural_termination_factor", "1.0"),
+                )
+            },
+            "yarn.nodemanager.aux-services": "spark_shuffle",
+            "yarn.nodemanager.aux-services.spark_shuffle.class": f"{MAIN.stem}$SparkShuffle",
             "dfs.replication": "1",
             "fs.permissions.umask-mode": "022",
             **(settings or {}),
@@ -129,7 +153,7 @@ class MiniHadoop:
         return self.folder / "hadoop.log"
 
     def __enter__(self) -> MiniHadoop:
-        jars = hadoop_jars()
+        jars = [*hadoop_jars(), *shuffle_jars()]
         self.conf.mkdir(parents=True)
         written, logging = self.folder / "written.xml", self.folder / "log4j.properties"
         logging.write_text(_LOG4J)

@@ -84,6 +84,26 @@ def test_dynamic_allocation(submit: Submitter) -> None:
     assert found["doctor"]["dynamic allocation"]["status"] == "error"
 
 
+def test_dynamic_allocation_with_the_shuffle_service(submit: Submitter) -> None:
+    """Executors that do nothing go, and shuffled rows stay: the next fit reads them by new ones."""
+    conf = {
+        "spark.dynamicAllocation.enabled": "true",
+        "spark.dynamicAllocation.maxExecutors": "2",
+        "spark.dynamicAllocation.executorIdleTimeout": "3s",
+        "spark.dynamicAllocation.shuffleTracking.enabled": "false",
+        "spark.executor.instances": "0",
+        "spark.shuffle.service.enabled": "true",
+    }
+    found = _result(submit(FAULTS, "kept", conf=conf))
+    assert found["counted"] == 512
+    assert found["executors left"] == 0
+    assert found["mapped"] == 512, "rows were not made anew"
+    assert found["loss"][-1] < found["loss"][0]
+    assert found["all-reduce"]["type"] == "ResourceError"
+    assert "spark.dynamicAllocation.enabled=false (SPARK-24942)" in found["all-reduce"]["text"]
+    assert found["all-reduce"]["seconds"] < 5
+
+
 def test_two_users_in_two_queues(submit: Submitter, hadoop: MiniHadoop) -> None:
     """Both train at the same time, and neither sees the other."""
     with ExitStack() as stack:
@@ -111,6 +131,27 @@ def test_two_users_in_two_queues(submit: Submitter, hadoop: MiniHadoop) -> None:
     ]
     for one in found:
         assert one["loss"][-1] < one["loss"][0]
+
+
+def test_preempted_container(submit: Submitter, hadoop: MiniHadoop) -> None:
+    """A queue above its half loses an executor to the other queue; its fit goes on."""
+    # 5 GiB for each executor and 2.75 for the driver, of two nodes with 8 GiB
+    large = {"spark.executor.memoryOverhead": "4608m"}
+    small = {"spark.yarn.queue": "second", "spark.executor.instances": "1"}
+    with submit.start(FAULTS, "lost", "asynchronous", "40", conf=large) as first:
+        first.until_file("epoch-1")
+        with submit.start(
+            FAULTS, "short", "asynchronous", "bert", conf=small,
+            environment={"HADOOP_USER_NAME": "bert"},
+        ) as second:  # fmt: skip
+            second.until_file("trains-bert")
+            (second.folder / "go-bert").touch()
+            _result(second.wait())
+        found = _result(first.wait())
+        (taken,) = hadoop.ask("preempted", first.application)
+    assert int(taken) > 0
+    assert len(found["loss"]) == 40
+    assert found["loss"][-1] < found["loss"][0] / 2
 
 
 def test_folders_denied_and_full(submit: Submitter, hadoop: MiniHadoop) -> None:

@@ -43,18 +43,33 @@ def listen_on(bind_host: str, spec: PortSpec) -> socket.socket:
 
 
 def own_address(towards: str = "") -> str:
-    """The IPv4 address from which this machine reaches a host; 127.0.0.1 if it does not.
+    """The address, of IPv4 or else IPv6, from which this machine reaches a host.
+
+    A name that this machine resolves to itself, as ``127.0.1.1`` in ``/etc/hosts``, does not say
+    how others reach it: its address towards any other network does. 127.0.0.1 if there is none.
 
     Args:
-        towards: The host; empty for any other network.
+        towards: The host, an IPv6 address with or without brackets; empty for any other network.
     """
-    with (
-        contextlib.suppress(OSError),
-        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe,
+    host = towards.strip("[]")
+    for family, elsewhere in (
+        (socket.AF_INET, "192.0.2.1"),
+        (socket.AF_INET6, "2001:db8::1"),  # addresses for documentation: nothing is sent
     ):
-        probe.connect((towards or "192.0.2.1", 9))  # a documentation address: nothing is sent
-        return str(probe.getsockname()[0])
-    return own_address() if towards else "127.0.0.1"
+        with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((host or elsewhere, 9))
+            found = str(probe.getsockname()[0])
+            if not host or _is_loopback(host) or not _is_loopback(found):
+                return found
+    return own_address() if host else "127.0.0.1"
+
+
+def _is_loopback(host: str) -> bool:
+    """Whether an address, or a name by its own meaning, is that of this machine alone."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def rank_addresses(
@@ -63,16 +78,19 @@ def rank_addresses(
     """The address that a rank listens on, and the one that the others connect to.
 
     Args:
-        bind_host: An address, or a network (``'10.0.0.0/8'``); None: the advertised address.
+        bind_host: An address, or a network (``'10.0.0.0/8'``); None: the advertised address. IPv6
+            addresses may have brackets, as Spark writes them.
         advertised_host: What the others shall connect to; None: what this machine finds out.
         towards: See :func:`own_address`.
 
     Raises:
         ResourceError: This machine has no address in that network.
     """
+    advertised_host = advertised_host and advertised_host.strip("[]")
     if bind_host is None:
         own = advertised_host or own_address(towards)
         return own, own
+    bind_host = bind_host.strip("[]")
     bind = address_in(bind_host) if "/" in bind_host else bind_host
     anywhere = bind in ("", "0.0.0.0", "::")
     return bind, advertised_host or (own_address(towards) if anywhere else bind)
@@ -90,6 +108,18 @@ def interface_addresses() -> dict[str, str]:
     return found
 
 
+def _ipv6_addresses() -> list[tuple[str, str]]:
+    """Network interface and IPv6 address, of each address that other hosts could use."""
+    found = []
+    with contextlib.suppress(OSError), open("/proc/net/if_inet6") as table:
+        for line in table:
+            digits, *_, name = line.split()
+            address = ipaddress.IPv6Address(int(digits, 16))
+            if not address.is_link_local:  # those need the interface's name as well
+                found.append((name, str(address)))
+    return found
+
+
 def address_in(network: str) -> str:
     """This machine's address in a network.
 
@@ -100,14 +130,14 @@ def address_in(network: str) -> str:
         ResourceError: It has none.
     """
     wanted = ipaddress.ip_network(network, strict=False)
-    addresses = interface_addresses()
-    for address in addresses.values():
+    addresses = [*interface_addresses().items(), *_ipv6_addresses()]
+    for _, address in addresses:
         if ipaddress.ip_address(address) in wanted:
             return address
     raise ResourceError(
         f"this host ({socket.gethostname()}) has no address in the network {network}",
         expected="worker_bind: a network that all executors' hosts are in",
-        received="; ".join(f"{name}: {address}" for name, address in addresses.items()),
+        received="; ".join(f"{name}: {address}" for name, address in addresses),
     )
 
 

@@ -76,7 +76,7 @@ def is_encrypted(spark: Any, network: Network) -> bool:
 
 def _can_bind(host: str) -> bool:
     with contextlib.suppress(OSError):
-        family, *_, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+        family, *_, address = socket.getaddrinfo(host.strip("[]"), 0, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, socket.SOCK_STREAM) as probe:
             probe.bind(address)
             return True

@@ -29,7 +29,9 @@ def make_model() -> keras.Model:
 
 
 def own_address(known: str) -> str:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+    known = known.strip("[]")
+    family = socket.AF_INET6 if ":" in known else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect((known, 9))  # sends nothing: the route says which address is one's own
         return str(probe.getsockname()[0])
 
@@ -60,12 +62,14 @@ class Listening(keras.callbacks.Callback):
 
 def main() -> None:
     master, address, server, result = sys.argv[1:]
+    anywhere = "::" if ":" in server else "0.0.0.0"
     spark = (
         SparkSession.builder.master(master)
         .config("spark.driver.host", address)
-        .config("spark.driver.bindAddress", "0.0.0.0")
+        .config("spark.driver.bindAddress", anywhere)
         .config("spark.executor.memory", "512m")
-        .config("spark.cores.max", "2")
+        .config("spark.cores.max", "4")
+        .config("spark.task.cpus", "2")
         .config("spark.driver.port", "7320")
         .config("spark.blockManager.port", "7330")
         .config("spark.port.maxRetries", "9")
@@ -78,13 +82,13 @@ def main() -> None:
     rows = [(a.tolist(), float(b)) for a, b in zip(x, y, strict=True)]
     frame = spark.createDataFrame(rows, "features array<float>, label float")
     report = sparkdl.doctor(
-        spark, num_workers=2, timeout_s=30.0, server_bind="0.0.0.0", server_address=server
+        spark, num_workers=2, timeout_s=30.0, server_bind=anywhere, server_address=server
     )
     found: dict[str, Any] = {"doctor": report.to_dict(), "losses": {}, "weights": {}}
     own = Listening()
     ways: dict[str, dict[str, Any]] = {
         "asynchronous": {"port": "7300-7309"},
-        "synchronous": {"port": "7300-7309", "server_bind": "0.0.0.0", "server_address": server},
+        "synchronous": {"port": "7300-7309", "server_bind": anywhere, "server_address": server},
         "allreduce": {
             "communicator": "builtin",
             "port": "7300-7309",
@@ -97,6 +101,10 @@ def main() -> None:
         history = spark_model.fit(frame, epochs=2, batch_size=128, verbose=0, callbacks=[own])
         found["losses"][mode] = history.history["loss"]
         found["weights"][mode] = [w.tolist() for w in spark_model.model.get_weights()]
+    small = sparkdl.SparkModel(make_model(), mode="synchronous", resources={"cpus": 1})
+    small.fit(frame, verbose=0)
+    assert small.summary is not None
+    found["workers"] = len(small.summary.rank_rows)
     # Horovod's Gloo listens on any free port and cannot be told otherwise.
     asked = {"port": "7300-7309", "worker_port": "7310-7319", "communicator": "builtin"}
     found["driver ports"] = sorted(own.ports)

@@ -144,6 +144,39 @@ def dynamic(spark: SparkSession, folder: Path) -> dict[str, Any]:
     return found
 
 
+def kept(spark: SparkSession, folder: Path) -> dict[str, Any]:
+    """Shuffled rows outlive all executors; a fit of them asks for new ones."""
+    context = spark.sparkContext
+
+    def tell(pair: tuple[int, Any]) -> tuple[int, Any]:
+        with (folder / "mapped").open("a") as file:
+            file.write("x")
+        return pair
+
+    rows = make_rows(spark).collect()
+    pairs = [(i, (np.array(one.features, "float32"), one.label)) for i, one in enumerate(rows)]
+    shuffled = context.parallelize(pairs, 2).map(tell).partitionBy(2)
+    counted = shuffled.count()
+    memory = context._jsc.sc().getExecutorMemoryStatus  # the driver is one of them
+    deadline = time.monotonic() + 60
+    while memory().size() > 1 and time.monotonic() < deadline:
+        time.sleep(0.2)
+    left = memory().size() - 1
+    spark_model = sparkdl.SparkModel(make_model(), mode="asynchronous", num_workers=2)
+    history = spark_model.fit(shuffled.values(), epochs=2, batch_size=16, verbose=0)
+    return {
+        "counted": counted,
+        "executors left": left,
+        "mapped": len((folder / "mapped").read_text()),
+        "loss": history.history["loss"],
+        "all-reduce": error_of(
+            lambda: sparkdl.SparkModel(make_model(), mode="allreduce", num_workers=2).fit(
+                make_rows(spark), verbose=0
+            )
+        ),
+    }
+
+
 def files(spark: SparkSession, folder: Path) -> dict[str, Any]:
     """Folders of HDFS that this user may not write, or that are full."""
     frame = make_rows(spark).repartition(2).cache()
@@ -211,7 +244,7 @@ def gpus(spark: SparkSession, folder: Path) -> dict[str, Any]:
     return {"given": sparkdl.run(given, num_workers=2)}
 
 
-CASES = (lost, memory, attempts, dynamic, files, short, gpus, resources)
+CASES = (lost, memory, attempts, dynamic, kept, files, short, gpus, resources)
 
 
 def main() -> None:
