@@ -208,21 +208,26 @@ def _measure(
 
 def _lacking(builtin: OrderedCommunicator, members: Sequence[Member]) -> dict[int, str]:
     """Rank -> the reason why Horovod cannot be used there; empty if it can on all ranks."""
-    reason = unavailable() or _unreachable(members)
+    reason = unavailable() or unreachable(members)
     mine = np.frombuffer(reason[:500].encode(), np.uint8)
     reasons = [array.tobytes().decode(errors="replace") for array in builtin.all_gather(mine)]
     return {rank: why for rank, why in enumerate(reasons) if why}
 
 
-def _unreachable(members: Sequence[Member]) -> str:
+def unreachable(members: Sequence[Member]) -> str:
     """The reason why other hosts cannot reach Horovod here; empty if they can.
 
     Horovod 0.28.1 listens on the address that the host's name resolves to, and ignores the
     interface that it is given; where others cannot connect, it ends the process. The build of
-    docker/build_horovod.sh listens on the interface.
+    docker/build_horovod.sh listens on the interface. Neither connects over IPv6.
     """
+    if len({m.host_id for m in members}) == 1:
+        return ""
     version = str(importlib.import_module("horovod").__version__)
-    if len({m.host_id for m in members}) == 1 or "sparkdl" in version:
+    of_ipv6 = sorted({m.host for m in members if ":" in m.host})
+    if of_ipv6:
+        return f"horovod {version} connects over IPv4 only, the ranks' addresses: {of_ipv6}"
+    if "sparkdl" in version:
         return ""
     try:
         address = socket.gethostbyname(socket.gethostname())

@@ -53,7 +53,7 @@ public class MiniHadoopMain {
       dfs.getFileSystem().setPermission(new Path(shared), new FsPermission((short) 0777));
     }
     settings.set("fs.defaultFS", dfs.getURI().toString());
-    settings.set("spark.shuffle.service.port", "" + SparkShuffle.start());
+    settings.set("spark.shuffle.service.port", "" + SparkShuffle.serve());
     yarn = new MiniYARNCluster("yarn", 2, 1, 1);
     yarn.init(settings);
     yarn.start();
@@ -74,7 +74,7 @@ public class MiniHadoopMain {
     }
 
     /** Begins to serve; the port. */
-    static int start() throws Exception {
+    static int serve() throws Exception {
       TransportConf conf = new TransportConf("shuffle", MapConfigProvider.EMPTY);
       handler = new ExternalBlockHandler(conf, null);
       return new TransportContext(conf, handler)

@@ -11,7 +11,6 @@ from pathlib import Path
 
 VERSION_OF = "hadoop-client-api-"
 MAIN = Path(__file__).parent / "MiniHadoopMain.java"
-"""Java runs a source file by itself where it has a compiler."""
 START_S = 200.0
 _DEPENDENCIES = (
     ("org.apache.hadoop", "hadoop-client-minicluster", None),
@@ -26,8 +25,8 @@ _DEPENDENCIES = (
 )
 """Group, name and version; None for the version of Spark's Hadoop."""
 _SHUFFLE = (
-    "spark-network-", "spark-common-utils", "spark-tags", "netty-", "jackson-", "guava-",
-    "failureaccess-", "commons-lang3-", "metrics-core-", "leveldbjni-", "rocksdbjni-",
+    "spark-network-", "spark-common-utils", "spark-tags", "log4j-api-", "netty-", "jackson-",
+    "guava-", "failureaccess-", "commons-lang3-", "metrics-core-", "leveldbjni-", "rocksdbjni-",
     "RoaringBitmap-", "scala-library-", "lz4-java-", "zstd-jni-", "snappy-java-",
 )  # fmt: skip
 """How the names of jars begin that Spark's external shuffle service needs."""
@@ -157,13 +156,18 @@ class MiniHadoop:
         self.conf.mkdir(parents=True)
         written, logging = self.folder / "written.xml", self.folder / "log4j.properties"
         logging.write_text(_LOG4J)
-        classpath = os.pathsep.join(str(jar) for jar in jars)
+        classes = self.folder / "classes"
+        classpath = os.pathsep.join(str(place) for place in (classes, *jars))
         java = Path(shutil.which("java") or "java").resolve()
+        compiling = [str(java.parent / "javac"), "-cp", classpath, "-d", str(classes), str(MAIN)]
+        compiled = subprocess.run(compiling, capture_output=True, text=True, timeout=START_S)
+        if compiled.returncode:
+            raise RuntimeError(f"{MAIN.name} does not compile: {compiled.stderr}")
         command = [
             str(java), "-Xmx768m", "-cp", classpath, f"-Dtest.build.data={self.folder}/data",
             f"-Dhadoop.log.dir={self.folder}/logs", f"-Dhadoop.tmp.dir={self.folder}/tmp",
             f"-Dlog4j.configuration=file:{logging}",
-            "--add-opens=java.base/java.lang=ALL-UNNAMED", str(MAIN), str(self.folder),
+            "--add-opens=java.base/java.lang=ALL-UNNAMED", MAIN.stem, str(self.folder),
             str(written), *(f"{name}={value}" for name, value in self._settings.items()),
         ]  # fmt: skip
         # containers start $JAVA_HOME/bin/java
