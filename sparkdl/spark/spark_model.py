@@ -56,7 +56,7 @@ from sparkdl.spark.driver.fitting import run_fit
 from sparkdl.spark.driver.metrics import prepare_metrics
 from sparkdl.spark.driver.plan import FitPlan, count_workers, loop_settings, prepare_model
 from sparkdl.spark.driver.resources import resource_profile
-from sparkdl.spark.driver.telling import describe_run, open_sinks, profile_fit
+from sparkdl.spark.driver.telling import describe_run, facts_of, open_sinks
 from sparkdl.spark.driver.trained_model import TrainedModel
 from sparkdl.spark.driver.training import StageSummary
 from sparkdl.spark.inference.choice import Names, PredictionChoice
@@ -64,7 +64,7 @@ from sparkdl.spark.inference.evaluate import evaluate_arrays, evaluate_source
 from sparkdl.spark.predict import predict_data
 from sparkdl.spark.setting import Setting
 from sparkdl.spark.streaming import OnBatch, StreamingFit, check_stream, start_stream_fit
-from sparkdl.tracking.profile import Profile
+from sparkdl.tracking.profile import Facts, Profile, profile_of
 from sparkdl.tracking.sinks import GivenSink
 
 
@@ -190,7 +190,7 @@ class SparkModel:
         self._history: Any = None
         self._epochs_trained = 0
         self._summary: StageSummary | None = None
-        self._profile: Callable[[], Profile] | None = None
+        self._facts: Facts | None = None
         self._ensemble: list[Any] = []
         self._columns = Columns()
         self._fitting = threading.Lock()
@@ -220,7 +220,7 @@ class SparkModel:
     @property
     def profile(self) -> Profile | None:
         """Where the time of the last fit's workers went; None before one. ``print`` draws it."""
-        return None if self._profile is None else self._profile()
+        return None if self._facts is None else profile_of(self._facts)
 
     mode = Setting(lambda self: self._config.mode)
     frequency = Setting(lambda self: self._config.frequency)
@@ -401,9 +401,7 @@ class SparkModel:
                 self._trained.model, self._ensemble = build_ensemble(self.model, members)
                 self._summary = replace(self._summary, members={})
             self._epochs_trained += monitor.epochs_done - first_epoch
-            self._profile = partial(
-                profile_fit, plan, self._summary, monitor.epochs_done - first_epoch
-            )
+            self._facts = facts_of(plan, self._summary, monitor.epochs_done - first_epoch)
             if profile:
                 print(self.profile, flush=True)
             monitor.end()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from typing import Any
 
@@ -9,7 +10,9 @@ import keras
 import numpy as np
 import pytest
 from conftest import make_mlp
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
+from sklearn.datasets import load_digits
 
 from sparkdl import SparkModel
 from sparkdl.errors import ConfigError, DataError
@@ -99,6 +102,22 @@ def test_a_second_fit_continues_with_the_optimizer_state(digits_df: Any) -> None
     assert int(model.optimizer.iterations) == iterations // 3 * 5
     assert second.history["loss"][0] < first.history["loss"][-1] * 1.05
     assert second.epoch == [3, 4] or second.epoch == [0, 1]
+
+
+def test_a_fit_keeps_no_frame_of_the_arrays(spark: Any) -> None:
+    """The driver's JVM holds the rows as long as Python has a frame of them."""
+    digits = load_digits()
+    x, y = (digits.data[:200] / 16).astype("float32"), digits.target[:200]
+
+    def frames() -> int:
+        gc.collect()
+        return sum(issubclass(type(held), DataFrame) for held in gc.get_objects())
+
+    before = frames()
+    spark_model = SparkModel(make_mlp(), num_workers=2, batch_size=32)
+    spark_model.fit((x, y), epochs=1, verbose=0)
+    assert spark_model.profile is not None
+    assert frames() == before
 
 
 def test_early_stopping_stops_all_workers(digits_df: Any) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from sparkdl.errors import ConfigError, DataError
+from sparkdl.spark.columns.shipped import ship_table
 from sparkdl.spark.driver.cluster import session_of
 
 _LINES = {
@@ -45,7 +46,7 @@ def as_frame(data: Any) -> Any:
 def _spark_frame(table_of: Callable[[], pa.Table], data: Any) -> Any:
     spark = session_of()
     try:
-        return spark.createDataFrame(_plain(table_of()))
+        return ship_table(spark, _plain(table_of()))
     except (pa.ArrowException, TypeError, ValueError) as error:
         raise DataError(
             f"Spark cannot take this {type(data).__module__.split('.')[0]} {type(data).__name__}",
@@ -173,7 +174,7 @@ def arrays_as_frame(x: Any, y: Any, weight: Any, spark: Any) -> tuple[Any, dict[
             expected="numbers, strings, or lists of numbers of one depth",
             received=f"{type(error).__name__}: {str(error)[:300]}",
         ) from error
-    return spark.createDataFrame(_plain(table)), named
+    return ship_table(spark, _plain(table)), named
 
 
 def _arrow(values: Any) -> Any:

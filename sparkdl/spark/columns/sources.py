@@ -25,6 +25,7 @@ from sparkdl.spark.columns.local_data import (
 from sparkdl.spark.columns.matching import InputColumns, make_spec
 from sparkdl.spark.columns.pairs import pair_encoder
 from sparkdl.spark.columns.sequences import Pad
+from sparkdl.spark.columns.shipped import ship_table
 from sparkdl.spark.columns.wire import PROBLEM, selection, wire_names
 from sparkdl.spark.driver.cluster import is_connect, require_running, session_of
 from sparkdl.spark.driver.interpreter import this_interpreter
@@ -190,7 +191,7 @@ def _from_numpy(data: Any, signature: Signature) -> Source:
     x, y, weight = arrays_of(data)
     spec = wanted_spec(x, y, weight, signature)
     table, spec = to_arrow_table(x, y, weight, spec)
-    frame = session_of().createDataFrame(table.select(list(spec.columns)))
+    frame = ship_table(session_of(), table.select(list(spec.columns)))
     return Source(frame.toDF(*wire_names(len(spec.columns))), spec)
 
 

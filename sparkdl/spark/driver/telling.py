@@ -16,7 +16,7 @@ from sparkdl.spark.driver.arguments import FitArguments
 from sparkdl.spark.driver.plan import FitPlan
 from sparkdl.spark.driver.training import StageSummary
 from sparkdl.tracking.page.dashboard import process_dashboard
-from sparkdl.tracking.profile import Facts, Profile, profile_of
+from sparkdl.tracking.profile import Facts
 from sparkdl.tracking.sinks import GivenSink, GuardedSink, sinks_of
 from sparkdl.tracking.timeline import Timeline
 from sparkdl.worker import auto_window
@@ -69,20 +69,17 @@ def describe_run(
     return RunDescription(run_id, model.name, num_workers, asked | describe_model(model))
 
 
-def profile_fit(plan: FitPlan, summary: StageSummary, epochs: int) -> Profile:
-    """Where the workers' time went in the last stage of a fit.
+def facts_of(plan: FitPlan, summary: StageSummary, epochs: int) -> Facts:
+    """What a profile of a fit's last stage is made from.
 
     Args:
         plan: What the fit did.
         summary: What the workers of that stage returned.
         epochs: Epochs that the fit trained.
     """
-    batch_size, window = plan.settings.batch_size, window_of(plan, summary)
-    return profile_of(
-        Facts(
-            summary.usage, summary.rank_rows, min(epochs, summary.epochs), batch_size, window,
-            plan.exchange.in_step, summary.transports, plan.config.mode,
-        )
+    return Facts(
+        summary.usage, summary.rank_rows, min(epochs, summary.epochs), plan.settings.batch_size,
+        window_of(plan, summary), plan.exchange.in_step, summary.transports, plan.config.mode,
     )  # fmt: skip
 
 
