@@ -141,8 +141,11 @@ def _children() -> set[int]:
 
 def _descendants(pid: int) -> list[int]:
     listings = glob.glob(f"/proc/{pid}/task/*/children")
-    if not listings:  # not Linux; psutil looks at every process of the machine, which takes 10 ms
-        return [child.pid for child in psutil.Process(pid).children(recursive=True)]
+    if not listings:  # not Linux, where psutil looks at every process, or the process has ended
+        try:
+            return [child.pid for child in psutil.Process(pid).children(recursive=True)]
+        except psutil.NoSuchProcess:
+            return []
     found = []
     for listing in listings:
         try:
