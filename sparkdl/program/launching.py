@@ -6,9 +6,7 @@ import importlib
 import secrets
 import threading
 import time
-from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import cloudpickle
@@ -21,44 +19,18 @@ from sparkdl.launch.processes import ProcessLauncher
 from sparkdl.launch.results import Result, of_kind
 from sparkdl.launch.task import Launcher
 from sparkdl.launch.threads import ThreadLauncher
-from sparkdl.network import THIS_HOST, Network, PortSpec, RankListening
+from sparkdl.network import Network
 from sparkdl.program.needs import environments_of, refuse_restarts
 from sparkdl.program.nodes import Program
 from sparkdl.program.running import RETURNED, NodeTask, ProgramControl
 from sparkdl.program.serving import CallServer
-from sparkdl.transport.address import Endpoint
-from sparkdl.transport.encryption import Certificate
+from sparkdl.program.surroundings import Surroundings
 
 LaunchType = Literal["threads", "processes", "spark"]
 _LOOK_S = 0.05
 _END_S, _END_NODE_S = 10.0, 1.0
 """Nodes have so long to end when the program stops, and so long more for each: they may share few
 cores."""
-
-
-@dataclass(frozen=True)
-class Surroundings:
-    """Where a program runs: what starts its nodes, and how they are reached.
-
-    Args:
-        launcher: Starts them.
-        bind: Address that the launching process listens on.
-        advertised: Address that nodes connect to; None: the one that is listened on.
-        ports: Of the launching process, see :func:`sparkdl.network.ports_of`.
-        listening: Where the nodes listen for each other.
-        certificate: For TLS between hosts; None for no encryption.
-        endpoint: Of the coordinator where the nodes meet; None: they meet by the launcher.
-        look: Is called again and again while the nodes run, and once when they have ended.
-    """
-
-    launcher: Launcher
-    bind: str = "127.0.0.1"
-    advertised: str | None = None
-    ports: PortSpec = 0
-    listening: RankListening = THIS_HOST
-    certificate: Certificate | None = None
-    endpoint: Endpoint | None = None
-    look: Callable[[], None] = lambda: None
 
 
 class LaunchedProgram:
