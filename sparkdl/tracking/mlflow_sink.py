@@ -79,6 +79,7 @@ class MLflow:
         self._client: Any = None
         self._run_id = ""
         self._own = False
+        self._last_epoch = 0
         self._model: Callable[[], Any] = lambda: None
         self._search: SearchRuns | None = None
         self._thinning = Thinning(_SYSTEM_INTERVAL_S)
@@ -101,6 +102,7 @@ class MLflow:
                 if event.rows_per_s is not None:
                     numbers["rows_per_s"] = event.rows_per_s
                 self._log_metrics(numbers, event.epoch)
+                self._last_epoch = event.epoch
             case TrainingEnded():
                 try:
                     if self._log_models:
@@ -203,6 +205,7 @@ class MLflow:
                 signature=_signature(mlflow, model),
                 registered_model_name=self._registered_name,
                 pip_requirements=_requirements(),
+                step=self._last_epoch,  # whose metrics MLflow gives the model too
             )
 
     @contextlib.contextmanager

@@ -29,7 +29,12 @@ def test_autolog_logs_a_run_whose_model_predicts_as_the_trained_one(
         client = mlflow.MlflowClient()
         (run,) = client.search_runs(["0"])  # the driver's: executors open none
         metrics = client.get_metric_history(run.info.run_id, "loss")
-        assert [m.value for m in metrics] == pytest.approx(history.history["loss"])
+        losses = history.history["loss"]
+        assert {m.step: m.value for m in metrics} == pytest.approx(dict(enumerate(losses)))
+        # MLflow takes the metrics of the step at which a model is logged as the model's own
+        (logged,) = client.search_logged_models(["0"])
+        of_the_model = {m.key: (m.step, m.value) for m in logged.metrics}
+        assert of_the_model["loss"] == (1, pytest.approx(losses[-1]))
         model = mlflow.pyfunc.load_model(f"runs:/{run.info.run_id}/model")
         x = digits[0][:50]
         expected = spark_model.model.predict(x, verbose=0)

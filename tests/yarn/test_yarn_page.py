@@ -29,6 +29,7 @@ def test_yarn_lines(submit: Submitter, hadoop: MiniHadoop, archive: Path, tmp_pa
     pq.write_table(pa.table(table), tmp_path / "rows.parquet")
     shutil.copy(archive, tmp_path / "env.tar.gz")
     (tmp_path / "env").symlink_to(linked_environment())
+    hadoop.ask("folder", "/user/anna", "777")  # for what spark-submit stages
     hadoop.ask("folder", "/user/anna/page", "777")
     for name in ("untrained.keras", "rows.parquet"):
         hadoop.ask("put", str(tmp_path / name), f"/user/anna/page/{name}")
