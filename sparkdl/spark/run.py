@@ -24,6 +24,7 @@ from sparkdl.launch.peers import ROLES, Distributed, Peers, check_roles
 from sparkdl.network import Encrypt, Network, PortSpec
 from sparkdl.spark.columns.fed_files import fed_files
 from sparkdl.spark.columns.files import is_path
+from sparkdl.spark.columns.shipped import removes_tables
 from sparkdl.spark.driver.cluster import default_parallelism
 from sparkdl.spark.driver.feeding import (
     check_streaming,
@@ -204,38 +205,39 @@ def run(
     )
     if feed is not None and streams:
         stream = stream_settings(feed)
-    if feed is not None:
-        frame, columns = fed_frame(data, spark, streams=streams)
-        feed, spark = replace(feed, columns=columns), frame.sparkSession
-        if is_path(data):
-            num_workers = num_workers or default_parallelism(spark)
-            feed = replace(feed, files=fed_files(data, frame, columns, num_workers))
-            frame = None if feed.files is not None else frame
-    task = FunctionTask(
-        dump_function(fn, args, {} if kwargs is None else kwargs),
-        secrets.token_bytes(32),
-        DeviceRequest(
-            check_backend(backend),
-            check_use_gpu(use_gpu),
-            unscheduled=True,
-            own_process=peers is not None or stall_timeout_s is not None or streams,
-        ),
-        communicator,
-        timeout_s=require_seconds("timeout_s", timeout_s),
-        start_timeout_s=START_TIMEOUT_S,
-        capture=driver_log_verbosity == "all",
-        peers=peers,
-        feed=None if streams else feed,
-        stream=stream,
-    )
-    if feed is not None and streams:
-        count = stream_workers(spark, num_workers)
-        to = Destination(count, feed.columns, task.token.hex(), uneven, START_TIMEOUT_S)
-        stage = partial(run_stage, task, count, spark, network)
-        return StreamingRun[T](stage, to, frame, checkpoint_dir, trigger)
-    on_driver = (roles or {}).get("ps", 0) if ps_on_driver else 0
-    returned = run_stage(task, num_workers, spark, network, frame, on_driver)
-    return [returned.load(rank) for rank in returned.results]
+    with removes_tables():
+        if feed is not None:
+            frame, columns = fed_frame(data, spark, streams=streams)
+            feed, spark = replace(feed, columns=columns), frame.sparkSession
+            if is_path(data):
+                num_workers = num_workers or default_parallelism(spark)
+                feed = replace(feed, files=fed_files(data, frame, columns, num_workers))
+                frame = None if feed.files is not None else frame
+        task = FunctionTask(
+            dump_function(fn, args, {} if kwargs is None else kwargs),
+            secrets.token_bytes(32),
+            DeviceRequest(
+                check_backend(backend),
+                check_use_gpu(use_gpu),
+                unscheduled=True,
+                own_process=peers is not None or stall_timeout_s is not None or streams,
+            ),
+            communicator,
+            timeout_s=require_seconds("timeout_s", timeout_s),
+            start_timeout_s=START_TIMEOUT_S,
+            capture=driver_log_verbosity == "all",
+            peers=peers,
+            feed=None if streams else feed,
+            stream=stream,
+        )
+        if feed is not None and streams:
+            count = stream_workers(spark, num_workers)
+            to = Destination(count, feed.columns, task.token.hex(), uneven, START_TIMEOUT_S)
+            stage = partial(run_stage, task, count, spark, network)
+            return StreamingRun[T](stage, to, frame, checkpoint_dir, trigger)
+        on_driver = (roles or {}).get("ps", 0) if ps_on_driver else 0
+        returned = run_stage(task, num_workers, spark, network, frame, on_driver)
+        return [returned.load(rank) for rank in returned.results]
 
 
 def _peers(

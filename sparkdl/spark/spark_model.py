@@ -37,6 +37,7 @@ from sparkdl.spark.columns.files import is_path
 from sparkdl.spark.columns.fit_source import open_fit_source
 from sparkdl.spark.columns.local_data import are_arrays, as_frame, has_texts_or_sequences
 from sparkdl.spark.columns.matching import make_spec
+from sparkdl.spark.columns.shipped import removes_tables
 from sparkdl.spark.columns.sources import (
     Columns,
     is_frame,
@@ -330,7 +331,7 @@ class SparkModel:
             WorkerError: A worker raised; the message ends with its traceback.
             TransportError: The parameter server died.
         """
-        with self._one_fit_at_a_time():
+        with self._one_fit_at_a_time(), removes_tables():
             data, validation_data = as_frame(data), as_frame(validation_data)
             columns = Columns(features, label, sample_weight, self.decoder, self.pad)
             keras_learner.require_compiled(self.model)
@@ -620,17 +621,20 @@ class SparkModel:
         batch_size = self._batch_size(batch_size)
         signature = model_signature(self.model)
         columns = self._columns_of(features, label, sample_weight)
-        data = as_frame(data)
-        if are_arrays(data, needs_labels=signature.needs_labels) and not has_texts_or_sequences(
-            data
-        ):
-            state = evaluate_arrays(self.model, data, signature, batch_size=batch_size)
-        else:
-            source = open_source(data, signature, columns)
-            with held():
-                prepare_metrics(self.model, source)
-                archive = encode_model(self.model, self.custom_objects)
-            state = evaluate_source(source, archive, batch_size=batch_size, use_gpu=self.use_gpu)
+        with removes_tables():
+            data = as_frame(data)
+            if are_arrays(data, needs_labels=signature.needs_labels) and not has_texts_or_sequences(
+                data
+            ):
+                state = evaluate_arrays(self.model, data, signature, batch_size=batch_size)
+            else:
+                source = open_source(data, signature, columns)
+                with held():
+                    prepare_metrics(self.model, source)
+                    archive = encode_model(self.model, self.custom_objects)
+                state = evaluate_source(
+                    source, archive, batch_size=batch_size, use_gpu=self.use_gpu
+                )
         results = metric_state.metric_results(self.model, state)
         if verbosity(verbose, auto=0):
             print(" - ".join(f"{k}: {np.round(v, 4)}" for k, v in results.items()), flush=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import operator
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -71,29 +72,48 @@ def read_chunks(spark: Any, path: str, said: Mapping[str, Any], stage_path: str)
     """
     folder = folder_here(spark, path)
     here = folder is not None and os.path.isdir(folder)
-    model, digest, content = f"the model in {stage_path!r}", hashlib.sha256(), io.BytesIO()
+    model, digest = f"the model in {stage_path!r}", hashlib.sha256()
+    content, done = _room(said["bytes"], model), 0
 
-    def hash_all(chunks: list[pa.Buffer]) -> None:
-        for chunk in chunks:
-            digest.update(chunk)
+    def hash_part(start: int, stop: int) -> None:
+        with room[start:stop] as part:
+            digest.update(part)
 
-    with ThreadPoolExecutor(1, "sparkdl-digest") as beside:
-        hashed = beside.submit(hash_all, [])
+    with content.getbuffer() as room, ThreadPoolExecutor(1, "sparkdl-digest") as beside:
+        hashed = beside.submit(hash_part, 0, 0)
         tables = _tables_here(str(folder), model) if here else _tables_elsewhere(spark, path, said)
         for chunks in _in_order(tables, model):
-            hashed.result()  # so that no more than two tables are in memory
-            hashed = beside.submit(hash_all, chunks)
+            start = done
             for chunk in chunks:
-                content.write(chunk)
+                if done + chunk.size <= len(room):
+                    room[done : done + chunk.size] = memoryview(chunk).cast("B")
+                done += chunk.size
+            # In one piece: a thread that hashes holds no lock of Python's
+            hashed = beside.submit(hash_part, start, done)
         hashed.result()
-    size = content.tell()
-    if size != said["bytes"] or digest.hexdigest() != said["sha256"]:
+    if done != said["bytes"] or digest.hexdigest() != said["sha256"]:
         raise damaged_model(
             f"{model} is not whole",
             f"{said['bytes']} bytes, as they were written",
-            f"{size} bytes" + ("" if size != said["bytes"] else ", others than were written"),
+            f"{done} bytes" + ("" if done != said["bytes"] else ", others than were written"),
         )
     return content.getvalue()
+
+
+def _room(size: int, model: str) -> io.BytesIO:
+    """Where so many bytes are written, which become ``bytes`` without a copy.
+
+    The system gives memory as it is written, so a size that is a lie costs none.
+
+    Raises:
+        ModelError: There cannot be as much.
+    """
+    try:
+        return io.BytesIO(bytes(operator.index(size)))
+    except (TypeError, ValueError, OverflowError, MemoryError) as error:
+        raise damaged_model(
+            f"{model} is not whole", "a size that fits into the memory", f"{size!r} bytes"
+        ) from error
 
 
 def _tables_elsewhere(spark: Any, path: str, said: Mapping[str, Any]) -> Iterator[pa.Table]:
