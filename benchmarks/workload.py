@@ -68,7 +68,9 @@ def make_frame(spark: Any, x: np.ndarray, y: np.ndarray, workers: int) -> Any:
     offsets = np.arange(0, (len(x) + 1) * x.shape[1], x.shape[1], dtype="int32")
     features = pa.ListArray.from_arrays(pa.array(offsets), pa.array(x.ravel()))
     table = pa.table({"features": features, "label": pa.array(y)})
-    frame = spark.createDataFrame(table).repartition(workers).cache()
+    step = max(1, (16 << 20) // x[0].nbytes)  # a batch is a task, which the JVM serializes whole
+    slices = [batch for n in range(0, len(x), step) for batch in table.slice(n, step).to_batches()]
+    frame = spark.createDataFrame(pa.Table.from_batches(slices)).repartition(workers).cache()
     frame.count()
     return frame
 
