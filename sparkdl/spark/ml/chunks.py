@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -140,7 +141,7 @@ def _tables_here(folder: str, model: str) -> Iterator[pa.Table]:
 
 
 def _in_order(tables: Iterable[pa.Table], model: str) -> Iterator[list[pa.Buffer]]:
-    """The chunks of each table, those of all tables without a gap.
+    """The bytes in each table's chunks, those of all tables without a gap.
 
     Raises:
         ModelError: One is missing, or is there twice.
@@ -154,4 +155,13 @@ def _in_order(tables: Iterable[pa.Table], model: str) -> Iterator[list[pa.Buffer
         if received != list(expected):
             raise damaged_model(f"{model} is not whole", f"chunks {expected}", f"chunks {received}")
         done = expected.stop
-        yield [chunk.as_buffer() for chunk in rows["chunk"]]
+        yield [_values(part) for part in rows["chunk"].cast(pa.binary()).chunks]
+
+
+def _values(chunks: pa.Array) -> pa.Buffer:
+    """The bytes of binary values, one after the other, without the copies that scalars are."""
+    _, offsets, values = chunks.buffers()
+    if offsets is None or values is None or not len(chunks):
+        return pa.py_buffer(b"")
+    found = np.frombuffer(offsets, np.int32)[chunks.offset : chunks.offset + len(chunks) + 1]
+    return values.slice(int(found[0]), int(found[-1] - found[0]))
