@@ -91,3 +91,12 @@ def test_damage_is_told(folder: Path, damage: Any) -> None:
     damage(folder)
     with pytest.raises(ModelError, match=r"(?s)the model in '/stage' is not whole.*hint"):
         read(folder, content)
+
+
+@pytest.mark.parametrize("size", [0, 1233, 1235, 2**62, -1, "1234", None])
+def test_another_size_than_was_said_is_told(folder: Path, size: Any) -> None:
+    content = content_of(1234)
+    chunks.write_here(str(folder), content)
+    said = {"bytes": size, "sha256": hashlib.sha256(content).hexdigest()}
+    with pytest.raises(ModelError, match=r"(?s)the model in '/stage' is not whole.*hint"):
+        chunks.read_chunks(None, str(folder), said, "/stage")
