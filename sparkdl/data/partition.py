@@ -42,6 +42,13 @@ class Partition(Closing):
         """Rows of both roles."""
         return self.train.num_rows + self.validation.num_rows
 
+    @property
+    def is_spilled(self) -> bool:
+        """Whether some of the rows are on disk."""
+        return not all(
+            isinstance(rows.storage, MemoryStorage) for rows in (self.train, self.validation)
+        )
+
     def check_finite(self) -> None:
         """Raises DataError if any row holds NaN or infinity; names the column and the row."""
         self.train.check_finite()

@@ -16,11 +16,13 @@ from sparkdl.files.checkpoints import Checkpoints
 from sparkdl.launch import interrupts
 from sparkdl.learner.voting import vote
 from sparkdl.progress.events import EpochEnded, Event, Json, SearchBegan, SearchEnded
+from sparkdl.spark.columns.local_data import as_frame
 from sparkdl.spark.driver import cluster
 from sparkdl.spark.driver.arguments import verbosity
 from sparkdl.spark.driver.telling import open_sinks
 from sparkdl.spark.driver.trained_model import TrainedModel
 from sparkdl.spark.ml.training import TrainingStage
+from sparkdl.spark.shared_data import SharedData
 from sparkdl.spark.spark_model import SparkModel
 from sparkdl.spark.trial_recipes import (
     Build,
@@ -159,7 +161,7 @@ def search(
             hint="callbacks=lambda: [keras.callbacks.EarlyStopping(patience=3)]",
         )
     spark = cluster.session_of(data)
-    arguments = {"validation_data": validation_data, **fit_arguments}
+    arguments = {"validation_data": as_frame(validation_data), **fit_arguments}
     recipe = _recipe(build, params, data, seed, slots_per_trial, settings, arguments)
     folder = checkpoint_dir or tempfile.mkdtemp(prefix="sparkdl-tune-")
     told: dict[str, Value] = {
@@ -196,6 +198,8 @@ def search(
         tell(_ended(study, f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"))
         study.close()
         raise
+    finally:
+        trainer.close()
     return study
 
 
@@ -282,7 +286,7 @@ class _FitTrainer:
     def __init__(
         self, spark: Any, recipe: Recipe, data: Any, folder: str, slots: int, seed: int,
     ) -> None:  # fmt: skip
-        self._recipe, self._data, self._folder = recipe, data, folder
+        self._recipe, self._data, self._folder = recipe, SharedData(data), folder
         self._slots, self._seed = slots, seed
         self.spark = spark
         self._tag = f"sparkdl-tune-{uuid.uuid4().hex[:12]}"
@@ -297,6 +301,8 @@ class _FitTrainer:
             self._copy(segment)
         settings = {"num_workers": self._slots, "seed": self._seed, **made.settings}
         spark_model = SparkModel(made.model, **settings)
+        alone = settings["num_workers"] == 1 and spark_model.repartition
+        data = self._data if alone else self._data.plain
 
         def hear(event: Event) -> None:
             if isinstance(event, EpochEnded):
@@ -306,7 +312,7 @@ class _FitTrainer:
             cluster.tag_jobs(self.spark, self._tag)
             with without_standing():
                 history = spark_model.fit(
-                    self._data, epochs=segment.end, verbose=0, resume=True, sinks=[hear],
+                    data, epochs=segment.end, verbose=0, resume=True, sinks=[hear],
                     checkpoint_dir=self._of(segment.trial), **made.arguments,
                 )  # fmt: skip
             return {name: float(values[-1]) for name, values in history.history.items() if values}
@@ -316,6 +322,10 @@ class _FitTrainer:
     def cancel(self) -> None:
         """Ends the jobs of all trials."""
         cluster.cancel_tagged(self.spark, self._tag)
+
+    def close(self) -> None:
+        """Frees the rows that the trials shared."""
+        self._data.close()
 
     def delete(self, trial: int) -> None:
         """Deletes a trial's checkpoints."""

@@ -40,6 +40,7 @@ from sparkdl.spark.columns.matching import make_spec
 from sparkdl.spark.columns.shipped import removes_tables
 from sparkdl.spark.columns.sources import (
     Columns,
+    Source,
     is_frame,
     open_source,
 )
@@ -64,6 +65,7 @@ from sparkdl.spark.inference.choice import Names, PredictionChoice
 from sparkdl.spark.inference.evaluate import evaluate_arrays, evaluate_source
 from sparkdl.spark.predict import predict_data
 from sparkdl.spark.setting import Setting
+from sparkdl.spark.shared_data import SharedData
 from sparkdl.spark.streaming import OnBatch, StreamingFit, check_stream, start_stream_fit
 from sparkdl.tracking.profile import Facts, Profile, profile_of
 from sparkdl.tracking.sinks import GivenSink
@@ -350,10 +352,7 @@ class SparkModel:
                 epochs, batch_size, verbose, validation_split, shuffle, checkpoint_dir, resume,
                 **check_keras_arguments(keras_fit_arguments),
             )  # fmt: skip
-            source = open_fit_source(
-                data, validation_data, model_signature(self.model), columns,
-                split=validation_split, seed=self.seed,
-            )  # fmt: skip
+            source = self._open(data, validation_data, columns, validation_split)
             arguments.check_spec(source.spec)
             if source.spec.role_column is not None:
                 keras_learner.require_evaluable(self.model)
@@ -508,6 +507,17 @@ class SparkModel:
             yield
         finally:
             self._fitting.release()
+
+    def _open(self, data: Any, validation_data: Any, columns: Columns, split: float) -> Source:
+        signature = model_signature(self.model)
+        if isinstance(data, SharedData):
+            return data.source(
+                validation_data, signature, columns, split=split, seed=self.seed,
+                limit_bytes=self.memory_budget_mb << 20,
+            )  # fmt: skip
+        return open_fit_source(
+            data, validation_data, signature, columns, split=split, seed=self.seed
+        )
 
     def _nothing_to_do(self, callbacks: Any, epochs_done: int, epochs: int) -> Any:
         """An empty History, with a warning, for a fit whose epochs have all been trained."""

@@ -25,6 +25,7 @@ from sparkdl.spark.columns.local_data import (
 from sparkdl.spark.columns.matching import InputColumns, make_spec
 from sparkdl.spark.columns.pairs import pair_encoder
 from sparkdl.spark.columns.sequences import Pad
+from sparkdl.spark.columns.shared_rows import SharedRows
 from sparkdl.spark.columns.shipped import ship_table
 from sparkdl.spark.columns.wire import PROBLEM, selection, wire_names
 from sparkdl.spark.driver.cluster import is_connect, require_running, session_of
@@ -62,6 +63,7 @@ class Source:
         files: From which the workers read the rows by themselves; then nobody reads ``frame``.
         split: Share of the files' rows to validate on.
         seed: Of the choice of these rows.
+        shared: The rows for several fits with one worker each, which then do not read ``frame``.
     """
 
     frame: Any
@@ -70,6 +72,7 @@ class Source:
     files: tuple[FileSet, ...] = ()
     split: float = 0.0
     seed: int = 0
+    shared: SharedRows | None = None
 
     @property
     def spark(self) -> Any:
@@ -170,9 +173,9 @@ def spread(source: Source, num_workers: int) -> Any:
     """The rows in ``num_workers`` partitions; as they are where a cached frame has as many.
 
     Looking at the partitions of a frame that is not cached could run Spark jobs. Workers that read
-    files by themselves get a partition each that says nothing.
+    files or shared rows by themselves get a partition each that says nothing.
     """
-    if source.files:
+    if source.files or source.shared is not None:
         return source.spark.range(0, num_workers, 1, num_workers)
     if source.origin is not None and not is_connect(source.spark):
         level = source.origin.storageLevel

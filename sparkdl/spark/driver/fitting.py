@@ -150,7 +150,7 @@ def _train_stage(plan: FitPlan, settings: LoopSettings, monitor: FitMonitor) -> 
         task = TrainTask(
             archive, source.spec, replace(settings, at_once=plan.at_once), run.strategy,
             plan.num_workers, plan.config.use_gpu, source.spec.role_column is not None,
-            source.dealt(plan.num_workers),
+            source.dealt(plan.num_workers), source.shared.key if source.shared else None,
         )  # fmt: skip
 
         def save_checkpoint(epoch: int) -> None:

@@ -39,6 +39,7 @@ class SparkLauncher:
         description: Of the job, in Spark's UI.
         noun: What the stage is, in errors.
         profile: What each task asks of its executor; None for the application's settings.
+        rows: Spark's broadcast of rows that are the ranks' input instead; None for the frame's.
     """
 
     def __init__(
@@ -50,8 +51,10 @@ class SparkLauncher:
         description: str,
         noun: str,
         profile: ResourceProfile | None = None,
+        rows: Any = None,
     ) -> None:
         self._frame, self._num_ranks, self._barrier = frame, num_ranks, barrier
+        self._rows = rows
         self._profile = profile
         self._description, self._noun = description, noun
 
@@ -61,7 +64,7 @@ class SparkLauncher:
         spark = self._frame.sparkSession
         context = None if is_connect(spark) else spark.sparkContext
         shipped = ship(task, context)
-        function = stage_function(shipped, self._num_ranks)
+        function = stage_function(shipped, self._num_ranks, self._rows)
         frame = self._frame
 
         def run() -> Any:

@@ -17,6 +17,7 @@ from sparkdl.phases import Usage
 from sparkdl.progress.commands import Command
 from sparkdl.progress.monitor import FitMonitor
 from sparkdl.run_state import RunState
+from sparkdl.spark.columns.shared_rows import SharedRows
 from sparkdl.spark.columns.sources import Source, spread
 from sparkdl.spark.driver.cluster import PartitionsError
 from sparkdl.spark.driver.launcher import SparkLauncher, SparkRanks
@@ -120,7 +121,7 @@ def train_stage(
     """
     spreads = repartition or task.files is not None
     run_on = functools.partial(
-        _run_on, driver_model, run, task, monitor, barrier, on_epoch, profile
+        _run_on, driver_model, run, task, monitor, barrier, on_epoch, profile, source.shared
     )
     try:
         return run_on(spread(source, task.num_workers) if spreads else source.frame)
@@ -138,13 +139,14 @@ def _run_on(
     barrier: bool,
     on_epoch: Callable[[int], None] | None,
     profile: ResourceProfile | None,
+    shared: SharedRows | None,
     frame: Any,
 ) -> StageSummary:
     """The stage of :func:`train_stage` on the partitions of a frame."""
     launcher = SparkLauncher(
         frame, task.num_workers, barrier=barrier,
         description=f"sparkdl: fit {driver_model.model.name}", noun="training stage",
-        profile=profile,
+        profile=profile, rows=shared.content if shared is not None else None,
     )  # fmt: skip
     with interrupts.CleanStack() as stack:
         ranks = stack.begin(launcher.launch(task))

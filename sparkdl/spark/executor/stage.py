@@ -14,6 +14,7 @@ from sparkdl.launch.devices import Resources
 from sparkdl.launch.failures import one_line
 from sparkdl.launch.rank import run_rank
 from sparkdl.launch.task import RankContext
+from sparkdl.spark.columns.shared_rows import batches_of
 from sparkdl.spark.executor.barrier import BarrierGathering
 
 _READ_ON_S = 5.0
@@ -22,18 +23,20 @@ _READ_ON_S = 5.0
 MapInArrow = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
-def stage_function(shipped: Any, num_ranks: int) -> MapInArrow:
+def stage_function(shipped: Any, num_ranks: int, rows: Any = None) -> MapInArrow:
     """The function for ``mapInArrow``.
 
     Args:
         shipped: The pickled task, or Spark's broadcast of it.
         num_ranks: Ranks of the launch; 0 if only Spark knows.
+        rows: Spark's broadcast of the rows, see :mod:`sparkdl.spark.columns.shared_rows`; None
+            where the stage brings them.
     """
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from sparkdl.spark.executor.stage import content_of, input_of, run_task
 
-        yield from run_task(input_of(batches), content_of(shipped), num_ranks)
+        yield from run_task(input_of(batches), content_of(shipped), num_ranks, rows)
 
     return run
 
@@ -45,17 +48,19 @@ def content_of(shipped: Any) -> bytes:
 
 
 def run_task(
-    batches: Iterator[pa.RecordBatch], content: bytes, num_ranks: int = 0
+    batches: Iterator[pa.RecordBatch], content: bytes, num_ranks: int = 0, rows: Any = None
 ) -> Iterator[pa.RecordBatch]:
     """Runs a pickled task as the rank that this task of Spark is, and reads its input to the end.
 
     Spark ends a Python worker that leaves input unread, and with it the framework that it has
-    imported. A task that found data that do not fit does leave some.
+    imported. A task that found data that do not fit does leave some. Rows of a broadcast are read
+    only by a task that wants them.
     """
     from pyspark import TaskContext
 
     batches = iter(batches)
-    yield from run_rank(content, rank_of(TaskContext.get(), num_ranks), batches, _print_error)
+    given = batches if rows is None else batches_of(rows)
+    yield from run_rank(content, rank_of(TaskContext.get(), num_ranks), given, _print_error)
     give_up_at = time.monotonic() + _READ_ON_S
     for _ in batches:
         if time.monotonic() > give_up_at:

@@ -29,6 +29,7 @@ from sparkdl.reports import EpochReport, MetricState
 from sparkdl.run_state import RunState
 from sparkdl.spark.columns.files import FileInput
 from sparkdl.spark.columns.wire import named_batches
+from sparkdl.spark.executor.kept_rows import Key, lent, read_or_kept
 
 _FIRST_ROWS_S = 1.0
 """So long the import of the framework waits for the first rows: most data that do not fit are found
@@ -48,6 +49,7 @@ class TrainTask:
         use_gpu: See :class:`sparkdl.SparkModel`.
         validate: Whether the partition has rows for validation.
         files: What each rank reads from files by itself; None if the rows come from Spark.
+        rows_key: Of rows that the next task may want, too; None for those of this fit alone.
     """
 
     archive: ModelArchive
@@ -58,6 +60,13 @@ class TrainTask:
     use_gpu: UseGpu = "auto"
     validate: bool = False
     files: FileInput | None = None
+    rows_key: str | None = None
+
+    @property
+    def _key(self) -> Key | None:
+        if self.rows_key is None:
+            return None
+        return self.rows_key, self.settings.memory_budget_bytes
 
     @property
     def devices(self) -> DeviceRequest:
@@ -127,8 +136,11 @@ class TrainTask:
                 begun.set()
 
         try:
-            partition = read_partition(
-                noted(), self.spec, settings.memory_budget_bytes, settings.spill_dir
+            partition = read_or_kept(
+                self._key,
+                lambda: read_partition(
+                    noted(), self.spec, settings.memory_budget_bytes, settings.spill_dir
+                ),
             )
         finally:
             begun.set()
@@ -154,7 +166,7 @@ class TrainTask:
             with self.strategy.open(met, learner.layout) as synchronizer:
                 with clock.within("read"):
                     partition, read_s = reader.result()
-                with partition:
+                with lent(self._key, partition):
                     if settings.check_data:
                         partition.check_finite()
                     source = Batches(
