@@ -42,6 +42,12 @@ class Partition(Closing):
         """Rows of both roles."""
         return self.train.num_rows + self.validation.num_rows
 
+    def under(self, spec: DataSpec) -> Partition:
+        """The same rows under other names of inputs and outputs, with equal ``spec.entries``."""
+        return Partition(
+            Rows(spec, self.train.storage), Rows(spec, self.validation.storage, "validation")
+        )
+
     @property
     def is_spilled(self) -> bool:
         """Whether some of the rows are on disk."""

@@ -6,6 +6,7 @@ import threading
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from sparkdl.data import ColumnSpec, DataSpec
 from sparkdl.learner.signature import Signature
 from sparkdl.spark.columns.fit_source import open_fit_source
 from sparkdl.spark.columns.local_data import as_frame
@@ -18,28 +19,40 @@ _MOST_KINDS = 4
 """So many selections of columns are shared; fits that want another read the data themselves."""
 
 
-@dataclass
-class _Opened:
-    """A source and what it was opened for; ``source`` is None until one fit has opened it."""
+@dataclass(frozen=True)
+class _Kind:
+    """What decides which rows a fit reads, and how it decodes them.
 
-    validation: Any
-    signature: Signature
-    columns: Columns
+    The names of the model's inputs and outputs do not: Keras gives each model its own.
+    """
+
+    entries: tuple[ColumnSpec, ...]
+    bounds: tuple[tuple[float, float] | None, ...]
+    role_column: str | None
     split: float
     seed: int
-    limit_bytes: int
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    source: Source | None = None
 
-    def is_for(
-        self, validation: Any, signature: Signature, columns: Columns, split: float, seed: int
-    ) -> bool:
-        """Whether a fit with these arguments reads the same rows."""
+    @classmethod
+    def of(cls, spec: DataSpec, split: float, seed: int) -> _Kind:
+        bounds = tuple(entry.bounds for entry in spec.entries)
+        return cls(spec.entries, bounds, spec.role_column, split, seed)
+
+
+@dataclass
+class _Opened:
+    """Rows of one kind; ``shared`` is None until one fit has collected them, and if it cannot."""
+
+    kind: _Kind
+    validation: Any
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    collected: bool = False
+    shared: SharedRows | None = None
+
+    def is_for(self, kind: _Kind, validation: Any) -> bool:
         same = validation is self.validation or (
             isinstance(validation, str) and validation == self.validation
         )
-        mine = (self.signature, self.columns, self.split, self.seed)
-        return same and (signature, columns, split, seed) == mine
+        return same and kind == self.kind
 
 
 class SharedData:
@@ -78,19 +91,20 @@ class SharedData:
             seed: Of the choice of these rows.
             limit_bytes: Larger data are not shared.
         """
-        wanted = (validation, signature, columns, split, seed)
+        source = open_fit_source(self._data, validation, signature, columns, split=split, seed=seed)
+        kind = _Kind.of(source.spec, split, seed)
         with self._lock:
-            opened = next((o for o in self._opened if o.is_for(*wanted)), None)
-            if opened is None and len(self._opened) < _MOST_KINDS and not self._closed:
-                opened = _Opened(*wanted, min(limit_bytes, MOST_BYTES))
+            opened = next((o for o in self._opened if o.is_for(kind, validation)), None)
+            if opened is None:
+                if len(self._opened) >= _MOST_KINDS or self._closed:
+                    return source
+                opened = _Opened(kind, validation)
                 self._opened.append(opened)
-        if opened is None:
-            return open_fit_source(self._data, *wanted[:3], split=split, seed=seed)
         with opened.lock:
-            if opened.source is None:
-                source = open_fit_source(self._data, *wanted[:3], split=split, seed=seed)
-                opened.source = replace(source, shared=_shared(source, opened.limit_bytes))
-            return opened.source
+            if not opened.collected:
+                opened.shared = _shared(source, min(limit_bytes, MOST_BYTES))
+                opened.collected = True
+            return replace(source, shared=opened.shared)
 
     def close(self) -> None:
         """Frees the broadcasts. Fits that still run may fail."""
@@ -98,8 +112,8 @@ class SharedData:
             self._closed = True
             opened, self._opened = self._opened, []
         for one in opened:
-            if one.source is not None and one.source.shared is not None:
-                one.source.shared.destroy()
+            if one.shared is not None:
+                one.shared.destroy()
 
 
 def _shared(source: Source, limit_bytes: int) -> SharedRows | None:

@@ -141,7 +141,7 @@ class TrainTask:
                 lambda: read_partition(
                     noted(), self.spec, settings.memory_budget_bytes, settings.spill_dir
                 ),
-            )
+            ).under(self.spec)
         finally:
             begun.set()
         return partition, time.perf_counter() - began
