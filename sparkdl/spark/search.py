@@ -17,6 +17,7 @@ from sparkdl.launch import interrupts
 from sparkdl.learner.voting import vote
 from sparkdl.progress.events import EpochEnded, Event, Json, SearchBegan, SearchEnded
 from sparkdl.spark.columns.local_data import as_frame
+from sparkdl.spark.columns.shipped import removes_tables
 from sparkdl.spark.driver import cluster
 from sparkdl.spark.driver.arguments import verbosity
 from sparkdl.spark.driver.telling import open_sinks
@@ -49,6 +50,7 @@ _LARGER_IS_BETTER = ("acc", "auc", "precision", "recall", "f1", "iou", "r2", "co
 
 
 @interrupts.heard()
+@removes_tables()
 def search(
     build: Build | TrainingStage,
     data: Any,
