@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 from spark.conftest import make_mlp
 
@@ -84,6 +85,15 @@ def test_a_lazy_result_keeps_its_files(spark: Any, small_jvm: Path) -> None:
     rows = result.collect()
     assert sorted(row["n"] for row in rows) == list(range(1000))
     assert all(row["twice"] == 2 * row["n"] for row in rows)
+
+
+def test_columns_may_have_names_that_files_cannot_have(spark: Any, small_jvm: Path) -> None:
+    names = ["n", "N", "a b", "{x;y}"]
+    table = pa.table([pa.array([number] * 200) for number in range(4)], names=names)
+    frame = shipped.ship_table(spark, table)
+    assert tables_in(small_jvm)
+    assert frame.columns == names
+    assert [tuple(row) for row in frame.distinct().collect()] == [(0, 1, 2, 3)]
 
 
 def test_rows_of_a_run_are_gone_after_it(spark: Any, small_jvm: Path) -> None:

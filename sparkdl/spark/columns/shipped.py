@@ -138,6 +138,8 @@ def _frame_of_file(spark: Any, table: pa.Table) -> Any:
     else:
         _folders.of_call.append(folder)
     rows = max(1, _GROUP_BYTES * table.num_rows // table.nbytes)
+    names = table.column_names  # files cannot have all that a frame can: 'a' beside 'A'
+    table = table.rename_columns([f"c{number}" for number in range(len(names))])
     try:
         pq.write_table(
             table, f"{folder}/rows.parquet", row_group_size=rows, compression="none",
@@ -153,4 +155,4 @@ def _frame_of_file(spark: Any, table: pa.Table) -> Any:
             f"{2 + int(4 * table.nbytes / 2**30)}g or more",
         ) from error
     reader = spark.read.schema(from_arrow_schema(table.schema))
-    return reader.parquet(f"file://{folder}/rows.parquet")
+    return reader.parquet(f"file://{folder}/rows.parquet").toDF(*names)
