@@ -3,9 +3,10 @@
     python benchmarks/feeding.py [--rows 100000] [--turns 3] [--spark] [--frame] [--stream]
 
 ``--spark`` also runs ``sparkdl.run(fn, data=...)`` on ``local[2]``, from the job's start to the
-last batch, beside the same job without rows: with the path of Parquet files, which the ranks read,
-and (``--frame``) with a DataFrame of them, whose rows Spark deals. Its rates are divided by those
-of the queue and of the Arrow file in the same run.
+last batch, beside the same job without rows: with the path of a Parquet file and of an Arrow file,
+which the ranks read, and (``--frame``) with a DataFrame, whose rows Spark deals. The function
+copies each batch, as the reader of the Arrow file does, so that all values are read. The rates are
+divided by those of the queue and of the Arrow file in the same run.
 
 ``--stream`` measures the way of a stream's rows from a task to a rank's process: over the framed
 socket, as it is, and with an Arrow stream in shared memory, of which only the name would travel.
@@ -25,7 +26,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from sparkdl.data.feed import Feed, RowSpool, to_numpy
+from sparkdl.data.chunks import to_numpy
+from sparkdl.data.feed import Feed, RowSpool
 from sparkdl.launch.stream_intake import StreamIntake, send_rows
 from sparkdl.transport.listeners import Listeners, ListenOptions
 from sparkdl.transport.server import Server
@@ -96,6 +98,52 @@ def arrow_file(rows: int, folder: str) -> float:
     return rows / (time.perf_counter() - start)
 
 
+def limits(rows: int, folder: str) -> dict[str, float]:
+    """Rows per second of two bare processes that read the same files, half of the rows each."""
+    context = multiprocessing.get_context("spawn")
+    rates = {}
+    for kind in ("parquet", "arrow"):
+        begin = context.Barrier(3)
+        readers = [
+            context.Process(target=read_half, args=(f"{folder}/rows.{kind}", rows, half, begin))
+            for half in range(2)
+        ]
+        for reader in readers:
+            reader.start()
+        begin.wait()
+        start = time.perf_counter()
+        for reader in readers:
+            reader.join()
+        rates[kind] = rows / (time.perf_counter() - start)
+    return rates
+
+
+def read_half(path: str, rows: int, half: int, begin: Any) -> None:
+    """One of them; it copies each batch, as the fed function does."""
+    import pyarrow.parquet as pq
+
+    begin.wait()
+    count = 0
+    with pa.memory_map(path) as mapped:
+        if path.endswith("arrow"):
+            file = pa.ipc.open_file(mapped)
+            chunks: Any = map(file.get_batch, halves(file.num_record_batches, half))
+        else:
+            parquet = pq.ParquetFile(mapped, pre_buffer=False)
+            groups = halves(parquet.num_row_groups, half)
+            chunks = parquet.iter_batches(2560, row_groups=groups, use_threads=False)
+        for chunk in chunks:
+            values = to_numpy(chunk.column(0))
+            for at in range(0, len(values), BATCH):
+                count += len(np.array(values[at : at + BATCH]))
+    assert 2 * count == rows
+
+
+def halves(count: int, half: int) -> list[int]:
+    """The first or the last half of the numbers below ``count``, which is even."""
+    return list(range(count * half // 2, count * (half + 1) // 2))
+
+
 def to_a_rank(rows: int) -> dict[str, float]:
     """Rows per second from this process to another one, until they are kept there."""
     source = batches(rows)
@@ -142,7 +190,7 @@ def be_a_rank(pipe: Any) -> None:
             pipe.send(kept.num_rows)
 
 
-def through_spark(rows: int, frame: bool, queue: float, arrow: float) -> None:
+def through_spark(rows: int, turns: int, frame: bool, queue: float, arrow: float) -> None:
     """Prints the rates of whole jobs."""
     os.environ.update(PYSPARK_PYTHON=sys.executable, SPARK_LOCAL_IP="127.0.0.1")
     from pyspark.sql import SparkSession
@@ -163,12 +211,20 @@ def through_spark(rows: int, frame: bool, queue: float, arrow: float) -> None:
         with pq.ParquetWriter(path, source[0].schema, use_dictionary=False) as writer:
             for batch in source:
                 writer.write_batch(batch)
+        mapped = f"{folder}/rows.arrow"
+        with pa.ipc.new_file(mapped, source[0].schema) as writer:
+            for batch in source:
+                writer.write_batch(batch)
 
         def take(given: Any) -> int:
-            return sum(len(batch["x"]) for batch in given.batches(BATCH))
+            return sum(len(np.array(batch["x"])) for batch in given.batches(BATCH))
 
-        given = {"path": path, "DataFrame": spark.read.parquet(path)} if frame else {"path": path}
-        for _ in range(2):
+        given = {"a Parquet file": path, "an Arrow file": mapped}
+        if frame:
+            given["a DataFrame"] = spark.read.parquet(path)
+        for _ in range(turns):
+            for kind, rate in limits(rows, folder).items():
+                print(f"two bare processes, {kind}: {rate:,.0f} rows/s", flush=True)
             for name, data in given.items():
                 start = time.perf_counter()
                 shares = sparkdl.run(
@@ -216,7 +272,9 @@ def main() -> None:
             )
     if arguments.spark:
         middle = arguments.turns // 2
-        through_spark(rows, arguments.frame, sorted(queues)[middle], sorted(arrows)[middle])
+        through_spark(
+            rows, arguments.turns, arguments.frame, sorted(queues)[middle], sorted(arrows)[middle]
+        )
 
 
 if __name__ == "__main__":

@@ -6,17 +6,19 @@ unnamed file of this machine's disk that is mapped, so that a later epoch costs 
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from typing import IO, Any, Literal
+from collections.abc import Generator, Iterator, Sequence
+from typing import IO, Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from sparkdl.config import require_int
+from sparkdl.data.chunks import NO_ROWS, Chunk, Part, to_numpy
 from sparkdl.data.storage import spilling
 from sparkdl.errors import ConfigError, DataError
 
@@ -142,10 +144,7 @@ class RowFeed(ABC):
             ConfigError: ``batch_size`` is no number of rows.
         """
         table = self.next_arrow(batch_size)
-        if table is None:
-            return {}
-        columns = zip(table.column_names, table.columns, strict=True)
-        return {name: to_numpy(column) for name, column in columns}
+        return {} if table is None else _arrays(table)
 
     def batches(self, batch_size: int) -> Iterator[Columns]:
         """All batches to the last epoch's end, see :meth:`next_batch`."""
@@ -158,11 +157,25 @@ class RowFeed(ABC):
             yield from table.to_pylist()
 
 
+class RowSource(Protocol):
+    """Rows that are read as they are asked for; see :mod:`sparkdl.data.row_sources`."""
+
+    @property
+    def num_rows(self) -> int:
+        """How many there are."""
+
+    def chunks(self) -> Generator[pa.RecordBatch]:
+        """All of them, in their order; called again for each time that they are given."""
+
+
+FedRows = Sequence[pa.RecordBatch] | RowSource
+
+
 class Feed(RowFeed):
     """The rows of one rank, for ``epochs`` epochs; for one thread.
 
     Args:
-        chunks: The rows.
+        chunks: The rows, or what reads them, which cannot be shuffled.
         epochs: Times that they are given; None for ever.
         rows: Rows of an epoch; more than there are begin again, fewer leave some out.
         shuffle: Whether each epoch permutes the chunks, and the rows within each.
@@ -171,15 +184,19 @@ class Feed(RowFeed):
 
     def __init__(
         self,
-        chunks: Sequence[pa.RecordBatch],
+        chunks: FedRows,
         *,
         epochs: int | None = 1,
         rows: int | None = None,
         shuffle: bool = False,
         seed: int = 0,
     ) -> None:
-        self._chunks = [chunk for chunk in chunks if chunk.num_rows]
-        total = sum(chunk.num_rows for chunk in self._chunks)
+        self._rows: FedRows = chunks
+        if isinstance(chunks, Sequence):
+            self._rows = [chunk for chunk in chunks if chunk.num_rows]
+            total = sum(chunk.num_rows for chunk in self._rows)
+        else:
+            total = chunks.num_rows
         self.rows_per_epoch = total if rows is None else rows
         if self.rows_per_epoch and not total:
             raise ConfigError("a feed without rows", expected="rows to repeat", received="none")
@@ -188,8 +205,8 @@ class Feed(RowFeed):
         self.epoch = 0
         """Epochs that were given to their end."""
         self._left = self.rows_per_epoch
-        self._source: Iterator[pa.RecordBatch] = self._rows_of_epoch()
-        self._rest: pa.RecordBatch | None = None
+        self._source = self._rows_of_epoch()
+        self._chunk = Chunk(NO_ROWS)
         self._terminated = False
 
     def should_stop(self) -> bool:
@@ -200,72 +217,61 @@ class Feed(RowFeed):
     def terminate(self) -> None:
         """Gives no more rows; what is left is dropped."""
         self._terminated = True
+        with contextlib.suppress(ValueError):  # another thread of the framework's asks just now
+            self._source.close()
 
     def next_arrow(self, batch_size: int) -> pa.Table | None:
         """The next rows as an Arrow table; None if there are no more. See :meth:`next_batch`."""
+        parts = self._take(batch_size)
+        return None if not parts else pa.Table.from_batches([part.arrow() for part in parts])
+
+    def next_batch(self, batch_size: int) -> Columns:
+        """See :meth:`RowFeed.next_batch`."""
+        parts = self._take(batch_size)
+        if len(parts) == 1:
+            return parts[0].arrays()
+        return _arrays(pa.Table.from_batches([part.arrow() for part in parts])) if parts else {}
+
+    def _take(self, batch_size: int) -> list[Part]:
+        """The next rows; none if there are no more."""
         require_int("batch_size", batch_size, 1)
         if self.should_stop():
-            return None
+            return []
         wanted = min(batch_size, self._left)
         parts, count = [], 0
         while count < wanted:
-            chunk = self._rest if self._rest is not None else next(self._source)
-            part = chunk.slice(0, wanted - count)
-            self._rest = chunk.slice(part.num_rows) if part.num_rows < chunk.num_rows else None
-            parts.append(part)
-            count += part.num_rows
+            if not self._chunk.left:
+                self._chunk = Chunk(next(self._source))
+            parts.append(self._chunk.take(wanted - count))
+            count += parts[-1].num_rows
         self._left -= count
         if not self._left:
             self.epoch += 1
             self._left = self.rows_per_epoch
-            self._source, self._rest = self._rows_of_epoch(), None
-        return pa.Table.from_batches(parts)
+            self._source.close()
+            self._source, self._chunk = self._rows_of_epoch(), Chunk(NO_ROWS)
+        return parts
 
-    def _rows_of_epoch(self) -> Iterator[pa.RecordBatch]:
+    def _rows_of_epoch(self) -> Generator[pa.RecordBatch]:
         """The chunks in this epoch's order, again and again."""
         number = self.epoch
         while True:
+            if not isinstance(self._rows, Sequence):
+                yield from self._rows.chunks()
+                continue
             if not self._shuffle:
-                yield from self._chunks
+                yield from self._rows
                 continue
             random = np.random.Generator(
                 np.random.Philox(np.random.SeedSequence(self._seed % 2**64, spawn_key=(number,)))
             )
-            for chunk in random.permutation(len(self._chunks)):
-                rows = self._chunks[chunk]
+            for chunk in random.permutation(len(self._rows)):
+                rows = self._rows[chunk]
                 yield rows.take(pa.array(random.permutation(rows.num_rows)))
 
 
-def to_numpy(array: pa.Array) -> npt.NDArray[Any]:
-    """A column as one array; lists of unequal length as an array of arrays.
-
-    >>> to_numpy(pa.array([[1, 2], [3, 4]])).shape
-    (2, 2)
-    """
-    if isinstance(array, pa.ChunkedArray):  # combine_chunks copies also where there is one
-        array = array.chunk(0) if array.num_chunks == 1 else array.combine_chunks()
-    if isinstance(array, pa.ExtensionArray):
-        array = array.storage
-    kind = array.type
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
-        return _lists_to_numpy(array)
-    if pa.types.is_struct(kind) or pa.types.is_map(kind):
-        found = np.empty(len(array), object)
-        found[:] = array.to_pylist()
-        return found
-    plain: npt.NDArray[Any] = array.to_numpy(zero_copy_only=False)
-    return plain
-
-
-def _lists_to_numpy(array: pa.Array) -> npt.NDArray[Any]:
-    inner = to_numpy(array.flatten())
-    sizes = np.asarray(array.value_lengths().to_numpy(zero_copy_only=False))
-    if not array.null_count and len(sizes) and (sizes == sizes[0]).all():
-        return inner.reshape(len(array), int(sizes[0]), *inner.shape[1:])
-    found = np.empty(len(array), object)
-    ends = np.cumsum(np.nan_to_num(sizes).astype(np.int64))
-    valid = array.is_valid().to_pylist()
-    begins = np.concatenate([np.zeros(1, np.int64), ends[:-1]])[: len(ends)]
-    for row, (begin, end) in enumerate(zip(begins, ends, strict=True)):
-        found[row] = inner[begin:end] if valid[row] else None
-    return found
+def _arrays(table: pa.Table) -> Columns:
+    return {
+        name: to_numpy(column)
+        for name, column in zip(table.column_names, table.columns, strict=True)
+    }

@@ -152,15 +152,32 @@ def _matching(place: FilePlace, pattern: list[str]) -> list[str]:
     return tops
 
 
-def open_input(path: str) -> BinaryIO:
+def open_input(path: str, *, mapped: bool = False) -> BinaryIO:
     """A file, open for reading from any position.
+
+    Args:
+        path: Of the file.
+        mapped: Whether a file of this machine is mapped into memory, so that what is read of it is
+            no copy. It must not become shorter meanwhile.
 
     Raises:
         ResourceError: It cannot be read.
     """
+    from pyarrow import fs
+
     place = place_of(path)
+    system = place.system
+    if mapped and isinstance(system, fs.LocalFileSystem):
+        system = fs.LocalFileSystem(use_mmap=True)
     with explained("read", path):
-        return cast(BinaryIO, place.system.open_input_file(place.inner))
+        return cast(BinaryIO, system.open_input_file(place.inner))
+
+
+def is_local(path: str) -> bool:
+    """Whether a path means a file of this machine, as far as its file system says."""
+    from pyarrow import fs
+
+    return isinstance(place_of(path).system, fs.LocalFileSystem)
 
 
 def create_output(path: str) -> BinaryIO:

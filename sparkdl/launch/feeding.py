@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import wait
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -13,7 +14,8 @@ import numpy as np
 import pyarrow as pa
 
 from sparkdl.collective.communicator import Communicator
-from sparkdl.data.feed import Feed, RowFeed, RowSpool, Uneven, equal_rows
+from sparkdl.data.feed import Columns, FedRows, Feed, RowFeed, RowSpool, Uneven, equal_rows
+from sparkdl.data.row_sources import RereadRows, RowsKeptAsRead, RowsOfOneEpoch
 from sparkdl.errors import WaitTimeoutError
 from sparkdl.launch.thread_call import ThreadCall
 
@@ -23,8 +25,15 @@ _LOOK_S = 0.1
 class RowFiles(Protocol):
     """Files that the ranks read by themselves."""
 
+    @property
+    def read_again(self) -> bool:
+        """Whether to read them again costs less than to keep their rows."""
+
+    def num_rows(self, rank: int) -> int:
+        """How many rows a rank has."""
+
     def batches(self, rank: int) -> Iterator[pa.RecordBatch]:
-        """A rank's rows."""
+        """A rank's rows, each time that this is called."""
 
 
 @dataclass(frozen=True)
@@ -52,24 +61,47 @@ class FeedSettings:
     stall_timeout_s: float | None = None
     files: RowFiles | None = None
 
-    def read(self, batches: Iterator[pa.RecordBatch], rank: int) -> RowSpool:
-        """Keeps the rank's rows, under their own names."""
-        spool = RowSpool(self.memory_budget_bytes)
-        for batch in batches if self.files is None else self.files.batches(rank):
-            spool.add(pa.RecordBatch.from_arrays(batch.columns, names=list(self.columns)))
-        return spool
+    def read(self, batches: Iterator[pa.RecordBatch], rank: int) -> FedRows:
+        """Keeps the rank's rows, under their own names; those of files are read as they are taken.
 
-    def open(self, spool: RowSpool, communicator: Communicator) -> RankFeed:
+        Rows of files that are shuffled are kept, too: each epoch has an order of all its chunks.
+        """
+        spool = RowSpool(self.memory_budget_bytes)
+        files = self.files
+        if files is None or self.shuffle:
+            for batch in self._named(batches if files is None else files.batches(rank)):
+                spool.add(batch)
+            return spool.finish()
+
+        def read() -> Iterator[pa.RecordBatch]:
+            return self._named(files.batches(rank))
+
+        count = files.num_rows(rank)
+        if files.read_again:
+            return RereadRows(read, count)
+        if self.epochs == 1 and self.uneven != "pad":
+            return RowsOfOneEpoch(read, count)
+        return RowsKeptAsRead(read, count, spool)
+
+    def _named(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            yield pa.RecordBatch.from_arrays(batch.columns, names=list(self.columns))
+
+    def open(self, rows: FedRows, communicator: Communicator) -> RankFeed:
         """The feed of a rank; all ranks call this together.
 
         Raises:
             DataError: A rank without rows is to repeat them.
         """
-        gathered = communicator.all_gather(np.array([spool.num_rows], np.int64))
+        if isinstance(rows, Sequence):
+            num_rows = sum(batch.num_rows for batch in rows)
+        else:
+            num_rows = rows.num_rows
+        gathered = communicator.all_gather(np.array([num_rows], np.int64))
         counts = [int(count[0]) for count in gathered]
         rank = communicator.rank
         return RankFeed(
-            spool.finish(),
+            rows,
             epochs=self.epochs,
             rows=equal_rows(counts, self.uneven)[rank],
             shuffle=self.shuffle,
@@ -102,17 +134,32 @@ class FunctionFeed(RowFeed):
 
 
 class RankFeed(FunctionFeed, Feed):
-    """The rows of a rank, all of which it has."""
+    """The rows of a rank, all of which it has or reads by itself."""
+
+    _gives = False
 
     @property
     def is_due(self) -> bool:
         """See :attr:`FunctionFeed.is_due`."""
-        return not self.should_stop()
+        return not self._gives and not self.should_stop()
 
     def next_arrow(self, batch_size: int) -> pa.Table | None:
         """See :meth:`sparkdl.data.feed.Feed.next_arrow`."""
-        self.asked_at = time.monotonic()
-        return Feed.next_arrow(self, batch_size)
+        with self._giving():
+            return Feed.next_arrow(self, batch_size)
+
+    def next_batch(self, batch_size: int) -> Columns:
+        """See :meth:`sparkdl.data.feed.Feed.next_batch`."""
+        with self._giving():
+            return Feed.next_batch(self, batch_size)
+
+    @contextlib.contextmanager
+    def _giving(self) -> Iterator[None]:
+        self._gives = True
+        try:
+            yield
+        finally:
+            self.asked_at, self._gives = time.monotonic(), False
 
 
 def call_while_it_feeds(

@@ -22,7 +22,7 @@ from sparkdl import payload
 from sparkdl.collective.communicator import Communicator, Member, make_communicator
 from sparkdl.collective.current import use
 from sparkdl.coordinator.session import Session
-from sparkdl.data.feed import RowSpool
+from sparkdl.data.feed import FedRows
 from sparkdl.errors import DataError, WorkerError
 from sparkdl.launch.capture import Capture
 from sparkdl.launch.devices import DeviceRequest, function_environment
@@ -123,7 +123,7 @@ class FunctionTask:
             yield
 
     def _call(
-        self, rank: RankContext, session: Session | None, rows: RowSpool | None
+        self, rank: RankContext, session: Session | None, rows: FedRows | None
     ) -> tuple[str, bytes | None]:
         """The communicator's name, and the pickled result if the driver wants it.
 
@@ -165,7 +165,7 @@ class FunctionTask:
 
     @contextlib.contextmanager
     def _feed(
-        self, rank: RankContext, rows: RowSpool | None, exit_barrier: Communicator
+        self, rank: RankContext, rows: FedRows | None, exit_barrier: Communicator
     ) -> Iterator[FunctionFeed | None]:
         """What gives rows to the function; None if it gets none."""
         if self.stream is not None and self.endpoint is not None:

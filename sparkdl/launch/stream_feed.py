@@ -13,7 +13,7 @@ import pyarrow as pa
 from sparkdl.closing import Closing
 from sparkdl.collective.builtin.sockets import rank_addresses
 from sparkdl.config import require_int
-from sparkdl.data.feed import Feed
+from sparkdl.data.feed import Columns, Feed
 from sparkdl.launch.feeding import FunctionFeed
 from sparkdl.launch.stream_intake import StreamIntake
 from sparkdl.network import RankListening
@@ -130,6 +130,12 @@ class StreamFeed(FunctionFeed):
         require_int("batch_size", batch_size, 1)
         rows = self._current()
         return None if rows is None else rows.next_arrow(batch_size)
+
+    def next_batch(self, batch_size: int) -> Columns:
+        """See :meth:`sparkdl.data.feed.RowFeed.next_batch`."""
+        require_int("batch_size", batch_size, 1)
+        rows = self._current()
+        return {} if rows is None else rows.next_batch(batch_size)
 
     def _current(self) -> Feed | None:
         """The micro-batch that has rows left; waits for it."""

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import make_mlp
+from pyarrow import feather
 
 import sparkdl
 from sparkdl import SparkModel
@@ -19,11 +20,16 @@ def files(spark: Any, digits_df: Any, tmp_path_factory: pytest.TempPathFactory) 
     df = digits_df.select("features", digits_df.label.cast("bigint").alias("label"))
     df.repartition(3).write.parquet(f"{folder}/rows.parquet")
     sparkdl.write_tfrecords(df.repartition(3), f"{folder}/rows.tfrecord")
+    rows = df.toArrow()
+    (folder / "rows.arrow").mkdir()
+    for number in range(3):
+        part = rows.slice(number * len(rows) // 3, len(rows) // 3)
+        feather.write_feather(part, f"{folder}/rows.arrow/part-{number}.feather", chunksize=100)
     return folder
 
 
 @pytest.mark.parametrize("mode", ["synchronous", "allreduce"])
-@pytest.mark.parametrize("kind", ["parquet", "tfrecord"])
+@pytest.mark.parametrize("kind", ["parquet", "arrow", "tfrecord"])
 def test_files_train_as_their_frame_does(spark: Any, files: Path, kind: str, mode: str) -> None:
     path = str(files / f"rows.{kind}")
     model = SparkModel(make_mlp(), mode=mode, num_workers=2, memory_budget_mb=1)

@@ -6,7 +6,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from pyarrow import feather
 
 import sparkdl
 from sparkdl.errors import ConfigError, WorkerError
@@ -49,6 +51,26 @@ def test_parquet_files_by_their_path(spark: Any, tmp_path: Path, column: str) ->
     if "text" in column:  # read by the ranks; Spark deals the others
         assert [len(share) for share in shares] == [50, 51]
         assert [row[2] for row in rows] == [str(n) for n in range(101)]
+
+
+def test_arrow_files_by_their_path(spark: Any, tmp_path: Path) -> None:
+    table = pa.table({"n": list(range(101)), "x": [[n, n] for n in range(101)]})
+    feather.write_feather(table, str(tmp_path / "rows.feather"), compression="uncompressed")
+
+    def take(feed: Any) -> list[int]:
+        seen: list[int] = []
+        for batch in feed.batches(8):
+            assert batch["x"].shape == (len(batch["n"]), 2)
+            seen += batch["n"].tolist()
+        return seen
+
+    path = str(tmp_path / "rows.feather")
+    first, second = sparkdl.run(take, num_workers=2, data=path, epochs=2, spark=spark)
+    assert first == [*range(50)] * 2
+    assert second == [*range(50, 100)] * 2
+    first, second = sparkdl.run(take, num_workers=2, data=path, shuffle=True, uneven="keep")
+    assert sorted(first + second) == list(range(101))
+    assert first != sorted(first)
 
 
 def test_a_function_that_fails_while_it_is_fed_raises_here(spark: Any) -> None:

@@ -1,4 +1,4 @@
-"""Parquet files that the ranks of ``run(fn, data=...)`` read by themselves, in equal shares."""
+"""Files that the ranks of ``run(fn, data=...)`` read by themselves, in equal shares."""
 
 from __future__ import annotations
 
@@ -9,26 +9,49 @@ from typing import Any
 import pyarrow as pa
 
 from sparkdl.errors import DataError
-from sparkdl.files.streams import FoundFile, find_files
-from sparkdl.spark.columns.files import FileShard, kind_of_path, parquet_facts, read_groups
+from sparkdl.files.streams import FoundFile, find_files, is_local
+from sparkdl.spark.columns.arrow_files import arrow_facts, read_arrow
+from sparkdl.spark.columns.files import (
+    FileKind,
+    FileShard,
+    kind_of_path,
+    parquet_facts,
+    read_groups,
+)
 
 _MOST_FILES = 500
 """Of more files the driver does not read the ends to know their rows: Spark reads them."""
 
 
 @dataclass(frozen=True)
-class ParquetRows:
+class FileRows:
     """Rows of files, of which each rank reads a range; see ``launch.feeding.RowFiles``.
 
     Args:
-        files: Each with the rows of its row groups.
+        files: Each with the rows of its row groups or record batches.
         schema: The columns, with Spark's types.
         ranks: How many share the rows.
+        kind: Of the files.
     """
 
     files: tuple[tuple[FoundFile, tuple[int, ...]], ...]
     schema: pa.Schema
     ranks: int
+    kind: FileKind = "parquet"
+
+    @property
+    def read_again(self) -> bool:
+        """Whether each epoch reads the files: Arrow files need no decoding."""
+        return self.kind == "arrow"
+
+    def num_rows(self, rank: int) -> int:
+        """The rows of a rank."""
+        begin, end = self._bounds(rank)
+        return end - begin
+
+    def _bounds(self, rank: int) -> tuple[int, int]:
+        total = sum(sum(groups) for _, groups in self.files)
+        return total * rank // self.ranks, total * (rank + 1) // self.ranks
 
     def batches(self, rank: int) -> Iterator[pa.RecordBatch]:
         """The rank's rows; those of two ranks differ by one at most.
@@ -36,8 +59,7 @@ class ParquetRows:
         Raises:
             DataError: A file cannot be read, or has changed since the driver looked at it.
         """
-        total = sum(sum(groups) for _, groups in self.files)
-        begin, end = total * rank // self.ranks, total * (rank + 1) // self.ranks
+        begin, end = self._bounds(rank)
         at = 0
         for file, groups in self.files:
             chosen: list[int] = []
@@ -54,13 +76,13 @@ class ParquetRows:
                 begin += left
 
     def _range(self, shard: FileShard, skipped: int, count: int) -> Iterator[pa.RecordBatch]:
-        for batch in read_groups(shard, self.schema.names):
+        for batch in self._read(shard):
             part = batch.slice(skipped, count)
             skipped = max(0, skipped - batch.num_rows)
             if part.num_rows:
                 count -= part.num_rows
-                columns = [part.column(field.name).cast(field.type) for field in self.schema]
-                yield pa.RecordBatch.from_arrays(columns, schema=self.schema)
+                columns = [_as_type(part.column(field.name), field.type) for field in self.schema]
+                yield pa.RecordBatch.from_arrays(columns, names=self.schema.names)
             if not count:
                 return
         raise DataError(
@@ -70,12 +92,26 @@ class ParquetRows:
             hint="write new data into a new folder",
         )
 
+    def _read(self, shard: FileShard) -> Iterator[pa.RecordBatch]:
+        if self.kind == "arrow":
+            return read_arrow(shard.file.path, shard.row_groups, self.schema.names)
+        return read_groups(shard, self.schema.names)
 
-def fed_files(path: str, frame: Any, columns: tuple[str, ...], ranks: int) -> ParquetRows | None:
+
+def _as_type(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    """The column with a type of Spark's; lists of a fixed size stay such, for they are no copy."""
+    found = column.type
+    if pa.types.is_fixed_size_list(found) and found.value_type == kind.value_type:
+        return column
+    return column.cast(kind)
+
+
+def fed_files(path: str, frame: Any, columns: tuple[str, ...], ranks: int) -> FileRows | None:
     """The files if the ranks can read them by themselves; None if Spark must.
 
-    Spark reads what is no Parquet, very many files, files with different columns, folders by
-    column, and types that Spark and Arrow may read differently: times, decimals, maps, structs.
+    Spark reads what is neither Parquet nor Arrow, Arrow files elsewhere, very many files, files with different columns,
+    folders by column, and types that Spark and Arrow may read differently: times, decimals, maps,
+    structs.
 
     Args:
         path: Of the files.
@@ -85,12 +121,16 @@ def fed_files(path: str, frame: Any, columns: tuple[str, ...], ranks: int) -> Pa
     """
     from pyspark.sql.pandas.types import to_arrow_schema
 
-    if kind_of_path(path) != "parquet" or not all(_is_plain(f.dataType) for f in frame.schema):
+    kind = kind_of_path(path)
+    if kind == "tfrecord" or not all(_is_plain(f.dataType) for f in frame.schema):
         return None
     files = find_files(path)
     if not files or len(files) > _MOST_FILES or any(file.partition_values for file in files):
         return None
-    facts = [parquet_facts(file.path) for file in files]
+    if kind == "arrow" and not all(is_local(file.path) for file in files):
+        return None  # to count the rows could take as long as to read them
+    facts_of = arrow_facts if kind == "arrow" else parquet_facts
+    facts = [facts_of(file.path) for file in files]
     there = facts[0][0]
     if any(schema != there for schema, _ in facts) or not set(columns) <= set(there.names):
         return None
@@ -98,7 +138,7 @@ def fed_files(path: str, frame: Any, columns: tuple[str, ...], ranks: int) -> Pa
         return None
     types = [field.type for field in to_arrow_schema(frame.schema, timezone="UTC")]
     counted = tuple((file, groups) for file, (_, groups) in zip(files, facts, strict=True))
-    return ParquetRows(counted, pa.schema(list(zip(columns, types, strict=True))), ranks)
+    return FileRows(counted, pa.schema(list(zip(columns, types, strict=True))), ranks, kind)
 
 
 def _is_plain(kind: Any) -> bool:

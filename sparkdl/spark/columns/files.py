@@ -19,10 +19,17 @@ from sparkdl.data import DataSpec
 from sparkdl.data.shards import deal, file_blocks, folder_column
 from sparkdl.data.tfrecord.decoding import decode_block
 from sparkdl.errors import ConfigError, DataError, ResourceError
-from sparkdl.files.streams import FoundFile, find_files, open_input
+from sparkdl.files.streams import FoundFile, find_files, is_local, open_input
+from sparkdl.spark.columns.arrow_files import arrow_facts, frame_of_arrow, read_arrow
 from sparkdl.spark.columns.wire import ONES
 
-FileKind = Literal["parquet", "tfrecord"]
+FileKind = Literal["parquet", "arrow", "tfrecord"]
+_KINDS: dict[FileKind, tuple[str, ...]] = {
+    "parquet": (".parquet", ".pq"),
+    "arrow": (".arrow", ".feather"),
+    "tfrecord": (".tfrecord",),
+}
+"""What the names of the files hold, or end with."""
 
 _BLOCK_BYTES = 8 << 20
 _FILES_PER_WORKER = 4
@@ -31,7 +38,7 @@ _FILES_PER_WORKER = 4
 
 @dataclass(frozen=True)
 class FileShard:
-    """A file, or some row groups of a Parquet file.
+    """A file, or some row groups of a Parquet file, or record batches of an Arrow file.
 
     Args:
         file: The file.
@@ -67,8 +74,9 @@ class FileSet:
     def shards(self, workers: int) -> list[FileShard]:
         """What can be dealt to so many workers."""
         shards = [FileShard(file, file.size_bytes, role=self.role) for file in self.files]
-        if self.kind == "parquet" and len(shards) < _FILES_PER_WORKER * workers:
-            shards = [part for shard in shards for part in _row_groups(shard)]
+        if self.kind != "tfrecord" and len(shards) < _FILES_PER_WORKER * workers:
+            parts = _row_groups if self.kind == "parquet" else _record_batches
+            shards = [part for shard in shards for part in parts(shard)]
         return [replace(shard, number=number) for number, shard in enumerate(shards)]
 
 
@@ -128,6 +136,9 @@ class FileInput:
             for name in spec.columns
             if name not in (spec.role_column, ONES) and name not in folders
         ]
+        if self.kind == "arrow":
+            yield from read_arrow(shard.file.path, shard.row_groups, wanted)
+            return
         with open_input(shard.file.path) as stream:
             if self.kind == "parquet":
                 yield from _read_parquet(stream, shard, wanted)
@@ -153,6 +164,16 @@ def _row_groups(shard: FileShard) -> Iterator[FileShard]:
         metadata = _opened(pq, stream, shard.file.path).metadata
     for number in range(metadata.num_row_groups):
         size = metadata.row_group(number).total_byte_size
+        yield replace(shard, size_bytes=size, row_groups=(number,))
+
+
+def _record_batches(shard: FileShard) -> Iterator[FileShard]:
+    if not is_local(shard.file.path):  # to count the rows could take as long as to read them
+        yield shard
+        return
+    rows = arrow_facts(shard.file.path)[1]
+    for number, count in enumerate(rows):
+        size = shard.size_bytes * count // max(1, sum(rows))
         yield replace(shard, size_bytes=size, row_groups=(number,))
 
 
@@ -190,7 +211,7 @@ def parquet_facts(path: str) -> tuple[pa.Schema, tuple[int, ...]]:
 
 def read_groups(shard: FileShard, columns: list[str]) -> Iterator[pa.RecordBatch]:
     """Columns of a Parquet file's row groups, in blocks of some megabytes."""
-    with open_input(shard.file.path) as stream:
+    with open_input(shard.file.path, mapped=True) as stream:
         yield from _read_parquet(stream, shard, columns)
 
 
@@ -218,28 +239,29 @@ def kind_of_path(path: str) -> FileKind:
     Raises:
         ConfigError: Their names do not say it.
     """
-    text = path.rstrip("/*").lower()
-    if ".tfrecord" in text:
-        return "tfrecord"
-    if ".parquet" in text or text.endswith(".pq"):
-        return "parquet"
-    endings = {_ending(file.path) for file in find_files(path)}
-    if endings == {"parquet"} or endings == {"tfrecord"}:
-        return "parquet" if endings == {"parquet"} else "tfrecord"
+    named = _kind_of_name(path.rstrip("/*"))
+    if named is not None:
+        return named
+    files = find_files(path)
+    kinds = {_kind_of_name(file.path.rsplit("/", 1)[-1]) for file in files}
+    if len(kinds) == 1 and (kind := kinds.pop()) is not None:
+        return kind
+    endings = {file.path.rsplit("/", 1)[-1].lower().rsplit(".", 1)[-1] for file in files}
     raise ConfigError(
         f"it cannot be seen what the files at {path!r} are",
-        expected="files whose names hold .parquet or .tfrecord, such as '/data/*.parquet'",
+        expected="files whose names hold .parquet, .arrow, .feather or .tfrecord, such as "
+        "'/data/*.parquet'",
         received=", ".join(sorted(endings)) or "no files",
         hint="or read them with Spark: fit(spark.read.format(...).load(path))",
     )
 
 
-def _ending(path: str) -> str:
-    name = path.rsplit("/", 1)[-1].lower()
-    for kind in ("parquet", "tfrecord"):
-        if f".{kind}" in name:
+def _kind_of_name(name: str) -> FileKind | None:
+    name = name.lower()
+    for kind, (within, *endings) in _KINDS.items():
+        if within in name or any(name.endswith(ending) for ending in endings):
             return kind
-    return name.rsplit(".", 1)[-1]
+    return None
 
 
 def frame_of_files(spark: Any, path: str) -> Any:
@@ -248,7 +270,10 @@ def frame_of_files(spark: Any, path: str) -> Any:
     Raises:
         ResourceError: There are no files.
     """
-    if kind_of_path(path) == "parquet":
+    kind = kind_of_path(path)
+    if kind == "arrow":
+        return frame_of_arrow(spark, path)
+    if kind == "parquet":
         from pyspark.errors import AnalysisException
 
         try:

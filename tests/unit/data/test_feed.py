@@ -9,7 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from sparkdl.data.feed import Feed, RowSpool, equal_rows, to_numpy
+from sparkdl.data.chunks import to_numpy
+from sparkdl.data.feed import Feed, RowSpool, equal_rows
 from sparkdl.errors import ConfigError, DataError, ResourceError
 
 
@@ -43,6 +44,29 @@ def test_a_batch_within_a_chunk_is_not_copied_and_cannot_be_written() -> None:
         assert batch["v"].tolist() == [[i, i] for i in range(start, start + 5)]
         assert not batch["x"].flags.writeable
         assert not batch["v"].flags.writeable
+
+
+def test_batches_of_each_kind_of_column_are_those_of_arrow() -> None:
+    table = pa.table(
+        {
+            "fixed": pa.array([[i, i + 1] for i in range(9)], pa.list_(pa.int16(), 2)),
+            "large": pa.array([[float(i)] for i in range(9)], pa.large_list(pa.float32())),
+            "deep": [[[i], [i]] for i in range(9)],
+            "ragged": [[0] * (1 + i // 4) for i in range(9)],
+            "null": [None, *range(8)],
+            "inner": [[None] if i == 8 else [i] for i in range(9)],
+            "text": list("abcdefghi"),
+            "truth": [True, False, True] * 3,
+        }
+    ).slice(1)  # all buffers begin before the rows
+    chunk = table.to_batches()[0]
+    for number, batch in enumerate(Feed([chunk]).batches(4)):
+        expected = chunk.slice(4 * number, 4)
+        for name in table.column_names:
+            plain = to_numpy(expected.column(name))
+            assert batch[name].dtype == plain.dtype
+            assert batch[name].shape == plain.shape
+            assert str(batch[name].tolist()) == str(plain.tolist())
 
 
 def test_rows_that_are_left_out_or_begin_again() -> None:

@@ -1,4 +1,4 @@
-"""Parquet files that ranks read in equal ranges of rows."""
+"""Parquet and Arrow files that ranks read in equal ranges of rows."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from sparkdl.data.chunks import to_numpy
 from sparkdl.errors import DataError
 from sparkdl.files.streams import find_files
-from sparkdl.spark.columns.fed_files import ParquetRows
+from sparkdl.spark.columns.arrow_files import arrow_facts, read_arrow
+from sparkdl.spark.columns.fed_files import FileRows
 from sparkdl.spark.columns.files import parquet_facts
 
 
@@ -28,9 +30,9 @@ def written(folder: Path, sizes: list[list[int]]) -> tuple[str, int]:
     return f"{folder}/*.parquet", at
 
 
-def rows_of(path: str, ranks: int) -> ParquetRows:
+def rows_of(path: str, ranks: int) -> FileRows:
     files = tuple((file, parquet_facts(file.path)[1]) for file in find_files(path))
-    return ParquetRows(files, pa.schema({"x": pa.list_(pa.float32()), "n": pa.int64()}), ranks)
+    return FileRows(files, pa.schema({"x": pa.list_(pa.float32()), "n": pa.int64()}), ranks)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 7, 40])
@@ -59,3 +61,53 @@ def test_a_file_that_has_lost_rows_is_named(tmp_path: Path) -> None:
     assert sum(batch.num_rows for batch in rows.batches(0)) == 5
     with pytest.raises(DataError, match=r"part-0\.parquet has lost rows"):
         list(rows.batches(1))
+
+
+def arrow(folder: Path, sizes: list[list[int]], codec: str | None) -> str:
+    """The same rows as :func:`written`, with lists of a fixed size."""
+    at = 0
+    schema = pa.schema({"n": pa.int64(), "x": pa.list_(pa.float32(), 2)})
+    options = pa.ipc.IpcWriteOptions(compression=codec)
+    for number, groups in enumerate(sizes):
+        with pa.ipc.new_file(f"{folder}/part-{number}.arrow", schema, options=options) as writer:
+            for rows in groups:
+                values = list(range(at, at + rows))
+                writer.write_batch(
+                    pa.record_batch([values, [[v, v + 0.5] for v in values]], schema=schema)
+                )
+                at += rows
+    return f"{folder}/*.arrow"
+
+
+@pytest.mark.parametrize("codec", [None, "lz4"])
+@pytest.mark.parametrize("ranks", [1, 3, 40])
+def test_arrow_files_are_shared_by_rows(tmp_path: Path, ranks: int, codec: str | None) -> None:
+    path = arrow(tmp_path, [[31, 0, 4], [5]], codec)
+    files = tuple((file, arrow_facts(file.path)[1]) for file in find_files(path))
+    assert [groups for _, groups in files] == [(31, 0, 4), (5,)]
+    wanted = pa.schema({"x": pa.list_(pa.float32()), "n": pa.int64()})
+    rows = FileRows(files, wanted, ranks, "arrow")
+    shares = [[row for b in rows.batches(rank) for row in b.to_pylist()] for rank in range(ranks)]
+    assert [len(share) for share in shares] == [rows.num_rows(rank) for rank in range(ranks)]
+    assert [row for share in shares for row in share] == [
+        {"x": [n, n + 0.5], "n": n} for n in range(40)
+    ]
+
+
+def test_rows_of_an_arrow_file_are_views_of_it(tmp_path: Path) -> None:
+    path = arrow(tmp_path, [[100_000]], None).replace("*", "part-0")
+    before = pa.total_allocated_bytes()
+    batches = list(read_arrow(path, None, ["x"]))
+    assert pa.total_allocated_bytes() - before < 100_000
+    assert to_numpy(batches[0].column(0))[-1].tolist() == [99_999, 99_999.5]  # the file is closed
+
+
+def test_what_is_no_arrow_file_is_named(tmp_path: Path) -> None:
+    path = arrow(tmp_path, [[3]], None).replace("*", "part-0")
+    with pytest.raises(DataError, match="'y'"):
+        list(read_arrow(path, None, ["y"]))
+    Path(path).write_bytes(b"ARROW1 and no more")
+    with pytest.raises(DataError, match=r"part-0\.arrow cannot be read"):
+        arrow_facts(path)
+    with pytest.raises(DataError, match=r"part-0\.arrow cannot be read"):
+        list(read_arrow(path, None, ["x"]))

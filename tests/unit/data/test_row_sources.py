@@ -1,0 +1,79 @@
+"""Rows of a feed that are read as they are taken: ahead, again, or kept; threads end."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from sparkdl.data.feed import Feed, RowSpool
+from sparkdl.data.row_sources import RereadRows, RowsKeptAsRead, RowsOfOneEpoch, read_ahead
+
+
+def source(counts: list[int], calls: list[int]) -> Callable[[], Iterator[pa.RecordBatch]]:
+    def read() -> Iterator[pa.RecordBatch]:
+        calls.append(1)
+        at = 0
+        for count in counts:
+            yield pa.record_batch({"x": pa.array(range(at, at + count), pa.int64())})
+            at += count
+
+    return read
+
+
+def taken(feed: Feed) -> list[int]:
+    return [value for batch in feed.batches(4) for value in batch["x"].tolist()]
+
+
+@pytest.mark.parametrize("budget", [1 << 20, 1])
+def test_rows_are_read_once_and_kept(tmp_path: Path, budget: int) -> None:
+    calls: list[int] = []
+    spool = RowSpool(budget, str(tmp_path))
+    rows = RowsKeptAsRead(source([3, 0, 5, 2], calls), 10, spool)
+    assert taken(Feed(rows, epochs=3)) == [*range(10)] * 3
+    assert len(calls) == 1
+
+
+def test_an_epoch_that_leaves_rows_out_or_begins_again() -> None:
+    calls: list[int] = []
+    rows = RowsKeptAsRead(source([3, 3, 4], calls), 10, RowSpool(1 << 20))
+    assert taken(Feed(rows, epochs=2, rows=8)) == [*range(8)] * 2
+    rows = RowsKeptAsRead(source([3, 3, 4], calls), 10, RowSpool(1 << 20))
+    assert taken(Feed(rows, epochs=2, rows=13)) == [*range(10), 0, 1, 2] * 2
+    assert len(calls) == 2
+
+
+def test_rows_that_are_read_again_and_rows_of_one_epoch() -> None:
+    calls: list[int] = []
+    assert taken(Feed(RereadRows(source([5], calls), 5), epochs=3)) == [*range(5)] * 3
+    assert len(calls) == 3
+    assert taken(Feed(RowsOfOneEpoch(source([2, 3], calls), 5))) == [*range(5)]
+    assert taken(Feed(RowsOfOneEpoch(source([], calls), 0), epochs=None)) == []
+
+
+def test_what_fails_while_it_is_read_ahead_is_raised_where_rows_are_taken() -> None:
+    def read() -> Iterator[pa.RecordBatch]:
+        yield pa.record_batch({"x": [1, 2]})
+        raise OSError("the disk is gone")
+
+    feed = Feed(RowsOfOneEpoch(read, 4))
+    assert feed.next_batch(2)["x"].tolist() == [1, 2]
+    with pytest.raises(OSError, match="the disk is gone"):
+        feed.next_batch(2)
+
+
+def test_the_thread_ends_with_the_feed() -> None:
+    before = threading.active_count()
+    feed = Feed(RowsOfOneEpoch(source([1] * 100, []), 100))
+    feed.next_batch(1)
+    assert threading.active_count() == before + 1
+    feed.terminate()
+    assert threading.active_count() == before
+    assert feed.next_batch(1) == {}
+    ahead = read_ahead(lambda: iter(range(100)))
+    assert next(ahead) == 0
+    ahead.close()
+    assert threading.active_count() == before
