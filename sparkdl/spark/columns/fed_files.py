@@ -109,9 +109,9 @@ def _as_type(column: pa.Array, kind: pa.DataType) -> pa.Array:
 def fed_files(path: str, frame: Any, columns: tuple[str, ...], ranks: int) -> FileRows | None:
     """The files if the ranks can read them by themselves; None if Spark must.
 
-    Spark reads what is neither Parquet nor Arrow, Arrow files elsewhere, very many files, files with different columns,
-    folders by column, and types that Spark and Arrow may read differently: times, decimals, maps,
-    structs.
+    Spark reads what is neither Parquet nor Arrow, Arrow files that are not on this machine, very
+    many files, files with different columns, folders by column, and types that Spark and Arrow may
+    read differently: times, decimals, maps, structs.
 
     Args:
         path: Of the files.
