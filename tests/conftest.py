@@ -44,6 +44,7 @@ _NEEDS = {
     "unit/launch/test_payload.py": "processes",
     "unit/tracking/test_page_browser.py": "processes",
     "unit/ps/rules/test_rules_optimizer.py": "keras",
+    "unit/spark/test_fit_warnings.py": "keras",
     "unit/spark/test_other_libraries.py": "keras",
 }
 """A folder or file below ``tests/``, and the mark of all tests in it."""
