@@ -24,9 +24,9 @@ class Chunk:
         self.left = rows.num_rows
         self._views: dict[str, npt.NDArray[Any] | None] | None = None
 
-    def take(self, count: int) -> Part:
+    def take(self, count: int) -> ChunkRows:
         """The next rows, at most ``count``."""
-        part = Part(self, self._at, min(count, self.left))
+        part = ChunkRows(self, self._at, min(count, self.left))
         self._at += part.num_rows
         self.left -= part.num_rows
         return part
@@ -40,7 +40,7 @@ class Chunk:
 
 
 @dataclass(frozen=True)
-class Part:
+class ChunkRows:
     """Some rows of a chunk."""
 
     chunk: Chunk

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from sparkdl.config import require_int
-from sparkdl.data.chunks import NO_ROWS, Chunk, Part, to_numpy
+from sparkdl.data.chunks import NO_ROWS, Chunk, ChunkRows, to_numpy
 from sparkdl.data.storage import spilling
 from sparkdl.errors import ConfigError, DataError
 
@@ -232,7 +232,7 @@ class Feed(RowFeed):
             return parts[0].arrays()
         return _arrays(pa.Table.from_batches([part.arrow() for part in parts])) if parts else {}
 
-    def _take(self, batch_size: int) -> list[Part]:
+    def _take(self, batch_size: int) -> list[ChunkRows]:
         """The next rows; none if there are no more."""
         require_int("batch_size", batch_size, 1)
         if self.should_stop():
