@@ -18,6 +18,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 ROOT = Path(__file__).parents[2]
 CLIENT = "pyspark-client>=4.0"
 """Not the version of the tests: a client may be older than its server."""
+_TWO = "local-cluster[2,1,1536]"
 
 
 @pytest.fixture(scope="module")
@@ -51,8 +52,9 @@ def client_python() -> Path:
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[str]:
-    """The address of a Spark Connect server in a process of its own."""
+def server(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[str]:
+    """The address of a Spark Connect server in another process; its parameter is the master."""
+    master = getattr(request, "param", _TWO)
     pytest.importorskip("grpc_status", reason="pyspark[connect] is not installed")
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
@@ -66,7 +68,7 @@ def server(tmp_path: Path) -> Iterator[str]:
     command = [
         str(Path(pyspark.__file__).parent / "bin" / "spark-submit"),
         "--class", "org.apache.spark.sql.connect.service.SparkConnectServer",
-        "--master", "local-cluster[2,1,1536]",
+        "--master", master,
         *(part for name, value in settings.items() for part in ("--conf", f"{name}={value}")),
         "spark-internal",
     ]  # fmt: skip
@@ -90,11 +92,46 @@ def server(tmp_path: Path) -> Iterator[str]:
         process.wait(60)
 
 
-def test_fit_predict_and_run(client_python: Path, server: str, tmp_path: Path) -> None:
-    variables = {k: v for k, v in os.environ.items() if not k.startswith(("PYSPARK", "SPARK_"))}
-    variables.pop("PYTHONPATH", None)
+@pytest.fixture
+def variables() -> dict[str, str]:
+    """The environment of a client: nothing of Spark's, and no path to these packages."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("PYSPARK", "SPARK_"))}
+    kept.pop("PYTHONPATH", None)
+    return kept
+
+
+def test_fit_predict_and_run(
+    client_python: Path, server: str, variables: dict[str, str], tmp_path: Path
+) -> None:
     done = subprocess.run(
         [client_python, str(ROOT / "tests" / "spark" / "scripts" / "thin_client.py"), server],
         env=variables, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert "THIN CLIENT OK" in done.stdout, done.stdout[-2000:] + done.stderr[-5000:]
+
+
+@pytest.mark.parametrize(
+    ("notebook", "server", "shown"),
+    [
+        ("01_quickstart", _TWO, "the same loss after loading: True"),
+        ("02_allreduce_and_custom_loops", _TWO, "the same weights on both ranks: True"),
+        ("03_write_your_own_rule", _TWO, "learned: True"),
+        ("04_pipelines", _TWO, "the same probabilities after loading: True"),
+        ("05_programs", "local[6]", "target reached: True"),
+        ("06_find_the_best_model", _TWO, "of five models together: "),
+    ],
+    indirect=["server"],
+)
+def test_notebooks_as_they_are(
+    client_python: Path, server: str, variables: dict[str, str], notebook: str, shown: str,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    result = tmp_path / "result.ipynb"
+    done = subprocess.run(
+        [client_python, str(ROOT / "tests" / "spark" / "scripts" / "thin_notebook.py"),
+         str(ROOT / "notebooks" / f"{notebook}.ipynb"), str(result)],
+        env={**variables, "SPARK_REMOTE": server, "TRIALS": "6"}, cwd=tmp_path,
+        capture_output=True, text=True, timeout=500, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-5000:]
+    assert shown in result.read_text()
