@@ -26,7 +26,7 @@ cluster-demo: ## The same on a standalone cluster in containers; needs Docker or
 	  status=$$?; $(COMPOSE) -f docker/compose.yaml down; exit $$status
 
 check: lint ## Two minutes: lint, types, and all tests without JVM, Keras and other processes
-	$(PYTEST) -m "not slow and not keras and not processes and not spark"
+	$(PYTEST) $(SIDE_BY_SIDE) -m "not slow and not keras and not processes and not spark"
 
 test: java lint $(VENV)/.torch $(VENV)/.horovod $(CLASSES) ## Lint, types, and all tests of normal weight
 	$(PYTEST) $(SIDE_BY_SIDE) -m "not slow" --durations=10
