@@ -5,7 +5,8 @@
 1. 64 trials on digits, five seeds: ASHA and random search over the same trials. They are trained by
    scikit-learn's perceptron, an epoch at a time, so that 10,000 epochs take minutes; which trial
    trains how long does not depend on who trains it.
-2. 8 trials of one slot on two executors: one after the other, and two at a time.
+2. 8 trials of one slot on two executors: one after the other, and two at a time; and the same by
+   ``keras.fit`` in one and in two processes without Spark, which is the machine's limit.
 3. 32 trials by ``tune.search`` on two executors, and the same hyper-parameters by Optuna's
    ``study.optimize(n_jobs=2)`` in one process.
 """
@@ -13,6 +14,7 @@
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import os
 import statistics
 import sys
@@ -148,10 +150,33 @@ def searched(frame: Any, trials: int, epochs: int, at_once: int) -> tuple[float,
 
 def side_by_side(frame: Any, epochs: int) -> None:
     print("| 8 trials of one slot | seconds |\n|---|---|")
-    alone, _ = searched(frame, 8, epochs, 1)
+    alone, params = searched(frame, 8, epochs, 1)
     print(f"| one after the other | {alone:.1f} |")
     two, _ = searched(frame, 8, epochs, 2)
-    print(f"| two at a time | {two:.1f} |\n\nRatio: {two / alone:.2f}.\n", flush=True)
+    print(f"| two at a time | {two:.1f} |", flush=True)
+    bare = {processes: bare_keras(params, epochs, processes) for processes in (1, 2)}
+    print(f"| `keras.fit`, one process | {bare[1]:.1f} |")
+    print(f"| `keras.fit`, two processes | {bare[2]:.1f} |\n")
+    print(
+        f"Ratio: {two / alone:.2f}; of the bare processes: {bare[2] / bare[1]:.2f}.\n", flush=True
+    )
+
+
+def bare_keras(params: list[Any], epochs: int, processes: int) -> float:
+    """Seconds of the trials by ``keras.fit``, dealt to processes without Spark."""
+    workers = multiprocessing.get_context("spawn").Pool(processes)
+    with workers:
+        workers.map(_trained, [(params[0], 1)] * processes, chunksize=1)  # they have the framework
+        began = time.perf_counter()
+        workers.map(_trained, [(given, epochs) for given in params], chunksize=1)
+        return time.perf_counter() - began
+
+
+def _trained(task: tuple[Any, int]) -> None:
+    given, epochs = task
+    x, y, _, _ = digits()
+    model = build(tune.Trial(0, 0, given))
+    model.fit(x, y, epochs=epochs, validation_split=0.2, verbose=0)
 
 
 def beside_optuna(frame: Any, x: Any, y: Any, trials: int, epochs: int) -> None:

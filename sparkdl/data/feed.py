@@ -11,7 +11,7 @@ import mmap
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterator, Sequence
-from typing import IO, Any, Literal, Protocol
+from typing import IO, Any, Literal, Protocol, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,50 @@ Columns = dict[str, npt.NDArray[Any]]
 _CHUNK_BYTES = 8 << 20
 
 
+class _MappedChunks(Sequence[pa.RecordBatch]):
+    """Record batches of a mapped file; pages of those that were given before leave this process.
+
+    They stay in the system's cache, but no longer count as memory of the process, which YARN and
+    Kubernetes limit. Whoever still reads such a batch gets its pages again.
+
+    Args:
+        mapped: The file.
+        ends: Where each batch ends in it; the first begins at 0, with what Arrow needs besides.
+    """
+
+    def __init__(self, mapped: mmap.mmap, ends: Sequence[int]) -> None:
+        self._mapped, self._ends = mapped, ends
+        reader = pa.ipc.open_file(pa.BufferReader(pa.py_buffer(mapped)))
+        self._batches = [reader.get_batch(i) for i in range(reader.num_record_batches)]
+        self._given: int | None = None
+        self._release(0, len(mapped))
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    @overload
+    def __getitem__(self, index: int) -> pa.RecordBatch: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[pa.RecordBatch]: ...
+
+    def __getitem__(self, index: int | slice) -> pa.RecordBatch | list[pa.RecordBatch]:
+        if isinstance(index, slice):
+            return self._batches[index]
+        batch = self._batches[index]
+        if self._given is not None and self._given != index:
+            self._release(
+                self._ends[self._given - 1] if self._given else 0, self._ends[self._given]
+            )
+        self._given = index % len(self._batches)
+        return batch
+
+    def _release(self, begin: int, end: int) -> None:
+        first = begin // mmap.PAGESIZE * mmap.PAGESIZE
+        with contextlib.suppress(AttributeError, OSError, ValueError):  # Linux has it
+            self._mapped.madvise(mmap.MADV_DONTNEED, first, end - first)
+
+
 class RowSpool:
     """Record batches in the order they came: in memory, or in a mapped file beyond a budget.
 
@@ -39,7 +83,9 @@ class RowSpool:
         self._budget, self._directory = budget_bytes, directory or tempfile.gettempdir()
         self._kept: list[pa.RecordBatch] = []
         self._kept_bytes = self.num_rows = 0
+        self._ends: list[int] = []
         self._file: IO[bytes] | None = None
+        self._sink: Any = None
         self._writer: Any = None
 
     def add(self, batch: pa.RecordBatch) -> None:
@@ -65,12 +111,14 @@ class RowSpool:
         with spilling(self._directory, self._close, f" after {self.num_rows} rows"):
             if self._writer is None:
                 self._file = tempfile.TemporaryFile(dir=self._directory)  # noqa: SIM115
-                self._writer = pa.ipc.new_file(pa.PythonFile(self._file, "w"), batch.schema)
+                self._sink = pa.PythonFile(self._file, "w")
+                self._writer = pa.ipc.new_file(self._sink, batch.schema)
             for one in waiting:
                 self._writer.write_batch(one)
+                self._ends.append(self._sink.tell())
 
-    def finish(self) -> list[pa.RecordBatch]:
-        """The batches; those on disk come into memory as they are read, and may leave it again."""
+    def finish(self) -> Sequence[pa.RecordBatch]:
+        """The batches; those on disk come into memory as they are taken, and leave it again."""
         if self._writer is None or self._file is None:
             return self._kept
         with spilling(self._directory, self._close):
@@ -78,8 +126,7 @@ class RowSpool:
             self._file.flush()
             mapped = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
         self._close()
-        reader = pa.ipc.open_file(pa.BufferReader(pa.py_buffer(mapped)))
-        return [reader.get_batch(i) for i in range(reader.num_record_batches)]
+        return _MappedChunks(mapped, self._ends)
 
     def _close(self) -> None:
         if self._file is not None:
@@ -193,8 +240,10 @@ class Feed(RowFeed):
     ) -> None:
         self._rows: FedRows = chunks
         if isinstance(chunks, Sequence):
-            self._rows = [chunk for chunk in chunks if chunk.num_rows]
-            total = sum(chunk.num_rows for chunk in self._rows)
+            counts = [chunk.num_rows for chunk in chunks]
+            total = sum(counts)
+            if not all(counts):
+                self._rows = [chunk for chunk in chunks if chunk.num_rows]
         else:
             total = chunks.num_rows
         self.rows_per_epoch = total if rows is None else rows

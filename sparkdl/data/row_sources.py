@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -63,7 +63,7 @@ class RowsKeptAsRead:
         self, read: Callable[[], Iterator[pa.RecordBatch]], num_rows: int, spool: RowSpool
     ) -> None:
         self._read, self.num_rows, self._spool = read, num_rows, spool
-        self._kept: list[pa.RecordBatch] | None = None
+        self._kept: Sequence[pa.RecordBatch] | None = None
         self._begun = False
 
     def chunks(self) -> Generator[pa.RecordBatch]:

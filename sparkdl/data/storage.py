@@ -261,6 +261,7 @@ class SpillWriter:
             for s, d in zip(self._shapes, self._dtypes, strict=True)
         ]
         self._fill = 0
+        self._ends: list[int] = []
         self._directory = directory or tempfile.gettempdir()
         self._schema = pa.schema([(str(i), pa.binary(w)) for i, w in enumerate(self._widths)])
         with self._disk():
@@ -305,6 +306,7 @@ class SpillWriter:
         ]
         with self._disk():
             self._writer.write_batch(pa.record_batch(arrays, schema=self._schema))
+            self._ends.append(self._sink.tell())
 
     def finish(self) -> SpilledStorage:
         """Maps the file; from here on the rows are read-only.
@@ -321,13 +323,13 @@ class SpillWriter:
         self.close()
         reader = pa.ipc.open_file(pa.BufferReader(pa.py_buffer(mapped)))
         base = pa.py_buffer(mapped).address
-        batches = [reader.get_batch(i) for i in range(reader.num_record_batches)]
-        starts = np.array(
-            [[c.buffers()[1].address - base for c in batch.columns] for batch in batches], np.int64
-        ).reshape(len(batches), len(self._widths))
-        strides = np.diff(starts, axis=0)
-        stride = int(strides[0, 0]) if strides.size else 0
-        if (strides != stride).any():
+        # Looking at each block here would bring pages of the whole file into memory.
+        number, strides = len(self._ends), np.diff(self._ends)
+        stride = int(strides[0]) if strides.size else 0
+        found = [[c.buffers()[1].address - base for c in reader.get_batch(i).columns]
+                 for i in (0, number - 1)[:number]]  # fmt: skip
+        starts = np.array(found, np.int64).reshape(len(found), len(self._widths))
+        if (strides != stride).any() or (np.diff(starts, axis=0) != stride * (number - 1)).any():
             raise ResourceError(
                 "the spilled file has blocks of unequal size",
                 expected=f"one block every {stride} bytes",
@@ -336,7 +338,7 @@ class SpillWriter:
             )
         columns = [
             np.ndarray(
-                (len(batches), self.block_rows, *shape),
+                (number, self.block_rows, *shape),
                 dtype,
                 mapped,
                 int(starts[0, i]),
@@ -352,7 +354,7 @@ class SpillWriter:
             self.num_rows,
             self.block_rows,
             self.group_blocks,
-            [self._span(row, len(mapped)) for row in starts],
+            [self._span(starts[0] + i * stride, len(mapped)) for i in range(number)],
         )
 
     def _span(self, starts: Array, size: int) -> tuple[int, int]:

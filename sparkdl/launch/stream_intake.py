@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -61,7 +61,7 @@ class StreamIntake:
 
     # -- the rank's function -----------------------------------------------------------------------
 
-    def take(self, number: int, attempt: int) -> list[pa.RecordBatch]:
+    def take(self, number: int, attempt: int) -> Sequence[pa.RecordBatch]:
         """The rows of an offer; those of other attempts and of former offers are dropped."""
         with self._lock:
             sent = self._sent.get((number, attempt))

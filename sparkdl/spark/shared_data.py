@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sparkdl.data import ColumnSpec, DataSpec
+from sparkdl.data import ColumnSpec
 from sparkdl.learner.signature import Signature
 from sparkdl.spark.columns.fit_source import open_fit_source
 from sparkdl.spark.columns.local_data import as_frame
@@ -15,44 +16,46 @@ from sparkdl.spark.columns.sources import Columns, Source
 from sparkdl.spark.driver.cluster import is_connect
 from sparkdl.spark.driver.memory import megabytes
 
-_MOST_KINDS = 4
-"""So many selections of columns are shared; fits that want another read the data themselves."""
+_MOST_QUESTIONS = 4
+"""So many selections of rows are kept; fits that want another read the data themselves."""
 
 
 @dataclass(frozen=True)
-class _Kind:
+class _Question:
     """What decides which rows a fit reads, and how it decodes them.
 
-    The names of the model's inputs and outputs do not: Keras gives each model its own.
+    Args:
+        signature: The model's.
+        columns: Which columns mean what.
+        validation: As ``fit`` takes it; the same only if it is the same object or text.
+        split: Share of the rows to validate on.
+        seed: Of the choice of these rows.
     """
 
-    entries: tuple[ColumnSpec, ...]
-    bounds: tuple[tuple[float, float] | None, ...]
-    role_column: str | None
+    signature: Signature
+    columns: Columns
+    validation: Any
     split: float
     seed: int
 
-    @classmethod
-    def of(cls, spec: DataSpec, split: float, seed: int) -> _Kind:
-        bounds = tuple(entry.bounds for entry in spec.entries)
-        return cls(spec.entries, bounds, spec.role_column, split, seed)
+    def is_same_as(self, other: _Question) -> bool:
+        """Whether both get the same rows; a table of pandas cannot be compared by ``==``."""
+        alike = replace(self, validation=None) == replace(other, validation=None)
+        if isinstance(self.validation, str):
+            return alike and self.validation == other.validation
+        return alike and self.validation is other.validation
 
 
 @dataclass
 class _Opened:
-    """Rows of one kind; ``shared`` is None until one fit has collected them, and if it cannot."""
+    """The answer to a question; ``shared`` is None until one fit has collected the rows, and if it
+    cannot."""
 
-    kind: _Kind
-    validation: Any
+    question: _Question
+    source: Source
     lock: threading.Lock = field(default_factory=threading.Lock)
     collected: bool = False
     shared: SharedRows | None = None
-
-    def is_for(self, kind: _Kind, validation: Any) -> bool:
-        same = validation is self.validation or (
-            isinstance(validation, str) and validation == self.validation
-        )
-        return same and kind == self.kind
 
 
 class SharedData:
@@ -68,7 +71,7 @@ class SharedData:
 
     def __init__(self, data: Any) -> None:
         self._data = as_frame(data)
-        self._lock = threading.Lock()
+        self._opening = threading.Lock()
         self._opened: list[_Opened] = []
         self._closed = False
 
@@ -91,29 +94,73 @@ class SharedData:
             seed: Of the choice of these rows.
             limit_bytes: Larger data are not shared.
         """
-        source = open_fit_source(self._data, validation, signature, columns, split=split, seed=seed)
-        kind = _Kind.of(source.spec, split, seed)
-        with self._lock:
-            opened = next((o for o in self._opened if o.is_for(kind, validation)), None)
+        asked = signature if self._by_name(columns) else _unnamed(signature)
+        question = _Question(asked, columns, validation, split, seed)
+        with self._opening:  # what is on the driver is made into a frame once
+            opened = next((o for o in self._opened if o.question.is_same_as(question)), None)
             if opened is None:
-                if len(self._opened) >= _MOST_KINDS or self._closed:
+                source = open_fit_source(
+                    self._data, validation, signature, columns, split=split, seed=seed
+                )
+                if len(self._opened) >= _MOST_QUESTIONS or self._closed:
                     return source
-                opened = _Opened(kind, validation)
+                opened = _Opened(question, source)
                 self._opened.append(opened)
         with opened.lock:
             if not opened.collected:
-                opened.shared = _shared(source, min(limit_bytes, MOST_BYTES))
+                opened.shared = _shared(opened.source, min(limit_bytes, MOST_BYTES))
                 opened.collected = True
-            return replace(source, shared=opened.shared)
+            return _named(replace(opened.source, shared=opened.shared), signature)
+
+    def _by_name(self, columns: Columns) -> bool:
+        """Whether the names of a model's inputs and outputs decide what they get."""
+        said = (columns.features, columns.label, columns.sample_weight, columns.decoder)
+        arrays = self._data if isinstance(self._data, (tuple, list)) else ()
+        return any(isinstance(part, Mapping) for part in (*said, columns.pad, *arrays))
 
     def close(self) -> None:
         """Frees the broadcasts. Fits that still run may fail."""
-        with self._lock:
+        with self._opening:
             self._closed = True
             opened, self._opened = self._opened, []
         for one in opened:
             if one.shared is not None:
                 one.shared.destroy()
+
+
+def _unnamed(signature: Signature) -> Signature:
+    """A signature of one input and one output without their names: Keras gives each model its own.
+
+    That of other models as it is.
+    """
+    if len(signature.inputs) != 1 or len(signature.outputs) != 1:
+        return signature
+    (given,), (made,) = signature.inputs.values(), signature.outputs.values()
+    return replace(
+        signature,
+        inputs={"": replace(given, name="")},
+        outputs={"": replace(made, name="")},
+        label_kinds=dict(zip([""], signature.label_kinds.values(), strict=False)),
+    )
+
+
+def _named(source: Source, signature: Signature) -> Source:
+    """The same rows under the names of another model's inputs and outputs."""
+    spec = source.spec
+    if len(signature.inputs) != 1 or len(signature.outputs) != 1:  # asked for by name
+        return source
+
+    def by_output(entries: Mapping[str, ColumnSpec]) -> dict[str, ColumnSpec]:  # none, or one
+        return dict(zip(signature.outputs, entries.values(), strict=False))
+
+    weight = spec.sample_weight
+    renamed = replace(
+        spec,
+        features=dict(zip(signature.inputs, spec.features.values(), strict=True)),
+        labels=by_output(spec.labels),
+        sample_weight=by_output(weight) if isinstance(weight, Mapping) else weight,
+    )
+    return replace(source, spec=renamed)
 
 
 def _shared(source: Source, limit_bytes: int) -> SharedRows | None:

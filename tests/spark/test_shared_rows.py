@@ -15,6 +15,7 @@ import pytest
 
 from sparkdl import SparkModel, tune
 from sparkdl.spark import shared_data
+from sparkdl.spark.columns import sources
 from sparkdl.spark.columns.shared_rows import SharedRows, share_rows
 
 SEARCH: dict[str, Any] = {"metric": "loss", "verbose": 0}
@@ -121,6 +122,33 @@ def test_results_are_those_of_a_fit_to_the_bit(few_df: Any, destroyed: Destroyed
         np.testing.assert_array_equal(ours, theirs)
     assert best.metrics[4]["val_loss"] == history.history["val_loss"][-1]
     assert len(destroyed) == 1
+
+
+def test_arrays_become_a_frame_once(
+    few_df: Any, digits: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With weights for the output, under whatever name a model has for it."""
+    x, y = (part[:200] for part in digits)
+    weighted = (x, y, np.linspace(0, 2, len(x), dtype=np.float32))
+    shipped: list[Any] = []
+    original = sources.ship_table
+
+    def ship(spark: Any, table: Any) -> Any:
+        shipped.append(table)
+        return original(spark, table)
+
+    monkeypatch.setattr(sources, "ship_table", ship)
+    with tune.search(
+        build, weighted, searcher=tune.RandomSearch(4, 1), max_concurrent=2, **SEARCH
+    ) as study:
+        assert [r.epochs for r in study.records] == [1] * 4
+        best = study.best_trial
+    assert len(shipped) == 1
+    keras.utils.set_random_seed(best.number)
+    alone = SparkModel(build(tune.Trial(best.number, given=best.params)), "allreduce",
+                       num_workers=1, seed=0)  # fmt: skip
+    history = alone.fit(weighted, epochs=1, verbose=0)
+    assert best.metrics[1]["loss"] == pytest.approx(history.history["loss"][0], rel=1e-5)
 
 
 def test_data_beyond_the_limit_are_read_by_every_trial(

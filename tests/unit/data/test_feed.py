@@ -110,6 +110,28 @@ def test_rows_beyond_the_budget_go_to_disk(tmp_path: Path) -> None:
         RowSpool(0, str(tmp_path / "missing")).add(chunks()[0])
 
 
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")
+def test_rows_on_disk_leave_memory_once_they_were_given(tmp_path: Path) -> None:
+    """256 MB of rows, given twice: the process holds a few chunks of 8 MB at any time."""
+    spool = RowSpool(budget_bytes=1 << 20, directory=str(tmp_path))
+    chunk = pa.record_batch({"x": np.arange(2 << 20)})  # 16 MB
+    for _ in range(16):
+        spool.add(chunk)
+    feed = Feed(spool.finish(), epochs=2)
+    before, most, total = file_mb(), 0.0, 0
+    while batch := feed.next_batch(1 << 20):
+        total += int(batch["x"].sum())
+        most = max(most, file_mb())
+    assert total == 2 * 16 * int(np.arange(2 << 20).sum())
+    assert most - before < 64
+
+
+def file_mb() -> float:
+    """Megabytes of mapped files in this process' memory."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("RssFile")) / 1024
+
+
 def test_equal_rows() -> None:
     assert equal_rows([5, 3, 0], "drop") == [0, 0, 0]
     assert equal_rows([5, 3], "pad") == [5, 5]
