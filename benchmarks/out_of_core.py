@@ -90,7 +90,7 @@ def measured(files: FileSet, budget_bytes: int, spill: str) -> Partition:
     return partition
 
 
-def train(ways: dict[str, Partition], rows_each: int = 20_480, turns: int = 5) -> None:
+def train(ways: dict[str, Partition], rows_each: int = 61_440, turns: int = 3) -> None:
     """Trains a network on rows of each partition, in turns; prints the medians."""
     import keras
 

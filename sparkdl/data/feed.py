@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from sparkdl.config import require_int
 from sparkdl.data.chunks import NO_ROWS, Chunk, ChunkRows, to_numpy
-from sparkdl.data.storage import spilling
+from sparkdl.data.storage import release_pages, spilling
 from sparkdl.errors import ConfigError, DataError
 
 Uneven = Literal["drop", "pad", "keep"]
@@ -29,9 +29,6 @@ _CHUNK_BYTES = 8 << 20
 
 class _MappedChunks(Sequence[pa.RecordBatch]):
     """Record batches of a mapped file; pages of those that were given before leave this process.
-
-    They stay in the system's cache, but no longer count as memory of the process, which YARN and
-    Kubernetes limit. Whoever still reads such a batch gets its pages again.
 
     Args:
         mapped: The file.
@@ -43,7 +40,7 @@ class _MappedChunks(Sequence[pa.RecordBatch]):
         reader = pa.ipc.open_file(pa.BufferReader(pa.py_buffer(mapped)))
         self._batches = [reader.get_batch(i) for i in range(reader.num_record_batches)]
         self._given: int | None = None
-        self._release(0, len(mapped))
+        release_pages(mapped, 0, len(mapped))
 
     def __len__(self) -> int:
         return len(self._batches)
@@ -59,16 +56,10 @@ class _MappedChunks(Sequence[pa.RecordBatch]):
             return self._batches[index]
         batch = self._batches[index]
         if self._given is not None and self._given != index:
-            self._release(
-                self._ends[self._given - 1] if self._given else 0, self._ends[self._given]
-            )
+            begin = self._ends[self._given - 1] if self._given else 0
+            release_pages(self._mapped, begin, self._ends[self._given] - begin)
         self._given = index % len(self._batches)
         return batch
-
-    def _release(self, begin: int, end: int) -> None:
-        first = begin // mmap.PAGESIZE * mmap.PAGESIZE
-        with contextlib.suppress(AttributeError, OSError, ValueError):  # Linux has it
-            self._mapped.madvise(mmap.MADV_DONTNEED, first, end - first)
 
 
 class RowSpool:

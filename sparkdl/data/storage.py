@@ -18,6 +18,8 @@ from sparkdl.errors import ResourceError
 
 _BLOCK_BYTES = 1 << 20
 _FIRST_BYTES = 1 << 20
+_NEIGHBOURS_BYTES = 64 << 10
+"""Linux maps so much around a page that is read (``fault_around_bytes``)."""
 
 
 class Storage(Protocol):
@@ -193,17 +195,30 @@ class SpilledStorage:
     def focus(self, blocks: IndexArray) -> None:
         wanted = frozenset(int(b) for b in blocks if b < len(self._spans))
         left, self._focused = self._focused - wanted, wanted
-        # These pages stay in the system's cache, but no longer count as this process's memory,
-        # which YARN and Kubernetes limit.
-        self._advise(left, "MADV_DONTNEED")
-        self._advise(wanted, "MADV_WILLNEED")
-
-    def _advise(self, blocks: frozenset[int], advice: str) -> None:
-        option = getattr(mmap, advice, None)
-        if option is not None:
-            for block in sorted(blocks):
+        for block in sorted(left):
+            release_pages(self._mapped, *self._spans[block])
+        if hasattr(mmap, "MADV_WILLNEED"):
+            for block in sorted(wanted):
                 with contextlib.suppress(OSError, ValueError):
-                    self._mapped.madvise(option, *self._spans[block])
+                    self._mapped.madvise(mmap.MADV_WILLNEED, *self._spans[block])
+
+
+def release_pages(mapped: mmap.mmap, begin: int, length: int) -> None:
+    """Gives up the pages of a part of a mapped file that was read; who reads on gets them again.
+
+    They stay in the system's cache, but no longer count as memory of this process, which YARN and
+    Kubernetes limit. With a page that is read the system maps its neighbours, too, so those of
+    the parts beside it go as well.
+
+    Args:
+        mapped: Read-only.
+        begin: Of the part, in bytes.
+        length: In bytes.
+    """
+    first = max(0, begin - _NEIGHBOURS_BYTES) // mmap.PAGESIZE * mmap.PAGESIZE
+    end = min(len(mapped), begin + length + _NEIGHBOURS_BYTES)
+    with contextlib.suppress(AttributeError, OSError, ValueError):  # Linux has it
+        mapped.madvise(mmap.MADV_DONTNEED, first, end - first)
 
 
 @contextlib.contextmanager

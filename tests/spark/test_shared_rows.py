@@ -127,7 +127,10 @@ def test_results_are_those_of_a_fit_to_the_bit(few_df: Any, destroyed: Destroyed
 def test_arrays_become_a_frame_once(
     few_df: Any, digits: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With weights for the output, under whatever name a model has for it."""
+    """With weights for the output, under whatever name a model has for it.
+
+    All rows are one batch, whose loss does not depend on their order.
+    """
     x, y = (part[:200] for part in digits)
     weighted = (x, y, np.linspace(0, 2, len(x), dtype=np.float32))
     shipped: list[Any] = []
@@ -139,15 +142,16 @@ def test_arrays_become_a_frame_once(
 
     monkeypatch.setattr(sources, "ship_table", ship)
     with tune.search(
-        build, weighted, searcher=tune.RandomSearch(4, 1), max_concurrent=2, **SEARCH
-    ) as study:
+        build, weighted, searcher=tune.RandomSearch(4, 1), max_concurrent=2, batch_size=200,
+        **SEARCH,
+    ) as study:  # fmt: skip
         assert [r.epochs for r in study.records] == [1] * 4
         best = study.best_trial
     assert len(shipped) == 1
     keras.utils.set_random_seed(best.number)
     alone = SparkModel(build(tune.Trial(best.number, given=best.params)), "allreduce",
                        num_workers=1, seed=0)  # fmt: skip
-    history = alone.fit(weighted, epochs=1, verbose=0)
+    history = alone.fit(weighted, epochs=1, batch_size=200, verbose=0)
     assert best.metrics[1]["loss"] == pytest.approx(history.history["loss"][0], rel=1e-5)
 
 
