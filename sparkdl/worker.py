@@ -132,6 +132,7 @@ class _Loop:
             if self.synchronizer.stopped:
                 return
             self.learner.reset_metrics()
+            self.first_report = True
             if not self._train_epoch(epoch, position, start.windows_per_epoch):
                 return
             position = 0
@@ -263,7 +264,7 @@ class _Loop:
     def _live_metrics(self) -> MetricState | None:
         """The metrics for a live report, if one is due."""
         now = time.monotonic()
-        if now < self.next_report or self.first_report:  # metrics exist after the first step
+        if now < self.next_report or self.first_report:  # which has the metrics of no batch yet
             self.first_report = False
             return None
         self.next_report = now + self.settings.report_interval_s

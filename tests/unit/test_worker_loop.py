@@ -118,6 +118,21 @@ def test_every_row_is_trained_once_per_epoch_and_exchanged(rows: int, window: in
         assert sync.exchanges[-1].batches_done == -(-rows // 4)
 
 
+def test_live_metrics_are_never_those_of_no_batch_of_the_epoch() -> None:
+    """Metrics are read before the stack that a report is of, so the first has none to tell."""
+
+    class Measured(Learner):
+        def reset_metrics(self) -> None:
+            self.rows = []
+
+    learner, sync = Measured(), Synchronizer()
+    source = Batches(rows_from_numpy(np.zeros((20, 2)), np.zeros(20)), 4, shuffle=False)
+    settings = LoopSettings(epochs=3, batch_size=4, window=1, report_interval_s=0.0)
+    train(learner, sync, source, settings, num_rows=20)
+    told = [None if r.metrics is None else float(r.metrics[0]) for r in sync.exchanges]
+    assert told == [None, 4.0, 8.0, 12.0, 16.0] * 3
+
+
 def test_a_long_window_is_one_exchange() -> None:
     _, sync = run(400, EPOCH_WINDOW)
     assert len(sync.exchanges) == 1

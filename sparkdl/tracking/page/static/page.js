@@ -184,7 +184,7 @@ function chart(key, host, options, data) {
   const axis = { stroke: () => css("ink-2"), grid: { stroke: () => css("grid"), width: 1 }, ticks: { stroke: () => css("grid"), width: 1 } };
   const plot = new uPlot({
     width, height: options.height, series: options.series, scales: { x: { time: false } }, legend: { live: options.live !== false },
-    axes: [{ ...axis, values: options.xValues }, { ...axis, size: 64, values: (_, vs) => vs.map(v => v == null ? "" : options.yValues ? options.yValues(v) : short(v, 3)) }],
+    axes: [{ ...axis, values: options.xValues, incrs: WHOLE }, { ...axis, size: 64, values: (_, vs) => vs.map(v => v == null ? "" : options.yValues ? options.yValues(v) : short(v, 3)) }],
     cursor: { points: { size: 6 } },
   }, data, host);
   charts[key] = { plot, signature: options.signature, host };
@@ -222,6 +222,7 @@ function drawCurves() {
   }
 }
 
+const WHOLE = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 28800, 86400, 172800, 864000];  // epochs, or seconds
 const LINES = ["blue", "orange", "green", "purple", "yellow", "sky"];
 function drawSpeed(speeds) {
   const ranks = [...run.states.keys()].sort((a, b) => a - b);
@@ -248,7 +249,7 @@ function drawWorkers(speeds) {
   $("workers-card").hidden = !look;
   if (!look) return;
   const used = Object.keys(PHASES).filter(p => look.list.some(w => w[p] > 0));
-  $("legend").replaceChildren("time goes into", ...used.map(p => {
+  $("legend").replaceChildren("time goes into ", ...used.map(p => {
     const box = el("i");
     box.style.background = `var(--${PHASES[p]})`;
     return el("span", { class: "key" }, box, PHASE_NAMES[p]);
