@@ -5,6 +5,7 @@ python benchmarks/program_calls.py
 
 from __future__ import annotations
 
+import multiprocessing
 import socket
 import statistics
 import threading
@@ -61,6 +62,32 @@ def raw_socket(size: int) -> float:
     return seconds
 
 
+def answer_bytes(listener: socket.socket) -> None:
+    """Sends back what comes; in a process of its own."""
+    accepted, _ = listener.accept()
+    accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    while part := accepted.recv(64):
+        accepted.sendall(part)
+
+
+def raw_round_trips(times: int) -> list[float]:
+    """Seconds of each of so many round trips of 32 bytes between two processes, a thread each."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    other = multiprocessing.get_context("fork").Process(target=answer_bytes, args=(listener,))
+    other.start()
+    with socket.create_connection(listener.getsockname()) as client:
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+        def trip() -> None:
+            client.sendall(b"x" * 32)
+            client.recv(64)
+
+        found = timed(trip, times)
+    other.join()
+    listener.close()
+    return found
+
+
 def measure(echo: Echo) -> None:
     """Prints, in a node."""
     timed(lambda: echo(1), 200)
@@ -85,6 +112,11 @@ def measure(echo: Echo) -> None:
 
 
 def main() -> None:
+    trips = raw_round_trips(3000)
+    print(
+        f"two bare processes: round trip: median {statistics.median(trips) * 1e6:.0f} us",
+        flush=True,
+    )
     program = Program("calls")
     echo = program.add_node(CourierNode(Echo), label="echo")
     program.add_node(PyNode(measure, echo), label="measure")
