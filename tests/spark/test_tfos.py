@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import sys
 import time
 import urllib.request
@@ -255,6 +256,40 @@ def test_frames_and_tfrecord_files(spark: Any, sc: Any, tmp_path: Path) -> None:
     assert sorted(loaded.select(columns).collect()) == sorted(df.collect())
     with pytest.raises(ResourceError, match="files at"):
         dfutil.saveAsTFRecords(df, path)
+    assert dict(loaded.dtypes)["real"] == "double"
+
+
+def test_rows_to_examples_and_back(spark: Any) -> None:
+    """Bytes as TensorFlow makes them; what one Example says of its columns."""
+    tf = pytest.importorskip("tensorflow")
+    rows = [(i, i / 2, f"text {i}", bytearray([i, 255]), [i, i + 1]) for i in range(3)]
+    schema = "number bigint, real double, text string, raw binary, several array<bigint>"
+    df = spark.createDataFrame(rows, schema)
+    made = df.rdd.mapPartitions(dfutil.toTFExample(df.dtypes)).collect()
+    example = tf.train.Example.FromString(bytes(made[2][0]))
+    feature = example.features.feature
+    assert made[2][1] is None
+    assert list(feature["several"].int64_list.value) == [2, 3]
+    assert list(feature["raw"].bytes_list.value) == [bytes([2, 255])]
+    assert dfutil.infer_schema(example, ["raw"]).simpleString() == (
+        "struct<number:bigint,raw:binary,real:double,several:array<bigint>,text:string>"
+    )
+    examples = spark.sparkContext.parallelize(made)
+    back = examples.mapPartitions(lambda found: dfutil.fromTFExample(found, ["raw"])).collect()
+    assert [(r.number, r.real, r.text, bytearray(r.raw), r.several) for r in back] == rows
+    assert dfutil.fromTFExample([]) == []
+
+
+def test_the_port_of_a_node_is_free_for_its_own_server(sc: Any, tmp_path: Path) -> None:
+    def bind(args: Path, ctx: Any) -> None:
+        ctx.release_port()
+        address = ctx.cluster_spec[ctx.job_name][ctx.task_index]
+        with socket.create_server(("127.0.0.1", int(address.rpartition(":")[2]))):
+            (args / f"{ctx.worker_num}").write_text(json.dumps(ctx.num_workers))
+
+    cluster = TFCluster.run(sc, bind, tmp_path, 2, release_port=False)
+    cluster.shutdown(timeout=60)
+    assert told(tmp_path) == {"0": 2, "1": 2}
 
 
 @pytest.mark.parametrize(

@@ -96,6 +96,7 @@ class TFNodeContext:
 
     Attributes:
         num_workers: Workers, the chief included.
+        worker_num: The old name of ``executor_id``.
         tmp_socket: None: no port is held, see :meth:`release_port`.
     """
 
@@ -112,6 +113,7 @@ class TFNodeContext:
         mgr: TFManager | None = None,
     ) -> None:
         self.executor_id, self.job_name, self.task_index = executor_id, job_name, task_index
+        self.worker_num = executor_id
         self.cluster_spec = dict(cluster_spec)
         self.num_workers = sum(len(self.cluster_spec.get(name, ())) for name in _WORKERS)
         self.defaultFS, self.working_dir = defaultFS, working_dir
