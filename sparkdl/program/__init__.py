@@ -18,10 +18,10 @@ from sparkdl.program.batching import batched_handler
 from sparkdl.program.cacher import CacherNode
 from sparkdl.program.calls import CallClient, RemoteTraceback
 from sparkdl.program.launching import LaunchedProgram, launch
-from sparkdl.program.nodes import CourierNode, Handle, Program, PyClassNode, PyNode
+from sparkdl.program.nodes import CourierNode, Handle, Program, PyClassNode, PyNode, make_program
 from sparkdl.program.replay import ReplayBuffer, ReplayNode
 from sparkdl.program.reverb import ReverbNode
-from sparkdl.program.running import stop, stop_event, wait_for_stop
+from sparkdl.program.running import register_stop_handler, stop, stop_event, wait_for_stop
 from sparkdl.program.serving import CallServer
 
 __all__ = [
@@ -40,6 +40,8 @@ __all__ = [
     "ReverbNode",
     "batched_handler",
     "launch",
+    "make_program",
+    "register_stop_handler",
     "stop",
     "stop_event",
     "wait_for_stop",

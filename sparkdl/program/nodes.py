@@ -275,3 +275,15 @@ def replaced(thing: Any, replace: Callable[[Handle], Any]) -> Any:
     if isinstance(thing, (list, tuple)):
         return type(thing)(replaced(value, replace) for value in thing)
     return thing
+
+
+def make_program(*nodes: Node, name: str = "program") -> Program:
+    """A program of these nodes, each in a group of its own: ``'node-0'``, ``'node-1'``, ...
+
+    >>> [node.label for node in make_program(PyNode(print), PyNode(print)).placed]
+    ['node-0', 'node-1']
+    """
+    program = Program(name)
+    for number, node in enumerate(nodes):
+        program.add_node(node, label=f"node-{number}")
+    return program

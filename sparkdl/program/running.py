@@ -133,6 +133,23 @@ def wait_for_stop(timeout_s: float | None = None) -> bool:
     return stop_event().wait(timeout_s)
 
 
+def register_stop_handler(handler: Callable[[], object]) -> None:
+    """Has a function called, in a thread of its own, when the program stops or the node ends.
+
+    For a node that waits in a library which does not look at :func:`stop_event`.
+
+    Args:
+        handler: Ends what the node waits for.
+    """
+    stopping = stop_event()
+
+    def wait() -> None:
+        stopping.wait()
+        handler()
+
+    threading.Thread(target=wait, name="sparkdl-stop-handler", daemon=True).start()
+
+
 @dataclass(frozen=True)
 class NodeTask:
     """The nodes of a program, one for each rank; see :class:`sparkdl.launch.task.Task`.

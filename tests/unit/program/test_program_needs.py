@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import sys
+import threading
 import time
+import types
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,15 @@ import pytest
 
 from sparkdl.errors import ConfigError, ResourceError, WorkerError
 from sparkdl.launch.threads import ThreadLauncher
-from sparkdl.program import Program, PyNode, ReverbNode, launch
+from sparkdl.program import (
+    Program,
+    PyNode,
+    ReverbNode,
+    launch,
+    make_program,
+    register_stop_handler,
+    stop,
+)
 from sparkdl.program.needs import task_resources
 
 pytestmark = pytest.mark.processes
@@ -110,3 +121,47 @@ def test_what_is_refused(tmp_path: Path) -> None:
     if importlib.util.find_spec("reverb") is None:
         with pytest.raises(ConfigError, match="ReplayNode"):
             ReverbNode(list)
+
+
+def test_a_server_of_reverb_ends_with_its_program(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Reverb has no release for the TensorFlow of today: a module of its names stands for it."""
+    ended: list[str] = []
+
+    class Server:
+        port = 4711
+
+        def __init__(self, tables: list[str]) -> None:
+            self.tables = tables
+
+        def stop(self) -> None:
+            ended.extend(self.tables)
+
+    reverb = types.ModuleType("reverb")
+    reverb.Server = Server  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "reverb", reverb)
+
+    def ask(server: Any) -> None:
+        (tmp_path / "told").write_text(server.address())
+        stop()
+
+    program = Program("replay")
+    server = program.add_node(ReverbNode(lambda: ["table"]), label="replay")
+    program.add_node(PyNode(ask, server), label="ask")
+    with launch(program, "threads") as launched:
+        launched.wait(30)
+    assert (tmp_path / "told").read_text() == "127.0.0.1:4711"
+    assert ended == ["table"]
+
+
+def test_a_stop_handler_ends_what_a_node_waits_for(tmp_path: Path) -> None:
+    def wait() -> None:
+        waited = threading.Event()
+        register_stop_handler(waited.set)
+        assert waited.wait(30)
+        (tmp_path / "ended").touch()
+
+    with launch(make_program(PyNode(wait), PyNode(stop)), "threads") as launched:
+        launched.wait(30)
+    assert (tmp_path / "ended").exists()
