@@ -12,6 +12,7 @@ from pyarrow import feather
 
 import sparkdl
 from sparkdl import SparkModel
+from sparkdl.progress.events import EpochEnded
 
 
 @pytest.fixture(scope="module")
@@ -46,3 +47,44 @@ def test_files_to_validate_on(spark: Any, files: Path) -> None:
     path = str(files / "rows.parquet" / "*.parquet")
     history = model.fit(path, epochs=2, validation_data=path, verbose=0).history
     assert len(history["val_loss"]) == 2
+
+
+def test_files_larger_than_the_budget_go_through_disk(
+    spark: Any, digits_df: Any, tmp_path: Path
+) -> None:
+    """Some 2.5 MiB of rows for each worker, whose budget is 1 MiB; every row counts once."""
+    rows = digits_df.select("features", digits_df.label.cast("bigint").alias("label"))
+    rows.union(rows).union(rows).repartition(1).write.parquet(f"{tmp_path}/rows.parquet")
+    many = [f"{tmp_path}/rows.parquet"] * 3
+    spark.read.parquet(*many).repartition(4).write.parquet(f"{tmp_path}/many.parquet")
+    count = 9 * digits_df.count()
+    model = SparkModel(make_mlp(), mode="allreduce", num_workers=2, memory_budget_mb=1)
+    trained: list[int] = []
+
+    def hear(event: Any) -> None:
+        if isinstance(event, EpochEnded):
+            trained.append(event.rows)
+
+    path = f"{tmp_path}/many.parquet"
+    history = model.fit(path, epochs=2, batch_size=32, verbose=0, sinks=[hear]).history
+    assert history["loss"][1] < 0.5 * history["loss"][0]
+    assert trained == [count] * 2
+
+
+def test_a_fit_of_files_goes_on_where_it_ended(spark: Any, files: Path, tmp_path: Path) -> None:
+    path = str(files / "rows.parquet")
+    options: dict[str, Any] = {"batch_size": 32, "verbose": 0}
+    folder = str(tmp_path / "checkpoints")
+
+    def made() -> SparkModel:
+        return SparkModel(make_mlp(), mode="allreduce", num_workers=2, seed=3)
+
+    whole = made()
+    losses = whole.fit(path, epochs=4, **options).history["loss"]
+    made().fit(path, epochs=2, checkpoint_dir=folder, **options)
+    resumed = made()
+    history = resumed.fit(path, epochs=4, checkpoint_dir=folder, resume=True, **options)
+    assert history.epoch == [2, 3]
+    np.testing.assert_allclose(history.history["loss"], losses[2:], rtol=1e-5)
+    for ours, theirs in zip(resumed.model.get_weights(), whole.model.get_weights(), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6)
