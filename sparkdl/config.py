@@ -118,6 +118,9 @@ class FitConfig:
             require_int("num_workers", self.num_workers, 1)
         if self.max_restarts is not None:
             require_int("max_restarts", self.max_restarts, 0)
+        for name in ("pad", "resources"):  # what the caller does with his dict has no effect here
+            if isinstance(getattr(self, name), Mapping):
+                object.__setattr__(self, name, dict(getattr(self, name)))
         self._refuse_what_has_no_effect()
 
     def _refuse_what_has_no_effect(self) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -242,13 +243,15 @@ class SparkModel:
     repartition = Setting(lambda self: self._config.repartition)
     memory_budget_mb = Setting(lambda self: self._config.memory_budget_mb)
     seed = Setting(lambda self: self._config.seed)
-    pad = Setting(lambda self: self._config.pad)
+    pad = Setting(lambda self: copy(self._config.pad))
     start_timeout_s = Setting(lambda self: self._config.start_timeout_s)
     worker_timeout_s = Setting(lambda self: self._config.worker_timeout_s)
     max_restarts = Setting(lambda self: self._config.restarts)
+    on_nan = Setting(lambda self: self._config.on_nan)
     worker_port = Setting(lambda self: self._config.worker_port)
     worker_bind = Setting(lambda self: self._config.worker_bind)
     encrypt = Setting(lambda self: self._config.encrypt)
+    resources = Setting(lambda self: copy(self._config.resources))
 
     def get_config(self) -> dict[str, Any]:
         """The arguments as plain values (the model left out), to be saved or shown."""

@@ -143,6 +143,24 @@ def test_attributes_are_read_only(mode: str, name: str, value: Any) -> None:
     assert model.get_config() == before
 
 
+@pytest.mark.parametrize(
+    "name", [n for n in inspect.signature(SparkModel).parameters if n != "model"]
+)
+def test_every_argument_is_a_read_only_attribute(name: str) -> None:
+    model = SparkModel(dense())
+    with pytest.raises(ReadOnlyError, match=f"{name} of a SparkModel"):
+        setattr(model, name, getattr(model, name))
+
+
+def test_a_dict_that_changes_later_changes_no_setting() -> None:
+    pad, resources = {"x": 0.0}, {"cpus": 2.0}
+    model = SparkModel(dense(), pad=pad, resources=resources)
+    pad["x"], resources["gpu"] = 1.0, 1.0
+    model.pad["x"] = 2.0
+    assert (model.pad, model.resources) == ({"x": 0.0}, {"cpus": 2.0})
+    assert (model.get_config()["pad"], model.get_config()["resources"]) == ({"x": 0.0}, {"cpus": 2})
+
+
 def test_attributes_show_what_was_asked_and_chosen() -> None:
     model = SparkModel(dense(), "allreduce", 4, num_workers=3, batch_size=5, seed=7)
     assert (model.mode, model.frequency, model.num_workers) == ("allreduce", 4, 3)
