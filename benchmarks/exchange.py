@@ -6,7 +6,8 @@ The network of ``workload`` (0.47 MB), batch 64. The cases run in turn, in the s
 steps without any exchange, rounds of ``mode='synchronous'``, and windows of ``downpour``. The time
 of an exchange is what a step (or a window) takes longer than the bare steps in it; waits for
 the other worker, and what the server takes of the cores that train, are part of it. "Alone" are
-the same rounds in processes that do nothing else: what the exchange itself takes. Medians.
+the same rounds in processes that do nothing else: what the exchange itself takes. With
+``on_nan='ignore'`` nobody looks whether updates are finite. Medians.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ class Case:
     name: str
     rule: Rule | None
     window: int
+    on_nan: str = "raise"
 
     def per_exchange(self, step: float, bare: float) -> float | None:
         """Seconds of an exchange, from those of a step and of a step without any exchange."""
@@ -59,6 +61,8 @@ CASES = [
     Case("asynchronous, every batch", Downpour(), 1),
     Case("asynchronous, every 4", Downpour(), 4),
     Case("asynchronous, every 16", Downpour(), STACK),
+    Case("synchronous, every batch, on_nan='ignore'", BSP(), 1, "ignore"),
+    Case("asynchronous, every 16, on_nan='ignore'", Downpour(), STACK, "ignore"),
 ]
 
 
@@ -177,7 +181,8 @@ def main() -> None:
             rule: Any = case.rule.bind(args.workers)
             config = ServerConfig(layout, rule, args.workers, mode=args.transport)
             with ServerProcess(config, center) as server:
-                return workers.run(ServerStrategy((server.endpoint,), layout, rule), case.window)
+                strategy = ServerStrategy((server.endpoint,), layout, rule, on_nan=case.on_nan)
+                return workers.run(strategy, case.window)
 
         for case in CASES:
             run(case)

@@ -11,19 +11,19 @@ import numpy.typing as npt
 
 from sparkdl.weights import FloatArray
 
-MetricArray = npt.NDArray[np.float64]
-
 
 class NotFiniteError(Exception):
     """A worker's update is not finite; the loop finds out why and raises what the user sees.
 
     Args:
         batch: Which batch of the present stack made it, from 0; None: not known.
+        joined: Whether it came from another worker, by a sum over the updates of all.
     """
 
-    def __init__(self, batch: int | None = None) -> None:
+    def __init__(self, batch: int | None = None, *, joined: bool = False) -> None:
         super().__init__("an update is not finite")
         self.batch = batch
+        self.joined = joined
 
 
 class LossScaling(Protocol):
@@ -47,7 +47,12 @@ class FiniteCheck:
         self._on_nan, self._trained_size = on_nan, trained_size
         self._noted: int | None = None
 
-    def admits(self, values: FloatArray | MetricArray, learner: LossScaling | None = None) -> bool:
+    @property
+    def looks(self) -> bool:
+        """Whether updates are looked at."""
+        return self._on_nan != "ignore"
+
+    def admits(self, values: FloatArray, learner: LossScaling | None = None) -> bool:
         """Whether a whole flat buffer may be sent.
 
         Args:
@@ -60,7 +65,9 @@ class FiniteCheck:
         """
         if self._is_finite(values, 0) or (learner is not None and learner.scales_loss):
             return True
-        self._refuse()
+        if self._on_nan == "raise":
+            raise NotFiniteError
+        self.refused += 1
         return False
 
     def notes(
@@ -92,8 +99,8 @@ class FiniteCheck:
             raise NotFiniteError(noted)
         return noted is None
 
-    def _is_finite(self, values: FloatArray | MetricArray, first: int) -> bool:
-        if self._on_nan == "ignore":
+    def _is_finite(self, values: FloatArray, first: int) -> bool:
+        if not self.looks:
             return True
         with np.errstate(all="ignore"):
             if math.isfinite(values.sum()):
@@ -101,11 +108,6 @@ class FiniteCheck:
         trained = max(0, self._trained_size - first)
         statistics = values[trained:]
         return bool(np.isfinite(values[:trained]).all() and not np.isnan(statistics).any())
-
-    def _refuse(self) -> None:
-        if self._on_nan == "raise":
-            raise NotFiniteError
-        self.refused += 1
 
 
 def finite_state(optimizer_state: bytes) -> bytes:

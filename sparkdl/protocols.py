@@ -129,6 +129,18 @@ class InGraph(Protocol):
     def stop_wanted(self) -> bool:
         """Whether this worker was told to stop."""
 
+    @property
+    def checks_gradients(self) -> bool:
+        """Whether the step looks for NaN and infinity in the gradients."""
+
+    def tell_not_finite(self, batch: int, own: bool) -> None:
+        """After a call whose joined gradients were not finite.
+
+        Args:
+            batch: The first such batch of the stack, from 0.
+            own: Whether this worker's own gradient was not finite.
+        """
+
 
 class Learner(Protocol):
     """A model in training on one worker. Not thread-safe: one thread trains."""

@@ -193,7 +193,9 @@ class _Loop:
                     else:
                         self.synchronizer.train_on(self.learner, stack, report)
                 except NotFiniteError as error:
-                    raise self._not_finite(report, error.batch) from None
+                    found = self._not_finite(report, error.batch)
+                    own = isinstance(found, DataError) or not error.joined
+                    raise found from (None if own else error)
                 self.clock.enter("compute")  # the first call was compiled: part of the start
                 self._follow_schedule()
                 self._follow_driver()

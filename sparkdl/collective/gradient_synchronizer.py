@@ -18,7 +18,7 @@ import numpy.typing as npt
 from sparkdl.collective.arithmetic import half_dtype
 from sparkdl.collective.communicator import Communicator, ReduceHandle
 from sparkdl.errors import ConfigError
-from sparkdl.finite import FiniteCheck
+from sparkdl.finite import FiniteCheck, NotFiniteError
 from sparkdl.phases import current_clock
 from sparkdl.protocols import BatchStack, Learner
 from sparkdl.weights import FloatArray, Layout
@@ -83,6 +83,8 @@ class AllReduceGradientSynchronizer:
         self.in_graph = self if communicator.in_graph else None
         self._check = check or FiniteCheck("ignore", layout.trained_size)
         self._clock = current_clock()
+        self.checks_gradients = self._check.looks
+        self._not_finite: NotFiniteError | None = None
         self._learner: Learner | None = None
         self._statistics = np.zeros(layout.size - layout.trained_size, np.float32)
         self._sent_rows = 0
@@ -128,14 +130,16 @@ class AllReduceGradientSynchronizer:
         Raises:
             WaitTimeoutError: Some ranks did not come in time; they are named.
             TransportError: A rank is gone.
+            NotFiniteError: A gradient was not finite, with ``on_nan='raise'``.
         """
-        self._learner, self._step = learner, -1
+        self._learner, self._step, self._not_finite = learner, -1, None
+        self.checks_gradients = self._check.looks and not learner.scales_loss
         with self._explained():
             learner.train_reducing(stack, self)
         if not self._check.settle():
             learner.reset_metrics()
-        if self.in_graph is not None:  # the loss tells it, for nobody sees the gradients
-            self._check.admits(learner.metric_state()[:1], learner)
+        if self._not_finite is not None:
+            raise self._not_finite
 
     def skip(self, learner: Learner) -> None:
         """Takes part, without a batch, in one step of the other ranks."""
@@ -210,6 +214,10 @@ class AllReduceGradientSynchronizer:
     def agree_on_stop(self, value: float) -> None:
         """Takes the joined stop flag of an exchange inside the compiled step."""
         self.stop_agreed = self.stop_agreed or value > 0
+
+    def tell_not_finite(self, batch: int, own: bool) -> None:
+        """Keeps it until the compiled call has returned; see :class:`sparkdl.protocols.InGraph`."""
+        self._not_finite = NotFiniteError(batch, joined=not own)
 
     def agree_on_gradients(self, mine: list[bool]) -> list[bool]:
         """Which trained variables have a gradient; see :class:`sparkdl.protocols.Reducer`."""

@@ -22,6 +22,7 @@ from sparkdl.errors import (
     beats_of,
     raised_of,
 )
+from sparkdl.finite import NotFiniteError
 from sparkdl.launch.results import Result, of_kind
 
 SECONDARY_DELAY_S = 6.0
@@ -158,6 +159,8 @@ def is_secondary(error: BaseException) -> bool:
         if isinstance(told, (ChildTraceback, RankFailure)):
             return told.failure.secondary
         if isinstance(seen, TransportError) and not isinstance(seen, WaitTimeoutError):
+            return True
+        if isinstance(seen, NotFiniteError) and seen.joined:
             return True
         # inside a compiled graph frameworks keep only the text of an exception
         text = f"{type(seen).__name__}: {seen}"

@@ -21,7 +21,13 @@ from sparkdl.learner.keras_learner import KerasLearner, require_one_batch
 from sparkdl.learner.signature import takes_strings
 from sparkdl.learner.step_logs import logged_step
 from sparkdl.learner.structure import map_arrays, pack_batch
-from sparkdl.learner.tensorflow_exchange import HorovodExchange, NumpyExchange, flatten, split
+from sparkdl.learner.tensorflow_exchange import (
+    HorovodExchange,
+    Joined,
+    NumpyExchange,
+    flatten,
+    split,
+)
 from sparkdl.protocols import BatchStack, Reducer
 from sparkdl.weights import FloatArray
 
@@ -173,11 +179,13 @@ class TensorFlowLearner(KerasLearner):
             steps.get_concrete_function(*given)  # tracing finds which variables have one
         reducer.agree_on_gradients(self._has_gradient)
         try:
-            agreed = steps(*given)
+            stopping, broken_at, own = steps(*given)
         finally:
             self._reducer = None  # the learner outlives the run; what the run mapped shall not
         if reducer.in_graph is not None:
-            reducer.agree_on_stop(float(agreed))
+            reducer.agree_on_stop(float(stopping))
+            if int(broken_at) >= 0:
+                reducer.in_graph.tell_not_finite(int(broken_at), bool(own))
         self._flat = None
 
     def skip_reducing(self, reducer: Reducer) -> None:
@@ -198,17 +206,29 @@ class TensorFlowLearner(KerasLearner):
 
             def run(  # weight: this worker's among all, weights: of the samples
                 x: Any, y: Any, weights: Any, count: tf.Tensor, weight: tf.Tensor, stop: tf.Tensor
-            ) -> tf.Tensor:
-                def body(index: tf.Tensor, agreed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-                    batch = pack_batch(*map_arrays(lambda t: t[index], (x, y, weights)))
-                    parts, _, stopping = exchange(self._trace_step(batch), weight, stop)
-                    self._apply_parts(parts)
-                    return index + 1, tf.maximum(agreed, stopping)
+            ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+                """Whether a worker wants to stop; the first batch whose joined gradient was not
+                finite, or -1; whether this worker's own was not."""
 
-                return tf.while_loop(
-                    lambda index, _: index < count, body, (tf.constant(0), tf.constant(0.0)),
-                    parallel_iterations=1,
-                )[1]  # fmt: skip
+                def body(
+                    index: tf.Tensor, stopping: tf.Tensor, broken_at: tf.Tensor, own: tf.Tensor
+                ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
+                    batch = pack_batch(*map_arrays(lambda t: t[index], (x, y, weights)))
+                    joined = exchange(self._trace_step(batch), weight, stop)
+                    self._apply_parts(joined.values)
+                    first = tf.logical_and(broken_at < 0, joined.broken_of_all > 0)
+                    return (
+                        index + 1,
+                        tf.maximum(stopping, joined.stop),
+                        tf.where(first, index, broken_at),
+                        tf.where(first, joined.broken, own),
+                    )
+
+                start = (tf.constant(0), tf.constant(0.0), tf.constant(-1), tf.constant(0.0))
+                found: tuple[tf.Tensor, ...] = tf.while_loop(
+                    lambda index, *_: index < count, body, start, parallel_iterations=1
+                )
+                return found[1], found[2], found[3]
 
             several = isinstance(self.model.loss, (dict, list, tuple))
             self._reducing[kind] = tf.function(run, autograph=False, reduce_retracing=not several)
@@ -221,26 +241,32 @@ class TensorFlowLearner(KerasLearner):
 
             def run(weight: tf.Tensor, stop: tf.Tensor) -> tf.Tensor:
                 values = [tf.zeros(s.shape) for s in self._layout.slots]
-                parts, total, stopping = exchange(values, weight, stop)
+                joined = exchange(values, weight, stop)
 
                 def apply() -> tf.Tensor:
-                    self._apply_parts(parts)
-                    return stopping
+                    self._apply_parts(joined.values)
+                    return joined.stop
 
-                return tf.cond(total > 0, apply, lambda: stopping)
+                return tf.cond(joined.weight > 0, apply, lambda: joined.stop)
 
             self._reducing[kind] = tf.function(run, autograph=False)
         return self._reducing[kind]
 
-    def _exchange_of(self, reducer: Reducer) -> Callable[..., tuple[list[Any], Any, Any]]:
+    def _exchange_of(self, reducer: Reducer) -> Callable[..., Joined]:
         if reducer.in_graph is None:
             return NumpyExchange(self._layout, lambda: self._reducer, reducer.parts)
-        return HorovodExchange(self._layout, reducer.in_graph.wire, reducer.parts)
+        return HorovodExchange(
+            self._layout, reducer.in_graph.wire, reducer.parts,
+            checks=reducer.in_graph.checks_gradients,
+        )  # fmt: skip
 
 
 def _kind(reducer: Reducer) -> tuple[Any, ...]:
     parts = tuple((p.start, p.stop) for p in reducer.parts)
-    return (None, parts) if reducer.in_graph is None else (reducer.in_graph.wire, "horovod", parts)
+    exchange = reducer.in_graph
+    if exchange is None:
+        return (None, parts)
+    return (exchange.wire, "horovod", parts, exchange.checks_gradients)
 
 
 def _weight_and_stop(reducer: Reducer) -> tuple[tf.Tensor, tf.Tensor]:

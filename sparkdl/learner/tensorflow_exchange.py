@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -36,6 +36,24 @@ def split(flat: tf.Tensor, layout: Layout) -> list[tf.Tensor]:
     ]
 
 
+class Joined(NamedTuple):
+    """What an exchange returns.
+
+    Args:
+        values: The joined gradients and statistics.
+        weight: The sum of all workers' weights.
+        stop: Above 0 if a worker wants to stop.
+        broken: 1 if this worker's own gradient was not finite, else 0.
+        broken_of_all: Workers whose gradient was not finite.
+    """
+
+    values: list[tf.Tensor]
+    weight: tf.Tensor
+    stop: tf.Tensor
+    broken: tf.Tensor
+    broken_of_all: tf.Tensor
+
+
 class NumpyExchange:
     """Calls the reducer from inside the graph, for each part as soon as its gradients are there.
 
@@ -48,15 +66,14 @@ class NumpyExchange:
     def __init__(self, layout: Layout, reducer: Callable[[], Reducer], parts: list[slice]) -> None:
         self._layout, self._reducer, self._parts = layout, reducer, parts
 
-    def __call__(
-        self, values: list[Any], weight: tf.Tensor, stop: tf.Tensor
-    ) -> tuple[list[tf.Tensor], tf.Tensor, tf.Tensor]:
-        """The joined values; the weight and the stop flag travel with the reducer."""
+    def __call__(self, values: list[Any], weight: tf.Tensor, stop: tf.Tensor) -> Joined:
+        """The joined values; the weight and all flags travel with the reducer."""
+        none = tf.zeros([])
         slots = self._layout.slots
         if len(self._parts) == 1:
             flat = tf.numpy_function(self._join, [flatten(values, slots)], tf.float32)
             flat.set_shape([self._layout.size])
-            return split(flat, self._layout), weight, tf.zeros([])
+            return Joined(split(flat, self._layout), weight, none, none, none)
         last: list[Any] = []
         for index, part in enumerate(self._parts):
             chosen = [i for i, s in enumerate(slots) if part.start <= s.offset < part.stop]
@@ -68,7 +85,7 @@ class NumpyExchange:
         for value, slot in zip(joined, slots, strict=True):
             value.set_shape(slot.shape)
         typed = [tf.cast(v, s.dtype) for v, s in zip(joined, slots, strict=True)]
-        return typed, weight, tf.zeros([])
+        return Joined(typed, weight, none, none, none)
 
     def _begin(self, index: int) -> Callable[[FloatArray], Any]:
         def begin(values: FloatArray) -> Any:
@@ -102,22 +119,29 @@ class HorovodExchange:
         layout: Of the flat buffer.
         wire: ``'float16'``, ``'bfloat16'`` or None: what gradients travel as.
         parts: See :class:`sparkdl.protocols.Reducer`.
+        checks: Whether to look for NaN and infinity in this worker's gradients.
     """
 
-    def __init__(self, layout: Layout, wire: str | None, parts: list[slice]) -> None:
-        self._layout, self._parts = layout, parts
+    def __init__(
+        self, layout: Layout, wire: str | None, parts: list[slice], *, checks: bool
+    ) -> None:
+        self._layout, self._parts, self._checks = layout, parts, checks
         self._wire = None if wire is None else tf.as_dtype(wire)
         self._hvd = importlib.import_module("horovod.tensorflow")
 
-    def __call__(
-        self, values: list[Any], weight: tf.Tensor, stop: tf.Tensor
-    ) -> tuple[list[tf.Tensor], tf.Tensor, tf.Tensor]:
-        """The joined values, the sum of all workers' weights, and above 0 if one wants to stop."""
+    def __call__(self, values: list[Any], weight: tf.Tensor, stop: tf.Tensor) -> Joined:
+        """The joined values and flags of all workers."""
         slots = self._layout.slots
+        dense = [
+            tf.zeros(s.shape) if v is None else tf.cast(tf.convert_to_tensor(v), tf.float32)
+            for v, s in zip(values, slots, strict=True)
+        ]
+        trained = [t for t, s in zip(dense, slots, strict=True) if self._is_trained(s.offset)]
+        broken = _not_finite(trained) if self._checks else tf.zeros([])
         joined: list[Any] = [None] * len(slots)
-        totals: Any = None  # the sums of all workers' weights and stop flags
+        totals: Any = None  # the sums of all workers' weights and flags
         # They travel together with the first part, which saves a round of messages.
-        mine, factor = [tf.stack([weight, stop])], weight
+        mine, factor = [tf.stack([weight, stop, broken])], weight
         if self._wire is not None:
             # Not here: a sum of float16 could overflow, so each worker sends its share of the mean,
             # and has to know the sum of the weights before.
@@ -125,8 +149,8 @@ class HorovodExchange:
             factor = tf.math.divide_no_nan(weight, totals[0])
         for index, part in enumerate(self._parts):
             chosen = [i for i, s in enumerate(slots) if part.start <= s.offset < part.stop]
-            wire = self._wire if part.start < self._layout.trained_size else None
-            sent = self._scaled([values[i] for i in chosen], [slots[i] for i in chosen], factor)
+            wire = self._wire if self._is_trained(part.start) else None
+            sent = _scaled([dense[i] for i in chosen], factor)
             if wire is not None:
                 sent = [tf.cast(t, wire) for t in sent]
             got = self._sum([*mine, *sent], f"part.{index}")
@@ -136,23 +160,10 @@ class HorovodExchange:
                 if self._wire is None:
                     tensor = tf.math.divide_no_nan(tensor, totals[0])
                 joined[i] = tf.cast(tensor, slots[i].dtype)
-        return joined, totals[0], totals[1]
+        return Joined(joined, totals[0], totals[1], broken, totals[2])
 
-    def _scaled(self, values: list[Any], slots: list[Any], factor: tf.Tensor) -> list[tf.Tensor]:
-        """Each times this worker's weight. At weight 0 they are zeros, even where one is infinite
-        (0 · inf is no number)."""
-        dense = [
-            tf.zeros(s.shape) if v is None else tf.cast(tf.convert_to_tensor(v), tf.float32)
-            for v, s in zip(values, slots, strict=True)
-        ]
-        if not dense:
-            return []
-        scaled: list[tf.Tensor] = tf.cond(
-            factor > 0,
-            lambda: [t * factor for t in dense],
-            lambda: [tf.zeros_like(t) for t in dense],
-        )
-        return scaled
+    def _is_trained(self, offset: int) -> bool:
+        return offset < self._layout.trained_size
 
     def _sum(self, tensors: list[tf.Tensor], name: str) -> list[tf.Tensor]:
         if not tensors:
@@ -163,3 +174,29 @@ class HorovodExchange:
             tensors, op=self._hvd.Sum, name=f"sparkdl.{name}", ignore_name_scope=True
         )
         return reduced
+
+
+def _scaled(dense: list[tf.Tensor], factor: tf.Tensor) -> list[tf.Tensor]:
+    """Each times this worker's weight. At weight 0 they are zeros, even where one is infinite
+    (0 · inf is no number)."""
+    if not dense:
+        return []
+    scaled: list[tf.Tensor] = tf.cond(
+        factor > 0,
+        lambda: [t * factor for t in dense],
+        lambda: [tf.zeros_like(t) for t in dense],
+    )
+    return scaled
+
+
+def _not_finite(tensors: list[tf.Tensor]) -> tf.Tensor:
+    """1 if a number is not finite, else 0: one sum where all is well."""
+    if not tensors:
+        return tf.zeros([])
+    total = tf.add_n([tf.reduce_sum(t) for t in tensors])
+
+    def look() -> tf.Tensor:  # a sum of finite numbers may overflow
+        finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(t)) for t in tensors])
+        return tf.cast(tf.logical_not(finite), tf.float32)
+
+    return tf.cond(tf.math.is_finite(total), lambda: tf.zeros([]), look)

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import select
 import socket
+import socketserver
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -19,6 +24,7 @@ from sparkdl.transport.encryption import Certificate, connect_encrypted
 from sparkdl.transport.frames import HEADER_BYTES, Kind, Message, encode
 from sparkdl.transport.listeners import Listeners, ListenOptions
 from sparkdl.transport.server import Server
+from sparkdl.transport.strangers import _HTTP_BUSY
 
 TOKEN = "a token"
 ROOM = 40  # of a server for one worker
@@ -57,3 +63,42 @@ def test_a_member_waits_for_room_and_is_not_told_of_a_wrong_token(encrypted: boo
             for connection in held[:5]:
                 connection.close()
             assert joining.result(20) == "in"
+
+
+def test_a_member_over_http_that_finds_no_room_tries_again() -> None:
+    """A gate before the server says "no room" to the first connections, and lets others in."""
+    listeners = Listeners.bind(ListenOptions("http", web=True), None)
+    server = Server(Coordinator(Settings(1)), TOKEN, listeners, 1, None).start()
+    inside = urlsplit(server.address.http)
+    turned_away = []
+
+    class Gate(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            if len(turned_away) < 3:
+                self.request.recv(4096)
+                turned_away.append(self.request.send(_HTTP_BUSY))
+                return
+            with socket.create_connection((inside.hostname, inside.port)) as onward:
+                pair = {self.request: onward, onward: self.request}
+                while True:
+                    for source in select.select(list(pair), [], [], 20)[0]:
+                        data = source.recv(1 << 16)
+                        if not data:
+                            return
+                        pair[source].sendall(data)
+
+    with contextlib.ExitStack() as stack:
+        stack.callback(server.close)
+        gate = stack.enter_context(socketserver.ThreadingTCPServer(("127.0.0.1", 0), Gate))
+        gate.daemon_threads = True
+        serving = threading.Thread(target=gate.serve_forever, args=(0.05,))
+        serving.start()
+        stack.callback(serving.join, 20)
+        stack.callback(gate.shutdown)
+        outside = replace(server.address, http=f"http://127.0.0.1:{gate.server_address[1]}")
+        endpoint = Endpoint(outside, TOKEN, "")
+        with open_session(
+            endpoint, mode="http", rank=0, timeouts=Timeouts(connect_s=20.0)
+        ) as session:
+            assert list(session.meet("in")) == ["in"]
+    assert len(turned_away) == 3

@@ -54,8 +54,11 @@ def still_serves(server: ServerProcess) -> Iterator[None]:
             assert client.pull()[7] == 7
 
 
-def tcp(server: ServerProcess) -> socket.socket:
-    return socket.create_connection((server.address.host, server.address.port), 10)
+def tcp(server: ServerProcess, *, web: bool = False) -> socket.socket:
+    """A connection to the framed socket, or to the HTTP server."""
+    http = urlsplit(server.address.http)
+    place = (http.hostname, http.port) if web else (server.address.host, server.address.port)
+    return socket.create_connection(place, 10)
 
 
 def opened(server: ServerProcess) -> socket.socket:
@@ -197,6 +200,57 @@ def test_http_refuses_before_it_reads(server: ServerProcess) -> None:
     assert post(server, os.urandom(HEADER_BYTES)) == 400
     assert post(server, frame + b"more") == 400
     assert post(server, frame, X_Sparkdl_Client="x") == 400
+
+
+def test_a_chunked_request_is_refused_and_leaves_no_traceback(server: ServerProcess) -> None:
+    head = (
+        f"POST {FRAME_PATH} HTTP/1.1\r\nHost: x\r\n{CLIENT_HEADER}: {'c' * 16}\r\n"
+        "Transfer-Encoding: chunked\r\n"
+    )
+    known = f"Authorization: Bearer {server.config.token}\r\n"
+    surrogate = "Authorization: Bearer \udcff\udcfe\r\n"
+    for shown, status in ((known, b"411"), ("", b"401"), (surrogate, b"401")):
+        with tcp(server, web=True) as stream:
+            text = head + shown + "\r\n5\r\nhello\r\n0\r\n\r\n"
+            stream.sendall(text.encode(errors="surrogateescape"))
+            assert stream.recv(64).split(b" ")[1] == status
+    assert "Traceback" not in server.errors, server.errors
+
+
+@pytest.mark.parametrize("member", [False, True])
+def test_headers_without_an_end_cost_little_and_end_soon(
+    server: ServerProcess, member: bool
+) -> None:
+    """A stranger gets 4 KiB, whoever has shown the token 16 KiB."""
+    start = time.monotonic()
+    resident = psutil.Process(server.pid).memory_info().rss
+    with tcp(server, web=True) as stream:
+        stream.sendall(b"GET /health HTTP/1.1\r\n")
+        if member:
+            shown = f"Authorization: Bearer {server.config.token}\r\n{CLIENT_HEADER}: {'m' * 16}"
+            stream.sendall(f"Host: x\r\n{shown}\r\n".encode())
+        refused = False
+        for _ in range(512):  # 32 MiB
+            try:
+                stream.sendall(b"x" * (64 << 10))
+            except (BrokenPipeError, ConnectionResetError):
+                refused = True
+                break
+        assert refused
+    assert psutil.Process(server.pid).memory_info().rss - resident < 16 << 20
+    assert time.monotonic() - start < 50
+
+
+@pytest.mark.parametrize("web", [False, True])
+def test_idle_connections_of_strangers_delay_no_member(server: ServerProcess, web: bool) -> None:
+    idle = [tcp(server, web=web) for _ in range(300)]
+    start = time.monotonic()
+    with connect(server.endpoint, "http" if web else "socket", rank=0, layout=LAYOUT) as client:
+        client.join()
+        assert client.pull()[7] == 7
+    assert time.monotonic() - start < 4  # the strangers' own limit is 5 s
+    for stream in idle:
+        stream.close()
 
 
 def test_health_and_metrics(server: ServerProcess) -> None:

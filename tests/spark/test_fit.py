@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import importlib.util
+import re
 import threading
 from typing import Any
 
@@ -181,12 +183,32 @@ def test_a_scheduler_s_rates_are_those_of_plain_keras(
             np.testing.assert_allclose(mine, known, rtol=0, atol=1e-5)
 
 
+def poisoned_row(digits_df: Any, number: int) -> Any:
+    """The digits with NaN in one row."""
+    nan = F.transform("features", lambda v: v * float("nan")).cast("array<float>")
+    return digits_df.withColumn(
+        "features", F.when(F.col("id") == number, nan).otherwise(F.col("features"))
+    )
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("horovod"), reason="make horovod")
+def test_nan_is_told_by_the_rank_whose_data_have_it_where_horovod_joins_in_the_step(
+    digits_df: Any,
+) -> None:
+    """All ranks see NaN after the same step; only one of them has it in its rows."""
+    ranks = set()
+    for number in (7, 8):  # rows of different ranks
+        with pytest.raises(DataError, match=r"epoch 1 of 2, batch \d+: .*input") as raised:
+            SparkModel(make_mlp(), "allreduce", num_workers=2, communicator="horovod").fit(
+                poisoned_row(digits_df, number), epochs=2, verbose=0
+            )
+        ranks |= set(re.findall(r"\(worker (\d)\)", str(raised.value)))
+    assert ranks == {"0", "1"}
+
+
 @pytest.mark.parametrize("mode", ["asynchronous", "synchronous", "allreduce"])
 def test_nan_in_a_row_is_one_error_that_names_it_or_is_left_out(digits_df: Any, mode: str) -> None:
-    nan = F.transform("features", lambda v: v * float("nan")).cast("array<float>")
-    poisoned = digits_df.withColumn(
-        "features", F.when(F.col("id") == 7, nan).otherwise(F.col("features"))
-    )
+    poisoned = poisoned_row(digits_df, 7)
     options = {"communicator": "builtin"} if mode == "allreduce" else {}
     with pytest.raises(DataError, match=r"epoch 1 of 2, batch \d+: .*input") as raised:
         SparkModel(make_mlp(), mode, num_workers=2, **options).fit(poisoned, epochs=2, verbose=0)

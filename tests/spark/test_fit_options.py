@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 import pandas as pd
+import polars
 import pyarrow as pa
 import pytest
 import tensorflow as tf
@@ -200,9 +201,12 @@ def texts() -> tuple[list[str], list[int]]:
     return [" ".join(words[i] for i in row) for row in drawn], [int(row[0] < 3) for row in drawn]
 
 
-def text_model(inputs: list[str]) -> Any:
+def text_model(inputs: list[str], whole: bool = False) -> Any:
+    """A model of texts: of their first word, or of each text as a whole."""
     keras.utils.set_random_seed(0)
-    vectorize = layers.TextVectorization(max_tokens=20, output_sequence_length=1)
+    vectorize: Any = layers.TextVectorization(max_tokens=20, output_sequence_length=1)
+    if whole:
+        vectorize = layers.StringLookup(max_tokens=20)
     vectorize.adapt(np.array(inputs))
     model = keras.Sequential(
         [
@@ -223,12 +227,13 @@ def test_text_from_frames_of_all_kinds(spark: Any, kind: str) -> None:
     frame = pd.DataFrame({"text": words, "label": labels})
     data = {
         "pandas": lambda: frame,
-        "polars": lambda: pytest.importorskip("polars").from_pandas(frame),
+        "polars": lambda: polars.from_pandas(frame),
         "Arrow": lambda: pa.table({"text": pa.array(words, pa.large_string()), "label": labels}),
         "lists": lambda: (words, labels),
         "Spark": lambda: spark.createDataFrame(frame),
     }[kind]()
-    spark_model = SparkModel(text_model(words), "synchronous", num_workers=2)
+    model = text_model(words, whole=kind == "lists")
+    spark_model = SparkModel(model, "synchronous", num_workers=2)
     epochs = 8 if kind == "Spark" else 1
     history = spark_model.fit(data, features="text", epochs=epochs, verbose=0)
     known = spark_model.model.evaluate(

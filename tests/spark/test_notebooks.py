@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import os
 import re
 import subprocess
@@ -127,23 +129,40 @@ def test_find_the_best_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_the_readme_runs_in_a_fresh_terminal(tmp_path: Path) -> None:
-    """As printed, where ``python3`` of the PATH has no packages and nobody names another."""
-    section = (ROOT / "README.md").read_text().split("## In 60 seconds")[1]
-    program = section.split("```python")[1].split("```")[0]
+    """Each block as printed, where ``python3`` has no packages and nobody names another."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    (first,) = [block for block in blocks if "SparkSession" in block]
+    others = [b for b in blocks if b is not first and "from elephas" not in b]
+    assert len(others) >= 7
     python = tmp_path / "bin" / "python3"
     python.parent.mkdir()
     python.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')  # no site-packages
     python.chmod(0o755)
-    (tmp_path / "first.py").write_text(program)
+    (tmp_path / "readme.py").write_text("\n".join([first, *others]))
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PYSPARK")}
     environment |= {"PATH": f"{python.parent}:{os.environ['PATH']}"}
     done = subprocess.run(
-        [sys.executable, "first.py"], cwd=tmp_path, env=environment, capture_output=True,
+        [sys.executable, "readme.py"], cwd=tmp_path, env=environment, capture_output=True,
         text=True, timeout=800,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert "prediction" in done.stdout
     assert (tmp_path / "digits.keras").exists()
+    assert (tmp_path / "timeline.json").exists()
+    assert list((tmp_path / "logs").iterdir())
+    assert list((tmp_path / "digits-pipeline").iterdir())
+    assert "retracing" not in done.stderr
+    assert "Traceback" not in done.stderr, done.stderr
+
+
+def test_every_name_in_the_readme_exists() -> None:
+    text = (ROOT / "README.md").read_text()
+    for dotted in sorted(set(re.findall(r"\bsparkdl(?:\.[A-Za-z_]+)+", text))):
+        parent, _, name = dotted.rpartition(".")
+        if importlib.util.find_spec(parent) and not hasattr(importlib.import_module(parent), name):
+            importlib.import_module(dotted)
+    for path in set(re.findall(r"\]\(([^)#:]+)", text)):
+        assert (ROOT / path).exists(), path
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)

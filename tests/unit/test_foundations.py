@@ -24,6 +24,8 @@ from sparkdl.errors import (
 )
 from sparkdl.weights import Layout
 
+SECRETS = ("token", "secret", "password", "private_key")
+
 
 def test_importing_the_package_is_fast_and_loads_no_framework() -> None:
     code = (
@@ -138,3 +140,18 @@ def test_no_two_classes_share_a_name() -> None:
             if "compat" not in path.parts or node.name not in of_peers:
                 places.setdefault(node.name, []).append(str(path.relative_to(package)))
     assert {name: paths for name, paths in places.items() if len(paths) > 1} == {}
+
+
+def test_no_text_of_an_object_shows_a_secret() -> None:
+    """Tasks, strategies and endpoints land in logs: their fields with a token have no repr."""
+    found = 0
+    for path in sorted(Path(errors.__file__).parent.rglob("*.py")):
+        for kind in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(kind, ast.ClassDef) or not kind.decorator_list:
+                continue
+            for line in kind.body:
+                if isinstance(line, ast.AnnAssign) and ast.unparse(line.target) in SECRETS:
+                    found += 1
+                    given = "" if line.value is None else ast.unparse(line.value)
+                    assert "repr=False" in given, f"{path}:{line.lineno} {kind.name}"
+    assert found >= 8

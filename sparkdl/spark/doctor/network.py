@@ -189,7 +189,7 @@ class ProbeTask:
     """
 
     driver: tuple[str, int] | None
-    token: bytes
+    token: bytes = field(repr=False)
     timeout_s: float
     backend: str = "tensorflow"
     with_facts: bool = False

@@ -32,8 +32,18 @@ _BEAT_S = 5.0
 """A comment goes to a silent stream so often: proxies keep it open, and a closed tab is noticed."""
 
 
+_HEADER_BYTES = 64 << 10
+"""Of a request: cookies of a notebook server that proxies the page are among them."""
+
+
 class _QuietServer(wsgi.Server):
-    """cheroot, which prints a traceback for each tab that was closed."""
+    """cheroot, which prints a traceback for each tab that was closed.
+
+    By default it reads headers and bodies of any size.
+    """
+
+    max_request_header_size = _HEADER_BYTES
+    max_request_body_size = _HEADER_BYTES
 
     def error_log(self, msg: str = "", level: int = 20, traceback: bool = False) -> None:
         """Says nothing."""

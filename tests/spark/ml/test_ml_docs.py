@@ -1,4 +1,4 @@
-"""docs/pipelines.md and the README's pipeline run as printed."""
+"""docs/pipelines.md runs as printed (test_notebooks.py runs the README)."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from pyspark.sql import functions as F
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -26,17 +24,3 @@ def test_the_page_about_pipelines(
     names: dict[str, Any] = {"spark": spark, "__name__": "__main__"}
     exec(blocks((ROOT / "docs" / "pipelines.md").read_text(), tmp_path), names)
     assert names["tuned"].avgMetrics[1] > 0.8
-
-
-def test_the_pipeline_of_the_readme(
-    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from stage_cases import builder, table
-
-    monkeypatch.chdir(tmp_path)
-    section = (ROOT / "README.md").read_text().split("## Pipelines of Spark ML")[1]
-    frame = table(spark, "array").select("features", F.col("label").cast("int"))
-    names: dict[str, Any] = {"df": frame, "model": builder(), "spark": spark}
-    exec(blocks(section.split("\n## ")[0], tmp_path), names)
-    stage = names["pipeline_model"].stages[-1]
-    assert np.isfinite(stage.history["loss"]).all()

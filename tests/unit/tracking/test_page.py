@@ -6,6 +6,7 @@ import itertools
 import json
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -15,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from tracking_cases import RUN, SEARCH_ID, Time, busy_fit, small_fit, small_search, usage
@@ -311,6 +313,18 @@ def test_nothing_can_be_written(page: Dashboard) -> None:
         with pytest.raises(urllib.error.HTTPError) as caught:
             urllib.request.urlopen(request, timeout=30)
         assert caught.value.code == 405
+
+
+@pytest.mark.parametrize(
+    "head", ["GET / HTTP/1.1\r\nX: ", "POST / HTTP/1.1\r\nContent-Length: 99999999\r\n\r\n"]
+)
+def test_a_request_of_endless_size_is_ended(page: Dashboard, head: str) -> None:
+    address = urlsplit(page.url)
+    with socket.create_connection((address.hostname, address.port), 30) as stranger:
+        stranger.sendall(head.encode())
+        with pytest.raises((BrokenPipeError, ConnectionResetError)):
+            stranger.sendall(b"x" * (32 << 20))
+    assert get(page, "")[0] == 200
 
 
 def stream(page: Dashboard, lines: list[str], began: threading.Event) -> None:

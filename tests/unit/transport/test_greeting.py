@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import socket
 import time
 from collections.abc import Iterator
@@ -122,3 +123,26 @@ def test_closing_ends_the_strangers() -> None:
             peer = stack.enter_context(socket.create_connection(address))
             time.sleep(0.05)
         assert closed(peer)
+
+
+@pytest.mark.parametrize("peeks", [False, True])
+def test_without_descriptors_the_oldest_stranger_makes_room(
+    monkeypatch: pytest.MonkeyPatch, peeks: bool
+) -> None:
+    """The greeter neither gives up nor spins: it ends a stranger, pauses, and accepts again."""
+    accepted, calls = socket.socket.accept, []
+
+    def accept(listener: socket.socket) -> tuple[socket.socket, object]:
+        calls.append(time.monotonic())
+        if 2 <= len(calls) <= 4:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return accepted(listener)
+
+    monkeypatch.setattr(socket.socket, "accept", accept)
+    with greeter(peeks) as (address, welcome), socket.create_connection(address) as oldest:
+        oldest.settimeout(20)
+        assert oldest.recv(4) == b"busy"
+        with socket.create_connection(address) as member:
+            member.sendall(PASSWORD)
+            assert soon(lambda: welcome)
+    assert calls[4] - calls[1] >= 2 * greeting._NO_DESCRIPTORS_S
