@@ -166,7 +166,7 @@ class CallClient:
                 near = address.is_near()
                 at = (LOOPBACK, address.local_port) if near else (address.host, address.port)
                 return MessageConnection(
-                    socket.create_connection(at, 5.0), self._token, is_server=False,
+                    socket.create_connection(at, 5.0), self._token,
                     certificate=None if near else self._certificate, name=address.name,
                 )  # fmt: skip
             except AuthenticationError:  # an OSError, too

@@ -70,13 +70,59 @@ class CallMessage:
         return pickle.loads(self.pieces[0], buffers=self.pieces[1:])
 
 
+class Caller:
+    """A connection whose client must show that it knows the token, for a
+    :class:`sparkdl.transport.greeting.Greeter`.
+
+    The server sends a nonce, and tells nothing else before the client has proven itself with it.
+
+    Args:
+        connection: Accepted; does not block.
+        token: The run's secret.
+    """
+
+    def __init__(self, connection: socket.socket, token: bytes) -> None:
+        self.connection = connection
+        self._token = token
+        self._nonce = secrets.token_bytes(_NONCE_BYTES)
+        self._heard = b""
+        with contextlib.suppress(OSError):  # a peer that is gone already is noticed by hear()
+            connection.send(self._nonce)
+
+    def hear(self) -> bool:
+        """Reads what has come; True once it is the whole proof.
+
+        Raises:
+            OSError, EOFError: The peer is gone.
+            AuthenticationError: It does not know the token.
+        """
+        wanted = 2 * _NONCE_BYTES
+        with contextlib.suppress(BlockingIOError):
+            while len(self._heard) < wanted:
+                piece = self.connection.recv(wanted - len(self._heard))
+                if not piece:
+                    raise EOFError("the peer closed the connection")
+                self._heard += piece
+        if len(self._heard) < wanted:
+            return False
+        _require(self._heard[_NONCE_BYTES:], _proof(self._token, b"client", self._nonce))
+        return True
+
+    def turn_away(self) -> None:
+        """Nothing to say: a client whose connection ends tries again while it has time."""
+
+    def answer(self) -> bytes:
+        """The server's own proof, for the nonce that came with the client's."""
+        return _proof(self._token, b"server", self._heard[:_NONCE_BYTES])
+
+
 class MessageConnection:
     """One end of a connection; any thread may send, one receives.
 
     Args:
         connection: A connected socket, owned from now on.
         token: The run's secret.
-        is_server: Which end this is.
+        caller: At the server's end: the client, which has proven itself; None at the client's.
         certificate: For TLS; None for no encryption.
         name: The address that is called, if TLS is spoken.
 
@@ -90,7 +136,7 @@ class MessageConnection:
         connection: socket.socket,
         token: bytes,
         *,
-        is_server: bool,
+        caller: Caller | None = None,
         certificate: Certificate | None = None,
         name: str = "",
     ) -> None:
@@ -99,33 +145,25 @@ class MessageConnection:
         try:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connection.settimeout(_HANDSHAKE_S)
-            self._prove(token, b"server" if is_server else b"client", is_server)
+            if caller is None:
+                self._prove(token)
+            else:
+                connection.sendall(caller.answer())
             if certificate is not None:
-                self._socket = EncryptedStream(connection, certificate, name, is_server=is_server)
+                self._socket = EncryptedStream(
+                    connection, certificate, name, is_server=caller is not None
+                )
             self._socket.settimeout(None)
         except BaseException:
             connection.close()
             raise
 
-    def _prove(self, token: bytes, role: bytes, is_server: bool) -> None:
-        other = b"client" if is_server else b"server"
+    def _prove(self, token: bytes) -> None:
+        """Shows the server that this end knows the token, and has the server show it."""
         mine = secrets.token_bytes(_NONCE_BYTES)
-        if is_server:  # tells nothing before the client has shown that it knows the token
-            self._socket.sendall(mine)
-            shown = bytes(self._receive_exactly(2 * _NONCE_BYTES))
-            theirs, proof = shown[:_NONCE_BYTES], shown[_NONCE_BYTES:]
-        else:
-            theirs = bytes(self._receive_exactly(_NONCE_BYTES))
-            self._socket.sendall(mine + _proof(token, role, theirs))
-            proof = bytes(self._receive_exactly(_NONCE_BYTES))
-        if not hmac.compare_digest(proof, _proof(token, other, mine)):
-            raise AuthenticationError(
-                "a connection between nodes was refused",
-                expected="a peer that knows the run's token",
-                received="one that does not",
-            )
-        if is_server:
-            self._socket.sendall(_proof(token, role, theirs))
+        theirs = bytes(self._receive_exactly(_NONCE_BYTES))
+        self._socket.sendall(mine + _proof(token, b"client", theirs))
+        _require(bytes(self._receive_exactly(_NONCE_BYTES)), _proof(token, b"server", mine))
 
     def send(self, call: int, kind: MessageKind, thing: Any) -> None:
         """Sends an object.
@@ -189,6 +227,15 @@ class MessageConnection:
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
+
+
+def _require(shown: bytes, known: bytes) -> None:
+    if not hmac.compare_digest(shown, known):
+        raise AuthenticationError(
+            "a connection between nodes was refused",
+            expected="a peer that knows the run's token",
+            received="one that does not",
+        )
 
 
 def _proof(token: bytes, role: bytes, nonce: bytes) -> bytes:

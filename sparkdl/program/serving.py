@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import socket
 import threading
 import traceback
 from collections.abc import Callable
@@ -17,8 +16,9 @@ from sparkdl.collective.builtin.sockets import listen_on, own_host_id, rank_addr
 from sparkdl.errors import AuthenticationError, ProtocolError, UnknownNameError
 from sparkdl.network import PortSpec
 from sparkdl.program.calls import LOOPBACK, CallAddress
-from sparkdl.program.messages import CallMessage, MessageConnection, MessageKind
+from sparkdl.program.messages import Caller, CallMessage, MessageConnection, MessageKind
 from sparkdl.transport.encryption import Certificate
+from sparkdl.transport.greeting import Greeter
 
 CALL_THREADS = 16
 _Running = dict[tuple[int, bool], Future[Any]]
@@ -64,50 +64,38 @@ class CallServer(Closing):
         bind, host = rank_addresses(bind, advertised)
         listeners = [listen_on(bind, ports)]
         port, local_port = int(listeners[0].getsockname()[1]), 0
-        self._certificates: list[Certificate | None] = [None]
+        certificates: list[Certificate | None] = [None]
         if certificate is not None:
             if bind != LOOPBACK:
-                self._certificates = [certificate, None]
+                certificates = [certificate, None]
                 listeners.append(listen_on(LOOPBACK, ports))
             local_port = int(listeners[-1].getsockname()[1])
-        self._listeners = listeners
         self.address = CallAddress(host, port, label, own_host_id(), local_port)
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="sparkdl-calls")
-        self._strangers = threading.BoundedSemaphore(64)
         self._lock = threading.Lock()
         self._connections: set[MessageConnection] = set()
         self._closed = False
-        self._accepting = [
-            threading.Thread(target=self._accept, args=two, name="sparkdl-accept", daemon=True)
-            for two in zip(listeners, self._certificates, strict=True)
-        ]
-        for thread in self._accepting:
-            thread.start()
+        self._greeters = [
+            Greeter(
+                listener, lambda c: Caller(c, token), partial(self._welcome, with_tls),
+                name="sparkdl-greeter",
+            )
+            for listener, with_tls in zip(listeners, certificates, strict=True)
+        ]  # fmt: skip
 
-    def _accept(self, listener: socket.socket, certificate: Certificate | None) -> None:
-        listener.setblocking(True)
-        while not self._closed:
-            try:
-                accepted, _ = listener.accept()
-            except OSError:
-                return
-            if not self._strangers.acquire(blocking=False):
-                accepted.close()
-                continue
-            threading.Thread(
-                target=self._serve, args=(accepted, certificate), name="sparkdl-caller", daemon=True
-            ).start()
+    def _welcome(self, certificate: Certificate | None, caller: Caller) -> None:
+        threading.Thread(
+            target=self._serve, args=(caller, certificate), name="sparkdl-caller", daemon=True
+        ).start()
 
-    def _serve(self, accepted: socket.socket, certificate: Certificate | None) -> None:
+    def _serve(self, caller: Caller, certificate: Certificate | None) -> None:
         try:
             connection = MessageConnection(
-                accepted, self._token, is_server=True,
+                caller.connection, self._token, caller=caller,
                 certificate=certificate, name=self.address.name,
             )  # fmt: skip
         except (OSError, EOFError, AuthenticationError):
             return
-        finally:
-            self._strangers.release()
         with self._lock:
             self._connections.add(connection)
             closed = self._closed
@@ -193,15 +181,11 @@ class CallServer(Closing):
         with self._lock:
             self._closed = True
             connections = list(self._connections)
-        for listener in self._listeners:
-            with suppress(OSError):
-                listener.shutdown(socket.SHUT_RDWR)
-            listener.close()
+        for greeter in self._greeters:
+            greeter.close()
         for connection in connections:
             connection.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
-        for thread in self._accepting:
-            thread.join()
 
 
 def _forget(running: _Running, call: int, later: bool, _: Future[Any]) -> None:

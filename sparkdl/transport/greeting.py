@@ -15,7 +15,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 from sparkdl.errors import SparkDLError
 
@@ -49,7 +49,10 @@ class Stranger(Protocol):
         """
 
 
-class Greeter:
+S = TypeVar("S", bound=Stranger)
+
+
+class Greeter(Generic[S]):
     """Greets the connections of one listening socket until closed.
 
     Args:
@@ -63,16 +66,16 @@ class Greeter:
     def __init__(
         self,
         listener: socket.socket,
-        introduce: Callable[[socket.socket], Stranger],
-        welcome: Callable[[Stranger], None],
+        introduce: Callable[[socket.socket], S],
+        welcome: Callable[[S], None],
         *,
         peeks: bool = False,
         name: str,
     ) -> None:
         self._listener, self._introduce, self._welcome = listener, introduce, welcome
         self._peeks = peeks
-        self._strangers: dict[Stranger, float] = {}  # to their deadlines, the oldest first
-        self._partial: list[Stranger] = []
+        self._strangers: dict[S, float] = {}  # to their deadlines, the oldest first
+        self._partial: list[S] = []
         self._look_again = 0.0
         self._closed = threading.Event()
         listener.setblocking(False)
@@ -125,7 +128,7 @@ class Greeter:
             self._strangers[stranger] = time.monotonic() + FIRST_WORDS_S
             self._selector.register(connection, selectors.EVENT_READ, stranger)
 
-    def _hear(self, stranger: Stranger) -> None:
+    def _hear(self, stranger: S) -> None:
         connection = stranger.connection
         try:
             known = stranger.hear()
@@ -148,11 +151,11 @@ class Greeter:
                 oldest.turn_away()
             self._end(oldest)
 
-    def _end(self, stranger: Stranger) -> None:
+    def _end(self, stranger: S) -> None:
         self._forget(stranger)
         stranger.connection.close()
 
-    def _forget(self, stranger: Stranger) -> None:
+    def _forget(self, stranger: S) -> None:
         del self._strangers[stranger]
         with contextlib.suppress(KeyError):
             self._selector.unregister(stranger.connection)

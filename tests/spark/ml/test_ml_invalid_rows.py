@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import keras
+import numpy as np
 import pytest
 from pyspark.errors import PySparkException
 
@@ -13,7 +14,7 @@ from sparkdl.ml import KerasTransformer
 
 def halves() -> Any:
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, use_bias=False)])
-    model.set_weights([[[0.5], [0.25]]])
+    model.set_weights([np.array([[0.5], [0.25]])])
     return model
 
 
