@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar, overload
 from sparkdl.errors import ReadOnlyError
 
 if TYPE_CHECKING:
-    from sparkdl.spark.spark_model import SparkModel
+    from sparkdl.spark.model_settings import ModelSettings
 
 T = TypeVar("T")
 
@@ -20,21 +20,21 @@ class Setting(Generic[T]):
         read: Gives the value.
     """
 
-    def __init__(self, read: Callable[[SparkModel], T]) -> None:
+    def __init__(self, read: Callable[[ModelSettings], T]) -> None:
         self._read = read
 
-    def __set_name__(self, owner: type[SparkModel], name: str) -> None:
+    def __set_name__(self, owner: type[ModelSettings], name: str) -> None:
         self._name = name
         self.__doc__ = f"The argument ``{name}``, or what was chosen for it; read-only."
 
     @overload
-    def __get__(self, model: None, owner: type[SparkModel]) -> Setting[T]: ...
+    def __get__(self, model: None, owner: type[ModelSettings]) -> Setting[T]: ...
     @overload
-    def __get__(self, model: SparkModel, owner: type[SparkModel]) -> T: ...
-    def __get__(self, model: SparkModel | None, owner: type[SparkModel]) -> T | Setting[T]:
+    def __get__(self, model: ModelSettings, owner: type[ModelSettings]) -> T: ...
+    def __get__(self, model: ModelSettings | None, owner: type[ModelSettings]) -> T | Setting[T]:
         return self if model is None else self._read(model)
 
-    def __set__(self, model: SparkModel, value: T) -> None:
+    def __set__(self, model: ModelSettings, value: T) -> None:
         raise ReadOnlyError(
             f"{self._name} of a SparkModel cannot be changed",
             expected=f"{self._name}={self._read(model)!r}, with which it was made",

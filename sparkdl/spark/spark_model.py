@@ -5,30 +5,22 @@ from __future__ import annotations
 import contextlib
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from copy import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from sparkdl.config import (
-    COLUMNS,
     FitConfig,
     UseGpu,
     require_int,
 )
 from sparkdl.errors import ConfigError
 from sparkdl.files.checkpoints import Checkpoints
-from sparkdl.files.model_file import check_path, write_model
-from sparkdl.launch.interrupts import heard, held
+from sparkdl.launch.interrupts import heard
 from sparkdl.learner import keras_learner, metric_state
-from sparkdl.learner.archive import encode_model, model_bytes
 from sparkdl.learner.callback_sink import CallbackSink
 from sparkdl.learner.ensemble import build_ensemble
-from sparkdl.learner.export import export_model
-from sparkdl.learner.model_source import KerasSource
 from sparkdl.learner.signature import model_signature
 from sparkdl.network import Encrypt, PortSpec
 from sparkdl.progress.bar import ProgressBar
@@ -36,14 +28,13 @@ from sparkdl.progress.events import TrainingBegan, TrainingEnded
 from sparkdl.progress.monitor import FitMonitor
 from sparkdl.spark.columns.files import is_path
 from sparkdl.spark.columns.fit_source import open_fit_source
-from sparkdl.spark.columns.local_data import are_arrays, as_frame, has_texts_or_sequences
+from sparkdl.spark.columns.local_data import as_frame
 from sparkdl.spark.columns.matching import make_spec
 from sparkdl.spark.columns.shipped import removes_tables
 from sparkdl.spark.columns.sources import (
     Columns,
     Source,
     is_frame,
-    open_source,
 )
 from sparkdl.spark.driver.arguments import (
     FitArguments,
@@ -56,23 +47,16 @@ from sparkdl.spark.driver.arguments import (
 from sparkdl.spark.driver.choice import choose_exchange, require_refusable
 from sparkdl.spark.driver.cluster import default_parallelism
 from sparkdl.spark.driver.fitting import run_fit
-from sparkdl.spark.driver.metrics import prepare_metrics
 from sparkdl.spark.driver.plan import FitPlan, count_workers, loop_settings, prepare_model
 from sparkdl.spark.driver.resources import resource_profile
 from sparkdl.spark.driver.telling import describe_run, facts_of, open_sinks
-from sparkdl.spark.driver.trained_model import TrainedModel
-from sparkdl.spark.driver.training import StageSummary
-from sparkdl.spark.inference.choice import Names, PredictionChoice
-from sparkdl.spark.inference.evaluate import evaluate_arrays, evaluate_source
-from sparkdl.spark.predict import predict_data
-from sparkdl.spark.setting import Setting
+from sparkdl.spark.model_inference import ModelInference
 from sparkdl.spark.shared_data import SharedData
 from sparkdl.spark.streaming import OnBatch, StreamingFit, check_stream, start_stream_fit
-from sparkdl.tracking.profile import Facts, Profile, profile_of
 from sparkdl.tracking.sinks import GivenSink
 
 
-class SparkModel:
+class SparkModel(ModelInference):
     """Trains a compiled Keras model on the workers of a Spark cluster.
 
     ::
@@ -181,89 +165,15 @@ class SparkModel:
             max_restarts=max_restarts, on_nan=on_nan, worker_port=worker_port,
             worker_bind=worker_bind, encrypt=encrypt, pad=pad, resources=resources,
         )  # fmt: skip
-        self._exchange = choose_exchange(asked, rule, compression, model.optimizer)
-        require_refusable(on_nan, self._exchange)
-        self._config = replace(
+        exchange = choose_exchange(asked, rule, compression, model.optimizer)
+        require_refusable(on_nan, exchange)
+        chosen = replace(
             asked,
-            rule={"name": self._exchange.rule.name, **self._exchange.rule.config()},
-            compression=self._exchange.compression,
+            rule={"name": exchange.rule.name, **exchange.rule.config()},
+            compression=exchange.compression,
         )
-        self._trained = TrainedModel(model)
-        self._custom_objects = dict(custom_objects or {})
-        self._decoder = decoder
-        self._history: Any = None
-        self._epochs_trained = 0
-        self._summary: StageSummary | None = None
-        self._facts: Facts | None = None
-        self._ensemble: list[Any] = []
-        self._columns = Columns()
+        super().__init__(chosen, exchange, model, custom_objects or {}, decoder)
         self._fitting = threading.Lock()
-
-    # -- what it holds -------------------------------------------------------------------------
-
-    @property
-    def model(self) -> Any:
-        """The Keras model, trained in place; after ``rule='ensemble'`` the mean of the members."""
-        return self._trained.model
-
-    @property
-    def ensemble(self) -> list[Any]:
-        """The models that ``rule='ensemble'`` trained, one per worker; empty for other rules."""
-        return list(self._ensemble)
-
-    @property
-    def history(self) -> Any:
-        """The History of the last ``fit``, or None."""
-        return self._history
-
-    @property
-    def summary(self) -> StageSummary | None:
-        """Seconds, transports, GPUs and processes of the last fit's workers; None before one."""
-        return self._summary
-
-    @property
-    def profile(self) -> Profile | None:
-        """Where the time of the last fit's workers went; None before one. ``print`` draws it."""
-        return None if self._facts is None else profile_of(self._facts)
-
-    mode = Setting(lambda self: self._config.mode)
-    frequency = Setting(lambda self: self._config.frequency)
-    parameter_server_mode = Setting(lambda self: self._config.parameter_server_mode)
-    num_workers = Setting(lambda self: self._config.num_workers)
-    custom_objects = Setting(lambda self: dict(self._custom_objects))
-    batch_size = Setting(lambda self: self._config.batch_size)
-    port = Setting(lambda self: self._config.port)
-    rule = Setting(lambda self: self._exchange.rule)
-    communicator = Setting(lambda self: self._config.communicator)
-    compression = Setting(lambda self: self._config.compression)
-    use_gpu = Setting(lambda self: self._config.use_gpu)
-    decoder = Setting(lambda self: self._decoder)
-    server_bind = Setting(lambda self: self._config.server_bind)
-    server_address = Setting(lambda self: self._config.server_address)
-    repartition = Setting(lambda self: self._config.repartition)
-    memory_budget_mb = Setting(lambda self: self._config.memory_budget_mb)
-    seed = Setting(lambda self: self._config.seed)
-    pad = Setting(lambda self: copy(self._config.pad))
-    start_timeout_s = Setting(lambda self: self._config.start_timeout_s)
-    worker_timeout_s = Setting(lambda self: self._config.worker_timeout_s)
-    max_restarts = Setting(lambda self: self._config.restarts)
-    on_nan = Setting(lambda self: self._config.on_nan)
-    worker_port = Setting(lambda self: self._config.worker_port)
-    worker_bind = Setting(lambda self: self._config.worker_bind)
-    encrypt = Setting(lambda self: self._config.encrypt)
-    resources = Setting(lambda self: copy(self._config.resources))
-
-    def get_config(self) -> dict[str, Any]:
-        """The arguments as plain values (the model left out), to be saved or shown."""
-        return self._config.to_dict()
-
-    def __repr__(self) -> str:
-        return (
-            f"SparkModel({self.model.name!r}, mode={self.mode!r}, frequency={self.frequency!r}, "
-            f"rule={self.rule.name!r}, num_workers={self.num_workers})"
-        )
-
-    # -- training ------------------------------------------------------------------------------
 
     @heard()
     def fit(
@@ -536,157 +446,3 @@ class SparkModel:
         keras_callbacks.handle(TrainingEnded(epochs))
         self._history = keras_callbacks.history
         return self._history
-
-    def _batch_size(self, batch_size: int | None) -> int:
-        return self.batch_size if batch_size is None else require_int("batch_size", batch_size, 1)
-
-    def _columns_of(self, features: Any, label: Any, sample_weight: Any) -> Columns:
-        """The columns that the user names, and those of the last fit for what is None."""
-        return Columns(
-            self._columns.features if features is None else features,
-            self._columns.label if label is None else label,
-            sample_weight,
-            self.decoder,
-            self.pad,
-        )
-
-    # -- inference -----------------------------------------------------------------------------
-
-    def predict(
-        self,
-        data: Any,
-        batch_size: int | None = None,
-        features: Any = None,
-        output_column: str = "prediction",
-        *,
-        outputs: Iterable[str] | Mapping[str, str] | None = None,
-        probability_column: Names = None,
-        class_column: Names = None,
-        layers: Mapping[str, str] | None = None,
-        dtype: str = "float32",
-        handle_invalid: str = "error",
-    ) -> Any:
-        """The model's outputs for every row, in one pass.
-
-        Args:
-            data: A DataFrame (also a streaming one), an RDD of inputs, or a NumPy array (or dict,
-                or list of them).
-            batch_size: Rows per forward pass; None for the constructor's.
-            features: See :meth:`fit`; None for those of the last ``fit`` on a DataFrame.
-            output_column: Name of the prediction column of a DataFrame.
-            outputs: See :func:`sparkdl.predict`, as for the arguments after it.
-            probability_column: See there.
-            class_column: See there.
-            layers: See there.
-            dtype: See there.
-            handle_invalid: See there.
-
-        Returns:
-            For a DataFrame the same rows in the same order, all columns kept, with a prediction
-            column more: float, or array of floats (lazy: Spark computes it when it is asked).
-            For an RDD an RDD of NumPy arrays. For NumPy arrays a NumPy array.
-
-        Raises:
-            DataError: The data do not fit the model.
-            ConfigError: Columns that the model has no outputs for.
-        """
-        batch_size = self._batch_size(batch_size)
-        choice = PredictionChoice(
-            output_column, outputs, probability_column, class_column, layers or {}, dtype,
-            handle_invalid,
-        )  # fmt: skip
-        return predict_data(
-            KerasSource(self.model, self.custom_objects), data,
-            self._columns_of(features, None, None), choice,
-            batch_size=batch_size, use_gpu=self.use_gpu,
-        )  # fmt: skip
-
-    @heard()
-    def evaluate(
-        self,
-        data: Any,
-        batch_size: int | None = None,
-        features: Any = None,
-        label: Any = None,
-        sample_weight: Any = None,
-        verbose: str | int = 0,
-    ) -> dict[str, Any]:
-        """Loss and metrics over all rows, exactly as one process would compute them.
-
-        The partitions' metric *states* are merged, so that an AUC is the AUC of all rows and not
-        a mean of AUCs.
-
-        Args:
-            data: See :meth:`fit`.
-            batch_size: Rows per forward pass; None for the constructor's.
-            features: See :meth:`fit`; None for those of the last ``fit`` on a DataFrame.
-            label: See :meth:`fit`; None as for ``features``.
-            sample_weight: See :meth:`fit`.
-            verbose: 1 prints the result.
-
-        Returns:
-            Name -> value, ``'loss'`` first: a float, or a list for a metric per class.
-
-        Raises:
-            DataError: The data do not fit the model, or there are none.
-        """
-        refuse_labels_apart("evaluate", "batch_size", batch_size)
-        batch_size = self._batch_size(batch_size)
-        signature = model_signature(self.model)
-        columns = self._columns_of(features, label, sample_weight)
-        with removes_tables():
-            data = as_frame(data)
-            if are_arrays(data, needs_labels=signature.needs_labels) and not has_texts_or_sequences(
-                data
-            ):
-                state = evaluate_arrays(self.model, data, signature, batch_size=batch_size)
-            else:
-                source = open_source(data, signature, columns)
-                with held():
-                    prepare_metrics(self.model, source)
-                    archive = encode_model(self.model, self.custom_objects)
-                state = evaluate_source(
-                    source, archive, batch_size=batch_size, use_gpu=self.use_gpu
-                )
-        results = metric_state.metric_results(self.model, state)
-        if verbosity(verbose, auto=0):
-            print(" - ".join(f"{k}: {np.round(v, 4)}" for k, v in results.items()), flush=True)
-        return results
-
-    # -- files ---------------------------------------------------------------------------------
-
-    def save(self, path: str, overwrite: bool = True) -> None:
-        """Writes the model with its optimizer state as a ``.keras`` file.
-
-        Args:
-            path: As Spark understands it: ``hdfs://``, ``dbfs:/``, ``s3a://``, ... and, without a
-                scheme, its default file system; ``file:/`` is this machine. Or any URI of pyarrow
-                or fsspec.
-            overwrite: False refuses an existing file.
-
-        Raises:
-            ResourceError: The path cannot be written.
-            ConfigError: The path does not end in ``.keras``.
-        """
-        check_path(path, overwrite=overwrite)
-        state = self._trained.beside(self._epochs_trained)
-        settings = self._config.to_file() | {
-            COLUMNS: {"features": self._columns.features, "label": self._columns.label}
-        }
-        write_model(path, model_bytes(self.model), settings, state)
-
-    def export(self, path: str, file_format: str = "tf_saved_model") -> None:
-        """Writes the forward pass and the weights for runtimes without Keras and sparkdl.
-
-        Args:
-            path: See :meth:`save`: a folder for ``'tf_saved_model'``, else a file.
-            file_format: ``'tf_saved_model'`` (TensorFlow Serving, Triton; :func:`sparkdl.predict`
-                takes it, too), ``'onnx'`` (ONNX Runtime, Triton, TensorRT; ``pip install onnx
-                tf2onnx``) or ``'litert'`` (phones).
-
-        Raises:
-            UnknownNameError: No such format.
-            ResourceError: A package that Keras needs is missing, or the path cannot be written.
-            ModelError: Keras cannot export the model.
-        """
-        export_model(self.model, path, file_format)

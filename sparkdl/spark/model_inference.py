@@ -1,0 +1,180 @@
+"""``ModelInference``: how a ``SparkModel`` predicts, evaluates, and is written to files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from sparkdl.config import COLUMNS, require_int
+from sparkdl.files.model_file import check_path, write_model
+from sparkdl.launch.interrupts import heard, held
+from sparkdl.learner import metric_state
+from sparkdl.learner.archive import encode_model, model_bytes
+from sparkdl.learner.export import export_model
+from sparkdl.learner.model_source import KerasSource
+from sparkdl.learner.signature import model_signature
+from sparkdl.spark.columns.local_data import are_arrays, as_frame, has_texts_or_sequences
+from sparkdl.spark.columns.shipped import removes_tables
+from sparkdl.spark.columns.sources import Columns, open_source
+from sparkdl.spark.driver.arguments import refuse_labels_apart, verbosity
+from sparkdl.spark.driver.metrics import prepare_metrics
+from sparkdl.spark.inference.choice import Names, PredictionChoice
+from sparkdl.spark.inference.evaluate import evaluate_arrays, evaluate_source
+from sparkdl.spark.model_settings import ModelSettings
+from sparkdl.spark.predict import predict_data
+
+
+class ModelInference(ModelSettings):
+    """What a ``SparkModel`` does with its model beside training it."""
+
+    def predict(
+        self,
+        data: Any,
+        batch_size: int | None = None,
+        features: Any = None,
+        output_column: str = "prediction",
+        *,
+        outputs: Iterable[str] | Mapping[str, str] | None = None,
+        probability_column: Names = None,
+        class_column: Names = None,
+        layers: Mapping[str, str] | None = None,
+        dtype: str = "float32",
+        handle_invalid: str = "error",
+    ) -> Any:
+        """The model's outputs for every row, in one pass.
+
+        Args:
+            data: A DataFrame (also a streaming one), an RDD of inputs, or a NumPy array (or dict,
+                or list of them).
+            batch_size: Rows per forward pass; None for the constructor's.
+            features: See :meth:`fit`; None for those of the last ``fit`` on a DataFrame.
+            output_column: Name of the prediction column of a DataFrame.
+            outputs: See :func:`sparkdl.predict`, as for the arguments after it.
+            probability_column: See there.
+            class_column: See there.
+            layers: See there.
+            dtype: See there.
+            handle_invalid: See there.
+
+        Returns:
+            For a DataFrame the same rows in the same order, all columns kept, with a prediction
+            column more: float, or array of floats (lazy: Spark computes it when it is asked).
+            For an RDD an RDD of NumPy arrays. For NumPy arrays a NumPy array.
+
+        Raises:
+            DataError: The data do not fit the model.
+            ConfigError: Columns that the model has no outputs for.
+        """
+        batch_size = self._batch_size(batch_size)
+        choice = PredictionChoice(
+            output_column, outputs, probability_column, class_column, layers or {}, dtype,
+            handle_invalid,
+        )  # fmt: skip
+        return predict_data(
+            KerasSource(self.model, self.custom_objects), data,
+            self._columns_of(features, None, None), choice,
+            batch_size=batch_size, use_gpu=self.use_gpu,
+        )  # fmt: skip
+
+    @heard()
+    def evaluate(
+        self,
+        data: Any,
+        batch_size: int | None = None,
+        features: Any = None,
+        label: Any = None,
+        sample_weight: Any = None,
+        verbose: str | int = 0,
+    ) -> dict[str, Any]:
+        """Loss and metrics over all rows, exactly as one process would compute them.
+
+        The partitions' metric *states* are merged, so that an AUC is the AUC of all rows and not
+        a mean of AUCs.
+
+        Args:
+            data: See :meth:`fit`.
+            batch_size: Rows per forward pass; None for the constructor's.
+            features: See :meth:`fit`; None for those of the last ``fit`` on a DataFrame.
+            label: See :meth:`fit`; None as for ``features``.
+            sample_weight: See :meth:`fit`.
+            verbose: 1 prints the result.
+
+        Returns:
+            Name -> value, ``'loss'`` first: a float, or a list for a metric per class.
+
+        Raises:
+            DataError: The data do not fit the model, or there are none.
+        """
+        refuse_labels_apart("evaluate", "batch_size", batch_size)
+        batch_size = self._batch_size(batch_size)
+        signature = model_signature(self.model)
+        columns = self._columns_of(features, label, sample_weight)
+        with removes_tables():
+            data = as_frame(data)
+            if are_arrays(data, needs_labels=signature.needs_labels) and not has_texts_or_sequences(
+                data
+            ):
+                state = evaluate_arrays(self.model, data, signature, batch_size=batch_size)
+            else:
+                source = open_source(data, signature, columns)
+                with held():
+                    prepare_metrics(self.model, source)
+                    archive = encode_model(self.model, self.custom_objects)
+                state = evaluate_source(
+                    source, archive, batch_size=batch_size, use_gpu=self.use_gpu
+                )
+        results = metric_state.metric_results(self.model, state)
+        if verbosity(verbose, auto=0):
+            print(" - ".join(f"{k}: {np.round(v, 4)}" for k, v in results.items()), flush=True)
+        return results
+
+    def save(self, path: str, overwrite: bool = True) -> None:
+        """Writes the model with its optimizer state as a ``.keras`` file.
+
+        Args:
+            path: As Spark understands it: ``hdfs://``, ``dbfs:/``, ``s3a://``, ... and, without a
+                scheme, its default file system; ``file:/`` is this machine. Or any URI of pyarrow
+                or fsspec.
+            overwrite: False refuses an existing file.
+
+        Raises:
+            ResourceError: The path cannot be written.
+            ConfigError: The path does not end in ``.keras``.
+        """
+        check_path(path, overwrite=overwrite)
+        state = self._trained.beside(self._epochs_trained)
+        settings = self._config.to_file() | {
+            COLUMNS: {"features": self._columns.features, "label": self._columns.label}
+        }
+        write_model(path, model_bytes(self.model), settings, state)
+
+    def export(self, path: str, file_format: str = "tf_saved_model") -> None:
+        """Writes the forward pass and the weights for runtimes without Keras and sparkdl.
+
+        Args:
+            path: See :meth:`save`: a folder for ``'tf_saved_model'``, else a file.
+            file_format: ``'tf_saved_model'`` (TensorFlow Serving, Triton; :func:`sparkdl.predict`
+                takes it, too), ``'onnx'`` (ONNX Runtime, Triton, TensorRT; ``pip install onnx
+                tf2onnx``) or ``'litert'`` (phones).
+
+        Raises:
+            UnknownNameError: No such format.
+            ResourceError: A package that Keras needs is missing, or the path cannot be written.
+            ModelError: Keras cannot export the model.
+        """
+        export_model(self.model, path, file_format)
+
+    def _batch_size(self, batch_size: int | None) -> int:
+        return self.batch_size if batch_size is None else require_int("batch_size", batch_size, 1)
+
+    def _columns_of(self, features: Any, label: Any, sample_weight: Any) -> Columns:
+        """The columns that the user names, and those of the last fit for what is None."""
+        return Columns(
+            self._columns.features if features is None else features,
+            self._columns.label if label is None else label,
+            sample_weight,
+            self.decoder,
+            self.pad,
+        )

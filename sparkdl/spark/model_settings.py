@@ -1,0 +1,109 @@
+"""``ModelSettings``: what a ``SparkModel`` holds, as read-only attributes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from copy import copy
+from typing import Any
+
+from sparkdl.config import FitConfig
+from sparkdl.spark.columns.sources import Columns
+from sparkdl.spark.driver.choice import ChosenExchange
+from sparkdl.spark.driver.trained_model import TrainedModel
+from sparkdl.spark.driver.training import StageSummary
+from sparkdl.spark.setting import Setting
+from sparkdl.tracking.profile import Facts, Profile, profile_of
+
+
+class ModelSettings:
+    """The settings, the model and what the last fit left; see ``SparkModel``.
+
+    Args:
+        config: What was asked for and chosen.
+        exchange: What workers send each other and when.
+        model: A compiled ``keras.Model``.
+        custom_objects: Name -> class or function.
+        decoder: Of binary and image values.
+    """
+
+    def __init__(
+        self,
+        config: FitConfig,
+        exchange: ChosenExchange,
+        model: Any,
+        custom_objects: Mapping[str, Any],
+        decoder: Callable[[Any], Any] | Mapping[str, Callable[[Any], Any]] | None,
+    ) -> None:
+        self._config = config
+        self._exchange = exchange
+        self._trained = TrainedModel(model)
+        self._custom_objects = dict(custom_objects)
+        self._decoder = decoder
+        self._history: Any = None
+        self._epochs_trained = 0
+        self._summary: StageSummary | None = None
+        self._facts: Facts | None = None
+        self._ensemble: list[Any] = []
+        self._columns = Columns()
+
+    @property
+    def model(self) -> Any:
+        """The Keras model, trained in place; after ``rule='ensemble'`` the mean of the members."""
+        return self._trained.model
+
+    @property
+    def ensemble(self) -> list[Any]:
+        """The models that ``rule='ensemble'`` trained, one per worker; empty for other rules."""
+        return list(self._ensemble)
+
+    @property
+    def history(self) -> Any:
+        """The History of the last ``fit``, or None."""
+        return self._history
+
+    @property
+    def summary(self) -> StageSummary | None:
+        """Seconds, transports, GPUs and processes of the last fit's workers; None before one."""
+        return self._summary
+
+    @property
+    def profile(self) -> Profile | None:
+        """Where the time of the last fit's workers went; None before one. ``print`` draws it."""
+        return None if self._facts is None else profile_of(self._facts)
+
+    mode = Setting(lambda self: self._config.mode)
+    frequency = Setting(lambda self: self._config.frequency)
+    parameter_server_mode = Setting(lambda self: self._config.parameter_server_mode)
+    num_workers = Setting(lambda self: self._config.num_workers)
+    custom_objects = Setting(lambda self: dict(self._custom_objects))
+    batch_size = Setting(lambda self: self._config.batch_size)
+    port = Setting(lambda self: self._config.port)
+    rule = Setting(lambda self: self._exchange.rule)
+    communicator = Setting(lambda self: self._config.communicator)
+    compression = Setting(lambda self: self._config.compression)
+    use_gpu = Setting(lambda self: self._config.use_gpu)
+    decoder = Setting(lambda self: self._decoder)
+    server_bind = Setting(lambda self: self._config.server_bind)
+    server_address = Setting(lambda self: self._config.server_address)
+    repartition = Setting(lambda self: self._config.repartition)
+    memory_budget_mb = Setting(lambda self: self._config.memory_budget_mb)
+    seed = Setting(lambda self: self._config.seed)
+    pad = Setting(lambda self: copy(self._config.pad))
+    start_timeout_s = Setting(lambda self: self._config.start_timeout_s)
+    worker_timeout_s = Setting(lambda self: self._config.worker_timeout_s)
+    max_restarts = Setting(lambda self: self._config.restarts)
+    on_nan = Setting(lambda self: self._config.on_nan)
+    worker_port = Setting(lambda self: self._config.worker_port)
+    worker_bind = Setting(lambda self: self._config.worker_bind)
+    encrypt = Setting(lambda self: self._config.encrypt)
+    resources = Setting(lambda self: copy(self._config.resources))
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments as plain values (the model left out), to be saved or shown."""
+        return self._config.to_dict()
+
+    def __repr__(self) -> str:
+        return (
+            f"SparkModel({self.model.name!r}, mode={self.mode!r}, frequency={self.frequency!r}, "
+            f"rule={self.rule.name!r}, num_workers={self.num_workers})"
+        )
