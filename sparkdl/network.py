@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 from sparkdl.errors import ConfigError
 
@@ -43,6 +43,14 @@ class Network:
         check_encrypt(self.encrypt)
 
 
+class ListeningOptions(TypedDict, total=False):
+    """A :class:`RankListening` as arguments of a communicator's connector."""
+
+    bind_host: str | None
+    port: PortSpec
+    towards: str
+
+
 @dataclass(frozen=True)
 class RankListening:
     """Where a rank listens for the others; made on the driver, resolved on the rank's host.
@@ -57,7 +65,7 @@ class RankListening:
     port: PortSpec = 0
     towards: str = ""
 
-    def options(self) -> dict[str, Any]:
+    def options(self) -> ListeningOptions:
         """As arguments of :class:`sparkdl.collective.builtin.BuiltinConnector`."""
         return {"bind_host": self.bind, "port": self.port, "towards": self.towards}
 

@@ -118,8 +118,8 @@ def package(given: Namespace) -> int:
 
 def path(given: Namespace) -> int:
     """``sparkdl path``: the file that spark-submit runs."""
-    import sparkdl.__main__
+    import sparkdl
 
-    file = os.path.abspath(str(sparkdl.__main__.__file__))
+    file = os.path.join(os.path.dirname(os.path.abspath(sparkdl.__file__)), "__main__.py")
     print(json.dumps({"path": file}) if given.json else file)
     return 0

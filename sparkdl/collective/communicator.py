@@ -14,18 +14,25 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, Unpack, runtime_checkable
 
 import numpy.typing as npt
 
 from sparkdl.collective.arithmetic import Array
 from sparkdl.collective.member import Member
 from sparkdl.errors import UnknownNameError
+from sparkdl.network import ListeningOptions
+
+if TYPE_CHECKING:
+    from sparkdl.transport.encryption import Certificate
 
 __all__ = [
     "COMMUNICATORS",
+    "BuiltinOptions",
     "Communicator",
     "Connector",
+    "ConnectorOptions",
+    "HorovodOptions",
     "Member",
     "ReduceHandle",
     "make_communicator",
@@ -178,6 +185,29 @@ class Connector(Protocol):
         """Closes what :meth:`prepare` opened, unless a communicator uses it. Can be repeated."""
 
 
+class BuiltinOptions(ListeningOptions, total=False):
+    """Arguments of :class:`sparkdl.collective.builtin.BuiltinConnector` that all but ``'solo'``
+    take."""
+
+    advertised_host: str | None
+    host_id: str | None
+    connect_timeout_s: float
+    certificate: Certificate | None
+
+
+class HorovodOptions(BuiltinOptions, total=False):
+    """Arguments of :class:`sparkdl.collective.horovod_connector.HorovodConnector`."""
+
+    interface: str | None
+    timeout_s: float
+
+
+class ConnectorOptions(HorovodOptions, total=False):
+    """Arguments of any connector; one refuses what it does not know."""
+
+    size_bytes: int
+
+
 # Imported when used: Horovod imports TensorFlow, and tests need no sockets.
 COMMUNICATORS = {
     "auto": "sparkdl.collective.horovod_connector:AutoConnector",
@@ -187,7 +217,9 @@ COMMUNICATORS = {
 }
 
 
-def make_communicator(name: str = "auto", *, rank: int, **options: Any) -> Connector:
+def make_communicator(
+    name: str = "auto", *, rank: int, **options: Unpack[ConnectorOptions]
+) -> Connector:
     """The connector of a communicator, by name.
 
     Args:

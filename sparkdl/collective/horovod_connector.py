@@ -7,11 +7,16 @@ import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Unpack
 
 import numpy as np
 
-from sparkdl.collective.communicator import Connector, make_communicator
+from sparkdl.collective.communicator import (
+    BuiltinOptions,
+    Connector,
+    HorovodOptions,
+    make_communicator,
+)
 from sparkdl.collective.horovod import HorovodCommunicator, unavailable
 from sparkdl.collective.member import Member
 from sparkdl.collective.ordered import DEFAULT_TIMEOUT_S, OrderedCommunicator
@@ -35,7 +40,7 @@ class HorovodConnector:
         *,
         interface: str | None = None,
         timeout_s: float = DEFAULT_TIMEOUT_S,
-        **options: Any,
+        **options: Unpack[BuiltinOptions],
     ) -> None:
         self._rank, self._interface, self._timeout_s = rank, interface, timeout_s
         self._encrypted = options.get("certificate") is not None
@@ -129,7 +134,9 @@ class AutoConnector:
 
     name = "auto"
 
-    def __init__(self, rank: int, *, size_bytes: int = 0, **options: Any) -> None:
+    def __init__(
+        self, rank: int, *, size_bytes: int = 0, **options: Unpack[HorovodOptions]
+    ) -> None:
         self._horovod = HorovodConnector(rank, **options)
         self._size_bytes = size_bytes
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any
 
-from sparkdl.collective.communicator import Communicator, Connector, make_communicator
+from sparkdl.collective.communicator import (
+    Communicator,
+    Connector,
+    ConnectorOptions,
+    make_communicator,
+)
 from sparkdl.collective.control import Control
 from sparkdl.collective.gradient_synchronizer import AllReduceGradientSynchronizer
 from sparkdl.collective.member import Member
@@ -94,7 +98,7 @@ class AllReduceStrategy:
     token: bytes = field(repr=False)
     layout: Layout
     communicator: str = "auto"
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: ConnectorOptions = field(default_factory=ConnectorOptions)
     wire: str | None = None
     rule: ExchangeRule | None = None
     window: int = 1
@@ -138,7 +142,7 @@ class AllReduceStrategy:
 
     def connector(self, rank: int) -> Connector:
         """The connector of a rank's communicator."""
-        options = dict(self.options)
+        options: ConnectorOptions = {**self.options}
         if self.communicator == "auto":  # it measures with what will be reduced
             options["size_bytes"] = self.layout.size_bytes
         return make_communicator(self.communicator, rank=rank, **options)

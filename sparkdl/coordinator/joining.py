@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from sparkdl.coordinator.group import Group
+from sparkdl.coordinator.group import Group, Wait
 from sparkdl.coordinator.store import Entry, Store
 from sparkdl.coordinator.worker import Introduction, Worker
 from sparkdl.errors import ProtocolError
@@ -120,7 +120,7 @@ class Joining:
         else:
             group.defer(connection, "join" if self.started else "start", message)
 
-    def _let_in(self, waits: list[tuple[int, Any]], *, late: bool = False) -> None:
+    def _let_in(self, waits: list[tuple[int, Wait]], *, late: bool = False) -> None:
         for connection, wait in waits:
             worker = self._group.workers[wait.message.rank]
             if late and self.group_done:

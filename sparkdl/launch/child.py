@@ -18,7 +18,6 @@ import queue
 import selectors
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import threading
@@ -26,7 +25,6 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any
 
 import pyarrow as pa
 
@@ -34,11 +32,26 @@ from sparkdl import errors, payload
 from sparkdl.closing import Closing
 from sparkdl.errors import TransportError, WorkerError
 from sparkdl.launch.capture import LineSplitter
+from sparkdl.launch.child_messages import (
+    ChildSetup,
+    FromChild,
+    FromParent,
+    GatheredTexts,
+    GatherTexts,
+    InputBatch,
+    LogLine,
+    MessageSocket,
+    NextInput,
+    OutputBatch,
+    TaskDone,
+    TaskRaised,
+    from_bytes,
+    to_bytes,
+)
 from sparkdl.launch.failures import ChildTraceback, FailureDescription, RanksLost, one_line
 from sparkdl.launch.task import RankContext, Task
 from sparkdl.log_lines import Sink
 
-_LENGTH = struct.Struct("<Q")
 _TAIL_LINES = 40
 """Lines of a child's output that an error shows."""
 
@@ -61,7 +74,8 @@ class Child(Closing):
         environment: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self._rank = rank
-        self._connection, theirs = socket.socketpair()
+        ours, theirs = socket.socketpair()
+        self._connection = MessageSocket[FromParent, FromChild](ours)
         path = os.pathsep.join(p or os.getcwd() for p in sys.path)
         with theirs:
             self._process = subprocess.Popen(
@@ -73,9 +87,10 @@ class Child(Closing):
                 env={**os.environ, **environment, "PYTHONPATH": path},
             )
         self._output = _Output(self._process, on_output)
-        setup = task, replace(rank, gathering=None, log=None), rank.gathering is not None
+        plain = replace(rank, gathering=None, log=None)
+        gathers, logs = rank.gathering is not None, rank.log is not None
         try:
-            _send(self._connection, (os.getpid(), *setup, rank.log is not None))
+            self._connection.send(ChildSetup(os.getpid(), task, plain, gathers, logs))
         except OSError:  # it died at once: results() finds no message, and its status tells why
             return
         except BaseException:
@@ -90,20 +105,20 @@ class Child(Closing):
             RanksLost: The child was killed.
             WorkerError: It ended without an answer; with the end of its output.
         """
-        while (message := _receive(self._connection)) is not None:
-            kind, content = message
-            if kind == "next":
+        while (message := self._connection.receive()) is not None:
+            if isinstance(message, NextInput):
                 batch = next(batches, None)
-                self._answer("batch", None if batch is None else _to_bytes(batch))
-            elif kind == "gather":
-                self._answer("texts", self._rank.all_gather(*content))
-            elif kind == "line" and self._rank.log is not None:
-                self._rank.log(content)
-            elif kind == "result":
-                yield _from_bytes(content)
-            elif kind == "raised":
-                error, failure = content
-                raise error from ChildTraceback(failure)
+                self._answer(InputBatch(None if batch is None else to_bytes(batch)))
+            elif isinstance(message, GatherTexts):
+                texts = self._rank.all_gather(message.text, message.timeout_s)
+                self._answer(GatheredTexts(texts))
+            elif isinstance(message, LogLine):
+                if self._rank.log is not None:
+                    self._rank.log(message.text)
+            elif isinstance(message, OutputBatch):
+                yield from_bytes(message.content)
+            elif isinstance(message, TaskRaised):
+                raise message.error from ChildTraceback(message.failure)
             else:
                 return
         status = self._process.wait(10.0)
@@ -115,9 +130,9 @@ class Child(Closing):
             self._rank.rank, f"its process ended with status {status}", self._output.tail
         )
 
-    def _answer(self, kind: str, content: Any) -> None:
+    def _answer(self, message: InputBatch | GatheredTexts) -> None:
         try:
-            _send(self._connection, (kind, content))
+            self._connection.send(message)
         except OSError:  # it has ended; the next message does not come either
             return
 
@@ -187,63 +202,83 @@ class ParentConnection:
     """
 
     def __init__(self, descriptor: int) -> None:
-        self._connection = socket.socket(fileno=descriptor)
-        self._connection.set_inheritable(False)
+        connection = socket.socket(fileno=descriptor)
+        connection.set_inheritable(False)
+        self._connection = MessageSocket[FromChild, FromParent](connection)
         self._lock = threading.Lock()
-        parent, self._task, rank, gathers, logs = _receive(self._connection)
-        end_with(parent)
-        self._answers: dict[str, queue.SimpleQueue[Any]] = {
-            kind: queue.SimpleQueue() for kind in ("batch", "texts")
-        }
+        setup = self._connection.receive()
+        if not isinstance(setup, ChildSetup):
+            raise _parent_lost("no task")
+        end_with(setup.parent)
+        self._task = setup.task
+        self._inputs: queue.SimpleQueue[InputBatch | None] = queue.SimpleQueue()
+        self._texts: queue.SimpleQueue[GatheredTexts | None] = queue.SimpleQueue()
         threading.Thread(target=self._listen, name="sparkdl-parent", daemon=True).start()
         self._rank: RankContext = replace(
-            rank,
-            gathering=self if gathers else None,
-            log=(lambda line: self._tell("line", line)) if logs else None,
+            setup.rank,
+            gathering=self if setup.gathers else None,
+            log=self._log if setup.logs else None,
         )
 
     def serve(self) -> None:
         """Runs the task and tells the parent how it ended."""
-        end: tuple[str, Any]
+        end: TaskRaised | TaskDone
         try:
             task: Task = payload.load(self._task)
             for batch in task.run(self._rank, self._batches()):
-                self._tell("result", _to_bytes(batch))
+                self._tell(OutputBatch(to_bytes(batch)))
         except (Exception, SystemExit) as error:
-            end = "raised", (_portable(error), FailureDescription.of(self._rank.rank, error))
+            failure = FailureDescription.of(self._rank.rank, error)
+            end = TaskRaised(_portable(error), failure)
         else:
-            end = "done", None
-        with contextlib.suppress(OSError), self._connection:  # the parent may have ended
-            self._tell(*end)
+            end = TaskDone()
+        with contextlib.suppress(OSError), contextlib.closing(self._connection):
+            self._tell(end)  # the parent may have ended
 
     def all_gather(self, text: str, timeout_s: float) -> list[str]:
         """Every rank's text, by way of the parent, which keeps the time."""
-        texts: list[str] = self._ask("gather", (text, timeout_s), "texts")
-        return texts
+        self._tell(GatherTexts(text, timeout_s))
+        answer = self._texts.get()
+        if answer is None:
+            raise _parent_lost("no texts of the other ranks")
+        return answer.texts
 
     def settle(self) -> None:
         """At once: the parent's gathering settles before it tells of a failure."""
 
     def _batches(self) -> Iterator[pa.RecordBatch]:
-        while (content := self._ask("next", None, "batch")) is not None:
-            yield _from_bytes(content)
+        while True:
+            self._tell(NextInput())
+            answer = self._inputs.get()
+            if answer is None:
+                raise _parent_lost("no batch of the input")
+            if answer.content is None:
+                return
+            yield from_bytes(answer.content)
 
-    def _ask(self, kind: str, content: Any, answer: str) -> Any:
-        self._tell(kind, content)
-        came = self._answers[answer].get()
-        if isinstance(came, TransportError):
-            raise came
-        return came
+    def _log(self, line: str) -> None:
+        self._tell(LogLine(line))
 
-    def _tell(self, kind: str, content: Any) -> None:
+    def _tell(self, message: FromChild) -> None:
         with self._lock:
-            _send(self._connection, (kind, content))
+            self._connection.send(message)
 
     def _listen(self) -> None:
-        while (message := _receive(self._connection)) is not None:
-            self._answers[message[0]].put(message[1])
-        for answers in self._answers.values():
-            answers.put(TransportError("this child process has lost its parent"))
+        while (message := self._connection.receive()) is not None:
+            if isinstance(message, InputBatch):
+                self._inputs.put(message)
+            elif isinstance(message, GatheredTexts):
+                self._texts.put(message)
+        self._inputs.put(None)
+        self._texts.put(None)
+
+
+def _parent_lost(received: str) -> TransportError:
+    return TransportError(
+        "this child process has lost its parent",
+        expected="an answer of the process that started it",
+        received=f"{received}: the connection ended",
+    )
 
 
 def _portable(error: BaseException) -> BaseException:
@@ -273,49 +308,6 @@ def end_with(parent: int) -> None:
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
-
-
-# -- messages ------------------------------------------------------------------------------------
-
-
-def _send(connection: socket.socket, message: Any) -> None:
-    data = pickle.dumps(message)
-    connection.sendall(_LENGTH.pack(len(data)))
-    connection.sendall(data)
-
-
-def _receive(connection: socket.socket) -> Any:
-    """The next message; None if the other side has ended."""
-    header = _read(connection, _LENGTH.size)
-    if header is None:
-        return None
-    data = _read(connection, _LENGTH.unpack(header)[0])
-    return None if data is None else pickle.loads(data)
-
-
-def _read(connection: socket.socket, size: int) -> bytes | None:
-    data = bytearray()
-    while len(data) < size:
-        try:
-            piece = connection.recv(min(size - len(data), 1 << 20))
-        except OSError:
-            return None
-        if not piece:
-            return None
-        data += piece
-    return bytes(data)
-
-
-def _to_bytes(batch: pa.RecordBatch) -> bytes:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, batch.schema) as writer:
-        writer.write_batch(batch)
-    content: bytes = sink.getvalue().to_pybytes()
-    return content
-
-
-def _from_bytes(content: bytes) -> pa.RecordBatch:
-    return pa.ipc.open_stream(content).read_next_batch()
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ import cloudpickle
 import pyarrow as pa
 
 from sparkdl import payload
-from sparkdl.collective.communicator import Communicator, Member, make_communicator
+from sparkdl.collective.communicator import Communicator, Connector, Member, make_communicator
 from sparkdl.collective.current import use
 from sparkdl.coordinator.session import Session
 from sparkdl.data.feed import FedRows
@@ -190,11 +190,16 @@ def connected(
     Nothing that may fail comes before it, and nothing waits for the launcher after it: a barrier
     stage that ends while a task waits in ``allGather`` takes that task's executor down with it.
     """
-    options = {**task.listening.options(), "certificate": task.certificate}
+
+    def connector_of(name: str, timeout_s: float) -> Connector:
+        return make_communicator(
+            name, rank=rank.rank, timeout_s=timeout_s, certificate=task.certificate,
+            **task.listening.options(),
+        )  # fmt: skip
+
     connectors = (
-        # without a limit: the other ranks may train for days
-        make_communicator("builtin", rank=rank.rank, timeout_s=math.inf, **options),
-        make_communicator(task.communicator, rank=rank.rank, timeout_s=task.timeout_s, **options),
+        connector_of("builtin", math.inf),  # the other ranks may train for days
+        connector_of(task.communicator, task.timeout_s),
     )
     with contextlib.ExitStack() as stack:
         for connector in connectors:

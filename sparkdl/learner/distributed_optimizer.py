@@ -74,10 +74,10 @@ def DistributedOptimizer(
     plain = type(optimizer)
     cls = type(plain.__name__, (_Distributed, plain), {"__class__": property(lambda self: plain)})
     made = _made_anew(optimizer, cls)
-    made._distribution = _Distribution(reducer, backward_passes_per_step)
+    distribution = made._distribution = _Distribution(reducer, backward_passes_per_step)
     if optimizer.built:
         made.build(_trained_by(optimizer))
-        with made._distribution.hidden():
+        with distribution.hidden():
             for variable, value in zip(made.variables, optimizer.variables, strict=True):
                 variable.assign(value)
     return made
@@ -85,7 +85,7 @@ def DistributedOptimizer(
 
 def is_distributed(optimizer: Any) -> bool:
     """Whether :func:`DistributedOptimizer` made it."""
-    return getattr(optimizer, "_distribution", None) is not None
+    return isinstance(optimizer, _Distributed)
 
 
 class _Distribution:
@@ -131,9 +131,16 @@ class _Distributed:
     Keras on JAX calls ``stateless_apply`` and on the other backends ``apply``.
     """
 
-    _distribution: Any = None
+    _distribution: _Distribution | None = None
+    """None while Keras makes the optimizer, which asks for ``variables`` already."""
     name: str
     built: bool
+
+    @property
+    def _made(self) -> _Distribution:
+        """What the optimizer has beside the plain one, once it is made."""
+        assert self._distribution is not None
+        return self._distribution
 
     def build(self, variables: Sequence[Any]) -> None:
         """Builds the optimizer, and the sums of several backward passes."""
@@ -147,7 +154,7 @@ class _Distributed:
                 "'mixed_float16') before, or compile(auto_scale_loss=False)",
             )
         super().build(variables)  # type: ignore[misc]
-        state = self._distribution
+        state = self._made
         if state.passes > 1:
             state.sums = [
                 self.add_variable_from_reference(v, name="gradient_sum")  # type: ignore[attr-defined]
@@ -168,17 +175,17 @@ class _Distributed:
 
     def save_own_variables(self, store: Any) -> None:
         """As the plain optimizer does."""
-        with self._distribution.hidden():
+        with self._made.hidden():
             super().save_own_variables(store)  # type: ignore[misc]
 
     def load_own_variables(self, store: Any) -> None:
         """As the plain optimizer does."""
-        with self._distribution.hidden():
+        with self._made.hidden():
             super().load_own_variables(store)  # type: ignore[misc]
 
     def apply(self, grads: Sequence[Any], trainable_variables: Any = None) -> None:
         """Joins the gradients, and applies them."""
-        state = self._distribution
+        state = self._made
         if state.inside or not len(grads):
             super().apply(grads, trainable_variables)  # type: ignore[misc]
             return
@@ -199,7 +206,7 @@ class _Distributed:
         self, optimizer_variables: list[Any], grads: list[Any], trainable_variables: list[Any]
     ) -> tuple[list[Any], list[Any]]:
         """:meth:`apply` as a function of values (JAX)."""
-        state = self._distribution
+        state = self._made
         base: Any = super()
         if state.passes == 1:
             grads = state.reducer(grads)
@@ -232,7 +239,7 @@ class _Distributed:
 
     def _apply_sums(self, grads: list[Any], trainable_variables: Any) -> None:
         """Adds to the sums; joins and applies them when they are full."""
-        state = self._distribution
+        state = self._made
         base: Any = super()
         sums = [state.sums[i] for i in self._places(trainable_variables)]
         for total, gradient in zip(sums, grads, strict=True):
@@ -266,7 +273,7 @@ class _Distributed:
     def _places(self, trainable_variables: Any) -> list[int]:
         """Where the variables are among those that the optimizer was built for."""
         if trainable_variables is None:
-            return list(range(len(self._distribution.sums)))
+            return list(range(len(self._made.sums)))
         return [self._get_variable_index(v) for v in trainable_variables]  # type: ignore[attr-defined]
 
 

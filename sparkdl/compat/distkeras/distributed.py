@@ -29,7 +29,6 @@ class DistributedTrainer(Trainer):
     """
 
     RULE = ""
-    communication_window = 1
 
     def __init__(
         self, keras_model: Any, worker_optimizer: Any, loss: Any, metrics: Any = None,

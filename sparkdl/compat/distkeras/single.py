@@ -34,6 +34,8 @@ class Trainer:
     num_epoch: int
     batch_size: int
     num_workers = 1
+    communication_window = 1
+    """Batches between two exchanges with the server; 1 without a server."""
 
     def __init__(
         self, keras_model: Any, loss: Any, worker_optimizer: Any, metrics: Any = None,
@@ -141,7 +143,7 @@ class Trainer:
         return spark_model
 
     def _count_updates(self, spark_model: sparkdl.SparkModel) -> int:
-        summary, window = spark_model.summary, getattr(self, "communication_window", 1)
+        summary, window = spark_model.summary, self.communication_window
         if summary is None:
             return 0
         steps = [math.ceil(rows / self.batch_size) for rows in summary.rank_rows.values()]

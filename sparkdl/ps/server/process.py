@@ -77,9 +77,13 @@ class ServerProcess(Closing):
                 self._process = self._spawn(center, listeners)
             finally:
                 listeners.close()  # the server holds them now, and nobody else may
-            self._reader = threading.Thread(
-                target=self._read_errors, name="sparkdl-ps-stderr", daemon=True
-            )
+        except BaseException:
+            self._remove_directory()
+            raise
+        self._reader = threading.Thread(
+            target=self._read_errors, name="sparkdl-ps-stderr", daemon=True
+        )
+        try:
             self._reader.start()
             threading.Thread(
                 target=self._read_answer, name="sparkdl-ps-stdout", daemon=True
@@ -113,19 +117,21 @@ class ServerProcess(Closing):
 
     def stop(self, timeout_s: float = 5.0) -> None:
         """Ends the server, waiting at most ``timeout_s`` for a clean end. May be called twice."""
-        process: subprocess.Popen[bytes] | None = getattr(self, "_process", None)
-        if process is not None:
-            reader: threading.Thread | None = getattr(self, "_reader", None)
-            for end in (_close_input, subprocess.Popen.terminate, subprocess.Popen.kill):
-                end(process)
-                if reader is not None:  # ends with the process, while Popen.wait looks now and then
-                    reader.join(timeout_s)
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(timeout_s if reader is None else 0.5)
-                    break
-            for stream in (process.stdout, process.stderr):
-                if stream is not None:
-                    stream.close()
+        process = self._process
+        for end in (_close_input, subprocess.Popen.terminate, subprocess.Popen.kill):
+            end(process)
+            reads = self._reader.is_alive()
+            if reads:  # ends with the process, while Popen.wait looks now and then
+                self._reader.join(timeout_s)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(0.5 if reads else timeout_s)
+                break
+        for stream in (process.stdout, process.stderr):
+            if stream is not None:
+                stream.close()
+        self._remove_directory()
+
+    def _remove_directory(self) -> None:
         if self._directory is not None:
             shutil.rmtree(self._directory, ignore_errors=True)
 
@@ -213,6 +219,7 @@ class ServerProcess(Closing):
         if code is not None:
             raise TransportError(
                 "the parameter server's process ended",
+                expected="a server that runs until the fit has ended",
                 received=f"exit status {code}\n{self.errors.strip()}",
             )
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sparkdl.collective.choice import AllReduceExchange
+from sparkdl.collective.communicator import ConnectorOptions
 from sparkdl.collective.rules import ExchangeRule, Mean
 from sparkdl.collective.strategy import AllReduceStrategy
 from sparkdl.config import FitConfig
@@ -70,7 +71,7 @@ def start_all_reduce(
     certificate = certificate_of(spark, network)
     if certificate is not None:
         require_encryptable(config.communicator)
-    options = {
+    options: ConnectorOptions = {
         **_limits(config, live),
         **rank_listening(spark, network).options(),
         "certificate": certificate,
@@ -111,7 +112,7 @@ def _communicator(config: FitConfig) -> str:
     return "auto" if running_backend() == "tensorflow" and not refuses else "builtin"
 
 
-def _limits(config: FitConfig, live: bool) -> dict[str, float]:
+def _limits(config: FitConfig, live: bool) -> ConnectorOptions:
     """How long the communicator waits: for ranks that evaluate or compile, and to connect.
 
     Ranks that met through the coordinator connect at the same moment; without it one may still

@@ -82,7 +82,7 @@ def require_family(mode: str, rule: Any) -> None:
         )
 
 
-def restore_rule(mode: str, saved: Mapping[str, Any]) -> Any:
+def restore_rule(mode: str, saved: Mapping[str, Any]) -> Rule | ExchangeRule:
     """A rule from what ``get_config`` said of it.
 
     Args:
@@ -102,7 +102,9 @@ def restore_rule(mode: str, saved: Mapping[str, Any]) -> Any:
             received=repr(name),
             hint="load_spark_model(path, rule=your rule)",
         )
-    return (make_exchange_rule if mode == "allreduce" else make_rule)(name, **options)
+    if mode == "allreduce":
+        return make_exchange_rule(name, **options)
+    return make_rule(name, **options)
 
 
 def _name_of(rule: Any) -> str:

@@ -19,7 +19,7 @@ from sparkdl.spark.driver.interpreter import (
     this_interpreter,
 )
 from sparkdl.spark.driver.memory import Setting, memory_hint
-from sparkdl.spark.executor.stage import stage_function
+from sparkdl.spark.executor.stage import Shipped, TaskBroadcast, stage_function
 
 if TYPE_CHECKING:
     from pyspark.resource import ResourceProfile
@@ -141,7 +141,7 @@ class SparkRanks:
         return None if found is None else str(found)
 
 
-def ship(task: Task, context: Any | None) -> Any:
+def ship(task: Task, context: Any | None) -> Shipped:
     """A pickled task on its way to the executors: as it is, or as Spark's broadcast if it is large.
 
     Args:
@@ -150,7 +150,8 @@ def ship(task: Task, context: Any | None) -> Any:
     """
     content = payload.dump(task)
     if len(content) > INLINE_BYTES and context is not None:
-        return context.broadcast(content)
+        broadcast: TaskBroadcast = context.broadcast(content)
+        return broadcast
     return content
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import pyarrow as pa
 
@@ -23,7 +23,22 @@ _READ_ON_S = 5.0
 MapInArrow = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
-def stage_function(shipped: Any, num_ranks: int, rows: Any = None) -> MapInArrow:
+class TaskBroadcast(Protocol):
+    """Spark's broadcast of a pickled task."""
+
+    @property
+    def value(self) -> bytes:
+        """The task."""
+
+    def destroy(self) -> None:
+        """Frees it on all executors."""
+
+
+Shipped = bytes | TaskBroadcast
+"""A pickled task on its way to the executors: by itself, or in Spark's broadcast."""
+
+
+def stage_function(shipped: Shipped, num_ranks: int, rows: Any = None) -> MapInArrow:
     """The function for ``mapInArrow``.
 
     Args:
@@ -41,10 +56,9 @@ def stage_function(shipped: Any, num_ranks: int, rows: Any = None) -> MapInArrow
     return run
 
 
-def content_of(shipped: Any) -> bytes:
-    """A pickled task as it was shipped: by itself, or in Spark's broadcast."""
-    content: bytes = shipped if isinstance(shipped, bytes) else shipped.value
-    return content
+def content_of(shipped: Shipped) -> bytes:
+    """A pickled task as it was shipped."""
+    return shipped if isinstance(shipped, bytes) else shipped.value
 
 
 def run_task(
