@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from clusters_page import blocks, run_block
 
 from sparkdl import cli
 from sparkdl.cli.kubernetes import ENTRY_FILE, submit_line, write_manifests
@@ -88,6 +89,21 @@ def test_driver_in_a_pod_of_the_users_own() -> None:
     assert "kubectl apply -f k/service.yaml" in line
     assert "spark.driver.host=sparkdl-driver.team.svc" in line
     assert "--port 7077 --server-bind 0.0.0.0 --server-address sparkdl-driver.team.svc" in line
+
+
+@pytest.mark.processes
+def test_page_shows_what_the_command_prints(tmp_path: Path) -> None:
+    """``docs/clusters.md``: its first block is run, and prints its second one."""
+    command, shown = blocks("Kubernetes")
+    program = tmp_path / "sparkdl"  # what pip installs
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m sparkdl "$@"\n')
+    program.chmod(0o755)
+    variables = {
+        **os.environ, "PYTHONPATH": str(ROOT), "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    }  # fmt: skip
+    assert run_block(command, variables, tmp_path) == shown
+    written = {str(path.relative_to(tmp_path)) for path in (tmp_path / "kubernetes").iterdir()}
+    assert written == {f"kubernetes/{name}.yaml" for name in ("driver", "executor", "service")}
 
 
 def test_pods_need_an_image() -> None:
