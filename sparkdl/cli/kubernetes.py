@@ -11,6 +11,8 @@ from sparkdl.errors import ConfigError
 SERVICE = "sparkdl-driver"
 DRIVER_PORT, BLOCK_PORT, SERVER_PORT = 7078, 7079, 7077
 """Of Spark's driver, of its blocks, and of the parameter server or the coordinator."""
+ENTRY_FILE = "/opt/sparkdl/main.py"
+"""What ``sparkdl path`` prints in the image: ``docker/Dockerfile`` links it there."""
 _USER = 1000
 """The user of the image, as ``docker/Dockerfile`` makes it."""
 _SECURITY = f"""  securityContext:
@@ -135,7 +137,7 @@ def submit_line(given: Namespace) -> str:
             "spark.driver.memoryOverhead": f"{WORKER_MB}m",
         }
         before: list[str] = []
-        script, more = "local:///opt/sparkdl/sparkdl/__main__.py", ""
+        script, more = f"local://{ENTRY_FILE}", ""
     else:
         host = f"{SERVICE}.{given.namespace}.svc"
         settings |= {

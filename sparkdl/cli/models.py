@@ -9,9 +9,10 @@ import os
 import sys
 import time
 from argparse import Namespace
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from sparkdl.cli.session import columns, read_data, spark_session
+from sparkdl.cli.session import columns, read_data, session_of_path, spark_session
 from sparkdl.errors import ConfigError
 
 _SETTINGS = (
@@ -98,7 +99,8 @@ def inspect(given: Namespace) -> int:
     """``sparkdl inspect``: inputs, outputs, layers, and what of the model travels."""
     import sparkdl
 
-    described = sparkdl.describe(_spark_model(given, {}))
+    with _session_of_model(given):
+        described = sparkdl.describe(_spark_model(given, {}))
     print(json.dumps(described.to_dict()) if given.json else described)
     return 0
 
@@ -113,7 +115,8 @@ def estimate(given: Namespace) -> int:
             expected="--workers of at least 1, --gbit above 0, --latency-ms of 0 or more",
             received=f"{given.workers}, {given.gbit}, {given.latency_ms}",
         )
-    described = sparkdl.describe(_spark_model(given, {}))
+    with _session_of_model(given):
+        described = sparkdl.describe(_spark_model(given, {}))
     result = exchange_costs(described.exchange_bytes, given.workers, given.gbit, given.latency_ms)
     result["optimizer_bytes"] = described.optimizer_bytes
     if given.json:
@@ -165,11 +168,22 @@ def _settings(given: Namespace) -> dict[str, Any]:
     return settings
 
 
+def _is_function(text: str) -> bool:
+    """Whether MODEL is ``module:function`` and no path."""
+    return ":" in text and not text.endswith(".keras")
+
+
+def _session_of_model(given: Namespace) -> AbstractContextManager[None]:
+    """A session, where the path of MODEL may be one of Spark's."""
+    model = given.model
+    return nullcontext() if _is_function(model) else session_of_path(given, model)
+
+
 def _spark_model(given: Namespace, settings: dict[str, Any]) -> Any:
     """The SparkModel of MODEL: from a file, or around what a function returns."""
     import sparkdl
 
-    if ":" in given.model and not given.model.endswith(".keras"):
+    if _is_function(given.model):
         return sparkdl.SparkModel(_model_function(given.model)(), **settings)
     return sparkdl.load_spark_model(given.model, safe_mode=not given.unsafe, **settings)
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from argparse import Namespace
 
-from sparkdl.errors import ResourceError
+from sparkdl.errors import ConfigError, ResourceError
 
 WORKER_MB = 1536
 """Memory of a Python worker with a framework and a small model."""
@@ -54,7 +54,18 @@ def submit_line(given: Namespace) -> str:
     Args:
         given: ``output``, ``target``, ``deploy_mode``, ``num_executors``, ``executor_cores`` and
             ``memory_budget_mb``.
+
+    Raises:
+        ConfigError: A standalone cluster starts no driver that is Python.
     """
+    if given.target == "standalone" and given.deploy_mode == "cluster":
+        raise ConfigError(
+            "a standalone cluster cannot run the driver",
+            expected="--deploy-mode client: Spark refuses Python drivers in cluster mode there",
+            received="--for standalone --deploy-mode cluster",
+            hint="submit with --deploy-mode client on a machine that the workers reach; YARN "
+            "(--for yarn) and Kubernetes run the driver on the cluster",
+        )
     overhead = given.executor_cores * (WORKER_MB + given.memory_budget_mb)
     python = ["--conf spark.pyspark.python=./environment/bin/python"]
     if given.deploy_mode == "client":

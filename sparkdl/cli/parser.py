@@ -68,8 +68,10 @@ def _add_model(parser: argparse.ArgumentParser, *, functions: bool = False) -> N
 
 
 def _add_data(parser: argparse.ArgumentParser, *, label: bool) -> None:
-    parser.add_argument("--data", required=True, metavar="PATH|TABLE", help="what Spark reads")
-    parser.add_argument("--format", help="parquet, csv, json, ...; default: by the path's ending")
+    parser.add_argument("--data", required=True, metavar="PATH|TABLE",
+                        help="files on any file system, or a table of Spark's")  # fmt: skip
+    parser.add_argument("--format", help="parquet, csv, json, orc, arrow, tfrecord, ...; default: "
+                        "by the path's ending, else parquet")  # fmt: skip
     parser.add_argument("--option", action="append", default=[], metavar="NAME=VALUE",
                         help="an option of Spark's reader; may be repeated")  # fmt: skip
     parser.add_argument("--features", help="a column, or several numeric ones with commas between")
@@ -122,13 +124,13 @@ def _add_evaluate(commands: Commands) -> None:
 
 def _add_inspect(commands: Commands) -> None:
     text = "what a model takes, and what of it travels"
-    parser = _command(commands, "inspect", f"{_MODELS}:inspect", text, session=False)
+    parser = _command(commands, "inspect", f"{_MODELS}:inspect", text)
     _add_model(parser, functions=True)
 
 
 def _add_estimate(commands: Commands) -> None:
     text = "bytes and seconds of an exchange, by calculation"
-    parser = _command(commands, "estimate", f"{_MODELS}:estimate", text, session=False)
+    parser = _command(commands, "estimate", f"{_MODELS}:estimate", text)
     _add_model(parser, functions=True)
     parser.add_argument("--workers", type=int, required=True)
     parser.add_argument("--gbit", type=float, default=10.0, help="of each machine's network")
@@ -194,7 +196,8 @@ def _add_path(commands: Commands) -> None:
 
 def _add_dashboard(commands: Commands) -> None:
     text = "the page of past runs, until it is interrupted"
-    parser = _command(commands, "dashboard", f"{_RUNS}:dashboard", text, session=False)
-    parser.add_argument("runs", help="a folder that sparkdl.tracking.JsonLines wrote, or one file")
+    parser = _command(commands, "dashboard", f"{_RUNS}:dashboard", text)
+    parser.add_argument("runs", help="a folder that sparkdl.tracking.JsonLines wrote, or one file, "
+                        "on any file system")  # fmt: skip
     parser.add_argument("--host", default="127.0.0.1", help="the address to listen on")
     parser.add_argument("--port", type=int, default=0, help="0 for any free one")

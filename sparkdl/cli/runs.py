@@ -7,6 +7,7 @@ import json
 import threading
 from argparse import Namespace
 
+from sparkdl.cli.session import session_of_path
 from sparkdl.errors import ResourceError
 from sparkdl.files.storage import exists
 from sparkdl.tracking.page.dashboard import open_page
@@ -18,6 +19,12 @@ def dashboard(given: Namespace) -> int:
     Raises:
         ResourceError: The folder is not there, or the port not free.
     """
+    with session_of_path(given, given.runs):  # which knows what is meant by a path
+        _serve(given)
+    return 0
+
+
+def _serve(given: Namespace) -> None:
     if not exists(given.runs):
         raise ResourceError(
             f"there are no runs at {given.runs!r}",
@@ -32,4 +39,3 @@ def dashboard(given: Namespace) -> int:
         print(link, flush=True)
         with contextlib.suppress(KeyboardInterrupt):
             threading.Event().wait()
-    return 0

@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from argparse import Namespace
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 from sparkdl.errors import ConfigError
 
-_FORMATS = ("parquet", "csv", "json", "orc", "avro", "text")
+_FORMATS = {
+    "parquet": "parquet", "pq": "parquet", "csv": "csv", "json": "json", "jsonl": "json",
+    "ndjson": "json", "orc": "orc", "avro": "avro", "text": "text", "txt": "text",
+    "arrow": "arrow", "feather": "arrow", "tfrecord": "tfrecord", "tfrecords": "tfrecord",
+}  # fmt: skip
+"""Ending of a path -> format."""
+_COMPRESSED = ("gz", "bz2", "zst", "lz4", "snappy", "deflate", "zlib")
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]+):/")
+_NEVER_SPARKS = ("file", "http", "https", "ftp")
+_CLUSTERS_VARIABLES = ("PYSPARK_GATEWAY_PORT", "SPARK_REMOTE", "HADOOP_CONF_DIR")
+"""Set under ``spark-submit``; for a Connect server; where Spark knows a cluster's file system."""
 
 
 @contextlib.contextmanager
@@ -34,18 +45,66 @@ def spark_session(given: Namespace) -> Iterator[Any]:
             spark.stop()
 
 
+@contextlib.contextmanager
+def session_of_path(given: Namespace, path: str) -> Iterator[None]:
+    """A session while a path is looked at that may be one of Spark's; else none is started.
+
+    A path without a scheme is one of this machine, as for Spark without a cluster. Under
+    ``spark-submit``, with ``HADOOP_CONF_DIR``, and with options that say which Spark, it is what
+    Spark says, as for the commands that always have a session.
+
+    Args:
+        given: With the options of Spark.
+        path: Of a model, or of a folder of runs.
+    """
+    scheme = _SCHEME.match(path)
+    named = scheme is not None and scheme[1].lower() not in _NEVER_SPARKS
+    asked = given.master or given.remote or given.conf
+    cluster = any(os.environ.get(name) for name in _CLUSTERS_VARIABLES)
+    if named or (scheme is None and (asked or cluster)):
+        with spark_session(given):
+            yield
+    else:
+        yield
+
+
+def format_of(path: str) -> str | None:
+    """The format that the ending of a path tells; None for another or none.
+
+    >>> format_of('/data/*.csv.gz'), format_of('rows.tfrecord/'), format_of('db.table')
+    ('csv', 'tfrecord', None)
+    """
+    _, *endings = os.path.basename(path.rstrip("/*")).lower().split(".")
+    while endings and endings[-1] in _COMPRESSED:
+        endings.pop()
+    return _FORMATS.get(endings[-1]) if endings else None
+
+
 def read_data(spark: Any, given: Namespace) -> Any:
-    """The DataFrame that ``--data`` names: a table, or a path in a format that Spark reads."""
-    form = given.format
-    if form is None:
-        ending = os.path.splitext(given.data.rstrip("/"))[1].lstrip(".").lower()
-        if ending in _FORMATS:
-            form = ending
-        elif "/" in given.data or os.path.exists(given.data):
-            form = "parquet"
+    """What ``--data`` names, for ``fit`` and its like: a DataFrame, or the path of files.
+
+    A path's ending tells the format; one without is Parquet, a name without a path a table.
+
+    Raises:
+        ConfigError: Options for files that Spark does not read.
+    """
+    form = given.format or format_of(given.data)
+    if form is None and ("/" in given.data or os.path.exists(given.data)):
+        form = "parquet"
     options = pairs("--option", given.option)
     if form is None:
         return spark.table(given.data)
+    if form == "arrow" and options:
+        raise ConfigError(
+            "Arrow files are read without Spark's reader", expected="no --option",
+            received=", ".join(options),
+        )  # fmt: skip
+    if form == "arrow" or (form == "tfrecord" and not options):
+        return given.data
+    if form == "tfrecord":
+        import sparkdl
+
+        sparkdl.register_tfrecord(spark)
     if form == "csv":
         options = {"header": "true", "inferSchema": "true", **options}
     return spark.read.format(form).options(**options).load(given.data)

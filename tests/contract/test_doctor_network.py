@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import secrets
 import socket
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack
 
 import pytest
 
 from sparkdl.errors import ResourceError
 from sparkdl.launch.results import of_kind
 from sparkdl.launch.threads import ThreadLauncher
-from sparkdl.spark.doctor.network import TOKEN_BYTES, Answer, Echo, ProbeTask, measure
+from sparkdl.spark.doctor import network
+from sparkdl.spark.doctor.cluster_checks import check_probe
+from sparkdl.spark.doctor.network import TOKEN_BYTES, Answer, Attempt, Echo, ProbeTask
 
 TOKEN = secrets.token_bytes(TOKEN_BYTES)
 
 
 def test_measures_of_a_connection() -> None:
     with Echo("127.0.0.1", 0, TOKEN) as echo:
-        link = measure(*echo.address, TOKEN, 3, 5.0)
+        link = Attempt(*echo.address, TOKEN, 3, 5.0, threading.Lock()).link()
     assert link.problem == ""
     assert 0 < link.round_trip_s < 5
     assert link.rate > 1e6
@@ -28,7 +33,7 @@ def test_measures_of_a_connection() -> None:
 
 def test_without_the_token_nothing_is_told() -> None:
     with Echo("127.0.0.1", 0, TOKEN) as echo:
-        link = measure(*echo.address, secrets.token_bytes(TOKEN_BYTES), 0, 5.0)
+        link = Attempt(*echo.address, secrets.token_bytes(TOKEN_BYTES), 0, 5.0).link()
     assert link.problem
     assert link.rate == 0
     assert echo.callers == set()
@@ -37,7 +42,7 @@ def test_without_the_token_nothing_is_told() -> None:
 def test_nobody_listens() -> None:
     with Echo("127.0.0.1", 0, TOKEN) as echo:
         address = echo.address
-    link = measure(*address, TOKEN, 0, 5.0)
+    link = Attempt(*address, TOKEN, 0, 5.0).link()
     assert "refused" in link.problem
     assert link.target == f"{address[0]}:{address[1]}"
 
@@ -45,7 +50,7 @@ def test_nobody_listens() -> None:
 def test_silent_peer_costs_the_limit_and_no_more() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts, and says nothing
         began = time.monotonic()
-        link = measure("127.0.0.1", silent.getsockname()[1], TOKEN, 0, 0.3)
+        link = Attempt("127.0.0.1", silent.getsockname()[1], TOKEN, 0, 0.3).link()
     assert "timed out" in link.problem
     assert time.monotonic() - began < 30
 
@@ -85,3 +90,48 @@ def test_driver_that_is_out_of_reach_is_an_answer_and_no_failure() -> None:
     answers = [Answer.from_json(result.text) for result in results.values()]
     assert all(a.driver is not None and "refused" in a.driver.problem for a in answers)
     assert all(link.problem == "" for a in answers for link in a.ranks.values())
+
+
+@pytest.fixture
+def dropping() -> Iterator[tuple[str, int]]:
+    """An address to which no connection comes about: packets to it are not answered."""
+    with ExitStack() as stack:
+        full = stack.enter_context(socket.socket())
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        address = full.getsockname()
+        for _ in range(8):  # nobody accepts these, and those that come later find no room
+            waiting = stack.enter_context(socket.socket())
+            waiting.settimeout(0.2)
+            try:
+                waiting.connect(address)
+            except TimeoutError:
+                break
+        else:
+            pytest.skip("this system answers to connections that nobody accepts")
+        yield address
+
+
+def test_dropped_packets_are_named_within_the_limit(
+    dropping: tuple[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four ranks reach neither the driver nor each other: all links cost what one costs."""
+
+    class Unreached(Echo):
+        def __init__(self, *arguments: object, **options: object) -> None:
+            super().__init__("127.0.0.1", 0, TOKEN)
+            self.address = dropping
+
+    monkeypatch.setattr(network, "Echo", Unreached)
+    with ThreadLauncher(4).launch(ProbeTask(dropping, TOKEN, 4.0)) as ranks:
+        assert ranks.wait(60)
+        results = of_kind(ranks.results(), "probe")
+    answers = [Answer.from_json(result.text) for result in results.values()]
+    assert [len(answer.ranks) for answer in answers] == [3, 3, 3, 3]
+    for answer in answers:  # one after another they take 8 s, two for each
+        assert 2.0 <= answer.ran_s < 7.5
+    checks = {check.name: check for check in check_probe(answers, 0.5, 4.0)}
+    assert checks["barrier"].status == "ok"
+    for name in ("driver port", "between ranks"):
+        assert checks[name].status == "error"
+        assert "timed out after 2 s, as where a firewall drops packets" in checks[name].found

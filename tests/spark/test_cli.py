@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.feather
 import pytest
 
+import sparkdl
 from sparkdl import SparkModel, cli, load_spark_model
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -77,6 +79,31 @@ def test_train_evaluate_predict(
     code, shown = _main(capsys, "predict", path, "--data", data, "--limit", "2")
     assert len(shown["rows"]) == 2
     assert spark.range(1).count() == 1, "a session that ran before is left running"
+
+
+def test_every_format_has_the_same_rows(
+    spark: Any, data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``--data`` by its ending; one that is not known would be read as Parquet."""
+    model = str(tmp_path / "line.keras")
+    _make_model().save(model)
+    frame = spark.read.parquet(data)
+    paths = [data]
+    for kind in ("csv", "json"):
+        paths.append(str(tmp_path / f"rows.{kind}"))
+        frame.write.option("header", "true").format(kind).save(paths[-1])
+    paths.append(str(tmp_path / "rows.tfrecord"))
+    sparkdl.write_tfrecords(frame, paths[-1])
+    paths.append(str(tmp_path / "rows.arrow"))
+    pyarrow.feather.write_feather(frame.toArrow(), paths[-1], compression="uncompressed")
+    losses = []
+    for path in paths:
+        code, metrics = _main(
+            capsys, "evaluate", model, "--data", path, "--features", "a,b,c", "--label", "y"
+        )
+        assert code == cli.OK, (path, metrics)
+        losses.append(metrics["loss"])
+    assert losses == pytest.approx([losses[0]] * 5, rel=1e-5)
 
 
 def test_inspect_and_estimate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,9 +16,9 @@ from conftest import make_mlp
 
 import sparkdl
 from sparkdl import SparkModel
-from sparkdl.errors import ConfigError
+from sparkdl.errors import ConfigError, ResourceError
 from sparkdl.network import Network, RankListening
-from sparkdl.spark.driver.network import is_encrypted, rank_listening
+from sparkdl.spark.driver.network import is_encrypted, listening_address, rank_listening
 
 
 def session(master: str, **settings: str) -> Any:
@@ -48,6 +48,30 @@ def test_auto_encrypts_what_spark_encrypts(
     master: str, settings: dict[str, str], encrypt: Any, expected: bool
 ) -> None:
     assert is_encrypted(session(master, **settings), Network(encrypt=encrypt)) is expected
+
+
+class _ConnectSession:
+    """A Spark Connect client, as its module says."""
+
+    __module__ = "pyspark.sql.connect.session"
+
+    def __init__(self, **settings: str) -> None:
+        self.conf = SimpleNamespace(get=lambda name, default=None: settings.get(name, default))
+
+
+def test_connect_client_that_executors_do_not_reach_says_what_to_use() -> None:
+    """Spark's driver is another machine, whose address this one cannot listen on."""
+    far: Any = _ConnectSession(**{"spark.driver.host": "192.0.2.1"})
+    with pytest.raises(ResourceError) as caught:
+        listening_address(far, Network())
+    error = caught.value
+    assert error.received == "a Spark Connect client; Spark's driver is 192.0.2.1"
+    assert "mode='allreduce' works from here" in error.hint
+    assert "server_address=<an address of this machine that executors reach>" in error.hint
+    named = Network(server_bind="0.0.0.0", server_address="10.0.0.5")
+    assert listening_address(far, named) == ("0.0.0.0", "10.0.0.5")
+    near: Any = _ConnectSession(**{"spark.driver.host": "127.0.0.1"})
+    assert listening_address(near, Network()) == ("127.0.0.1", "127.0.0.1")
 
 
 def test_ranks_listen_as_narrowly_as_works() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from sparkdl.config import FitConfig
+from sparkdl.errors import ResourceError
 from sparkdl.spark.doctor.network import Answer, Link
 from sparkdl.spark.doctor.report import Check
 from sparkdl.spark.driver.memory import (
@@ -131,7 +132,32 @@ def _check_overhead(setting: Setting, config: FitConfig, tasks: int) -> Check:
             f"spark.executor.memoryOverhead={advised}m "
             f"({WORKER_MB} MiB and memory_budget_mb={config.memory_budget_mb} for each task)",
         )  # fmt: skip
+    if overhead < advised:
+        smaller = max(1, overhead // tasks - WORKER_MB)
+        return Check(
+            "memory overhead", "warning", found,
+            f"{advised} MiB: for each task {WORKER_MB} MiB, and of its partition up to "
+            f"memory_budget_mb={config.memory_budget_mb}",
+            f"spark.executor.memoryOverhead={advised}m, or SparkModel(memory_budget_mb={smaller})",
+        )  # fmt: skip
     return Check("memory overhead", "ok", found)
+
+
+def check_connect(config: FitConfig, unreached: ResourceError | None) -> Check:
+    """What a Spark Connect client is refused.
+
+    Args:
+        config: Of the run.
+        unreached: Why executors do not reach a server of this client; None if they might.
+    """
+    always = "RDDs, sparkdl.mllib, fit_stream and run(data=<a stream>) are refused"
+    if unreached is None:
+        return Check("connect", "ok", always)
+    return Check(
+        "connect", "error" if config.with_server else "warning",
+        f"{unreached.received}; {always}, and so are the modes with a server", unreached.expected,
+        unreached.hint,
+    )  # fmt: skip
 
 
 def check_probe(answers: Sequence[Answer], start_s: float, timeout_s: float) -> list[Check]:

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import secrets
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -14,21 +13,22 @@ from typing import Any
 
 from sparkdl.config import FitConfig, require_seconds
 from sparkdl.errors import ResourceError, SparkDLError
-from sparkdl.files.storage import check_writable
 from sparkdl.launch import interrupts
 from sparkdl.launch.results import of_kind
 from sparkdl.learner.framework import running_backend
 from sparkdl.network import PortSpec
+from sparkdl.spark.doctor.checkpoints import ProbedFolder, check_checkpoints, probed
 from sparkdl.spark.doctor.cluster_checks import (
     Versions,
     check_allocation,
+    check_connect,
     check_gpus,
     check_probe,
     check_settings,
     check_slots,
     check_versions,
 )
-from sparkdl.spark.doctor.executors import Executor, Executors, ask_executors, own_facts
+from sparkdl.spark.doctor.executors import Executor, Executors, Facts, ask_executors, own_facts
 from sparkdl.spark.doctor.host_checks import check_hosts
 from sparkdl.spark.doctor.network import TOKEN_BYTES, Answer, Echo, ProbeTask
 from sparkdl.spark.doctor.report import Check, DoctorReport, worst
@@ -71,7 +71,8 @@ def doctor(
         worker_bind: Address or network that they listen on.
         memory_budget_mb: MiB of a worker's partition that stay in memory.
         checkpoint_dir: A folder that must be writable (any file system), or None.
-        timeout_s: Limit for one probe, in seconds; for all together about five times that.
+        timeout_s: Limit for one probe, in seconds; for all together about five times that. The
+            tasks that run at the same time have it twice: to begin, and to connect.
 
     Returns:
         A report: ``print`` shows lines, a notebook a table; ``report.status`` is the worst of
@@ -97,10 +98,11 @@ def doctor(
     spark = spark if spark is not None else cluster.session_of()
     cluster.require_running(spark)
     began = time.monotonic()
-    examination = _Examination(spark, config, timeout_s)
-    examination.look()
-    if checkpoint_dir is not None:
-        examination.checks.append(check_folder(checkpoint_dir, timeout_s))
+    with probed(checkpoint_dir, timeout_s) as folder:
+        examination = _Examination(spark, config, timeout_s, folder)
+        examination.look()
+        if folder is not None:
+            examination.check_folder(folder)
     return DoctorReport(tuple(examination.checks), time.monotonic() - began)
 
 
@@ -121,13 +123,16 @@ class _Examination:
         spark: The session.
         config: Of the run that shall work.
         timeout_s: Limit for one probe.
+        folder: For checkpoints; None if there is none.
         checks: Those made so far.
     """
 
     spark: Any
     config: FitConfig
     timeout_s: float
+    folder: ProbedFolder | None = None
     checks: list[Check] = field(default_factory=list)
+    _facts: dict[str, Facts] = field(default_factory=dict)
 
     def look(self) -> None:
         """Makes all checks but that of the checkpoints."""
@@ -157,7 +162,11 @@ class _Examination:
                 answers = self._probe(slots, echo, with_facts=True)
                 self._check_hosts(_executors_of(answers), cores)
                 return
-            found = ask_executors(self.spark, slots, self._driver_host(), self.timeout_s)
+            found = ask_executors(
+                self.spark, slots, self._driver_host(), self.timeout_s,
+                self.folder.marker if self.folder else None,
+            )  # fmt: skip
+            self._facts = found.facts
             self._check_hosts(found, cores)
             if worst(c.status for c in self.checks if c.name in ("python", "packages")) == "error":
                 self.checks.append(
@@ -168,6 +177,12 @@ class _Examination:
                 )  # fmt: skip
                 return
             self._check_gpus(self._probe(slots, echo, with_facts=False), found)
+
+    def check_folder(self, folder: ProbedFolder) -> None:
+        """Adds the check of the folder for checkpoints; to be called last."""
+        in_cluster = self.setting("spark.submit.deployMode") == "cluster"
+        in_pod = self.setting("spark.kubernetes.submitInDriver") == "true"
+        self.checks.append(check_checkpoints(folder, self._facts, in_cluster or in_pod))
 
     def setting(self, name: str) -> str | None:
         """A setting of Spark; None where it is not set (or Connect does not tell)."""
@@ -209,7 +224,7 @@ class _Examination:
         stage = cluster.SparkJob(self.spark, action, "sparkdl: doctor, slots")
         try:
             stage.start()
-            stage.wait(2 * self.timeout_s)
+            stage.wait(self.timeout_s)
             return int(stage.result or 0)
         finally:
             stage.cancel(2.0)
@@ -241,18 +256,17 @@ class _Examination:
     def _listening(self) -> Iterator[Echo | None]:
         """Listens where a run's server would listen; None, and a check, where that fails."""
         with contextlib.ExitStack() as stack:
-            echo = None
+            echo = problem = None
             try:
                 bind, advertised = listening_address(self.spark, self.config.network)
                 token = secrets.token_bytes(TOKEN_BYTES)
                 echo = stack.enter_context(Echo(bind, self.config.port, token, advertised))
             except ResourceError as error:
-                if cluster.is_connect(self.spark):
-                    self.checks.append(
-                        Check("connect", "warning", error.received, error.expected, error.hint)
-                    )
-                else:
-                    self._add_error("driver port", error)
+                problem = error
+            if cluster.is_connect(self.spark):
+                self.checks.append(check_connect(self.config, problem))
+            elif problem is not None:
+                self._add_error("driver port", problem)
             yield echo
 
     def _probe(self, slots: int, echo: Echo | None, *, with_facts: bool) -> list[Answer]:
@@ -286,9 +300,10 @@ class _Examination:
             except SparkDLError as error:
                 self._add_error("barrier", error)
                 return []
-        began_all = echo.last_call if echo and echo.callers else time.monotonic()
+        took_s = time.monotonic() - began
         answers = [Answer.from_json(result.text) for result in results.values()]
-        self.checks += check_probe(answers, began_all - began, self.timeout_s)
+        start_s = max(0.0, took_s - max(answer.ran_s for answer in answers))
+        self.checks += check_probe(answers, start_s, self.timeout_s)
         return answers
 
     def _wait(self, wait: Callable[[float], bool]) -> bool:
@@ -299,30 +314,6 @@ class _Examination:
                 return True
             interrupts.check()
         return False
-
-
-def check_folder(folder: str, timeout_s: float) -> Check:
-    """Whether checkpoints can be written; a file is really written, and deleted."""
-    problems: list[str] = []
-    done = threading.Event()
-
-    def write() -> None:
-        try:
-            check_writable(folder.rstrip("/") + "/probe")
-        except SparkDLError as error:
-            problems.append(error.received or error.what)
-        done.set()
-
-    threading.Thread(target=write, name="sparkdl-doctor", daemon=True).start()
-    if not done.wait(timeout_s):
-        problems.append(f"no answer within {timeout_s:g} s")
-    if problems:
-        return Check(
-            "checkpoints", "error", f"{folder!r}: {problems[0]}",
-            "a folder that the driver can write to",
-            "another checkpoint_dir, or its permissions and quota",
-        )  # fmt: skip
-    return Check("checkpoints", "ok", f"{folder!r} is writable")
 
 
 def _executors_of(answers: list[Answer]) -> Executors:

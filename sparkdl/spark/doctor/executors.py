@@ -72,7 +72,9 @@ class Executors:
         return {e.name: e.facts for e in self.answered if e.facts is not None}
 
 
-def ask_executors(spark: Any, slots: int, resolve: str, timeout_s: float) -> Executors:
+def ask_executors(
+    spark: Any, slots: int, resolve: str, timeout_s: float, marker: str | None = None
+) -> Executors:
     """Runs :mod:`host_facts` on every executor of a classic session.
 
     Args:
@@ -80,12 +82,13 @@ def ask_executors(spark: Any, slots: int, resolve: str, timeout_s: float) -> Exe
         slots: Tasks that can run at the same time.
         resolve: A host name that the executors shall resolve.
         timeout_s: Limit for all of it.
+        marker: A file that the executors shall look for.
     """
     context = spark.sparkContext
     known = _count_executors(context)
     with this_interpreter(context):
         interpreter = str(context.pythonExec)
-    options = {"resolve": resolve, "folders": _shipped_folders(context)}
+    options = {"resolve": resolve, "folders": _shipped_folders(context), "marker": marker}
     command = [
         "sh", "-c", _SCRIPT, "sparkdl-doctor", interpreter, inspect.getsource(host_facts),
         json.dumps(options), str(max(1, int(timeout_s - 1))),

@@ -37,9 +37,9 @@ def check_hosts(
         check_horovod(driver, found, backend),
         check_addresses(driver, found, driver_host),
         check_shm({"driver": driver, **found}),
-        check_disk(found),
-        check_memory(found),
-        check_cpus(found, cores),
+        check_disk({"driver": driver, **found}),
+        check_memory(driver, found),
+        check_cpus(driver, found, cores),
     ]
     return checks
 
@@ -189,10 +189,10 @@ def check_shm(processes: Mapping[str, Facts]) -> Check:
     return Check("/dev/shm", "ok", f"{_size(free)} free or more")
 
 
-def check_disk(executors: Mapping[str, Facts]) -> Check:
-    """Whether partitions that are too large for memory can go to disk."""
+def check_disk(processes: Mapping[str, Facts]) -> Check:
+    """Whether what is too large for memory can go to disk: partitions, and the driver's arrays."""
     errors, warnings = [], []
-    for name, facts in executors.items():
+    for name, facts in processes.items():
         disk = facts["disk"]
         if disk["problem"]:
             errors.append(f"{name}: {disk['folder']}: {disk['problem']}")
@@ -202,44 +202,56 @@ def check_disk(executors: Mapping[str, Facts]) -> Check:
         return Check(
             "disk", "error" if errors else "warning", _few(errors + warnings),
             f"{_size(LEAST_DISK_BYTES)} free in the folder for temporary files",
-            "free some, or name another folder: spark.executorEnv.TMPDIR",
+            "free some, or name another folder: spark.executorEnv.TMPDIR (on the driver TMPDIR)",
         )  # fmt: skip
-    free = min(facts["disk"]["free"] for facts in executors.values())
-    folders = sorted({str(facts["disk"]["folder"]) for facts in executors.values()})
+    free = min(facts["disk"]["free"] for facts in processes.values())
+    folders = sorted({str(facts["disk"]["folder"]) for facts in processes.values()})
     return Check("disk", "ok", f"{_size(free)} free or more in {', '.join(folders)}")
 
 
-def check_memory(executors: Mapping[str, Facts]) -> Check:
-    """Whether the executors' machines have memory for a Python worker of each executor."""
+def check_memory(driver: Facts, executors: Mapping[str, Facts]) -> Check:
+    """Whether the machines have memory for a Python worker of each executor, and for the driver."""
     bad = []
+    own = _room(driver)
+    if own is not None and own < FRAMEWORK_BYTES:
+        bad.append(f"{_size(own)} for the driver")
     for host, count, facts in _hosts(executors):
-        memory = facts["memory"]
-        limits = [size for size in (memory["limit"], memory["free"]) if size is not None]
-        if limits and min(limits) < count * FRAMEWORK_BYTES:
-            bad.append(f"{host}: {_size(min(limits))} for {_count(count, 'executor')}")
+        room = _room(facts)
+        if room is not None and room < count * FRAMEWORK_BYTES:
+            bad.append(f"{host}: {_size(room)} for {_count(count, 'executor')}")
     if bad:
         return Check(
             "memory", "warning", _few(bad),
-            f"{_size(FRAMEWORK_BYTES)} for each Python worker, beside the executor's own memory",
-            "larger containers (spark.executor.memoryOverhead), or fewer executors on a machine",
+            f"{_size(FRAMEWORK_BYTES)} for the driver's Python and for each Python worker, beside "
+            "the memory of Java",
+            "larger containers (spark.executor.memoryOverhead, spark.driver.memoryOverhead), or "
+            "fewer executors on a machine",
         )  # fmt: skip
-    frees = [f["memory"]["free"] for f in executors.values() if f["memory"]["free"] is not None]
+    processes = [driver, *executors.values()]
+    frees = [f["memory"]["free"] for f in processes if f["memory"]["free"] is not None]
     return Check("memory", "ok", f"{_size(min(frees))} free or more" if frees else "not known here")
 
 
-def check_cpus(executors: Mapping[str, Facts], cores: int) -> Check:
-    """Whether the machines have the cores that Spark counts on."""
-    bad = [
+def _room(facts: Facts) -> int | None:
+    """Bytes that a process may have: of its container, or what its machine has left."""
+    limits = [facts["memory"][name] for name in ("limit", "free")]
+    return min((size for size in limits if size is not None), default=None)
+
+
+def check_cpus(driver: Facts, executors: Mapping[str, Facts], cores: int) -> Check:
+    """Whether the machines have the cores that Spark counts on, and the driver one."""
+    bad = [f"{driver['cpus']:g} for the driver"] if driver["cpus"] < 1 else []
+    bad += [
         f"{host}: {facts['cpus']:g} for {_count(count, 'executor')} of {_count(cores, 'core')}"
         for host, count, facts in _hosts(executors)
         if facts["cpus"] < count * cores
     ]
     if bad:
         return Check(
-            "cpus", "warning", _few(bad), "the cores that Spark was told of",
+            "cpus", "warning", _few(bad), "the cores that Spark was told of, one for the driver",
             "fewer spark.executor.cores, or a larger CPU quota: threads wait for each other",
         )  # fmt: skip
-    least = min(float(facts["cpus"]) for facts in executors.values())
+    least = min(float(facts["cpus"]) for facts in (driver, *executors.values()))
     return Check("cpus", "ok", f"{least:g} or more on each machine")
 
 

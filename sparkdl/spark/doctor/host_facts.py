@@ -29,7 +29,7 @@ def collect(options: dict[str, Any]) -> dict[str, Any]:
 
     Args:
         options: ``'resolve'``: a host name to resolve here; ``'folders'``: more folders that hold
-            Python modules.
+            Python modules; ``'marker'``: a file to look for.
     """
     sys.path[:0] = [os.path.abspath(folder) for folder in options.get("folders", ())]
     packages: dict[str, str | None] = {}
@@ -55,6 +55,7 @@ def collect(options: dict[str, Any]) -> dict[str, Any]:
         "cpus": _cpus(),
         "gpus": _gpus(),
         "resolved": _resolved(options.get("resolve")),
+        "found": os.path.exists(options["marker"]) if options.get("marker") else None,
     }
 
 

@@ -1,6 +1,7 @@
 """The probe that all slots run at the same time: who reaches whom, and how fast.
 
-Every rank connects to the driver and to other ranks, as the ranks of a fit do.
+Every rank connects to the driver and to other ranks, as the ranks of a fit do. It tries all
+connections at the same time, so that many to which nobody answers take no longer than one.
 """
 
 from __future__ import annotations
@@ -58,8 +59,7 @@ class Echo:
         token: The secret of this probe.
         advertised: What others connect to; None for ``bind_address``.
 
-    ``callers`` are the ranks that have connected, ``last_call`` is when the last one did
-    (``time.monotonic()``).
+    ``callers`` are the ranks that have connected.
 
     Raises:
         ResourceError: No port is free, or the address is not this host's.
@@ -74,7 +74,6 @@ class Echo:
         )  # fmt: skip
         self.token = token
         self.callers: set[int] = set()
-        self.last_call = 0.0
         self._closed = False
         threading.Thread(target=self._accept, name="sparkdl-echo", daemon=True).start()
 
@@ -104,7 +103,6 @@ class Echo:
             hello = _receive(connection, TOKEN_BYTES + _HELLO.size)
             if not secrets.compare_digest(hello[:TOKEN_BYTES], self.token):
                 return
-            self.last_call = time.monotonic()
             self.callers.add(_HELLO.unpack(hello[TOKEN_BYTES:])[0])
             while not self._closed:
                 kind = connection.recv(1)
@@ -149,6 +147,7 @@ class Answer:
         seen_gpus: How many of them the framework sees; None where it was not asked, as Spark gave
             none, or did not answer in time.
         facts: As :func:`host_facts.collect` gives them, if they were asked for.
+        ran_s: How long the probe of this rank took.
     """
 
     rank: int
@@ -158,6 +157,7 @@ class Answer:
     gpus: tuple[str, ...] = ()
     seen_gpus: int | None = None
     facts: dict[str, object] | None = None
+    ran_s: float = 0.0
 
     def to_json(self) -> str:
         """The counterpart of :meth:`from_json`."""
@@ -171,7 +171,7 @@ class Answer:
         return cls(
             int(values["rank"]), str(values["host"]), Link(**driver) if driver else None,
             {int(rank): Link(**link) for rank, link in values["ranks"].items()},
-            tuple(values["gpus"]), values["seen_gpus"], values["facts"],
+            tuple(values["gpus"]), values["seen_gpus"], values["facts"], float(values["ran_s"]),
         )  # fmt: skip
 
 
@@ -182,7 +182,8 @@ class ProbeTask:
     Args:
         driver: Address and port of the driver's :class:`Echo`; None where it has none.
         token: The secret of this probe.
-        timeout_s: Limit for one connection, and for one exchange of texts.
+        timeout_s: Limit for one exchange of texts and for the framework; all connections together
+            have half of it.
         backend: The Keras backend, whose framework shall see the GPUs.
         with_facts: Whether the rank also tells the facts of its process.
         listening: Where the ranks listen for each other.
@@ -198,28 +199,37 @@ class ProbeTask:
 
     def run(self, rank: RankContext, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Connects to everyone; see :class:`sparkdl.launch.task.Task`."""
+        began = time.monotonic()
         for _ in batches:
             pass
         limit_s = self.timeout_s / 2
+        turn = threading.Lock()
+        gpus = rank.resources.gpus
+        counting = _Counting(self.backend, gpus, self.timeout_s) if gpus else None
         to_driver = None
         if self.driver is not None:
-            to_driver = measure(*self.driver, self.token, rank.rank, limit_s)
+            to_driver = Attempt(*self.driver, self.token, rank.rank, limit_s, turn)
         links: dict[int, Link] = {}
         if rank.gathering is not None:
             bind, advertised = rank_addresses(self.listening.bind, None, self.listening.towards)
             with Echo(bind, self.listening.port, self.token, advertised) as echo:
                 own = json.dumps(echo.address)
                 told = [json.loads(text) for text in rank.all_gather(own, self.timeout_s)]
-                for other in targets(rank.rank, len(told)):
-                    host, port = told[other]
-                    bulk = other == (rank.rank + 1) % len(told)
-                    links[other] = measure(host, port, self.token, rank.rank, limit_s, bulk=bulk)
+                following = (rank.rank + 1) % len(told)
+                attempts = {
+                    other: Attempt(
+                        host, port, self.token, rank.rank, limit_s,
+                        turn if other == following else None,
+                    )
+                    for other in targets(rank.rank, len(told))
+                    for host, port in [told[other]]
+                }  # fmt: skip
+                links = {other: attempt.link() for other, attempt in attempts.items()}
                 rank.all_gather("done", self.timeout_s)  # the others may still be connected
-        gpus = rank.resources.gpus
         answer = Answer(
-            rank.rank, socket.gethostname(), to_driver, links, gpus,
-            count_gpus(self.backend, gpus, self.timeout_s) if gpus else None,
-            collect({}) if self.with_facts else None,
+            rank.rank, socket.gethostname(), to_driver.link() if to_driver else None, links, gpus,
+            counting.result() if counting else None, collect({}) if self.with_facts else None,
+            time.monotonic() - began,
         )  # fmt: skip
         yield from Result(rank.rank, "probe", answer.to_json()).batches()
 
@@ -228,15 +238,34 @@ class ProbeTask:
         raise RankFailure(FailureDescription.of(rank.rank, error)) from error
 
 
-def count_gpus(backend: str, gpus: Sequence[str], timeout_s: float) -> int | None:
-    """How many of some GPUs a framework sees, in a process of its own; None if it cannot tell."""
-    visible = {**os.environ, "CUDA_VISIBLE_DEVICES": ",".join(gpus)}
-    command = [sys.executable, "-c", _COUNT_GPUS[backend]]
-    try:
-        ran = subprocess.run(command, env=visible, capture_output=True, timeout=timeout_s)
-        return int(ran.stdout.split()[-1])
-    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
-        return None
+class _Counting:
+    """How many of some GPUs a framework sees, found out in a process of its own.
+
+    Args:
+        backend: The Keras backend of the framework.
+        gpus: Their addresses.
+        timeout_s: Limit, from now on.
+    """
+
+    def __init__(self, backend: str, gpus: Sequence[str], timeout_s: float) -> None:
+        self._found: int | None = None
+        asked = (backend, gpus, timeout_s)
+        self._thread = threading.Thread(
+            target=self._count, args=asked, name="sparkdl-doctor", daemon=True
+        )
+        self._thread.start()
+
+    def _count(self, backend: str, gpus: Sequence[str], timeout_s: float) -> None:
+        visible = {**os.environ, "CUDA_VISIBLE_DEVICES": ",".join(gpus)}
+        command = [sys.executable, "-c", _COUNT_GPUS[backend]]
+        with contextlib.suppress(OSError, subprocess.SubprocessError, ValueError, IndexError):
+            ran = subprocess.run(command, env=visible, capture_output=True, timeout=timeout_s)
+            self._found = int(ran.stdout.split()[-1])
+
+    def result(self) -> int | None:
+        """The number, within the limit; None if the framework cannot tell."""
+        self._thread.join()
+        return self._found
 
 
 def targets(rank: int, num_ranks: int) -> list[int]:
@@ -249,40 +278,88 @@ def targets(rank: int, num_ranks: int) -> list[int]:
     return following if num_ranks <= ALL_PAIRS else following[:1]
 
 
-def measure(
-    host: str, port: int, token: bytes, rank: int, timeout_s: float, *, bulk: bool = True
-) -> Link:
-    """Connects to an :class:`Echo`, and measures round trip, clock and (``bulk``) bandwidth."""
-    target = f"{host}:{port}"
-    try:
-        with socket.create_connection((host.strip("[]"), port), timeout=timeout_s) as connection:
-            tune(connection)
-            connection.sendall(token + _HELLO.pack(rank))
-            trips = [_ping(connection) for _ in range(10)]
-            rate = _bandwidth(connection) if bulk else 0.0
-    except OSError as error:
-        return Link(target, f"{type(error).__name__}: {error}")
-    shortest, skew = min(trips)
-    return Link(target, "", shortest, rate, skew)
+class Attempt:
+    """A connection to an :class:`Echo` that is tried in a thread of its own.
 
+    Args:
+        host: Of the Echo.
+        port: Of the Echo.
+        token: The secret of this probe.
+        rank: Who connects.
+        limit_s: Limit for all of it, from now on.
+        turn: Held while the bandwidth is measured; None: it is not measured.
+    """
 
-def _ping(connection: socket.socket) -> tuple[float, float]:
-    """Round trip, and how far the other clock is ahead."""
-    began, clock = time.perf_counter(), time.time()
-    connection.sendall(_PING)
-    theirs = _CLOCK.unpack(_receive(connection, _CLOCK.size))[0]
-    trip = time.perf_counter() - began
-    return trip, theirs - (clock + trip / 2)
+    def __init__(
+        self, host: str, port: int, token: bytes, rank: int, limit_s: float,
+        turn: threading.Lock | None = None,
+    ) -> None:  # fmt: skip
+        self._host, self._port, self._limit_s, self._turn = host.strip("[]"), port, limit_s, turn
+        self._deadline = time.monotonic() + limit_s
+        self._target = f"{host}:{port}"
+        self._link: Link | None = None
+        self._thread = threading.Thread(
+            target=self._try, args=(token + _HELLO.pack(rank),), name="sparkdl-doctor", daemon=True
+        )  # a daemon: a name server that does not answer holds it beyond the limit
+        self._thread.start()
 
+    def link(self) -> Link:
+        """What came of it, within the limit."""
+        self._thread.join(max(0.0, self._deadline - time.monotonic()) + 0.1)
+        return self._link or self._silent()
 
-def _bandwidth(connection: socket.socket) -> float:
-    began, sent = time.perf_counter(), 0
-    while sent < MOST_BYTES and time.perf_counter() - began < MEASURE_S:
-        connection.sendall(_BULK)
-        connection.sendall(_BLOCK)
-        _receive(connection, 1)
-        sent += len(_BLOCK)
-    return sent / (time.perf_counter() - began)
+    def _silent(self) -> Link:
+        text = f"timed out after {self._limit_s:g} s, as where a firewall drops packets"
+        return Link(self._target, f"TimeoutError: {text}")
+
+    def _left(self) -> float:
+        """Seconds until the deadline.
+
+        Raises:
+            TimeoutError: There are none.
+        """
+        left = self._deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        return left
+
+    def _try(self, hello: bytes) -> None:
+        place = (self._host, self._port)
+        try:
+            with socket.create_connection(place, timeout=self._left()) as connection:
+                tune(connection)
+                connection.sendall(hello)
+                trips = [self._ping(connection) for _ in range(10)]
+                rate = 0.0
+                if self._turn is not None and self._turn.acquire(timeout=self._left()):
+                    with contextlib.ExitStack() as stack:
+                        stack.callback(self._turn.release)
+                        rate = self._bandwidth(connection)
+            shortest, skew = min(trips)
+            self._link = Link(self._target, "", shortest, rate, skew)
+        except TimeoutError:
+            self._link = self._silent()
+        except OSError as error:
+            self._link = Link(self._target, f"{type(error).__name__}: {error}")
+
+    def _ping(self, connection: socket.socket) -> tuple[float, float]:
+        """Round trip, and how far the other clock is ahead."""
+        connection.settimeout(self._left())
+        began, clock = time.perf_counter(), time.time()
+        connection.sendall(_PING)
+        theirs = _CLOCK.unpack(_receive(connection, _CLOCK.size))[0]
+        trip = time.perf_counter() - began
+        return trip, theirs - (clock + trip / 2)
+
+    def _bandwidth(self, connection: socket.socket) -> float:
+        began, sent = time.perf_counter(), 0
+        while sent < MOST_BYTES and time.perf_counter() - began < MEASURE_S:
+            connection.settimeout(self._left())
+            connection.sendall(_BULK)
+            connection.sendall(_BLOCK)
+            _receive(connection, 1)
+            sent += len(_BLOCK)
+        return sent / (time.perf_counter() - began)
 
 
 def _receive(connection: socket.socket, size: int) -> bytes:

@@ -14,6 +14,9 @@ os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
 
 
 def main() -> None:
+    from unittest import mock
+
+    import keras
     import numpy as np
     import pytest
     from connect_port import own_port
@@ -66,6 +69,17 @@ def main() -> None:
         with pytest.raises(ResourceError, match="2 slots"):
             sparkdl.run(work, num_workers=3)
         assert sparkdl.HorovodRunner(np=2).run(work)[:2] == (0, 2.0)
+
+        # a driver on another machine, whose address this client cannot listen on
+        frame = spark.createDataFrame([([1.0], 1.0)] * 8, "features array<float>, label float")
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+        with mock.patch("sparkdl.spark.driver.network._can_bind", return_value=False):
+            for mode in ("asynchronous", "hogwild", "synchronous"):
+                began = time.monotonic()
+                with pytest.raises(ResourceError, match="mode='allreduce' works from here"):
+                    sparkdl.SparkModel(model, mode, num_workers=2).fit(frame, verbose=0)
+                assert time.monotonic() - began < 20, "before any training"
     finally:
         spark.stop()
     print("CONNECT-RUN-OK")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
+import resource
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,7 +19,7 @@ from sparkdl import cli
 from sparkdl.cli.models import _settings, exchange_costs
 from sparkdl.cli.packing import submit_line
 from sparkdl.cli.parser import make_parser
-from sparkdl.cli.session import columns, pairs
+from sparkdl.cli.session import columns, format_of, pairs, read_data, session_of_path
 from sparkdl.errors import ConfigError
 
 ROOT = Path(__file__).parents[3]
@@ -42,6 +45,18 @@ def test_help_imports_nothing_heavy() -> None:
     ran = _run("-c", program)
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.splitlines()[-1] == "0 []"
+
+
+@pytest.mark.processes
+def test_help_takes_less_than_a_third_of_a_second() -> None:
+    """Of processor time, as others use this machine, too; the median of five takes 0.07 s."""
+    taken = []
+    for _ in range(5):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        assert _run("-m", "sparkdl", "--help").returncode == 0
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        taken.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    assert sorted(taken)[2] < 0.3, taken
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -126,6 +141,123 @@ def test_submit_line_of_a_cluster() -> None:
     assert "--archives env.tar.gz#environment" in line
     assert "--num-executors 3 --executor-cores 2" in line
     assert "spark.executor.memoryOverhead=7168m" in line  # 2 * (1536 + 2048)
+
+
+def test_driver_on_a_standalone_cluster_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SparkSubmit: "Cluster deploy mode is currently not supported for python applications"."""
+    monkeypatch.chdir(tmp_path)
+    asked = ["package", "--for", "standalone", "--deploy-mode", "cluster"]
+    assert cli.main(asked) == cli.USAGE
+    assert "--deploy-mode client on a machine that the workers reach" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == [], "nothing is packed"
+    assert cli.main([*asked[:3], "--dry-run"]) == cli.OK
+    assert "spark://MASTER:7077 --deploy-mode client" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("/x.tfrecord", "tfrecord"),
+        ("/x/part-*.tfrecord.gz", "tfrecord"),
+        ("hdfs:///x.parquet/", "parquet"),
+        ("/x.parquet/*", "parquet"),
+        ("rows.pq", "parquet"),
+        ("/x.CSV", "csv"),
+        ("/x/*.json.gz", "json"),
+        ("/x.jsonl", "json"),
+        ("/x.arrow", "arrow"),
+        ("/x.feather", "arrow"),
+        ("/x.orc", "orc"),
+        ("/x/day=1", None),
+        ("database.table", None),
+    ],
+)
+def test_ending_of_a_path_tells_the_format(path: str, expected: str | None) -> None:
+    assert format_of(path) == expected
+
+
+class _Spark:
+    """Notes how its reader was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[object] = []
+
+    @property
+    def read(self) -> _Spark:
+        return self
+
+    def format(self, name: str) -> _Spark:
+        self.asked.append(name)
+        return self
+
+    def options(self, **options: str) -> _Spark:
+        self.asked.append(options)
+        return self
+
+    def load(self, path: str) -> list[object]:
+        return [*self.asked, path]
+
+    def table(self, name: str) -> list[object]:
+        return ["table", name]
+
+
+def _read(*arguments: str) -> object:
+    base = ["evaluate", "m.keras", "--data"]
+    return read_data(_Spark(), make_parser().parse_args([*base, *arguments]))
+
+
+def test_data_are_read_as_their_format_is() -> None:
+    assert _read("/x.tfrecord") == "/x.tfrecord", "by sparkdl itself"
+    assert _read("/x.arrow") == "/x.arrow"
+    assert _read("/x.parquet") == ["parquet", {}, "/x.parquet"]
+    assert _read("/x/day=1") == ["parquet", {}, "/x/day=1"]
+    assert _read("/x", "--format", "orc") == ["orc", {}, "/x"]
+    header = {"header": "true", "inferSchema": "true", "sep": ";"}
+    assert _read("/x.csv.gz", "--option", "sep=;") == ["csv", header, "/x.csv.gz"]
+    assert _read("db.rows") == ["table", "db.rows"]
+    with pytest.raises(ConfigError, match="without Spark's reader"):
+        _read("/x.arrow", "--option", "a=b")
+
+
+@pytest.mark.parametrize(
+    ("path", "options", "variables", "expected"),
+    [
+        ("/m.keras", [], {}, False),
+        ("m.keras", [], {}, False),
+        ("file:/m.keras", ["--master", "yarn"], {}, False),
+        ("https://host/m.keras", [], {}, False),
+        ("hdfs:///m.keras", [], {}, True),
+        ("s3a://bucket/m.keras", [], {}, True),
+        ("/m.keras", ["--master", "yarn"], {}, True),
+        ("/m.keras", ["--remote", "sc://host"], {}, True),
+        ("/m.keras", [], {"HADOOP_CONF_DIR": "/etc/hadoop"}, True),
+        ("/m.keras", [], {"PYSPARK_GATEWAY_PORT": "4711"}, True),
+    ],
+)
+def test_paths_that_may_be_sparks_are_looked_at_in_a_session(
+    path: str,
+    options: list[str],
+    variables: dict[str, str],
+    expected: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    started = []
+
+    @contextlib.contextmanager
+    def session(given: object) -> Iterator[None]:
+        started.append(given)
+        yield
+
+    for name in ("HADOOP_CONF_DIR", "PYSPARK_GATEWAY_PORT", "SPARK_REMOTE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("sparkdl.cli.session.spark_session", session)
+    given = make_parser().parse_args(["inspect", path, *options])
+    with session_of_path(given, path):
+        assert bool(started) == expected
 
 
 def test_environment_is_told_without_spark(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from clusters_page import blocks, run_block
 
 from sparkdl import cli
-from sparkdl.cli.kubernetes import submit_line, write_manifests
+from sparkdl.cli.kubernetes import ENTRY_FILE, submit_line, write_manifests
 from sparkdl.cli.parser import make_parser
 from sparkdl.errors import ConfigError
 
@@ -60,7 +63,25 @@ def test_driver_in_the_cluster() -> None:
     assert "spark.kubernetes.driver.podTemplateFile=k/driver.yaml" in line
     assert "spark.kubernetes.executor.podTemplateFile=k/executor.yaml" in line
     assert "spark.executor.memoryOverhead=8192m" in line  # 2 * (1536 + 2048) and /dev/shm
-    assert "local:///opt/sparkdl/sparkdl/__main__.py train" in line
+    assert f"local://{ENTRY_FILE} train" in line
+
+
+@pytest.mark.processes
+def test_file_that_the_line_names_is_in_the_image(tmp_path: Path) -> None:
+    """The image's own line makes it, run here; the file is started as Spark starts it."""
+    dockerfile = (ROOT / "docker" / "Dockerfile").read_text()
+    _, _, runtime = dockerfile.partition("AS runtime\n")
+    (making,) = re.findall(rf"^RUN (.* {ENTRY_FILE})$", runtime, re.MULTILINE)
+    program = tmp_path / "sparkdl"  # what pip installs
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m sparkdl "$@"\n')
+    program.chmod(0o755)
+    made = tmp_path / "main.py"
+    environment = {
+        **os.environ, "PYTHONPATH": str(ROOT), "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    }  # fmt: skip
+    run = {"env": environment, "cwd": tmp_path, "capture_output": True, "text": True}
+    subprocess.run(["sh", "-euc", making.replace(ENTRY_FILE, str(made))], check=True, **run)
+    assert subprocess.run([sys.executable, made, "--version"], check=True, **run).stdout
 
 
 def test_driver_in_a_pod_of_the_users_own() -> None:
@@ -68,6 +89,21 @@ def test_driver_in_a_pod_of_the_users_own() -> None:
     assert "kubectl apply -f k/service.yaml" in line
     assert "spark.driver.host=sparkdl-driver.team.svc" in line
     assert "--port 7077 --server-bind 0.0.0.0 --server-address sparkdl-driver.team.svc" in line
+
+
+@pytest.mark.processes
+def test_page_shows_what_the_command_prints(tmp_path: Path) -> None:
+    """``docs/clusters.md``: its first block is run, and prints its second one."""
+    command, shown = blocks("Kubernetes")
+    program = tmp_path / "sparkdl"  # what pip installs
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m sparkdl "$@"\n')
+    program.chmod(0o755)
+    variables = {
+        **os.environ, "PYTHONPATH": str(ROOT), "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    }  # fmt: skip
+    assert run_block(command, variables, tmp_path) == shown
+    written = {str(path.relative_to(tmp_path)) for path in (tmp_path / "kubernetes").iterdir()}
+    assert written == {f"kubernetes/{name}.yaml" for name in ("driver", "executor", "service")}
 
 
 def test_pods_need_an_image() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from sparkdl.config import FitConfig
+from sparkdl.errors import ResourceError
 from sparkdl.spark.doctor import cluster_checks, host_checks, host_facts
 from sparkdl.spark.doctor.cluster_checks import Versions
 from sparkdl.spark.doctor.executors import Executor, Executors, parse_answers
@@ -94,6 +95,28 @@ def test_one_fault_is_the_only_one_named(
     assert checks[name].hint
 
 
+@pytest.mark.parametrize(
+    ("changes", "name", "status", "words"),
+    [
+        ({"disk": {"problem": "No space left on device"}}, "disk", "error", "driver: /tmp: No"),
+        ({"disk": {"free": 1 << 30}}, "disk", "warning", "driver: 1.0 GiB"),
+        ({"memory": {"limit": 1 << 30}}, "memory", "warning", "1.0 GiB for the driver"),
+        ({"memory": {"free": 1 << 29}}, "memory", "warning", "512.0 MiB for the driver"),
+        ({"cpus": 0.5}, "cpus", "warning", "0.5 for the driver"),
+    ],
+)
+def test_fault_of_the_driver_is_named(
+    changes: dict[str, Any], name: str, status: str, words: str
+) -> None:
+    found = host_checks.check_hosts(
+        _facts(**changes), _executors(_facts(), _facts()), "tensorflow", 1, "driver"
+    )
+    checks = _by_name(found)
+    assert [n for n, check in checks.items() if check.status != "ok"] == [name]
+    assert checks[name].status == status
+    assert words in checks[name].found
+
+
 def test_horovod_that_was_built_for_another_framework_is_a_warning() -> None:
     driver = _facts(packages={"horovod": "0.28.1"}, horovod=["torch"])
     check = host_checks.check_horovod
@@ -166,8 +189,32 @@ def test_memory_overhead_of_yarn_says_how_much_to_ask() -> None:
     assert check.status == "error"
     assert "409 MiB for 2 Python workers" in check.found
     assert "spark.executor.memoryOverhead=7168m" in check.hint  # 2 * (1536 + 2048)
-    assert _settings("yarn", executor_memoryOverhead="3g")["memory overhead"].status == "ok"
+    assert _settings("yarn", executor_memoryOverhead="3584m")["memory overhead"].status == "ok"
     assert "memory overhead" not in _settings("local-cluster[2,1,1024]")
+
+
+def test_overhead_without_room_for_partitions_is_a_warning() -> None:
+    check = _settings("yarn", tasks=2, executor_memoryOverhead="4g")["memory overhead"]
+    assert check.status == "warning"
+    assert "7168 MiB" in check.expected
+    assert "memoryOverhead=7168m, or SparkModel(memory_budget_mb=512)" in check.hint
+    small = FitConfig(memory_budget_mb=512)
+    found = cluster_checks.check_settings(
+        {"spark.executor.memoryOverhead": "4g"}.get, small, "yarn", 2
+    )
+    assert _by_name(found)["memory overhead"].status == "ok"
+
+
+def test_connect_says_what_is_refused() -> None:
+    check = cluster_checks.check_connect(FitConfig(), None)
+    assert check.status == "ok"
+    assert "RDDs" in check.found
+    unreached = ResourceError("x", expected="a session", received="a client", hint="use allreduce")
+    check = cluster_checks.check_connect(FitConfig(), unreached)
+    assert (check.status, check.expected, check.hint) == ("error", "a session", "use allreduce")
+    assert "modes with a server" in check.found
+    check = cluster_checks.check_connect(FitConfig(mode="allreduce"), unreached)
+    assert check.status == "warning"
 
 
 def test_bound_of_the_address_space_is_an_error() -> None:
