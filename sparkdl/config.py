@@ -26,6 +26,9 @@ AUTO_WINDOW = -1
 DEFAULT_RESTARTS = 3
 COLUMNS = "columns"
 """The name of the last fit's columns among the settings of a model file."""
+CLASS_NAME = "class_name"
+"""The name of the model's class there, where it is one of ``sparkdl.compat``."""
+_BESIDE = frozenset({COLUMNS, CLASS_NAME})
 _SHOWN_CHARS = 200
 NETWORK_SETTINGS = (
     "port", "server_bind", "server_address", "worker_port", "worker_bind", "encrypt",
@@ -204,7 +207,7 @@ def arguments_from_file(settings: Mapping[str, Any], path: str) -> dict[str, Any
     Raises:
         ModelError: Settings that this version does not have.
     """
-    strange = sorted(set(settings) - {field.name for field in fields(FitConfig)} - {COLUMNS})
+    strange = sorted(set(settings) - {field.name for field in fields(FitConfig)} - _BESIDE)
     if strange:
         raise ModelError(
             f"{path!r} was written by another version of sparkdl",
@@ -215,7 +218,7 @@ def arguments_from_file(settings: Mapping[str, Any], path: str) -> dict[str, Any
     return {
         name: value
         for name, value in settings.items()
-        if name not in NETWORK_SETTINGS and name != COLUMNS
+        if name not in NETWORK_SETTINGS and name not in _BESIDE
     }
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from sparkdl.config import arguments_from_file, columns_from_file
-from sparkdl.files.model_file import read_model
+from sparkdl.files.model_file import ModelFile, read_model
 from sparkdl.learner.archive import model_from_bytes
 from sparkdl.spark.driver.choice import restore_rule
 from sparkdl.spark.spark_model import SparkModel
+
+M = TypeVar("M", bound=SparkModel)
 
 
 def load_spark_model(
@@ -40,12 +42,35 @@ def load_spark_model(
         ResourceError: The path cannot be read.
         ModelError: The file holds no compiled Keras model.
     """
-    file = read_model(path)
+    return load_as(SparkModel, read_model(path), path, custom_objects, safe_mode, **overrides)
+
+
+def load_as(
+    cls: type[M],
+    file: ModelFile,
+    path: str,
+    custom_objects: dict[str, Any] | None = None,
+    safe_mode: bool = True,
+    **overrides: Any,
+) -> M:
+    """A model file as a ``SparkModel``, or a subclass that takes its arguments by name.
+
+    Args:
+        cls: The class.
+        file: What was read.
+        path: Of the file, for messages.
+        custom_objects: See :func:`load_spark_model`, as for the others.
+        safe_mode: See there.
+        **overrides: See there.
+
+    Raises:
+        ModelError: The file holds no compiled Keras model.
+    """
     settings = arguments_from_file(file.settings, path)
     model = model_from_bytes(file.content, custom_objects, safe_mode=safe_mode, path=path)
     if "rule" not in overrides and settings.get("rule"):
         settings["rule"] = restore_rule(settings["mode"], settings["rule"])
-    loaded = SparkModel(model, custom_objects=custom_objects, **{**settings, **overrides})
+    loaded = cls(model, custom_objects=custom_objects, **{**settings, **overrides})
     columns = columns_from_file(file.settings, path)
     loaded._columns = replace(loaded._columns, **columns)
     if file.state is not None and not {"mode", "rule"} & set(overrides):

@@ -186,7 +186,7 @@ class SparkMLlibModel(SparkModel):
                 hint="to_labeled_point(sc, features, labels); SparkModel takes DataFrames",
             )
         if categorical and nb_classes is not None:
-            self._check_classes(nb_classes)
+            check_classes(self.model, nb_classes)
         return super().fit(
             labeled_points, epochs, batch_size, verbose, validation_split, **fit_arguments
         )
@@ -205,14 +205,20 @@ class SparkMLlibModel(SparkModel):
             return to_matrix(super().predict(from_matrix(data), *arguments, **options))
         return super().predict(data, *arguments, **options)
 
-    def _check_classes(self, nb_classes: int) -> None:
-        for name, spec in model_signature(self.model).outputs.items():
-            if spec.shape and spec.shape[-1] not in (None, nb_classes):
-                raise ConfigError(
-                    f"output {name!r} has another number of classes",
-                    expected=f"nb_classes={spec.shape[-1]}, the units of the last layer",
-                    received=f"nb_classes={nb_classes}",
-                )
+
+def check_classes(model: Any, nb_classes: int) -> None:
+    """Refuses a number of classes that is not that of a Keras model's units.
+
+    Raises:
+        ConfigError: It is another.
+    """
+    for name, spec in model_signature(model).outputs.items():
+        if spec.shape and spec.shape[-1] not in (None, nb_classes):
+            raise ConfigError(
+                f"output {name!r} has another number of classes",
+                expected=f"nb_classes={spec.shape[-1]}, the units of the last layer",
+                received=f"nb_classes={nb_classes}",
+            )
 
 
 def _context_of(sc: Any) -> Any:

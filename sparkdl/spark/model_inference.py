@@ -145,10 +145,12 @@ class ModelInference(ModelSettings):
         """
         check_path(path, overwrite=overwrite)
         state = self._trained.beside(self._epochs_trained)
-        settings = self._config.to_file() | {
-            COLUMNS: {"features": self._columns.features, "label": self._columns.label}
-        }
-        write_model(path, model_bytes(self.model), settings, state)
+        write_model(path, model_bytes(self.model), self._file_settings(), state)
+
+    def _file_settings(self) -> dict[str, Any]:
+        """What a model file says beside the model."""
+        columns = {"features": self._columns.features, "label": self._columns.label}
+        return {**self._config.to_file(), COLUMNS: columns}
 
     def export(self, path: str, file_format: str = "tf_saved_model") -> None:
         """Writes the forward pass and the weights for runtimes without Keras and sparkdl.

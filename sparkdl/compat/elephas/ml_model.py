@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -18,6 +19,8 @@ from sparkdl.compat.elephas.utils.model_utils import LossModelTypeMapper, ModelT
 from sparkdl.config import shown
 from sparkdl.errors import ConfigError, ModelError
 from sparkdl.learner.compiling import compile_model, from_plain_form, model_from_json
+from sparkdl.learner.signature import model_signature
+from sparkdl.spark.columns.fields import is_number
 from sparkdl.spark.inference.output_columns import OutputColumn
 from sparkdl.spark.ml.files import Loaded, StageContent, StageReader, StageWriter, load_model
 from sparkdl.spark.ml.outputs import append_outputs, appended
@@ -25,6 +28,7 @@ from sparkdl.spark.ml.params import flag, plain, text, whole
 from sparkdl.spark.ml.parts import archive_of, making_models
 from sparkdl.spark.ml.stage import ParamSpec, Stage, has_params
 from sparkdl.spark.ml.trained import FittedStage, Trained
+from sparkdl.spark.mllib import check_classes
 
 _SETTINGS = "distributed_config"
 S = TypeVar("S", bound="_ElephasStage")
@@ -59,8 +63,10 @@ _TRAINING = (
     ParamSpec("mode", "asynchronous, hogwild or synchronous", _mode, "asynchronous"),
     ParamSpec("frequency", "'epoch', 'batch', or batches between two exchanges", _name_or_number,
               "auto"),
-    ParamSpec("nb_classes", "number of classes", partial(whole, 1), optional=True),
-    ParamSpec("categorical", "whether labels are classes that the loss wants one-hot", flag, True),
+    ParamSpec("nb_classes", "classes of categorical labels: as many as the last layer has units; "
+              "None: not checked", partial(whole, 1), optional=True),
+    ParamSpec("categorical", "labels are class numbers, made one-hot where the last layer has "
+              "several units; False: numbers, for one unit or a sparse loss", flag, True),
     ParamSpec("epochs", "passes over the rows", partial(whole, 1), 10),
     ParamSpec("batch_size", "rows per step and worker", partial(whole, 1), 32),
     ParamSpec("verbose", "0, 1 or 2", partial(whole, 0), 0),
@@ -207,6 +213,7 @@ class ElephasEstimator(
         if isinstance(optimizer, dict):
             optimizer = from_plain_form(optimizer)
         compile_model(model, optimizer, loss, self.getOrDefault("metrics"))
+        self._check_labels(model, df.schema)
         spark_model = SparkModel(
             model, self.getOrDefault("mode"), self.getOrDefault("frequency"),
             num_workers=self.getOrDefault("num_workers"), custom_objects=self._custom_objects,
@@ -224,6 +231,31 @@ class ElephasEstimator(
             custom_objects=self._custom_objects, weights=spark_model.model.get_weights(),
             model_type=LossModelTypeMapper().get_model_type(loss), history=[history.history],
         )  # fmt: skip
+
+    def _check_labels(self, model: Any, schema: Any) -> None:
+        """Refuses Params of the labels that the model contradicts, before a job starts.
+
+        Raises:
+            ConfigError: ``nb_classes`` are not the units of the last layer, or labels that are no
+                classes are to be compared with several units.
+        """
+        if self.getOrDefault("categorical"):
+            if self.getOrDefault("nb_classes") is not None:
+                check_classes(model, self.getOrDefault("nb_classes"))
+            return
+        label = self.getOrDefault("labelCol")
+        if not any(f.name == label and is_number(f.dataType) for f in schema.fields):
+            return
+        signature = model_signature(model)
+        for name, spec in signature.outputs.items():
+            units = math.prod(size or 1 for size in spec.shape or ())
+            if units > 1 and signature.label_kinds.get(name) in ("dense", "binary"):
+                raise ConfigError(
+                    f"labels that are no classes do not fit output {name!r}",
+                    expected="one number per row, or a sparse loss",
+                    received=f"categorical=False, an output of shape {spec.shape}",
+                    hint="set_categorical_labels(True) makes class numbers one-hot",
+                )
 
     def write(self) -> StageWriter:
         """Saves as Spark does, also inside of a pipeline."""

@@ -1,29 +1,39 @@
 """Elephas' SparkModel in both generations of its signature, on top of :class:`sparkdl.SparkModel`.
 
-Elephas up to version 3: ``SparkModel(model, mode, frequency, parameter_server_mode, num_workers,
-custom_objects, batch_size, port)``. Later: ``SparkModel(model, num_workers, custom_objects,
-batch_size)`` for synchronous training, and ``AsynchronousSparkModel``.
+The older: ``SparkModel(model, mode, frequency, parameter_server_mode, num_workers, custom_objects,
+batch_size, port)``. The newer: ``SparkModel(model, num_workers, custom_objects, batch_size)`` for
+synchronous training, ``SparkMLlibModel`` likewise, and ``AsynchronousSparkModel(model, num_workers,
+custom_objects, batch_size, mode, frequency, parameter_server_mode, port)``.
+
+A call belongs to the older generation if it begins with a mode, or names what only that one's
+``SparkModel`` has; else to the newer.
 """
 
 from __future__ import annotations
 
+import io
 import json
+import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 import sparkdl
-from sparkdl.config import MODES, shown
+from sparkdl.config import CLASS_NAME, MODES, shown
 from sparkdl.errors import ConfigError, ModelError, ResourceError
 from sparkdl.files import storage
+from sparkdl.files.model_file import read_model
 from sparkdl.spark.columns.sources import is_rdd
 from sparkdl.spark.driver.trained_model import TrainedModel
+from sparkdl.spark.loading import load_as
 from sparkdl.spark.mllib import SparkMLlibModel as _SparkMLlibModel
 
 _OLDER = ("mode", "frequency", "parameter_server_mode", "num_workers", "custom_objects",
           "batch_size", "port")  # fmt: skip
 _NEWER = ("num_workers", "custom_objects", "batch_size")
+_NEWER_ASYNCHRONOUS = (*_NEWER, "mode", "frequency", "parameter_server_mode", "port")
+_ONLY_OLDER = frozenset(_OLDER) - frozenset(_NEWER)
 _HDF5 = (".h5", ".hdf5")
 _SETTINGS = "distributed_config"
 """The attribute of an HDF5 file in which Elephas keeps a model's settings."""
@@ -73,40 +83,47 @@ class _Names(sparkdl.SparkModel):
         return values if len(values) > 1 else values[0]
 
     def save(self, file_name: str, overwrite: bool = False, to_hadoop: bool = False) -> None:
-        """Writes a ``.keras`` or ``.h5`` file.
+        """Writes a ``.keras`` or ``.h5`` file, from which the same class is loaded.
 
         Args:
-            file_name: A path; ``.keras`` files also as a URI, e.g. ``hdfs://``.
+            file_name: See :meth:`sparkdl.SparkModel.save`.
             overwrite: False refuses an existing file.
-            to_hadoop: The path is one of Hadoop's; ``.keras`` files only.
+            to_hadoop: No effect: a path without a scheme is one of Spark's default file system in
+                any case, as it is for the command ``hadoop fs``, which Elephas calls.
 
         Raises:
             ConfigError: Another kind of file.
             ResourceError: It exists and is not to be overwritten, or cannot be written.
         """
-        path = _hadoop_path(file_name) if to_hadoop else str(file_name)
+        path = str(file_name)
         if not path.endswith(_HDF5):
             super().save(path, overwrite=overwrite)
             return
-        if to_hadoop:
-            raise ConfigError(
-                "an HDF5 file is written to a local path", expected="a path that ends in '.keras'",
-                received=path,
-            )  # fmt: skip
-        if Path(path).exists() and not overwrite:
+        if not overwrite and storage.exists(path):
             raise ResourceError(
                 f"{path!r} exists", expected="a new path", received="an existing one",
                 hint="save(path, overwrite=True)",
             )  # fmt: skip
+        storage.check_writable(path)
+        storage.write_bytes(path, self._hdf5())
+
+    def _hdf5(self) -> bytes:
+        """The model and its settings as the content of an HDF5 file."""
         import h5py
 
-        self.model.save(path)
         config = self.get_config()
         settings = {name: config[name] for name in _SAVED}
-        with h5py.File(path, mode="a") as file:
-            file.attrs[_SETTINGS] = json.dumps(
-                {"class_name": type(self).__name__, "config": settings}
-            ).encode()
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "model.h5"
+            self.model.save(path)
+            with h5py.File(path, mode="a") as file:
+                file.attrs[_SETTINGS] = json.dumps(
+                    {"class_name": type(self).__name__, "config": settings}
+                ).encode()
+            return path.read_bytes()
+
+    def _file_settings(self) -> dict[str, Any]:
+        return {**super()._file_settings(), CLASS_NAME: type(self).__name__}
 
 
 class SparkModel(_Names):
@@ -115,59 +132,53 @@ class SparkModel(_Names):
     Args:
         model: A compiled Keras model.
         *arguments: In the order of either generation: a mode first, or a number of workers.
-        **options: Elephas' or sparkdl's arguments by name. Without a mode: ``'synchronous'`` where
-            the first argument after the model is a number of workers, else ``'asynchronous'``.
+        **options: Elephas' or sparkdl's arguments by name. Without ``mode``: ``'asynchronous'``
+            where the call is one of the older generation (``frequency``, ``parameter_server_mode``
+            or ``port`` by name), else ``'synchronous'``.
     """
 
     def __init__(self, model: Any, *arguments: Any, **options: Any) -> None:
-        newer = bool(arguments) and arguments[0] not in MODES
-        names = _NEWER if newer else _OLDER
-        if len(arguments) > len(names):
-            raise ConfigError(
-                "SparkModel has too many arguments without a name",
-                expected="model, " + ", ".join(names),
-                received=shown(arguments),
-            )
-        given = dict(zip(names, arguments, strict=False))
-        twice = sorted(set(given) & set(options))
-        if twice:
-            raise ConfigError(
-                "an argument of SparkModel is there twice",
-                expected="each once, by place or by name",
-                received=", ".join(twice),
-            )
-        given |= options
-        if newer:
-            given.setdefault("mode", "synchronous")
-        super().__init__(model, **_plain(given))
+        super().__init__(model, **_given("SparkModel", arguments, options))
 
 
 class AsynchronousSparkModel(_Names):
-    """Elephas' ``AsynchronousSparkModel``: ``mode='asynchronous'`` or ``'hogwild'``."""
+    """Elephas' ``AsynchronousSparkModel``: ``mode='asynchronous'`` or ``'hogwild'``.
 
-    def __init__(self, model: Any, mode: str = "asynchronous", *arguments: Any, **options: Any):
-        given = dict(zip(_OLDER[1:], arguments, strict=False))
-        super().__init__(model, **_plain({"mode": mode, **given, **options}))
+    Args:
+        model: A compiled Keras model.
+        *arguments: ``num_workers, custom_objects, batch_size, mode, frequency,
+            parameter_server_mode, port``; with a mode first, the order of the older ``SparkModel``.
+        **options: Elephas' or sparkdl's arguments by name.
+    """
+
+    def __init__(self, model: Any, *arguments: Any, **options: Any) -> None:
+        given = _given("AsynchronousSparkModel", arguments, options, _NEWER_ASYNCHRONOUS)
+        super().__init__(model, **given)
 
 
 class SparkMLlibModel(_Names, _SparkMLlibModel):
-    """Elephas' ``SparkMLlibModel``: trains on LabeledPoints, predicts vectors and matrices."""
+    """Elephas' ``SparkMLlibModel``: trains on LabeledPoints, predicts vectors and matrices.
+
+    Its arguments are those of :class:`SparkModel`.
+    """
 
     def __init__(self, model: Any, *arguments: Any, **options: Any) -> None:
-        names = _OLDER if not arguments or arguments[0] in MODES else _NEWER
-        given = {**dict(zip(names, arguments, strict=False)), **options}
-        super().__init__(model, **_plain(given))
+        super().__init__(model, **_given("SparkMLlibModel", arguments, options))
 
 
-def load_spark_model(
-    file_name: str, from_hadoop: bool = False, **overrides: Any
-) -> SparkModel | SparkMLlibModel | AsynchronousSparkModel:
-    """Loads what ``save`` wrote: a ``.keras`` or ``.h5`` file, also one of Elephas' own.
+_Model: TypeAlias = SparkModel | SparkMLlibModel | AsynchronousSparkModel
+
+
+def load_spark_model(file_name: str, from_hadoop: bool = False, **overrides: Any) -> _Model:
+    """Loads what ``save`` wrote: a ``.keras`` or ``.h5`` file, also an HDF5 file of Elephas' own.
 
     Args:
         file_name: A path; see ``save``.
-        from_hadoop: The path is one of Hadoop's.
+        from_hadoop: No effect; see ``save``.
         **overrides: Of :func:`sparkdl.load_spark_model` for ``.keras`` files, else of the model.
+
+    Returns:
+        A model of the class that was saved; a :class:`SparkModel` where the file does not say.
 
     Raises:
         ResourceError: The path cannot be read.
@@ -175,30 +186,34 @@ def load_spark_model(
     """
     from sparkdl.learner.archive import model_from_bytes
 
-    path = _hadoop_path(file_name) if from_hadoop else str(file_name)
+    path = str(file_name)
     custom_objects = overrides.pop("custom_objects", None)
     if not path.endswith(_HDF5):
-        loaded = sparkdl.load_spark_model(path, custom_objects, **overrides)
-        config = {k: v for k, v in loaded.get_config().items() if k in _SAVED}
-        if config["mode"] == "allreduce":
-            config.pop("parameter_server_mode")
-        made = SparkModel(loaded.model, custom_objects=custom_objects, rule=loaded.rule, **config)
-        made._trained = loaded._trained
-        return made
+        file = read_model(path)
+        return load_as(
+            _class_named(file.settings.get(CLASS_NAME)), file, path, custom_objects, **overrides
+        )
     content = storage.read_bytes(path)
     model = model_from_bytes(content, custom_objects, safe_mode=True, path=path)
-    settings = _settings_in(path)
-    kinds = {cls.__name__: cls for cls in (SparkModel, AsynchronousSparkModel, SparkMLlibModel)}
-    cls = kinds.get(str(settings.get("class_name")), SparkModel)
+    settings = _settings_in(content, path)
     config = {k: v for k, v in dict(settings.get("config") or {}).items() if k in _SAVED}
+    cls = _class_named(settings.get("class_name"))
     return cls(model, custom_objects=custom_objects, **{**config, **overrides})
 
 
-def _settings_in(path: str) -> dict[str, Any]:
+def _class_named(name: Any) -> type[_Model]:
+    """The class of a saved model; :class:`SparkModel` for a name that is none of Elephas'."""
+    kinds: dict[str, type[_Model]] = {
+        cls.__name__: cls for cls in (SparkModel, AsynchronousSparkModel, SparkMLlibModel)
+    }
+    return kinds.get(str(name), SparkModel)
+
+
+def _settings_in(content: bytes, path: str) -> dict[str, Any]:
     """What the HDF5 file of a model says about its training; empty if plain Keras wrote it."""
     import h5py
 
-    with h5py.File(path.removeprefix("file://"), mode="r") as file:
+    with h5py.File(io.BytesIO(content), mode="r") as file:
         saved = file.attrs.get(_SETTINGS)
     if saved is None:
         return {}
@@ -211,15 +226,47 @@ def _settings_in(path: str) -> dict[str, Any]:
     return settings if isinstance(settings, dict) else {}
 
 
+def _given(
+    name: str,
+    arguments: tuple[Any, ...],
+    options: dict[str, Any],
+    newer: tuple[str, ...] = _NEWER,
+) -> dict[str, Any]:
+    """Elephas' arguments by name, with the mode that they mean.
+
+    Args:
+        name: Of the class, for messages.
+        arguments: After the model, without names.
+        options: By name.
+        newer: The order of ``arguments`` in the newer generation.
+
+    Raises:
+        ConfigError: There are too many, or one is there twice.
+    """
+    is_older = arguments[0] in MODES if arguments else bool(_ONLY_OLDER & set(options))
+    names = _OLDER if is_older else newer
+    if len(arguments) > len(names):
+        raise ConfigError(
+            f"{name} has too many arguments without a name",
+            expected="model, " + ", ".join(names),
+            received=shown(arguments),
+        )
+    given = dict(zip(names, arguments, strict=False))
+    twice = sorted(set(given) & set(options))
+    if twice:
+        raise ConfigError(
+            f"an argument of {name} is there twice",
+            expected="each once, by place or by name",
+            received=", ".join(twice),
+        )
+    waits = not is_older and newer is _NEWER
+    return _plain({"mode": "synchronous" if waits else "asynchronous", **given, **options})
+
+
 def _plain(arguments: dict[str, Any]) -> dict[str, Any]:
     """Enums as their names."""
     return {k: getattr(v, "value", v) if k in ("mode", "frequency") else v
             for k, v in arguments.items()}  # fmt: skip
-
-
-def _hadoop_path(path: str) -> str:
-    """A path of Hadoop's default file system as a URI."""
-    return str(path) if "://" in str(path) else f"hdfs://{path}"
 
 
 __all__ = [

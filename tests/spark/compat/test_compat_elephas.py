@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from pyspark.ml import Pipeline, PipelineModel
 
+import sparkdl
 from sparkdl.compat.elephas.enums.frequency import Frequency
 from sparkdl.compat.elephas.enums.modes import Mode
 from sparkdl.compat.elephas.ml.adapter import df_to_simple_rdd, from_data_frame, to_data_frame
@@ -29,8 +30,6 @@ from sparkdl.compat.elephas.spark_model import (
 from sparkdl.compat.elephas.utils import lp_to_simple_rdd, to_labeled_point, to_simple_rdd
 from sparkdl.compat.elephas.utils.model_utils import LossModelTypeMapper, ModelType
 from sparkdl.errors import ConfigError, ModelError, ResourceError
-
-pytestmark = pytest.mark.slow
 
 X = np.random.default_rng(0).normal(size=(80, 3)).astype("float32")
 Y = np.eye(3)[X.argmax(1)]
@@ -55,12 +54,80 @@ def test_both_generations_of_the_signature() -> None:
     by_name = SparkModel(network(), frequency=Frequency.EPOCH, mode=Mode.ASYNCHRONOUS)
     assert (by_name.mode, by_name.frequency) == ("asynchronous", "epoch")
     assert AsynchronousSparkModel(network(), Mode.HOGWILD, num_workers=2).mode == "hogwild"
+    waits_not = AsynchronousSparkModel(
+        network(), 2, None, 16, Mode.HOGWILD, Frequency.BATCH, "http", 7000
+    )
+    assert (waits_not.num_workers, waits_not.batch_size, waits_not.mode) == (2, 16, "hogwild")
+    assert (waits_not.frequency, waits_not.parameter_server_mode) == ("batch", "http")
+    assert waits_not.port == 7000
+    assert AsynchronousSparkModel(network(), 2).mode == "asynchronous"
+    assert AsynchronousSparkModel(network(), num_workers=2).mode == "asynchronous"
     with pytest.raises(ConfigError, match="there twice"):
         SparkModel(network(), "hogwild", mode="synchronous")
+    for cls in (SparkModel, AsynchronousSparkModel, SparkMLlibModel):
+        with pytest.raises(ConfigError, match=f"(?s){cls.__name__} has too many.*received: "):
+            cls(network(), "hogwild", *range(8))
+        with pytest.raises(ConfigError, match="there twice"):
+            cls(network(), 2, num_workers=2)
     with pytest.raises(ConfigError, match="did you mean 'frequency'"):
         SparkModel(network(), frequenzy="epoch")
 
 
+@pytest.mark.parametrize("cls", [SparkModel, SparkMLlibModel])
+def test_models_of_the_newer_generation_wait_for_all_workers(cls: Any) -> None:
+    for made in (cls(network()), cls(network(), 2), cls(network(), num_workers=2, batch_size=8)):
+        assert made.mode == "synchronous"
+    for made in (cls(network(), frequency="epoch", num_workers=2), cls(network(), port=7000)):
+        assert made.mode == "asynchronous"  # what only the older generation has
+    assert cls(network(), 2, mode="hogwild").mode == "hogwild"
+
+
+@pytest.mark.parametrize("ending", ["h5", "keras"])
+@pytest.mark.parametrize("cls", [SparkModel, SparkMLlibModel, AsynchronousSparkModel])
+def test_files_keep_the_class_and_its_settings(cls: Any, ending: str, tmp_path: Path) -> None:
+    made = cls(network(), 2, None, 16, parameter_server_mode="http")
+    path = f"{tmp_path}/m.{ending}"
+    made.save(path, to_hadoop=True)
+    loaded = load_spark_model(path, from_hadoop=True)
+    assert type(loaded) is cls
+    assert loaded.get_config() == made.get_config()
+    for one, other in zip(loaded.model.get_weights(), made.model.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+    changed = load_spark_model(f"file://{path}", num_workers=3)
+    assert (type(changed), changed.num_workers) == (cls, 3)
+    if ending == "keras":
+        assert sparkdl.load_spark_model(path).mode == made.mode
+        whole = cls(network(), 2, compression="fp16", seed=5)
+        whole.save(path, overwrite=True)
+        assert load_spark_model(path).get_config() == whole.get_config()
+
+
+def test_a_model_and_a_pipeline_in_short(spark: Any, tmp_path: Path) -> None:
+    """fit, predict, evaluate, save and load of both, with the workers that one fit started."""
+    rdd = to_simple_rdd(spark.sparkContext, X, Y)
+    spark_model = SparkModel(network(), num_workers=2)
+    spark_model.fit(rdd, epochs=2, batch_size=8, verbose=0)
+    assert len(spark_model.training_histories[0].history["loss"]) == 2
+    outputs = spark_model.master_network.predict(X, verbose=0)
+    np.testing.assert_allclose(spark_model.predict(X), outputs, atol=1e-6)
+    want = spark_model.master_network.evaluate(X, Y, verbose=0)
+    np.testing.assert_allclose(spark_model.evaluate(X, Y), want, rtol=1e-4)
+    spark_model.save(f"{tmp_path}/m.keras")
+    loaded = load_spark_model(f"{tmp_path}/m.keras")
+    np.testing.assert_allclose(loaded.master_network.predict(X, verbose=0), outputs, atol=1e-6)
+
+    frame = to_data_frame(spark.sparkContext, X, Y, categorical=True)
+    made = estimator(network(), "categorical_crossentropy").set_params(epochs=2)
+    fitted = Pipeline(stages=[made]).fit(frame)
+    fitted.write().overwrite().save(f"{tmp_path}/fitted")
+    transformer = PipelineModel.load(f"{tmp_path}/fitted").stages[0]
+    scored = np.array([row.prediction for row in transformer.transform(frame).collect()])
+    model = fitted.stages[0].get_model()
+    model.set_weights(fitted.stages[0].weights)
+    np.testing.assert_allclose(scored, model.predict(X, verbose=0), atol=1e-6)
+
+
+@pytest.mark.slow
 def test_train_evaluate_predict_save_load(spark: Any, tmp_path: Path) -> None:
     rdd = to_simple_rdd(spark.sparkContext, X, Y)
     spark_model = SparkModel(network(), frequency="epoch", mode="synchronous", num_workers=2)
@@ -85,6 +152,7 @@ def test_train_evaluate_predict_save_load(spark: Any, tmp_path: Path) -> None:
     assert isinstance(SparkModel(network(1)).evaluate(X, X[:, :1]), float)  # the loss alone
 
 
+@pytest.mark.slow
 def test_labeled_points(spark: Any, tmp_path: Path) -> None:
     points = to_labeled_point(spark.sparkContext, X, Y, categorical=True)
     model = SparkMLlibModel(network(), frequency="epoch", mode="synchronous", num_workers=2)
@@ -113,6 +181,7 @@ def estimator(model: Any, loss: str) -> ElephasEstimator:
     return made
 
 
+@pytest.mark.slow
 def test_a_classifier_in_a_pipeline(spark: Any, tmp_path: Path) -> None:
     frame = to_data_frame(spark.sparkContext, X, Y, categorical=True)
     back = from_data_frame(frame, categorical=True, nb_classes=3)
@@ -148,6 +217,7 @@ def test_a_classifier_in_a_pipeline(spark: Any, tmp_path: Path) -> None:
         load_ml_estimator(f"{tmp_path}/t.h5")
 
 
+@pytest.mark.slow
 def test_a_regressor_with_columns_and_objects_of_its_own(spark: Any, tmp_path: Path) -> None:
     def twice(x: Any) -> Any:
         return 2 * x
@@ -170,6 +240,15 @@ def test_a_regressor_with_columns_and_objects_of_its_own(spark: Any, tmp_path: P
         bare.set_weights(model.get_weights()[:1]).transform(frame)
     with pytest.raises(ConfigError, match="has no model"):
         ElephasTransformer().transform(frame)
+
+
+def test_params_of_labels_that_the_model_contradicts(spark: Any) -> None:
+    frame = spark.createDataFrame([([1.0, 2.0, 3.0], 1.0)], "features array<double>, label double")
+    with pytest.raises(ConfigError, match=r"(?s)expected: nb_classes=3.*received: nb_classes=4"):
+        estimator(network(), "categorical_crossentropy").set_nb_classes(4).fit(frame)
+    made = estimator(network(), "mse")
+    with pytest.raises(ConfigError, match=r"(?s)no classes.*received: categorical=False"):
+        made.fit(frame)
 
 
 def test_losses_and_what_they_predict() -> None:
