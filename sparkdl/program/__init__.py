@@ -16,7 +16,7 @@
 
 from sparkdl.program.batching import batched_handler
 from sparkdl.program.cacher import CacherNode
-from sparkdl.program.calls import CallClient, RemoteTraceback
+from sparkdl.program.calls import CallClient, RemoteTraceback, list_methods
 from sparkdl.program.launching import LaunchedProgram, launch
 from sparkdl.program.nodes import CourierNode, Handle, Program, PyClassNode, PyNode, make_program
 from sparkdl.program.replay import ReplayBuffer, ReplayNode
@@ -40,6 +40,7 @@ __all__ = [
     "ReverbNode",
     "batched_handler",
     "launch",
+    "list_methods",
     "make_program",
     "register_stop_handler",
     "stop",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import socket
 import threading
 import time
@@ -19,12 +20,16 @@ from sparkdl.errors import (
     TransportError,
     WaitTimeoutError,
 )
-from sparkdl.program.messages import CallMessage, MessageConnection, MessageKind
+from sparkdl.program.deadlines import Deadlines
+from sparkdl.program.messages import CallMessage, MessageConnection, MessageKind, pieces_of
 from sparkdl.transport.encryption import Certificate
 
 LOOPBACK = "127.0.0.1"
+LIST_METHODS = "__methods__"
+"""Called like a method, it gives the names of all methods."""
 _RETRY_S = 0.05
 _CONNECT_S = 60.0
+_ATTEMPT_S, _LEAST_ATTEMPT_S = 5.0, 1.0
 
 
 class RemoteTraceback(Exception):
@@ -67,6 +72,27 @@ class CallAddress:
         return self.local_port != 0 and self.host_id == own_host_id()
 
 
+@dataclass(eq=False)
+class _Call:
+    """A call that has no result yet.
+
+    Args:
+        number: Its number.
+        name: The method.
+        future: The result.
+        pieces: What is sent, until it is.
+        reach_until: When the node must have been reached.
+        connection: On which it was sent; None: not yet.
+    """
+
+    number: int
+    name: str
+    future: Future[Any]
+    pieces: list[memoryview]
+    reach_until: float
+    connection: MessageConnection | None = None
+
+
 class CallClient:
     """Calls a node: ``client.method(...)`` waits, ``client.futures.method(...)`` does not.
 
@@ -75,9 +101,12 @@ class CallClient:
     Args:
         address: Where the node serves.
         token: The run's secret.
-        timeout_s: How long a call may take; None for ever.
+        timeout_s: How long a call may take, the time for connecting included; None for ever. It
+            holds for futures as well, which end with WaitTimeoutError then.
         connect_s: How long the node may take to come up.
         certificate: Of an encrypted run; None for no encryption.
+        wait_for_ready: Whether a call waits for a node that cannot be reached yet; False: it fails
+            at once.
     """
 
     def __init__(
@@ -88,13 +117,19 @@ class CallClient:
         timeout_s: float | None = None,
         connect_s: float = _CONNECT_S,
         certificate: Certificate | None = None,
+        wait_for_ready: bool = True,
     ) -> None:
         self._address, self._token, self._certificate = address, token, certificate
         self._timeout_s, self._connect_s = timeout_s, connect_s
+        self._wait_for_ready = wait_for_ready
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
-        self._waiting: dict[int, Future[Any]] = {}
+        self._waiting: dict[int, _Call] = {}
+        self._queued: list[_Call] = []  # for a connection that is being made
+        self._connecting = False
+        self._unreached: BaseException | None = None  # why the last attempt to connect failed
         self._connection: MessageConnection | None = None
+        self._deadlines = None if timeout_s is None else Deadlines(timeout_s, self._pass_deadline)
         self.futures = _Futures(self)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
@@ -112,86 +147,160 @@ class CallClient:
 
     def __reduce__(self) -> tuple[Any, ...]:
         limits = self._timeout_s, self._connect_s
-        return _client, (self._address, self._token, *limits, self._certificate)
+        return _client, (
+            self._address, self._token, *limits, self._certificate, self._wait_for_ready,
+        )  # fmt: skip
 
     def _wait_for(self, name: str, args: Any, kwargs: Any) -> Any:
-        future = self._start(name, args, kwargs)
+        begun = time.monotonic()
+        call = self._start(name, args, kwargs)
+        if self._timeout_s is None:
+            return call.future.result()
         try:
-            return future.result(self._timeout_s)
-        except TimeoutError as error:
-            if future.done():  # the method itself raised a TimeoutError
-                raise
-            future.cancel()
-            raise WaitTimeoutError(
-                f"{name} of node {self._address.label!r} takes too long",
-                expected=f"a result within {self._timeout_s:g} s",
-                received="none",
-            ) from error
+            return call.future.result(max(0.0, self._timeout_s - (time.monotonic() - begun)))
+        except TimeoutError:
+            if call.future.cancel():
+                raise self._overtime(call) from self._unreached
+            return call.future.result()  # it ended just now, or raised a TimeoutError of its own
 
-    def _start(self, name: str, args: Any, kwargs: Any) -> Future[Any]:
-        connection = self._connected()
-        future: Future[Any] = Future()
-        number = next(self._numbers)
-        self._waiting[number] = future
-        try:
-            connection.send(number, MessageKind.CALL, (name, args, kwargs))
-        except OSError as error:
-            self._waiting.pop(number, None)
-            raise self._lost(error) from error
-        except BaseException:
-            self._waiting.pop(number, None)
-            raise
-        future.add_done_callback(lambda done: self._cancel(connection, number, done))
-        return future
+    def _start_later(self, name: str, args: Any, kwargs: Any) -> Future[Any]:
+        """Begins a call without waiting for anything, not even for the connection."""
+        call = self._start(name, args, kwargs)
+        if self._deadlines is not None and not call.future.done():
+            self._deadlines.add(call.number)
+            if call.future.done():
+                self._deadlines.take_out(call.number)
+        return call.future
 
-    def _cancel(self, connection: MessageConnection, number: int, future: Future[Any]) -> None:
-        if future.cancelled():
-            self._waiting.pop(number, None)
-            with suppress(OSError):
-                connection.send(number, MessageKind.CANCEL, None)
-
-    def _connected(self) -> MessageConnection:
+    def _start(self, name: str, args: Any, kwargs: Any) -> _Call:
+        pieces = pieces_of((name, args, kwargs))
+        reach_s = self._connect_s if self._wait_for_ready else 0.0
+        call = _Call(next(self._numbers), name, Future(), pieces, time.monotonic() + reach_s)
         with self._lock:
-            if self._connection is None:
-                self._connection = connection = self._connect()
-                threading.Thread(
-                    target=self._receive, args=(connection,), name="sparkdl-replies", daemon=True
-                ).start()
-            return self._connection
+            self._waiting[call.number] = call
+            call.connection = connection = self._connection
+            if connection is None:
+                # what the caller does with its arrays until there is a connection does not matter
+                call.pieces = [memoryview(bytes(piece)) for piece in pieces]
+                self._queued.append(call)
+                if not self._connecting:
+                    self._connecting = True
+                    threading.Thread(
+                        target=self._connect, name="sparkdl-connecting", daemon=True
+                    ).start()
+        call.future.add_done_callback(lambda _: self._forget(call))
+        if connection is not None:
+            self._send(call, connection)
+        return call
 
-    def _connect(self) -> MessageConnection:
-        address, deadline = self._address, time.monotonic() + self._connect_s
+    def _send(self, call: _Call, connection: MessageConnection) -> None:
+        pieces, call.pieces = call.pieces, []
+        try:
+            connection.send_pieces(call.number, MessageKind.CALL, pieces)
+        except OSError as error:
+            with self._lock:
+                if self._connection is connection:
+                    self._connection = None
+            connection.close()  # so its receiving thread ends the other calls on it
+            self._fail(call, self._lost(error))
+
+    def _fail(self, call: _Call, error: BaseException) -> bool:
+        """Ends a call with an error, unless it has ended; whether it had not."""
+        # who takes a call out of those that wait ends it, so that no two do
+        waits = self._waiting.pop(call.number, None) is not None
+        if waits and call.future.set_running_or_notify_cancel():
+            call.future.set_exception(error)
+            return True
+        return False
+
+    def _forget(self, call: _Call) -> None:
+        """After the end of a call; one that still waits here was cancelled."""
+        if self._deadlines is not None:
+            self._deadlines.take_out(call.number)
+        if self._waiting.pop(call.number, None) is not None:
+            _take_back(call)
+
+    def _pass_deadline(self, number: int) -> None:
+        call = self._waiting.get(number)
+        if call is not None and self._fail(call, self._overtime(call)):
+            _take_back(call)
+
+    def _connect(self) -> None:
+        """Connects for the calls that are queued, for as long as there are any."""
         while True:
+            with self._lock:
+                self._queued = [call for call in self._queued if not call.future.done()]
+                if not self._queued:
+                    self._connecting = False
+                    return
+                first = min(call.reach_until for call in self._queued)
+            left_s = min(_ATTEMPT_S, max(_LEAST_ATTEMPT_S, first - time.monotonic()))
             try:
-                near = address.is_near()
-                at = (LOOPBACK, address.local_port) if near else (address.host, address.port)
-                return MessageConnection(
-                    socket.create_connection(at, 5.0), self._token,
-                    certificate=None if near else self._certificate, name=address.name,
-                )  # fmt: skip
-            except AuthenticationError:  # an OSError, too
-                raise
+                self._begin(self._attempt(left_s))
+                return
+            except AuthenticationError as error:  # an OSError, too
+                self._unreached = error
+                self._fail_queued(error)
             except (OSError, EOFError) as error:
-                if time.monotonic() > deadline:
-                    raise self._lost(error) from error
+                self._unreached = error
+                self._fail_queued(self._lost(error), time.monotonic())
                 time.sleep(_RETRY_S)
+
+    def _attempt(self, timeout_s: float) -> MessageConnection:
+        address = self._address
+        near = address.is_near()
+        at = (LOOPBACK, address.local_port) if near else (address.host, address.port)
+        return MessageConnection(
+            socket.create_connection(at, timeout_s), self._token,
+            certificate=None if near else self._certificate, name=address.name,
+        )  # fmt: skip
+
+    def _begin(self, connection: MessageConnection) -> None:
+        """Sends the queued calls on a new connection, and receives their results."""
+        with self._lock:
+            self._connecting, self._unreached = False, None
+            queued = [call for call in self._queued if not call.future.done()]
+            self._queued = []
+            if not queued:
+                connection.close()
+                return
+            self._connection = connection
+            threading.Thread(
+                target=self._receive, args=(connection,), name="sparkdl-replies", daemon=True
+            ).start()
+            for call in queued:
+                call.connection = connection
+            try:
+                for call in queued:  # before others, so that calls keep their order
+                    pieces, call.pieces = call.pieces, []
+                    connection.send_pieces(call.number, MessageKind.CALL, pieces)
+            except OSError:  # the receiving thread ends these calls
+                self._connection = None
+                connection.close()
+
+    def _fail_queued(self, error: BaseException, when: float = math.inf) -> None:
+        """Ends the queued calls that wait for the node until ``when`` at the latest."""
+        with self._lock:
+            failed = [call for call in self._queued if call.reach_until <= when]
+            self._queued = [call for call in self._queued if call.reach_until > when]
+        for call in failed:
+            self._fail(call, error)
 
     def _receive(self, connection: MessageConnection) -> None:
         try:
             while True:
                 message = connection.receive()
-                future = self._waiting.pop(message.call, None)
-                if future is not None and future.set_running_or_notify_cancel():
-                    _settle(future, message)
+                call = self._waiting.pop(message.call, None)
+                if call is not None and call.future.set_running_or_notify_cancel():
+                    _settle(call.future, message)
         except (OSError, EOFError, ProtocolError) as error:
             connection.close()
             with self._lock:
                 if self._connection is connection:
                     self._connection = None
-                waiting, self._waiting = self._waiting, {}
-            for future in waiting.values():
-                if future.set_running_or_notify_cancel():
-                    future.set_exception(self._lost(error))
+                waiting = [c for c in self._waiting.values() if c.connection is connection]
+            for call in waiting:
+                self._fail(call, self._lost(error))
 
     def _lost(self, error: BaseException) -> TransportError:
         return TransportError(
@@ -201,12 +310,37 @@ class CallClient:
             hint="has the node ended? If its group has restarts, the next call finds it again",
         )
 
+    def _overtime(self, call: _Call) -> WaitTimeoutError:
+        reached = call.connection is not None
+        cause = "" if self._unreached is None else f" ({self._unreached})"
+        return WaitTimeoutError(
+            f"{call.name} of node {self._address.label!r} takes too long",
+            expected=f"a result within {self._timeout_s:g} s",
+            received="none" if reached else f"no connection to {self._address.name} yet{cause}",
+        )
+
     def close(self) -> None:
-        """Ends the connection; a later call makes another one."""
+        """Ends the connection and the calls on it; a later call makes another one."""
         with self._lock:
             connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
+        self._fail_queued(self._lost(ConnectionAbortedError("this client was closed")))
+        if self._deadlines is not None:
+            self._deadlines.close()
+
+
+def list_methods(client: CallClient) -> list[str]:
+    """The names of the methods that a node serves now, in alphabetical order.
+
+    Args:
+        client: What a node has got for the other node's handle.
+
+    Raises:
+        TransportError: The node cannot be reached.
+    """
+    found: list[str] = client._wait_for(LIST_METHODS, (), {})
+    return found
 
 
 class _Futures:
@@ -218,11 +352,11 @@ class _Futures:
     def __getattr__(self, name: str) -> Callable[..., Future[Any]]:
         if name.startswith("__"):
             raise AttributeError(name)
-        return lambda *args, **kwargs: self._client._start(name, args, kwargs)
+        return lambda *args, **kwargs: self._client._start_later(name, args, kwargs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Future[Any]:
         """Calls the object itself."""
-        return self._client._start("__call__", args, kwargs)
+        return self._client._start_later("__call__", args, kwargs)
 
 
 def _client(
@@ -231,10 +365,18 @@ def _client(
     timeout_s: float | None,
     connect_s: float,
     certificate: Certificate | None,
+    wait_for_ready: bool,
 ) -> CallClient:
     return CallClient(
-        address, token, timeout_s=timeout_s, connect_s=connect_s, certificate=certificate
-    )
+        address, token, timeout_s=timeout_s, connect_s=connect_s, certificate=certificate,
+        wait_for_ready=wait_for_ready,
+    )  # fmt: skip
+
+
+def _take_back(call: _Call) -> None:
+    if call.connection is not None:
+        with suppress(OSError):
+            call.connection.send(call.number, MessageKind.CANCEL, None)
 
 
 def _settle(future: Future[Any], message: CallMessage) -> None:

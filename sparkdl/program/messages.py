@@ -20,6 +20,7 @@ import secrets
 import socket
 import struct
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -172,18 +173,19 @@ class MessageConnection:
             OSError: The connection broke.
             Exception: The object cannot be pickled; nothing was sent.
         """
-        buffers: list[pickle.PickleBuffer] = []
-        try:
-            text = pickle.dumps(thing, protocol=5, buffer_callback=buffers.append)
-        except Exception:  # what has no name to be found by: lambdas, classes of the main script
-            buffers.clear()
-            text = cloudpickle.dumps(thing, protocol=5, buffer_callback=buffers.append)
-        pieces = [memoryview(text), *(buffer.raw() for buffer in buffers)]
+        self.send_pieces(call, kind, pieces_of(thing))
+
+    def send_pieces(self, call: int, kind: MessageKind, pieces: Sequence[memoryview]) -> None:
+        """Sends what :func:`pieces_of` made of an object.
+
+        Raises:
+            OSError: The connection broke.
+        """
         sizes = struct.pack(f"<{len(pieces)}Q", *(piece.nbytes for piece in pieces))
         head = _HEAD.pack(call, kind, len(pieces)) + sizes
         with self._sending:
-            if len(pieces) == 1 and len(text) < 1 << 16:
-                self._socket.sendall(head + text)
+            if len(pieces) == 1 and pieces[0].nbytes < 1 << 16:
+                self._socket.sendall(head + pieces[0])
                 return
             self._socket.sendall(head)
             for piece in pieces:
@@ -236,6 +238,21 @@ def _require(shown: bytes, known: bytes) -> None:
             expected="a peer that knows the run's token",
             received="one that does not",
         )
+
+
+def pieces_of(thing: Any) -> list[memoryview]:
+    """An object as a message carries it: its pickle, and the memory of the arrays in it.
+
+    Raises:
+        Exception: The object cannot be pickled.
+    """
+    buffers: list[pickle.PickleBuffer] = []
+    try:
+        text = pickle.dumps(thing, protocol=5, buffer_callback=buffers.append)
+    except Exception:  # what has no name to be found by: lambdas, classes of the main script
+        buffers.clear()
+        text = cloudpickle.dumps(thing, protocol=5, buffer_callback=buffers.append)
+    return [memoryview(text), *(buffer.raw() for buffer in buffers)]
 
 
 def _proof(token: bytes, role: bytes, nonce: bytes) -> bytes:

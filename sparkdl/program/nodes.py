@@ -21,10 +21,18 @@ class Handle:
         number: The node's number in its program.
         label: Its group's name.
         timeout_s: How long a call may take; None for ever.
+        wait_for_ready: Whether calls wait for a node that cannot be reached yet.
     """
 
-    def __init__(self, number: int, label: str, timeout_s: float | None = None) -> None:
+    def __init__(
+        self,
+        number: int,
+        label: str,
+        timeout_s: float | None = None,
+        wait_for_ready: bool = True,
+    ) -> None:
         self._number, self._label, self._timeout_s = number, label, timeout_s
+        self._wait_for_ready = wait_for_ready
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -50,6 +58,10 @@ class Node(Protocol):
     @property
     def client_timeout_s(self) -> float | None:
         """How long a call of it may take."""
+
+    @property
+    def wait_for_ready(self) -> bool:
+        """Whether a call of it waits until it can be reached."""
 
     @property
     def threads(self) -> int:
@@ -78,6 +90,7 @@ class PyNode:
     serves = False
     threads = 0
     client_timeout_s: float | None = None
+    wait_for_ready = True
 
     def __init__(self, function: Callable[..., object], *args: Any, **kwargs: Any) -> None:
         _check_callable("PyNode", function)
@@ -112,8 +125,11 @@ class CourierNode:
 
     Args:
         constructor: Called as ``constructor(*args, **kwargs)``.
-        client_timeout_s: How long a call may take; None for ever.
+        client_timeout_s: How long a call may take, the time for connecting included; a call and a
+            future that take longer raise WaitTimeoutError. None for ever.
         threads: Calls that run at the same time; others wait.
+        wait_for_ready: Whether a call waits until the node can be reached (up to 60 s); False: it
+            raises TransportError at once.
     """
 
     serves = True
@@ -124,11 +140,13 @@ class CourierNode:
         *args: Any,
         client_timeout_s: float | None = None,
         threads: int = CALL_THREADS,
+        wait_for_ready: bool = True,
         **kwargs: Any,
     ) -> None:
         _check_callable("CourierNode", constructor)
         self._constructor, self._args, self._kwargs = constructor, args, kwargs
         self.client_timeout_s, self.threads = client_timeout_s, threads
+        self.wait_for_ready = wait_for_ready
 
     def configure(self, *args: Any, **kwargs: Any) -> None:
         """Sets the arguments later, for nodes that hold handles of each other."""
@@ -261,7 +279,7 @@ class Program:
             )
         index = sum(other.label == group for other in self.placed)
         self.placed.append(Placed(node, group, index, self._needs.get(group, NodeNeeds())))
-        return Handle(len(self.placed) - 1, group, node.client_timeout_s)
+        return Handle(len(self.placed) - 1, group, node.client_timeout_s, node.wait_for_ready)
 
 
 def replaced(thing: Any, replace: Callable[[Handle], Any]) -> Any:

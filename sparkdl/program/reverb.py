@@ -6,9 +6,10 @@ import importlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from sparkdl.config import require_seconds
 from sparkdl.errors import ConfigError
 from sparkdl.program.nodes import CourierNode
-from sparkdl.program.running import wait_for_stop
+from sparkdl.program.running import running, wait_for_stop
 
 
 class ReverbServing:
@@ -16,20 +17,35 @@ class ReverbServing:
 
     Args:
         priority_tables_fn: Makes the server's tables, where the node runs.
-        host: The address that clients of it are told.
+        checkpoint_ctor: Makes its ``reverb.checkpointers`` object there; None: the server's own.
+        checkpoint_minutes: Time between two checkpoints; None: only those that clients ask for.
+        host: The address that clients of it are told; None: the one that calls of the node go to.
     """
 
-    def __init__(self, priority_tables_fn: Callable[[], Sequence[Any]], host: str) -> None:
-        self._server = _reverb().Server(tables=list(priority_tables_fn()))
-        self._address = f"{host}:{self._server.port}"
+    def __init__(
+        self,
+        priority_tables_fn: Callable[[], Sequence[Any]],
+        checkpoint_ctor: Callable[[], Any] | None,
+        checkpoint_minutes: float | None,
+        host: str | None,
+    ) -> None:
+        options = {} if checkpoint_ctor is None else {"checkpointer": checkpoint_ctor()}
+        self._server = _reverb().Server(tables=list(priority_tables_fn()), **options)
+        self._minutes = checkpoint_minutes
+        host = host or running().host
+        self._address = (
+            f"[{host}]:{self._server.port}" if ":" in host else (f"{host}:{self._server.port}")
+        )
 
     def address(self) -> str:
         """Host and port, for ``reverb.Client(node.address())``."""
         return self._address
 
     def run(self) -> None:
-        """Serves until the program stops."""
-        wait_for_stop()
+        """Serves until the program stops, and writes checkpoints meanwhile."""
+        wait_s = None if self._minutes is None else 60 * self._minutes
+        while not wait_for_stop(wait_s):
+            _reverb().Client(f"localhost:{self._server.port}").checkpoint()
         self._server.stop()
 
 
@@ -41,17 +57,30 @@ class ReverbNode(CourierNode):
 
     Args:
         priority_tables_fn: Called where the node runs; returns a list of ``reverb.Table``.
-        host: The address of the node's machine that others connect to.
+        checkpoint_ctor: Called where the node runs; returns a checkpointer of reverb, such as
+            ``reverb.checkpointers.DefaultCheckpointer(folder)``. None: the server's own.
+        checkpoint_time_delta_minutes: Time between two checkpoints; None: only those that a client
+            asks for (``reverb.Client(address).checkpoint()``).
+        host: The address of the node's machine that others connect to; None: the one that calls of
+            this node go to (127.0.0.1 where all nodes are on one machine).
 
     Raises:
-        ConfigError: dm-reverb is not installed here.
+        ConfigError: dm-reverb is not installed here, or a time that is none.
     """
 
     def __init__(
-        self, priority_tables_fn: Callable[[], Sequence[Any]], host: str = "127.0.0.1"
+        self,
+        priority_tables_fn: Callable[[], Sequence[Any]],
+        checkpoint_ctor: Callable[[], Any] | None = None,
+        checkpoint_time_delta_minutes: float | None = None,
+        *,
+        host: str | None = None,
     ) -> None:
         _reverb()
-        super().__init__(ReverbServing, priority_tables_fn, host)
+        minutes = checkpoint_time_delta_minutes
+        if minutes is not None:
+            require_seconds("checkpoint_time_delta_minutes", minutes)
+        super().__init__(ReverbServing, priority_tables_fn, checkpoint_ctor, minutes, host)
 
 
 def _reverb() -> Any:

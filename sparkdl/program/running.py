@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -30,7 +30,7 @@ from sparkdl.launch.results import Result
 from sparkdl.launch.task import RankContext
 from sparkdl.log_lines import log_through
 from sparkdl.network import THIS_HOST, PortSpec, RankListening
-from sparkdl.program.calls import CallAddress, CallClient
+from sparkdl.program.calls import LOOPBACK, CallAddress, CallClient
 from sparkdl.program.nodes import Handle, Placed, replaced
 from sparkdl.program.serving import CallServer
 from sparkdl.transport.address import Endpoint
@@ -86,10 +86,12 @@ class Running:
     Args:
         control: The launching process.
         stopping: Is set when the program stops.
+        host: The address of the node's machine that other nodes connect to.
     """
 
     control: CallClient
     stopping: threading.Event = field(default_factory=threading.Event)
+    host: str = LOOPBACK
 
 
 _current: ContextVar[Running | None] = ContextVar("sparkdl_program", default=None)
@@ -190,7 +192,7 @@ class NodeTask:
                 connect_s=CONNECT_TIMEOUT_S, certificate=self.certificate,
             )  # fmt: skip
             stack.callback(control.close)
-            program = Running(control)
+            program = Running(control, host=self._addresses()[1])
             # Before the connection closes: then nothing is left to wait for.
             stack.callback(program.stopping.set)
             waiting = threading.Thread(
@@ -246,6 +248,10 @@ class NodeTask:
         stack.enter_context(Capture(lines.send))
         return session.meet
 
+    def _addresses(self) -> tuple[str, str]:
+        """Where the node listens, and where others find it."""
+        return rank_addresses(self.listening.bind, towards=self.listening.towards)
+
     def _serve(
         self,
         program: Running,
@@ -254,7 +260,7 @@ class NodeTask:
         ports: PortSpec,
         within_s: float = 0.0,
     ) -> CallServer:
-        bind, advertised = rank_addresses(self.listening.bind, towards=self.listening.towards)
+        bind, advertised = self._addresses()
         deadline = time.monotonic() + within_s
         while True:
             try:
@@ -293,7 +299,7 @@ class NodeTask:
                 )
             found = CallClient(
                 address, self.token, timeout_s=handle._timeout_s, connect_s=self.start_timeout_s,
-                certificate=self.certificate,
+                certificate=self.certificate, wait_for_ready=handle._wait_for_ready,
             )  # fmt: skip
             stack.callback(found.close)
             return found
@@ -344,22 +350,25 @@ def await_stop(program: Running) -> None:
     A connection may break while the launching process lives: the next call connects again, for up
     to ``CONNECT_TIMEOUT_S``.
     """
-    was_reached = True
     while not program.stopping.is_set():
-        told: Future[None] | None = None
+        told: Future[None] = program.control.futures.when_stopping()
         try:
-            told = program.control.futures.when_stopping()
-            was_reached = True
             told.result(_ASK_S)
             program.stopping.set()
-        except TimeoutError:  # it asks again: so a connection that broke in silence is found
-            if told is not None:
-                told.cancel()
-        except (SparkDLError, OSError):
-            if told is None and not was_reached:  # the launching process has ended
+        except (SparkDLError, OSError):  # also where it has waited for long: so a connection that
+            told.cancel()  # broke in silence is found
+            if not program.stopping.is_set() and not _is_reached(program):
                 program.stopping.set()
-            was_reached = False
             program.stopping.wait(_LOOK_S)
+
+
+def _is_reached(program: Running) -> bool:
+    """Whether the launching process lives; the first call may find that the connection broke."""
+    for _ in range(2):
+        with suppress(SparkDLError, OSError):
+            program.control.is_stopping()
+            return True
+    return False
 
 
 class _Late:
@@ -375,12 +384,16 @@ class _Late:
         self.__made.set()
 
     def __dir__(self) -> list[str]:
+        self.__await("dir")
         return dir(self.__object)
 
-    def __getattr__(self, name: str) -> Any:
+    def __await(self, name: str) -> None:
         while not self.__made.wait(0.1):
             if self.__program.stopping.is_set():
                 raise TransportError(f"{name}: the program stopped before the node was up")
+
+    def __getattr__(self, name: str) -> Any:
+        self.__await(name)
         found = getattr(self.__object, name)
         if not callable(found):
             return found

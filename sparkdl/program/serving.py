@@ -15,7 +15,7 @@ from sparkdl.closing import Closing
 from sparkdl.collective.builtin.sockets import listen_on, own_host_id, rank_addresses
 from sparkdl.errors import AuthenticationError, ProtocolError, UnknownNameError
 from sparkdl.network import PortSpec
-from sparkdl.program.calls import LOOPBACK, CallAddress
+from sparkdl.program.calls import LIST_METHODS, LOOPBACK, CallAddress
 from sparkdl.program.messages import Caller, CallMessage, MessageConnection, MessageKind
 from sparkdl.transport.encryption import Certificate
 from sparkdl.transport.greeting import Greeter
@@ -165,6 +165,8 @@ class CallServer(Closing):
                 connection.send(message.call, MessageKind.ERROR, (RuntimeError(line), text))
 
     def _method(self, name: str) -> Callable[..., Any]:
+        if name == LIST_METHODS:
+            return self._methods
         hidden = name.startswith("_") and name != "__call__"
         method: Callable[..., Any] | None = None if hidden else getattr(self._target, name, None)
         if method is None or not callable(method):

@@ -15,7 +15,16 @@ import numpy as np
 import pytest
 
 from sparkdl.errors import TransportError, UnknownNameError, WaitTimeoutError
-from sparkdl.program import CallClient, CourierNode, Program, PyNode, RemoteTraceback, stop
+from sparkdl.program import (
+    CallClient,
+    CourierNode,
+    Program,
+    PyNode,
+    RemoteTraceback,
+    list_methods,
+    stop,
+)
+from sparkdl.program.calls import CallAddress
 
 _UP_AFTER_S = 0.5
 
@@ -61,6 +70,12 @@ class Examined:
 
     def unbind(self) -> None:
         del self.add
+
+    def bind_extra(self) -> None:
+        self.extra = lambda: "bound"
+
+    def unbind_extra(self) -> None:
+        del self.extra
 
     def fail(self, text: str) -> None:
         raise KeyError(text)
@@ -128,6 +143,25 @@ def rebound_method(node: Any, hasty: Any) -> None:
     assert node.add(1, 2) == -3
     node.unbind()
     assert node.add(1, 2) == 3
+
+
+def method_that_is_unbound(node: Any, hasty: Any) -> None:
+    with pytest.raises(UnknownNameError, match="'extra'"):
+        node.extra()
+    node.bind_extra()
+    assert node.extra() == "bound"
+    assert "extra" in list_methods(node)
+    node.unbind_extra()
+    with pytest.raises(UnknownNameError, match="'extra'"):
+        node.extra()
+
+
+def methods_listed(node: Any, hasty: Any) -> None:
+    names = list_methods(node)
+    assert {"add", "echo", "kind", "fixed", "__call__"} <= set(names)
+    assert not {"limit", "_hidden", "extra"} & set(names)
+    with pytest.raises(UnknownNameError):
+        node.__getattr__("_methods")()
 
 
 def the_object_itself(node: Any, hasty: Any) -> None:
@@ -230,16 +264,85 @@ def time_limit_of_a_future(node: Any, hasty: Any) -> None:
     node.open_gate(False)
 
 
+def deadline_of_a_future(node: Any, hasty: Any) -> None:
+    late = hasty.futures.wait()
+    error = late.exception(30)
+    assert isinstance(error, WaitTimeoutError)
+    assert "wait of node 'hasty' takes too long" in str(error)
+    assert hasty.futures.fixed().result(30) == 3
+
+
+def unknown_address_under_a_deadline(node: Any, hasty: Any) -> None:
+    client = CallClient(nowhere(node), node._token, timeout_s=1.0)
+    begun = time.monotonic()
+    with pytest.raises(WaitTimeoutError, match="no connection to"):
+        client.add(1)
+    assert time.monotonic() - begun < 20  # and not 60 s, which a node has to come up
+    client.close()
+
+
+def future_of_an_unknown_address_under_a_deadline(node: Any, hasty: Any) -> None:
+    client = CallClient(nowhere(node), node._token, timeout_s=1.0)
+    pending = client.futures.add(1)
+    assert not pending.done()  # it does not wait for the connection
+    assert isinstance(pending.exception(20), WaitTimeoutError)
+    client.close()
+
+
+def future_of_an_unknown_address(node: Any, hasty: Any) -> None:
+    client = CallClient(nowhere(node), node._token, connect_s=0.2)
+    error = client.futures.add(1).exception(30)
+    assert isinstance(error, TransportError)
+    assert "cannot be called" in str(error)
+
+
+def no_waiting_for_a_node(node: Any, hasty: Any) -> None:
+    client = CallClient(nowhere(node), node._token, wait_for_ready=False)
+    begun = time.monotonic()
+    with pytest.raises(TransportError, match="cannot be called"):
+        client.add(1)
+    assert isinstance(client.futures.add(1).exception(30), TransportError)
+    assert time.monotonic() - begun < 20
+    certificate = node._certificate
+    there = CallClient(node._address, node._token, certificate=certificate, wait_for_ready=False)
+    assert there.fixed() == 3
+    there.close()
+
+
+def future_of_an_unknown_method(node: Any, hasty: Any) -> None:
+    assert isinstance(node.futures.ad(1).exception(30), UnknownNameError)
+
+
+def cancel_before_there_is_a_connection(node: Any, hasty: Any) -> None:
+    client = CallClient(nowhere(node), node._token)
+    pending = client.futures.add(1)
+    assert pending.cancel()
+    client.close()
+
+
+def arguments_are_those_of_the_call(node: Any, hasty: Any) -> None:
+    """What happens to an array while the connection is made does not change the call."""
+    client = pickle.loads(pickle.dumps(node))
+    array = np.zeros(200_000)
+    pending = client.futures.echo(array)
+    array[:] = 1
+    assert not pending.result(30).any()
+    client.close()
+
+
 def timeout_error_of_the_method(node: Any, hasty: Any) -> None:
     with pytest.raises(TimeoutError, match="my own") as caught:
         hasty.time_out()
     assert not isinstance(caught.value, WaitTimeoutError)
 
 
+def nowhere(node: Any) -> CallAddress:
+    return replace(node._address, port=1, local_port=0)
+
+
 def nobody_at_the_address(node: Any, hasty: Any) -> None:
-    nowhere = replace(node._address, port=1, local_port=0)
     with pytest.raises(TransportError, match="cannot be called"):
-        CallClient(nowhere, node._token, connect_s=0.2).add(1)
+        CallClient(nowhere(node), node._token, connect_s=0.2).add(1)
 
 
 def clients_travel(node: Any, hasty: Any) -> None:
@@ -261,12 +364,17 @@ SITUATIONS: dict[str, Callable[[Any, Any], None]] = {
     check.__name__: check
     for check in (
         comes_up_late, positional_and_default, keywords, functions_as_arguments_and_results,
-        class_and_static_methods, rebound_method, the_object_itself, texts_of_all_alphabets,
+        class_and_static_methods, rebound_method, method_that_is_unbound, methods_listed,
+        the_object_itself, texts_of_all_alphabets,
         error_with_remote_traceback, error_that_cannot_be_pickled, exit_in_a_method,
         result_that_cannot_be_pickled, argument_that_cannot_be_pickled, future, future_error,
         calls_at_the_same_time, cancel, unknown_method, private_method,
         attribute_that_is_no_method, time_limit_of_a_call, time_limit_of_a_future,
-        timeout_error_of_the_method, nobody_at_the_address, clients_travel, arrays,
+        deadline_of_a_future, unknown_address_under_a_deadline,
+        future_of_an_unknown_address_under_a_deadline, future_of_an_unknown_address,
+        no_waiting_for_a_node, future_of_an_unknown_method, cancel_before_there_is_a_connection,
+        arguments_are_those_of_the_call, timeout_error_of_the_method, nobody_at_the_address,
+        clients_travel, arrays,
     )
 }  # fmt: skip
 

@@ -25,7 +25,10 @@ from sparkdl.program import (
     register_stop_handler,
     stop,
 )
+from sparkdl.program.calls import CallAddress, CallClient
 from sparkdl.program.needs import task_resources
+from sparkdl.program.reverb import ReverbServing
+from sparkdl.program.running import Running, _current
 
 pytestmark = pytest.mark.processes
 
@@ -123,25 +126,36 @@ def test_what_is_refused(tmp_path: Path) -> None:
             ReverbNode(list)
 
 
-def test_a_server_of_reverb_ends_with_its_program(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+@pytest.fixture
+def reverb(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Reverb has no release for the TensorFlow of today: a module of its names stands for it."""
-    ended: list[str] = []
+    happened: list[str] = []
 
     class Server:
         port = 4711
 
-        def __init__(self, tables: list[str]) -> None:
+        def __init__(self, tables: list[str], checkpointer: str = "its own") -> None:
             self.tables = tables
+            happened.append(f"checkpointer: {checkpointer}")
 
         def stop(self) -> None:
-            ended.extend(self.tables)
+            happened.extend(self.tables)
 
-    reverb = types.ModuleType("reverb")
-    reverb.Server = Server  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "reverb", reverb)
+    class Client:
+        def __init__(self, address: str) -> None:
+            self.address = address
 
+        def checkpoint(self) -> None:
+            happened.append(f"checkpoint at {self.address}")
+
+    module = types.ModuleType("reverb")
+    module.happened = happened  # type: ignore[attr-defined]
+    module.Server, module.Client = Server, Client  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "reverb", module)
+    return happened
+
+
+def test_a_server_of_reverb_ends_with_its_program(reverb: list[str], tmp_path: Path) -> None:
     def ask(server: Any) -> None:
         (tmp_path / "told").write_text(server.address())
         stop()
@@ -152,7 +166,35 @@ def test_a_server_of_reverb_ends_with_its_program(
     with launch(program, "threads") as launched:
         launched.wait(30)
     assert (tmp_path / "told").read_text() == "127.0.0.1:4711"
-    assert ended == ["table"]
+    assert reverb == ["checkpointer: its own", "table"]
+
+
+def test_a_server_of_reverb_writes_checkpoints(reverb: list[str]) -> None:
+    def await_two() -> None:
+        deadline = time.monotonic() + 30
+        while len(sys.modules["reverb"].happened) < 3:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        stop()
+
+    program = Program("replay")
+    program.add_node(ReverbNode(lambda: ["table"], lambda: "mine", 0.001), label="replay")
+    program.add_node(PyNode(await_two), label="wait")
+    with launch(program, "threads") as launched:
+        launched.wait(60)
+    assert reverb[:3] == ["checkpointer: mine", *["checkpoint at localhost:4711"] * 2]
+
+
+def test_reverb_on_a_cluster_tells_the_address_that_other_hosts_reach(reverb: list[str]) -> None:
+    control = CallClient(CallAddress("127.0.0.1", 1), b"t")
+    reset = _current.set(Running(control, host="10.1.2.3"))
+    try:
+        serving = ReverbServing(list, None, None, None)
+        named = ReverbServing(list, None, None, "fd00::7")
+    finally:
+        _current.reset(reset)
+    assert serving.address() == "10.1.2.3:4711"
+    assert named.address() == "[fd00::7]:4711"
 
 
 def test_a_stop_handler_ends_what_a_node_waits_for(tmp_path: Path) -> None:

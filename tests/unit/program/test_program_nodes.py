@@ -19,7 +19,16 @@ from sparkdl.errors import (
     WorkerError,
 )
 from sparkdl.network import Network
-from sparkdl.program import CacherNode, CourierNode, Program, PyNode, launch, stop
+from sparkdl.program import (
+    CacherNode,
+    CourierNode,
+    Program,
+    PyNode,
+    launch,
+    list_methods,
+    stop,
+    stop_event,
+)
 
 pytestmark = pytest.mark.processes
 
@@ -144,6 +153,50 @@ def test_a_cacher_calls_its_node_now_and_then() -> None:
     program.add_node(PyNode(ask_often, clock, cached), label="asker")
     with launch(program, "threads") as launched:
         launched.wait(60)
+
+
+class Source:
+    """What a cacher stands before; its first call never ends."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def apply(self, function: Any) -> int:
+        self.calls += 1
+        return int(function(self.calls))
+
+    def hang(self) -> str:
+        self.calls += 1
+        if self.calls == 1:
+            stop_event().wait(60)
+        return "answers"
+
+
+def pass_functions(source: Any, cached: Any) -> None:
+    ten = 10
+    assert source.apply(lambda x: x + ten) == 11
+    assert {cached.apply(lambda x: x + ten) for _ in range(5)} == {12}
+    assert "apply" in list_methods(cached)
+    stop()
+
+
+def ask_one_that_hangs(source: Any, cached: Any) -> None:
+    waiting = [cached.futures.hang() for _ in range(3)]
+    for future in waiting:
+        assert isinstance(future.exception(60), WaitTimeoutError)
+    assert cached.hang() == "answers"
+    stop()
+
+
+@pytest.mark.parametrize("ask", [pass_functions, ask_one_that_hangs])
+def test_a_cacher_passes_functions_on_and_outlives_a_hung_call(ask: Any) -> None:
+    program = Program("cache")
+    source = program.add_node(CourierNode(Source), label="source")
+    cacher = CacherNode(source, 60_000, source_timeout_s=1.0)
+    cached = program.add_node(cacher, label="cacher")
+    program.add_node(PyNode(ask, source, cached), label="asker")
+    with launch(program, "threads") as launched:
+        launched.wait(120)
 
 
 def test_many_nodes() -> None:
