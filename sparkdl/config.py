@@ -109,8 +109,8 @@ class FitConfig:
         require_name("on_nan", self.on_nan, ON_NAN)
         parse_frequency(self.frequency)
         _ = self.network
-        _check_pad(self.pad)
-        _check_resources(self.resources)
+        check_pad(self.pad)
+        check_resources(self.resources)
         check_use_gpu(self.use_gpu)
         require_int("batch_size", self.batch_size, 1)
         require_int("memory_budget_mb", self.memory_budget_mb, 1)
@@ -306,7 +306,7 @@ class LoopSettings:
         require_int("memory_budget_bytes", self.memory_budget_bytes, 1)
 
 
-def _check_pad(pad: Any) -> None:
+def check_pad(pad: Any) -> None:
     """Refuses what is no number to pad with, nor input name -> number."""
     values = list(pad.values()) if isinstance(pad, Mapping) else [pad]
     named = not isinstance(pad, Mapping) or all(isinstance(name, str) for name in pad)
@@ -320,7 +320,8 @@ def _check_pad(pad: Any) -> None:
     )
 
 
-def _check_resources(resources: Any) -> None:
+def check_resources(resources: Any) -> None:
+    """Refuses what does not say how much of each resource a task asks for."""
     if resources is None:
         return
     named = isinstance(resources, Mapping) and all(isinstance(name, str) for name in resources)

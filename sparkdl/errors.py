@@ -7,6 +7,7 @@
     │   ├── UnknownNameError              a name that is not in the list of known ones
     │   │   └── UnknownArgumentError (TypeError)   an argument that a call does not take
     │   ├── ParamTypeError (TypeError)    a value of another type than the Param of a stage has
+    │   ├── NoParamError (AttributeError) an argument of a stage that no grid can vary
     │   └── ReadOnlyError (AttributeError)   an attribute that cannot be assigned to
     ├── DataError (ValueError)            the data do not fit the model or the call
     ├── ModelError (ValueError)           the model cannot be trained or sent as it is
@@ -133,6 +134,10 @@ class UnknownArgumentError(UnknownNameError, TypeError):
 
 class ParamTypeError(ConfigError, TypeError):
     """A value of another type than the Param of a pipeline stage has."""
+
+
+class NoParamError(ConfigError, AttributeError):
+    """An argument of a pipeline stage that is no Param, where a Param was asked for."""
 
 
 class ReadOnlyError(ConfigError, AttributeError):

@@ -15,6 +15,7 @@ import json
 import os
 import re
 import tempfile
+import threading
 import uuid
 import weakref
 import zipfile
@@ -26,6 +27,9 @@ from sparkdl import payload
 from sparkdl.errors import ConfigError, ModelError
 from sparkdl.learner.fingerprint import plain_config
 
+making_models = threading.RLock()
+"""Held while a Keras model is made, saved or loaded: Keras, and what is done to the classes of a
+model's layers while it loads, keep some state per process."""
 HDF5 = (".h5", ".hdf5")
 """Endings of files in Keras' older format."""
 
@@ -66,7 +70,7 @@ def encode_model(model: Any, custom_objects: dict[str, Any] | None = None) -> Mo
 
     objects = {**find_custom_objects(model), **(custom_objects or {})}
     try:
-        with named_functions(model) as functions:
+        with making_models, named_functions(model) as functions:
             content = _save_bytes(model)
         config = _read_config(content).decode()
         objects |= {name: f for name, f in functions.items() if json.dumps(name) in config}
@@ -142,7 +146,7 @@ def load_model_file(
     import keras
 
     objects = custom_objects or {}
-    with lenient_constructors(objects):
+    with making_models, lenient_constructors(objects):
         return keras.models.load_model(
             path, custom_objects=objects, compile=compiled, safe_mode=safe_mode
         )
@@ -180,7 +184,7 @@ def lenient_constructors(objects: dict[str, Any]) -> Iterator[None]:
 
 def restore_state(model: Any, archive: ModelArchive) -> None:
     """Loads the archive's weights and optimizer state into an equal model (same ``key``)."""
-    with _model_file(archive.content) as path:
+    with making_models, _model_file(archive.content) as path:
         model.load_weights(path)
 
 
@@ -257,7 +261,7 @@ def load_state(model: Any, content: bytes, path: str) -> None:
     if not model.optimizer.built:  # else Keras would leave its state out
         model.optimizer.build(model.trainable_variables)
     try:
-        with _model_file(content) as local:
+        with making_models, _model_file(content) as local:
             model.load_weights(local)
     except ValueError as error:
         raise ConfigError(
@@ -285,7 +289,7 @@ def _read_config(content: bytes) -> bytes:
 
 
 def _save_bytes(model: Any) -> bytes:
-    with tempfile.TemporaryDirectory(prefix="sparkdl-") as folder:
+    with making_models, tempfile.TemporaryDirectory(prefix="sparkdl-") as folder:
         path = os.path.join(folder, "model.keras")
         model.save(path)
         with open(path, "rb") as file:

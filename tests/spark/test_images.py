@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +96,41 @@ def test_images_are_resized_and_preprocessed_as_the_application_wants(
     (row,) = resnet.transform(images(spark, folder).limit(1)).collect()
     want = keras.applications.resnet50.preprocess_input(small.astype("float32")[None].copy())
     np.testing.assert_allclose(row.f.toArray(), want.ravel(), atol=1e-4)
+
+
+def test_validators_make_one_model_at_a_time(
+    spark: Any, pictures: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pyspark.ml.evaluation import BinaryClassificationEvaluator
+    from pyspark.ml.tuning import TrainValidationSplit
+
+    folder, _, labels = pictures
+    rows = [(str(folder / f"{i:02d}.png"), int(labels[i])) for i in range(12)]
+    frame = spark.createDataFrame(rows, "path string, label int").coalesce(1)
+    estimator = KerasImageFileEstimator(
+        inputCol="path", outputCol="p", labelCol="label", model=cnn(), imageLoader=load,
+        kerasLoss="sparse_categorical_crossentropy", sparkModelParams={"num_workers": 1},
+    )  # fmt: skip
+    loading, most, plain = threading.Semaphore(1), [0], keras.models.load_model
+
+    def load_model(*arguments: Any, **options: Any) -> Any:
+        alone = loading.acquire(blocking=False)
+        most[0] = max(most[0], 1 if alone else 2)
+        time.sleep(0.5)
+        try:
+            return plain(*arguments, **options)
+        finally:
+            if alone:
+                loading.release()
+
+    monkeypatch.setattr(keras.models, "load_model", load_model)
+    maps = [{estimator.kerasFitParams: {"epochs": n}} for n in (1, 2)]
+    evaluator = BinaryClassificationEvaluator(rawPredictionCol="p")
+    tuned = TrainValidationSplit(
+        estimator=estimator, estimatorParamMaps=maps, evaluator=evaluator, parallelism=2, seed=3
+    ).fit(frame)
+    assert len(tuned.validationMetrics) == 2
+    assert most == [1]
 
 
 def test_files_are_scored_and_trained_on(spark: Any, pictures: Any, tmp_path: Path) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
+from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
 import pytest
-from conftest import make_mlp
 from keras import layers
 
 import sparkdl
@@ -171,19 +173,27 @@ def test_values_that_a_decoder_refuses(spark: Any) -> None:
     assert [r.prediction is None for r in kept] == [False, True, False]
 
 
-def test_a_model_is_loaded_once_per_worker(spark: Any, df: Any) -> None:
+def test_a_model_is_loaded_once_per_worker(spark: Any, df: Any, tmp_path: Path) -> None:
     """A second predict with the same weights finds the model in the worker: it need not be read."""
-    model = make_mlp(4, 2)
+    folder = str(tmp_path)
 
-    def loads() -> int:
-        from pyspark import TaskContext  # noqa: F401
+    class Noted(layers.Layer):
+        """Leaves a file, named after the process, whenever one is made."""
 
-        from sparkdl.learner import cache
+        def __init__(self, **options: Any) -> None:
+            super().__init__(**options)
+            import os
+            import tempfile
 
-        return len(cache._predictors)
+            tempfile.mkstemp(prefix=f"{os.getpid()}-", dir=folder)
 
-    first = SparkModel(model).predict(df).collect()
-    second = SparkModel(model).predict(df).collect()
+        def call(self, x: Any) -> Any:
+            return x
+
+    model = keras.Sequential([keras.Input((4,)), Noted(), layers.Dense(2)])
+    first = sparkdl.predict(model, df, batch_size=8).collect()
+    second = sparkdl.predict(model, df, batch_size=8).collect()
     assert first == second
-    counts = spark.sparkContext.parallelize(range(4), 4).map(lambda _: loads()).collect()
-    assert max(counts) <= 2
+    made = Counter(path.name.partition("-")[0] for path in tmp_path.iterdir())
+    assert made.pop(str(os.getpid()))  # the user's own
+    assert set(made.values()) == {1}

@@ -13,9 +13,9 @@ from sparkdl import payload
 from sparkdl.compat.distkeras.utils import serialize_keras_model
 from sparkdl.compat.distkeras.utils import shuffle as shuffled
 from sparkdl.errors import ConfigError
-from sparkdl.learner.archive import decode_model
+from sparkdl.learner.archive import decode_model, making_models
 from sparkdl.learner.signature import model_signature
-from sparkdl.spark.ml.parts import archive_of, making_models
+from sparkdl.spark.ml.parts import archive_of
 
 
 class Trainer:

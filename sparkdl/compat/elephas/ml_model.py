@@ -18,6 +18,7 @@ from sparkdl import SparkModel
 from sparkdl.compat.elephas.utils.model_utils import LossModelTypeMapper, ModelType
 from sparkdl.config import shown
 from sparkdl.errors import ConfigError, ModelError
+from sparkdl.learner.archive import making_models
 from sparkdl.learner.compiling import compile_model, from_plain_form, model_from_json
 from sparkdl.learner.signature import model_signature
 from sparkdl.spark.columns.fields import is_number
@@ -25,7 +26,7 @@ from sparkdl.spark.inference.output_columns import OutputColumn
 from sparkdl.spark.ml.files import Loaded, StageContent, StageReader, StageWriter, load_model
 from sparkdl.spark.ml.outputs import append_outputs, appended
 from sparkdl.spark.ml.params import flag, plain, text, whole
-from sparkdl.spark.ml.parts import archive_of, making_models
+from sparkdl.spark.ml.parts import archive_of
 from sparkdl.spark.ml.stage import ParamSpec, Stage, has_params
 from sparkdl.spark.ml.trained import FittedStage, Trained
 from sparkdl.spark.mllib import check_classes

@@ -12,7 +12,8 @@ from pyspark.ml.param.shared import HasInputCol, HasLabelCol, HasOutputCol
 
 from sparkdl.errors import ConfigError, UnknownNameError
 from sparkdl.files import storage
-from sparkdl.learner.archive import model_bytes, model_from_bytes
+from sparkdl.launch import interrupts
+from sparkdl.learner.archive import making_models, model_bytes, model_from_bytes
 from sparkdl.learner.model_source import ModelSource, open_model
 from sparkdl.spark.columns.sources import Columns
 from sparkdl.spark.images.deep_image import as_vector
@@ -111,10 +112,11 @@ class KerasImageFileTransformer(_ImageFile, Transformer):  # type: ignore[misc]
 
     def _transform(self, dataset: Any) -> Any:
         path = self.getModelFile()
-        if self._opened is None or self._opened[0] != path:
-            self._opened = path, open_model(self._given_model())
-        source = self._opened[1]
-        archive = source.encode(list(source.signature.outputs))
+        with making_models, interrupts.held():  # copies in other threads share the model
+            if self._opened is None or self._opened[0] != path:
+                self._opened = path, open_model(self._given_model())
+            source = self._opened[1]
+            archive = source.encode(list(source.signature.outputs))
         (name,) = archive.signature.outputs
         column = self.getOutputCol()
         predicted = predict_columns(
@@ -205,7 +207,21 @@ class KerasImageFileEstimator(_ImageFile, Estimator, HasLabelCol):  # type: igno
         self._set(**(self._objects or {}))
         self._objects = None
 
+    @interrupts.heard()
     def _fit(self, dataset: Any) -> KerasImageFileTransformer:
+        with making_models, interrupts.held():
+            model = self._compiled()
+        spark_model = SparkModel(model, decoder=self._loader, **self._spark_model_params)
+        arguments = {"verbose": 0, **dict(self.getOrDefault(self.kerasFitParams) or {})}
+        spark_model.fit(dataset, features=self.getInputCol(), label=self.getLabelCol(), **arguments)
+        fitted: KerasImageFileTransformer = KerasImageFileTransformer(
+            inputCol=self.getInputCol(), outputCol=self.getOutputCol(), imageLoader=self._loader,
+            outputMode=self.getOrDefault(self.outputMode), model=spark_model.model,
+        )  # fmt: skip
+        return fitted
+
+    def _compiled(self) -> Any:
+        """A model of this fit's own, with an optimizer of its own."""
         if self._model is not None:
             content, path = model_bytes(self._model), "model.keras"
         else:
@@ -216,11 +232,4 @@ class KerasImageFileEstimator(_ImageFile, Estimator, HasLabelCol):  # type: igno
         if not isinstance(optimizer, str):  # an optimizer belongs to one model
             optimizer = type(optimizer).from_config(optimizer.get_config())
         model.compile(optimizer, self.getOrDefault(self.kerasLoss))
-        spark_model = SparkModel(model, decoder=self._loader, **self._spark_model_params)
-        arguments = {"verbose": 0, **dict(self.getOrDefault(self.kerasFitParams) or {})}
-        spark_model.fit(dataset, features=self.getInputCol(), label=self.getLabelCol(), **arguments)
-        fitted: KerasImageFileTransformer = KerasImageFileTransformer(
-            inputCol=self.getInputCol(), outputCol=self.getOutputCol(), imageLoader=self._loader,
-            outputMode=self.getOrDefault(self.outputMode), model=spark_model.model,
-        )  # fmt: skip
-        return fitted
+        return model

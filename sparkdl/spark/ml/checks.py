@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import replace
 from typing import Any
 
 from sparkdl.errors import ConfigError, DataError, ModelError
 from sparkdl.learner.class_scores import ClassScores
 from sparkdl.learner.signature import Shape, Signature
+
+
+def is_validated() -> bool:
+    """Whether CrossValidator or TrainValidationSplit has called this thread's function.
+
+    Stages are not told: in a pipeline they see one fit after the other, each on other rows.
+    """
+    frame = inspect.currentframe()
+    while frame is not None:
+        if frame.f_globals.get("__name__") == "pyspark.ml.tuning":
+            return True
+        frame = frame.f_back
+    return False
 
 
 def only_output(signature: Signature, stage: str) -> str:

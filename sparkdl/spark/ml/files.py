@@ -218,8 +218,7 @@ def load_model(loaded: Loaded) -> tuple[Any, ModelArchive] | None:
         ModelError: Keras cannot load it, or not without running code of a file not trusted.
     """
     from sparkdl.launch import interrupts
-    from sparkdl.learner.archive import archive_of_bytes, model_from_bytes
-    from sparkdl.spark.ml.parts import making_models
+    from sparkdl.learner.archive import archive_of_bytes, making_models, model_from_bytes
 
     if loaded.model is None:
         return None
@@ -241,10 +240,9 @@ def load_source(loaded: Loaded) -> tuple[ModelSource, ModelArchive] | None:
         ModelError: Keras cannot make it, or not without running code of a file not trusted.
     """
     from sparkdl.launch import interrupts
-    from sparkdl.learner.archive import archive_of_bytes
+    from sparkdl.learner.archive import archive_of_bytes, making_models
     from sparkdl.learner.archive_source import ArchiveSource, outline_of
     from sparkdl.learner.model_source import KerasSource
-    from sparkdl.spark.ml.parts import making_models
 
     if loaded.model is None:
         return None

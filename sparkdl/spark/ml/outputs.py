@@ -42,8 +42,11 @@ def append_outputs(
     appended(stage, frame.schema, predictor, outputs, vectors=vectors)
     if not outputs:
         return frame
+    inputs = Columns(
+        stage.features, decoder=stage.trained.decoder, pad=stage.getOrDefault("pad")
+    )  # fmt: skip
     result = predict_columns(
-        frame, predictor, Columns(stage.features, decoder=stage.trained.decoder), outputs,
+        frame, predictor, inputs, outputs,
         batch_size=stage.getOrDefault("inferenceBatchSize"), use_gpu=stage.getOrDefault("useGpu"),
         handle_invalid=stage.getOrDefault("handleInvalid"),
     )  # fmt: skip
@@ -74,7 +77,10 @@ def appended(
     Raises:
         DataError: A column is missing, does not fit the model, or has the name of a new one.
     """
-    make_spec(schema, predictor.signature, stage.features, None, None, stage.trained.decoder)
+    make_spec(
+        schema, predictor.signature, stage.features, None, None, stage.trained.decoder,
+        pad=stage.getOrDefault("pad"),
+    )  # fmt: skip
     fields = []
     taken = {field.name.lower() for field in schema.fields}
     for output in outputs:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -15,6 +16,8 @@ from sparkdl.config import (
     ON_NAN,
     TRANSPORTS,
     FitConfig,
+    check_pad,
+    check_resources,
     check_use_gpu,
     parse_frequency,
     require_name,
@@ -85,6 +88,35 @@ def _require(kind: str, known: tuple[str, ...], value: Any) -> str:
     return require_name(kind, value, known)
 
 
+def class_weights(value: Any) -> dict[int, float]:
+    """Class -> weight; files have the classes as strings."""
+    expected = "a dict: class number -> weight, e.g. {0: 1.0, 1: 5.0}"
+    if not isinstance(value, dict) or not value:
+        raise TypeError(expected)
+    weights = {}
+    for number, weight in value.items():
+        if not str(number).isdecimal() or isinstance(weight, (bool, str)):
+            raise TypeError(expected)
+        weights[int(number)] = float(weight)
+    if not all(0 <= weight < math.inf for weight in weights.values()):
+        raise TypeError(f"{expected}, no weight below 0")
+    return weights
+
+
+def _checked(check: Callable[[Any], None], value: Any) -> Any:
+    """A number, or a dict of numbers, that the settings of ``SparkModel`` take."""
+    if isinstance(value, Mapping):
+        value = {name: _bare(number) for name, number in value.items()}
+    else:
+        value = _bare(value)
+    check(value)
+    return value
+
+
+def _bare(number: Any) -> Any:
+    return number.item() if isinstance(number, np.generic) else number
+
+
 _WHOLE_1, _WHOLE_0 = partial(whole, 1), partial(whole, 0)
 _RULE = partial(plain, (str, dict), "a name, or a dict {'name': ..., option: value}")
 
@@ -114,6 +146,9 @@ MODEL_PARAMS = (
               above_zero, _DEFAULTS.worker_timeout_s),
     ParamSpec("maxRestarts", "how often a lost stage of mode allreduce begins again; None: 3",
               _WHOLE_0, optional=True),
+    ParamSpec("resources", "what each task of the training stage asks of its executor: resource -> "
+              "amount, such as {'cpus': 4, 'gpu': 1}; None: the application's settings",
+              partial(_checked, check_resources), optional=True),
     ParamSpec("onNan", "what becomes of an update that is not finite: raise, skip or ignore",
               _named("onNan", ON_NAN), _DEFAULTS.on_nan),
 )  # fmt: skip
@@ -130,6 +165,12 @@ FIT_PARAMS = (
               optional=True),
     ParamSpec("resume", "go on from the last checkpoint in checkpointDir", flag, False),
     ParamSpec("checkData", "refuse NaN and infinity before training", flag, False),
+    ParamSpec("classWeight", "what the rows of each class weigh: class number -> weight; without "
+              "weightCol", class_weights, optional=True),
+    ParamSpec("stepsPerEpoch", "batches of each worker in an epoch, which goes on where the one "
+              "before ended; None: all rows, once", _WHOLE_1, optional=True),
+    ParamSpec("validationSteps", "batches of each worker to validate on, at most; None: all",
+              _WHOLE_1, optional=True),
 )  # fmt: skip
 """Arguments of :meth:`sparkdl.SparkModel.fit`, in camelCase."""
 
@@ -151,6 +192,9 @@ SCORING_PARAMS = (
     ParamSpec("handleInvalid", "what becomes of rows that no model can take (nulls): error, skip "
               "(left out) or keep (with nulls as predictions)",
               _named("handleInvalid", ("error", "skip", "keep")), "error"),
+    ParamSpec("pad", "for arrays of different length: a number, or input name -> number, that each "
+              "batch is padded with to its longest row; None: no such arrays",
+              partial(_checked, check_pad), optional=True),
     ParamSpec("useGpu", "'auto': the GPUs that Spark gives to a task; True: fail without; False: "
               "none", check_use_gpu, "auto"),
 )  # fmt: skip

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,10 +11,7 @@ from sparkdl import payload
 from sparkdl.config import shown
 from sparkdl.errors import ConfigError, ModelError
 from sparkdl.launch import interrupts
-from sparkdl.learner.archive import ModelArchive, decode_model, encode_model
-
-making_models = threading.RLock()
-"""Held while a Keras model is made or loaded: Keras keeps some state per process."""
+from sparkdl.learner.archive import ModelArchive, decode_model, encode_model, making_models
 
 _COMPILED = ("optimizer", "loss", "metrics")
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from pyspark.ml.param import Param, Params
 
@@ -45,6 +45,8 @@ class Stage(Params):
     SPECS: tuple[ParamSpec, ...] = ()
     PARTS: tuple[str, ...] = ()
     """Names of the keyword arguments that are no Params; each has a method ``set<Name>``."""
+    REFUSED: ClassVar[Mapping[str, str]] = {}
+    """Arguments that a user may look for in vain -> what to do instead."""
 
     def __init__(self, **arguments: Any) -> None:
         super().__init__()
@@ -66,6 +68,8 @@ class Stage(Params):
         """
         known = self._argument_names()
         for name in arguments:
+            if name not in known and name in self.REFUSED:
+                raise UnknownArgumentError("argument", name, known, self.REFUSED[name])
             if name not in known:
                 raise UnknownArgumentError("argument", name, known)
         for name in known:  # in their order: what a model is made of comes before the model

@@ -12,12 +12,11 @@ from sparkdl import payload
 from sparkdl.config import shown
 from sparkdl.errors import DataError, ModelError
 from sparkdl.launch import interrupts
-from sparkdl.learner.archive import ModelArchive, decode_model
+from sparkdl.learner.archive import ModelArchive, decode_model, making_models
 from sparkdl.learner.model_source import KerasSource, ModelSource
 from sparkdl.learner.predictor_archive import PredictorArchive
 from sparkdl.learner.signature import Signature
 from sparkdl.spark.ml.files import Loaded, StageContent, StageReader, StageWriter, load_source
-from sparkdl.spark.ml.parts import making_models
 from sparkdl.spark.ml.scoring import ColumnsStage
 from sparkdl.spark.ml.summary import TrainingSummary
 

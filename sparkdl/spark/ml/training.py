@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from pyspark.ml.base import _FitMultipleIterator
+from pyspark.ml.param import Param
 from pyspark.sql import types as T
 
-from sparkdl.errors import ConfigError, DataError
+from sparkdl.errors import ConfigError, DataError, NoParamError, ParamTypeError
 from sparkdl.launch import interrupts
 from sparkdl.learner.archive import ModelArchive
+from sparkdl.spark.ml.checks import is_validated
 from sparkdl.spark.ml.files import Loaded, StageContent, StageReader, StageWriter, load_source
 from sparkdl.spark.ml.params import BUILD_PARAMS, FIT_PARAMS, MODEL_PARAMS, snake
 from sparkdl.spark.ml.parts import Parts, archive_of
@@ -42,6 +44,12 @@ class TrainingStage(ColumnsStage):
         "customObjects", "model", "modelBuilder", "optimizer", "loss", "metrics", "callbacks",
         "decoder", "port", "serverBind", "serverAddress", "workerPort", "workerBind", "encrypt",
     )  # fmt: skip
+    REFUSED: ClassVar[Mapping[str, str]] = {
+        "sinks": "callbacks=[...] hear of each epoch; sparkdl.SparkModel(...).fit has sinks",
+        "timeline": "sparkdl.SparkModel(...).fit(timeline=...) draws a fit of the same model",
+        "profile": "sparkdl.SparkModel(...).fit(profile=True) prints where the time went",
+        "initialEpoch": "resume=True with checkpointDir goes on in the epoch where it ended",
+    }
     _parts: Parts
 
     def _prepare(self) -> None:
@@ -119,8 +127,36 @@ class TrainingStage(ColumnsStage):
 
     # -- fitting -----------------------------------------------------------------------------------
 
+    def __getattr__(self, name: str) -> Any:
+        """Says why a grid cannot vary what is no Param; asked for nothing else that is there.
+
+        Raises:
+            NoParamError: The name is one of :attr:`PARTS`.
+        """
+        if name in type(self).PARTS:
+            raise NoParamError(
+                f"{name!r} of {type(self).__name__} is no Param, so that no grid can vary it",
+                expected="one of the Params: " + ", ".join(p.name for p in self.params),
+                received=name,
+                hint="a grid over builderArgs, the arguments of modelBuilder, varies the model "
+                "and how it is compiled; learningRate is a Param; "
+                f"set{name[0].upper()}{name[1:]} sets {name}",
+            )
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
     def copy(self: E, extra: Any = None) -> E:
-        """A copy with callbacks of its own, which a fit in another thread can use."""
+        """A copy with callbacks of its own, which a fit in another thread can use.
+
+        Raises:
+            ParamTypeError: A key of ``extra`` is no Param.
+        """
+        strange = [key for key in extra or {} if not isinstance(key, Param)]
+        if strange:
+            raise ParamTypeError(
+                f"a map of Params for {type(self).__name__} has a key that is no Param",
+                expected=f"Params, such as {type(self).__name__}().epochs",
+                received=f"{type(strange[0]).__name__} {strange[0]!r}",
+            )
         copied: E = super().copy(extra)
         copied._parts = self._parts.apart()
         return copied
@@ -129,10 +165,13 @@ class TrainingStage(ColumnsStage):
         """A model for each map of Params; fits in several threads share nothing.
 
         Raises:
-            ConfigError: They would all write their checkpoints into one folder.
+            ConfigError: They would all write their checkpoints into one folder, or go on from the
+                checkpoints of one.
         """
         maps = list(paramMaps)
         fits = [self.copy(extra) for extra in maps]
+        for fit in fits:
+            fit._refuse_resume()
         folders = [fit.getOrDefault("checkpointDir") for fit in fits]
         shared = [folder for folder in folders if folder is not None and folders.count(folder) > 1]
         if shared:
@@ -161,6 +200,7 @@ class TrainingStage(ColumnsStage):
         settings = {
             "custom_objects": dict(parts.custom_objects), "decoder": parts.decoder,
             "seed": self.getOrDefault("seed"), "use_gpu": self.getOrDefault("useGpu"),
+            "pad": self.getOrDefault("pad"),
             **{snake(spec.name): self.getOrDefault(spec.name) for spec in MODEL_PARAMS},
             **parts.network,
         }  # fmt: skip
@@ -171,8 +211,25 @@ class TrainingStage(ColumnsStage):
         }  # fmt: skip
         return StageFit(model, settings, arguments)
 
+    def _refuse_resume(self) -> None:
+        """Refuses to go on from checkpoints where Params are compared on several sets of rows.
+
+        Raises:
+            ConfigError: ``resume`` is True, with a folder.
+        """
+        if self.getOrDefault("resume") and self.getOrDefault("checkpointDir") is not None:
+            raise ConfigError(
+                "a fit of several would go on from the model of another",
+                expected="resume=False in a validator and in fitMultiple: each fold, and the fit "
+                "on all rows, begins anew",
+                received=f"resume=True, checkpointDir={self.getOrDefault('checkpointDir')!r}",
+                hint="validate without resume, and fit the best Params with it on all rows",
+            )
+
     @interrupts.heard()
     def _fit(self, dataset: Any) -> Any:
+        if is_validated():  # also as a stage of a pipeline, whose fits know nothing of each other
+            self._refuse_resume()
         parts, plan = self._parts, self.plan_fit(dataset.schema)
         spark_model = SparkModel(plan.model, **plan.settings)
         history = spark_model.fit(dataset, **plan.arguments)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import json
 from typing import Any
 
 import keras
+import numpy as np
 import pytest
 from pyspark.ml.classification import ProbabilisticClassifier
 from pyspark.ml.param import Param
@@ -13,7 +15,13 @@ from pyspark.ml.regression import Regressor
 from stage_cases import builder, quick
 
 from sparkdl.config import FitConfig
-from sparkdl.errors import ConfigError, ModelError, ParamTypeError, UnknownArgumentError
+from sparkdl.errors import (
+    ConfigError,
+    ModelError,
+    NoParamError,
+    ParamTypeError,
+    UnknownArgumentError,
+)
 from sparkdl.ml import (
     KerasClassificationModel,
     KerasClassifier,
@@ -92,6 +100,15 @@ def test_a_list_of_features_is_several_columns() -> None:
         ({"featuresCol": [1, 2]}, ParamTypeError, "names of columns"),
         ({"mode": "async"}, ConfigError, "did you mean 'asynchronous'"),
         ({"featureCol": "x"}, UnknownArgumentError, "did you mean 'featuresCol'"),
+        ({"classWeight": {"cat": 1.0}}, ParamTypeError, "class number -> weight"),
+        ({"classWeight": {0: -1.0}}, ParamTypeError, "no weight below 0"),
+        ({"stepsPerEpoch": 0}, ParamTypeError, "a whole number >= 1"),
+        ({"resources": {"cpus": 0}}, ConfigError, "amount above 0"),
+        ({"pad": "zero"}, ConfigError, "a number, or input name -> number"),
+        ({"sinks": []}, UnknownArgumentError, "callbacks"),
+        ({"timeline": "t.json"}, UnknownArgumentError, "fit(timeline=...)"),
+        ({"profile": True}, UnknownArgumentError, "fit(profile=True)"),
+        ({"initialEpoch": 2}, UnknownArgumentError, "checkpointDir"),
         ({"callbacks": keras.callbacks.EarlyStopping}, ConfigError, "objects"),
         ({"model": "model.keras"}, ConfigError, "a keras.Model"),
         ({"modelBuilder": 3}, ConfigError, "a function that returns"),
@@ -175,6 +192,48 @@ def test_several_fits_need_several_checkpoint_folders() -> None:
         classifier.fitMultiple(None, grid)
     apart = [{classifier.checkpointDir: "/a"}, {classifier.checkpointDir: "/b"}]
     assert classifier.fitMultiple(None, apart)
+
+
+@pytest.mark.parametrize("together", [1, 2])
+def test_several_fits_go_on_from_no_checkpoint(together: int, tmp_path: Any) -> None:
+    classifier = quick(resume=True)
+    grid: list[Any] = [{classifier.checkpointDir: f"{tmp_path}/{i}"} for i in range(together)]
+    with pytest.raises(ConfigError, match=r"(?s)would go on.*expected: resume=False.*hint: "):
+        classifier.fitMultiple(None, grid)
+    assert classifier.fitMultiple(None, [{classifier.resume: False, **m} for m in grid])
+
+
+@pytest.mark.parametrize(
+    ("name", "method"),
+    [
+        ("model", "setModel"), ("optimizer", "setOptimizer"), ("loss", "setLoss"),
+        ("port", "setPort"), ("serverBind", "setServerBind"), ("callbacks", "setCallbacks"),
+    ],
+)  # fmt: skip
+def test_a_grid_varies_params_only(name: str, method: str) -> None:
+    from pyspark.ml.tuning import ParamGridBuilder
+
+    classifier = quick()
+    with pytest.raises(NoParamError, match=r"(?s)no Param.*expected: .*epochs.*received: .*hint: a "
+                       rf"grid over builderArgs.*learningRate.*{method}"):  # fmt: skip
+        ParamGridBuilder().addGrid(getattr(classifier, name), [None, 3]).build()
+    assert not hasattr(classifier, name)
+    with pytest.raises(AttributeError, match="no attribute 'networks'"):
+        classifier.networks  # noqa: B018
+    with pytest.raises(ParamTypeError, match=r"(?s)no Param.*expected: Params.*received: str"):
+        classifier.fit(None, {name: 3})
+
+
+def test_class_weights_and_the_like_are_params() -> None:
+    classifier = quick(
+        classWeight={0: 1, np.int64(2): np.float32(3)}, stepsPerEpoch=4, validationSteps=2,
+        resources={"cpus": np.int64(2)}, pad={"x": np.float32(0)},
+    )  # fmt: skip
+    assert classifier.getClassWeight() == {0: 1.0, 2: 3.0}
+    as_in_a_file = json.loads(json.dumps({p.name: v for p, v in classifier._paramMap.items()}))
+    assert KerasClassifier(**as_in_a_file).getClassWeight() == {0: 1.0, 2: 3.0}
+    assert KerasClassifier(**as_in_a_file).getResources() == {"cpus": 2}
+    assert KerasClassificationModel(pad=0).getPad() == 0
 
 
 def test_a_stage_without_a_model_says_so() -> None:
