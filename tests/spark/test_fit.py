@@ -183,6 +183,20 @@ def test_a_scheduler_s_rates_are_those_of_plain_keras(
             np.testing.assert_allclose(mine, known, rtol=0, atol=1e-5)
 
 
+def test_metrics_with_large_states_reach_the_driver(digits_df: Any) -> None:
+    """An AUC of 20,000 thresholds: 640 KB of states in each epoch, for training and validation."""
+    model = make_mlp()
+    model.add(keras.layers.Dense(1, "sigmoid"))
+    metric = keras.metrics.AUC(num_thresholds=20_000, name="auc")
+    model.compile("adam", "binary_crossentropy", metrics=[metric])
+    rows = digits_df.withColumn("label", (F.col("label") > 4).cast("int"))
+    spark_model = SparkModel(model, "synchronous", num_workers=2)
+    history = spark_model.fit(rows, epochs=3, verbose=0, validation_split=0.2).history
+    assert len(history["auc"]) == len(history["val_auc"]) == 3
+    assert history["auc"][-1] > history["auc"][0] > 0.4
+    assert spark_model.evaluate(rows)["auc"] == pytest.approx(history["val_auc"][-1], abs=0.1)
+
+
 def poisoned_row(digits_df: Any, number: int) -> Any:
     """The digits with NaN in one row."""
     nan = F.transform("features", lambda v: v * float("nan")).cast("array<float>")

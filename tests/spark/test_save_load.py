@@ -18,7 +18,7 @@ from sparkdl.files.archive_parts import with_parts
 from sparkdl.files.checkpoints import Checkpoints
 from sparkdl.learner.archive import load_state, model_bytes
 from sparkdl.run_state import RunState
-from sparkdl.spark import spark_model as facade
+from sparkdl.spark import model_inference
 
 N = 40
 X = np.random.default_rng(0).normal(size=(N, 3)).astype("float32")
@@ -171,7 +171,7 @@ def test_wrong_paths_are_refused_before_anything_else(
     def never(*_: Any) -> bytes:
         raise AssertionError("the model must not be saved before the path is known to be good")
 
-    monkeypatch.setattr(facade, "model_bytes", never)
+    monkeypatch.setattr(model_inference, "model_bytes", never)
     model = SparkModel(dense())
     with pytest.raises(ConfigError, match=r"(?s)'\.keras'.*model\.h5"):
         model.save(f"{tmp_path}/model.h5")
