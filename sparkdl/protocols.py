@@ -222,9 +222,6 @@ class Learner(Protocol):
     def load_optimizer_slots(self, slots: dict[str, FloatArray], step: int) -> None:
         """The counterpart of :meth:`optimizer_slots`; ``step`` is the number of steps taken."""
 
-    def sync_model(self) -> None:
-        """Writes the training state to the Keras model, where the learner holds it elsewhere."""
-
     def reload(self) -> None:
         """Reads the variables of the Keras model again, after someone else has changed them."""
 

@@ -189,13 +189,7 @@ class SharedMemory:
             if gather:
                 np.copyto(pieces[own][slot][own][: b - a], result)
 
-        def take(k: int, slot: int) -> None:
-            for j in self._others:
-                a, b = parts.range(j, k)
-                if a < b:
-                    np.copyto(target[a:b], pieces[j][slot][j][: b - a])
-
-        self._pipeline(parts.rounds, write, reduce, take if gather else None)
+        self._pipeline(parts.rounds, write, reduce, self._taking(target, parts) if gather else None)
 
     def all_gather(self, target: Array, edges: Sequence[int]) -> None:
         """Makes ``target`` whole on all ranks; rank ``i`` has ``[edges[i], edges[i + 1])``."""
@@ -208,18 +202,24 @@ class SharedMemory:
             if a < b:
                 np.copyto(pieces[own][slot][own][: b - a], target[a:b])
 
+        self._pipeline(parts.rounds, None, publish, self._taking(target, parts))
+
+    def broadcast(self, target: Array, root: int) -> None:
+        """Copies the root's ``target`` to all; ``root`` counts among the host's ranks."""
+        edges = [0 if i <= root else target.size for i in range(self.count + 1)]
+        self.all_gather(target, edges)
+
+    def _taking(self, target: Array, parts: _SegmentPieces) -> Callable[[int, int], None]:
+        """Copies what the others have made of a round into ``target``."""
+        pieces = self._typed(target.dtype)
+
         def take(k: int, slot: int) -> None:
             for j in self._others:
                 a, b = parts.range(j, k)
                 if a < b:
                     np.copyto(target[a:b], pieces[j][slot][j][: b - a])
 
-        self._pipeline(parts.rounds, None, publish, take)
-
-    def broadcast(self, target: Array, root: int) -> None:
-        """Copies the root's ``target`` to all; ``root`` counts among the host's ranks."""
-        edges = [0 if i <= root else target.size for i in range(self.count + 1)]
-        self.all_gather(target, edges)
+        return take
 
     def _pipeline(
         self,
