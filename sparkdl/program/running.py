@@ -380,7 +380,11 @@ class _Late:
     def __getattr__(self, name: str) -> Any:
         while not self.__made.wait(0.1):
             if self.__program.stopping.is_set():
-                raise TransportError(f"{name}: the program stopped before the node was up")
+                raise TransportError(
+                    f"{name}: the program stopped before the node was up",
+                    expected="a node that is up",
+                    received="the stop",
+                )
         found = getattr(self.__object, name)
         if not callable(found):
             return found
