@@ -149,12 +149,12 @@ class Learner(Protocol):
     def gradients(self, stack: BatchStack, out: FloatArray) -> None:
         """The gradient of one batch, and the statistics after it, into ``out``; no step is taken.
 
-        ``stack.num_batches`` must be 1. The trained segment of ``out`` gets the gradient of the
-        mean loss (0 where a variable has none); the averaged segment the statistics.
+        ``stack.num_batches`` must be 1. The trained section of ``out`` gets the gradient of the
+        mean loss (0 where a variable has none); the averaged section the statistics.
         """
 
     def apply_gradients(self, flat: FloatArray) -> None:
-        """One optimizer step with the trained segment; sets the statistics from the other."""
+        """One optimizer step with the trained section; sets the statistics from the other."""
 
     def train_reducing(self, stack: BatchStack, reducer: Reducer) -> None:
         """Trains every batch of ``stack``; each step applies the gradient that ``reducer`` joins

@@ -44,7 +44,7 @@ class MeanWeightsExchange(WeightsExchange):
         return self.average(self.whole, rows)
 
     def _advance(self, center: FloatArray, change: FloatArray) -> None:
-        """Applies the joined change to the center's trained segment."""
+        """Applies the joined change to the center's trained section."""
         center += change
 
 
