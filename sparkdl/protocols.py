@@ -161,12 +161,12 @@ class Learner(Protocol):
     def gradients(self, stack: BatchStack, out: FloatArray) -> None:
         """The gradient of one batch, and the statistics after it, into ``out``; no step is taken.
 
-        ``stack.num_batches`` must be 1. The trained segment of ``out`` gets the gradient of the
-        mean loss (0 where a variable has none); the averaged segment the statistics.
+        ``stack.num_batches`` must be 1. The trained section of ``out`` gets the gradient of the
+        mean loss (0 where a variable has none); the averaged section the statistics.
         """
 
     def apply_gradients(self, flat: FloatArray) -> None:
-        """One optimizer step with the trained segment; sets the statistics from the other."""
+        """One optimizer step with the trained section; sets the statistics from the other."""
 
     def train_reducing(self, stack: BatchStack, reducer: Reducer) -> None:
         """Trains every batch of ``stack``; each step applies the gradient that ``reducer`` joins
@@ -233,9 +233,6 @@ class Learner(Protocol):
 
     def load_optimizer_slots(self, slots: dict[str, FloatArray], step: int) -> None:
         """The counterpart of :meth:`optimizer_slots`; ``step`` is the number of steps taken."""
-
-    def sync_model(self) -> None:
-        """Writes the training state to the Keras model, where the learner holds it elsewhere."""
 
     def reload(self) -> None:
         """Reads the variables of the Keras model again, after someone else has changed them."""

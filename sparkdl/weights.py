@@ -1,10 +1,10 @@
 """A model's variables as one flat float32 buffer, and the layout: which variable is where in it.
 
-A buffer has two segments::
+A buffer has two sections::
 
     [ trained: variables the optimizer moves | averaged: running statistics (BatchNorm) ]
 
-Update rules act on the trained segment; the averaged segment is always averaged, never summed.
+Update rules act on the trained section; the averaged section is always averaged, never summed.
 Integer variables, seeds and counters are not in the buffer: workers do not exchange them.
 """
 
@@ -44,7 +44,7 @@ class Layout:
 
     Args:
         slots: In buffer order, the trained ones first.
-        trained_size: Elements in the trained segment.
+        trained_size: Elements in the trained section.
         size: Elements in all.
     """
 
@@ -82,7 +82,7 @@ class Layout:
         return 4 * self.size
 
     def matches(self, other: Layout) -> bool:
-        """Whether a buffer of one fits the other: equal shapes and segments, whatever the names."""
+        """Whether a buffer of one fits the other: equal shapes and sections, whatever the names."""
         return self.trained_size == other.trained_size and (
             [s.shape for s in self.slots] == [s.shape for s in other.slots]
         )

@@ -286,6 +286,7 @@ class OrderedCommunicator(Closing):
             raise TransportError(
                 f"the {self.name} communicator of rank {self._rank} is closed",
                 expected="an operation before close()",
+                received="one after it",
             )
         if self._failure is not None:
             raise TransportError(

@@ -180,6 +180,7 @@ class Group:
                 f"attempt {message.attempt} of rank {message.rank} sent {message.kind.name} "
                 "before HELLO",
                 expected="HELLO first",
+                received="none of this attempt",
             )
         if self.failure is not None:
             raise self.failure
@@ -205,7 +206,14 @@ class Group:
         if old not in self._mailboxes:  # over HTTP nobody tells when a connection is gone
             self._buffers.pop(old, None)
         if old in self._waits:
-            self.refuse(old, TransportError("this connection was replaced by a newer one"))
+            self.refuse(
+                old,
+                TransportError(
+                    "this connection was replaced by a newer one",
+                    expected="requests over one connection of a worker at a time",
+                    received=f"a newer connection of rank {worker.rank}",
+                ),
+            )
 
     def mark_dead(self, worker: Worker) -> None:
         """The worker takes no part any more, unless another attempt comes."""

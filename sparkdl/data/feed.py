@@ -18,16 +18,16 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from sparkdl.config import require_int
-from sparkdl.data.chunks import NO_ROWS, Chunk, ChunkRows, to_numpy
+from sparkdl.data.feed_rows import NO_ROWS, TakenRows, UntakenRows, to_numpy
 from sparkdl.data.storage import release_pages, spilling
 from sparkdl.errors import ConfigError, DataError
 
 Uneven = Literal["drop", "pad", "keep"]
 Columns = dict[str, npt.NDArray[Any]]
-_CHUNK_BYTES = 8 << 20
+_RECORD_BATCH_BYTES = 8 << 20
 
 
-class _MappedChunks(Sequence[pa.RecordBatch]):
+class _MappedBatches(Sequence[pa.RecordBatch]):
     """Record batches of a mapped file; pages of those that were given before leave this process.
 
     Args:
@@ -85,7 +85,7 @@ class RowSpool:
         Raises:
             ResourceError: The disk is full.
         """
-        step = max(1, _CHUNK_BYTES * batch.num_rows // max(1, batch.nbytes))
+        step = max(1, _RECORD_BATCH_BYTES * batch.num_rows // max(1, batch.nbytes))
         for start in range(0, batch.num_rows, step):
             self._add(batch.slice(start, step))
         self.num_rows += batch.num_rows
@@ -117,7 +117,7 @@ class RowSpool:
             self._file.flush()
             mapped = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
         self._close()
-        return _MappedChunks(mapped, self._ends)
+        return _MappedBatches(mapped, self._ends)
 
     def _close(self) -> None:
         if self._file is not None:
@@ -202,7 +202,7 @@ class RowSource(Protocol):
     def num_rows(self) -> int:
         """How many there are."""
 
-    def chunks(self) -> Generator[pa.RecordBatch]:
+    def record_batches(self) -> Generator[pa.RecordBatch]:
         """All of them, in their order; called again for each time that they are given."""
 
 
@@ -213,30 +213,30 @@ class Feed(RowFeed):
     """The rows of one rank, for ``epochs`` epochs; for one thread.
 
     Args:
-        chunks: The rows, or what reads them, which cannot be shuffled.
+        record_batches: The rows, or what reads them, which cannot be shuffled.
         epochs: Times that they are given; None for ever.
         rows: Rows of an epoch; more than there are begin again, fewer leave some out.
-        shuffle: Whether each epoch permutes the chunks, and the rows within each.
+        shuffle: Whether each epoch permutes the record batches, and the rows within each.
         seed: Of the order.
     """
 
     def __init__(
         self,
-        chunks: FedRows,
+        record_batches: FedRows,
         *,
         epochs: int | None = 1,
         rows: int | None = None,
         shuffle: bool = False,
         seed: int = 0,
     ) -> None:
-        self._rows: FedRows = chunks
-        if isinstance(chunks, Sequence):
-            counts = [chunk.num_rows for chunk in chunks]
+        self._rows: FedRows = record_batches
+        if isinstance(record_batches, Sequence):
+            counts = [batch.num_rows for batch in record_batches]
             total = sum(counts)
             if not all(counts):
-                self._rows = [chunk for chunk in chunks if chunk.num_rows]
+                self._rows = [batch for batch in record_batches if batch.num_rows]
         else:
-            total = chunks.num_rows
+            total = record_batches.num_rows
         self.rows_per_epoch = total if rows is None else rows
         if self.rows_per_epoch and not total:
             raise ConfigError("a feed without rows", expected="rows to repeat", received="none")
@@ -246,7 +246,7 @@ class Feed(RowFeed):
         """Epochs that were given to their end."""
         self._left = self.rows_per_epoch
         self._source = self._rows_of_epoch()
-        self._chunk = Chunk(NO_ROWS)
+        self._untaken = UntakenRows(NO_ROWS)
         self._terminated = False
 
     def should_stop(self) -> bool:
@@ -272,7 +272,7 @@ class Feed(RowFeed):
             return parts[0].arrays()
         return _arrays(pa.Table.from_batches([part.arrow() for part in parts])) if parts else {}
 
-    def _take(self, batch_size: int) -> list[ChunkRows]:
+    def _take(self, batch_size: int) -> list[TakenRows]:
         """The next rows; none if there are no more."""
         require_int("batch_size", batch_size, 1)
         if self.should_stop():
@@ -280,24 +280,24 @@ class Feed(RowFeed):
         wanted = min(batch_size, self._left)
         parts, count = [], 0
         while count < wanted:
-            if not self._chunk.left:
-                self._chunk = Chunk(next(self._source))
-            parts.append(self._chunk.take(wanted - count))
+            if not self._untaken.left:
+                self._untaken = UntakenRows(next(self._source))
+            parts.append(self._untaken.take(wanted - count))
             count += parts[-1].num_rows
         self._left -= count
         if not self._left:
             self.epoch += 1
             self._left = self.rows_per_epoch
             self._source.close()
-            self._source, self._chunk = self._rows_of_epoch(), Chunk(NO_ROWS)
+            self._source, self._untaken = self._rows_of_epoch(), UntakenRows(NO_ROWS)
         return parts
 
     def _rows_of_epoch(self) -> Generator[pa.RecordBatch]:
-        """The chunks in this epoch's order, again and again."""
+        """The record batches in this epoch's order, again and again."""
         number = self.epoch
         while True:
             if not isinstance(self._rows, Sequence):
-                yield from self._rows.chunks()
+                yield from self._rows.record_batches()
                 continue
             if not self._shuffle:
                 yield from self._rows
@@ -305,8 +305,8 @@ class Feed(RowFeed):
             random = np.random.Generator(
                 np.random.Philox(np.random.SeedSequence(self._seed % 2**64, spawn_key=(number,)))
             )
-            for chunk in random.permutation(len(self._rows)):
-                rows = self._rows[chunk]
+            for number in random.permutation(len(self._rows)):
+                rows = self._rows[number]
                 yield rows.take(pa.array(random.permutation(rows.num_rows)))
 
 

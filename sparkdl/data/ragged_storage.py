@@ -16,7 +16,7 @@ from sparkdl.data.storage import GrowingArray, Storage, spilling
 
 
 class GrowingRagged:
-    """Ragged rows appended chunk by chunk; the counterpart of :class:`GrowingArray`.
+    """Ragged rows appended part by part; the counterpart of :class:`GrowingArray`.
 
     Args:
         shape: Of one position.

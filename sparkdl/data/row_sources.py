@@ -28,7 +28,7 @@ class RereadRows:
     def __init__(self, read: Callable[[], Iterator[pa.RecordBatch]], num_rows: int) -> None:
         self._read, self.num_rows = read, num_rows
 
-    def chunks(self) -> Generator[pa.RecordBatch]:
+    def record_batches(self) -> Generator[pa.RecordBatch]:
         """All rows, in their order."""
         yield from self._read()
 
@@ -44,7 +44,7 @@ class RowsOfOneEpoch:
     def __init__(self, read: Callable[[], Iterator[pa.RecordBatch]], num_rows: int) -> None:
         self._read, self.num_rows = read, num_rows
 
-    def chunks(self) -> Generator[pa.RecordBatch]:
+    def record_batches(self) -> Generator[pa.RecordBatch]:
         """All rows, in their order."""
         with contextlib.closing(read_ahead(self._read)) as batches:
             yield from batches
@@ -66,7 +66,7 @@ class RowsKeptAsRead:
         self._kept: Sequence[pa.RecordBatch] | None = None
         self._begun = False
 
-    def chunks(self) -> Generator[pa.RecordBatch]:
+    def record_batches(self) -> Generator[pa.RecordBatch]:
         """All rows, in their order; an epoch that left its last rows out does not keep them."""
         if not self._begun:
             self._begun = True

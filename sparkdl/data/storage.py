@@ -71,10 +71,10 @@ class MemoryStorage:
 
 
 class GrowingArray:
-    """Rows appended chunk by chunk, into memory that grows without a second copy.
+    """Rows appended part by part, into memory that grows without a second copy.
 
     Private anonymous memory grows by moving its pages (``mremap``), so the peak is the final size
-    and not twice that, as with a list of chunks and ``np.concatenate``.
+    and not twice that, as with a list of parts and ``np.concatenate``.
 
     Args:
         shape: Shape of one row.

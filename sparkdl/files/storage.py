@@ -78,16 +78,6 @@ def create_local(path: str) -> BinaryIO | None:
         return open(inner, "xb")
 
 
-def path_on_disk(path: str) -> str | None:
-    """Where on this machine's disks ``path`` is; None if it belongs elsewhere.
-
-    Raises:
-        ResourceError: No file system has such paths.
-    """
-    file_system, inner = _resolve(path)
-    return inner if isinstance(file_system, LocalFileSystem) else None
-
-
 def list_files(folder: str, ending: str) -> list[str]:
     """Paths of the files right in ``folder`` whose names have ``ending``, sorted; or ``[folder]``
     if it is a file itself.
@@ -101,18 +91,6 @@ def list_files(folder: str, ending: str) -> list[str]:
             return [folder]
         names = [name for name in file_system.walk(inner) if "/" not in name]
     return [f"{folder.rstrip('/')}/{name}" for name in sorted(names) if name.endswith(ending)]
-
-
-def read_folder(path: str) -> dict[str, bytes]:
-    """All files in a folder and in the folders below it: path inside the folder -> content.
-
-    Raises:
-        ResourceError: The folder cannot be read.
-    """
-    file_system, inner = _resolve(path)
-    with explained("read", path):
-        found = file_system.walk(inner)
-        return {name: file_system.read(f"{inner.rstrip('/')}/{name}", None) for name in found}
 
 
 def exists(path: str) -> bool:

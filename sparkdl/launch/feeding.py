@@ -64,7 +64,7 @@ class FeedSettings:
     def read(self, batches: Iterator[pa.RecordBatch], rank: int) -> FedRows:
         """Keeps the rank's rows, under their own names; those of files are read as they are taken.
 
-        Rows of files that are shuffled are kept, too: each epoch has an order of all its chunks.
+        Rows of files that are shuffled are kept, too: each epoch has an order of all batches.
         """
         spool = RowSpool(self.memory_budget_bytes)
         files = self.files

@@ -34,7 +34,7 @@ from sparkdl.launch.peers import Peers, call_until_others_end, peer_environment
 from sparkdl.launch.rank_session import DriverUnreachableError, open_rank_session
 from sparkdl.launch.results import Result, of_kind
 from sparkdl.launch.stream_feed import StreamSettings, open_stream
-from sparkdl.launch.task import RankContext
+from sparkdl.launch.task import RaisingTask, RankContext
 from sparkdl.log_lines import Sink, log_through, show
 from sparkdl.network import THIS_HOST, RankListening
 from sparkdl.transport.address import Endpoint
@@ -45,7 +45,7 @@ _LINES_IN_FAILURE = 2000
 
 
 @dataclass(frozen=True)
-class FunctionTask:
+class FunctionTask(RaisingTask):
     """A function to be called on every rank; see :class:`sparkdl.launch.task.Task`.
 
     Args:
@@ -110,10 +110,6 @@ class FunctionTask:
         yield from Result(rank.rank, "communicator", communicator).batches()
         if result is not None:
             yield from Result(rank.rank, "result", "", result).batches()
-
-    def failed(self, rank: RankContext, error: Exception | SystemExit) -> Iterator[pa.RecordBatch]:
-        """Raises it, so that the launcher ends the other ranks, whatever they compute."""
-        raise RankFailure(FailureDescription.of(rank.rank, error)) from error
 
     @contextlib.contextmanager
     def _environment(self, rank: RankContext, sink: Sink) -> Iterator[None]:

@@ -80,7 +80,11 @@ class Meeting:
             if self._round > number:
                 return self._told
             if self._ended:
-                raise TransportError(f"another rank has failed; rank {rank} cannot go on")
+                raise TransportError(
+                    f"another rank has failed; rank {rank} cannot go on",
+                    expected="all ranks to take part to the end",
+                    received="a launch that has ended",
+                )
             missing = [r for r in range(self._num_ranks) if r not in self._texts]
             error = WaitTimeoutError(
                 f"{len(missing)} of {self._num_ranks} ranks did not come",

@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from sparkdl.launch.devices import DeviceRequest
-from sparkdl.launch.failures import FailureDescription, RankFailure
 from sparkdl.launch.results import Result
 from sparkdl.launch.stream_intake import send_rows
-from sparkdl.launch.task import RankContext
+from sparkdl.launch.task import RaisingTask, RankContext
 
 
 def _anywhere() -> DeviceRequest:
@@ -19,7 +18,7 @@ def _anywhere() -> DeviceRequest:
 
 
 @dataclass(frozen=True)
-class SendTask:
+class SendTask(RaisingTask):
     """Sends rows; see :class:`sparkdl.launch.task.Task`.
 
     Args:
@@ -45,7 +44,3 @@ class SendTask:
             number=self.number, attempt=rank.attempt,
         )  # fmt: skip
         yield from Result(rank.rank, "sent", f"{rank.attempt} {rows}").batches()
-
-    def failed(self, rank: RankContext, error: Exception | SystemExit) -> Iterator[pa.RecordBatch]:
-        """Raises it; Spark tries again."""
-        raise RankFailure(FailureDescription.of(rank.rank, error)) from error

@@ -83,7 +83,11 @@ class StreamStore(Store):
         group = self._group
         if message.kind is Kind.OFFER:
             if message.rank != -1:
-                raise ProtocolError("only the driver offers rows", received=f"rank {message.rank}")
+                raise ProtocolError(
+                    "only the driver offers rows",
+                    expected="rank -1",
+                    received=f"rank {message.rank}",
+                )
             group.answer(connection, Message(Kind.OK))
             self._answer_all()
             return None
@@ -92,6 +96,7 @@ class StreamStore(Store):
             raise ProtocolError(
                 f"rank {message.rank} asks for rows and has not met the others",
                 expected="HELLO of the same attempt first",
+                received=f"a request of attempt {message.attempt}",
             )
         self._listen(message)
         if "taken" in message.meta:

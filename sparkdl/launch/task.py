@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from sparkdl.errors import ConfigError
 from sparkdl.launch.devices import DeviceRequest, Resources
+from sparkdl.launch.failures import FailureDescription, RankFailure
 from sparkdl.launch.gathering import Gathering
 from sparkdl.launch.results import Result
 from sparkdl.log_lines import Sink
@@ -85,6 +86,14 @@ class Task(Protocol):
         A raised exception ends the other ranks (of a barrier stage), or makes Spark try again.
         Runs in the process that the launcher started, never in a child.
         """
+
+
+class RaisingTask:
+    """What the tasks share whose exceptions end the whole launch."""
+
+    def failed(self, rank: RankContext, error: Exception | SystemExit) -> Iterator[pa.RecordBatch]:
+        """Raises it: the launcher ends the other ranks, whatever they do, or Spark tries again."""
+        raise RankFailure(FailureDescription.of(rank.rank, error)) from error
 
 
 class Ranks(Protocol):

@@ -32,11 +32,6 @@ class StackedSteps:
         self._loops: bool | None = None
         self._capacity: dict[Any, int] = {}
 
-    @property
-    def compilations(self) -> int:
-        """Programs compiled so far."""
-        return int(self._loop._cache_size() + self._single._cache_size())
-
     def __call__(self, state: Any, fixed: Any, data: Any, num_batches: int) -> Any:
         if self._compiles and self._loops is not False:
             stacked, count = self._stack(data, num_batches), np.int32(num_batches)

@@ -16,7 +16,7 @@ def describe_model(model: Any) -> dict[str, Json]:
         "model": model.name,
         "model_parameters": int(model.count_params()),
         "model_layers": len(model.layers),
-        "loss": _name_of(model.loss),
+        "loss": name_of_loss(model.loss),
         "optimizer": type(model.optimizer).__name__,
     }
     for name, value in model.optimizer.get_config().items():
@@ -27,11 +27,12 @@ def describe_model(model: Any) -> dict[str, Json]:
     return told
 
 
-def _name_of(loss: Any) -> str:
+def name_of_loss(loss: Any) -> str:
+    """The name of a loss, or of several by output; ``'none'`` for None."""
     if loss is None or isinstance(loss, str):
         return loss or "none"
     if isinstance(loss, dict):
-        return ", ".join(f"{output}: {_name_of(one)}" for output, one in loss.items())
+        return ", ".join(f"{output}: {name_of_loss(one)}" for output, one in loss.items())
     if isinstance(loss, (list, tuple)):
-        return ", ".join(_name_of(one) for one in loss)
+        return ", ".join(name_of_loss(one) for one in loss)
     return str(getattr(loss, "name", None) or getattr(loss, "__name__", type(loss).__name__))

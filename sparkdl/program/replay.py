@@ -183,7 +183,11 @@ class ReplayBuffer:
             ready, max(0.0, min(_LOOK_S, deadline - time.monotonic()))
         ):
             if is_stopping():
-                raise TransportError(f"the program stops; a caller waited for {what}")
+                raise TransportError(
+                    f"the program stops; a caller waited for {what}",
+                    expected="a program that runs as long as its nodes wait for each other",
+                    received="its stop",
+                )
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 raise WaitTimeoutError(

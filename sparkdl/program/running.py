@@ -390,7 +390,11 @@ class _Late:
     def __await(self, name: str) -> None:
         while not self.__made.wait(0.1):
             if self.__program.stopping.is_set():
-                raise TransportError(f"{name}: the program stopped before the node was up")
+                raise TransportError(
+                    f"{name}: the program stopped before the node was up",
+                    expected="a node that is up",
+                    received="the stop",
+                )
 
     def __getattr__(self, name: str) -> Any:
         self.__await(name)

@@ -107,7 +107,7 @@ class Client(Closing):
 
     @property
     def residual(self) -> FloatArray | None:
-        """What a codec still has to send of the trained segment; None where nothing is kept."""
+        """What a codec still has to send of the trained section; None where nothing is kept."""
         return None if self._coder is None else self._coder.residual
 
     @property

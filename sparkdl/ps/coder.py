@@ -60,7 +60,11 @@ class Coder:
                 replies.decode(body, flat)
             return
         if self._held is None:
-            raise ProtocolError("a change of the center for a worker that holds none")
+            raise ProtocolError(
+                "a change of the center for a worker that holds none",
+                expected="the whole center first",
+                received="a change of it",
+            )
         replies.decode(body, flat)
         self._held[self._trained] += flat[self._trained]
         self._held[self._averaged] = flat[self._averaged]

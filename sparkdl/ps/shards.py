@@ -1,7 +1,7 @@
 """Several servers, each with a part of the weights, as one store.
 
-Part ``i`` of ``n`` holds the ``i``-th of ``n`` nearly equal pieces of the trained segment, and of
-the averaged segment. A rule acts on each part alone, so only rules that work element by element
+Part ``i`` of ``n`` holds the ``i``-th of ``n`` nearly equal pieces of the trained section, and of
+the averaged section. A rule acts on each part alone, so only rules that work element by element
 give what one server would (all but those with norms over the whole model).
 """
 
@@ -28,7 +28,7 @@ class Shard:
     """One server's part of a flat buffer.
 
     Args:
-        trained, averaged: Where its two segments are in the whole buffer.
+        trained, averaged: Where its two sections are in the whole buffer.
     """
 
     trained: slice

@@ -11,8 +11,8 @@ import pyarrow as pa
 
 from sparkdl import payload
 from sparkdl.config import require_int
-from sparkdl.data.chunks import to_numpy
 from sparkdl.data.feed import Columns
+from sparkdl.data.feed_rows import to_numpy
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.spark.driver.feeding import fed_frame
 from sparkdl.spark.driver.function_stage import dump_function

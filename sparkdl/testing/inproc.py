@@ -103,7 +103,9 @@ class InprocServer(Closing):
 
         def open_channel(raw: ByteArray | None) -> InprocChannel:
             if not token_matches(shown, self._token):
-                raise AuthenticationError("a wrong token", expected="the token of this run")
+                raise AuthenticationError(
+                    "a wrong token", expected="the token of this run", received="another one"
+                )
             return InprocChannel(self.dispatcher, self.dispatcher.limits, raw)
 
         return open_channel

@@ -17,7 +17,6 @@ from sparkdl.progress.events import (
 )
 from sparkdl.tracking.tensorboard import numbers_of
 
-SearchEvent = SearchBegan | TrialBegan | TrialEpochEnded | TrialEnded | SearchEnded
 _MOST_CHARS = 6000
 _STATUS = {"waiting": "FINISHED", "complete": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
 

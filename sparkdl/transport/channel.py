@@ -35,7 +35,11 @@ class Channel(Protocol):
 def require_raw(raw: ByteArray | None) -> ByteArray:
     """``raw``, or a ProtocolError on a channel that was opened without a buffer."""
     if raw is None:
-        raise ProtocolError("a body came over a control channel")
+        raise ProtocolError(
+            "a body came over a control channel",
+            expected="replies without a body",
+            received="a body",
+        )
     return raw
 
 

@@ -91,7 +91,11 @@ class Connection:
         channel_raw = None if self.channel is None else self.channel.raw
         raw = self._raw if channel_raw is None else channel_raw
         if raw is None:
-            raise ProtocolError("this connection has no buffer")
+            raise ProtocolError(
+                "this connection has no buffer",
+                expected="a connection that was opened with a buffer, or a channel with one",
+                received="neither",
+            )
         return raw
 
     def request(
@@ -116,7 +120,11 @@ class Connection:
             tries = refusals = 0
             while True:
                 if self.closed:
-                    raise TransportError(f"{self._name} is closed")
+                    raise TransportError(
+                        f"{self._name} is closed",
+                        expected="a request before close()",
+                        received="one after it",
+                    )
                 tries += 1
                 try:
                     channel = self._open()

@@ -290,6 +290,7 @@ def encode(message: Message, *, max_meta_bytes: int = MAX_META_BYTES) -> bytes:
     except struct.error as error:
         raise ProtocolError(
             f"a number in a {message.kind.name} frame does not fit its header field",
+            expected="numbers in the ranges of the fields",
             received=str(error),
         ) from error
     return head + meta
@@ -346,10 +347,14 @@ def decode_meta(kind: Kind, raw: bytes | bytearray | memoryview) -> dict[str, An
         meta = json.loads(bytes(raw))
     except (ValueError, RecursionError) as error:
         raise ProtocolError(
-            f"the meta of a {kind.name} frame is not JSON", received=str(error)
+            f"the meta of a {kind.name} frame is not JSON",
+            expected="a JSON object in UTF-8",
+            received=str(error),
         ) from error
     if not isinstance(meta, dict):
         raise ProtocolError(
-            f"the meta of a {kind.name} frame is not an object", received=type(meta).__name__
+            f"the meta of a {kind.name} frame is not an object",
+            expected="a JSON object",
+            received=type(meta).__name__,
         )
     return meta

@@ -126,7 +126,9 @@ class HttpChannel:
             if response.status >= 500 or response.status == BUSY:
                 raise ConnectionResetError(f"HTTP {response.status}: {text}")
             raise ProtocolError(
-                f"the parameter server answered HTTP {response.status}", received=text
+                f"the parameter server answered HTTP {response.status}",
+                expected="HTTP 200",
+                received=text,
             )
 
         def read(view: memoryview) -> None:

@@ -65,7 +65,11 @@ class _Clients:
                     self._drop(old, number)
             if client not in self._known:
                 if len(self._known) >= self._max_clients:
-                    raise ProtocolError("too many clients", expected=f"at most {self._max_clients}")
+                    raise ProtocolError(
+                        "too many clients",
+                        expected=f"at most {self._max_clients}",
+                        received="another one",
+                    )
                 self._known[client] = (self._dispatcher.open(), threading.Lock())
             self._seen[client] = now
             return self._known[client]
@@ -122,13 +126,32 @@ def make_app(
     @app.post(FRAME_PATH)
     def frame() -> Response:
         if not has_token(request.headers.get("Authorization", ""), token):
-            return refuse(401, AuthenticationError("a wrong or missing bearer token"))
+            return refuse(
+                401,
+                AuthenticationError(
+                    "a wrong or missing bearer token",
+                    expected="the token of this run",
+                    received="another one, or none",
+                ),
+            )
         environ = request.environ
         tcp: socket.socket = environ["sparkdl.socket"]
         if encrypted and not isinstance(tcp, ssl.SSLSocket):
-            return refuse(403, ProtocolError("a frame without TLS", expected="TLS after a knock"))
+            return refuse(
+                403,
+                ProtocolError(
+                    "a frame without TLS", expected="TLS after a knock", received="plain HTTP"
+                ),
+            )
         if "chunked" in request.headers.get("Transfer-Encoding", "").lower():
-            return refuse(411, ProtocolError("a chunked request", expected="a Content-Length"))
+            return refuse(
+                411,
+                ProtocolError(
+                    "a chunked request",
+                    expected="a Content-Length",
+                    received="Transfer-Encoding: chunked",
+                ),
+            )
         length = request.content_length
         if length is None or not HEADER_BYTES <= length <= limits.max_frame_bytes:
             return refuse(
@@ -141,7 +164,14 @@ def make_app(
             )
         client = request.headers.get(CLIENT_HEADER, "")
         if not 8 <= len(client) <= 64:
-            return refuse(400, ProtocolError(f"no {CLIENT_HEADER} header"))
+            return refuse(
+                400,
+                ProtocolError(
+                    f"no {CLIENT_HEADER} header",
+                    expected="8 to 64 characters that name the client",
+                    received=f"{len(client)} characters",
+                ),
+            )
         read: Reader = environ["sparkdl.read"]
         try:
             message, meta_len, body_len = read_head(read, limits)
@@ -158,7 +188,14 @@ def make_app(
         if message.kind is Kind.HEARTBEAT:  # may overtake the client's outstanding request
             return _respond(dispatcher.answer(number, message), limits)
         if not busy.acquire(timeout=5.0):
-            return refuse(BUSY, ProtocolError("this client has an outstanding request"))
+            return refuse(
+                BUSY,
+                ProtocolError(
+                    "this client has an outstanding request",
+                    expected="one request at a time",
+                    received="a second one",
+                ),
+            )
         try:
             if body_len:
                 message.body = service.buffer(number)[:body_len]
@@ -171,7 +208,14 @@ def make_app(
             clients.forget(client)
         if reply is None:
             busy.release()
-            return refuse(503, TransportError("the server ends"))
+            return refuse(
+                503,
+                TransportError(
+                    "the server ends",
+                    expected="a request before the end of the run",
+                    received="one at its end",
+                ),
+            )
         return _respond(reply, limits, busy.release)
 
     return app

@@ -34,7 +34,9 @@ def listen(bind_address: str, spec: PortSpec, *, backlog: int = 1024) -> socket.
             )[0]
         except OSError as error:
             raise ResourceError(
-                f"cannot resolve bind_address {bind_address!r}", received=str(error)
+                f"cannot resolve bind_address {bind_address!r}",
+                expected="an address or a name of this host",
+                received=str(error),
             ) from error
         listener = socket.socket(info[0], socket.SOCK_STREAM)
         try:

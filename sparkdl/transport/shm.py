@@ -84,7 +84,11 @@ class ShmChannel:
         data, descriptors, _, _ = socket.recv_fds(self._socket, 1, 1)
         try:
             if not data or len(descriptors) != 1:
-                raise ProtocolError("the parameter server sent no mailbox")
+                raise ProtocolError(
+                    "the parameter server sent no mailbox",
+                    expected="one descriptor of shared memory",
+                    received=f"{len(descriptors)} descriptors",
+                )
             size = os.fstat(descriptors[0]).st_size
             if size != self._limits.buffer_bytes:
                 raise ProtocolError(

@@ -111,12 +111,16 @@ class FirstKnock:
                     raise EOFError("the peer closed the connection")
                 self._data += piece
         if not self._data.startswith(KNOCK[: len(self._data)]):
-            raise AuthenticationError("a connection that is not encrypted", expected="a knock")
+            raise AuthenticationError(
+                "a connection that is not encrypted", expected="a knock", received="other bytes"
+            )
         if len(self._data) < KNOCK_BYTES:
             return False
         if not knock_matches(self._data, self._token):
             raise AuthenticationError(
-                "a connection without the run's token", expected="a knock made with it"
+                "a connection without the run's token",
+                expected="a knock made with it",
+                received="another token's, or other bytes",
             )
         return True
 
@@ -179,7 +183,9 @@ class FirstRequest:
             self.connection.recv(FIRST_HEADERS_BYTES)
             self.connection.send(_HTTP_REFUSAL)
             raise AuthenticationError(
-                "a wrong or missing bearer token", expected="the token of this run"
+                "a wrong or missing bearer token",
+                expected="the token of this run",
+                received="another one, or none",
             )
         return True
 
@@ -188,7 +194,9 @@ class FirstRequest:
             return False
         if not knock_matches(self.connection.recv(KNOCK_BYTES), self._token):
             raise AuthenticationError(
-                "a connection without the run's token", expected="a knock made with it"
+                "a connection without the run's token",
+                expected="a knock made with it",
+                received="another token's, or other bytes",
             )
         self.knocked = True
         return True

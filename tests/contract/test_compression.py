@@ -277,7 +277,7 @@ def test_a_payload_that_no_encoder_makes_is_refused(transport: str) -> None:
         for payload in (
             np.full(56, 255, np.uint8),  # indices far out of bounds
             np.zeros(43, np.uint8),  # no whole number of entries
-            np.zeros(3, np.uint8),  # shorter than the averaged segment
+            np.zeros(3, np.uint8),  # shorter than the averaged section
         ):
             message = encoded(Kind.PUSH)
             message.sequence = message.rows = message.batches = 1

@@ -8,7 +8,7 @@ operations are done. Large arrays follow:
 * all ranks on one host: shared memory;
 * one rank per host: the ring;
 * both: reduce inside each host, ring between the hosts, gather inside each host. The first ranks
-  of each host, as many as the smallest host has, each take a segment around a ring of their own,
+  of each host, as many as the smallest host has, each take a portion around a ring of their own,
   so each byte crosses between hosts once per direction.
 """
 

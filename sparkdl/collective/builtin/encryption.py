@@ -103,6 +103,8 @@ def _advance(connection: ssl.SSLSocket, rank: int) -> int:
         ) from error
     except OSError as error:
         raise TransportError(
-            f"the encrypted connection to rank {rank} could not be made", received=str(error)
+            f"the encrypted connection to rank {rank} could not be made",
+            expected="a TLS connection with the certificate of this run",
+            received=str(error),
         ) from error
     return 0

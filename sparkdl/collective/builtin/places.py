@@ -77,7 +77,7 @@ class Places:
         return [r for ranks in self.hosts for r in ranks]
 
     def edges(self, size: int) -> list[int]:
-        """Edges of the segments that this host's ranks reduce: one for each ring."""
+        """Edges of the portions that this host's ranks reduce: one for each ring."""
         count = self.num_rings or len(self.local)
         edges = shard_edges(size, count)
         return edges + [size] * (len(self.local) - count)

@@ -1,7 +1,7 @@
 """Collectives of ranks on different hosts: a ring of TCP connections, used as one stream.
 
 Each rank sends to the next and receives from the one before. An all-reduce of ``n`` elements is
-``p - 1`` steps that reduce and ``p - 1`` that gather; each moves one of ``p`` segments. What a rank
+``p - 1`` steps that reduce and ``p - 1`` that gather; each moves one of ``p`` portions. What a rank
 sends in step ``s + 1`` is what it received (and reduced) in step ``s``. So ranks need not wait for
 each other between two steps: they send bytes as soon as those that they depend on have been
 received, and receive others meanwhile. Each rank sends ``2 n (p - 1)/p`` elements, which is the
@@ -34,7 +34,7 @@ more there are fewer calls."""
 
 @dataclasses.dataclass
 class _Step:
-    """One segment to receive: where it goes, and what joins a complete piece of it."""
+    """One portion to receive: where it goes, and what joins a complete piece of it."""
 
     target: Array
     join: Callable[[int, int, Array], None] | None = None
@@ -141,19 +141,19 @@ class Ring:
         Args:
             source: Flat, of equal size on all ranks.
             target: Flat; may be ``source``. All of it is written to.
-            edges: ``count + 1`` rising edges of the segments.
+            edges: ``count + 1`` rising edges of the portions.
             factor: What this rank's contribution is multiplied by.
             ufunc: How contributions are joined.
-            gather: False: afterwards only this rank's own segment of ``target`` is right.
+            gather: False: afterwards only this rank's own portion of ``target`` is right.
         """
 
-        def segment(array: Array, i: int) -> Array:
+        def portion(array: Array, i: int) -> Array:
             i %= self.count
             return array[edges[i] : edges[i + 1]]
 
-        first = segment(source, self.index - 1)
+        first = portion(source, self.index - 1)
         if factor != 1.0:
-            scaled = segment(target, self.index - 1)
+            scaled = portion(target, self.index - 1)
             put_scaled(first, factor, scaled)
             first = scaled
         sends, steps = [first], []
@@ -161,27 +161,27 @@ class Ring:
             i = self.index - 2 - s
             steps.append(
                 _Step(
-                    segment(target, i),
-                    _joiner(segment(source, i), segment(target, i), factor, ufunc),
+                    portion(target, i),
+                    _joiner(portion(source, i), portion(target, i), factor, ufunc),
                 )
             )
-            sends.append(segment(target, i))
+            sends.append(portion(target, i))
         if gather:
             for s in range(self.count - 1):
                 i = self.index - 1 - s
-                steps.append(_Step(segment(target, i)))
-                sends.append(segment(target, i))
+                steps.append(_Step(portion(target, i)))
+                sends.append(portion(target, i))
         self._stream(sends[: len(steps)], steps)
 
     def all_gather(self, target: Array, edges: Sequence[int]) -> None:
         """Makes ``target`` whole on all ranks; rank ``i`` has ``[edges[i], edges[i + 1])``."""
 
-        def segment(i: int) -> Array:
+        def portion(i: int) -> Array:
             i %= self.count
             return target[edges[i] : edges[i + 1]]
 
-        sends = [segment(self.index - s) for s in range(self.count - 1)]
-        steps = [_Step(segment(self.index - 1 - s)) for s in range(self.count - 1)]
+        sends = [portion(self.index - s) for s in range(self.count - 1)]
+        steps = [_Step(portion(self.index - 1 - s)) for s in range(self.count - 1)]
         self._stream(sends, steps)
 
     def broadcast(self, target: Array, root: int) -> None:
@@ -195,7 +195,7 @@ class Ring:
             self._stream([target[:0], target], [_Step(target)])
 
     def _stream(self, sends: Sequence[Array], steps: Sequence[_Step]) -> None:
-        """Sends segment ``s + 1`` as step ``s`` comes in; segment 0 is there from the start."""
+        """Sends portion ``s + 1`` as step ``s`` comes in; portion 0 is there from the start."""
         outgoing = [_as_bytes(a) for a in sends]
         incoming = [_as_bytes(s.target) for s in steps]
         came = [0] * len(steps)  # bytes of each step that are in place

@@ -6,10 +6,10 @@ The mapping gives each rank one area::
 
 *Records* are small messages, one per operation; two, used in turn, suffice: whoever writes record
 ``n + 2`` has seen all of ``n + 1``, so all have read ``n``. *Pieces* carry large arrays in rounds.
-In round ``k`` each rank (1) writes its contribution to every other rank's segment, (2) reduces its
-own segment from all contributions, in rank order, and publishes the result, (3) takes the other
-segments' results. The steps of three rounds overlap, pieces stay in the cache, and all ranks
-reduce their segments at the same time. The counters say how much a rank has done since the start;
+In round ``k`` each rank (1) writes its contribution to every other rank's portion, (2) reduces its
+own portion from all contributions, in rank order, and publishes the result, (3) takes the other
+portions' results. The steps of three rounds overlap, pieces stay in the cache, and all ranks
+reduce their portions at the same time. The counters say how much a rank has done since the start;
 every wait is for other ranks' counters (:mod:`sparkdl.collective.builtin.counters`).
 """
 
@@ -153,13 +153,13 @@ class SharedMemory:
         Args:
             source: Flat, of equal size on all ranks.
             target: Flat; may be ``source``.
-            edges: ``count + 1`` rising edges of the segments.
+            edges: ``count + 1`` rising edges of the portions.
             factor: What this rank's contribution is multiplied by.
             ufunc: How contributions are joined.
-            gather: False: only this rank's own segment of ``target`` is written.
+            gather: False: only this rank's own portion of ``target`` is written.
         """
         own = self.index
-        parts = _SegmentPieces(edges, self._piece // source.itemsize)
+        parts = _PortionPieces(edges, self._piece // source.itemsize)
         pieces = self._typed(source.dtype)
 
         def write(k: int, slot: int) -> None:
@@ -189,18 +189,12 @@ class SharedMemory:
             if gather:
                 np.copyto(pieces[own][slot][own][: b - a], result)
 
-        def take(k: int, slot: int) -> None:
-            for j in self._others:
-                a, b = parts.range(j, k)
-                if a < b:
-                    np.copyto(target[a:b], pieces[j][slot][j][: b - a])
-
-        self._pipeline(parts.rounds, write, reduce, take if gather else None)
+        self._pipeline(parts.rounds, write, reduce, self._taking(target, parts) if gather else None)
 
     def all_gather(self, target: Array, edges: Sequence[int]) -> None:
         """Makes ``target`` whole on all ranks; rank ``i`` has ``[edges[i], edges[i + 1])``."""
         own = self.index
-        parts = _SegmentPieces(edges, self._piece // target.itemsize)
+        parts = _PortionPieces(edges, self._piece // target.itemsize)
         pieces = self._typed(target.dtype)
 
         def publish(k: int, slot: int) -> None:
@@ -208,18 +202,24 @@ class SharedMemory:
             if a < b:
                 np.copyto(pieces[own][slot][own][: b - a], target[a:b])
 
+        self._pipeline(parts.rounds, None, publish, self._taking(target, parts))
+
+    def broadcast(self, target: Array, root: int) -> None:
+        """Copies the root's ``target`` to all; ``root`` counts among the host's ranks."""
+        edges = [0 if i <= root else target.size for i in range(self.count + 1)]
+        self.all_gather(target, edges)
+
+    def _taking(self, target: Array, parts: _PortionPieces) -> Callable[[int, int], None]:
+        """Copies what the others have made of a round into ``target``."""
+        pieces = self._typed(target.dtype)
+
         def take(k: int, slot: int) -> None:
             for j in self._others:
                 a, b = parts.range(j, k)
                 if a < b:
                     np.copyto(target[a:b], pieces[j][slot][j][: b - a])
 
-        self._pipeline(parts.rounds, None, publish, take)
-
-    def broadcast(self, target: Array, root: int) -> None:
-        """Copies the root's ``target`` to all; ``root`` counts among the host's ranks."""
-        edges = [0 if i <= root else target.size for i in range(self.count + 1)]
-        self.all_gather(target, edges)
+        return take
 
     def _pipeline(
         self,
@@ -252,7 +252,7 @@ class SharedMemory:
                 self._tell(TAKEN, base + k + 1)
 
     def _typed(self, dtype: np.dtype[np.generic]) -> list[list[list[Array]]]:
-        """``[writer][slot][segment]`` pieces as arrays of ``dtype``."""
+        """``[writer][slot][portion]`` pieces as arrays of ``dtype``."""
         key = dtype.name
         if key not in self._pieces:
             count = self._piece // dtype.itemsize
@@ -275,14 +275,14 @@ class SharedMemory:
         return self._pieces[key]
 
 
-class _SegmentPieces:
-    """Segments cut into rounds of pieces."""
+class _PortionPieces:
+    """Portions cut into rounds of pieces."""
 
     def __init__(self, edges: Sequence[int], piece: int) -> None:
         self.edges, self.piece = edges, piece
         longest = max(b - a for a, b in itertools.pairwise(edges))
         self.rounds = -(-longest // piece)
 
-    def range(self, segment: int, k: int) -> tuple[int, int]:
-        start = self.edges[segment] + k * self.piece
-        return start, min(start + self.piece, self.edges[segment + 1])
+    def range(self, portion: int, k: int) -> tuple[int, int]:
+        start = self.edges[portion] + k * self.piece
+        return start, min(start + self.piece, self.edges[portion + 1])

@@ -23,7 +23,7 @@ A rule is frozen and picklable. The driver makes it (:func:`make_rule`) and comp
     step itself, and the learner's own optimizer takes none.
 
 All ranks call the same methods at the same time. Their weights are equal when a run starts. A rank
-without rows passes no parts, or 0 rows; it contributes nothing. The averaged segment of the layout
+without rows passes no parts, or 0 rows; it contributes nothing. The averaged section of the layout
 (BatchNorm statistics) is averaged by rows in every rule, never summed or compressed. At the end
 each rank calls ``exchange.close()``, after a barrier. ``exchange.state()`` gives what a second run
 needs to go on, ``load_state`` takes it; ``exchange.sent_bytes`` counts the bytes sent.

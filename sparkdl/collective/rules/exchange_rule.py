@@ -86,7 +86,7 @@ class Exchange:
         self.communicator = communicator
         self.layout = layout
         self.wire: str | None = None
-        """``'float16'`` or ``'bfloat16'``: how the trained segment is sent; None: as float32."""
+        """``'float16'`` or ``'bfloat16'``: how the trained section is sent; None: as float32."""
         self.sent_bytes = 0
         """Bytes of the arrays that this rank gave to collective operations."""
         size, trained = layout.size, layout.trained_size
@@ -97,7 +97,7 @@ class Exchange:
         """``[trained | averaged]``, of the layout."""
         self.trained = self.whole[:trained]
         self.tail = self.whole[trained:]
-        """All but the trained segment."""
+        """All but the trained section."""
         self.extras = self.whole[size:-1]
 
     def state(self) -> State:
@@ -114,7 +114,7 @@ class Exchange:
         """Ends threads and groups; the communicator stays open. Can be repeated."""
 
     def all_reduce(self, array: FloatArray, op: str, rows: int = 1) -> None:
-        """An all-reduce in place, counted; :attr:`wire` applies to the trained segment."""
+        """An all-reduce in place, counted; :attr:`wire` applies to the trained section."""
         if self.wire is not None and array is self.whole:
             self.all_reduce(self.tail, op, rows)
             array = self.trained
@@ -135,6 +135,19 @@ class Exchange:
         array[-1] = float(rows > 0)
         self.all_reduce(array, "weighted", rows)
         return bool(array[-1] > 0.0)
+
+    def add(self, rows: int) -> bool:
+        """Sums the trained section over the ranks that have rows; the statistics become their mean.
+
+        Returns:
+            Whether any rank had rows.
+        """
+        if not self.average(self.tail, rows):
+            return False
+        if not rows:
+            self.trained.fill(0.0)
+        self.all_reduce(self.trained, "sum")
+        return True
 
     def all_gather(self, array: np.ndarray[Any, Any]) -> list[np.ndarray[Any, Any]]:
         """Every rank's array, counted."""
@@ -258,7 +271,7 @@ class WeightsExchange(Exchange):
 class OptimizerExchange(FilledExchange):
     """Takes the place of the optimizer: gradients go in, weights come out.
 
-    :meth:`state` is that of :attr:`optimizer` over the whole trained segment, as one process would
+    :meth:`state` is that of :attr:`optimizer` over the whole trained section, as one process would
     have it; so the compiled Keras optimizer can keep it from one run to the next.
     """
 

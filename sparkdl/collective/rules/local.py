@@ -44,7 +44,7 @@ class MeanWeightsExchange(WeightsExchange):
         return self.average(self.whole, rows)
 
     def _advance(self, center: FloatArray, change: FloatArray) -> None:
-        """Applies the joined change to the center's trained segment."""
+        """Applies the joined change to the center's trained section."""
         center += change
 
 
@@ -191,12 +191,7 @@ class SumWeightsExchange(MeanWeightsExchange):
     """Changes are added, not averaged; see :class:`DownpourExchangeRule`."""
 
     def _combine(self, rows: int) -> bool:
-        if not self.average(self.tail, rows):
-            return False
-        if not rows:
-            self.trained.fill(0.0)
-        self.all_reduce(self.trained, "sum")
-        return True
+        return self.add(rows)
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ class StreamingDiLoCo(ExchangeRule):
 
     Each fragment is exchanged every ``fragments · period`` windows (the paper's ``H`` steps): with
     the defaults and a window of 5 batches H is 100 and τ is 5. Fragments are equal ranges of the
-    trained segment; the first one has the statistics too.
+    trained section; the first one has the statistics too.
 
     Args:
         fragments: Pieces of the model.

@@ -6,6 +6,7 @@ import warnings
 from typing import Any
 
 from sparkdl.compat.distkeras.single import Trainer
+from sparkdl.errors import ConfigError
 from sparkdl.ps.rules import AEASGD as AEASGDRule
 from sparkdl.ps.rules import EAMSGD as EAMSGDRule
 from sparkdl.ps.rules import Experimental as ExperimentalRule
@@ -104,7 +105,12 @@ class DistributedTrainer(Trainer):
     def _settings(self) -> dict[str, Any]:
         rule = self._rule()
         if not rule:
-            raise NotImplementedError(f"{type(self).__name__} has no rule of its own")
+            raise ConfigError(
+                f"{type(self).__name__} has no rule of its own",
+                expected="a trainer with one: DOWNPOUR, ADAG, AEASGD, EAMSGD, DynSGD, Experimental",
+                received=type(self).__name__,
+                hint="a subclass of yours sets RULE",
+            )
         return {
             "mode": "asynchronous", "rule": rule, "frequency": self.communication_window,
             "num_workers": self._workers(), "port": self.master_port,

@@ -7,7 +7,7 @@ worker; where the codec loses something, it adds that to the next vector (error 
 from typing import Any
 
 from sparkdl.ps.codecs.codec import Codec, Compressor, ErrorFeedback, Memoryless
-from sparkdl.ps.codecs.compression import Compression, Segments
+from sparkdl.ps.codecs.compression import Compression, Sections
 from sparkdl.ps.codecs.dgc import DGC, DGCCompressor
 from sparkdl.ps.codecs.halves import BF16, FP16, Raw
 from sparkdl.ps.codecs.onebit import OneBit
@@ -31,7 +31,7 @@ __all__ = [
     "OneBit",
     "RandomK",
     "Raw",
-    "Segments",
+    "Sections",
     "TopK",
     "codec_names",
     "make_codec",

@@ -2,9 +2,9 @@
 
 Both sides have an equal :class:`Compression`. On the wire a buffer ``[trained | averaged]`` is::
 
-    | averaged segment, float32 as it is | the codec's payload for the trained segment |
+    | averaged section, float32 as it is | the codec's payload for the trained section |
 
-The averaged segment (running statistics) is small, and a sparse or 1-bit codec would destroy it, so
+The averaged section (running statistics) is small, and a sparse or 1-bit codec would destroy it, so
 it is never encoded.
 """
 
@@ -20,12 +20,12 @@ from sparkdl.weights import FloatArray, Layout
 
 
 @dataclass(frozen=True)
-class Segments:
-    """Where the segments of a buffer are, and the codec of the trained one.
+class Sections:
+    """Where the sections of a buffer are, and the codec of the trained one.
 
     Args:
-        codec: For the trained segment.
-        trained_size: Elements in the trained segment.
+        codec: For the trained section.
+        trained_size: Elements in the trained section.
         size: Elements in all.
     """
 
@@ -35,7 +35,7 @@ class Segments:
 
     @property
     def averaged_bytes(self) -> int:
-        """Bytes of the averaged segment."""
+        """Bytes of the averaged section."""
         return 4 * (self.size - self.trained_size)
 
     @property
@@ -57,7 +57,7 @@ class Segments:
             ProtocolError: These bytes cannot come from the other end.
         """
         if data.size < self.averaged_bytes:
-            expected = f"at least {self.averaged_bytes} bytes, the averaged segment"
+            expected = f"at least {self.averaged_bytes} bytes, the averaged section"
             raise malformed(self.codec.name, expected, f"{data.size} bytes")
         averaged = data[: self.averaged_bytes]
         check_size(self.codec.name, averaged, self.averaged_bytes)
@@ -98,15 +98,15 @@ class Compression:
             )
 
     @property
-    def commits(self) -> Segments:
+    def commits(self) -> Sections:
         """How a worker's commits travel."""
-        return Segments(self.codec, self.layout.trained_size, self.layout.size)
+        return Sections(self.codec, self.layout.trained_size, self.layout.size)
 
     @property
-    def replies(self) -> Segments:
+    def replies(self) -> Sections:
         """How the server's replies to them travel."""
         trained = self.layout.trained_size
-        return Segments(self.codec.reply(trained, self.num_workers), trained, self.layout.size)
+        return Sections(self.codec.reply(trained, self.num_workers), trained, self.layout.size)
 
     @property
     def max_bytes(self) -> int:

@@ -24,7 +24,7 @@ from sparkdl.ps.codecs.sparse import (
     kept,
     largest,
     pack,
-    unpack,
+    put,
 )
 from sparkdl.weights import FloatArray
 
@@ -92,9 +92,7 @@ class DGC(Codec):
 
     def decode(self, payload: Payload, out: FloatArray) -> None:
         """Writes the values sent, and 0 elsewhere."""
-        indices, values = unpack(self.name, payload, out.size, self.max_size(out.size) // 8)
-        out.fill(0.0)
-        out[indices] = values
+        put(self.name, payload, out, self.max_size(out.size) // 8)
 
     def bind(self, num_workers: int) -> DGC:
         """The same codec, which clips the sum of so many workers' gradients."""

@@ -128,8 +128,30 @@ def unpack(
     return indices, data[4 * k :].view("<f4")
 
 
+def put(codec: str, payload: Payload, out: FloatArray, limit: int) -> None:
+    """Writes the values in the bytes that :func:`pack` made, and 0 elsewhere."""
+    indices, values = unpack(codec, payload, out.size, limit)
+    out.fill(0.0)
+    out[indices] = values
+
+
 @dataclass(frozen=True)
-class TopK(Codec):
+class _FewElements(Codec):
+    """What top-k and random-k share: how many elements they keep, and the reply's codec."""
+
+    ratio: float = 0.01
+    k: int | None = None
+
+    def __post_init__(self) -> None:
+        check_ratio(self.name, self.ratio, self.k)
+
+    def reply(self, size: int, num_workers: int) -> Codec:
+        """All that the workers together may have changed."""
+        return Changes.of(kept(size, self.ratio, self.k), size, num_workers)
+
+
+@dataclass(frozen=True)
+class TopK(_FewElements):
     """The k elements of largest size, exactly k, as indices and values: 8 k bytes.
 
     On the wire: the indices, ascending (uint32), then the values (float32).
@@ -143,13 +165,7 @@ class TopK(Codec):
     arXiv:1809.07599.
     """
 
-    ratio: float = 0.01
-    k: int | None = None
-
     name: ClassVar[str] = "topk"
-
-    def __post_init__(self) -> None:
-        check_ratio(self.name, self.ratio, self.k)
 
     def max_size(self, size: int) -> int:
         """8 bytes per element kept."""
@@ -163,18 +179,12 @@ class TopK(Codec):
 
     def decode(self, payload: Payload, out: FloatArray) -> None:
         """Writes the values sent, and 0 elsewhere."""
-        indices, values = unpack(self.name, payload, out.size, self.max_size(out.size) // 8)
-        out.fill(0.0)
-        out[indices] = values
+        put(self.name, payload, out, self.max_size(out.size) // 8)
 
     def subtract(self, payload: Payload, values: FloatArray) -> None:
         """Sets what was sent to 0."""
         indices, sent = unpack(self.name, payload, values.size, self.max_size(values.size) // 8)
         values[indices] -= sent
-
-    def reply(self, size: int, num_workers: int) -> Codec:
-        """All that the workers together may have changed."""
-        return Changes.of(kept(size, self.ratio, self.k), size, num_workers)
 
 
 @dataclass(frozen=True)
@@ -203,7 +213,7 @@ class Changes(TopK):
 
 
 @dataclass(frozen=True)
-class RandomK(Codec):
+class RandomK(_FewElements):
     """k elements drawn at random, as values and a seed: 4 k + 8 bytes.
 
     The vector is cut into k nearly equal pieces and one element is drawn from each. No index is
@@ -219,13 +229,7 @@ class RandomK(Codec):
     Reference: Stich, Cordonnier and Jaggi, 2018, "Sparsified SGD with Memory", arXiv:1809.07599.
     """
 
-    ratio: float = 0.01
-    k: int | None = None
-
     name: ClassVar[str] = "randomk"
-
-    def __post_init__(self) -> None:
-        check_ratio(self.name, self.ratio, self.k)
 
     def max_size(self, size: int) -> int:
         """8 bytes for the seed and 4 per element kept."""
@@ -252,10 +256,6 @@ class RandomK(Codec):
         """Sets what was sent to 0."""
         places, sent = self._unpack(payload, values.size)
         values[places] -= sent
-
-    def reply(self, size: int, num_workers: int) -> Codec:
-        """All that the workers together may have changed."""
-        return Changes.of(kept(size, self.ratio, self.k), size, num_workers)
 
     def _unpack(self, payload: Payload, size: int) -> tuple[Indices, npt.NDArray[np.float32]]:
         data = as_bytes(payload)

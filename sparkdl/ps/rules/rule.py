@@ -138,7 +138,7 @@ class Rule:
     ) -> None:
         """Writes the new center into ``out``, which may be ``center`` itself.
 
-        Acts on the trained segment only. Must not change ``delta``, nor ``center`` unless it is
+        Acts on the trained section only. Must not change ``delta``, nor ``center`` unless it is
         ``out``; may change ``state``.
         """
         np.add(center, delta, out=out)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from sparkdl.coordinator.worker import Worker
-from sparkdl.ps.codecs import Compression, Segments
+from sparkdl.ps.codecs import Compression, Sections
 from sparkdl.ps.rules.rule import Commit, Rule, State
 from sparkdl.ps.store.rounds import Round
 from sparkdl.transport.frames import ByteArray, Message
@@ -15,7 +15,7 @@ from sparkdl.weights import FloatArray, Layout
 class Center:
     """The flat weights on the server and the rule that changes them.
 
-    The rule sees the trained segment; the averaged segment is averaged here, never summed.
+    The rule sees the trained section; the averaged section is averaged here, never summed.
     For a blocking rule on gradients the workers hold the weights: ``weights`` is then their
     last snapshot, and ``result`` the mean gradient of the last round (``encoded``: as a codec's
     payload, where there is one).
@@ -43,11 +43,11 @@ class Center:
         self.on_workers = rule.blocking and rule.payload == "gradient"
         self.result = np.zeros_like(weights) if self.on_workers else weights
         self._state: State = rule.init(weights[self._trained])
-        self._segments: Segments | None = None
+        self._sections: Sections | None = None
         self.encoded: ByteArray = np.empty(0, np.uint8)
         if compression is not None and self.on_workers:
-            self._segments = compression.replies
-            self._compressor = self._segments.codec.compressor(layout.trained_size, seed=0)
+            self._sections = compression.replies
+            self._compressor = self._sections.codec.compressor(layout.trained_size, seed=0)
 
     def apply(self, values: FloatArray, commit: Commit) -> None:
         """One asynchronous commit. The caller holds the lock, unless the rule needs none."""
@@ -93,12 +93,12 @@ class Center:
             self.weights[self._averaged] += mean[self._averaged]
 
     def _encode_result(self) -> None:
-        if self._segments is None:
+        if self._sections is None:
             return
         gradient = self.result[self._trained]
         payload = self._compressor.encode(gradient)
-        self._segments.codec.decode(payload, gradient)
-        self.encoded = self._segments.join(self.result[self._averaged], payload)
+        self._sections.codec.decode(payload, gradient)
+        self.encoded = self._sections.join(self.result[self._averaged], payload)
 
     def commit_of(self, worker: Worker, message: Message, clock: int, num_workers: int) -> Commit:
         """What the rule is told of ``message``."""

@@ -39,7 +39,7 @@ class Holdings:
     """
 
     def __init__(self, compression: Compression) -> None:
-        self._segments = compression.replies
+        self._sections = compression.replies
         self._trained = slice(0, compression.layout.trained_size)
         self._averaged = slice(compression.layout.trained_size, compression.layout.size)
         self._held: dict[int, _Holding] = {}
@@ -68,10 +68,10 @@ class Holdings:
         self._held.pop(rank, None)
 
     def _advance(self, holding: _Holding, center: FloatArray) -> None:
-        codec = self._segments.codec
+        codec = self._sections.codec
         change = center[self._trained] - holding.weights[self._trained]
         payload = codec.encode(change)
         codec.decode(payload, change)
         holding.weights[self._trained] += change
-        holding.last = self._segments.join(center[self._averaged], payload)
+        holding.last = self._sections.join(center[self._averaged], payload)
         holding.version += 1

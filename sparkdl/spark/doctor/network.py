@@ -18,15 +18,14 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Self
 
 import pyarrow as pa
 
+from sparkdl.closing import Closing
 from sparkdl.collective.builtin.sockets import rank_addresses
 from sparkdl.launch.devices import DeviceRequest
-from sparkdl.launch.failures import FailureDescription, RankFailure
 from sparkdl.launch.results import Result
-from sparkdl.launch.task import RankContext
+from sparkdl.launch.task import RaisingTask, RankContext
 from sparkdl.network import THIS_HOST, PortSpec, RankListening
 from sparkdl.spark.doctor.host_facts import collect
 from sparkdl.transport.listening import listen, tune
@@ -48,7 +47,7 @@ _COUNT_GPUS = {
 }
 
 
-class Echo:
+class Echo(Closing):
     """Answers pings with its clock, and takes blocks of bytes; closed at the end of a ``with``.
 
     A connection begins with the token and the rank of who connects; without the token it is closed.
@@ -77,10 +76,8 @@ class Echo:
         self._closed = False
         threading.Thread(target=self._accept, name="sparkdl-echo", daemon=True).start()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Ends the threads."""
         self._closed = True
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
@@ -176,7 +173,7 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class ProbeTask:
+class ProbeTask(RaisingTask):
     """The probe on one rank; see :class:`sparkdl.launch.task.Task`.
 
     Args:
@@ -232,10 +229,6 @@ class ProbeTask:
             time.monotonic() - began,
         )  # fmt: skip
         yield from Result(rank.rank, "probe", answer.to_json()).batches()
-
-    def failed(self, rank: RankContext, error: Exception | SystemExit) -> Iterator[pa.RecordBatch]:
-        """Raises it; see :class:`sparkdl.launch.task.Task`."""
-        raise RankFailure(FailureDescription.of(rank.rank, error)) from error
 
 
 class _Counting:

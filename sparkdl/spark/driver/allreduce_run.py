@@ -19,6 +19,7 @@ from sparkdl.collective.communicator import ConnectorOptions
 from sparkdl.collective.rules import ExchangeRule, Mean
 from sparkdl.collective.strategy import AllReduceStrategy
 from sparkdl.config import FitConfig
+from sparkdl.coordinator.driver_client import DriverClient
 from sparkdl.coordinator.host import CoordinatorHost
 from sparkdl.coordinator.settings import Settings
 from sparkdl.coordinator.telemetry import sum_states
@@ -30,7 +31,7 @@ from sparkdl.progress.run_progress import EpochProgress, RunProgress, progress_o
 from sparkdl.run_state import RunState
 from sparkdl.spark.driver.cluster import is_connect
 from sparkdl.spark.driver.network import certificate_of, listening_address, rank_listening
-from sparkdl.spark.driver.training_run import Run, returned_state
+from sparkdl.spark.driver.training_run import CoordinatedRun, Run, returned_state
 from sparkdl.spark.executor.barrier_strategy import BarrierStrategy
 from sparkdl.spark.executor.trainer import TrainedRank
 from sparkdl.transport.listeners import ListenOptions
@@ -125,26 +126,20 @@ def _limits(config: FitConfig, live: bool) -> ConnectorOptions:
     }
 
 
-class AllReduceRun:
+class AllReduceRun(CoordinatedRun):
     """Follows the workers through a coordinator; see :class:`Run`."""
 
     def __init__(self, host: CoordinatorHost, strategy: BarrierStrategy, num_workers: int) -> None:
-        self._driver, self._num_workers = host.driver, num_workers
+        self._host, self._num_workers = host, num_workers
         self.strategy = strategy
+
+    @property
+    def _driver(self) -> DriverClient:
+        return self._host.driver
 
     def progress(self, since_epoch: int = 0) -> RunProgress:
         """What the workers have reported."""
         return progress_of(self._driver.status(since_epoch), self._num_workers, in_step=True)
-
-    def take_lines(self) -> list[tuple[int, str]]:
-        """What the ranks said since the last call."""
-        return self._driver.take_lines()
-
-    def command(self, command: Command) -> None:
-        """Tells the workers."""
-        self._driver.control(
-            stop=command.stop, learning_rate=command.learning_rate, release=command.release
-        )
 
     def kept(self) -> RunState | None:
         """What one rank left last: weights, optimizer state and the rule's."""

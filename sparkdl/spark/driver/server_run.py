@@ -11,7 +11,6 @@ from typing import Any
 from sparkdl.config import FitConfig
 from sparkdl.coordinator.driver_client import DriverClient, open_driver
 from sparkdl.coordinator.settings import Settings
-from sparkdl.progress.commands import Command
 from sparkdl.progress.run_progress import RunProgress, progress_of
 from sparkdl.ps.choice import ServerExchange
 from sparkdl.ps.client import limits_of
@@ -20,12 +19,12 @@ from sparkdl.ps.server import ServerConfig, ServerProcess
 from sparkdl.ps.strategy import ServerStrategy
 from sparkdl.run_state import RunState
 from sparkdl.spark.driver.network import certificate_of, listening_address
-from sparkdl.spark.driver.training_run import returned_state
+from sparkdl.spark.driver.training_run import CoordinatedRun, returned_state
 from sparkdl.spark.executor.trainer import TrainedRank
 from sparkdl.weights import FloatArray, Layout
 
 
-class ServerRun:
+class ServerRun(CoordinatedRun):
     """Follows the workers of a run through its server; see :class:`Run`.
 
     Args:
@@ -125,16 +124,6 @@ class ServerRun:
         """What the workers have reported."""
         in_step = self.strategy.rule.blocking
         return progress_of(self._driver.status(since_epoch), self._num_workers, in_step=in_step)
-
-    def take_lines(self) -> list[tuple[int, str]]:
-        """What the ranks said since the last call."""
-        return self._driver.take_lines()
-
-    def command(self, command: Command) -> None:
-        """Tells the workers."""
-        self._driver.control(
-            stop=command.stop, learning_rate=command.learning_rate, release=command.release
-        )
 
     def kept(self) -> RunState | None:
         """The optimizer state that a worker kept at the end of an epoch."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Protocol
 
+from sparkdl.coordinator.driver_client import DriverClient
 from sparkdl.progress.commands import Command
 from sparkdl.progress.run_progress import RunProgress
 from sparkdl.protocols import Strategy
@@ -51,6 +53,25 @@ class Run(Protocol):
 
     def result(self, trained: Mapping[int, TrainedRank]) -> RunState:
         """The trained weights and all that goes with them, given what the ranks returned."""
+
+
+class CoordinatedRun(ABC):
+    """What the runs share whose workers a coordinator follows; see :class:`Run`."""
+
+    @property
+    @abstractmethod
+    def _driver(self) -> DriverClient:
+        """The driver's connection to the coordinator."""
+
+    def take_lines(self) -> list[tuple[int, str]]:
+        """What the ranks said since the last call."""
+        return self._driver.take_lines()
+
+    def command(self, command: Command) -> None:
+        """Tells the workers."""
+        self._driver.control(
+            stop=command.stop, learning_rate=command.learning_rate, release=command.release
+        )
 
 
 def returned_state(trained: Mapping[int, TrainedRank]) -> RunState:

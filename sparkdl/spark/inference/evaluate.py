@@ -143,5 +143,7 @@ def evaluate_arrays(
     stacks = Batches(rows, batch_size, shuffle=False).stacks(0, 8)
     state: npt.NDArray[np.float64] = np.asarray(make_learner(model).evaluate(stacks))
     if not state.size:
-        raise DataError("there are no rows to evaluate", received="0 rows")
+        raise DataError(
+            "there are no rows to evaluate", received="0 rows", expected="at least one row"
+        )
     return state

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from sparkdl.closing import Closing
 from sparkdl.data import DataSpec, decode, decode_valid, rows_with_nulls
 from sparkdl.learner.predictor_archive import PredictorArchive
 from sparkdl.protocols import Arrays, Predictor
@@ -46,7 +47,7 @@ class Predicted:
 
 
 @dataclass
-class ForwardPass:
+class ForwardPass(Closing):
     """Runs a predictor over Arrow batches; the model comes up when the first rows fit.
 
     Args:
@@ -68,10 +69,8 @@ class ForwardPass:
     _predictor: Predictor | None = field(default=None, init=False)
     _first_row: int = field(default=0, init=False)
 
-    def __enter__(self) -> ForwardPass:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Lets the model go."""
         self._opened.close()
 
     def predict(self, batch: pa.RecordBatch) -> Iterator[Predicted]:

@@ -16,8 +16,24 @@ from sparkdl.learner.predictor_archive import PredictorArchive
 from sparkdl.protocols import Predictor
 
 
+class ForwardTask:
+    """What the tasks share that run a model forward: its devices, and what becomes of failures."""
+
+    archive: PredictorArchive
+    use_gpu: UseGpu
+
+    @property
+    def devices(self) -> DeviceRequest:
+        """The model's backend, on the GPUs that Spark gives."""
+        return DeviceRequest(self.archive.archive.backend, self.use_gpu)
+
+    def failed(self, rank: RankContext, error: Exception | SystemExit) -> Iterator[pa.RecordBatch]:
+        """Raises it: Spark tries again, and at last shows it to whoever asks for the rows."""
+        raise error
+
+
 @dataclass(frozen=True)
-class PredictorTask:
+class PredictorTask(ForwardTask):
     """A model, and how its rows are read.
 
     Args:
@@ -32,18 +48,9 @@ class PredictorTask:
     batch_size: int
     use_gpu: UseGpu
 
-    @property
-    def devices(self) -> DeviceRequest:
-        """The model's backend, on the GPUs that Spark gives."""
-        return DeviceRequest(self.archive.archive.backend, self.use_gpu)
-
     def predictor(self, resources: Resources) -> AbstractContextManager[Predictor]:
         """The model in this process, on the devices that Spark gave."""
         start_framework(self.devices.place(resources))
         from sparkdl.learner.cache import cached_predictor
 
         return cached_predictor(self.archive)
-
-    def failed(self, rank: RankContext, error: Exception | SystemExit) -> Iterator[pa.RecordBatch]:
-        """Raises it: Spark tries again, and at last shows it to whoever asks for the rows."""
-        raise error

@@ -15,7 +15,6 @@ from sparkdl.config import UseGpu
 from sparkdl.data import DataSpec
 from sparkdl.data.vectors import is_vector
 from sparkdl.errors import DataError
-from sparkdl.launch.devices import DeviceRequest
 from sparkdl.launch.task import RankContext
 from sparkdl.learner.predictor_archive import PredictorArchive
 from sparkdl.learner.signature import Signature
@@ -25,11 +24,11 @@ from sparkdl.spark.columns.wire import wire_names
 from sparkdl.spark.executor.stage import run_task
 from sparkdl.spark.inference.forward import ForwardPass, HandleInvalid
 from sparkdl.spark.inference.output_columns import OutputColumn
-from sparkdl.spark.inference.predictor_task import PredictorTask
+from sparkdl.spark.inference.predictor_task import ForwardTask, PredictorTask
 
 
 @dataclass(frozen=True)
-class UdfTask:
+class UdfTask(ForwardTask):
     """Predictions for Arrow batches of arguments; see :class:`sparkdl.launch.task.Task`.
 
     Their types are known when the first rows come: a function has no schema.
@@ -50,11 +49,6 @@ class UdfTask:
     handle_invalid: HandleInvalid = "error"
     decoder: Decoder | Mapping[str, Decoder] | None = None
 
-    @property
-    def devices(self) -> DeviceRequest:
-        """The model's backend, on the GPUs that Spark gives."""
-        return DeviceRequest(self.archive.archive.backend, self.use_gpu)
-
     def run(self, rank: RankContext, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """One column: a prediction for each row."""
         first = next(batches, None)
@@ -68,10 +62,6 @@ class UdfTask:
             for batch in chain([first], batches):
                 for predicted in forward.predict(batch):
                     yield pa.RecordBatch.from_arrays(predicted.columns, names=["prediction"])
-
-    def failed(self, rank: RankContext, error: Exception | SystemExit) -> Iterator[pa.RecordBatch]:
-        """Raises it: Spark tries again, and at last shows it to whoever asks for the rows."""
-        raise error
 
     def _spec(self, schema: pa.Schema) -> DataSpec:
         """How to read the arguments."""

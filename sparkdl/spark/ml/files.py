@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReader, MLWriter
 
@@ -67,16 +67,6 @@ class Loaded:
     safe: bool
     path: str
     digest: str = ""
-
-
-class SavedStage(Protocol):
-    """A stage that has content."""
-
-    def content(self) -> StageContent:
-        """What to save."""
-
-    def take(self, loaded: Loaded) -> None:
-        """The counterpart, called on a fresh stage that has its Params already."""
 
 
 S = TypeVar("S")

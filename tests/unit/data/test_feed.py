@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from sparkdl.data.chunks import to_numpy
 from sparkdl.data.feed import Feed, RowSpool, equal_rows
+from sparkdl.data.feed_rows import to_numpy
 from sparkdl.errors import ConfigError, DataError, ResourceError
 
 

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sparkdl.data.chunks import to_numpy
+from sparkdl.data.feed_rows import to_numpy
 from sparkdl.errors import DataError
 from sparkdl.files.streams import find_files
 from sparkdl.spark.columns.arrow_files import arrow_facts, read_arrow

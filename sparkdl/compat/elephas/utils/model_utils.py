@@ -6,6 +6,8 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Any, ClassVar
 
+from sparkdl.learner.model_facts import name_of_loss
+
 _REGRESSION = (
     "mean_squared_error", "mean_absolute_error", "mse", "mae", "cosine_proximity",
     "cosine_similarity", "mean_absolute_percentage_error", "mape", "log_cosh", "logcosh", "huber",
@@ -33,14 +35,8 @@ class LossModelTypeMapper:
 
     def get_model_type(self, loss: Any) -> ModelType | None:
         """What a model with this loss predicts; None for a loss that is not in the list."""
-        return self._types.get(_name_of(loss))
+        return self._types.get(name_of_loss(loss))
 
     def register_loss(self, loss: str | Callable[..., Any], model_type: ModelType) -> None:
         """Adds a loss to the list."""
-        self._types[_name_of(loss)] = model_type
-
-
-def _name_of(loss: Any) -> str:
-    if isinstance(loss, str):
-        return loss
-    return str(getattr(loss, "name", None) or getattr(loss, "__name__", type(loss).__name__))
+        self._types[name_of_loss(loss)] = model_type

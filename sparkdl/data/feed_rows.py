@@ -12,8 +12,8 @@ import pyarrow as pa
 NO_ROWS = pa.RecordBatch.from_arrays([], names=[])
 
 
-class Chunk:
-    """Rows of a chunk that are not taken yet.
+class UntakenRows:
+    """Rows of a record batch that are not taken yet.
 
     Columns of numbers and of lists of one length become NumPy arrays once, of which batches are
     slices: that costs less than slices of Arrow columns that become arrays.
@@ -24,9 +24,9 @@ class Chunk:
         self.left = rows.num_rows
         self._views: dict[str, npt.NDArray[Any] | None] | None = None
 
-    def take(self, count: int) -> ChunkRows:
+    def take(self, count: int) -> TakenRows:
         """The next rows, at most ``count``."""
-        part = ChunkRows(self, self._at, min(count, self.left))
+        part = TakenRows(self, self._at, min(count, self.left))
         self._at += part.num_rows
         self.left -= part.num_rows
         return part
@@ -40,25 +40,25 @@ class Chunk:
 
 
 @dataclass(frozen=True)
-class ChunkRows:
-    """Some rows of a chunk."""
+class TakenRows:
+    """Some rows of a record batch."""
 
-    chunk: Chunk
+    source: UntakenRows
     start: int
     num_rows: int
 
     def arrow(self) -> pa.RecordBatch:
         """As a record batch."""
-        return self.chunk.rows.slice(self.start, self.num_rows)
+        return self.source.rows.slice(self.start, self.num_rows)
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         """As arrays, whose first axis is the rows."""
         end = self.start + self.num_rows
         return {
-            name: to_numpy(self.chunk.rows.column(number).slice(self.start, self.num_rows))
+            name: to_numpy(self.source.rows.column(number).slice(self.start, self.num_rows))
             if view is None
             else view[self.start : end]
-            for number, (name, view) in enumerate(self.chunk.views().items())
+            for number, (name, view) in enumerate(self.source.views().items())
         }
 
 
