@@ -64,7 +64,7 @@ class Machine:
             ports: Ports or ranges such as ``'7300-7350'``.
             version: Of the Internet protocol.
         """
-        others = ("iif", self.device, "ipproto", "tcp")
+        others = ("dev", self.device, "ipproto", "tcp")
         rule = (f"-{version}", "rule")
         for end in ("dport", "sport"):
             for one in ports:

@@ -16,12 +16,13 @@ import numpy as np
 import pyspark
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "tests" / "spark" / "scripts"
 LET_IN = ("7300-7350", "7077")
 """What every machine's firewall lets in: one range, and the master's port."""
-RELAYED = 7306
+RELAYED = (7306, 7307)
+"""A server listens on two: for framed messages, and for HTTP."""
 NAME = "driver.cluster.test"
 
 
@@ -35,7 +36,7 @@ def _check_doctor(found: dict[str, Any]) -> None:
     assert wrong("relay") == {}
     dropped = "timed out after 10 s, as where a firewall drops packets"
     for case, name, port in (
-        ("relay left out", "driver port", RELAYED),
+        ("relay left out", "driver port", RELAYED[0]),
         ("port outside of the range", "driver port", 7999),
         ("ranks outside of the range", "between ranks", 7400),
     ):
@@ -56,7 +57,7 @@ def _check_doctor(found: dict[str, Any]) -> None:
 def test_workers_on_other_machines(tmp_path: Path, version: int) -> None:
     """The driver binds all addresses and names one; the server is reached by another one.
 
-    All machines drop what comes to other ports than those of one range. A fourth machine passes one
+    All machines drop what comes to other ports than those of one range. A fourth machine passes two
     of them on to the driver, to which the workers have no way there.
     """
     problem = namespaces.missing()
@@ -76,7 +77,8 @@ def test_workers_on_other_machines(tmp_path: Path, version: int) -> None:
             loopback = "127.0.1.1" if version == 4 else "::1"
             stack.enter_context(one.hosts(**{NAME: driver.address if one is driver else loopback}))
         for one in workers:
-            driver.drop(one.address, RELAYED, version)
+            for port in RELAYED:
+                driver.drop(one.address, port, version)
         hosts = [one.address if version == 4 else f"[{one.address}]" for one in (driver, *workers)]
         master = f"spark://{hosts[0]}:7077"
         commands = [(driver, [f"{deploy}master.Master", "--host", hosts[0], "--port", "7077",
@@ -103,8 +105,8 @@ def test_workers_on_other_machines(tmp_path: Path, version: int) -> None:
             stack.callback(process.wait)
             stack.callback(process.terminate)
         passing = subprocess.Popen(
-            relay.command(sys.executable, str(SCRIPTS / "relay.py"), relay.address, str(RELAYED),
-                          driver.address),
+            relay.command(sys.executable, str(SCRIPTS / "relay.py"), relay.address,
+                          driver.address, *map(str, RELAYED)),
             stdout=subprocess.PIPE,
         )  # fmt: skip
         stack.callback(passing.wait)
@@ -123,7 +125,7 @@ def test_workers_on_other_machines(tmp_path: Path, version: int) -> None:
                 sys.executable, str(SCRIPTS / "namespaces_fit.py"), master, hosts[0], second,
                 relay.address, NAME, str(script), str(result),
             ),
-            env=environment, capture_output=True, text=True, timeout=300,
+            env=environment, capture_output=True, text=True, timeout=800,
         )  # fmt: skip
         assert ran.returncode == 0, ran.stdout[-2000:] + ran.stderr[-4000:]
     found = json.loads(result.read_text())

@@ -3,8 +3,8 @@
 python namespaces_fit.py MASTER DRIVER_ADDRESS SERVER_ADDRESS RELAY_ADDRESS LOOPBACK_NAME SCRIPT \
     RESULT
 
-RELAY_ADDRESS passes connections to port 7306 on to the driver. LOOPBACK_NAME is the driver's, and
-for the other machines one of their own.
+RELAY_ADDRESS passes connections to the ports 7306 and 7307 on to the driver. LOOPBACK_NAME is the
+driver's, and for the other machines one of their own.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def main() -> None:
     ways: dict[str, dict[str, Any]] = {
         "asynchronous": {"port": "7300-7309"},
         "synchronous": {"port": "7300-7309", "server_bind": anywhere, "server_address": server},
-        "hogwild": {"port": 7306, "server_bind": anywhere, "server_address": relay},
+        "hogwild": {"port": "7306-7307", "server_bind": anywhere, "server_address": relay},
         "allreduce": {
             "communicator": "builtin",
             "port": "7300-7309",
