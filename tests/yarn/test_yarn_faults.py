@@ -4,27 +4,13 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 from mini_hadoop import MiniHadoop
-from submitting import Submission, Submitted, Submitter
+from submitting import Submission, Submitter, check_repetition, result_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
 FAULTS = "yarn_faults.py"
-
-
-def result_of(ended: Submitted) -> dict[str, Any]:
-    assert ended.code == 0, ended.told
-    return ended.result
-
-
-def check_repetition(found: dict[str, Any], mode: str, epochs: int) -> None:
-    """Every epoch has all rows, once; only all-reduce begins one again, and one at most."""
-    assert sorted(set(found["began"])) == list(range(epochs)), found["began"]
-    repeated = len(found["began"]) - epochs
-    assert repeated <= (mode == "allreduce"), found["began"]
-    assert found["rows"] == [512] * epochs, found["rows"]
 
 
 def _kill_an_executor(submission: Submission) -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 from mini_hadoop import MiniHadoop, Unavailable
-from submitting import Submitter
-from test_yarn_faults import FAULTS, check_repetition, result_of
+from submitting import Submitter, check_repetition, result_of
 
+FAULTS = "yarn_faults.py"
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
