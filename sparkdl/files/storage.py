@@ -115,16 +115,6 @@ def check_writable(path: str) -> None:
         file_system.check_writable(inner)
 
 
-def place_on_disk(path: str) -> str | None:
-    """Where on this machine's disks a path is; None if it is elsewhere.
-
-    Raises:
-        ResourceError: The path has no file system.
-    """
-    file_system, inner = _resolve(path)
-    return inner if isinstance(file_system, LocalFileSystem) else None
-
-
 def delete(path: str) -> None:
     """Deletes a file if it is there."""
     file_system, inner = _resolve(path)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import subprocess
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 NETWORKS = {4: ("10.77.0.", "10.78.0.", 24), 6: ("fd77::", "fd78::", 64)}
 """For each version of the Internet protocol: how the addresses of all machines begin, and that of
@@ -37,10 +39,12 @@ class Machine:
     Args:
         name: Of the namespace.
         address: On the common network.
+        device: What it is connected to the others by.
     """
 
     name: str
     address: str
+    device: str
 
     def command(self, *arguments: str) -> list[str]:
         """A command that runs there."""
@@ -48,6 +52,49 @@ class Machine:
 
     def ip(self, *arguments: str) -> None:
         _ip("-n", self.name, *arguments)
+
+    def let_in(self, ports: Iterable[str], version: int = 4) -> None:
+        """From now on drops what others send to other TCP ports, as a firewall does.
+
+        What has come from such a port of another machine is an answer, and passes. There are no
+        filters in the kernels of many containers, so the rules that choose a routing table do it:
+        packets for this machine are delivered by the table ``local``.
+
+        Args:
+            ports: Ports or ranges such as ``'7300-7350'``.
+            version: Of the Internet protocol.
+        """
+        others = ("dev", self.device, "ipproto", "tcp")
+        rule = (f"-{version}", "rule")
+        for end in ("dport", "sport"):
+            for one in ports:
+                self.ip(*rule, "add", "pref", "5", *others, end, one, "lookup", "local")
+        self.ip(*rule, "add", "pref", "9", *others, "blackhole")
+        self.ip(*rule, "add", "pref", "20", "lookup", "local")
+        self.ip(*rule, "del", "pref", "0")
+
+    def drop(self, sender: str, port: int, version: int = 4) -> None:
+        """From now on drops what one address sends to one TCP port."""
+        self.ip(f"-{version}", "rule", "add", "pref", "3", "from", sender, "ipproto", "tcp",
+                "dport", str(port), "blackhole")  # fmt: skip
+
+    @contextmanager
+    def hosts(self, **names: str) -> Iterator[None]:
+        """Within, programs that begin there find these addresses by these names, and others none.
+
+        The machine's own name and ``localhost`` stay.
+        """
+        folder = Path("/etc/netns") / self.name  # where "ip netns exec" looks for it
+        folder.mkdir(parents=True)
+        lines = ["127.0.0.1 localhost", f"{self.address} {socket.gethostname()}"]
+        lines += [f"{address} {name}" for name, address in names.items()]
+        (folder / "hosts").write_text("\n".join(lines) + "\n")
+        try:
+            yield
+        finally:
+            shutil.rmtree(folder)
+            with suppress(OSError):
+                folder.parent.rmdir()
 
 
 def second_address(version: int = 4) -> str:
@@ -69,7 +116,11 @@ def machines(count: int, version: int = 4) -> Iterator[list[Machine]]:
     with ExitStack() as stack:
         found = []
         for number in range(count):
-            one = Machine(f"sdl{os.getpid()}n{number}", f"{network}{number + 1}")
+            one = Machine(
+                f"sdl{os.getpid()}n{number}",
+                f"{network}{number + 1}",
+                "eth" if number else "bridge",
+            )
             _ip("netns", "add", one.name)
             stack.callback(_ip, "netns", "del", one.name)
             one.ip("link", "set", "lo", "up")

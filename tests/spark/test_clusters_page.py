@@ -6,7 +6,6 @@ A standalone cluster: a master and two workers, each a process of its own.
 from __future__ import annotations
 
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -19,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from clusters_page import ROOT, blocks, doctor_block, run_block
+from clusters_page import ROOT, blocks, build_wheel, doctor_block, run_block
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
 
@@ -94,27 +93,11 @@ def test_standalone_lines(shell: dict[str, str]) -> None:
 def test_archive_lines(tmp_path: Path) -> None:
     """An environment as the page makes it; no dependencies, which have two gigabytes."""
     pytest.importorskip("setuptools")
-    source, wheels = tmp_path / "source", tmp_path / "wheels"
-    source.mkdir()
-    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE", "pyspark_tfrecord.py"):
-        shutil.copy(ROOT / name, source)
-    shutil.copytree(ROOT / "sparkdl", source / "sparkdl")
-    subprocess.run(
-        [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation",
-         "--wheel-dir", wheels, source],
-        check=True,
-    )  # fmt: skip
-    variables = {
-        **os.environ, "PIP_FIND_LINKS": str(wheels), "PIP_NO_DEPS": "1", "PIP_RETRIES": "1",
-        "PIP_DISABLE_PIP_VERSION_CHECK": "1",
-    }  # fmt: skip
+    wheels = build_wheel(tmp_path)
+    if wheels is None:
+        pytest.skip("venv-pack cannot be installed")
+    variables = {**os.environ, "PIP_FIND_LINKS": str(wheels), "PIP_NO_DEPS": "1"}
     variables.pop("PYTHONPATH", None)
-    reached = subprocess.run(
-        [sys.executable, "-m", "pip", "download", "-q", "-d", str(wheels), "venv-pack"],
-        env=variables, capture_output=True, text=True, timeout=280,
-    )  # fmt: skip
-    if reached.returncode:
-        pytest.skip(f"venv-pack cannot be installed: {reached.stderr[-300:]}")
     (block,) = blocks("An environment as an archive")
     told = run_block(block, variables, tmp_path)
     assert "--master yarn --deploy-mode cluster" in told

@@ -33,7 +33,7 @@ import org.apache.spark.network.util.MapConfigProvider;
 import org.apache.spark.network.util.TransportConf;
 
 /**
- * HDFS with one DataNode, and YARN with two NodeManagers, until standard input ends.
+ * HDFS with two DataNodes, and YARN with two NodeManagers, until standard input ends.
  *
  * Arguments: a folder for the data, the file to write the clients' configuration to, and settings
  * as NAME=VALUE. Each line of standard input is a command (see {@link #answer}); its answer is one
@@ -46,7 +46,7 @@ public class MiniHadoopMain {
   private final YarnClient client = YarnClient.createYarnClient();
 
   private MiniHadoopMain(File folder, Configuration settings) throws Exception {
-    dfs = new MiniDFSCluster.Builder(settings, new File(folder, "dfs")).numDataNodes(1).build();
+    dfs = new MiniDFSCluster.Builder(settings, new File(folder, "dfs")).numDataNodes(2).build();
     dfs.waitActive();
     for (String shared : new String[] {"/", "/user"}) { // every user makes folders of their own
       dfs.getFileSystem().mkdirs(new Path(shared));
@@ -167,8 +167,9 @@ public class MiniHadoopMain {
    * APPLICATION: ID@NODE of those that run, the first of the attempt first, which has the
    * application master. kill APPLICATION NUMBER: ends a container as "yarn container -signal" does.
    * preempted APPLICATION: megabytes times seconds of containers that were taken for another queue.
-   * end APPLICATION: as "yarn application -kill". stop-node NODE: a NodeManager is lost. folder PATH MODE, put LOCAL PATH, list
-   * PATH, quota FOLDER BYTES: of HDFS.
+   * end APPLICATION: as "yarn application -kill". stop-node NODE: a NodeManager is lost. folder
+   * PATH MODE, put LOCAL PATH, list
+   * PATH, quota FOLDER BYTES NAMES (either may be "any"): of HDFS.
    */
   private String answer(String[] command) throws Exception {
     List<String> found = new ArrayList<>();
@@ -221,13 +222,16 @@ public class MiniHadoopMain {
         }
         break;
       case "quota":
-        dfs.getFileSystem().setQuota(
-            new Path(command[1]), Long.MAX_VALUE - 1, Long.parseLong(command[2]));
+        dfs.getFileSystem().setQuota(new Path(command[1]), quota(command[3]), quota(command[2]));
         break;
       default:
         throw new IllegalArgumentException("no command " + command[0]);
     }
     return String.join(" ", found);
+  }
+
+  private static long quota(String text) {
+    return text.equals("any") ? Long.MAX_VALUE - 1 : Long.parseLong(text);
   }
 
   private ApplicationReport application(String id) throws Exception {

@@ -1,4 +1,7 @@
-"""Hadoop's own mini cluster: HDFS, a ResourceManager and two NodeManagers, in one Java process."""
+"""Hadoop's own mini cluster: HDFS with two DataNodes, a ResourceManager and two NodeManagers.
+
+All of it is one Java process.
+"""
 
 from __future__ import annotations
 
@@ -141,7 +144,7 @@ class MiniHadoop:
             },
             "yarn.nodemanager.aux-services": "spark_shuffle",
             "yarn.nodemanager.aux-services.spark_shuffle.class": f"{MAIN.stem}$SparkShuffle",
-            "dfs.replication": "1",
+            "dfs.replication": "2",
             "fs.permissions.umask-mode": "022",
             **(settings or {}),
         }

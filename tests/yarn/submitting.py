@@ -205,3 +205,17 @@ class Submitter:
             "YARN_CONF_DIR": str(self.hadoop.conf),
             **({"PYTHONPATH": str(ROOT)} if deploy_mode == "client" else {}),
         }
+
+
+def result_of(ended: Submitted) -> dict[str, Any]:
+    """What the script of an application that ended well has written."""
+    assert ended.code == 0, ended.told
+    return ended.result
+
+
+def check_repetition(found: dict[str, Any], mode: str, epochs: int) -> None:
+    """Every epoch has all rows, once; only all-reduce begins one again, and one at most."""
+    assert sorted(set(found["began"])) == list(range(epochs)), found["began"]
+    repeated = len(found["began"]) - epochs
+    assert repeated <= (mode == "allreduce"), found["began"]
+    assert found["rows"] == [512] * epochs, found["rows"]

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from sparkdl.errors import SparkDLError
-from sparkdl.files.storage import check_writable, place_on_disk
+from sparkdl.files.storage import check_writable, path_on_disk
 from sparkdl.spark.doctor.executors import Facts
 from sparkdl.spark.doctor.report import Check
 
@@ -70,7 +70,7 @@ def probed(folder: str | None, timeout_s: float) -> Iterator[ProbedFolder | None
 def _write(folder: str) -> ProbedFolder:
     place = folder.rstrip("/")
     check_writable(f"{place}/probe")
-    here = place_on_disk(folder)
+    here = path_on_disk(folder)
     if here is None:
         return ProbedFolder(folder)
     marker = os.path.join(here, f".sparkdl-doctor-{secrets.token_hex(8)}")

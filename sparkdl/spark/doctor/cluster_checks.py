@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sparkdl.config import FitConfig
 from sparkdl.errors import ResourceError
@@ -64,9 +64,24 @@ def check_versions(versions: Versions) -> list[Check]:
     return checks
 
 
-def check_slots(slots: int, config: FitConfig, task_cpus: int) -> Check:
-    """Whether the workers of a run can run at the same time."""
+def check_slots(slots: int, config: FitConfig, task_cpus: int, driver_host: str) -> Check:
+    """Whether the workers of a run can run at the same time.
+
+    Args:
+        slots: How many there are.
+        config: Of the run.
+        task_cpus: Cores of a task.
+        driver_host: Where executors look for Spark's driver.
+    """
     wanted = config.num_workers or 1
+    if slots < 1:
+        return Check(
+            "slots", "error", "no executor has come", f"{wanted}, one for each worker",
+            "has the cluster room for an executor? Do executors find the driver: does "
+            f"spark.driver.host={driver_host} mean this machine on theirs, and no loopback address "
+            "(/etc/hosts), and does a firewall let spark.driver.port and spark.blockManager.port "
+            "in? Their logs say why they ended",
+        )  # fmt: skip
     if slots < wanted:
         return Check(
             "slots", "error", f"{slots}, spark.task.cpus={task_cpus}",
@@ -160,13 +175,16 @@ def check_connect(config: FitConfig, unreached: ResourceError | None) -> Check:
     )  # fmt: skip
 
 
-def check_probe(answers: Sequence[Answer], start_s: float, timeout_s: float) -> list[Check]:
+def check_probe(
+    answers: Sequence[Answer], start_s: float, timeout_s: float, *, with_server: bool = False
+) -> list[Check]:
     """What the ranks of the common probe found.
 
     Args:
         answers: Of all ranks.
         start_s: How long the stage took to begin.
         timeout_s: Limit of a probe.
+        with_server: Whether ranks train through a server, and need no connections to each other.
     """
     slow = start_s > timeout_s
     checks = [
@@ -192,13 +210,14 @@ def check_probe(answers: Sequence[Answer], start_s: float, timeout_s: float) -> 
         (a.rank, other): link for a in answers for other, link in a.ranks.items()
     }  # fmt: skip
     if between:
-        checks.append(
-            _check_links(
-                "between ranks", between,
-                "executors connect to each other",
-                "open all ports between the executors' machines, for mode='allreduce' and run",
-            )
+        check = _check_links(
+            "between ranks", between,
+            "executors connect to each other",
+            "open all ports between the executors' machines, or a range with worker_port=, for "
+            "mode='allreduce' and run; the modes with a server need none",
         )  # fmt: skip
+        broken = check.status == "error"
+        checks.append(replace(check, status="warning") if broken and with_server else check)
     return checks
 
 

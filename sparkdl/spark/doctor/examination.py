@@ -144,7 +144,8 @@ class _Examination:
         slots = cluster.wait_for_slots(self.spark, self._expected_slots(master), self.timeout_s)
         if slots is None:
             slots = self._slots_over_connect()
-        self.checks.append(check_slots(slots, self.config, task_cpus))
+        host = self.setting("spark.driver.host") or "127.0.0.1"
+        self.checks.append(check_slots(slots, self.config, task_cpus, host))
         cores = int(self.setting("spark.executor.cores") or task_cpus)
         tasks = max(1, cores // task_cpus)
         self.checks += check_settings(self.setting, self.config, master, tasks)
@@ -303,7 +304,8 @@ class _Examination:
         took_s = time.monotonic() - began
         answers = [Answer.from_json(result.text) for result in results.values()]
         start_s = max(0.0, took_s - max(answer.ran_s for answer in answers))
-        self.checks += check_probe(answers, start_s, self.timeout_s)
+        with_server = self.config.with_server
+        self.checks += check_probe(answers, start_s, self.timeout_s, with_server=with_server)
         return answers
 
     def _wait(self, wait: Callable[[float], bool]) -> bool:

@@ -1,6 +1,10 @@
 """Driver on a machine of its own: the doctor, a fit in each mode, ``run``; all in one port range.
 
-python namespaces_fit.py MASTER DRIVER_ADDRESS SERVER_ADDRESS RESULT.json
+python namespaces_fit.py MASTER DRIVER_ADDRESS SERVER_ADDRESS RELAY_ADDRESS LOOPBACK_NAME SCRIPT \
+    RESULT
+
+RELAY_ADDRESS passes connections to the ports 7306 and 7307 on to the driver. LOOPBACK_NAME is the
+driver's, and for the other machines one of their own.
 """
 
 from __future__ import annotations
@@ -60,35 +64,53 @@ class Listening(keras.callbacks.Callback):
         self.ports.update(listening())
 
 
-def main() -> None:
-    master, address, server, result = sys.argv[1:]
-    anywhere = "::" if ":" in server else "0.0.0.0"
-    spark = (
+def open_session(master: str, host: str, bind: str, script: str) -> SparkSession:
+    """A session whose driver others find at ``host``; ``script`` tells an executor's GPUs."""
+    return (
         SparkSession.builder.master(master)
-        .config("spark.driver.host", address)
-        .config("spark.driver.bindAddress", anywhere)
+        .config("spark.driver.host", host)
+        .config("spark.driver.bindAddress", bind)
         .config("spark.executor.memory", "512m")
         .config("spark.cores.max", "4")
         .config("spark.task.cpus", "2")
+        .config("spark.executor.resource.gpu.amount", "2")
+        .config("spark.executor.resource.gpu.discoveryScript", script)
         .config("spark.driver.port", "7320")
         .config("spark.blockManager.port", "7330")
         .config("spark.port.maxRetries", "9")
         .config("spark.ui.enabled", "false")
         .getOrCreate()
     )
+
+
+def main() -> None:
+    master, address, server, relay, name, script, result = sys.argv[1:]
+    anywhere = "::" if ":" in server else "0.0.0.0"
+    spark = open_session(master, address, anywhere, script)
     rng = np.random.default_rng(0)
     x = rng.normal(size=(256, 4)).astype("float32")
     y = x @ np.array([1.0, -2.0, 3.0, 0.5], "float32")
     rows = [(a.tolist(), float(b)) for a, b in zip(x, y, strict=True)]
     frame = spark.createDataFrame(rows, "features array<float>, label float")
-    report = sparkdl.doctor(
-        spark, num_workers=2, timeout_s=30.0, server_bind=anywhere, server_address=server
-    )
-    found: dict[str, Any] = {"doctor": report.to_dict(), "losses": {}, "weights": {}}
+    found: dict[str, Any] = {"doctor": {}, "losses": {}, "weights": {}}
+
+    def examine(case: str, **options: Any) -> None:
+        asked = {"num_workers": 2, "timeout_s": 30.0, "server_bind": anywhere,
+                 "worker_port": "7310-7319", "mode": "allreduce", **options}  # fmt: skip
+        report = sparkdl.doctor(spark, **asked)
+        found["doctor"][case] = report.to_dict()
+
+    examine("healthy", port="7300-7309", server_address=server)
+    examine("relay", port=7306, server_address=relay)
+    examine("relay left out", port=7306, timeout_s=20.0)
+    examine("port outside of the range", port=7999, timeout_s=20.0)
+    examine("ranks outside of the range", port="7300-7309", worker_port="7400-7409", timeout_s=20.0)
+    examine("loopback", port="7300-7309", server_address=name)
     own = Listening()
     ways: dict[str, dict[str, Any]] = {
         "asynchronous": {"port": "7300-7309"},
         "synchronous": {"port": "7300-7309", "server_bind": anywhere, "server_address": server},
+        "hogwild": {"port": "7306-7307", "server_bind": anywhere, "server_address": relay},
         "allreduce": {
             "communicator": "builtin",
             "port": "7300-7309",
@@ -101,15 +123,24 @@ def main() -> None:
         history = spark_model.fit(frame, epochs=2, batch_size=128, verbose=0, callbacks=[own])
         found["losses"][mode] = history.history["loss"]
         found["weights"][mode] = [w.tolist() for w in spark_model.model.get_weights()]
-    small = sparkdl.SparkModel(make_model(), mode="synchronous", resources={"cpus": 1})
+    small = sparkdl.SparkModel(
+        make_model(), mode="synchronous", resources={"cpus": 1, "gpu": 1}, port="7300-7309"
+    )
     small.fit(frame, verbose=0)
     assert small.summary is not None
     found["workers"] = len(small.summary.rank_rows)
+    found["gpus"] = sorted(gpus for given in small.summary.gpus.values() for gpus in given)
     # Horovod's Gloo listens on any free port and cannot be told otherwise.
     asked = {"port": "7300-7309", "worker_port": "7310-7319", "communicator": "builtin"}
     found["driver ports"] = sorted(own.ports)
     found["worker ports"] = sparkdl.run(listening, num_workers=2, **asked)
-    found["addresses"] = sparkdl.run(own_address, (address,), num_workers=2)
+    found["addresses"] = sparkdl.run(own_address, (address,), num_workers=2, **asked)
+    spark.stop()
+
+    spark = open_session(
+        master, name, anywhere, script
+    )  # which executors look for on their own machine
+    examine("loopback for Spark", port="7300-7309", timeout_s=8.0)
     with open(result, "w") as file:
         json.dump(found, file)
     spark.stop()

@@ -14,15 +14,19 @@ import signal
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
+import pyarrow as pa
+from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 
 import sparkdl
+from sparkdl.progress.events import EpochBegan, EpochEnded, Event
+from sparkdl.tracking import JsonLines, TensorBoard
 
 ROWS = 512
 
@@ -45,14 +49,17 @@ def make_rows(spark: SparkSession) -> DataFrame:
 
 
 def error_of(call: Callable[[], object]) -> dict[str, Any]:
-    """The error that a call raises, and how long that took."""
+    """The error that a call raises, its warnings, and how long that took."""
     began = time.monotonic()
-    try:
-        call()
-    except Exception as error:
-        found: dict[str, Any] = {"type": type(error).__name__, "text": str(error)}
-    else:
-        found = {"type": None, "text": ""}
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        try:
+            call()
+        except Exception as error:
+            found: dict[str, Any] = {"type": type(error).__name__, "text": str(error)}
+        else:
+            found = {"type": None, "text": ""}
+    found["warnings"] = [str(one.message) for one in told]
     return found | {"seconds": time.monotonic() - began}
 
 
@@ -74,12 +81,24 @@ def lost(spark: SparkSession, folder: Path, mode: str, epochs: str = "6") -> dic
     spark_model = sparkdl.SparkModel(make_model(), mode=mode, num_workers=2, **options)
     frame = make_rows(spark).repartition(2).cache()
     (folder / "application").write_text(spark.sparkContext.applicationId)
+    began: list[int] = []
+    ended: dict[int, int] = {}
+
+    def note(event: Event) -> None:
+        if isinstance(event, EpochBegan):
+            began.append(event.epoch)
+        if isinstance(event, EpochEnded):
+            ended[event.epoch] = event.rows
+
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         history = spark_model.fit(
-            frame, epochs=int(epochs), batch_size=16, verbose=0, callbacks=[Slowly(folder, 2.0)]
-        )
+            frame, epochs=int(epochs), batch_size=16, verbose=0, callbacks=[Slowly(folder, 2.0)],
+            sinks=[note],
+        )  # fmt: skip
     return {
+        "began": began,
+        "rows": [ended[epoch] for epoch in sorted(ended)],
         "loss": history.history["loss"],
         "warnings": [str(one.message) for one in told],
         "weights": [w.tolist() for w in spark_model.model.get_weights()],
@@ -194,6 +213,13 @@ def files(spark: SparkSession, folder: Path) -> dict[str, Any]:
         "denied data": error_of(lambda: fit_of(spark, "/private/rows.parquet")),
         "full checkpoints": error_of(lambda: fitted(checkpoint_dir="hdfs:///full/checkpoints")),
         "full model": error_of(lambda: trained.save("/full/model.keras")),
+        "many checkpoints": error_of(lambda: fitted(checkpoint_dir="/many/checkpoints")),
+        "many model": error_of(lambda: trained.save("hdfs:///many/model.keras")),
+        "denied lines": error_of(lambda: fitted(sinks=[JsonLines("/private/runs")])),
+        "denied board": error_of(lambda: fitted(sinks=[TensorBoard("hdfs:///private/board")])),
+        "full lines": error_of(lambda: fitted(sinks=[JsonLines("hdfs:///full/runs")])),
+        "full board": error_of(lambda: fitted(sinks=[TensorBoard("/full/board")])),
+        "many lines": error_of(lambda: fitted(sinks=[JsonLines("/many/runs")])),
         "missing": error_of(lambda: sparkdl.load_spark_model("/nowhere/model.keras")),
     }
 
@@ -244,7 +270,30 @@ def gpus(spark: SparkSession, folder: Path) -> dict[str, Any]:
     return {"given": sparkdl.run(given, num_workers=2)}
 
 
-CASES = (lost, memory, attempts, dynamic, kept, files, short, gpus, resources)
+def stage_gpus(spark: SparkSession, folder: Path) -> dict[str, Any]:
+    """GPUs for the training stage only: the tasks of other stages have none."""
+
+    def given(batches: Iterator[Any]) -> Iterator[Any]:
+        context = TaskContext.get()
+        assert context is not None
+        for batch in batches:
+            names = [sorted(context.resources())] * batch.num_rows
+            yield pa.record_batch([pa.array(names, pa.list_(pa.string()))], ["names"])
+
+    frame = make_rows(spark).repartition(2).mapInArrow(given, "names array<string>")
+    found: dict[str, Any] = {"others": [list(row.names) for row in frame.distinct().collect()]}
+    for mode in ("asynchronous", "allreduce"):
+        options: dict[str, Any] = {"communicator": "builtin"} if mode == "allreduce" else {}
+        spark_model = sparkdl.SparkModel(make_model(), mode, resources={"gpu": 1}, **options)
+        spark_model.fit(make_rows(spark), epochs=1, batch_size=64, verbose=0)
+        assert spark_model.summary is not None
+        found[mode] = sorted(list(gpus) for gpus in spark_model.summary.gpus.values())
+    return found
+
+
+CASES = (
+    lost, memory, attempts, dynamic, kept, files, short, gpus, stage_gpus, resources,
+)  # fmt: skip
 
 
 def main() -> None:

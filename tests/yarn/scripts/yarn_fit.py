@@ -18,6 +18,9 @@ import numpy as np
 from pyspark.sql import DataFrame, SparkSession
 
 import sparkdl
+from sparkdl.tracking import JsonLines, TensorBoard
+
+EPOCHS = 3
 
 
 def make_model() -> keras.Model:
@@ -31,6 +34,33 @@ def make_model() -> keras.Model:
 
 def where() -> tuple[str, str, str]:
     return sys.executable, os.getcwd(), sparkdl.__file__
+
+
+def trained_plainly(x: np.ndarray, y: np.ndarray) -> list[Any]:
+    """The weights that Keras alone reaches in this process, on the batches of both workers."""
+    model = make_model()
+    model.fit(x, y, epochs=EPOCHS, batch_size=len(x), shuffle=False, verbose=0)
+    return [w.tolist() for w in model.get_weights()]
+
+
+def log(spark_model: sparkdl.SparkModel, frame: DataFrame) -> dict[str, Any]:
+    """Logs on HDFS, named with a scheme and without one; read back by the other name."""
+    sinks = [
+        JsonLines("/kept/runs"), JsonLines("hdfs:///kept/more-runs"),
+        TensorBoard("hdfs:///kept/board"), TensorBoard("/kept/more-board"),
+    ]  # fmt: skip
+    spark_model.fit(frame, epochs=2, verbose=0, sinks=sinks)
+    read = frame.sparkSession.read
+    events = [
+        sorted(row.event for row in read.json(folder).where("event = 'EpochEnded'").collect())
+        for folder in ("hdfs:///kept/runs", "/kept/more-runs")
+    ]
+    files = read.format("binaryFile").option("recursiveFileLookup", "true")
+    written = [
+        files.load(folder).where("path like '%tfevents%' and length > 0").count()
+        for folder in ("/kept/board", "hdfs:///kept/more-board")
+    ]
+    return {"epochs in lines": [len(one) for one in events], "boards": [n > 0 for n in written]}
 
 
 def keep(spark_model: sparkdl.SparkModel, frame: DataFrame) -> dict[str, Any]:
@@ -73,19 +103,24 @@ def main() -> None:
         "seconds": {},
         "started": spark.sparkContext.startTime / 1e3,
     }
-    found["doctor"] = sparkdl.doctor(spark, timeout_s=30.0, num_workers=2).to_dict()
+    found["doctor"] = sparkdl.doctor(
+        spark, timeout_s=30.0, num_workers=2, memory_budget_mb=512,  # of an overhead of 2 GiB
+        checkpoint_dir="/kept/checkpoints",
+    ).to_dict()  # fmt: skip
     for mode in modes:
         mode, _, communicator = mode.partition(":")
         options: dict[str, Any] = {"communicator": communicator} if communicator else {}
         began = time.time()
         spark_model = sparkdl.SparkModel(make_model(), mode=mode, num_workers=2, **options)
         # Every step takes all rows: the order in which a shuffle delivers them changes nothing.
-        history = spark_model.fit(frame, epochs=3, batch_size=128, verbose=0)
+        history = spark_model.fit(frame, epochs=EPOCHS, batch_size=128, verbose=0)
         name = f"{mode}:{communicator}" if communicator else mode
         found["losses"][name] = history.history["loss"]
         found["weights"][name] = [w.tolist() for w in spark_model.model.get_weights()]
         found["seconds"][name] = time.time() - began
+    found["plain"] = trained_plainly(x, y)
     found["files"] = keep(spark_model, frame)
+    found["logs"] = log(spark_model, frame)
     found["ranks"] = sparkdl.run(where, num_workers=2)
     with open(result, "w") as file:
         json.dump(found, file)

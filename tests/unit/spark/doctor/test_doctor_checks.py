@@ -280,6 +280,23 @@ def test_broken_slow_and_skewed_links_are_named() -> None:
     assert found["clocks"].found == "apart by 30.0 s"
 
 
+def test_ranks_that_do_not_reach_each_other_may_train_through_a_server() -> None:
+    closed = Link("10.0.0.2:4000", "ConnectionRefusedError: refused")
+    answers = [_answer(0, GOOD, closed), _answer(1, GOOD, closed)]
+    for with_server, status in ((False, "error"), (True, "warning")):
+        found = _by_name(cluster_checks.check_probe(answers, 0.5, 10, with_server=with_server))
+        assert found["between ranks"].status == status
+        assert found["driver port"].status == "ok"
+
+
+def test_no_executor_at_all_is_an_error_with_what_to_look_at() -> None:
+    check = cluster_checks.check_slots(0, FitConfig(), 1, "driver.example.org")
+    assert check.status == "error"
+    assert "spark.driver.host=driver.example.org" in check.hint
+    assert cluster_checks.check_slots(1, FitConfig(), 1, "driver").status == "ok"
+    assert cluster_checks.check_slots(1, FitConfig(num_workers=2), 1, "driver").status == "error"
+
+
 def test_gpus_that_are_there_and_not_given_are_a_warning() -> None:
     without, given = [_answer(0, GOOD, GOOD)], [_answer(0, GOOD, GOOD, ("0",))]
     blind = [dataclasses.replace(given[0], seen_gpus=0)]

@@ -68,7 +68,7 @@ def test_file_system_that_hangs_costs_the_limit(
     hanging: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(checkpoints, "check_writable", lambda path: hanging.wait())
-    monkeypatch.setattr(checkpoints, "place_on_disk", lambda path: None)
+    monkeypatch.setattr(checkpoints, "path_on_disk", lambda path: None)
     began = time.monotonic()
     with probed("hdfs:///runs", 0.2) as probe:
         assert probe == ProbedFolder("hdfs:///runs", "no answer within 0.2 s")
