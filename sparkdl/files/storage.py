@@ -78,6 +78,16 @@ def create_local(path: str) -> BinaryIO | None:
         return open(inner, "xb")
 
 
+def path_on_disk(path: str) -> str | None:
+    """Where on this machine's disks ``path`` is; None if it belongs elsewhere.
+
+    Raises:
+        ResourceError: No file system has such paths.
+    """
+    file_system, inner = _resolve(path)
+    return inner if isinstance(file_system, LocalFileSystem) else None
+
+
 def list_files(folder: str, ending: str) -> list[str]:
     """Paths of the files right in ``folder`` whose names have ``ending``, sorted; or ``[folder]``
     if it is a file itself.
