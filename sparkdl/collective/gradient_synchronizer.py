@@ -133,7 +133,8 @@ class AllReduceGradientSynchronizer:
             NotFiniteError: A gradient was not finite, with ``on_nan='raise'``.
         """
         self._learner, self._step, self._not_finite = learner, -1, None
-        self.checks_gradients = self._check.looks and not learner.scales_loss
+        if self.in_graph is not None:
+            self.checks_gradients = self._check.looks and not learner.scales_loss
         with self._explained():
             learner.train_reducing(stack, self)
         if not self._check.settle():
