@@ -30,7 +30,6 @@ from sparkdl.learner.export import export_model
 from sparkdl.learner.model_source import KerasSource
 from sparkdl.learner.signature import model_signature
 from sparkdl.network import Encrypt, PortSpec
-from sparkdl.progress.bar import ProgressBar
 from sparkdl.progress.events import TrainingBegan, TrainingEnded
 from sparkdl.progress.monitor import FitMonitor
 from sparkdl.spark.columns.files import is_path
@@ -58,7 +57,7 @@ from sparkdl.spark.driver.fitting import run_fit
 from sparkdl.spark.driver.metrics import prepare_metrics
 from sparkdl.spark.driver.plan import FitPlan, count_workers, loop_settings, prepare_model
 from sparkdl.spark.driver.resources import resource_profile
-from sparkdl.spark.driver.telling import describe_run, facts_of, open_sinks
+from sparkdl.spark.driver.telling import describe_run, facts_of, open_sinks, progress_sink
 from sparkdl.spark.driver.trained_model import TrainedModel
 from sparkdl.spark.driver.training import StageSummary
 from sparkdl.spark.inference.choice import Names, PredictionChoice
@@ -293,7 +292,8 @@ class SparkModel:
                 deals them by size, and no row goes through Spark.
             epochs: Passes over the data.
             batch_size: Rows per step and worker; None for the constructor's.
-            verbose: ``'auto'`` or 1 for a progress bar, 2 for a line per epoch, 0 for silence.
+            verbose: 1 for a progress bar, 2 for a line per epoch, 0 for silence; ``'auto'`` for a
+                progress bar, in a notebook with matplotlib for curves of loss and metrics.
             validation_split: Share of the rows held out at random for validation, in [0, 1).
             validation_data: Rows like ``data``, evaluated by the workers after each epoch; arrays
                 ``(x, y, sample_weight)`` are weighted. Or the name of a boolean column of
@@ -375,7 +375,7 @@ class SparkModel:
             )
             trackers = open_sinks(sinks, timeline, lambda: self.model, source.spark)
             monitor = FitMonitor(
-                keras_callbacks, [ProgressBar(verbosity(verbose)), *trackers],
+                keras_callbacks, [progress_sink(verbose), *trackers],
                 partial(metric_state.metric_results, self.model),
                 epochs=last_epoch, first_epoch=first_epoch,
                 run=describe_run(self._config, arguments, self.model, num_workers),

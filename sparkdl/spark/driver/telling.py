@@ -11,10 +11,12 @@ from typing import Any
 from sparkdl.config import AUTO_WINDOW, NETWORK_SETTINGS, FitConfig
 from sparkdl.errors import ConfigError
 from sparkdl.learner.model_facts import describe_model
-from sparkdl.progress.events import Json, RunDescription
-from sparkdl.spark.driver.arguments import FitArguments
+from sparkdl.progress.bar import ProgressBar
+from sparkdl.progress.events import Json, RunDescription, Sink
+from sparkdl.spark.driver.arguments import FitArguments, verbosity
 from sparkdl.spark.driver.plan import FitPlan
 from sparkdl.spark.driver.training import StageSummary
+from sparkdl.tracking.notebook import NotebookCurves, curves_take_the_bars_place
 from sparkdl.tracking.page.dashboard import process_dashboard
 from sparkdl.tracking.profile import Facts
 from sparkdl.tracking.sinks import GivenSink, GuardedSink, sinks_of
@@ -50,6 +52,13 @@ def open_sinks(
             )
         given.append(Timeline(timeline))
     return sinks_of(given, model)
+
+
+def progress_sink(verbose: str | int) -> Sink:
+    """What shows a fit to whoever called it: curves in a notebook, else a bar or lines."""
+    if curves_take_the_bars_place(verbose):
+        return GuardedSink(NotebookCurves())
+    return ProgressBar(verbosity(verbose))
 
 
 def describe_run(
