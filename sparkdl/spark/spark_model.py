@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -333,6 +334,7 @@ class SparkModel:
             WorkerError: A worker raised; the message ends with its traceback.
             TransportError: The parameter server died.
         """
+        began_at = time.time()
         with self._one_fit_at_a_time(), removes_tables():
             data, validation_data = as_frame(data), as_frame(validation_data)
             columns = Columns(features, label, sample_weight, self.decoder, self.pad)
@@ -373,7 +375,7 @@ class SparkModel:
             keras_callbacks = CallbackSink(
                 self.model, callbacks, epochs=last_epoch, verbose=verbosity(verbose)
             )
-            trackers = open_sinks(sinks, timeline, lambda: self.model, source.spark)
+            trackers = open_sinks(sinks, timeline, lambda: self.model, source.spark, began_at)
             monitor = FitMonitor(
                 keras_callbacks, [progress_sink(verbose), *trackers],
                 partial(metric_state.metric_results, self.model),

@@ -32,10 +32,12 @@ def open_sinks(
     timeline: str | None,
     model: Callable[[], object],
     spark: Any,
+    began_at: float | None = None,
 ) -> list[GuardedSink]:
     """The sinks of a fit: the user's, the timeline's, and those that stand for every fit.
 
-    With ``spark.sparkdl.dashboard=true`` the first fit of the process opens the page.
+    With ``spark.sparkdl.dashboard=true`` the first fit of the process opens the page. The timeline
+    begins at ``began_at``, in seconds since 1970.
 
     Raises:
         ConfigError: Something is no sink, or the timeline is no path.
@@ -50,7 +52,7 @@ def open_sinks(
                 expected="a path, for example 'timeline.json'",
                 received=repr(timeline),
             )
-        given.append(Timeline(timeline))
+        given.append(Timeline(timeline, began_at=began_at))
     return sinks_of(given, model)
 
 
