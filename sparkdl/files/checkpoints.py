@@ -1,11 +1,15 @@
-"""A checkpoint after each epoch, on any file system; training goes on from the newest whole one."""
+"""A checkpoint after each epoch, on any file system; training goes on from the newest whole one.
+
+The last two are there, and those that somebody asked to keep.
+"""
 
 from __future__ import annotations
 
 import json
 import re
 import warnings
-from dataclasses import asdict, dataclass
+from collections.abc import Collection
+from dataclasses import asdict, dataclass, replace
 
 from sparkdl.errors import ConfigError, ModelError, ResourceError, SparkDLError
 from sparkdl.files import storage
@@ -32,20 +36,24 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class _Index:
-    """What ``checkpoint.json`` says: the newest file, and the one before it."""
+    """What ``checkpoint.json`` says: the newest file, the one before it, and those to keep."""
 
     epoch: int
     file: str
     previous: str | None = None
+    kept: tuple[str, ...] = ()
 
     @property
     def files(self) -> list[str]:
+        """What training may go on from, the newest first."""
         return [self.file] if self.previous is None else [self.file, self.previous]
 
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """Writes ``epoch-00003.keras`` and an index that names the newest; keeps the last two.
+    """Writes ``epoch-00003.keras`` and an index that names the newest.
+
+    The last two are kept, and those after the epochs that :meth:`keep` was told.
 
     Args:
         folder: A path or URI.
@@ -76,13 +84,53 @@ class Checkpoints:
         Raises:
             ResourceError: The folder cannot be written.
         """
-        name = f"epoch-{state.epoch:05d}.keras"
+        name = _name_of(state.epoch)
         storage.write_bytes(f"{self.folder}/{name}", with_parts(model_file, state=state))
         before = self._index()
         older = [] if before is None else [n for n in before.files if n != name]
-        self._write_index(_Index(state.epoch, name, older[0] if older else None))
-        for file in older[1:]:
-            storage.delete(f"{self.folder}/{file}")
+        kept = () if before is None else before.kept
+        self._write_index(_Index(state.epoch, name, older[0] if older else None, kept))
+        self._delete({*older[1:]} - {*kept})
+
+    def keep(self, epochs: Collection[int]) -> None:
+        """Keeps the checkpoints after these epochs, whatever is written later, and no others.
+
+        One that is not there yet is kept from when it is written. Nothing where there is none.
+
+        Args:
+            epochs: Epochs done in each.
+        """
+        index = self._index()
+        if index is None:
+            return
+        kept = tuple(_name_of(epoch) for epoch in sorted({*epochs}))
+        if kept != index.kept:
+            self._write_index(replace(index, kept=kept))
+            self._delete({*index.kept} - {*kept, *index.files})
+
+    def rewind(self, epochs: int) -> bool:
+        """Makes the checkpoint after ``epochs`` epochs the newest, if it is there.
+
+        Returns:
+            Whether it is.
+        """
+        index, name = self._index(), _name_of(epochs)
+        if index is None or not storage.exists(f"{self.folder}/{name}"):
+            return False
+        if index.file != name:
+            self._write_index(_Index(epochs, name, kept=index.kept))
+            self._delete({*index.files} - {name, *index.kept})
+        return True
+
+    def after(self, epochs: int) -> Checkpoint | None:
+        """The checkpoint after ``epochs`` epochs; None if it is not there, or not whole."""
+        name = _name_of(epochs)
+        if not storage.exists(f"{self.folder}/{name}"):
+            return None
+        try:
+            return self._read(name)
+        except (ModelError, ResourceError):
+            return None
 
     def restore(self) -> Checkpoint | None:
         """The newest checkpoint that is whole; None if there is none at all.
@@ -110,7 +158,7 @@ class Checkpoints:
                     RuntimeWarning,
                     stacklevel=3,
                 )
-                self._write_index(_Index(checkpoint.state.epoch, name))
+                self._write_index(_Index(checkpoint.state.epoch, name, kept=index.kept))
             return checkpoint
         raise ConfigError(
             f"no checkpoint in {self.folder!r} is whole",
@@ -128,8 +176,12 @@ class Checkpoints:
         """Deletes the checkpoints: a fit with ``resume`` begins at the start."""
         index = self._index()
         if index is not None:
-            for name in (_INDEX, *index.files):
-                storage.delete(f"{self.folder}/{name}")
+            storage.delete(f"{self.folder}/{_INDEX}")
+            self._delete({*index.files, *index.kept})
+
+    def _delete(self, names: Collection[str]) -> None:
+        for name in names:
+            storage.delete(f"{self.folder}/{name}")
 
     def _read(self, name: str) -> Checkpoint:
         """One checkpoint.
@@ -149,7 +201,8 @@ class Checkpoints:
         return Checkpoint(content, state)
 
     def _write_index(self, index: _Index) -> None:
-        storage.write_bytes(f"{self.folder}/{_INDEX}", json.dumps(asdict(index)).encode())
+        told = {name: value for name, value in asdict(index).items() if name != "kept" or value}
+        storage.write_bytes(f"{self.folder}/{_INDEX}", json.dumps(told).encode())
 
     def _index(self) -> _Index | None:
         """What the index says; None if there is none.
@@ -162,8 +215,10 @@ class Checkpoints:
             return None
         try:
             told = json.loads(storage.read_bytes(path, _MAX_INDEX_BYTES))
-            index = _Index(told["epoch"], told["file"], told.get("previous"))
+            kept = tuple(told.get("kept", ()))
+            index = _Index(told["epoch"], told["file"], told.get("previous"), kept)
             epochs = [_epoch_of(name) for name in index.files]
+            _ = [_epoch_of(name) for name in kept]
             if epochs[0] != index.epoch or len(set(epochs)) < len(epochs):
                 raise ValueError(f"epoch {index.epoch!r} in {index.files!r}")
             return index
@@ -174,6 +229,10 @@ class Checkpoints:
                 received=f"{type(error).__name__}: {error}",
                 hint="another folder, or delete that file",
             ) from error
+
+
+def _name_of(epochs: int) -> str:
+    return f"epoch-{epochs:05d}.keras"
 
 
 def _epoch_of(name: object) -> int:

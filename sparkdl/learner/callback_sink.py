@@ -16,6 +16,12 @@ from sparkdl.progress.events import (
 )
 
 
+def at_least_one(callbacks: Any) -> Any:
+    """``callbacks``, or one that does nothing: with it the driver has the weights of each epoch's
+    end, and workers wait there until it has looked."""
+    return callbacks or [keras.callbacks.Callback()]
+
+
 class CallbackSink:
     """Calls the user's Keras callbacks, and keeps Keras' ``History``.
 

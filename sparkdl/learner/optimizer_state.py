@@ -56,6 +56,12 @@ def load_optimizer_state(model: Any, state: bytes, *, keep_rate: bool = False) -
             variable.assign(value)
 
 
+def learning_rate_of(model: Any) -> float | None:
+    """A compiled model's learning rate; None where a schedule says it."""
+    variable: Any = getattr(innermost_optimizer(model), "_learning_rate", None)
+    return float(variable.numpy()) if hasattr(variable, "assign") else None
+
+
 @contextlib.contextmanager
 def learning_rate_set(model: Any, rate: float | None) -> Iterator[None]:
     """Within, the model's learning rate is ``rate``; None, or a schedule, leaves it as it is."""

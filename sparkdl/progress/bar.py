@@ -104,6 +104,11 @@ def is_live(stream: TextIO) -> bool:
     """
     if stream.isatty():
         return os.environ.get("TERM") != "dumb"
+    return is_cell(stream)
+
+
+def is_cell(stream: TextIO) -> bool:
+    """Whether ``stream`` is the output of a cell in a notebook; see :func:`is_live`."""
     ipython = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()
     kernel = any(cls.__name__ == "ZMQInteractiveShell" for cls in type(shell).__mro__)

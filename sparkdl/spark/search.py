@@ -5,46 +5,37 @@ from __future__ import annotations
 import secrets
 import tempfile
 import time
-import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sparkdl.config import require_int, require_name
 from sparkdl.errors import ConfigError
-from sparkdl.files.checkpoints import Checkpoints
 from sparkdl.launch import interrupts
 from sparkdl.learner.voting import vote
-from sparkdl.progress.events import EpochEnded, Event, Json, SearchBegan, SearchEnded
+from sparkdl.progress.events import Event, Json, SearchBegan, SearchEnded
 from sparkdl.spark.columns.local_data import as_frame
 from sparkdl.spark.columns.shipped import removes_tables
 from sparkdl.spark.driver import cluster
 from sparkdl.spark.driver.arguments import verbosity
 from sparkdl.spark.driver.telling import open_sinks
-from sparkdl.spark.driver.trained_model import TrainedModel
 from sparkdl.spark.ml.training import TrainingStage
-from sparkdl.spark.shared_data import SharedData
-from sparkdl.spark.spark_model import SparkModel
+from sparkdl.spark.trial_fits import FitTrainer
 from sparkdl.spark.trial_recipes import (
     Build,
     BuildRecipe,
-    Recipe,
     StageParams,
     StageRecipe,
     StageStudy,
 )
-from sparkdl.tracking.sinks import GivenSink, without_standing
+from sparkdl.tracking.notebook import NotebookTrials, curves_take_the_bars_place
+from sparkdl.tracking.sinks import GivenSink, GuardedSink
 from sparkdl.tune.goal import Goal
-from sparkdl.tune.journal import Journal, TrialRecord
-from sparkdl.tune.runner import OnEpoch, SegmentTraining, run_search
+from sparkdl.tune.journal import Journal
+from sparkdl.tune.runner import run_search
 from sparkdl.tune.samplers import Sampler
 from sparkdl.tune.searchers import AdaptiveAsha, Searcher
-from sparkdl.tune.segment import Segment
 from sparkdl.tune.study import Study
-from sparkdl.tune.suggestions import Trial, Value
-
-if TYPE_CHECKING:
-    import keras
+from sparkdl.tune.suggestions import Value
 
 _LARGER_IS_BETTER = ("acc", "auc", "precision", "recall", "f1", "iou", "r2", "cosine", "top_k")
 
@@ -70,6 +61,7 @@ def search(
     sinks: Sequence[GivenSink] | GivenSink | None = None,
     params: StageParams | None = None,
     keep_best: int | None = None,
+    keep_epoch: str = "last",
     **fit_arguments: Any,
 ) -> Study:
     """Finds the hyper-parameters with the best metric.
@@ -108,7 +100,8 @@ def search(
             temporary folder, which ``study.close()`` deletes.
         resume: Go on with the search that ``checkpoint_dir`` holds; no segment is trained twice.
         timeout_s: Ends the search after so many seconds; its best trial so far counts.
-        verbose: 0 prints nothing; 1 a line whenever a trial was compared.
+        verbose: 0 prints nothing; 1 a line whenever a trial was compared; ``'auto'`` as 1, in a
+            notebook with matplotlib the trials' curves.
         settings: More arguments of :class:`SparkModel`, such as ``{'mode': 'synchronous'}``; the
             default is ``'allreduce'``, which with one worker is plain Keras.
         sampler: Gives new trials their hyper-parameters: :class:`~sparkdl.tune.OptunaSampler`;
@@ -120,6 +113,10 @@ def search(
             split and all else are the estimator's.
         keep_best: So many of the best trials keep their checkpoints in ``checkpoint_dir``; a trial
             that is not among them and will not train again has none. None for all.
+        keep_epoch: Which of its epochs a trial stands for in ``study``. ``'last'``: that after
+            which it was last compared. ``'best'``: that with the best metric, whose checkpoint is
+            kept beside the newest one; the driver then looks at each epoch's end, as with
+            ``callbacks``. Searchers compare trials by their last epochs in either case.
         **fit_arguments: More arguments of :meth:`SparkModel.fit`, such as ``features``, ``label``,
             ``callbacks`` (made anew for each segment by a function without arguments).
 
@@ -132,6 +129,7 @@ def search(
         SparkDLError: The first trials failed; the error of the first.
     """
     require_name("mode", mode, ("auto", "min", "max"))
+    require_name("keep_epoch", keep_epoch, ("last", "best"))
     require_int("slots_per_trial", slots_per_trial, 1)
     if keep_best is not None:
         require_int("keep_best", keep_best, 1)
@@ -171,17 +169,21 @@ def search(
         "maximize": maximize,
         "seed": seed,
         "searcher": type(searcher).__name__,
+        "keep_epoch": keep_epoch,
     }
     journal = Journal.at(folder, told, resume=resume)
-    trainer = _FitTrainer(
-        spark, recipe, data, folder, slots_per_trial, seed,
-    )  # fmt: skip
+    best_epochs = keep_epoch == "best"
+    trainer = FitTrainer(spark, recipe, data, folder, slots_per_trial, seed, best_epochs)
     kind = Study if isinstance(recipe, BuildRecipe) else StageStudy
     study = kind(journal, goal, trainer.load, vote, temporary=checkpoint_dir is None)
     if isinstance(study, StageStudy) and isinstance(recipe, StageRecipe):
         study.recipe = recipe
-    show = _Lines(study) if verbosity(verbose) else None
     trackers = open_sinks(sinks, None, lambda: study.best_model, spark)
+    show = None
+    if curves_take_the_bars_place(verbose):
+        trackers.append(GuardedSink(NotebookTrials()))
+    elif verbosity(verbose):
+        show = _Lines(study)
 
     def tell(event: Event) -> None:
         for tracker in trackers:
@@ -193,7 +195,7 @@ def search(
             searcher, trainer, journal, goal, seed=seed, timeout_s=timeout_s,
             max_concurrent=_at_once(max_concurrent, slots_per_trial, trainer.spark),
             on_score=show or (lambda trial, score: None), sampler=sampler, tell=tell,
-            keep_best=keep_best,
+            keep_best=keep_best, best_epochs=best_epochs,
         )  # fmt: skip
         tell(_ended(study))
     except BaseException as error:
@@ -266,10 +268,8 @@ class _Lines:
         self._study = study
 
     def __call__(self, trial: int, score: float) -> None:
-        record = self._study.records[trial] if trial < len(self._study.records) else None
+        record = next(r for r in self._study.records if r.number == trial)
         best = self._study.best_trial
-        if record is None:
-            return
         name = self._study.goal.metric
         value = record.metrics[record.epochs][name]
         params = ", ".join(
@@ -280,72 +280,3 @@ class _Lines:
             f"(best {self._study.best_value:.4f}, trial {best.number}) {params}",
             flush=True,
         )
-
-
-class _FitTrainer:
-    """Trains segments by ``SparkModel.fit`` from checkpoint to checkpoint."""
-
-    def __init__(
-        self, spark: Any, recipe: Recipe, data: Any, folder: str, slots: int, seed: int,
-    ) -> None:  # fmt: skip
-        self._recipe, self._data, self._folder = recipe, SharedData(data), folder
-        self._slots, self._seed = slots, seed
-        self.spark = spark
-        self._tag = f"sparkdl-tune-{uuid.uuid4().hex[:12]}"
-
-    def prepare(self, trial: Trial, segment: Segment, on_epoch: OnEpoch) -> SegmentTraining:
-        """Builds the model; see :class:`sparkdl.tune.runner.TrialTrainer`."""
-        made = self._recipe.make(trial)
-        kept = Checkpoints(self._of(segment.trial))
-        if kept.newest() >= segment.end:  # its metrics were lost with the driver: train it again
-            kept.clear()
-        if segment.parent is not None:
-            self._copy(segment)
-        settings = {"num_workers": self._slots, "seed": self._seed, **made.settings}
-        spark_model = SparkModel(made.model, **settings)
-        alone = settings["num_workers"] == 1 and spark_model.repartition
-        data = self._data if alone else self._data.plain
-
-        def hear(event: Event) -> None:
-            if isinstance(event, EpochEnded):
-                on_epoch(event.epoch, event.metrics)
-
-        def train() -> dict[str, float]:
-            cluster.tag_jobs(self.spark, self._tag)
-            with without_standing():
-                history = spark_model.fit(
-                    data, epochs=segment.end, verbose=0, resume=True, sinks=[hear],
-                    checkpoint_dir=self._of(segment.trial), **made.arguments,
-                )  # fmt: skip
-            return {name: float(values[-1]) for name, values in history.history.items() if values}
-
-        return train
-
-    def cancel(self) -> None:
-        """Ends the jobs of all trials."""
-        cluster.cancel_tagged(self.spark, self._tag)
-
-    def close(self) -> None:
-        """Frees the rows that the trials shared."""
-        self._data.close()
-
-    def delete(self, trial: int) -> None:
-        """Deletes a trial's checkpoints."""
-        Checkpoints(self._of(trial)).clear()
-
-    def load(self, record: TrialRecord) -> keras.Model:
-        """A trial's model, as its newest checkpoint has it."""
-        trial = Trial(record.number, self._seed, record.params)
-        trained = TrainedModel(self._recipe.make(trial).model)
-        trained.restore(Checkpoints(self._of(record.number)))
-        return trained.model
-
-    def _of(self, number: int) -> str:
-        return f"{self._folder.rstrip('/')}/trial-{number:05d}"
-
-    def _copy(self, segment: Segment) -> None:
-        """A copy goes on from its parent's newest checkpoint."""
-        child = Checkpoints(self._of(segment.trial))
-        checkpoint = Checkpoints(self._of(segment.parent or 0)).restore()
-        if checkpoint is not None and child.restore() is None:
-            child.save(checkpoint.model_file, replace(checkpoint.state, epoch=segment.begin))

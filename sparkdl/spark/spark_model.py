@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -23,7 +24,6 @@ from sparkdl.learner.callback_sink import CallbackSink
 from sparkdl.learner.ensemble import build_ensemble
 from sparkdl.learner.signature import model_signature
 from sparkdl.network import Encrypt, PortSpec
-from sparkdl.progress.bar import ProgressBar
 from sparkdl.progress.events import TrainingBegan, TrainingEnded
 from sparkdl.progress.monitor import FitMonitor
 from sparkdl.spark.columns.files import is_path
@@ -49,7 +49,7 @@ from sparkdl.spark.driver.cluster import default_parallelism
 from sparkdl.spark.driver.fitting import run_fit
 from sparkdl.spark.driver.plan import FitPlan, count_workers, loop_settings, prepare_model
 from sparkdl.spark.driver.resources import resource_profile
-from sparkdl.spark.driver.telling import describe_run, facts_of, open_sinks
+from sparkdl.spark.driver.telling import describe_run, facts_of, open_sinks, progress_sink
 from sparkdl.spark.model_inference import ModelInference
 from sparkdl.spark.shared_data import SharedData
 from sparkdl.spark.streaming import OnBatch, StreamingFit, check_stream, start_stream_fit
@@ -206,7 +206,8 @@ class SparkModel(ModelInference):
                 deals them by size, and no row goes through Spark.
             epochs: Passes over the data.
             batch_size: Rows per step and worker; None for the constructor's.
-            verbose: ``'auto'`` or 1 for a progress bar, 2 for a line per epoch, 0 for silence.
+            verbose: 1 for a progress bar, 2 for a line per epoch, 0 for silence; ``'auto'`` for a
+                progress bar, in a notebook with matplotlib for curves of loss and metrics.
             validation_split: Share of the rows held out at random for validation, in [0, 1).
             validation_data: Rows like ``data``, evaluated by the workers after each epoch; arrays
                 ``(x, y, sample_weight)`` are weighted. Or the name of a boolean column of
@@ -246,6 +247,7 @@ class SparkModel(ModelInference):
             WorkerError: A worker raised; the message ends with its traceback.
             TransportError: The parameter server died.
         """
+        began_at = time.time()
         with self._one_fit_at_a_time(), removes_tables():
             data, validation_data = as_frame(data), as_frame(validation_data)
             columns = Columns(features, label, sample_weight, self.decoder, self.pad)
@@ -286,9 +288,9 @@ class SparkModel(ModelInference):
             keras_callbacks = CallbackSink(
                 self.model, callbacks, epochs=last_epoch, verbose=verbosity(verbose)
             )
-            trackers = open_sinks(sinks, timeline, lambda: self.model, source.spark)
+            trackers = open_sinks(sinks, timeline, lambda: self.model, source.spark, began_at)
             monitor = FitMonitor(
-                keras_callbacks, [ProgressBar(verbosity(verbose)), *trackers],
+                keras_callbacks, [progress_sink(verbose), *trackers],
                 partial(metric_state.metric_results, self.model),
                 epochs=last_epoch, first_epoch=first_epoch,
                 run=describe_run(self._config, arguments, self.model, num_workers),

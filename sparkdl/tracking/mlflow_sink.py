@@ -56,7 +56,8 @@ class MLflow:
     Args:
         log_models: Log the trained model as ``model``, with the signature that
             ``mlflow.pyfunc.spark_udf`` needs.
-        log_system_metrics: Log each worker's processor use and memory, every 10 s.
+        log_system_metrics: Log each worker's processor use and memory, and the memory and GPUs of
+            its host under MLflow's names, every 10 s.
         registered_model_name: Register the model under this name.
         run_name: Of a new run; None for the model's name.
 
@@ -193,6 +194,14 @@ class MLflow:
         if before is not None and now > before[0]:
             share = max(0.0, worker.usage.cpu_s - before[1]) / (now - before[0])
             numbers[f"{place}/cpu_utilization_percentage"] = 100 * share
+        if worker.load is not None:  # of its whole host
+            load = worker.load
+            numbers[f"{place}/system_memory_usage_percentage"] = load.memory_percent
+            for place_of, percents in (
+                ("utilization", load.gpu_percents), ("memory_usage", load.gpu_memory_percents),
+            ):  # fmt: skip
+                for gpu, percent in enumerate(percents):
+                    numbers[f"{place}/gpu_{gpu}_{place_of}_percentage"] = percent
         return numbers
 
     def _log_model(self) -> None:

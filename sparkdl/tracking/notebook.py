@@ -1,36 +1,116 @@
-"""``NotebookCurves``: loss and metrics as a small picture that is drawn again while a fit runs."""
+"""Loss and metrics as a small picture in a notebook, drawn again while a fit or a search runs.
+
+It takes the place of the progress bar by itself, where matplotlib is installed.
+"""
 
 from __future__ import annotations
 
 import io
+import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any
 
 from sparkdl.errors import ConfigError
+from sparkdl.progress.bar import is_cell
 from sparkdl.progress.events import (
     EpochEnded,
     EpochProgressed,
     Event,
     Metrics,
+    SearchBegan,
+    SearchEnded,
     TrainingBegan,
     TrainingEnded,
     TrainingFailed,
+    TrialBegan,
+    TrialEnded,
+    TrialEpochEnded,
+    WorkersJoined,
 )
 
 _BLUE, _ORANGE, _GREY = "#0072b2", "#d55e00", "#a3acb6"
 _MOST_POINTS = 1000
 
 
-class NotebookCurves:
+_REST = 4.0
+"""After a picture at least so many times as long as it took passes without one."""
+
+
+def curves_take_the_bars_place(verbose: str | int) -> bool:
+    """Whether ``verbose='auto'`` means curves: in a cell of a notebook, with matplotlib."""
+    return verbose == "auto" and is_cell(sys.stdout) and find_spec("matplotlib") is not None
+
+
+class _Picture(ABC):
+    """A sink that draws a picture in the place of the one before.
+
+    Args:
+        every_s: Least time between two pictures that show the same epoch or trials.
+        show: Takes a picture as PNG bytes, and a text; None: the cell's output, by IPython.
+        clock: Seconds.
+
+    Raises:
+        ConfigError: matplotlib is not installed, or IPython where ``show`` is None.
+    """
+
+    def __init__(
+        self,
+        *,
+        every_s: float = 2.0,
+        show: Callable[[bytes, str], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        _require("matplotlib")
+        self._every_s, self._clock = every_s, clock
+        self._given_show = show
+        self._show = show or _cell_output()
+        self._due = self._rested = 0.0
+        self._text = ""
+
+    def _begin(self) -> None:
+        self._due = self._rested = 0.0
+        self._show = self._given_show or _cell_output()
+
+    def _draw(self, *, always: bool = False) -> None:
+        """Draws, unless pictures already take much of the time."""
+        began = self._clock()
+        if began < self._rested and not always:
+            return
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=self._size(), layout="constrained")
+        canvas: Any = FigureCanvasAgg(figure)
+        self._fill(figure)
+        figure.suptitle(self._text, fontsize=9, x=0.01, ha="left")
+        picture = io.BytesIO()
+        canvas.print_png(picture)
+        self._show(picture.getvalue(), self._text)
+        now = self._clock()
+        self._due, self._rested = now + self._every_s, now + _REST * (now - began)
+
+    @abstractmethod
+    def _size(self) -> tuple[float, float]:
+        """Of the figure, in inches."""
+
+    @abstractmethod
+    def _fill(self, figure: Any) -> None:
+        """Draws into an empty figure."""
+
+
+class NotebookCurves(_Picture):
     """A sink that draws the curves of a fit into the output of a notebook's cell.
 
     ::
 
         spark_model.fit(df, epochs=5, verbose=0, sinks=[sparkdl.tracking.NotebookCurves()])
 
-    One picture takes the place of the one before. Needs matplotlib; drawing takes some tenths of a
-    second of the driver's time.
+    With ``verbose='auto'``, the default of ``fit``, it takes the progress bar's place in a notebook
+    where matplotlib is installed. One picture takes the place of the one before. Drawing takes some
+    tenths of a second of the driver's time, and never more than a fifth of it.
 
     Args:
         every_s: Least time between two pictures of one epoch; there is one at each epoch's end.
@@ -50,40 +130,47 @@ class NotebookCurves:
         show: Callable[[bytes, str], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        _require("matplotlib")
-        self._every_s, self._clock = every_s, clock
-        self._given_show = show
-        self._show = show or _cell_output()
+        super().__init__(every_s=every_s, show=show, clock=clock)
         self._points: dict[str, list[tuple[float, float]]] = {}
-        self._due = 0.0
-        self._epochs, self._text = 0, ""
+        self._epochs = 0
 
     def handle(self, event: Event) -> None:
         """Takes note; draws where it is due."""
         match event:
             case TrainingBegan():
-                self._points, self._due, self._epochs = {}, 0.0, event.epochs
-                self._show = self._given_show or _cell_output()
+                self._points, self._epochs = {}, event.epochs
+                self._begin()
+            case WorkersJoined() if not self._points:
+                s = "" if event.workers == 1 else "s"
+                self._text = f"{event.workers} worker{s} joined"
+                self._draw(always=True)
+                self._due = 0.0
             case EpochProgressed():
                 x = event.epoch + event.batches / max(1, event.batches_per_epoch)
                 self._add(x, event.metrics, " so far")
-                self._text = f"epoch {event.epoch + 1} of {self._epochs}"
-                if event.rows_per_s:
-                    self._text += f", {event.rows_per_s:,.0f} rows/s"
+                self._text = self._title(event)
                 if self._clock() >= self._due:
                     self._draw()
             case EpochEnded():
                 self._add(event.epoch + 1.0, event.metrics, "")
-                self._text = f"epoch {event.epoch + 1} of {self._epochs}"
+                self._text = self._title(event)
                 self._draw()
             case TrainingEnded():
                 self._text = f"{event.epochs_done} epochs done"
-                self._draw()
+                self._draw(always=True)
             case TrainingFailed():
                 self._text = event.error
-                self._draw()
+                self._draw(always=True)
             case _:
                 pass
+
+    def _title(self, event: EpochProgressed | EpochEnded) -> str:
+        parts = [f"epoch {event.epoch + 1} of {self._epochs}"]
+        if event.rows_per_s:
+            parts.append(f"{event.rows_per_s:,.0f} rows/s")
+        if event.staleness:
+            parts.append(f"staleness {event.staleness:.1f}")
+        return ", ".join(parts)
 
     def _add(self, x: float, metrics: Metrics, kind: str) -> None:
         for name, value in metrics.items():
@@ -93,18 +180,19 @@ class NotebookCurves:
                 if len(points) > _MOST_POINTS:
                     del points[1::2]
 
-    def _draw(self) -> None:
+    @property
+    def _names(self) -> list[str]:
         names = [n for n in self._points if not n.startswith("val_")]
-        names = sorted({n.removesuffix(" so far") for n in names}, key=lambda n: (n != "loss", n))
-        if not names:
-            return
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
+        found = sorted({n.removesuffix(" so far") for n in names}, key=lambda n: (n != "loss", n))
+        return found[:3]
 
-        figure = Figure(figsize=(4.0 * len(names[:3]), 2.6), layout="constrained")
-        canvas: Any = FigureCanvasAgg(figure)
-        for place, name in enumerate(names[:3], 1):
-            axes = figure.add_subplot(1, len(names[:3]), place)
+    def _size(self) -> tuple[float, float]:
+        return (4.0 * max(1, len(self._names)), 2.6 if self._names else 0.4)
+
+    def _fill(self, figure: Any) -> None:
+        names = self._names
+        for place, name in enumerate(names, 1):
+            axes = figure.add_subplot(1, len(names), place)
             curves = [(f"{name} so far", _GREY, "-", ""), (name, _BLUE, "-", "training"),
                       (f"val_{name}", _ORANGE, "--", "validation")]  # fmt: skip
             for key, colour, dashes, label in curves:
@@ -114,12 +202,84 @@ class NotebookCurves:
                     axes.plot(x, y, dashes, color=colour, marker=mark, label=label or None)
             axes.set_title(name, fontsize=9)
             axes.tick_params(labelsize=8)
+            axes.xaxis.get_major_locator().set_params(integer=True)
             if place == 1 and axes.get_legend_handles_labels()[0]:
                 axes.legend(fontsize=8, frameon=False)
-        picture = io.BytesIO()
-        canvas.print_png(picture)
-        self._show(picture.getvalue(), self._text)
-        self._due = self._clock() + self._every_s
+
+
+class NotebookTrials(_Picture):
+    """A sink that draws the trials of a search into the output of a notebook's cell: the metric of
+    each over its epochs, and the best one so far in orange.
+
+    With ``verbose='auto'``, the default of ``tune.search``, it takes the place of the printed lines
+    in a notebook where matplotlib is installed. The arguments are those of :class:`NotebookCurves`.
+    """
+
+    wants_progress = False
+
+    def handle(self, event: Event) -> None:
+        """Takes note; draws where it is due."""
+        match event:
+            case SearchBegan():
+                self._metric, self._sign = event.metric, 1.0 if event.maximize else -1.0
+                self._curves: dict[int, dict[int, float]] = {}
+                self._training: set[int] = set()
+                self._failed: set[int] = set()
+                self._begin()
+            case TrialBegan():
+                self._curves.setdefault(event.trial, {})
+                self._training.add(event.trial)
+            case TrialEpochEnded():
+                value = event.metrics.get(self._metric)
+                if isinstance(value, float):
+                    self._curves.setdefault(event.trial, {})[event.epoch + 1] = value
+                if self._clock() >= self._due:
+                    self._tell("")
+            case TrialEnded():
+                self._training.discard(event.trial)
+                if event.state == "failed":
+                    self._failed.add(event.trial)
+                self._tell("")
+            case SearchEnded():
+                self._training = set()
+                self._tell(event.error or "done", always=True)
+            case _:
+                pass
+
+    def _tell(self, end: str, *, always: bool = False) -> None:
+        parts = [f"{len(self._curves)} trials"]
+        parts += [f"{len(self._training)} training"] * bool(self._training)
+        parts += [f"{len(self._failed)} failed"] * bool(self._failed)
+        best = self._best()
+        if best is not None:
+            last = self._curves[best][max(self._curves[best])]
+            parts.append(f"best {self._metric} {last:.4g} (trial {best})")
+        self._text = ", ".join(parts + [end] * bool(end))
+        self._draw(always=always)
+
+    def _best(self) -> int | None:
+        """The trial whose latest epoch is best; one that failed is not."""
+        there = {n: c[max(c)] for n, c in self._curves.items() if c and n not in self._failed}
+        there = {n: value for n, value in there.items() if value == value}
+        return max(there, key=lambda n: self._sign * there[n], default=None)
+
+    def _size(self) -> tuple[float, float]:
+        return (6.0, 3.0)
+
+    def _fill(self, figure: Any) -> None:
+        axes, best = figure.add_subplot(), self._best()
+        for number, curve in self._curves.items():
+            colour, width = (_ORANGE, 2.5) if number == best else (_GREY, 1.0)
+            epochs = sorted(curve)
+            mark = "." if len(epochs) < 30 else ""
+            axes.plot(
+                epochs, [curve[e] for e in epochs], color=colour, lw=width, marker=mark,
+                zorder=3 if number == best else 2,
+            )  # fmt: skip
+        axes.set_xlabel("epochs", fontsize=8)
+        axes.set_ylabel(self._metric, fontsize=8)
+        axes.tick_params(labelsize=8)
+        axes.xaxis.get_major_locator().set_params(integer=True)
 
 
 def _cell_output() -> Callable[[bytes, str], None]:
@@ -140,8 +300,6 @@ def _cell_output() -> Callable[[bytes, str], None]:
 
 
 def _require(package: str) -> None:
-    from importlib.util import find_spec
-
     if find_spec(package) is None:
         raise ConfigError(
             f"curves in a notebook need {package}",

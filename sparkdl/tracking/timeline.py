@@ -32,23 +32,27 @@ class Timeline:
 
     Each rank is a process of the timeline whose phases follow one another without a gap (``START``,
     ``READ``, ``STEP``, ``PUSH_PULL`` or ``ALLREDUCE``, ``EVALUATE``, ``WAIT``); the driver is one
-    more, with the epochs. Ranks are placed by the clocks of their hosts. Of a fit that fails there
+    more, with what it did before the first (``PREPARE``), the epochs, and what came after the last
+    (``FINISH``). Ranks are placed by the clocks of their hosts. Of a fit that fails there
     are the driver's epochs alone: ranks return their phases when they end.
 
     Args:
         path: A local path, or a URI of any file system.
         clock: Seconds since 1970.
+        began_at: When the fit was called, by that clock; None for when training begins.
     """
 
     wants_progress = False
     wants_spans = True
 
-    def __init__(self, path: str, *, clock: Callable[[], float] = time.time) -> None:
-        self._path, self._clock = str(path), clock
+    def __init__(
+        self, path: str, *, clock: Callable[[], float] = time.time, began_at: float | None = None
+    ) -> None:
+        self._path, self._clock, self._began_at = str(path), clock, began_at
         self._exchange = NAMES["exchange"]
         self._spans: dict[int, list[Spans]] = {}  # of each stage of the fit
-        self._epochs: list[tuple[int, float, float]] = []
-        self._epoch_began = 0.0
+        self._driver: list[tuple[str, float, float]] = []
+        self._since = 0.0
 
     def handle(self, event: Event) -> None:
         """Takes note; writes the file at the end.
@@ -61,24 +65,34 @@ class Timeline:
                 check_writable(self._path)
                 without_server = event.run.parameters.get("mode") == "allreduce"
                 self._exchange = "ALLREDUCE" if without_server else NAMES["exchange"]
-                self._spans, self._epochs = {}, []
+                self._spans, self._driver, self._since = {}, [], self._began_at or 0.0
             case EpochBegan():
-                self._epoch_began = self._clock()
+                if not self._driver and self._since:
+                    self._did("PREPARE")
+                self._since = self._clock()
             case EpochEnded():
-                self._epochs.append((event.epoch, self._epoch_began, self._clock()))
+                self._did(f"EPOCH {event.epoch + 1}")
             case WorkerTraced():
                 self._spans.setdefault(event.rank, []).append(event.spans)
             case TrainingEnded() | TrainingFailed():
+                if self._driver:
+                    self._did("FINISH")
                 write_bytes(self._path, json.dumps(self._trace()).encode())
             case _:
                 pass
 
+    def _did(self, name: str) -> None:
+        """The driver did this until now."""
+        now = self._clock()
+        self._driver.append((name, self._since, now))
+        self._since = now
+
     def _trace(self) -> dict[str, Json]:
         began = [spans.began_at for stages in self._spans.values() for spans in stages]
-        zero = min([*began, *(start for _, start, _ in self._epochs)], default=0.0)
+        zero = min([*began, *(start for _, start, _ in self._driver)], default=0.0)
         events: list[Json] = [*_process(_DRIVER, "driver", -1)]
-        for epoch, start, end in self._epochs:
-            events.append(_span(f"EPOCH {epoch + 1}", _DRIVER, start - zero, end - start))
+        for name, start, end in self._driver:
+            events.append(_span(name, _DRIVER, start - zero, end - start))
         names = NAMES | {"exchange": self._exchange}
         for rank, stages in sorted(self._spans.items()):
             events += _process(rank, f"rank {rank}", rank)

@@ -28,7 +28,10 @@ class TrialRecord:
         epochs: Epochs done.
         state: ``'running'``, ``'waiting'`` (its last segment ended), ``'failed'`` or ``'stopped'``.
         error: Why it failed; empty otherwise.
-        kept: Whether its newest checkpoint is there, if it has written one.
+        kept: Whether its checkpoints are there, if it has written any.
+        kept_epoch: Epochs done by the model that the trial stands for: that of its last comparison,
+            or of its best epoch where the search keeps that; 0 before the first comparison.
+        kept_metrics: The values of all metrics then.
     """
 
     number: int
@@ -39,6 +42,18 @@ class TrialRecord:
     state: str = "running"
     error: str = ""
     kept: bool = True
+    kept_epoch: int = 0
+    kept_metrics: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def model_epoch(self) -> int:
+        """``kept_epoch``, also of a journal that an earlier version wrote."""
+        return self.kept_epoch or max(self.metrics, default=0)
+
+    @property
+    def model_metrics(self) -> Mapping[str, float]:
+        """``kept_metrics``, also of a journal that an earlier version wrote."""
+        return self.kept_metrics or self.metrics.get(self.model_epoch, {})
 
 
 @dataclass

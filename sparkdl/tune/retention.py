@@ -9,10 +9,11 @@ from sparkdl.tune.journal import TrialRecord
 
 
 def ranked(records: Iterable[TrialRecord], goal: Goal) -> list[TrialRecord]:
-    """The trials that have a score and did not fail, best first; by their last epoch. Of equal
-    ones that with the lower number is first."""
+    """The trials that have a score and did not fail, best first; by their last comparison, or by
+    their best epoch where the search keeps that. Of equal ones that with the lower number is
+    first."""
     whole = [r for r in records if r.metrics and r.state != "failed"]
-    return sorted(whole, key=lambda r: (-goal.score(r.metrics[max(r.metrics)]), r.number))
+    return sorted(whole, key=lambda r: (-goal.score(r.model_metrics), r.number))
 
 
 def dispensable(

@@ -21,6 +21,7 @@ from sparkdl.tune.retention import dispensable
 from sparkdl.tune.samplers import Drawn, Experience, Outcome, Sampler
 from sparkdl.tune.searchers.searcher import WORST, Searcher
 from sparkdl.tune.segment import Segment
+from sparkdl.tune.standing import Standing
 from sparkdl.tune.suggestions import Draw, Space, Trial, Value
 
 OnEpoch = Callable[[int, Metrics], None]
@@ -47,6 +48,10 @@ class TrialTrainer(Protocol):
 
     def delete(self, trial: int) -> None:
         """Deletes the checkpoints of a trial."""
+
+    def keep(self, trial: int, epochs: Collection[int]) -> None:
+        """Keeps a trial's checkpoints after these epochs beside its newest, and no others; while a
+        segment of it trains, called in the thread that trains it."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +81,7 @@ def run_search(
     sampler: Sampler | None = None,
     tell: Callable[[Event], None] = lambda event: None,
     keep_best: int | None = None,
+    best_epochs: bool = False,
 ) -> None:
     """Runs to the searcher's end, or until the time is over; the journal has what happened.
 
@@ -92,12 +98,15 @@ def run_search(
         tell: Hears of the trials, in the thread that called this.
         keep_best: So many of the best trials keep their checkpoints; those of others are deleted
             when the search will not go on from them. None for all.
+        best_epochs: A trial stands for the model of its best epoch, and not of its last one.
 
     Raises:
         SparkDLError: The first trials failed, or a mistake that all trials share.
     """
     waiting = journal.replay(searcher)
-    search = _Search(searcher, trainer, journal, goal, seed, on_score, sampler or Drawn(), tell)
+    search = _Search(
+        searcher, trainer, journal, goal, seed, on_score, sampler or Drawn(), tell, best_epochs
+    )
     search.tell_past()
     deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
     try:
@@ -114,7 +123,7 @@ def run_search(
             search.take(0.1)
             search.collect(keep_best, search.done() - {s.parent for s in waiting})
             if time.monotonic() > deadline:
-                search.stop()
+                search.stop(heed=True)
                 return
     except BaseException:
         search.stop()
@@ -127,13 +136,16 @@ class _Search:
     def __init__(
         self, searcher: Searcher, trainer: TrialTrainer, journal: Journal, goal: Goal, seed: int,
         on_score: Callable[[int, float], None], sampler: Sampler, tell: Callable[[Event], None],
+        best_epochs: bool,
     ) -> None:  # fmt: skip
         self._searcher, self._trainer, self._journal = searcher, trainer, journal
         self._goal, self._seed, self._on_score = goal, seed, on_score
         self._sampler, self._tell_sinks = sampler, tell
         self._heard: queue.SimpleQueue[_Ended | _EpochDone] = queue.SimpleQueue()
         self._failures: list[Exception] = []
-        self._succeeded = any(r.metrics for r in journal.trials.values())
+        self._succeeded = any(r.metrics and r.state != "failed" for r in journal.trials.values())
+        self._best_epochs = best_epochs
+        self._standings: dict[int, Standing] = {}
         self.running: dict[int, threading.Thread] = {}
 
     def tell_past(self) -> None:
@@ -162,7 +174,14 @@ class _Search:
         given = {**self._searcher.parameters(segment.trial), **(record.params if record else {})}
         trial = Trial(segment.trial, self._seed, given, self._draws(segment.trial))
 
+        standing = self._standings[segment.trial] = Standing(
+            self._goal, self._best_epochs, record, segment.begin,
+            self._searcher.copied_after(segment.trial),
+        )  # fmt: skip
+
         def heard(epoch: int, metrics: Metrics) -> None:
+            if standing.hear(epoch + 1, metrics):
+                self._trainer.keep(segment.trial, standing.needed)
             self._heard.put(_EpochDone(segment.trial, epoch, metrics))
 
         try:
@@ -172,6 +191,8 @@ class _Search:
             self._tell(_Ended(segment, None, error))
             return
         self._keep(trial, segment)
+        if standing.needed:
+            self._trainer.keep(segment.trial, standing.needed)
 
         def train() -> None:
             try:
@@ -210,8 +231,13 @@ class _Search:
         if found:
             self._journal.write()
 
-    def stop(self, timeout_s: float = 60.0) -> None:
-        """Ends what runs; its trials count as stopped."""
+    def stop(self, timeout_s: float = 60.0, *, heed: bool = False) -> None:
+        """Ends what runs; its trials count as stopped.
+
+        Args:
+            timeout_s: How long to wait for that.
+            heed: Tell what ended well while it was being stopped.
+        """
         deadline = time.monotonic() + timeout_s
         for number, thread in self.running.items():
             while thread.is_alive() and time.monotonic() < deadline:
@@ -224,6 +250,14 @@ class _Search:
                     RuntimeWarning,
                     stacklevel=2,
                 )
+        while heed and not self._heard.empty():
+            heard = self._heard.get()
+            if isinstance(heard, _EpochDone):
+                self._tell_sinks(TrialEpochEnded(heard.trial, heard.epoch, heard.metrics))
+            elif heard.error is None:
+                del self.running[heard.segment.trial]
+                self._tell(heard)
+        for number in self.running:
             record = self._journal.trials[number]
             record.state = "stopped"
             self._tell_ended(record, record.epochs, {})
@@ -287,16 +321,22 @@ class _Search:
             record.state = "failed"
             record.error = _in_short(ended.error) if ended.error else f"{self._goal.metric} is NaN"
             warnings.warn(f"trial {segment.trial} failed: {record.error}", RuntimeWarning, 2)
+        else:
+            standing = self._standings.pop(segment.trial)
+            standing.end(segment.end, metrics)
+            record.kept_epoch, record.kept_metrics = standing.epoch, dict(standing.metrics)
+            copied = self._searcher.copied_after(segment.trial)
+            self._trainer.keep(segment.trial, standing.needed_after(copied))
         self._journal.write()
         self._tell_ended(record, segment.end, metrics)
-        if ended.error is not None:
+        if score > WORST:
+            self._succeeded = True
+            self._on_score(segment.trial, score)
+        elif ended.error is not None:
             self._failures.append(ended.error)
             shared = isinstance(ended.error, (ConfigError, DataError, ResourceError))
             if not self._succeeded and (shared or len(self._failures) >= PATIENCE):
                 raise self._failures[0]
-            return
-        self._succeeded = True
-        self._on_score(segment.trial, score)
 
 
 def _in_short(error: Exception) -> str:

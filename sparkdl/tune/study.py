@@ -39,7 +39,7 @@ class Study(Closing):
     Args:
         journal: Of the search.
         goal: Its metric.
-        load: Trial record -> its model as after its last epoch.
+        load: Trial record -> its model, as after ``record.model_epoch`` epochs.
         ensemble_of: Makes one model of several.
         temporary: Whether the folder is the study's own.
     """
@@ -72,7 +72,8 @@ class Study(Closing):
         return [self._journal.trials[n] for n in sorted(self._journal.trials)]
 
     def ranked(self) -> list[TrialRecord]:
-        """The trials that have a score and did not fail, best first; by their last epoch."""
+        """The trials that have a score and did not fail, best first; by their last comparison, or
+        by their best epoch in a search with ``keep_epoch='best'``."""
         return ranked(self.records, self.goal)
 
     @property
@@ -99,8 +100,8 @@ class Study(Closing):
 
     @property
     def best_value(self) -> float:
-        """The metric of :attr:`best_trial`."""
-        return self.best_trial.metrics[max(self.best_trial.metrics)][self.goal.metric]
+        """The metric of :attr:`best_trial`: that of :attr:`best_model`."""
+        return self.best_trial.model_metrics[self.goal.metric]
 
     @property
     def best_model(self) -> keras.Model:
@@ -154,9 +155,7 @@ class Study(Closing):
                 "trial": r.number,
                 "state": r.state,
                 "epochs": r.epochs,
-                self.goal.metric: r.metrics[max(r.metrics)].get(self.goal.metric, math.nan)
-                if r.metrics
-                else math.nan,
+                self.goal.metric: r.model_metrics.get(self.goal.metric, math.nan),
                 **{f"param_{name}": value for name, value in r.params.items()},
                 "error": r.error,
             }

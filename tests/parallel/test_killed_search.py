@@ -44,6 +44,9 @@ class Formula:
     def delete(self, trial):
         pass
 
+    def keep(self, trial, epochs):
+        pass
+
 
 journal = Journal.at(str(folder / "study"), {"seed": 7}, resume=resume)
 run_search(

@@ -22,7 +22,7 @@ def test_autolog_logs_a_run_whose_model_predicts_as_the_trained_one(
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "")
     before = mlflow.get_tracking_uri()
     mlflow.set_tracking_uri((tmp_path / "mlruns").as_uri())
-    sparkdl.mlflow.autolog()
+    sparkdl.mlflow.autolog(registered_model_name="digits")
     try:
         spark_model = SparkModel(make_mlp(), num_workers=2)
         history = spark_model.fit(digits_df, epochs=2, verbose=0)
@@ -35,6 +35,8 @@ def test_autolog_logs_a_run_whose_model_predicts_as_the_trained_one(
         (logged,) = client.search_logged_models(["0"])
         of_the_model = {m.key: (m.step, m.value) for m in logged.metrics}
         assert of_the_model["loss"] == (1, pytest.approx(losses[-1]))
+        (version,) = client.search_model_versions("name='digits'")
+        assert (version.version, version.run_id) in (("1", run.info.run_id), (1, run.info.run_id))
         model = mlflow.pyfunc.load_model(f"runs:/{run.info.run_id}/model")
         x = digits[0][:50]
         expected = spark_model.model.predict(x, verbose=0)

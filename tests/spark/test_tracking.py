@@ -40,10 +40,12 @@ def test_sinks_hear_of_metrics_and_workers_and_the_timeline_has_all_of_their_tim
     # Horovod's exchanges inside the compiled step would count as training.
     options = {"communicator": "builtin"} if mode == "allreduce" else {}
     spark_model = SparkModel(make_mlp(), mode=mode, num_workers=2, **options)
+    called = time.monotonic()
     history = spark_model.fit(
         digits_df, epochs=3, verbose=0, validation_split=0.2, timeline=str(timeline),
         sinks=[events.append, JsonLines(str(tmp_path / "runs")), TensorBoard(str(tmp_path / "tb"))],
     )  # fmt: skip
+    wall_s = time.monotonic() - called
     # events
     began, ended = events[0], [e for e in events if isinstance(e, EpochEnded)]
     assert isinstance(began, TrainingBegan)
@@ -72,12 +74,17 @@ def test_sinks_hear_of_metrics_and_workers_and_the_timeline_has_all_of_their_tim
     assert summary is not None
     for rank in range(2):
         spans = [e for e in trace if e["ph"] == "X" and e["pid"] == rank]
-        assert {"START", "STEP", exchange, "EVALUATE"} <= {e["name"] for e in spans}
+        assert {e["name"] for e in spans} >= {
+            "START", "READ", "STEP", exchange, "EVALUATE", "WAIT",
+        }  # fmt: skip
         first, last = spans[0], spans[-1]
         whole = last["ts"] + last["dur"] - first["ts"]
         assert sum(e["dur"] for e in spans) >= 0.999 * whole
         assert whole / 1e6 >= 0.95 * summary.usage[rank].total_s
         assert list(summary.usage[rank].seconds) == list(PHASES)
+    driver = [e for e in trace if e["ph"] == "X" and e["pid"] not in (0, 1)]
+    assert [e["name"] for e in driver] == ["PREPARE", "EPOCH 1", "EPOCH 2", "EPOCH 3", "FINISH"]
+    assert sum(e["dur"] for e in driver) / 1e6 >= 0.95 * wall_s
 
 
 @pytest.mark.parametrize("mode", ["asynchronous", "synchronous", "allreduce"])

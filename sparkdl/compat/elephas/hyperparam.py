@@ -6,7 +6,7 @@ import math
 import shutil
 import tempfile
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import sparkdl
@@ -173,6 +173,9 @@ class _FunctionTrainer:
 
     def delete(self, trial: int) -> None:
         """There is nothing to delete: these trials write no checkpoints."""
+
+    def keep(self, trial: int, epochs: Collection[int]) -> None:
+        """Nor is there anything to keep."""
 
 
 def _call(call: bytes, seed: int) -> bytes:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from sparkdl import payload
-from sparkdl.errors import SparkDLError
+from sparkdl.errors import SparkDLError, WorkerError
 from sparkdl.launch.failures import RankFailure, RanksLost, failure_in
 from sparkdl.launch.results import RESULT_SCHEMA, Result, join
 from sparkdl.launch.task import Task
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 INLINE_BYTES = 900_000
 """A task up to this size travels inside the job, which is 0.05 s sooner than a broadcast of its own
 (PySpark itself broadcasts functions of 1 MiB and more)."""
+
+_CANCELLED = re.compile(r"\[(SPARK_JOB_CANCELLED|OPERATION_CANCELED)\]")
 
 
 class SparkLauncher:
@@ -130,7 +132,12 @@ class SparkRanks:
         problem = session_problem(self._spark) or interpreter_problem(error, self._interpreter)
         if problem is not None:
             raise problem from error
-        raise _lost(error, self._noun, self._setting) from error
+        lost = _lost(error, self._noun, self._setting)
+        if _CANCELLED.search(str(error)):  # by somebody: to begin again would defy them
+            raise WorkerError(
+                lost.rank, lost.error, lost.traceback, "its Spark job was cancelled"
+            ) from error
+        raise lost from error
 
     def results_so_far(self) -> list[Result]:
         """None: Spark has the results at the end of the stage."""

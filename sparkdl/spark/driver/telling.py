@@ -11,10 +11,12 @@ from typing import Any
 from sparkdl.config import AUTO_WINDOW, NETWORK_SETTINGS, FitConfig
 from sparkdl.errors import ConfigError
 from sparkdl.learner.model_facts import describe_model
-from sparkdl.progress.events import Json, RunDescription
-from sparkdl.spark.driver.arguments import FitArguments
+from sparkdl.progress.bar import ProgressBar
+from sparkdl.progress.events import Json, RunDescription, Sink
+from sparkdl.spark.driver.arguments import FitArguments, verbosity
 from sparkdl.spark.driver.plan import FitPlan
 from sparkdl.spark.driver.training import StageSummary
+from sparkdl.tracking.notebook import NotebookCurves, curves_take_the_bars_place
 from sparkdl.tracking.page.dashboard import process_dashboard
 from sparkdl.tracking.profile import Facts
 from sparkdl.tracking.sinks import GivenSink, GuardedSink, sinks_of
@@ -30,10 +32,12 @@ def open_sinks(
     timeline: str | None,
     model: Callable[[], object],
     spark: Any,
+    began_at: float | None = None,
 ) -> list[GuardedSink]:
     """The sinks of a fit: the user's, the timeline's, and those that stand for every fit.
 
-    With ``spark.sparkdl.dashboard=true`` the first fit of the process opens the page.
+    With ``spark.sparkdl.dashboard=true`` the first fit of the process opens the page. The timeline
+    begins at ``began_at``, in seconds since 1970.
 
     Raises:
         ConfigError: Something is no sink, or the timeline is no path.
@@ -48,8 +52,15 @@ def open_sinks(
                 expected="a path, for example 'timeline.json'",
                 received=repr(timeline),
             )
-        given.append(Timeline(timeline))
+        given.append(Timeline(timeline, began_at=began_at))
     return sinks_of(given, model)
+
+
+def progress_sink(verbose: str | int) -> Sink:
+    """What shows a fit to whoever called it: curves in a notebook, else a bar or lines."""
+    if curves_take_the_bars_place(verbose):
+        return GuardedSink(NotebookCurves())
+    return ProgressBar(verbosity(verbose))
 
 
 def describe_run(

@@ -5,10 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from sparkdl.files.checkpoints import Checkpoints
+from sparkdl.files.checkpoints import Checkpoint, Checkpoints
 from sparkdl.learner.archive import load_state, model_bytes
 from sparkdl.learner.model_weights import model_layout, write_model
-from sparkdl.learner.optimizer_state import learning_rate_set, load_optimizer_state
+from sparkdl.learner.optimizer_state import (
+    innermost_optimizer,
+    learning_rate_of,
+    learning_rate_set,
+    load_optimizer_state,
+)
 from sparkdl.run_state import RunState
 
 
@@ -58,9 +63,25 @@ class TrainedModel:
         if checkpoint is None:
             self.rule_state = b""
             return 0
-        load_state(self.model, checkpoint.model_file, checkpoints.folder)
-        self.rule_state = checkpoint.state.rule
+        self.load(checkpoint, checkpoints.folder)
         return checkpoint.state.epoch
+
+    def load(self, checkpoint: Checkpoint, folder: str, *, keep_rate: bool = False) -> None:
+        """Loads one checkpoint.
+
+        Args:
+            checkpoint: Of an equal model.
+            folder: Where it is from, for the message.
+            keep_rate: The model's learning rate stays as it is; Keras saves it with the optimizer.
+
+        Raises:
+            ConfigError: It is of another model.
+        """
+        rate = learning_rate_of(self.model) if keep_rate else None
+        load_state(self.model, checkpoint.model_file, folder)
+        if rate is not None:
+            innermost_optimizer(self.model).learning_rate = rate
+        self.rule_state = checkpoint.state.rule
 
     def beside(self, epoch: int) -> RunState:
         """What a ``.keras`` file of the model does not hold, after ``epoch`` epochs."""

@@ -46,14 +46,20 @@ class Asha(Searcher):
         max_epochs: Epochs of a trial that is trained to the end.
         divisor: Of a rung, one trial in so many goes on.
         max_rungs: Most rungs; fewer where epochs or trials are too few.
+        min_early_stopping_rate: So many of the lowest rungs are left out: no trial ends before the
+            one above them.
     """
 
     def __init__(
-        self, max_trials: int = 64, max_epochs: int = 27, divisor: float = 4, max_rungs: int = 5
-    ) -> None:
-        _check(type(self).__name__, max_trials, max_epochs, divisor, max_rungs)
-        number = rungs_that_differ(max_rungs, divisor, max_epochs, max_trials)
-        self.rungs = [_Rung(epochs) for epochs in make_rungs(number, divisor, max_epochs)]
+        self, max_trials: int = 64, max_epochs: int = 27, divisor: float = 4, max_rungs: int = 5,
+        min_early_stopping_rate: int = 0,
+    ) -> None:  # fmt: skip
+        owner = type(self).__name__
+        _check(owner, max_trials, max_epochs, divisor, max_rungs)
+        require_whole(owner, "min_early_stopping_rate", min_early_stopping_rate, 0)
+        rungs = self._rungs_of(max_trials, max_epochs, divisor, max_rungs)
+        left_out = min(min_early_stopping_rate, len(rungs) - 1)
+        self.rungs = [_Rung(epochs) for epochs in rungs[left_out:]]
         self._divisor = divisor
         self._max_trials, self._limit = max_trials, 2 * max_trials
         self._started = 0
@@ -80,6 +86,12 @@ class Asha(Searcher):
 
     def is_done(self, trial: int) -> bool:
         return trial in self._failed or any(t == trial for _, _, t in self.rungs[-1].scores)
+
+    def _rungs_of(
+        self, max_trials: int, max_epochs: int, divisor: float, max_rungs: int
+    ) -> list[int]:
+        number = rungs_that_differ(max_rungs, divisor, max_epochs, max_trials)
+        return make_rungs(number, divisor, max_epochs)
 
     def _promotion(self) -> Segment | None:
         for number in reversed(range(len(self.rungs) - 1)):
@@ -115,13 +127,23 @@ class AshaStopping(Asha):
     """Trials go on unless they are below the best ``1 / divisor`` of a rung when they reach it.
 
     The first trials are compared with few others, so more of them go on than by promotion, but no
-    trial is ever paused. The arguments are those of :class:`Asha`.
+    trial is ever paused. The other arguments are those of :class:`Asha`.
+
+    Args:
+        bootstrap_count: So many trials end at a rung before one may go on from it.
     """
 
     def __init__(
-        self, max_trials: int = 64, max_epochs: int = 27, divisor: float = 4, max_rungs: int = 5
-    ) -> None:
-        super().__init__(max_trials, max_epochs, divisor, max_rungs)
+        self, max_trials: int = 64, max_epochs: int = 27, divisor: float = 4, max_rungs: int = 5,
+        min_early_stopping_rate: int = 0, bootstrap_count: int = 0,
+    ) -> None:  # fmt: skip
+        super().__init__(max_trials, max_epochs, divisor, max_rungs, min_early_stopping_rate)
+        require_whole("AshaStopping", "bootstrap_count", bootstrap_count, 0)
+        require(
+            bootstrap_count < max_trials, "AshaStopping", "bootstrap_count",
+            f"fewer than max_trials ({max_trials})", bootstrap_count,
+        )  # fmt: skip
+        self._bootstrap_count = bootstrap_count
         self._going_on: deque[Segment] = deque()
 
     def ask(self) -> Segment | None:
@@ -135,7 +157,8 @@ class AshaStopping(Asha):
         number = next(n for n, r in enumerate(self.rungs) if r.epochs == epochs)
         rung = self.rungs[number]
         best = rung.best(max(int(len(rung.scores) / self._divisor), 1))
-        if number < len(self.rungs) - 1 and trial in best:
+        enough = len(rung.scores) > self._bootstrap_count
+        if number < len(self.rungs) - 1 and enough and trial in best:
             self._going_on.append(self._promote(number, trial))
 
     def is_done(self, trial: int) -> bool:

@@ -6,8 +6,8 @@ import math
 
 from sparkdl.options import require, require_one_of, require_whole
 from sparkdl.tune.searchers.asha import Asha
-from sparkdl.tune.searchers.rungs import rungs_that_differ, trials_of_brackets
-from sparkdl.tune.searchers.searcher import Searcher, worst_to_best
+from sparkdl.tune.searchers.rungs import make_rungs, rungs_that_differ, trials_of_brackets
+from sparkdl.tune.searchers.searcher import WORST, Searcher, worst_to_best
 from sparkdl.tune.segment import Segment
 
 _MODES = ("aggressive", "standard", "conservative")
@@ -49,6 +49,15 @@ class _Brackets(Searcher):
         return self.brackets[place].is_done(inner)
 
 
+class _Ladder(Asha):
+    """ASHA with exactly ``max_rungs`` rungs, however few its own trials are."""
+
+    def _rungs_of(
+        self, max_trials: int, max_epochs: int, divisor: float, max_rungs: int
+    ) -> list[int]:
+        return make_rungs(max_rungs, divisor, max_epochs)
+
+
 class AdaptiveAsha(_Brackets):
     """ASHA with several ladders: some stop early, others late, as the best choice is not known.
 
@@ -74,7 +83,7 @@ class AdaptiveAsha(_Brackets):
         rungs = list(range(longest, shortest[mode] - 1, -1))[:max_trials]
         trials = trials_of_brackets(max_trials, divisor, rungs)
         super().__init__(
-            [Asha(t, max_epochs, divisor, r) for t, r in zip(trials, rungs, strict=True)]
+            [_Ladder(t, max_epochs, divisor, r) for t, r in zip(trials, rungs, strict=True)]
         )
 
 
@@ -82,7 +91,8 @@ class Hyperband(_Brackets):
     """Successive halving in brackets, each rung full before any trial goes on.
 
     Li et al., JMLR 2018. Bracket ``s`` begins with ``(s_max + 1) / (s + 1) * divisor ** s`` trials
-    of ``max_epochs / divisor ** s`` epochs.
+    of ``max_epochs / divisor ** s`` epochs. A trial that fails is replaced: on the first rung by a
+    new one, on a later one by the next best of the rung before.
 
     Args:
         max_epochs: Epochs of a trial that is trained to the end.
@@ -105,6 +115,9 @@ class Hyperband(_Brackets):
 class SuccessiveHalving(Searcher):
     """All trials of a rung end before the best of them go on (Jamieson and Talwalkar, 2016).
 
+    A trial that fails goes no further. On the first rung a new one takes its place, at most as
+    many times as there are trials; on a later one the next best of the rung before does.
+
     Args:
         trials: How many each rung has.
         epochs: How many each rung ends after.
@@ -117,9 +130,11 @@ class SuccessiveHalving(Searcher):
         )  # fmt: skip
         self._trials, self._epochs = trials, epochs
         self._rung = 0
+        self._started, self._limit = trials[0], 2 * trials[0]
         self._waiting = list(range(trials[0]))
-        self._left = set(self._waiting)  # of the rung
-        self._scores: dict[int, float] = {}
+        self._untold = set(self._waiting)  # of the rung
+        self._scores: dict[int, float] = {}  # of those of the rung that did not fail
+        self._next_best: list[int] = []  # of the rung before
 
     @property
     def max_epochs(self) -> int:
@@ -132,16 +147,34 @@ class SuccessiveHalving(Searcher):
         return Segment(self._waiting.pop(0), begin, self._epochs[self._rung])
 
     def tell(self, trial: int, epochs: int, score: float) -> None:
-        self._scores[trial] = worst_to_best(score)
-        last = self._rung == len(self._epochs) - 1
-        if len(self._scores) < self._trials[self._rung] or last:
+        self._untold.discard(trial)
+        if worst_to_best(score) > WORST:
+            self._scores[trial] = score
+        else:
+            self._replace()
+        if self._untold:
             return
-        order = sorted(self._scores, key=lambda t: (-self._scores[t], t))
-        self._rung += 1
-        self._waiting = sorted(order[: self._trials[self._rung]])
-        self._left = set(self._waiting)
-        self._scores = {}
+        self._next_best = []
+        if self._rung < len(self._epochs) - 1:
+            order = sorted(self._scores, key=lambda t: (-self._scores[t], t))
+            self._rung += 1
+            count = self._trials[self._rung]
+            self._waiting = sorted(order[:count])
+            self._next_best = order[count : 2 * count]
+            self._untold = set(self._waiting)
+            self._scores = {}
 
     def is_done(self, trial: int) -> bool:
         on_last = self._rung == len(self._epochs) - 1
-        return trial not in self._left or (on_last and trial in self._scores)
+        may_go_on = trial in self._untold or trial in self._next_best
+        return not may_go_on and (on_last or trial not in self._scores)
+
+    def _replace(self) -> None:
+        if self._rung == 0 and self._started < self._limit:
+            found, self._started = self._started, self._started + 1
+        elif self._next_best:
+            found = self._next_best.pop(0)
+        else:
+            return
+        self._waiting.append(found)
+        self._untold.add(found)

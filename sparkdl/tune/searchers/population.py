@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from sparkdl.options import require, require_share, require_whole
-from sparkdl.tune.searchers.searcher import Searcher, worst_to_best
+from sparkdl.tune.searchers.searcher import WORST, Searcher, worst_to_best
 from sparkdl.tune.segment import Segment
 from sparkdl.tune.suggestions import Space, Value
 
@@ -19,9 +19,15 @@ FACTORS = (0.8, 1.2)
 class PopulationBasedTraining(Searcher):
     """Trials that are among the worst go on from a copy of one of the best, with other values.
 
-    A trial that is copied over becomes a new trial, whose segment starts from the other one's
-    checkpoint. Values of ``build`` that set the model's size must not be asked for: a copy's
-    weights would not fit.
+    It goes by rounds: when the whole population has trained ``interval`` epochs, a copy takes the
+    place of each of the worst, as a new trial whose segment starts from the other one's checkpoint
+    of that moment, and then all train on. So the same seed gives the same trials, whichever of
+    them ends first. A copy has the learning rate of its own values, and all else of the optimizer
+    from the checkpoint. Values of ``build`` that set the model's size must not be asked for: a
+    copy's weights would not fit.
+
+    A trial that fails goes no further: in the first round a new one takes its place, at most as
+    many times as there are trials; in later ones a copy does.
 
     Args:
         population: Trials that train side by side.
@@ -46,13 +52,15 @@ class PopulationBasedTraining(Searcher):
             f"from 1/population ({1 / population:g}) to 0.5", quantile,
         )  # fmt: skip
         self._max_epochs, self._interval = max_epochs, interval
-        self._quantile = quantile
+        self._count = int(population * quantile)
         self._resample = resample_probability
         self._rng = np.random.default_rng(seed)
         self._waiting = deque(Segment(t, 0, min(interval, max_epochs)) for t in range(population))
-        self._next = population
-        self._scores: dict[int, float] = {}  # of the population as it is now
-        self._untrained: set[int] = set()  # copies whose first segment has not ended
+        self._members = list(range(population))
+        self._next, self._limit = population, 2 * population
+        self._scores: dict[int, float] = {}  # of the round
+        self._ended: set[int] = set()  # members that train no more
+        self._parents: dict[int, tuple[int, int]] = {}  # copy that was not told -> its checkpoint
         self._given: dict[int, dict[str, Value]] = {}
         self._built: dict[int, tuple[Mapping[str, Space], Mapping[str, Value]]] = {}
 
@@ -71,29 +79,44 @@ class PopulationBasedTraining(Searcher):
 
     def tell(self, trial: int, epochs: int, score: float) -> None:
         self._scores[trial] = worst_to_best(score)
-        self._untrained.discard(trial)
+        self._parents.pop(trial, None)
+        first = epochs == min(self._interval, self._max_epochs)
+        if self._scores[trial] == WORST and first and self._next < self._limit:
+            place = self._members.index(trial)
+            del self._scores[trial]
+            self._members[place], self._next = self._next, self._next + 1
+            self._waiting.append(Segment(self._members[place], 0, epochs))
         if epochs >= self._max_epochs:
-            return
-        end = min(epochs + self._interval, self._max_epochs)
-        order = sorted(self._scores, key=lambda t: (-self._scores[t], t))
-        count = int(len(order) * self._quantile)  # none until enough of the population is known
-        worst = order[len(order) - count :]
-        # a copy that has not trained yet has its parent's score, and no checkpoint
-        best = [t for t in order[:count] if t not in self._untrained]
-        if trial not in worst or not best:
-            self._waiting.append(Segment(trial, epochs, end))
-            return
-        parent = best[int(self._rng.integers(len(best)))]
-        copy, self._next = self._next, self._next + 1
-        self._given[copy] = self._perturbed(parent)
-        del self._scores[trial]
-        self._scores[copy] = self._scores[parent]
-        self._untrained.add(copy)
-        self._waiting.append(Segment(copy, epochs, end, parent))
+            self._ended.add(trial)
+        elif len(self._scores) == len(self._members):
+            self._begin_round(epochs)
 
     def is_done(self, trial: int) -> bool:
-        copied = {segment.parent for segment in self._waiting}
-        return trial not in self._scores and trial not in copied
+        goes_on = trial in self._members and trial not in self._ended
+        return not goes_on and not self.copied_after(trial)
+
+    def copied_after(self, trial: int) -> frozenset[int]:
+        return frozenset(after for parent, after in self._parents.values() if parent == trial)
+
+    def _begin_round(self, epochs: int) -> None:
+        """The population trains on, the worst of it as copies of the best."""
+        order = sorted(self._members, key=lambda t: (-self._scores[t], t))
+        well = [t for t in order if self._scores[t] > WORST]
+        best = well[: self._count]
+        if not best:
+            self._ended.update(self._members)
+            return
+        worst = {*order[max(len(best), len(order) - self._count) :], *order[len(well) :]}
+        end = min(epochs + self._interval, self._max_epochs)
+        for place, trial in enumerate(self._members):
+            parent = None
+            if trial in worst:
+                parent = best[int(self._rng.integers(len(best)))]
+                self._members[place], self._next = self._next, self._next + 1
+                self._given[self._members[place]] = self._perturbed(parent)
+                self._parents[self._members[place]] = (parent, epochs)
+            self._waiting.append(Segment(self._members[place], epochs, end, parent))
+        self._scores = {}
 
     def _perturbed(self, parent: int) -> dict[str, Value]:
         spaces, params = self._built[parent]

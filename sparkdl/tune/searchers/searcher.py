@@ -38,6 +38,11 @@ class Searcher(ABC):
         does not know: then its checkpoint stays to the end of the search."""
         return False
 
+    def copied_after(self, trial: int) -> frozenset[int]:
+        """The epochs after which another trial takes over this one's checkpoint, and has not yet
+        been told: the search keeps these checkpoints."""
+        return frozenset()
+
     def parameters(self, trial: int) -> Mapping[str, Value]:
         """The values that this searcher sets itself; the others are drawn."""
         return {}

@@ -42,6 +42,38 @@ def test_the_last_two_are_kept(tmp_path: Path) -> None:
     assert (restored.state.epoch, restored.state.rule) == (6, b"rule 6")
 
 
+def test_checkpoints_that_somebody_needs_are_kept(tmp_path: Path) -> None:
+    checkpoints = make(tmp_path, 1)
+    checkpoints.keep({1, 3})  # the third is not there yet
+    make(tmp_path, 2, 3, 4, 5, 6)
+    assert [e for e in range(9) if checkpoints.after(e)] == [1, 3, 5, 6]
+    assert checkpoints.after(3).state.rule == b"rule 3"  # type: ignore[union-attr]
+    checkpoints.keep({3})
+    assert [e for e in range(9) if checkpoints.after(e)] == [3, 5, 6]
+    (tmp_path / "epoch-00003.keras").write_bytes(b"cut")
+    assert checkpoints.after(3) is None
+    checkpoints.keep({6})
+    assert [e for e in range(9) if checkpoints.after(e)] == [5, 6]
+    checkpoints.clear()
+    assert names(tmp_path) == []
+    checkpoints.keep({1})  # nothing to do
+    assert names(tmp_path) == []
+
+
+def test_training_goes_on_from_an_earlier_checkpoint(tmp_path: Path) -> None:
+    checkpoints = make(tmp_path, 1, 2)
+    checkpoints.keep({2})
+    make(tmp_path, 3, 4, 5)
+    assert not checkpoints.rewind(3)
+    assert checkpoints.newest() == 5
+    assert checkpoints.rewind(2)
+    assert checkpoints.restore().state.epoch == 2  # type: ignore[union-attr]
+    assert names(tmp_path) == ["checkpoint.json", "epoch-00002.keras"]
+    make(tmp_path, 3, 4)
+    assert [e for e in range(9) if checkpoints.after(e)] == [2, 3, 4]
+    assert not make(tmp_path / "empty").rewind(1)
+
+
 def test_what_is_cleared_is_begun_again(tmp_path: Path) -> None:
     checkpoints = make(tmp_path)
     assert checkpoints.newest() == 0
@@ -133,6 +165,8 @@ def test_where_none_is_whole_the_error_says_so(tmp_path: Path) -> None:
         {"epoch": "3", "file": "epoch-00003.keras"},
         {"epoch": 3, "file": 3},
         {"epoch": 3, "file": "epoch-00003.keras", "previous": {"a": 1}},
+        {"epoch": 3, "file": "epoch-00003.keras", "kept": ["../victim"]},
+        {"epoch": 3, "file": "epoch-00003.keras", "kept": 3},
     ],
 )
 def test_an_index_names_checkpoints_of_its_folder_only(tmp_path: Path, content: Any) -> None:

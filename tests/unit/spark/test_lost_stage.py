@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from sparkdl.spark.driver.launcher import _lost
+import pytest
+
+from sparkdl.errors import WorkerError
+from sparkdl.launch.failures import RanksLost
+from sparkdl.spark.driver import launcher
+from sparkdl.spark.driver.launcher import SparkRanks, _lost
 
 SPARKS = """An error occurred while calling o100.collectToPython.
 : org.apache.spark.SparkException: Job aborted due to stage failure: Could not recover from a failed
@@ -20,6 +25,35 @@ def test_the_cause_is_told_and_not_the_call() -> None:
     assert "stage failure" in error.what
     assert "collectToPython" not in error.what
     assert "ExecutorLostFailure" in str(error)
+
+
+class Ended:
+    """A job that ended with an error."""
+
+    def __init__(self, text: str) -> None:
+        self.error = RuntimeError(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "lost"),
+    [
+        ("[SPARK_JOB_CANCELLED] Job 35 cancelled part of cancelled job tags x", False),
+        ("[OPERATION_CANCELED] Operation has been canceled.", False),
+        (SPARKS, True),
+    ],
+)
+def test_a_cancelled_job_is_no_loss_after_which_training_begins_again(
+    text: str, lost: bool
+) -> None:
+    """Before, a fit whose job was cancelled began it again, ``restarts`` times."""
+    ranks = SparkRanks(None, Ended(text), 2, "training stage", "python")  # type: ignore[arg-type]
+    ranks._setting = {}.get  # type: ignore[assignment,method-assign]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(launcher, "session_problem", lambda spark: None)
+        with pytest.raises(WorkerError) as caught:
+            ranks.results()
+    assert isinstance(caught.value, RanksLost) == lost
+    assert ("was cancelled" in caught.value.hint) != lost
 
 
 def test_an_exception_without_words_is_named() -> None:

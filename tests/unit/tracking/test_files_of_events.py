@@ -225,7 +225,7 @@ def test_the_timeline_has_every_phase_of_every_rank_without_a_gap(tmp_path: Path
         assert found[1]["ts"] == found[0]["ts"] + found[0]["dur"]
         assert found[0]["ts"] == rank * 1e6  # by the clock of its host
     driver = [e["name"] for e in trace if e["ph"] == "X" and names[e["pid"]] == "driver"]
-    assert driver == ["EPOCH 1", "EPOCH 2"]
+    assert driver == ["EPOCH 1", "EPOCH 2", "FINISH"]
 
 
 def test_a_timeline_that_cannot_be_written_is_an_error_at_the_beginning(tmp_path: Path) -> None:

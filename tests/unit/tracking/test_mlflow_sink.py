@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tracking_cases import small_fit, small_search
+from tracking_cases import busy_fit, small_fit, small_search
 
 from sparkdl.progress.events import Event, TrainingFailed, TrialBegan, TrialEnded, TrialEpochEnded
+from sparkdl.tracking import mlflow_sink
 from sparkdl.tracking.mlflow_sink import MLflow, flat_parameters
 
 mlflow = pytest.importorskip("mlflow")
@@ -73,6 +75,41 @@ def test_each_worker_has_system_metrics(store: Any) -> None:
     log(small_fit(), log_system_metrics=True)
     (run,) = store.search_runs(["0"])
     assert run.data.metrics["system/worker_1/memory_usage_megabytes"] > 200
+
+
+def test_gpus_have_the_names_of_mlflows_own_system_metrics(store: Any) -> None:
+    log(busy_fit(3), log_system_metrics=True)
+    (run,) = store.search_runs(["0"])
+    found = run.data.metrics
+    assert found["system/worker_2/gpu_0_utilization_percentage"] == 93.0
+    assert found["system/worker_2/gpu_1_utilization_percentage"] == 0.0
+    assert found["system/worker_3/gpu_0_memory_usage_percentage"] == 50.0
+    assert found["system/worker_3/gpu_1_memory_usage_percentage"] == 10.0
+    assert found["system/worker_2/system_memory_usage_percentage"] == 95.0
+    assert not [name for name in found if name.startswith("system/worker_0/gpu")]  # no load yet
+
+
+def test_the_model_is_registered_by_name(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """MLflow's Keras flavour gets the name, in the run of the fit."""
+    logged: list[tuple[Any, dict[str, Any]]] = []
+
+    class Flavour:
+        @staticmethod
+        def log_model(model: Any, **options: Any) -> None:
+            logged.append((mlflow.active_run().info.run_id, options))
+
+    monkeypatch.setitem(sys.modules, "mlflow.keras", Flavour)  # type: ignore[arg-type]
+    monkeypatch.setattr(mlflow_sink, "_signature", lambda *_: "signature")
+    monkeypatch.setattr(mlflow_sink, "_requirements", list)
+    sink = MLflow(registered_model_name="churn")
+    sink.take_model(Model)
+    for event in small_fit():
+        sink.handle(event)
+    (run,) = store.search_runs(["0"])
+    ((run_id, options),) = logged
+    assert run_id == run.info.run_id
+    assert options["registered_model_name"] == "churn"
+    assert (options["name"], options["signature"], options["step"]) == ("model", "signature", 1)
 
 
 def test_a_group_of_settings_has_a_name_for_each() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
-from tracking_cases import RUN, Time, small_fit
+from pathlib import Path
+from typing import Any
 
-from sparkdl.progress.events import EpochProgressed, TrainingBegan, TrainingFailed
-from sparkdl.tracking.notebook import NotebookCurves
+import pytest
+from tracking_cases import RUN, Time, small_fit, small_search
+
+from sparkdl.progress.events import EpochEnded, EpochProgressed, TrainingBegan, TrainingFailed
+from sparkdl.tracking.notebook import NotebookCurves, NotebookTrials, curves_take_the_bars_place
 
 pytest.importorskip("matplotlib")
 
@@ -18,7 +21,9 @@ def test_a_picture_is_drawn_at_each_epochs_end_and_at_the_end() -> None:
         sink.handle(event)
     texts = [text for _, text in shown]
     assert texts == [
-        "epoch 1 of 2, 100 rows/s", "epoch 1 of 2", "epoch 2 of 2", "2 epochs done",
+        "2 workers joined", "epoch 1 of 2, 100 rows/s, staleness 0.5",
+        "epoch 1 of 2, 50 rows/s, staleness 0.5", "epoch 2 of 2, 50 rows/s, staleness 0.5",
+        "2 epochs done",
     ]  # fmt: skip
     assert all(picture.startswith(b"\x89PNG") for picture, _ in shown)
     assert len(shown[-1][0]) > len(shown[0][0])  # more to see
@@ -34,3 +39,78 @@ def test_between_epochs_there_are_few_pictures_and_an_error_is_said() -> None:
     assert 4 <= len(shown) <= 6
     sink.handle(TrainingFailed("ValueError: bad rows"))
     assert shown[-1] == "ValueError: bad rows"
+
+
+def test_many_short_epochs_are_not_slowed_down_by_pictures() -> None:
+    """Before, each had a picture of some tenths of a second."""
+    time = Time()
+    shown: list[str] = []
+
+    def show(picture: bytes, text: str) -> None:
+        shown.append(text)
+        time.now += 0.2
+
+    sink = NotebookCurves(show=show, clock=time)
+    sink.handle(TrainingBegan(0, 1000, RUN))
+    for epoch in range(1000):
+        sink.handle(EpochEnded(epoch, 1, 1, 10, {"loss": 1.0}))
+        time.now += 0.01
+    assert 8 < len(shown) < 20
+    assert time.now - 1000.0 < 1.3 * 10.0  # a fifth of the time, and no more
+
+
+def test_the_trials_of_a_search_are_drawn_and_the_best_is_named() -> None:
+    shown: list[tuple[bytes, str]] = []
+    sink = NotebookTrials(show=lambda picture, text: shown.append((picture, text)), clock=Time())
+    for event in small_search():
+        sink.handle(event)
+    assert "1 trials, best val_accuracy 0.6 (trial 0)" in shown[1][1]
+    assert shown[-1][1] == "12 trials, 1 failed, best val_accuracy 0.9 (trial 10), done"
+    assert all(picture.startswith(b"\x89PNG") for picture, _ in shown)
+
+
+def test_the_bar_keeps_its_place_where_there_is_no_notebook(capsys: Any) -> None:
+    assert not curves_take_the_bars_place("auto")
+    assert not curves_take_the_bars_place(1)
+
+
+CELL = """
+import sys
+sys.path[:0] = {folders!r}
+from tracking_cases import small_fit, small_search
+from sparkdl.progress.bar import ProgressBar
+from sparkdl.spark.driver.telling import progress_sink
+from sparkdl.tracking.notebook import NotebookTrials, curves_take_the_bars_place
+"""
+
+
+@pytest.mark.processes
+def test_in_a_kernel_curves_take_the_bars_place(tmp_path: Path) -> None:
+    nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
+    pytest.importorskip("ipykernel")
+    folders = [str(Path(__file__).parent), str(Path(__file__).parents[3])]
+    new = nbformat.v4.new_code_cell
+    tell = "for event in small_fit():\n    sink.handle(event)"
+    notebook = nbformat.v4.new_notebook(
+        cells=[
+            new(CELL.format(folders=folders)),
+            new(f"sink = progress_sink('auto')\n{tell}"),
+            new(f"sink = progress_sink(1)\nassert isinstance(sink, ProgressBar)\n{tell}"),
+            new("assert curves_take_the_bars_place('auto')\nsink = NotebookTrials()\n"
+                "for event in small_search():\n    sink.handle(event)"),
+            new("sys.modules['matplotlib'] = None\nimport importlib.util as found\n"
+                "found.find_spec = lambda name: None\nimport sparkdl.tracking.notebook as n\n"
+                "n.find_spec = found.find_spec\n"
+                f"sink = progress_sink('auto')\n{tell}"),
+        ]
+    )  # fmt: skip
+    nbclient.NotebookClient(
+        notebook,
+        timeout=300,
+        kernel_name="python3",
+        resources={"metadata": {"path": str(tmp_path)}},
+    ).execute()
+    _, curves, bar, trials, without = ([*cell.outputs] for cell in notebook.cells)
+    assert [list(o.data) for o in curves] == [["image/png", "text/plain"]]  # one, drawn anew
+    assert [list(o.data) for o in trials] == [["image/png", "text/plain"]]
+    assert all("Epoch 2/2" in "".join(o.text for o in found) for found in (bar, without))

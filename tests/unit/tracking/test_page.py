@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from prefix_proxy import PREFIX, prefix_proxy
 from tracking_cases import RUN, SEARCH_ID, Time, busy_fit, small_fit, small_search, usage
 
 from sparkdl import cli
@@ -355,6 +357,54 @@ def test_a_fit_is_streamed_to_every_tab_and_stop_ends_them(page: Dashboard) -> N
         assert [told["record"] for told in streamed] == json.loads(text)
         assert {told["run"] for told in streamed} == {RUN.run_id}
     assert sinks_of([], lambda: None) == []
+
+
+def test_a_point_is_at_the_page_within_a_second_of_its_report(page: Dashboard) -> None:
+    base, _, token = page.url.partition("?token=")
+    (sink,) = sinks_of([], lambda: None)
+    with urllib.request.urlopen(f"{base}api/events?token={token}", timeout=30) as answer:
+        while answer.readline() != b": here\n":
+            pass
+        sink.handle(small_fit()[0])
+        began = time.monotonic()
+        sink.handle(small_fit()[3])
+        while b'"kind":"workers"' not in answer.readline():
+            pass
+        assert time.monotonic() - began < 1.0
+        began = time.monotonic()
+        sink.handle(EpochProgressed(0, 10, 20, {"loss": 0.5}, 100.0))
+        while b'"kind":"step"' not in answer.readline():
+            pass
+        assert time.monotonic() - began < 1.0
+
+
+def test_the_page_works_behind_the_prefix_of_a_proxy(page: Dashboard) -> None:
+    (sink,) = sinks_of([], lambda: None)
+    events = small_fit()
+    sink.handle(events[0])
+    with prefix_proxy(page.url) as (url, asked):
+        text = urllib.request.urlopen(url, timeout=30).read().decode()
+        assert text.lower().startswith("<!doctype html>")
+        # every address in its scripts is relative to the page
+        addresses = re.findall(r"""(?:fetch|EventSource|url|ask)\(\s*[`"']([^`"']*)""", text)
+        assert addresses
+        assert not [address for address in addresses if address.startswith(("/", "http"))]
+        base, _, query = url.partition("?")
+        with urllib.request.urlopen(f"{base}api/events?{query}", timeout=30) as answer:
+            while answer.readline() != b": here\n":
+                pass
+            for event in events[1:4]:
+                sink.handle(event)
+            assert b'"kind":"workers"' in _first_data(answer)
+            page.stop()
+        assert [path.partition("?")[0] for path in asked] == [f"{PREFIX}/", f"{PREFIX}/api/events"]
+
+
+def _first_data(answer: Any) -> bytes:
+    while not (line := answer.readline()).startswith(b"data: "):
+        assert line
+    found: bytes = line
+    return found
 
 
 def test_more_tabs_than_there_is_room_for_leave_the_server_able_to_answer(page: Dashboard) -> None:

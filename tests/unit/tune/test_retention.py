@@ -64,6 +64,9 @@ class Kept:
     def cancel(self) -> None:
         pass
 
+    def keep(self, trial: int, epochs: Any) -> None:
+        pass
+
     def delete(self, trial: int) -> None:
         self.there.remove(trial)
 

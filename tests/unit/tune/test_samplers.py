@@ -115,6 +115,9 @@ class Formula:
     def cancel(self) -> None:
         pass
 
+    def keep(self, trial: int, epochs: Any) -> None:
+        pass
+
     def delete(self, trial: int) -> None:
         raise AssertionError("all are kept")
 

@@ -1,14 +1,17 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 from tune_simulation import counted, simulate
 
 from sparkdl.errors import ConfigError
 from sparkdl.tune import searchers
+from sparkdl.tune.goal import Goal
 from sparkdl.tune.searchers import (
     AdaptiveAsha,
     Asha,
@@ -19,8 +22,10 @@ from sparkdl.tune.searchers import (
     RandomSearch,
     Searcher,
     Single,
+    SuccessiveHalving,
 )
 from sparkdl.tune.searchers.rungs import make_rungs, rungs_that_differ, trials_of_brackets
+from sparkdl.tune.segment import Segment
 from sparkdl.tune.suggestions import Space, Trial
 
 
@@ -108,6 +113,105 @@ def test_asha_by_stopping() -> None:
     assert counted(better) == {900: 10}  # each was the best so far
 
 
+def test_determineds_simulation_of_ten_trials() -> None:
+    """``TestSimulateASHA``: brackets of 7 and 3; 5 end at 100 batches, 3 at 300, 2 at 900.
+
+    Before, the first bracket began at 300: seven trials were too few for three rungs.
+    """
+    search = AdaptiveAsha(10, 900, 3, 10)
+    assert [[r.epochs for r in b.rungs] for b in search.brackets if isinstance(b, Asha)] == [
+        [100, 300, 900], [300, 900],
+    ]  # fmt: skip
+    reached, _ = simulate(search, lambda t, e: -t, workers=5)
+    assert counted(reached) == {100: 5, 300: 3, 900: 2}
+
+
+def test_determineds_trials_that_exit_early() -> None:
+    """``TestASHASearchMethod``, "early exit": the third of twelve fails on the second rung, and the
+    fourth goes on in its place; here a thirteenth replaces it."""
+
+    def score(trial: int, epochs: int) -> float:
+        return -math.inf if (trial, epochs) == (2, 30) else -trial
+
+    reached, _ = simulate(Asha(12, 90, 3, 3), score, workers=3)
+    assert [reached[t] for t in range(4)] == [90, 30, 30, 30]
+    assert len(reached) == 13
+
+
+# The cases of Optuna's test_successive_halving.py, with rungs that are known beforehand.
+
+
+def halved(max_epochs: int = 8, max_rungs: int = 4, **more: int) -> AshaStopping:
+    return AshaStopping(16, max_epochs, 2, max_rungs, **more)
+
+
+def climb(search: Searcher, score: float) -> list[int]:
+    """The rungs at which a new trial with this score is compared."""
+    segment = search.ask()
+    assert segment is not None
+    assert segment.begin == 0
+    told = []
+    while segment is not None and (not told or segment.begin == told[-1]):
+        told.append(segment.end)
+        search.tell(segment.trial, segment.end, score)
+        going_on = search._going_on  # type: ignore[attr-defined]
+        segment = search.ask() if going_on else None
+    return told
+
+
+@pytest.mark.parametrize(("maximize", "second"), [(False, 2.0), (True, 0.5)])
+def test_optuna_the_first_goes_on_and_a_worse_second_does_not(
+    maximize: bool, second: float
+) -> None:
+    search, goal = halved(), Goal("value", maximize)
+    assert climb(search, goal.score({"value": 1.0})) == [1, 2, 4, 8]
+    assert climb(search, goal.score({"value": second})) == [1]
+
+
+def test_optuna_rungs_that_trials_complete() -> None:
+    search = halved(4, 3)
+    for place in range(7):
+        climb(search, -0.1 * (place + 1))
+    assert climb(search, -0.75) == [1]
+    assert climb(search, -0.25) == [1, 2]
+    assert climb(search, -0.05) == [1, 2, 4]
+
+
+def test_optuna_a_trial_that_is_no_number_ends_at_its_rung() -> None:
+    search = halved(8, 3)
+    assert climb(search, math.nan) == [2]
+    assert climb(search, 1.0) == [2, 4, 8]
+
+
+def test_optuna_where_the_first_rung_is() -> None:
+    """Optuna's ``min_resource`` is ``max_epochs / divisor ** (max_rungs - 1)``."""
+    assert climb(halved(8, 4), 1.0)[0] == 1
+    assert climb(halved(8, 3), 1.0)[0] == 2
+    assert climb(AshaStopping(16, 9, 3, 3), 1.0) == [1, 3, 9]
+    for wrong in ({"max_epochs": 0}, {"max_epochs": "fixed"}, {"divisor": 1}):
+        with pytest.raises(ConfigError):
+            AshaStopping(**wrong)  # type: ignore[arg-type]
+
+
+def test_optuna_min_early_stopping_rate() -> None:
+    assert climb(halved(min_early_stopping_rate=0), 1.0) == [1, 2, 4, 8]
+    assert climb(halved(min_early_stopping_rate=1), 1.0) == [2, 4, 8]
+    assert climb(halved(min_early_stopping_rate=9), 1.0) == [8]
+    assert [r.epochs for r in Asha(16, 8, 2, 4, min_early_stopping_rate=2).rungs] == [4, 8]
+    with pytest.raises(ConfigError, match="min_early_stopping_rate"):
+        halved(min_early_stopping_rate=-1)
+
+
+def test_optuna_bootstrap_count() -> None:
+    search = halved(bootstrap_count=1)
+    assert climb(search, 1.0) == [1]
+    assert climb(search, 1.5) == [1, 2]
+    assert climb(search, 2.0) == [1, 2, 4]
+    for wrong in (-1, 16):
+        with pytest.raises(ConfigError, match="bootstrap_count"):
+            halved(bootstrap_count=wrong)
+
+
 def test_adaptive_asha_has_the_brackets_of_its_mode() -> None:
     def rungs(mode: str) -> list[list[int]]:
         search = AdaptiveAsha(100, 64, 4, 4, mode)
@@ -131,20 +235,126 @@ def test_hyperband_of_81_epochs_is_the_papers_table() -> None:
     assert counted(reached)[81] == 1 + 1 + 1 + 2 + 5
 
 
-def test_population_copies_the_best_over_the_worst() -> None:
-    search = PopulationBasedTraining(4, 20, 5, 0.25, 0.0, seed=1)
-    space = {"rate": Space("float", 0.0, 10.0)}
+def halving(failing: set[tuple[int, int]]) -> tuple[dict[int, int], SuccessiveHalving]:
+    """Nine trials, three and one, after 1, 3 and 9 epochs; of two the lower number is better."""
+    search = SuccessiveHalving([9, 3, 1], [1, 3, 9])
+
+    def score(trial: int, epochs: int) -> float:
+        return math.nan if (trial, epochs) in failing else -trial
+
+    return simulate(search, score, 2)[0], search
+
+
+def test_hyperband_replaces_failed_trials_of_the_first_rung_by_new_ones() -> None:
+    """Before, a trial that failed went on where the rung had not enough others."""
+    reached, search = halving({(t, 1) for t in range(8)})
+    assert reached == dict.fromkeys(range(8), 1) | {8: 9, 9: 3, 10: 3} | dict.fromkeys(
+        range(11, 17), 1
+    )
+    assert all(search.is_done(t) for t in reached)
+    reached, _ = halving({(t, 1) for t in range(30)})
+    assert reached == dict.fromkeys(range(18), 1)  # twice as many as there should be, and no more
+
+
+def test_hyperband_replaces_failed_trials_of_later_rungs_by_the_next_best() -> None:
+    reached, _ = halving({(0, 3), (2, 3)})
+    assert {t for t, epochs in reached.items() if epochs >= 3} == {0, 1, 2, 3, 4}
+    assert reached[1] == 9
+    assert len(reached) == 9
+    reached, _ = halving({(0, 9)})
+    assert [reached[t] for t in range(3)] == [9, 9, 3]  # the second best goes to the end
+    reached, search = halving({(t, 3) for t in range(9)})
+    assert max(reached.values()) == 3
+    assert len([e for e in reached.values() if e == 3]) == 6  # those, and the next best three
+    assert all(search.is_done(t) for t in reached)
+
+
+def test_of_a_bracket_the_next_best_can_go_on_until_the_rung_is_over() -> None:
+    search = SuccessiveHalving([4, 2], [1, 3])
     for _ in range(4):
+        search.tell(search.ask().trial, 1, 1.0)  # type: ignore[union-attr]
+    assert [search.is_done(t) for t in range(4)] == [False] * 4
+    for _ in range(2):
+        search.tell(search.ask().trial, 3, 1.0)  # type: ignore[union-attr]
+    assert search.ask() is None
+    assert [search.is_done(t) for t in range(4)] == [True] * 4
+
+
+RATE = {"rate": Space("float", 0.0, 10.0)}
+
+
+def population(*scores: float, count: int = 4) -> PopulationBasedTraining:
+    """Trials 0, 1, ... of the first round have these scores; all have a rate of 1 + number."""
+    search = PopulationBasedTraining(count, 20, 5, 0.25, 0.0, seed=1)
+    for number, score in enumerate(scores):
         segment = search.ask()
-        search.built(segment.trial, space, {"rate": float(segment.trial)})
-    for trial in range(4):
-        search.tell(trial, 5, 3 - trial)  # the last is the worst
-    segments = [search.ask() for _ in range(4)]
-    copy = next(s for s in segments if s.parent is not None)
-    assert (copy.trial, copy.parent, copy.begin, copy.end) == (4, 0, 5, 10)
-    search.built(0, space, {"rate": 5.0})
-    assert search.parameters(4)["rate"] in (0.0,)  # 0.8 or 1.2 times nothing
-    assert [s.trial for s in segments if s.parent is None] == [0, 1, 2]
+        assert segment is not None
+        assert (segment.trial, segment.begin, segment.end) == (number, 0, 5)
+        search.built(number, RATE, {"rate": 1.0 + number})
+        search.tell(number, 5, score)
+    return search
+
+
+def asked(search: Searcher) -> list[Segment]:
+    return list(iter(search.ask, None))  # type: ignore[arg-type]
+
+
+def test_population_copies_the_best_over_the_worst() -> None:
+    search = population(3, 2, 1)
+    fourth = search.ask()
+    assert search.ask() is None  # a round ends before the next begins
+    search.built(3, RATE, {"rate": 4.0})
+    search.tell(3, 5, 0)
+    assert fourth.trial == 3
+    assert search.copied_after(0) == {5}
+    assert [search.is_done(t) for t in range(4)] == [False, False, False, True]
+    assert asked(search) == [
+        Segment(0, 5, 10), Segment(1, 5, 10), Segment(2, 5, 10), Segment(4, 5, 10, parent=0),
+    ]  # fmt: skip
+    assert search.parameters(4)["rate"] in (0.8, 1.2)
+    search.built(4, RATE, search.parameters(4))
+    search.tell(0, 10, 1)
+    assert search.copied_after(0) == {5}  # the copy may have to begin again
+    search.tell(4, 10, 2)
+    assert search.copied_after(0) == frozenset()
+
+
+def test_population_replaces_trials_that_fail_in_the_first_round_by_new_ones() -> None:
+    """Before, a trial that failed before enough others were known was trained on."""
+    search = population(math.nan, 2, 1, 0, -math.inf, 3)
+    assert search.parameters(4) == {}
+    assert [s.trial for s in asked(search)] == [5, 1, 2, 6]  # for trial 3 a copy
+    assert [search.is_done(t) for t in (0, 3, 4)] == [True] * 3
+    failing, _ = simulate(PopulationBasedTraining(4, 20, 5), lambda t, e: math.nan)
+    assert failing == dict.fromkeys(range(8), 5)
+
+
+def test_population_replaces_trials_that_fail_later_by_copies() -> None:
+    search = population(3, 2, 1, 0)
+    segments = asked(search)
+    for segment, score in zip(segments, (math.nan, 5.0, 4.0, math.nan), strict=True):
+        search.built(segment.trial, RATE, {"rate": 1.0})
+        search.tell(segment.trial, 10, score)
+    assert [(s.trial, s.parent) for s in asked(search)] == [(5, 1), (1, None), (2, None), (6, 1)]
+    for trial in (5, 1, 2, 6):
+        search.tell(trial, 15, math.nan)
+    assert search.ask() is None
+    assert all(search.is_done(t) for t in range(7))
+
+
+def test_population_trains_to_the_end() -> None:
+    made: dict[int, int] = {}
+
+    def score(trial: int, epochs: int) -> float:
+        made[trial] = epochs
+        return -float(trial)
+
+    search = PopulationBasedTraining(8, 30, 5)
+    for trial in range(100):
+        search.built(trial, RATE, {"rate": 1.0})
+    simulate(search, score, 3)
+    assert Counter(made.values())[30] == 8
+    assert len(made) == 8 + 5 * 2  # two copies at the end of each round but the last
 
 
 @pytest.mark.parametrize(
@@ -162,7 +372,7 @@ def test_the_same_calls_give_the_same_segments(make: Callable[[], Searcher]) -> 
     assert simulate(make(), score, 5) == simulate(make(), score, 5)
 
 
-def test_many_workers_reach_the_target_in_a_share_of_the_time() -> None:
+def test_many_workers_do_all_of_it_in_a_share_of_the_time() -> None:
     """Within 20 % of linear, from 1 to 64 workers."""
 
     def score(trial: int, epochs: int) -> float:
@@ -171,6 +381,30 @@ def test_many_workers_reach_the_target_in_a_share_of_the_time() -> None:
     alone = simulate(Asha(4096, 27, 3, 4), score, 1)[1]
     for workers in (4, 16, 64):
         assert simulate(Asha(4096, 27, 3, 4), score, workers)[1] * workers <= 1.2 * alone
+
+
+def time_to_target(workers: int, seed: int) -> float:
+    """Epochs of time until a trial of the best two thousandth is trained to the end.
+
+    A trial's score rises with its epochs, so only whole trials reach the target.
+    """
+    quality = np.random.default_rng(seed).random(100_000)
+    return simulate(
+        Asha(100_000, 27, 3, 4), lambda t, e: quality[t] - 0.3 / e, workers, 0.9995 - 0.3 / 27
+    )[1]
+
+
+@pytest.mark.parametrize("seed", [5, 11])
+def test_many_workers_reach_the_target_in_a_share_of_the_time(seed: int) -> None:
+    """Within 20 % of linear, from 1 to 64 workers.
+
+    With these seeds one worker needs some 8000 epochs: a search that finds a good trial among its
+    first ones has nothing to share.
+    """
+    alone = time_to_target(1, seed)
+    assert 7000 < alone < 9000
+    for workers in (2, 8, 64):
+        assert alone <= time_to_target(workers, seed) * workers <= 1.2 * alone
 
 
 @pytest.mark.parametrize(

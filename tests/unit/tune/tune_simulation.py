@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections import Counter
 from collections.abc import Callable
 
@@ -11,8 +12,17 @@ from sparkdl.tune.searchers import Searcher
 Score = Callable[[int, int], float]
 
 
-def simulate(searcher: Searcher, score: Score, workers: int = 1) -> tuple[dict[int, int], float]:
-    """The epochs that each trial reached, and the time that all of it took."""
+def simulate(
+    searcher: Searcher, score: Score, workers: int = 1, target: float = math.inf
+) -> tuple[dict[int, int], float]:
+    """The epochs that each trial reached, and the time that it took.
+
+    Args:
+        searcher: Fresh.
+        score: Trial and epochs done -> score.
+        workers: Segments side by side; each takes its epochs.
+        target: It ends when a trial has this score; else when all have ended.
+    """
     reached: dict[int, int] = {}
     running: list[tuple[float, int, int, int]] = []
     now, order = 0.0, 0
@@ -30,7 +40,10 @@ def simulate(searcher: Searcher, score: Score, workers: int = 1) -> tuple[dict[i
             return reached, now
         now, _, trial, epochs = heapq.heappop(running)
         reached[trial] = epochs
-        searcher.tell(trial, epochs, score(trial, epochs))
+        found = score(trial, epochs)
+        if found >= target:
+            return reached, now
+        searcher.tell(trial, epochs, found)
 
 
 def counted(reached: dict[int, int]) -> dict[int, int]:
