@@ -69,7 +69,7 @@ class Listeners:
         """
         mode = options.mode
         framed = mode in ("auto", "socket")
-        host = options.advertised_address or _reachable(options.bind_address)
+        host = options.advertised_address or reachable_host(options.bind_address)
         found: dict[str, Any] = {"boot_id": boot_id(), "mode": mode}
         sockets: dict[str, socket.socket] = {}
         try:
@@ -120,7 +120,7 @@ def loopback_of(bind_address: str) -> str:
     return {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
 
 
-def _reachable(bind_address: str) -> str:
+def reachable_host(bind_address: str) -> str:
     """An address of this host for others, if ``bind_address`` is a wildcard."""
     if bind_address.strip("[]") not in ("", "0.0.0.0", "::"):
         return bind_address.strip("[]")

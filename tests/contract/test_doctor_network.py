@@ -17,6 +17,7 @@ from sparkdl.launch.threads import ThreadLauncher
 from sparkdl.spark.doctor import network
 from sparkdl.spark.doctor.cluster_checks import check_probe
 from sparkdl.spark.doctor.network import TOKEN_BYTES, Answer, Attempt, Echo, ProbeTask
+from sparkdl.transport.listeners import reachable_host
 
 TOKEN = secrets.token_bytes(TOKEN_BYTES)
 
@@ -29,6 +30,14 @@ def test_measures_of_a_connection() -> None:
     assert link.rate > 1e6
     assert abs(link.skew_s) < 5
     assert echo.callers == {3}
+
+
+@pytest.mark.parametrize("bind", ["0.0.0.0", "127.0.0.1"])
+def test_others_are_told_an_address_that_they_can_connect_to(bind: str) -> None:
+    """As a run's server does; ``0.0.0.0`` means this machine on every machine."""
+    with Echo(bind, 0, TOKEN) as echo:
+        assert echo.address[0] == ("127.0.0.1" if bind == "127.0.0.1" else reachable_host(bind))
+        assert echo.address[0] != "0.0.0.0"
 
 
 def test_without_the_token_nothing_is_told() -> None:

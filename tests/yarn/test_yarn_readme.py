@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -22,10 +23,12 @@ from mini_hadoop import MiniHadoop, Unavailable
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 SECTION = "## spark-submit on YARN"
 _PYTHON = """#!/bin/sh
-# What "python3 -m venv env" makes also finds the packages of the tests.
+# What "python3 -m venv env" makes also finds the packages of the tests; but pip does not.
 {python} "$@" || exit
 for folder in env/lib/python*/site-packages; do
-  echo 'import sys; sys.path += {paths!r}' >"$folder/sitecustomize.py"
+  echo 'import sys
+if not any(one.endswith("/pip") for one in sys.orig_argv):
+    sys.path += {paths}' >"$folder/sitecustomize.py"
 done
 """
 
@@ -55,7 +58,7 @@ def test_lines_of_readme(hadoop: MiniHadoop, tmp_path: Path) -> None:
     programs.mkdir()
     paths = sorted({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
     python = programs / "python3"
-    python.write_text(_PYTHON.format(python=sys.executable, paths=paths))
+    python.write_text(_PYTHON.format(python=sys.executable, paths=json.dumps(paths)))
     python.chmod(0o755)
     for name in ("spark-submit", "find-spark-home"):
         (programs / name).symlink_to(Path(sys.executable).parent / name)

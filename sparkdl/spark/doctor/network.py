@@ -28,6 +28,7 @@ from sparkdl.launch.results import Result
 from sparkdl.launch.task import RaisingTask, RankContext
 from sparkdl.network import THIS_HOST, PortSpec, RankListening
 from sparkdl.spark.doctor.host_facts import collect
+from sparkdl.transport.listeners import reachable_host
 from sparkdl.transport.listening import listen, tune
 
 TOKEN_BYTES = 32
@@ -56,7 +57,8 @@ class Echo(Closing):
         bind_address: Interface to listen on.
         port: 0 for any free one, a port or a range.
         token: The secret of this probe.
-        advertised: What others connect to; None for ``bind_address``.
+        advertised: What others connect to; None for ``bind_address``, or for an address of this
+            host where that is every one, as a server's.
 
     ``callers`` are the ranks that have connected.
 
@@ -69,7 +71,7 @@ class Echo(Closing):
     ) -> None:
         self._listener = listen(bind_address, port)
         self.address: tuple[str, int] = (
-            advertised or bind_address, self._listener.getsockname()[1]
+            advertised or reachable_host(bind_address), self._listener.getsockname()[1]
         )  # fmt: skip
         self.token = token
         self.callers: set[int] = set()
@@ -289,7 +291,7 @@ class Attempt:
     ) -> None:  # fmt: skip
         self._host, self._port, self._limit_s, self._turn = host.strip("[]"), port, limit_s, turn
         self._deadline = time.monotonic() + limit_s
-        self._target = f"{host}:{port}"
+        self._target = f"[{self._host}]:{port}" if ":" in self._host else f"{host}:{port}"
         self._link: Link | None = None
         self._thread = threading.Thread(
             target=self._try, args=(token + _HELLO.pack(rank),), name="sparkdl-doctor", daemon=True

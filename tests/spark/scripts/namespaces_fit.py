@@ -95,8 +95,10 @@ def main() -> None:
     found: dict[str, Any] = {"doctor": {}, "losses": {}, "weights": {}}
 
     def examine(case: str, **options: Any) -> None:
-        asked = {"num_workers": 2, "timeout_s": 30.0, "server_bind": anywhere,
-                 "worker_port": "7310-7319", "mode": "allreduce", **options}  # fmt: skip
+        asked = {
+            "mode": "allreduce", "num_workers": 2, "timeout_s": 30.0, "server_bind": anywhere,
+            "server_address": address.strip("[]"), "worker_port": "7310-7319", **options,
+        }  # fmt: skip
         report = sparkdl.doctor(spark, **asked)
         found["doctor"][case] = report.to_dict()
 
