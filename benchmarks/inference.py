@@ -7,12 +7,13 @@
 224x224x3 floats. Every case reads the same cached frame and drops its result (Spark's ``noop``
 sink); the cases alternate, medians are printed. "limit" is what can be had at all: an empty
 ``mapInArrow`` over the same rows, plus the forward passes of bare Keras over arrays in as many
-processes. "transform" is that of ``sparkdl.ml.KerasTransformer``, "batch udf" is
+processes. "transform" is that of ``sparkdl.ml.KerasTransformer``, "classifier" that of a fitted
+``KerasClassificationModel`` (three columns: a double and two vectors), "batch udf" is
 ``pyspark.ml.functions.predict_batch_udf`` around Keras' ``predict`` (as its documentation has it;
 with ``--peers``, on a twentieth of the rows) or ``predict_on_batch``. With ``--peers`` also
 Elephas' ``SparkModel.predict`` on an RDD of arrays, in a session of its own (the second call of
-it). ``memory``: how much the peak memory of the Python workers grows from a partition of 10,000
-rows to one of all rows.
+it). ``memory``: how much the peak memory of the Python workers grows from a partition of few rows
+to one of all rows, and from 64 images to all of them (``--images``: 4,000 are 2.3 GiB of floats).
 """
 
 from __future__ import annotations
@@ -123,7 +124,7 @@ def compare(part: str, rows: int, batch_size: int, repeats: int, peer_too: bool)
     from pyspark.sql import types as T
 
     import sparkdl
-    from sparkdl.ml import KerasTransformer
+    from sparkdl.ml import KerasClassifier, KerasTransformer
 
     spark = start_spark(PROCESSES)
     model = make_network() if part == "rows" else make_cnn()
@@ -155,6 +156,14 @@ def compare(part: str, rows: int, batch_size: int, repeats: int, peer_too: bool)
         model=model, inputCol="features", outputCol="p", inferenceBatchSize=batch_size
     )
 
+    compiled = make_network() if part == "rows" else make_cnn()
+    compiled.compile("sgd", "sparse_categorical_crossentropy")
+    classifier = KerasClassifier(
+        model=compiled, numWorkers=1, mode="allreduce", inferenceBatchSize=batch_size
+    ).fit(frame.limit(64))  # fmt: skip
+    class_alone = classifier.copy().setProbabilityCol("").setRawPredictionCol("")
+    spark_model = sparkdl.SparkModel(compiled)
+
     def empty(batches: Any) -> Any:
         for batch in batches:
             zeros = pa.array(np.zeros(batch.num_rows, "float32"))
@@ -184,6 +193,9 @@ def compare(part: str, rows: int, batch_size: int, repeats: int, peer_too: bool)
         "predict, three columns": lambda: drop(sparkdl.predict(model, frame, **three)),
         "predict, two and a layer's": lambda: drop(sparkdl.predict(model, frame, **layer)),
         "transform": lambda: drop(transformer.transform(frame)),
+        "SparkModel.predict": lambda: drop(spark_model.predict(frame, **one)),
+        "classifier, prediction alone": lambda: drop(class_alone.transform(frame)),
+        "classifier, three columns": lambda: drop(classifier.transform(frame)),
         "SQL function": lambda: drop(spark.sql("SELECT *, scored(features) AS p FROM given")),
         "batch udf, predict_on_batch": lambda: drop(
             frame.withColumn("p", peer("predict_on_batch")("features"))
@@ -212,6 +224,11 @@ def compare(part: str, rows: int, batch_size: int, repeats: int, peer_too: bool)
     ]
     print(f"\n{part}: {rows:,} rows, {batch_size} per forward pass, {PROCESSES} workers\n")
     print(table(["case", "seconds", "rows/s", "time / limit"], lines), flush=True)
+    several = spent["classifier, three columns"]
+    alone, plain = spent["classifier, prediction alone"], spent["SparkModel.predict"]
+    print(f"\nclassifier, three columns: {several / alone:.2f} x the time of one, "
+          f"{several / plain:.2f} x SparkModel.predict's; transform: "
+          f"{spent['transform'] / plain:.2f} x", flush=True)  # fmt: skip
     if peer_too:
         few = max(64, rows // 20)  # it is slow
         started = time.perf_counter()
@@ -224,23 +241,28 @@ def compare(part: str, rows: int, batch_size: int, repeats: int, peer_too: bool)
         print(f"Elephas: {rows / elephas(part, rows):,.0f} rows/s", flush=True)
 
 
-def measure_memory(rows: int) -> None:
-    """Peak memory of the Python workers, after a small partition and after one of all rows."""
+def measure_memory(part: str, few: int, many: int) -> None:
+    """Peak memory of the Python workers, after a partition of few rows and after one of many."""
     from pyspark.sql import functions as F
 
     import sparkdl
 
     spark = start_spark(PROCESSES)
-    model = make_network()
+    model = make_network() if part == "rows" else make_cnn()
+    width = int(np.prod(model.input_shape[1:]))
+    number = F.rand(0).cast("float")
+    row = F.array(*[F.rand(i).cast("float") for i in range(width)]) if part == "rows" else (
+        F.array_repeat(number, width)
+    )  # fmt: skip
 
     def score(count: int) -> float:
-        row = F.array(*[F.rand(i).cast("float") for i in range(100)]).alias("features")
-        drop(sparkdl.predict(model, spark.range(0, count, 1, 1).select(row)))
+        rows = spark.range(0, count, 1, 1).select(row.alias("features"))
+        drop(sparkdl.predict(model, rows))
         return peak_of_workers()
 
-    small, large = score(10_000), score(rows)
-    print(f"\nmemory: {small:,.0f} MiB after 10,000 rows in a partition, {large:,.0f} MiB after "
-          f"{rows:,} ({rows * 400 / 2**20:,.0f} MiB of floats)", flush=True)  # fmt: skip
+    small, large = score(few), score(many)
+    print(f"\nmemory, {part}: {small:,.0f} MiB after {few:,} in a partition, {large:,.0f} MiB "
+          f"after {many:,} ({many * width >> 18:,} MiB of floats)", flush=True)  # fmt: skip
     spark.stop()
 
 
@@ -282,7 +304,8 @@ def main() -> None:
     if "images" in given.part:
         compare("images", given.images, 32, given.repeats, given.peers)
     if "memory" in given.part:
-        measure_memory(given.rows)
+        measure_memory("rows", 10_000, given.rows)
+        measure_memory("images", 64, given.images)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from typing import Any
 
 from sparkdl.errors import ModelError, ResourceError, UnknownNameError
 from sparkdl.files import storage
+from sparkdl.learner.signature import model_signature
 
 FORMATS = {"tf_saved_model": "", "onnx": ".onnx", "litert": ".tflite"}
 """Format of Keras -> how the file's name ends; a SavedModel is a folder."""
@@ -32,13 +33,14 @@ def export_model(model: Any, path: str, file_format: str) -> None:
     with tempfile.TemporaryDirectory(prefix="sparkdl-") as folder:
         local = os.path.join(folder, f"exported{FORMATS[file_format]}")
         try:
+            _call_once(model)
             model.export(local, format=file_format, verbose=False)
         except ImportError as error:
             raise ResourceError(
                 f"format {file_format!r} needs a package that is not installed",
                 expected="what Keras' export needs for it",
                 received=str(error),
-                hint="pip install onnx tf2onnx" if file_format == "onnx" else "",
+                hint="pip install 'sparkdl-keras[onnx]'" if file_format == "onnx" else "",
             ) from error
         except Exception as error:
             raise ModelError(
@@ -55,3 +57,23 @@ def export_model(model: Any, path: str, file_format: str) -> None:
         else:
             with open(local, "rb") as file:
                 storage.write_bytes(target, file.read())
+
+
+def _call_once(model: Any) -> None:
+    """Calls a model with symbols, which computes nothing, if it was never called in this process.
+
+    Keras exports to ONNX, and subclassed models at all, only what was called once: a model that
+    executors have trained was not.
+    """
+    if model._called:
+        return
+    import keras
+
+    specs = model_signature(model).inputs
+    if any(spec.shape is None for spec in specs.values()):
+        return
+    symbols = {
+        name: keras.KerasTensor((None, *(spec.shape or ())), spec.dtype)
+        for name, spec in specs.items()
+    }
+    model(next(iter(symbols.values())) if len(symbols) == 1 else symbols)

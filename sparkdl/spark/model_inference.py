@@ -158,8 +158,8 @@ class ModelInference(ModelSettings):
         Args:
             path: See :meth:`save`: a folder for ``'tf_saved_model'``, else a file.
             file_format: ``'tf_saved_model'`` (TensorFlow Serving, Triton; :func:`sparkdl.predict`
-                takes it, too), ``'onnx'`` (ONNX Runtime, Triton, TensorRT; ``pip install onnx
-                tf2onnx``) or ``'litert'`` (phones).
+                takes it, too), ``'onnx'`` (ONNX Runtime, Triton, TensorRT; ``pip install
+                'sparkdl-keras[onnx]'``) or ``'litert'`` (phones).
 
         Raises:
             UnknownNameError: No such format.

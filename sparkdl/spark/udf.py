@@ -18,6 +18,7 @@ from sparkdl.spark.driver.launcher import ship
 from sparkdl.spark.executor.stage import content_of
 from sparkdl.spark.inference.choice import PredictionChoice
 from sparkdl.spark.inference.output_columns import Form
+from sparkdl.spark.inference.shared_gpus import warn_of_shared_gpus
 from sparkdl.spark.inference.udf_task import UdfTask
 
 RETURNS: tuple[str, ...] = tuple(name for name in get_args(Form) if name != "raw")
@@ -175,6 +176,7 @@ def _function(task: UdfTask, name: str | None) -> Callable[..., Any]:
         )
     session = SparkSession.getActiveSession()
     context = None if session is None or is_connect(session) else session.sparkContext
+    warn_of_shared_gpus(session, task.use_gpu)
     shipped = ship(task, context)
 
     def run(arguments: Iterator[Any]) -> Iterator[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -171,6 +172,33 @@ def test_values_that_a_decoder_refuses(spark: Any) -> None:
     assert [r.id for r in skipped] == [0, 2]
     kept = sparkdl.predict(classifier(), frame, handle_invalid="keep", **options).collect()
     assert [r.prediction is None for r in kept] == [False, True, False]
+
+
+def test_a_warning_where_workers_share_a_gpu(spark: Any, df: Any, x: np.ndarray) -> None:
+    """However predictions are asked for, and with the user's own line."""
+    from sparkdl.ml import KerasTransformer
+
+    model, rdd = classifier(), spark.sparkContext.parallelize(list(x), 2)
+    stage = KerasTransformer(model=model, outputCol="p")
+    conf = spark._jsparkSession.sessionState().conf()
+    conf.setConfString("spark.task.resource.gpu.amount", "0.5")
+    try:
+        for ask in (
+            lambda: sparkdl.predict(model, df),
+            lambda: sparkdl.predict(model, rdd),
+            lambda: stage.transform(df),
+            lambda: sparkdl.predict_udf(model),
+            lambda: sparkdl.register_udf(spark, "shared", model),
+        ):
+            with pytest.warns(RuntimeWarning, match="2 workers share each GPU") as told:
+                ask()
+            assert [w.filename for w in told if w.category is RuntimeWarning] == [__file__]
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", RuntimeWarning)
+            sparkdl.predict(model, df, use_gpu=False)
+            sparkdl.predict_udf(model, use_gpu=False)
+    finally:
+        conf.unsetConf("spark.task.resource.gpu.amount")
 
 
 def test_a_model_is_loaded_once_per_worker(spark: Any, df: Any, tmp_path: Path) -> None:

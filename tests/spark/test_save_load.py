@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from keras import layers
 
+import sparkdl
 from sparkdl import SparkModel, load_spark_model
 from sparkdl.errors import ConfigError, DataError, ModelError, ResourceError
 from sparkdl.files.archive_parts import with_parts
@@ -42,6 +43,14 @@ def plain(epochs: int) -> Any:
 def same(a: Any, b: Any, atol: float = 1e-5) -> None:
     for one, other in zip(a.get_weights(), b.get_weights(), strict=True):
         np.testing.assert_allclose(one, other, atol=atol)
+
+
+def test_what_was_never_called_here_is_exported(tmp_path: Path) -> None:
+    """As after a fit, which calls the model on executors alone."""
+    spark_model = SparkModel(dense())
+    spark_model.export(f"{tmp_path}/served")
+    got = sparkdl.predict(f"{tmp_path}/served", X)
+    np.testing.assert_allclose(got, spark_model.model.predict(X, verbose=0), atol=1e-6)
 
 
 class Scaled(layers.Layer):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +23,7 @@ from sparkdl.spark.executor.stage import stage_function
 from sparkdl.spark.inference.forward import ForwardPass, HandleInvalid
 from sparkdl.spark.inference.output_columns import OutputColumn
 from sparkdl.spark.inference.predictor_task import PredictorTask
+from sparkdl.spark.inference.shared_gpus import warn_of_shared_gpus
 
 
 @dataclass(frozen=True)
@@ -113,8 +112,7 @@ def predict_columns(
     )  # fmt: skip
     spark = frame.sparkSession
     context = None if is_connect(spark) else spark.sparkContext
-    if use_gpu is not False and context is not None:
-        _warn_of_shared_gpus(context.getConf().get("spark.task.resource.gpu.amount", ""))
+    warn_of_shared_gpus(spark, use_gpu)
     function = stage_function(ship(task, context), 0)
     sent = [
         T.StructField(n, f.dataType, f.nullable, f.metadata)
@@ -123,19 +121,6 @@ def predict_columns(
     with this_interpreter(context):
         predicted = prepared.mapInArrow(function, T.StructType(sent))
     return predicted.toDF(*(f.name for f in fields))
-
-
-def _warn_of_shared_gpus(amount: str) -> None:
-    """Warns where Spark runs several tasks on one GPU: each has a model of its own there."""
-    with contextlib.suppress(ValueError):
-        tasks = int(1 / float(amount)) if 0 < float(amount) < 1 else 1
-        if tasks > 1:
-            warnings.warn(
-                f"{tasks} workers share each GPU (spark.task.resource.gpu.amount={amount}), and "
-                "each loads a model of its own into its memory",
-                RuntimeWarning,
-                stacklevel=5,
-            )
 
 
 def _require_new(names: Sequence[str], taken: Sequence[str]) -> None:

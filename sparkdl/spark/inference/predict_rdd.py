@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy.typing as npt
 import pyarrow as pa
+from pyspark.sql import SparkSession
 
 from sparkdl import payload
 from sparkdl.config import UseGpu
@@ -21,6 +22,7 @@ from sparkdl.spark.driver.interpreter import this_interpreter
 from sparkdl.spark.driver.launcher import ship
 from sparkdl.spark.executor.stage import content_of, run_task
 from sparkdl.spark.inference.predictor_task import PredictorTask
+from sparkdl.spark.inference.shared_gpus import warn_of_shared_gpus
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,7 @@ def predict_rdd(
 
     Elements are inputs ``x``; pairs ``(x, y)`` and ``LabeledPoint`` are taken without their label.
     """
+    warn_of_shared_gpus(SparkSession.getActiveSession(), use_gpu)
     task = PredictRowsTask(archive, DataSpec(rdd_features(archive.signature)), batch_size, use_gpu)
     shipped = ship(task, rdd.context)
 

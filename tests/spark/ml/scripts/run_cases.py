@@ -1,9 +1,12 @@
-"""Run by test_ml_elsewhere.py in a process of its own: the cases in one process, or on Connect."""
+"""Run by test_ml_elsewhere.py in a process of its own: the cases on any master, or on Connect."""
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import sys
+import tempfile
 from pathlib import Path
 
 os.environ["PYSPARK_PYTHON"] = sys.executable
@@ -18,14 +21,14 @@ def main(where: str, read: str, write: str) -> None:
     """Runs all cases.
 
     Args:
-        where: The master: ``local[2]``, or ``connect``.
-        read: A saved pipeline model to load, or ``''``.
-        write: Where to save a pipeline model, or ``''``.
+        where: The master: ``local[2]``, ..., or ``connect``.
+        read: A folder of saved stages to load, or ``''``.
+        write: A folder for saved stages, or ``''``.
     """
     from connect_port import own_port
-    from pyspark.ml import PipelineModel
     from pyspark.sql import SparkSession
-    from stage_cases import quick, run_all, table, weights_digest
+    from saved_stages import read_all, write_all
+    from stage_cases import quick, run_all, table
 
     builder = SparkSession.builder
     if where == "connect":
@@ -33,8 +36,10 @@ def main(where: str, read: str, write: str) -> None:
         builder = builder.config("spark.connect.grpc.binding.port", own_port())
     else:
         builder = builder.master(where)
+    mounted = tempfile.mkdtemp()
     spark = (
         builder.config("spark.driver.host", "127.0.0.1")
+        .config("spark.hadoop.fs.viewfs.mounttable.test.link./models", f"file:{mounted}")
         .config("spark.ui.enabled", "false")
         .config("spark.executorEnv.PYTHONPATH", os.environ["PYTHONPATH"])
         .config("spark.executorEnv.TF_CPP_MIN_LOG_LEVEL", "3")
@@ -42,13 +47,14 @@ def main(where: str, read: str, write: str) -> None:
     )
     try:
         if read:
-            model = PipelineModel.load(read).stages[-1]
-            print("read", weights_digest(model), flush=True)
+            print("read", json.dumps(read_all(read)), flush=True)
         if write:
             fitted = quick(epochs=2).fit(table(spark))
-            print("wrote", weights_digest(fitted), flush=True)
-            PipelineModel([fitted]).write().overwrite().save(write)
-            PipelineModel([fitted]).write().overwrite().save(write)
+            print("wrote", json.dumps(write_all(fitted, write, seed=2)), flush=True)
+            told = write_all(fitted, "viewfs://test/models", seed=3)
+            assert read_all("viewfs://test/models") == told
+            assert {path.name for path in Path(mounted).iterdir()} == set(told)
+            shutil.rmtree(mounted)
         run_all(spark)
     finally:
         spark.stop()
