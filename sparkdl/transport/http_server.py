@@ -34,7 +34,7 @@ from sparkdl.transport.http_client import (
 )
 from sparkdl.transport.http_gateway import Gateway, Members, ReplyBody, TunedConnection
 from sparkdl.transport.listening import is_connected
-from sparkdl.transport.strangers import FirstRequest, has_token
+from sparkdl.transport.strangers import OPEN_PER_SECOND, Allowance, FirstRequest, has_token
 
 if TYPE_CHECKING:
     from flask import Flask, Response
@@ -302,9 +302,10 @@ class HttpServer:
         members = Members(listener, None if certificate is None else certificate.server_context())
         self._server = _Cheroot(members, app, num_threads)
         self._server.prepare()
+        allowance = Allowance(OPEN_PER_SECOND)
         self._greeter = Greeter(
-            listener, lambda connection: FirstRequest(connection, token, encrypted), members.put,
-            peeks=True, name="sparkdl-ps-http-greeter",
+            listener, lambda connection: FirstRequest(connection, token, encrypted, allowance),
+            members.put, peeks=True, name="sparkdl-ps-http-greeter",
         )  # fmt: skip
         self._thread = threading.Thread(
             target=self._server.serve, name="sparkdl-ps-http", daemon=True

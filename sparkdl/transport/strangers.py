@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import time
 
 from sparkdl.errors import AuthenticationError, ProtocolError
 from sparkdl.transport.encryption import BUSY, KNOCK, KNOCK_BYTES, knock_matches
@@ -37,6 +38,8 @@ _HTTP_BUSY = (
     b"Connection: close\r\n\r\nno room.\n"
 )
 _OPEN_TO_ALL = ("/health", "/metrics")
+OPEN_PER_SECOND = 20.0
+"""Requests for what is open to all that are served: enough for a few monitors."""
 
 
 class FirstFrame:
@@ -129,6 +132,27 @@ class FirstKnock:
         self.connection.send(BUSY)
 
 
+class Allowance:
+    """So many requests per second, and as many at once after a pause; for one thread.
+
+    Args:
+        per_second: Requests.
+    """
+
+    def __init__(self, per_second: float) -> None:
+        self._per_second = self._left = per_second
+        self._seen = time.monotonic()
+
+    def take(self) -> bool:
+        """Whether one more is allowed now."""
+        now = time.monotonic()
+        grown = self._left + (now - self._seen) * self._per_second
+        self._left, self._seen = min(self._per_second, grown), now
+        allowed = self._left >= 1
+        self._left -= allowed
+        return allowed
+
+
 class FirstRequest:
     """A connection whose first request must have the token, or ask for what is open to all.
 
@@ -139,13 +163,16 @@ class FirstRequest:
         connection: Accepted; does not block.
         token: The run's secret.
         encrypted: Whether members use TLS.
+        allowance: Of requests for what is open to all, which take the time of the members' threads.
     """
 
-    def __init__(self, connection: socket.socket, token: str, encrypted: bool = False) -> None:
+    def __init__(
+        self, connection: socket.socket, token: str, encrypted: bool, allowance: Allowance
+    ) -> None:
         self.connection = connection
         self.knocked = False
         """Whether the peer has knocked, and waits to begin TLS."""
-        self._token, self._encrypted = token, encrypted
+        self._token, self._encrypted, self._allowance = token, encrypted, allowance
 
     def hear(self) -> bool:
         """Looks at what has come; True once the headers, or a knock, are whole and good.
@@ -154,6 +181,7 @@ class FirstRequest:
             EOFError: The peer is gone.
             ProtocolError: The headers are too large.
             AuthenticationError: There is no token, or another one; the peer has been told.
+            TransportError: There were many requests for what is open to all; it has been told.
         """
         try:
             seen = self.connection.recv(FIRST_HEADERS_BYTES, socket.MSG_PEEK)
@@ -187,6 +215,10 @@ class FirstRequest:
                 expected="the token of this run",
                 received="another one, or none",
             )
+        if not known and not self._allowance.take():
+            self.connection.recv(FIRST_HEADERS_BYTES)
+            self.connection.send(_HTTP_BUSY)
+            raise no_room()
         return True
 
     def _hear_knock(self, seen: bytes) -> bool:

@@ -266,6 +266,23 @@ def test_health_and_metrics(server: ServerProcess) -> None:
     assert all(float(value) >= 0 for value in values.values())
 
 
+def test_pages_that_are_open_to_all_take_little_of_the_members_time(server: ServerProcess) -> None:
+    """A few requests each second are answered; a flood of them gets "no room"."""
+    time.sleep(1.5)  # the allowance is full
+    answers = []
+    began = time.monotonic()
+    for _ in range(60):
+        with tcp(server, web=True) as stream:
+            stream.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+            answers.append(stream.recv(64).split(b" ")[1])
+    assert answers[:15] == [b"200"] * 15
+    assert set(answers) == {b"200", b"503"} or time.monotonic() - began > 2
+    time.sleep(1.5)
+    with tcp(server, web=True) as stream:
+        stream.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert stream.recv(64).split(b" ")[1] == b"200"
+
+
 # ------------------------------------------------------------------ ports and processes
 
 
