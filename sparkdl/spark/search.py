@@ -171,6 +171,7 @@ def search(
         "searcher": type(searcher).__name__,
         "keep_epoch": keep_epoch,
     }
+    expected_epochs = searcher.expected_epochs  # before it has given its first segment
     journal = Journal.at(folder, told, resume=resume)
     best_epochs = keep_epoch == "best"
     trainer = FitTrainer(spark, recipe, data, folder, slots_per_trial, seed, best_epochs)
@@ -190,7 +191,7 @@ def search(
             tracker.handle(event)
 
     try:
-        tell(_described(goal, searcher, sampler, seed, slots_per_trial))
+        tell(_described(goal, searcher, sampler, seed, slots_per_trial, timeout_s, expected_epochs))
         run_search(
             searcher, trainer, journal, goal, seed=seed, timeout_s=timeout_s,
             max_concurrent=_at_once(max_concurrent, slots_per_trial, trainer.spark),
@@ -235,7 +236,13 @@ def _recipe(
 
 
 def _described(
-    goal: Goal, searcher: Searcher, sampler: Sampler | None, seed: int, slots_per_trial: int
+    goal: Goal,
+    searcher: Searcher,
+    sampler: Sampler | None,
+    seed: int,
+    slots_per_trial: int,
+    timeout_s: float | None,
+    expected_epochs: int | None,
 ) -> SearchBegan:
     parameters: dict[str, Json] = {
         "searcher": type(searcher).__name__,
@@ -243,7 +250,10 @@ def _described(
         "sampler": type(sampler).__name__ if sampler is not None else "random",
         "seed": seed,
         "slots_per_trial": slots_per_trial,
+        "expected_epochs": expected_epochs,
+        "timeout_s": timeout_s,
     }
+    parameters = {name: value for name, value in parameters.items() if value is not None}
     search_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
     return SearchBegan(search_id, goal.metric, goal.maximize, parameters)
 
