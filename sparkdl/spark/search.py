@@ -62,6 +62,7 @@ def search(
     params: StageParams | None = None,
     keep_best: int | None = None,
     keep_epoch: str = "last",
+    catch: type[Exception] | Sequence[type[Exception]] = (Exception,),
     **fit_arguments: Any,
 ) -> Study:
     """Finds the hyper-parameters with the best metric.
@@ -117,6 +118,8 @@ def search(
             which it was last compared. ``'best'``: that with the best metric, whose checkpoint is
             kept beside the newest one; the driver then looks at each epoch's end, as with
             ``callbacks``. Searchers compare trials by their last epochs in either case.
+        catch: What ``build`` or a trial's training may raise (a worker's exception is a
+            ``WorkerError``) for the trial to count as failed; anything else ends the search.
         **fit_arguments: More arguments of :meth:`SparkModel.fit`, such as ``features``, ``label``,
             ``callbacks`` (made anew for each segment by a function without arguments).
 
@@ -133,6 +136,13 @@ def search(
     require_int("slots_per_trial", slots_per_trial, 1)
     if keep_best is not None:
         require_int("keep_best", keep_best, 1)
+    caught = tuple(catch) if isinstance(catch, Sequence) else (catch,)
+    if not all(isinstance(kind, type) and issubclass(kind, Exception) for kind in caught):
+        raise ConfigError(
+            "catch names what a trial may raise",
+            expected="classes of exceptions, such as (MemoryError, ValueError)",
+            received=repr(catch),
+        )
     maximize = mode == "max" or (
         mode == "auto" and any(part in metric.lower() for part in _LARGER_IS_BETTER)
     )
@@ -171,6 +181,7 @@ def search(
         "searcher": type(searcher).__name__,
         "keep_epoch": keep_epoch,
     }
+    expected_epochs = searcher.expected_epochs  # before it has given its first segment
     journal = Journal.at(folder, told, resume=resume)
     best_epochs = keep_epoch == "best"
     trainer = FitTrainer(spark, recipe, data, folder, slots_per_trial, seed, best_epochs)
@@ -190,12 +201,12 @@ def search(
             tracker.handle(event)
 
     try:
-        tell(_described(goal, searcher, sampler, seed, slots_per_trial))
+        tell(_described(goal, searcher, sampler, seed, slots_per_trial, timeout_s, expected_epochs))
         run_search(
             searcher, trainer, journal, goal, seed=seed, timeout_s=timeout_s,
             max_concurrent=_at_once(max_concurrent, slots_per_trial, trainer.spark),
             on_score=show or (lambda trial, score: None), sampler=sampler, tell=tell,
-            keep_best=keep_best, best_epochs=best_epochs,
+            keep_best=keep_best, best_epochs=best_epochs, catch=caught,
         )  # fmt: skip
         tell(_ended(study))
     except BaseException as error:
@@ -235,7 +246,13 @@ def _recipe(
 
 
 def _described(
-    goal: Goal, searcher: Searcher, sampler: Sampler | None, seed: int, slots_per_trial: int
+    goal: Goal,
+    searcher: Searcher,
+    sampler: Sampler | None,
+    seed: int,
+    slots_per_trial: int,
+    timeout_s: float | None,
+    expected_epochs: int | None,
 ) -> SearchBegan:
     parameters: dict[str, Json] = {
         "searcher": type(searcher).__name__,
@@ -243,7 +260,10 @@ def _described(
         "sampler": type(sampler).__name__ if sampler is not None else "random",
         "seed": seed,
         "slots_per_trial": slots_per_trial,
+        "expected_epochs": expected_epochs,
+        "timeout_s": timeout_s,
     }
+    parameters = {name: value for name, value in parameters.items() if value is not None}
     search_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
     return SearchBegan(search_id, goal.metric, goal.maximize, parameters)
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from sparkdl.tune.keras_tuner import from_keras_tuner
 from sparkdl.tune.samplers import OptunaSampler, Sampler
 from sparkdl.tune.searchers import (
     AdaptiveAsha,
@@ -47,6 +48,7 @@ __all__ = [
     "Single",
     "Study",
     "Trial",
+    "from_keras_tuner",
     "search",
 ]
 

@@ -82,6 +82,7 @@ def run_search(
     tell: Callable[[Event], None] = lambda event: None,
     keep_best: int | None = None,
     best_epochs: bool = False,
+    catch: tuple[type[Exception], ...] = (Exception,),
 ) -> None:
     """Runs to the searcher's end, or until the time is over; the journal has what happened.
 
@@ -99,13 +100,23 @@ def run_search(
         keep_best: So many of the best trials keep their checkpoints; those of others are deleted
             when the search will not go on from them. None for all.
         best_epochs: A trial stands for the model of its best epoch, and not of its last one.
+        catch: What a trial may raise and count as failed; anything else ends the search.
 
     Raises:
         SparkDLError: The first trials failed, or a mistake that all trials share.
     """
     waiting = journal.replay(searcher)
     search = _Search(
-        searcher, trainer, journal, goal, seed, on_score, sampler or Drawn(), tell, best_epochs
+        searcher,
+        trainer,
+        journal,
+        goal,
+        seed,
+        on_score,
+        sampler or Drawn(),
+        tell,
+        best_epochs,
+        catch,
     )
     search.tell_past()
     deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
@@ -136,7 +147,7 @@ class _Search:
     def __init__(
         self, searcher: Searcher, trainer: TrialTrainer, journal: Journal, goal: Goal, seed: int,
         on_score: Callable[[int, float], None], sampler: Sampler, tell: Callable[[Event], None],
-        best_epochs: bool,
+        best_epochs: bool, catch: tuple[type[Exception], ...],
     ) -> None:  # fmt: skip
         self._searcher, self._trainer, self._journal = searcher, trainer, journal
         self._goal, self._seed, self._on_score = goal, seed, on_score
@@ -144,7 +155,7 @@ class _Search:
         self._heard: queue.SimpleQueue[_Ended | _EpochDone] = queue.SimpleQueue()
         self._failures: list[Exception] = []
         self._succeeded = any(r.metrics and r.state != "failed" for r in journal.trials.values())
-        self._best_epochs = best_epochs
+        self._best_epochs, self._catch = best_epochs, catch
         self._standings: dict[int, Standing] = {}
         self.running: dict[int, threading.Thread] = {}
 
@@ -334,6 +345,8 @@ class _Search:
             self._on_score(segment.trial, score)
         elif ended.error is not None:
             self._failures.append(ended.error)
+            if not isinstance(ended.error, self._catch):
+                raise ended.error
             shared = isinstance(ended.error, (ConfigError, DataError, ResourceError))
             if not self._succeeded and (shared or len(self._failures) >= PATIENCE):
                 raise self._failures[0]

@@ -364,6 +364,8 @@ def test_mistakes_end_the_search_with_one_error(spark: Any, digits: Any, digits_
         tune.search(build, (x, y), metric="loss", epochs=3)
     with pytest.raises(ConfigError, match="checkpoint_dir"):
         tune.search(build, (x, y), metric="loss", resume=True)
+    with pytest.raises(ConfigError, match="catch"):
+        tune.search(build, (x, y), metric="loss", catch=(3,))
     with pytest.raises(ConfigError, match="cannot share callbacks"):
         tune.search(build, (x, y), metric="loss", callbacks=[keras.callbacks.TerminateOnNaN()])
 

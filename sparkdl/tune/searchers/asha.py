@@ -7,7 +7,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from sparkdl.options import require, require_whole
-from sparkdl.tune.searchers.rungs import make_rungs, rungs_that_differ
+from sparkdl.tune.searchers.rungs import epochs_of_rungs, make_rungs, rungs_that_differ
 from sparkdl.tune.searchers.searcher import WORST, Searcher, worst_to_best
 from sparkdl.tune.segment import Segment
 
@@ -69,6 +69,11 @@ class Asha(Searcher):
     @property
     def max_epochs(self) -> int:
         return self.rungs[-1].epochs
+
+    @property
+    def expected_epochs(self) -> int:
+        counts = [max(int(self._max_trials / self._divisor**n), 1) for n in range(len(self.rungs))]
+        return epochs_of_rungs(counts, [rung.epochs for rung in self.rungs])
 
     def ask(self) -> Segment | None:
         segment = self._promotion() or self._new_trial() or self._last_promotion()

@@ -6,7 +6,12 @@ import math
 
 from sparkdl.options import require, require_one_of, require_whole
 from sparkdl.tune.searchers.asha import Asha
-from sparkdl.tune.searchers.rungs import make_rungs, rungs_that_differ, trials_of_brackets
+from sparkdl.tune.searchers.rungs import (
+    epochs_of_rungs,
+    make_rungs,
+    rungs_that_differ,
+    trials_of_brackets,
+)
 from sparkdl.tune.searchers.searcher import WORST, Searcher, worst_to_best
 from sparkdl.tune.segment import Segment
 
@@ -28,6 +33,11 @@ class _Brackets(Searcher):
     @property
     def max_epochs(self) -> int:
         return max(bracket.max_epochs for bracket in self.brackets)
+
+    @property
+    def expected_epochs(self) -> int | None:
+        known = [b.expected_epochs for b in self.brackets]
+        return None if None in known else sum(n or 0 for n in known)
 
     def ask(self) -> Segment | None:
         for place, bracket in enumerate(self.brackets):
@@ -139,6 +149,10 @@ class SuccessiveHalving(Searcher):
     @property
     def max_epochs(self) -> int:
         return self._epochs[-1]
+
+    @property
+    def expected_epochs(self) -> int:
+        return epochs_of_rungs(self._trials, self._epochs)
 
     def ask(self) -> Segment | None:
         if not self._waiting:

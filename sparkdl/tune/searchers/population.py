@@ -68,6 +68,10 @@ class PopulationBasedTraining(Searcher):
     def max_epochs(self) -> int:
         return self._max_epochs
 
+    @property
+    def expected_epochs(self) -> int:
+        return len(self._members) * self._max_epochs
+
     def ask(self) -> Segment | None:
         return self._waiting.popleft() if self._waiting else None
 

@@ -30,3 +30,13 @@ def rungs_that_differ(max_rungs: int, divisor: float, max_epochs: int, max_trial
     """``max_rungs``, or fewer where epochs or trials are too few for so many."""
     room = min(math.log(max_epochs, divisor), math.log(max_trials, divisor))
     return max(1, min(max_rungs, int(room + 1e-9) + 1))
+
+
+def epochs_of_rungs(trials: list[int], epochs: list[int]) -> int:
+    """The epochs of all trials, where rung ``i`` has ``trials[i]`` trials until ``epochs[i]``.
+
+    >>> epochs_of_rungs([9, 3, 1], [1, 3, 9])
+    21
+    """
+    before = [0, *epochs[:-1]]
+    return sum(n * (end - begin) for n, begin, end in zip(trials, before, epochs, strict=True))

@@ -33,6 +33,12 @@ class Searcher(ABC):
     def max_epochs(self) -> int:
         """The epochs of a trial that is trained to the end."""
 
+    @property
+    def expected_epochs(self) -> int | None:
+        """About how many epochs all trials will train together, for whoever waits; None where a
+        searcher does not know."""
+        return None
+
     def is_done(self, trial: int) -> bool:
         """Whether a trial that was told neither trains again nor is copied. False where a searcher
         does not know: then its checkpoint stays to the end of the search."""

@@ -31,6 +31,10 @@ class RandomSearch(Searcher):
     def max_epochs(self) -> int:
         return self._max_epochs
 
+    @property
+    def expected_epochs(self) -> int:
+        return self._max_trials * self._max_epochs
+
     def ask(self) -> Segment | None:
         if self._started >= self._max_trials:
             return None

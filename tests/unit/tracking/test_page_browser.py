@@ -4,12 +4,24 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from tracking_cases import RUN, Time, busy_fit, small_fit, small_search
+from prefix_proxy import PREFIX, prefix_proxy
+from tracking_cases import RUN, Time, busy_fit, small_fit, small_search, usage
 
-from sparkdl.progress.events import EpochEnded, EpochProgressed, TrainingEnded
+from sparkdl.host_load import HostLoad
+from sparkdl.progress.events import (
+    EpochEnded,
+    EpochProgressed,
+    LinesLogged,
+    TrainingBegan,
+    TrainingEnded,
+    WorkersProgressed,
+    WorkerView,
+)
+from sparkdl.tracking.page import book as book_module
 from sparkdl.tracking.page.book import RunBook
 from sparkdl.tracking.page.dashboard import Dashboard
 
@@ -17,7 +29,10 @@ playwright = pytest.importorskip("playwright.sync_api")
 CHROMIUM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), ""
 )
-pytestmark = pytest.mark.skipif(not CHROMIUM, reason="no Chromium is installed")
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.skipif(not CHROMIUM, reason="no Chromium is installed"),
+]
 _WAIT_MS = 60_000
 
 
@@ -146,6 +161,7 @@ def test_a_search_has_four_charts_and_a_table(browser: Any) -> None:
         tab.page.goto(served.url)
         tab.wait_for("#headline", "12 trials")
         tab.wait_for("#headline", "Searching")
+        tab.wait_for("#headline", " left")  # 22 of 24 epochs are done
         sink.handle(last)
         tab.wait_for("#headline", "Done")
         assert tab.page.locator("#learning path.trial").count() == 11
@@ -157,4 +173,84 @@ def test_a_search_has_four_charts_and_a_table(browser: Any) -> None:
         assert not tab.page.locator("#curves").is_visible()
         assert tab.page.evaluate("document.documentElement.scrollWidth") <= 390
         assert tab.said == []
+        tab.page.close()
+
+
+def test_without_the_token_a_browser_sees_nothing(browser: Any) -> None:
+    book = RunBook(clock=Time(step=0.5))
+    with Dashboard(book, "127.0.0.1", 0) as served:
+        sink = book.sink()
+        for event in small_fit():
+            sink.handle(event)
+        base = served.url.partition("?")[0]
+        for link in (base, f"{base}?token=wrong", f"{base}api/runs", f"{base}api/events"):
+            tab = Tab(browser.new_page())
+            assert tab.page.goto(link).status == 403
+            shown = tab.page.inner_text("body")
+            assert "token" in shown
+            assert RUN.run_id not in tab.page.content()
+            assert "digits" not in tab.page.content()
+            tab.page.close()
+
+
+def test_the_page_lives_behind_the_prefix_of_a_proxy(browser: Any) -> None:
+    """Page, run and stream are asked below the prefix, and nothing beside it."""
+    book = RunBook(clock=Time(step=0.5))
+    with Dashboard(book, "127.0.0.1", 0) as served, prefix_proxy(served.url) as (url, asked):
+        tab = Tab(browser.new_page())
+        tab.page.goto(url)
+        tab.wait_for("#empty", "No fit has begun yet")
+        sink = book.sink()
+        for event in small_fit():
+            sink.handle(event)
+        tab.wait_for("#headline", "Done")
+        assert tab.page.locator("#curves canvas").count() == 1
+        assert tab.said == []
+        tab.page.close()
+        served.stop()
+    paths = {path.partition("?")[0] for path in asked}
+    assert {f"{PREFIX}/", f"{PREFIX}/api/runs", f"{PREFIX}/api/events"} <= paths
+    assert all(path.startswith(f"{PREFIX}/") for path in paths)
+
+
+def hour_of_64_workers(look: int) -> list[Any]:
+    views = tuple(
+        WorkerView(rank, "training", 0, f"executor-{rank}.cluster.local", rank, 0, look, 1200,
+                   12_345 * look + rank, 31.25, 120,
+                   usage(read=0.6 * look, compute=1.8 * look, exchange=0.6 * look),
+                   HostLoad(87.5, 62.5, (93.0,) * 8, (50.0,) * 8))
+        for rank in range(64)
+    )  # fmt: skip
+    return [
+        WorkersProgressed(views, 10**9 * look, 10**9 * look),
+        EpochProgressed(0, look, 1200, {"loss": 0.5 + 1 / (1 + look), "auc": 0.5}, 1e6),
+        LinesLogged(tuple((rank, "WARNING x: " + "y" * 90) for rank in range(8))),
+    ]
+
+
+def test_a_tab_stays_below_50_mb_after_64_workers_and_an_hour(browser: Any) -> None:
+    """A look each 3 s is as many as are ever kept at once; a sixth comes while the tab is open."""
+    book = RunBook(clock=Time(step=1.0))
+    looks = book_module.MOST_RECORDS
+    with Dashboard(book, "127.0.0.1", 0) as served:
+        sink = book.sink()
+        sink.handle(TrainingBegan(0, 10, replace(RUN, num_workers=64)))
+        for look in range(looks * 5 // 6):
+            for event in hour_of_64_workers(look):
+                sink.handle(event)
+        tab = Tab(browser.new_page())
+        tab.page.goto(served.url)
+        tab.wait_for("#workers", "executor-63")
+        for look in range(looks * 5 // 6, looks):
+            for event in hour_of_64_workers(look):
+                sink.handle(event)
+        sink.handle(TrainingEnded(1))
+        tab.wait_for("#headline", "Done")
+        protocol = tab.page.context.new_cdp_session(tab.page)
+        protocol.send("HeapProfiler.collectGarbage")
+        heap = protocol.send("Runtime.getHeapUsage")
+        assert heap["usedSize"] < 50e6, f"{heap['usedSize'] / 1e6:.0f} MB"
+        assert tab.page.locator("#workers tr").count() == 65
+        assert tab.said == []
+        print(f"{heap['usedSize'] / 1e6:.1f} MB")
         tab.page.close()

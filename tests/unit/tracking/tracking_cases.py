@@ -92,8 +92,9 @@ SEARCH_ID = "20261122-130000-abc123"
 def small_search(trials: int = 12) -> list[Event]:
     """Trials of two epochs; the last one fails, the one before is the best."""
     began = SearchBegan(
-        SEARCH_ID, "val_accuracy", True, {"searcher": "RandomSearch", "max_epochs": 2}
-    )
+        SEARCH_ID, "val_accuracy", True,
+        {"searcher": "RandomSearch", "max_epochs": 2, "expected_epochs": 2 * trials},
+    )  # fmt: skip
     events: list[Event] = [began]
     for number in range(trials):
         events.append(TrialBegan(number, {"rate": 10.0**-number, "kind": "ab"[number % 2]}, 0, 2))

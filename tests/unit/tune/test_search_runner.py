@@ -188,3 +188,13 @@ def test_a_copy_begins_with_the_checkpoint_of_the_round_that_its_parent_won(tmp_
     study, _ = run(tmp_path, trainer, PopulationBasedTraining(4, 20, 5), max_concurrent=1)
     assert len(study.records) == 4 + 3
     assert trainer.kept[0] == {15, 20}  # the last copy was told after its parent
+
+
+def test_what_is_not_caught_ends_the_search(tmp_path: Any) -> None:
+    def value(trial: int, epochs: int) -> float:
+        if trial > 0:
+            raise (KeyError if trial == 1 else ValueError)(f"trial {trial}")
+        return 0.5
+
+    with pytest.warns(RuntimeWarning), pytest.raises(ValueError, match="trial 2"):
+        run(tmp_path, Folders(value), RandomSearch(5, 1), catch=(KeyError,))

@@ -372,6 +372,21 @@ def test_the_same_calls_give_the_same_segments(make: Callable[[], Searcher]) -> 
     assert simulate(make(), score, 5) == simulate(make(), score, 5)
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: RandomSearch(10, 7), lambda: Single(3), lambda: Grid({"x": [1, 2, 3]}, 4),
+        lambda: Asha(64, 27, 3), lambda: AdaptiveAsha(64, 27, 3), lambda: Hyperband(27, 3),
+    ],
+)  # fmt: skip
+def test_how_many_epochs_a_search_will_train(make: Callable[[], Searcher]) -> None:
+    expected = make().expected_epochs
+    reached, _ = simulate(make(), lambda t, e: -t, 4)
+    assert expected is not None
+    assert sum(reached.values()) == pytest.approx(expected, rel=0.1)
+    assert PopulationBasedTraining(8, 30).expected_epochs == 240
+
+
 def test_many_workers_do_all_of_it_in_a_share_of_the_time() -> None:
     """Within 20 % of linear, from 1 to 64 workers."""
 

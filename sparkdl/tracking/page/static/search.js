@@ -9,7 +9,12 @@ function takeTrial(run, record) {
   if (record.kind === "trial") {
     trial.params = record.params;
     trial.state = "running";
+    trial.first = trial.first ?? record.begin;  // a copy has its parent's epochs behind it
     return;
+  }
+  if (record.kind === "point") {
+    run.search.trained = (run.search.trained || 0) + 1;
+    run.search.last = record.t;
   }
   const value = record.metrics[run.search.metric], epochs = record.kind === "point" ? record.epoch + 1 : record.epochs;
   if (typeof value === "number") {
@@ -78,15 +83,25 @@ function drawSearch(run) {
   drawTrials(run, best);
 }
 
+// Seconds until the searcher's end at the present speed, or until the time limit: whichever comes first.
+function timeLeft(search, epochs, now) {
+  const { expected_epochs: expected, timeout_s: limit } = search.parameters, seconds = search.last - search.t;
+  const byEpochs = expected && search.trained && seconds > 0 ? seconds * Math.max(0, expected - epochs) / search.trained : null;
+  const byLimit = limit ? Math.max(0, search.t + limit - now) : null;
+  return byEpochs == null ? byLimit : byLimit == null ? byEpochs : Math.min(byEpochs, byLimit);
+}
+
 function drawSearchHeadline(run, best) {
   const { search, end } = run, trials = [...run.trials.values()];
   const now = end ? end.t : Math.max(search.t, Date.now() / 1000), by = {};
   for (const t of trials) by[t.state] = (by[t.state] || 0) + 1;
-  const epochs = trials.reduce((sum, t) => sum + t.epochs, 0), most = search.parameters.max_epochs * trials.length;
+  const epochs = trials.reduce((sum, t) => sum + Math.max(0, t.epochs - (t.first || 0)), 0), most = search.parameters.max_epochs * trials.length;
+  const left = end ? null : timeLeft(search, epochs, now), time = left == null ? `for ${span(now - search.t)}` : `about ${span(left)} left`;
   const cards = [
-    card(end ? (end.kind === "fail" ? "Failed" : "Done") : "Searching", `${trials.length} trials`, end ? `took ${span(end.t - search.t)}` : `${by.running || 0} in training, for ${span(now - search.t)}`),
+    card(end ? (end.kind === "fail" ? "Failed" : "Done") : "Searching", `${trials.length} trials`, end ? `took ${span(end.t - search.t)}` : `${by.running || 0} in training, ${time}`,
+      end || !search.parameters.expected_epochs ? null : Math.min(1, epochs / search.parameters.expected_epochs)),
     card(`Best ${search.metric}`, best.length ? short(valueOf(best[0])) : "–", best.length ? `trial ${best[0].number}, ${best[0].epochs} epochs` : "no trial was compared yet"),
-    card("Epochs trained", count(epochs), most ? `${Math.round(100 * epochs / most)} % of all trials to the end` : "", most ? Math.min(1, epochs / most) : null),
+    card("Epochs trained", count(epochs), (search.parameters.expected_epochs && !end ? `of about ${count(search.parameters.expected_epochs)}; ` : "") + (most ? `${Math.round(100 * epochs / most)} % of all trials to the end` : "")),
     card("To the end", String(by.complete || 0), `${by.waiting || 0} ended earlier`),
   ];
   if (by.failed) cards.push(card("Failed trials", String(by.failed), "scored worst, and replaced"));
