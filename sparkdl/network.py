@@ -23,7 +23,8 @@ class Network:
         worker_port: The ranks'; several ranks of a host need a range.
         worker_bind: Address or network (``'10.0.0.0/8'``) that the ranks listen on; None for the
             address from which a rank's host reaches the driver.
-        encrypt: ``'auto'`` (as Spark's own traffic, and never on one host), True or False.
+        encrypt: ``'auto'``, True or False. ``'auto'``: never on one host; between hosts as Spark's
+            own traffic, but calls of a program's nodes, which are pickled, always.
 
     Raises:
         ConfigError: A value that is not of its kind.

@@ -191,7 +191,9 @@ def launch(
         spark: The session, for ``'spark'``; None: the active one.
         network: Where driver and nodes listen and whether calls between hosts are encrypted, for
             ``'spark'``; a range of ports for the driver has two, one for each node of a host (two
-            if calls are encrypted). None: any free ports, encrypted as Spark's own traffic is.
+            if calls are encrypted). None: any free ports. Calls between hosts are encrypted, which
+            needs the package cryptography on the driver; ``Network(encrypt=False)`` sends pickles
+            in the clear.
 
     Returns:
         The program as it runs; ``with`` ends it at the block's end.

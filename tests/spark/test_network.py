@@ -18,6 +18,7 @@ import sparkdl
 from sparkdl import SparkModel
 from sparkdl.errors import ConfigError, ResourceError
 from sparkdl.network import Network, RankListening
+from sparkdl.program import PyNode, launch, make_program
 from sparkdl.spark.driver.network import is_encrypted, listening_address, rank_listening
 
 
@@ -72,6 +73,39 @@ def test_connect_client_that_executors_do_not_reach_says_what_to_use() -> None:
     assert listening_address(far, named) == ("0.0.0.0", "10.0.0.5")
     near: Any = _ConnectSession(**{"spark.driver.host": "127.0.0.1"})
     assert listening_address(near, Network()) == ("127.0.0.1", "127.0.0.1")
+
+
+@pytest.mark.parametrize(
+    ("master", "encrypt", "expected"),
+    [
+        ("yarn", "auto", True),
+        ("spark://host:7077", "auto", True),
+        ("yarn", False, False),
+        ("local[4]", "auto", False),
+        ("local-cluster[2,1,1024]", "auto", False),
+    ],
+)
+def test_calls_of_programs_are_encrypted_between_hosts(
+    master: str, encrypt: Any, expected: bool
+) -> None:
+    asked = session(master), Network(encrypt=encrypt)
+    assert is_encrypted(*asked, pickles=True) is expected
+
+
+def test_a_program_on_a_cluster_gets_a_certificate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Up to the certificate, as ``launch`` goes; no executor is needed."""
+    asked: list[bool] = []
+
+    def note(spark: Any, network: Network, *, pickles: bool = False) -> None:
+        asked.append(is_encrypted(spark, network, pickles=pickles))
+        raise ConnectionAbortedError
+
+    monkeypatch.setattr("sparkdl.spark.driver.program_stage.certificate_of", note)
+    for network in (None, Network(encrypt=False)):
+        program = make_program(PyNode(print))
+        with pytest.raises(ConnectionAbortedError):
+            launch(program, "spark", spark=session("yarn"), network=network)
+    assert asked == [True, False]
 
 
 def test_ranks_listen_as_narrowly_as_works() -> None:

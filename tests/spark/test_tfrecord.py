@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.errors import AnalysisException
 
 import sparkdl
 from sparkdl.data.tfrecord.framing import frame
@@ -64,6 +65,31 @@ def test_save_modes_folders_and_patterns(spark: Any, tmp_path: Path) -> None:
     assert sorted(r.x for r in one.collect()) == [i for i in range(1, 20) if i % 3 == 1]
     sparkdl.write_tfrecords(df, path, mode="overwrite", codec="zlib")
     assert sparkdl.read_tfrecords(spark, path).count() == 20
+
+
+def test_options_of_spark_that_choose_files(spark: Any, tmp_path: Path) -> None:
+    sparkdl.register_tfrecord(spark)
+    for number, place in enumerate(["a.tfrecord", "b.old", "day=3/c.tfrecord", "more/d.tfrecord"]):
+        (tmp_path / place).parent.mkdir(exist_ok=True)
+        df = spark.createDataFrame([(number,)], "x bigint").coalesce(1)
+        sparkdl.write_tfrecords(df, str(tmp_path / "_new"), "overwrite")
+        next((tmp_path / "_new").glob("part*")).rename(tmp_path / place)
+
+    def read(**options: Any) -> tuple[list[int], list[str]]:
+        found = spark.read.format("tfrecord").options(**options).load(str(tmp_path))
+        return sorted(row.x for row in found.collect()), found.columns
+
+    assert read() == ([0, 1, 2, 3], ["x", "day"])
+    assert read(pathGlobFilter="*.tfrecord") == ([0, 2, 3], ["x", "day"])
+    assert read(pathGlobFilter="[bc].{old,tfrecord}") == ([1, 2], ["x", "day"])
+    assert read(recursiveFileLookup=True) == ([0, 1, 2, 3], ["x"])
+    assert read(recursiveFileLookup=False) == ([0, 1, 2], ["x", "day"])
+    assert read(recursiveFileLookup="true", pathGlobFilter="d*") == ([3], ["x"])
+    with pytest.raises(AnalysisException, match="pathGlobFilter and recursiveFileLookup choose"):
+        read(pathGlobFilter="*.csv")
+    for name in ("modifiedafter", "mergeschema", "header"):  # Spark hands them over so
+        with pytest.raises(AnalysisException, match=f"{name}(?s:.)*pathGlobFilter"):
+            read(**{name: "true"})
 
 
 def test_sequences_byte_arrays_and_vectors(spark: Any, tmp_path: Path) -> None:

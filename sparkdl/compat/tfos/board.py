@@ -77,7 +77,7 @@ class BoardUrl:
             log_dir: See :class:`BoardRequest`.
         """
         token, network = os.urandom(32), Network()
-        certificate = certificate_of(spark, network)
+        certificate = certificate_of(spark, network, pickles=True)
         bind, advertised = listening_address(spark, network)
         self._told.clear()
         try:

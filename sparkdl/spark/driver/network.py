@@ -54,24 +54,30 @@ def rank_listening(spark: Any, network: Network) -> RankListening:
     return RankListening(bind, port, str(spark.conf.get("spark.driver.host", "") or ""))
 
 
-def certificate_of(spark: Any, network: Network) -> Certificate | None:
+def certificate_of(spark: Any, network: Network, *, pickles: bool = False) -> Certificate | None:
     """A certificate for a new run, if what the run sends between hosts is to be encrypted.
 
-    ``encrypt='auto'`` does as Spark does with its own traffic, by which the run's secret reaches
-    the executors, and encrypts nothing with a local master.
+    ``encrypt='auto'`` encrypts nothing with a local master. On a cluster it does as Spark does with
+    its own traffic, by which the run's secret reaches the executors; and what is unpickled where it
+    arrives is always encrypted.
+
+    Args:
+        spark: The session.
+        network: What the user asked.
+        pickles: Whether ranks unpickle what others send them, as nodes of a program do.
 
     Raises:
         ConfigError: None can be made here.
     """
-    return Certificate.make() if is_encrypted(spark, network) else None
+    return Certificate.make() if is_encrypted(spark, network, pickles=pickles) else None
 
 
-def is_encrypted(spark: Any, network: Network) -> bool:
+def is_encrypted(spark: Any, network: Network, *, pickles: bool = False) -> bool:
     """Whether what a run sends between hosts is encrypted; see :func:`certificate_of`."""
     if network.encrypt != "auto":
         return network.encrypt
     settings = (str(spark.conf.get(name, "false")).lower() for name in _SPARK_ENCRYPTS)
-    return not is_local(spark) and "true" in settings
+    return not is_local(spark) and (pickles or "true" in settings)
 
 
 def _can_bind(host: str) -> bool:

@@ -38,7 +38,7 @@ def surroundings(program: Program, spark: Any, network: Network) -> Iterator[Sur
     """
     spark = spark if spark is not None else cluster.session_of()
     count = len(program.placed)
-    certificate = certificate_of(spark, network)
+    certificate = certificate_of(spark, network, pickles=True)
     bind, advertised = listening_address(spark, network)
     profile = resource_profile(task_resources(program), spark)
     cluster.check_barrier(spark, count, profile=profile)

@@ -18,18 +18,19 @@ RECORD_TYPES: dict[str, RecordType] = {
 _KNOWN = (
     "path",
     "paths",
-    "recordtype",
+    "recordType",
     "codec",
     "compression",
-    "verifycrc",
-    "inferrows",
-    "binaryfeatures",
-    "maxpartitionbytes",
-    "batchrows",
-    "partitionby",
-    "rowsperfile",
+    "verifyCrc",
+    "inferRows",
+    "binaryFeatures",
+    "maxPartitionBytes",
+    "batchRows",
+    "partitionBy",
+    "rowsPerFile",
+    "pathGlobFilter",
+    "recursiveFileLookup",
 )
-_OF_SPARK = ("recursivefilelookup", "pathglobfilter", "mergeschema", "inferschema", "header")
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,10 @@ class Options:
         batch_rows: ``batchRows``: rows in a batch at most.
         partition_by: ``partitionBy``: columns, divided by commas, that become folders.
         rows_per_file: ``rowsPerFile``: rows after which a task begins another file.
+        name_pattern: ``pathGlobFilter``: the names of files that are read, as ``*.tfrecord``.
+        recursive: ``recursiveFileLookup``: True: files of all folders below, which give no columns;
+            False: of the folder itself and of such as ``day=3`` below it; None (it is not said): of
+            all folders below, and those such as ``day=3`` give columns.
     """
 
     paths: tuple[str, ...]
@@ -59,6 +64,8 @@ class Options:
     batch_rows: int = 10_000
     partition_by: tuple[str, ...] = ()
     rows_per_file: int | None = None
+    name_pattern: str | None = None
+    recursive: bool | None = None
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> Options:
@@ -68,8 +75,9 @@ class Options:
             ConfigError: An option that is unknown or has a value that cannot be used.
         """
         given = {key.lower(): value for key, value in options.items()}
-        for key in given:
-            if key not in (*_KNOWN, *_OF_SPARK):
+        known = {name.lower() for name in _KNOWN}
+        for key in options:
+            if key.lower() not in known:
                 raise UnknownNameError("option of the data source tfrecord", key, _KNOWN)
         paths = json.loads(given["paths"]) if "paths" in given else [given.get("path", "")]
         if not all(paths):
@@ -94,6 +102,8 @@ class Options:
             _number(given, "batchrows", 10_000) or 1,
             _names(given, "partitionby"),
             rows or None,
+            given.get("pathglobfilter"),
+            _truth(given, "recursivefilelookup", True) if "recursivefilelookup" in given else None,
         )
 
 

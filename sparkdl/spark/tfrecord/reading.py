@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fnmatch
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import pyarrow as pa
 from pyspark.sql import types as T
@@ -12,7 +14,7 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from sparkdl.data.shards import NO_VALUE, deal, file_blocks, folder_column
 from sparkdl.data.tfrecord.decoding import check_schema, decode_block
 from sparkdl.data.tfrecord.inference import SchemaInference
-from sparkdl.errors import DataError
+from sparkdl.errors import DataError, ResourceError
 from sparkdl.files.streams import FoundFile, find_files, open_input
 from sparkdl.spark.tfrecord.options import Options
 
@@ -25,8 +27,43 @@ class FileGroup(InputPartition):
 
 
 def files_of(options: Options) -> list[FoundFile]:
-    """All files to read."""
-    return [file for path in options.paths for file in find_files(path)]
+    """All files to read.
+
+    Raises:
+        ResourceError: There are none at a path, or none that the options leave.
+    """
+    found = [file for path in options.paths for file in find_files(path)]
+    files = [file for file in found if _is_wanted(file, options)]
+    if options.recursive:
+        # without its folders the path gives no columns
+        files = [replace(file, inner=file.inner.rsplit("/", 1)[-1]) for file in files]
+    if not files:
+        raise ResourceError(
+            f"no files at {', '.join(map(repr, options.paths))} that the options leave",
+            expected=f"names such as {options.name_pattern or '*'!r}, "
+            + ("in the folder itself" if options.recursive is False else "in any folder below"),
+            received=f"{len(found)} files, such as {found[0].inner!r}",
+            hint="pathGlobFilter and recursiveFileLookup choose files",
+        )
+    return files
+
+
+def _is_wanted(file: FoundFile, options: Options) -> bool:
+    """Whether the options leave a file."""
+    *folders, name = file.inner.split("/")
+    if options.name_pattern is not None and not _fits(name, options.name_pattern):
+        return False
+    return options.recursive is not False or all("=" in folder for folder in folders)
+
+
+def _fits(name: str, pattern: str) -> bool:
+    """Whether a name fits a pattern of Hadoop: ``*``, ``?``, ``[abc]``, ``[^a]``, ``{a,b}``."""
+    before, brace, rest = pattern.partition("{")
+    if brace:
+        choices, closed, after = rest.partition("}")
+        if closed:
+            return any(_fits(name, before + one + after) for one in choices.split(","))
+    return fnmatch.fnmatchcase(name, pattern.replace("[^", "[!"))
 
 
 _FILES_LOOKED_AT = 16
