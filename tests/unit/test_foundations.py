@@ -15,6 +15,7 @@ from sparkdl import errors
 from sparkdl.errors import (
     AuthenticationError,
     ConfigError,
+    NoParamError,
     ReadOnlyError,
     SparkDLError,
     TransportError,
@@ -69,6 +70,7 @@ ALL_ERRORS = [
     UnknownNameError("mode", "asynchron", ["asynchronous", "hogwild"]),
     AuthenticationError("no token"),
     ReadOnlyError("mode", expected="e"),
+    NoParamError("model", received="r"),
     TransportError("gone"),
     WaitTimeoutError("late", received="ranks 1, 2"),
     WorkerError(3, "ValueError: bad", "Traceback ...", hint="look"),
@@ -89,6 +91,7 @@ def test_errors_subclass_the_fitting_built_in() -> None:
     assert issubclass(WaitTimeoutError, TimeoutError)
     assert issubclass(AuthenticationError, PermissionError)
     assert issubclass(ReadOnlyError, AttributeError)
+    assert issubclass(NoParamError, AttributeError)
     public = [v for v in vars(errors).values() if isinstance(v, type)]
     assert all(issubclass(v, SparkDLError) for v in public if v.__module__ == errors.__name__)
 
