@@ -44,8 +44,8 @@ _NEEDS = {
     "unit/launch/test_payload.py": "processes",
     "unit/tracking/test_page_browser.py": "processes",
     "unit/ps/rules/test_rules_optimizer.py": "keras",
-    "unit/spark/test_fit_warnings.py": "keras",
-    "unit/spark/test_other_libraries.py": "keras",
+    "unit/spark/driver/test_fit_warnings.py": "keras",
+    "unit/spark/columns/test_other_libraries.py": "keras",
 }
 """A folder or file below ``tests/``, and the mark of all tests in it."""
 _IN_PROCESS = {"inproc", "solo", "threads-2", "threads-3", "threads-4"}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -171,9 +171,19 @@ def fit(mode: str, callbacks: list[Any]) -> SimpleNamespace:
     return SimpleNamespace(model=model, steps=steps, monitor=monitor)
 
 
-def rates_of_keras(scheduler: Any) -> list[float]:
+@cache
+def fit_with_scheduler(mode: str, name: str) -> tuple[SimpleNamespace, list[float]]:
+    """:func:`fit` and the rates that its callbacks saw; one fit for all tests that look at it."""
     rates = Rates()
-    make_model().fit(*data(), batch_size=16, epochs=EPOCHS, verbose=0, callbacks=[rates, scheduler])
+    return fit(mode, [rates, SCHEDULERS[name]()]), rates.seen
+
+
+@cache
+def rates_of_keras(name: str) -> list[float]:
+    """The rates of plain Keras; the same for every mode."""
+    rates = Rates()
+    callbacks = [rates, SCHEDULERS[name]()]
+    make_model().fit(*data(), batch_size=16, epochs=EPOCHS, verbose=0, callbacks=callbacks)
     return rates.seen
 
 
@@ -182,11 +192,10 @@ def rates_of_keras(scheduler: Any) -> list[float]:
 )
 @pytest.mark.parametrize("name", SCHEDULERS)
 def test_callbacks_see_the_rates_of_plain_keras(mode: str, name: str) -> None:
-    expected = rates_of_keras(SCHEDULERS[name]())
+    expected = rates_of_keras(name)
     assert len(set(expected)) >= EPOCHS - 1
-    rates = Rates()
-    result = fit(mode, [rates, SCHEDULERS[name]()])
-    assert rates.seen == expected
+    result, seen = fit_with_scheduler(mode, name)
+    assert seen == expected
     if mode in ("synchronous", "allreduce"):
         for steps in result.steps:
             assert {epoch for epoch, _ in steps} == set(range(EPOCHS))
@@ -203,10 +212,9 @@ def test_callbacks_see_the_rates_of_plain_keras(mode: str, name: str) -> None:
 @pytest.mark.parametrize("mode", ["synchronous", "allreduce"])
 @pytest.mark.parametrize("name", SCHEDULERS)
 def test_exact_modes_stay_one_process_with_a_scheduler(mode: str, name: str) -> None:
-    result = fit(mode, [SCHEDULERS[name]()])
+    result, _ = fit_with_scheduler(mode, name)
     alone = make_model()
-    rates = rates_of_keras(SCHEDULERS[name]())
-    for rate in rates:
+    for rate in rates_of_keras(name):
         alone.optimizer.learning_rate = rate
         for x, y in global_batches(split(*data(), SIZES), BATCH):
             alone.train_on_batch(x, y)

@@ -8,8 +8,15 @@ import pytest
 from test_gpu import run_script
 
 
-@pytest.mark.parametrize("backend", ["torch", pytest.param("jax", marks=pytest.mark.slow)])
-def test_fit_predict_and_evaluate(backend: str) -> None:
+@pytest.mark.parametrize(
+    ("backend", "modes"),
+    [
+        ("torch", ("synchronous", "allreduce")),
+        pytest.param("torch", ("asynchronous",), marks=pytest.mark.slow),
+        pytest.param("jax", ("asynchronous", "synchronous", "allreduce"), marks=pytest.mark.slow),
+    ],
+)
+def test_fit_predict_and_evaluate(backend: str, modes: tuple[str, ...]) -> None:
     if importlib.util.find_spec(backend) is None:
         pytest.skip(f"{backend} is not installed")
-    assert "BACKEND-TEST-OK" in run_script("backend_fit.py", KERAS_BACKEND=backend)
+    assert "BACKEND-TEST-OK" in run_script("backend_fit.py", *modes, KERAS_BACKEND=backend)

@@ -106,11 +106,21 @@ def test_a_killed_server_ends_in_one_clear_error(digits_df: Any) -> None:
     assert SparkModel(make_mlp(), num_workers=2).fit(digits_df, verbose=0).history["loss"]
 
 
-@pytest.mark.parametrize("mode", ["asynchronous", "allreduce"])
-def test_interrupt_ends_the_fit_and_leaves_nothing(spark: Any, digits_df: Any, mode: str) -> None:
+@pytest.mark.parametrize(
+    ("mode", "delays"),
+    [
+        ("asynchronous", (0.05, 0.25, 3.0)),
+        ("allreduce", (0.15, 0.4, 3.0)),
+        pytest.param("asynchronous", (0.15, 0.4), marks=pytest.mark.slow),
+        pytest.param("allreduce", (0.05, 0.25), marks=pytest.mark.slow),
+    ],
+)
+def test_interrupt_ends_the_fit_and_leaves_nothing(
+    spark: Any, digits_df: Any, mode: str, delays: tuple[float, ...]
+) -> None:
     """Also one that comes before the server is up, or while Keras builds the model."""
     SparkModel(make_mlp(), mode, num_workers=2).fit(digits_df, verbose=0)
-    for delay in (0.05, 0.15, 0.25, 0.4, 3.0):
+    for delay in delays:
         spark_model = SparkModel(make_mlp(), mode, num_workers=2, batch_size=4)
         timer = threading.Timer(delay, lambda: os.kill(os.getpid(), signal.SIGINT))
         timer.start()

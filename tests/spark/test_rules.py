@@ -43,10 +43,21 @@ def test_rules_learn_on_executors(digits_df: Any, rule: Any, options: dict[str, 
     assert history[-1] < 0.5 * history[0]
 
 
-@pytest.mark.parametrize("mode", ["asynchronous", "synchronous"])
-@pytest.mark.parametrize("codec", ["fp16", {"name": "topk", "ratio": 0.05}], ids=str)
-def test_compressed_training_learns_as_well(digits_df: Any, mode: str, codec: Any) -> None:
-    transport = "socket" if codec == "fp16" else "http"
+@pytest.mark.parametrize(
+    ("mode", "codec", "transport"),
+    [
+        ("asynchronous", "fp16", "socket"),
+        ("synchronous", {"name": "topk", "ratio": 0.05}, "http"),
+        pytest.param("synchronous", "fp16", "socket", marks=pytest.mark.slow),
+        pytest.param(
+            "asynchronous", {"name": "topk", "ratio": 0.05}, "http", marks=pytest.mark.slow
+        ),
+    ],
+    ids=str,
+)
+def test_compressed_training_learns_as_well(
+    digits_df: Any, mode: str, codec: Any, transport: str
+) -> None:
     options: dict[str, Any] = {"mode": mode, "parameter_server_mode": transport}
     plain = losses(digits_df, **options)
     encoded = losses(digits_df, compression=codec, **options)

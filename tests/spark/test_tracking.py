@@ -87,7 +87,10 @@ def test_sinks_hear_of_metrics_and_workers_and_the_timeline_has_all_of_their_tim
     assert sum(e["dur"] for e in driver) / 1e6 >= 0.95 * wall_s
 
 
-@pytest.mark.parametrize("mode", ["asynchronous", "synchronous", "allreduce"])
+@pytest.mark.parametrize(
+    "mode",
+    ["asynchronous", pytest.param("synchronous", marks=pytest.mark.slow), "allreduce"],
+)
 def test_a_fits_page_has_the_load_of_its_machines_and_the_lines_of_its_ranks(
     digits_df: Any, mode: str
 ) -> None:

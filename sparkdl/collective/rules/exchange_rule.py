@@ -155,6 +155,19 @@ class Exchange:
         return self.communicator.all_gather(array)
 
 
+class OuterExchange(Exchange):
+    """An exchange with an outer optimizer, whose state is the same on all ranks."""
+
+    _outer_state: State
+
+    def state(self) -> State:
+        return {name: array.copy() for name, array in self._outer_state.items()}
+
+    def load_state(self, state: State) -> None:
+        for name, array in self._outer_state.items():
+            np.copyto(array, state[name])
+
+
 class FilledExchange(Exchange):
     """An exchange whose :attr:`buffer` holds ``[gradient | statistics]`` of this rank's batches."""
 

@@ -9,9 +9,9 @@ from typing import ClassVar
 import numpy as np
 
 from sparkdl.collective.communicator import Communicator
-from sparkdl.collective.rules.exchange_rule import ExchangeRule, WeightsExchange
+from sparkdl.collective.rules.exchange_rule import ExchangeRule, OuterExchange, WeightsExchange
 from sparkdl.errors import ConfigError
-from sparkdl.optimizers.flat import FlatSGD, State
+from sparkdl.optimizers.flat import FlatSGD
 from sparkdl.options import require_fraction, require_positive, require_whole
 from sparkdl.weights import FloatArray, Layout
 
@@ -227,7 +227,7 @@ class DiLoCoExchangeRule(ExchangeRule):
         return DiLoCoExchange(communicator, layout, self)
 
 
-class DiLoCoExchange(MeanWeightsExchange):
+class DiLoCoExchange(OuterExchange, MeanWeightsExchange):
     """See :class:`DiLoCoExchangeRule`."""
 
     def __init__(
@@ -241,10 +241,3 @@ class DiLoCoExchange(MeanWeightsExchange):
     def _advance(self, center: FloatArray, change: FloatArray) -> None:
         # The change lowers the loss, while the optimizer steps against a gradient: hence the minus.
         self._outer.step(center, change, self._outer_state, -self._rate, center)
-
-    def state(self) -> State:
-        return {name: array.copy() for name, array in self._outer_state.items()}
-
-    def load_state(self, state: State) -> None:
-        for name, array in self._outer_state.items():
-            np.copyto(array, state[name])

@@ -8,8 +8,8 @@ from typing import ClassVar
 import numpy as np
 
 from sparkdl.collective.communicator import Communicator, ReduceHandle
-from sparkdl.collective.rules.exchange_rule import ExchangeRule, WeightsExchange
-from sparkdl.optimizers.flat import FlatSGD, State
+from sparkdl.collective.rules.exchange_rule import ExchangeRule, OuterExchange, WeightsExchange
+from sparkdl.optimizers.flat import FlatSGD
 from sparkdl.options import require, require_fraction, require_positive, require_whole
 from sparkdl.weights import FloatArray, Layout
 
@@ -84,7 +84,7 @@ class _Fragment:
         self.handle: ReduceHandle | None = None
 
 
-class StreamingExchange(WeightsExchange):
+class StreamingExchange(OuterExchange, WeightsExchange):
     """See :class:`StreamingDiLoCo`. All ranks call it equally often, so operations keep order."""
 
     apart = True
@@ -135,13 +135,6 @@ class StreamingExchange(WeightsExchange):
         for fragment in self._fragments:
             self._apply(fragment, weights, 0.0)
         np.copyto(weights, self.center)
-
-    def state(self) -> State:
-        return {name: array.copy() for name, array in self._outer_state.items()}
-
-    def load_state(self, state: State) -> None:
-        for name, array in self._outer_state.items():
-            np.copyto(array, state[name])
 
     def _send(self, fragment: _Fragment, weights: FloatArray) -> None:
         place, buffer = fragment.place, fragment.buffer

@@ -96,8 +96,8 @@ def test_the_workflow_of_dist_keras_notebooks(table: Any) -> None:
     [
         (AveragingTrainer, {}),
         (DOWNPOUR, {"communication_window": 3}),
-        (ADAG, {}),
-        (DynSGD, {}),
+        pytest.param(ADAG, {}, marks=pytest.mark.slow),  # DOWNPOUR with another rule, see below
+        pytest.param(DynSGD, {}, marks=pytest.mark.slow),
         (AEASGD, {}),
         (EAMSGD, {"momentum": 0.8}),
         (Experimental, {}),
@@ -142,6 +142,10 @@ def test_settings_of_trainers() -> None:
     }  # fmt: skip
     assert (made.get_minibatch_size(), made.get_num_epoch()) == (64, 3)
     assert isinstance(made.serialize(), bytes)
+    for trainer, rule, window in ((DOWNPOUR, "downpour", 5), (ADAG, "adag", 12),
+                                  (DynSGD, "dynsgd", 5)):  # fmt: skip
+        settings = trainer(network(), "sgd", "mse")._settings()
+        assert (settings["rule"], settings["frequency"]) == (rule, window)
     elastic = AEASGD(network(), "sgd", "mse", num_workers=20)
     with pytest.warns(RuntimeWarning, match="not stable with 20 workers"):
         assert elastic._settings()["rule"].rho is None

@@ -1,4 +1,5 @@
-"""Run by test_backends.py with KERAS_BACKEND set: fit, predict and evaluate on that backend."""
+"""Run by test_backends.py with KERAS_BACKEND set: fit, predict and evaluate on that backend,
+in the modes that are its arguments."""
 
 from __future__ import annotations
 
@@ -46,7 +47,7 @@ def main() -> None:
         model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
         return model
 
-    for mode in ("asynchronous", "synchronous", "allreduce"):
+    for mode in sys.argv[1:]:
         spark_model = SparkModel(make(), mode, num_workers=2)
         history = spark_model.fit(frame, epochs=6, verbose=0, validation_split=0.1)
         result = spark_model.evaluate(frame)
