@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,9 @@ from sparkdl.errors import ConfigError
 from sparkdl.files.checkpoints import Checkpoints
 from sparkdl.ml import KerasClassifier
 from sparkdl.progress.events import Event, SearchBegan, SearchEnded, TrialEpochEnded
+from sparkdl.spark import search as search_module
 from sparkdl.spark.trial_recipes import StageStudy
+from sparkdl.tracking.notebook import NotebookTrials
 from sparkdl.tracking.sinks import add_standing, remove_standing
 
 
@@ -335,13 +338,21 @@ def test_a_segment_whose_score_was_lost_with_the_driver(
     assert again.best_value == pytest.approx(whole.best_value, rel=1e-5)
 
 
-def test_failed_trials_are_replaced_and_named(spark: Any, digits: Any) -> None:
+def test_failed_trials_are_replaced_and_named(
+    spark: Any, digits: Any, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a notebook: the trials are drawn, and no line is printed for each."""
     x, y = (part[:64] for part in digits)
 
     def sometimes(trial: tune.Trial) -> Any:
         if trial.number == 1:
             raise ValueError("no such network")
         return build(trial)
+
+    drawn: list[str] = []
+    monkeypatch.setattr(search_module, "curves_take_the_bars_place", lambda verbose: True)
+    curves = partial(NotebookTrials, show=lambda picture, text: drawn.append(text))
+    monkeypatch.setattr(search_module, "NotebookTrials", curves)
 
     with pytest.warns(RuntimeWarning, match="trial 1 failed: ValueError: no such network"):
         study = tune.search(
@@ -350,6 +361,9 @@ def test_failed_trials_are_replaced_and_named(spark: Any, digits: Any) -> None:
     with study:
         assert [r.state for r in study.records] == ["waiting", "failed", "waiting"]
         assert study.best_trial.number != 1
+    assert drawn[-1].startswith("3 trials, 1 failed, best loss ")
+    assert drawn[-1].endswith(", done")
+    assert "trial" not in capsys.readouterr().out
 
 
 def test_mistakes_end_the_search_with_one_error(spark: Any, digits: Any, digits_df: Any) -> None:

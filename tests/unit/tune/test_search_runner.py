@@ -11,7 +11,15 @@ from typing import Any
 import pytest
 
 from sparkdl.progress.events import Event, TrialEnded
-from sparkdl.tune import Asha, PopulationBasedTraining, RandomSearch, Searcher, Segment, Trial
+from sparkdl.tune import (
+    Asha,
+    PopulationBasedTraining,
+    RandomSearch,
+    Searcher,
+    Segment,
+    Trial,
+    runner,
+)
 from sparkdl.tune.goal import Goal
 from sparkdl.tune.journal import Journal, TrialRecord
 from sparkdl.tune.runner import OnEpoch, SegmentTraining, run_search
@@ -33,6 +41,11 @@ class Folders:
         self.there: dict[int, list[int]] = {}
         self.kept: dict[int, set[int]] = {}
         self.cancelled = threading.Event()
+        self.waiting = 0
+
+    def wait(self) -> None:
+        self.waiting += 1
+        assert self.cancelled.wait(60)
 
     def prepare(self, trial: Trial, segment: Segment, on_epoch: OnEpoch) -> SegmentTraining:
         trial.suggest_float("rate", 0, 1)
@@ -43,7 +56,7 @@ class Folders:
         def train() -> Mapping[str, float]:
             for epochs in range(segment.begin + 1, segment.end + 1):
                 if (segment.trial, epochs) == self.cut:
-                    assert self.cancelled.wait(60)
+                    self.wait()
                     raise RuntimeError("cancelled")
                 told = {"accuracy": self.value(segment.trial, epochs)}
                 on_epoch(epochs - 1, told)
@@ -66,6 +79,22 @@ class Folders:
 
     def delete(self, trial: int) -> None:
         del self.there[trial]
+
+
+@pytest.fixture
+def over(monkeypatch: pytest.MonkeyPatch) -> Callable[[Folders, int], None]:
+    """The time of a search is over as soon as so many of its trials wait."""
+    real = time.monotonic
+
+    def over_when(trainer: Folders, waiting: int) -> None:
+        class Clock:
+            @staticmethod
+            def monotonic() -> float:
+                return real() + 3600.0 * (trainer.waiting >= waiting)
+
+        monkeypatch.setattr(runner, "time", Clock)
+
+    return over_when
 
 
 def run(
@@ -111,27 +140,30 @@ def test_a_trial_without_a_number_is_no_success(tmp_path: Any) -> None:
         run(tmp_path, Folders(value), RandomSearch(9, 1))
 
 
-def test_the_model_of_a_trial_that_was_stopped_is_that_of_its_score(tmp_path: Any) -> None:
+def test_the_model_of_a_trial_that_was_stopped_is_that_of_its_score(
+    tmp_path: Any, over: Any
+) -> None:
     """Before, it was the newest checkpoint, epochs after the last comparison."""
     trainer = Folders(lambda t, e: 0.1 * e + 0.01 * t, cut=(2, 8))
-    began = time.monotonic()
-    study, scored = run(tmp_path, trainer, Asha(3, 9, 3), timeout_s=1.0)
-    assert time.monotonic() - began < 30
+    over(trainer, 1)
+    study, scored = run(tmp_path, trainer, Asha(3, 9, 3), timeout_s=1800.0)
     assert [trial for trial, _ in scored] == [0, 1, 2]
     best = study.best_trial
     assert (best.number, best.state, best.epochs) == (2, "stopped", 3)
     assert study.best_value == pytest.approx(0.32)
     assert 7 in trainer.there[2]
     assert study.best_model == 3  # type: ignore[comparison-overlap]
-    trainer.cut = (-1, 0)
+    trainer.cut, trainer.waiting = (-1, 0), 0
     again, _ = run(tmp_path, trainer, Asha(3, 9, 3), resume=True)
     assert (again.best_trial.epochs, again.best_model, again.best_value) == (9, 9, 0.92)
 
 
-def test_a_limit_before_the_first_score_leaves_a_study_without_a_best(tmp_path: Any) -> None:
-    study, scored = run(
-        tmp_path, Folders(lambda t, e: 0.5, cut=(0, 1)), RandomSearch(3, 2), timeout_s=0.3
-    )
+def test_a_limit_before_the_first_score_leaves_a_study_without_a_best(
+    tmp_path: Any, over: Any
+) -> None:
+    trainer = Folders(lambda t, e: 0.5, cut=(0, 1))
+    over(trainer, 1)
+    study, scored = run(tmp_path, trainer, RandomSearch(3, 2), timeout_s=1800.0)
     assert scored == []
     assert [r.state for r in study.records] == ["stopped"]
     assert study.ranked() == []
@@ -139,17 +171,18 @@ def test_a_limit_before_the_first_score_leaves_a_study_without_a_best(tmp_path: 
     assert nothing.records == []
 
 
-def test_what_ends_well_while_the_search_is_stopped_counts(tmp_path: Any) -> None:
+def test_what_ends_well_while_the_search_is_stopped_counts(tmp_path: Any, over: Any) -> None:
     trainer = Folders(lambda t, e: 0.5, cut=(0, 2))
     whole = trainer.value
 
     def slow(trial: int, epochs: int) -> float:
         if trial == 1 and epochs == 2:
-            assert trainer.cancelled.wait(60)
+            trainer.wait()
         return whole(trial, epochs)
 
     trainer.value = slow
-    study, scored = run(tmp_path, trainer, RandomSearch(2, 2), timeout_s=0.5, max_concurrent=2)
+    over(trainer, 2)
+    study, scored = run(tmp_path, trainer, RandomSearch(2, 2), timeout_s=1800.0, max_concurrent=2)
     assert scored == [(1, 0.5)]
     assert [r.state for r in study.records] == ["stopped", "waiting"]
 
