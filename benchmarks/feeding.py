@@ -1,4 +1,4 @@
-"""Feeding rows of 784 floats: a queue item per row, a feed, and an Arrow file.
+"""Feeding rows of 784 floats: TensorFlowOnSpark's queue, a bare queue, a feed, an Arrow file.
 
     python benchmarks/feeding.py [--rows 100000] [--turns 3] [--spark] [--frame] [--stream]
 
@@ -6,7 +6,15 @@
 last batch, beside the same job without rows: with the path of a Parquet file and of an Arrow file,
 which the ranks read, and (``--frame``) with a DataFrame, whose rows Spark deals. The function
 copies each batch, as the reader of the Arrow file does, so that all values are read. The rates are
-divided by those of the queue and of the Arrow file in the same run.
+divided by those of TensorFlowOnSpark's queue, of the bare queue and of the Arrow file in the same
+run.
+
+TensorFlowOnSpark puts each row into a ``JoinableQueue`` in a manager's process: the feeding process
+and the reading one reach it by proxies, one call for each ``put``, ``get`` and ``task_done``. Where
+``tensorflowonspark.TFManager`` can be imported (``pip install --no-deps tensorflowonspark``, in an
+environment apart) it is that one; else the same of this file. Its other modules need
+``pkg_resources``, so the loop of its ``DataFeed.next_batch`` is written out here. The first line
+that is printed says which it was.
 
 ``--stream`` measures the way of a stream's rows from a task to a rank's process: over the framed
 socket, as it is, and with an Arrow stream in shared memory, of which only the name would travel.
@@ -20,6 +28,7 @@ import os
 import sys
 import tempfile
 import time
+from multiprocessing.managers import BaseManager
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +66,68 @@ def queue_per_row(rows: int) -> float:
     seconds = time.perf_counter() - start
     feeder.join()
     return rows / seconds
+
+
+class OwnManager(BaseManager):
+    """Holds queues for other processes, as TensorFlowOnSpark's ``TFManager`` does."""
+
+
+_queues: dict[str, Any] = {}
+
+
+def own_queue(name: str) -> Any:
+    """A queue of this process, which is the one that started the manager or the manager's."""
+    return _queues[name]
+
+
+def start_manager() -> tuple[Any, str]:
+    """A running manager with the queue ``'input'``, and whose it is."""
+    try:
+        from tensorflowonspark import TFManager
+
+        return TFManager.start(b"key", ["input"]), "TensorFlowOnSpark's own TFManager"
+    except ImportError as error:
+        _queues["input"] = multiprocessing.JoinableQueue()
+        OwnManager.register("get_queue", callable=own_queue)
+        manager = OwnManager(authkey=b"key")
+        manager.start()
+        return manager, f"a manager made after TensorFlowOnSpark's ({error})"
+
+
+def manager_queue(rows: int) -> float:
+    """Rows per second through a manager's queue, an item each, stacked by the reader."""
+    manager, _ = start_manager()
+    context = multiprocessing.get_context("spawn")
+    feeder = context.Process(target=put_rows_by_proxy, args=(manager.address, rows))
+    queue = manager.get_queue("input")
+    feeder.start()
+    queue.get()
+    queue.task_done()
+    start, count = time.perf_counter(), 0
+    while count < rows:
+        batch = []
+        while len(batch) < min(BATCH, rows - count):
+            batch.append(queue.get(block=True))
+            queue.task_done()
+        count += len(np.array(batch, np.float32))
+    seconds = time.perf_counter() - start
+    feeder.join()
+    manager.shutdown()
+    return rows / seconds
+
+
+def put_rows_by_proxy(address: Any, rows: int) -> None:
+    """The other end: what a task of Spark does there with the rows of its partition."""
+    multiprocessing.current_process().authkey = b"key"
+    OwnManager.register("get_queue")
+    manager = OwnManager(address=address, authkey=b"key")
+    manager.connect()
+    queue: Any = manager.get_queue("input")
+    values = np.random.default_rng(0).random((100, 784), np.float32).tolist()
+    queue.put("begin", block=True)
+    for i in range(rows):
+        queue.put(values[i % 100], block=True)
+    queue.join()
 
 
 def put_rows(queue: Any, rows: int) -> None:
@@ -190,7 +261,9 @@ def be_a_rank(pipe: Any) -> None:
             pipe.send(kept.num_rows)
 
 
-def through_spark(rows: int, turns: int, frame: bool, queue: float, arrow: float) -> None:
+def through_spark(
+    rows: int, turns: int, frame: bool, manager: float, queue: float, arrow: float
+) -> None:
     """Prints the rates of whole jobs."""
     os.environ.update(PYSPARK_PYTHON=sys.executable, SPARK_LOCAL_IP="127.0.0.1")
     from pyspark.sql import SparkSession
@@ -239,9 +312,10 @@ def through_spark(rows: int, turns: int, frame: bool, queue: float, arrow: float
                 empty = time.perf_counter() - start
                 whole, rate = taken / seconds, taken / max(1e-9, seconds - empty)
                 print(
-                    f"run(fn, data={name}), 2 ranks: {whole:,.0f} rows/s, {whole / queue:.1f} x "
-                    f"the queue; without the {empty:.1f} s of an empty job {rate:,.0f}, "
-                    f"{rate / queue:.1f} x the queue, {rate / arrow:.2f} x the Arrow file",
+                    f"run(fn, data={name}), 2 ranks: {whole:,.0f} rows/s, {whole / manager:.1f} x "
+                    f"TensorFlowOnSpark's queue, {whole / queue:.1f} x the bare queue; without the "
+                    f"{empty:.1f} s of an empty job {rate:,.0f}, {rate / manager:.1f} x and "
+                    f"{rate / queue:.1f} x, {rate / arrow:.2f} x the Arrow file",
                     flush=True,
                 )
     spark.stop()
@@ -259,22 +333,26 @@ def main() -> None:
     for _ in range(arguments.turns if arguments.stream else 0):
         rates = to_a_rank(rows)
         print(", ".join(f"{name} {rate:,.0f} rows/s" for name, rate in rates.items()), flush=True)
-    queues, arrows = [], []
+    manager, whose = start_manager()
+    manager.shutdown()
+    print(f"TensorFlowOnSpark's queue is {whose}", flush=True)
+    managers, queues, arrows = [], [], []
     with tempfile.TemporaryDirectory() as folder:
         for _ in range(arguments.turns):
+            managers.append(manager_queue(min(rows, 5_000)))
             queues.append(queue_per_row(min(rows, 5_000)))
             arrows.append(arrow_file(rows, folder))
             print(
-                f"queue per row {queues[-1]:,.0f} rows/s, "
+                f"TensorFlowOnSpark's queue {managers[-1]:,.0f} rows/s, "
+                f"bare queue {queues[-1]:,.0f}, "
                 f"feed {feed(rows, 1 << 40):,.0f}, feed from disk {feed(rows, 1):,.0f}, "
                 f"Arrow file {arrows[-1]:,.0f}",
                 flush=True,
             )
     if arguments.spark:
         middle = arguments.turns // 2
-        through_spark(
-            rows, arguments.turns, arguments.frame, sorted(queues)[middle], sorted(arrows)[middle]
-        )
+        found = [sorted(rates)[middle] for rates in (managers, queues, arrows)]
+        through_spark(rows, arguments.turns, arguments.frame, *found)
 
 
 if __name__ == "__main__":

@@ -50,6 +50,7 @@ class FeedSettings:
         stall_timeout_s: How long the function may ask for no rows while there are some; None for
             ever.
         files: Where the rows are; None: they are the rank's input.
+        fed: How many ranks get rows, the first ones; None: all.
     """
 
     columns: tuple[str, ...]
@@ -60,6 +61,7 @@ class FeedSettings:
     memory_budget_bytes: int = 1 << 30
     stall_timeout_s: float | None = None
     files: RowFiles | None = None
+    fed: int | None = None
 
     def read(self, batches: Iterator[pa.RecordBatch], rank: int) -> FedRows:
         """Keeps the rank's rows, under their own names; those of files are read as they are taken.
@@ -68,6 +70,8 @@ class FeedSettings:
         """
         spool = RowSpool(self.memory_budget_bytes)
         files = self.files
+        if self.fed is not None and rank >= self.fed:
+            return spool.finish()
         if files is None or self.shuffle:
             for batch in self._named(batches if files is None else files.batches(rank)):
                 spool.add(batch)
@@ -100,10 +104,11 @@ class FeedSettings:
         gathered = communicator.all_gather(np.array([num_rows], np.int64))
         counts = [int(count[0]) for count in gathered]
         rank = communicator.rank
+        given = equal_rows(counts[: self.fed], self.uneven)
         return RankFeed(
             rows,
             epochs=self.epochs,
-            rows=equal_rows(counts, self.uneven)[rank],
+            rows=given[rank] if rank < len(given) else 0,
             shuffle=self.shuffle,
             seed=self.seed * 1009 + rank,
         )

@@ -27,7 +27,7 @@ from sparkdl.errors import DataError, WorkerError
 from sparkdl.launch.capture import Capture
 from sparkdl.launch.devices import DeviceRequest, function_environment
 from sparkdl.launch.failures import FailureDescription, RankFailure
-from sparkdl.launch.feeding import FeedSettings, FunctionFeed, call_while_it_feeds
+from sparkdl.launch.feeding import FeedSettings, FunctionFeed, RankFeed, call_while_it_feeds
 from sparkdl.launch.gathering import AloneGathering
 from sparkdl.launch.line_sender import LineSender
 from sparkdl.launch.peers import Peers, call_until_others_end, peer_environment
@@ -164,13 +164,16 @@ class FunctionTask(RaisingTask):
         self, rank: RankContext, rows: FedRows | None, exit_barrier: Communicator
     ) -> Iterator[FunctionFeed | None]:
         """What gives rows to the function; None if it gets none."""
-        if self.stream is not None and self.endpoint is not None:
+        stream = self.stream
+        if stream is not None and stream.fed is not None and rank.rank >= stream.fed:
+            yield RankFeed([])
+        elif stream is not None and self.endpoint is not None:
             attempt = rank.rank, rank.attempt
             with open_stream(
-                self.stream, self.endpoint, attempt, self.token.hex(), self.listening,
+                stream, self.endpoint, attempt, self.token.hex(), self.listening,
                 self.certificate,
-            ) as stream:  # fmt: skip
-                yield stream
+            ) as opened:  # fmt: skip
+                yield opened
         elif self.feed is not None and rows is not None:
             yield self.feed.open(rows, exit_barrier)
         else:

@@ -32,10 +32,12 @@ class Peers:
         framework: Whose variables are set.
         roles: Role -> ranks that have it, in the order of :data:`ROLES`; empty: rank 0 is the
             chief, the others are workers.
+        is_fed: Whether a chief and workers are given rows.
     """
 
     framework: Distributed
     roles: tuple[tuple[str, int], ...] = ()
+    is_fed: bool = False
 
     def task_of(self, rank: int) -> tuple[str, int]:
         """The role of a rank, and its number among those of that role.
@@ -55,10 +57,13 @@ class Peers:
         """Whether a rank serves the others until they have returned, instead of returning itself.
 
         A parameter server does, and beside a chief the workers do, too: the chief of TensorFlow's
-        ParameterServerStrategy sends them their work.
+        ParameterServerStrategy sends them their work. Where rows are given, workers take theirs to
+        the end, and an evaluator waits, which learns of the end by nothing else.
         """
         role, _ = self.task_of(rank)
         names = [name for name, _ in self.roles]
+        if self.is_fed:
+            return role in ("ps", "evaluator")
         return role == "ps" or (role == "worker" and "ps" in names and "chief" in names)
 
 
@@ -84,6 +89,17 @@ def check_roles(roles: Mapping[str, int] | None, num_workers: int | None) -> int
             received=f"{dict(roles)}, num_workers={num_workers}",
         )
     return total
+
+
+def fed_ranks(roles: Mapping[str, int] | None) -> int | None:
+    """How many ranks get rows: the first ones, a chief and workers; None: all.
+
+    >>> fed_ranks({'worker': 2, 'chief': 1, 'ps': 3}), fed_ranks({'worker': 2})
+    (3, None)
+    """
+    if roles is None or not {"ps", "evaluator"} & set(roles):
+        return None
+    return roles.get("chief", 0) + roles.get("worker", 0)
 
 
 @contextlib.contextmanager

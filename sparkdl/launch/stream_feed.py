@@ -37,12 +37,14 @@ class StreamSettings:
         seed: Of the order.
         memory_budget_bytes: Rows of a micro-batch beyond this are kept on the rank's disk.
         stall_timeout_s: How long the function may ask for no rows while it does not wait for any.
+        fed: How many ranks get rows, the first ones; None: all.
     """
 
     shuffle: bool = False
     seed: int = 0
     memory_budget_bytes: int = 1 << 30
     stall_timeout_s: float = 600.0
+    fed: int | None = None
 
 
 class Desk(Protocol):

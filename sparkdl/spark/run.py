@@ -20,13 +20,14 @@ from sparkdl.data.feed import Uneven
 from sparkdl.errors import ConfigError
 from sparkdl.launch.devices import DeviceRequest
 from sparkdl.launch.function import FunctionTask
-from sparkdl.launch.peers import ROLES, Distributed, Peers, check_roles
+from sparkdl.launch.peers import ROLES, Distributed, Peers, check_roles, fed_ranks
 from sparkdl.network import Encrypt, Network, PortSpec
 from sparkdl.spark.columns.fed_files import fed_files
 from sparkdl.spark.columns.files import is_path
 from sparkdl.spark.columns.shipped import removes_tables
 from sparkdl.spark.driver.cluster import default_parallelism
 from sparkdl.spark.driver.feeding import (
+    STALL_S,
     check_streaming,
     fed_frame,
     feed_settings,
@@ -59,7 +60,7 @@ def run(
     seed: int = 0,
     uneven: Uneven | None = None,
     memory_budget_mb: int = 1024,
-    stall_timeout_s: float | None = None,
+    stall_timeout_s: float | None = STALL_S,
     checkpoint_dir: str | None = None,
     trigger: Mapping[str, Any] | None = None,
     communicator: str = "auto",
@@ -95,13 +96,15 @@ def run(
         args: Its positional arguments.
         kwargs: Its keyword arguments.
         num_workers: Ranks; they run at the same time. None: as many as Spark has cores.
-        data: A DataFrame (or a path of Parquet or TFRecord files), whose rows are spread over the
-            ranks. Parquet files whose columns are numbers, texts, bytes or arrays of these do not
-            go through Spark: each rank reads a range of the rows, so it must reach them. The
-            function is then called as ``fn(feed, *args, **kwargs)``: ``feed`` has
-            ``next_batch(n)``, ``batches(n)``, iteration over rows, ``to_tf_data(n)``,
-            ``to_torch(n)``, ``should_stop()`` and ``terminate()``. Batches are dicts of NumPy
-            arrays by column name. The rows stay on the rank, for the epochs after the first.
+        data: A DataFrame (or a path of Parquet, Arrow or TFRecord files), whose rows are spread
+            over the ranks. Parquet and Arrow files (``.arrow``, ``.feather``) whose columns are
+            numbers, texts, bytes or arrays of these do not go through Spark: each rank reads a
+            range of the rows, so it must reach them. The function is then called as
+            ``fn(feed, *args, **kwargs)``: ``feed`` has ``next_batch(n)``, ``batches(n)``, iteration
+            over rows, ``to_tf_data(n)``, ``to_torch(n)``, ``should_stop()`` and ``terminate()``.
+            Batches are dicts of NumPy arrays by column name. Of ``roles`` the chief and the workers
+            share the rows; the feed of a parameter server or an evaluator has none. The rows stay
+            on the rank, for the epochs after the first.
             Of a streaming DataFrame each micro-batch is spread over the ranks, and counts as done
             when their functions have taken its rows: the feed is asked again after the last one. A
             batch does not reach into the next micro-batch; ``feed.batch_id`` is Spark's number of
@@ -119,9 +122,9 @@ def run(
             ``'drop'``, and ``'keep'`` for a stream, of which no row is lost.
         memory_budget_mb: Rows of a rank beyond this are kept on its disk.
         stall_timeout_s: A function that asks for no rows for so long, while there are some, is
-            given up with an error that says where it stands. It then runs in a process of its own,
-            which ends with it. Where others wait for one rank, an error of theirs may come first.
-            None: it may take any time, and 600 s with a stream.
+            given up with an error that says where it stands; it runs in a thread of its own for
+            that. ``feed.terminate()`` says that it wants no more rows. Where others wait for one
+            rank, an error of theirs may come first. None: it may take any time.
         checkpoint_dir: Folder in which Spark keeps its place in the stream: another run with the
             same folder goes on there. A micro-batch that was not taken to its end comes again, with
             the same ``batch_id``. None: each run begins anew.
@@ -144,9 +147,10 @@ def run(
             reads. ``'jax'``: ``JAX_COORDINATOR_ADDRESS``, ``JAX_NUM_PROCESSES`` and
             ``JAX_PROCESS_ID``. The function then runs in a process of its own, which ends with it.
         roles: Of the ranks, for ``'tensorflow'``: such as ``{'chief': 1, 'worker': 2, 'ps': 1,
-            'evaluator': 1}``, ranks in this order. A ``'ps'``, and beside a chief also a worker, is
-            ended when the other ranks have returned; its result is None unless it has returned by
-            itself.
+            'evaluator': 1}``, ranks in this order. A ``'ps'`` is ended when the other ranks have
+            returned, and so is a worker beside it and a chief, which sends it its work; with
+            ``data`` no worker is, but an evaluator. The result of such a rank is None unless it has
+            returned by itself.
         ps_on_driver: Whether the ranks with the role ``'ps'`` are processes of the driver's machine
             instead of Spark's tasks. They are the last ranks then.
         spark: The session; None: the active one.
@@ -185,16 +189,8 @@ def run(
     network = Network(port, server_bind, server_address, worker_port, worker_bind, encrypt)
     if num_workers is not None:
         require_int("num_workers", num_workers, 1)
-    peers = _peers(tf_config, distributed, roles, ps_on_driver)
+    peers = _peers(tf_config, distributed, roles, ps_on_driver, is_fed=data is not None)
     num_workers = check_roles(roles, num_workers)
-    served = sorted({"ps", "evaluator"} & set(roles or ()))
-    if data is not None and served:
-        raise ConfigError(
-            "rows are fed to a chief and to workers, and every rank gets some",
-            expected="data=... without roles for a parameter server or an evaluator",
-            received=f"roles {', '.join(served)}",
-            hint="a function that reads its rows by itself (TFRecord or Parquet files)",
-        )
     check_streaming(data, checkpoint_dir, trigger)
     streams = is_stream(data)
     uneven = uneven or ("keep" if streams else "drop")
@@ -203,15 +199,16 @@ def run(
         feed_settings(data, epochs, shuffle, seed, uneven, memory_budget_mb, stall_timeout_s),
         None,
     )
+    fed = fed_ranks(roles) if data is not None else None
     if feed is not None and streams:
-        stream = stream_settings(feed)
+        stream = stream_settings(feed, fed)
     with removes_tables():
         if feed is not None:
             frame, columns = fed_frame(data, spark, streams=streams)
-            feed, spark = replace(feed, columns=columns), frame.sparkSession
+            feed, spark = replace(feed, columns=columns, fed=fed), frame.sparkSession
             if is_path(data):
                 num_workers = num_workers or default_parallelism(spark)
-                feed = replace(feed, files=fed_files(data, frame, columns, num_workers))
+                feed = replace(feed, files=fed_files(data, frame, columns, fed or num_workers))
                 frame = None if feed.files is not None else frame
         task = FunctionTask(
             dump_function(fn, args, {} if kwargs is None else kwargs),
@@ -220,7 +217,7 @@ def run(
                 check_backend(backend),
                 check_use_gpu(use_gpu),
                 unscheduled=True,
-                own_process=peers is not None or stall_timeout_s is not None or streams,
+                own_process=peers is not None or streams,
             ),
             communicator,
             timeout_s=require_seconds("timeout_s", timeout_s),
@@ -230,12 +227,14 @@ def run(
             feed=None if streams else feed,
             stream=stream,
         )
-        if feed is not None and streams:
-            count = stream_workers(spark, num_workers)
-            to = Destination(count, feed.columns, task.token.hex(), uneven, START_TIMEOUT_S)
-            stage = partial(run_stage, task, count, spark, network)
-            return StreamingRun[T](stage, to, frame, checkpoint_dir, trigger)
         on_driver = (roles or {}).get("ps", 0) if ps_on_driver else 0
+        if feed is not None and streams:
+            wanted = None if num_workers is None else num_workers - on_driver
+            count = stream_workers(spark, wanted) + on_driver
+            fed_count = count if fed is None else fed
+            to = Destination(fed_count, feed.columns, task.token.hex(), uneven, START_TIMEOUT_S)
+            stage = partial(run_stage, task, count, spark, network, on_driver=on_driver)
+            return StreamingRun[T](stage, to, frame, checkpoint_dir, trigger, count)
         returned = run_stage(task, num_workers, spark, network, frame, on_driver)
         return [returned.load(rank) for rank in returned.results]
 
@@ -245,6 +244,8 @@ def _peers(
     distributed: Distributed | None,
     roles: Mapping[str, int] | None,
     ps_on_driver: bool,
+    *,
+    is_fed: bool,
 ) -> Peers | None:
     """What the frameworks of the ranks are told.
 
@@ -277,4 +278,5 @@ def _peers(
     if framework is None:
         return None
     order = sorted(ROLES, key=lambda role: ps_on_driver and role == "ps")  # stable
-    return Peers(framework, tuple((role, named[role]) for role in order if role in named))
+    found = tuple((role, named[role]) for role in order if role in named)
+    return Peers(framework, found, is_fed=is_fed)

@@ -43,6 +43,7 @@ class StreamingRun(Generic[T]):
         stream: The streaming DataFrame, with the names that columns travel by.
         checkpoint_dir: Folder for Spark's place in the stream; None: each run begins anew.
         trigger: Arguments of Spark's ``DataStreamWriter.trigger``; None: as fast as it goes.
+        ranks: How many there are, with those that get no rows.
     """
 
     def __init__(
@@ -52,8 +53,9 @@ class StreamingRun(Generic[T]):
         stream: Any,
         checkpoint_dir: str | None,
         trigger: Mapping[str, Any] | None,
+        ranks: int,
     ) -> None:
-        self._run_stage, self._to = run_stage, to
+        self._run_stage, self._ranks_in_all = run_stage, ranks
         self._store = StreamStore()
         self._feeder = BatchFeeder(to, self._store, self._run_ended)
         self._returned: Returned | None = None
@@ -113,7 +115,7 @@ class StreamingRun(Generic[T]):
         if self._error is not None:
             raise self._error
         assert self._returned is not None
-        return [self._returned.load(rank) for rank in range(self._to.count)]
+        return [self._returned.load(rank) for rank in range(self._ranks_in_all)]
 
     def stop(self, timeout_s: float = 600.0) -> None:
         """Ends the stream and waits until the functions have returned.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import time
 from pathlib import Path
 from typing import Any
@@ -114,6 +115,36 @@ def test_a_function_that_takes_no_rows_is_given_up(spark: Any) -> None:
     assert sparkdl.run(work, (False,), num_workers=2, data=df, stall_timeout_s=1) == [10, 10]
     with pytest.raises(ConfigError, match="stall_timeout_s"):
         sparkdl.run(work, (False,), num_workers=2, stall_timeout_s=1)
+
+
+def test_a_function_is_watched_without_being_asked_for(spark: Any) -> None:
+    """Nothing is said of a limit: there is one, of ten minutes."""
+    assert inspect.signature(sparkdl.run).parameters["stall_timeout_s"].default == 600.0
+
+    def tell(feed: Any) -> bool:
+        import threading
+
+        feed.terminate()
+        return threading.current_thread() is threading.main_thread()
+
+    assert sparkdl.run(tell, num_workers=1, data=spark.range(4)) == [False], "it is watched"
+    assert sparkdl.run(tell, num_workers=1, data=spark.range(4), stall_timeout_s=None) == [True]
+    assert sparkdl.run(int, num_workers=1) == [0]
+
+
+def test_rows_go_to_the_first_ranks_alone(spark: Any, tmp_path: Path) -> None:
+    def take(feed: Any) -> list[int]:
+        return [int(number) for batch in feed.batches(8) for number in batch["id"]]
+
+    roles = {"worker": 2, "ps": 1, "evaluator": 1}
+    one_row_each = spark.range(0, 20, 1, 20)
+    spark.range(21).write.parquet(str(tmp_path / "rows"))
+    for data, count in ((one_row_each, 20), (str(tmp_path / "rows"), 21)):
+        shares = sparkdl.run(take, data=data, roles=roles, uneven="keep", spark=spark)
+        taken = [share or [] for share in shares]
+        assert sorted(number for share in taken for number in share) == list(range(count))
+        assert taken[2] == taken[3] == []
+        assert min(len(share) for share in taken[:2]) >= count // 2 - 2
 
 
 def test_inference_gives_a_result_for_each_row_in_order(spark: Any) -> None:

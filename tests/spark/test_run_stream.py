@@ -254,7 +254,7 @@ def test_what_no_stream_can_feed(spark: Any, source: Any) -> None:
         ({"trigger": "now"}, "availableNow"),
         ({"checkpoint_dir": 3}, "a path or URI"),
         ({"stall_timeout_s": 0}, "stall_timeout_s"),
-        ({"roles": {"ps": 1, "chief": 1}, "num_workers": 2}, "rows are fed to a chief"),
+        ({"roles": {"ps": 1}, "num_workers": None}, "a chief or workers"),
         ({"data": None, "trigger": NOW}, "has none"),
         ({"data": spark.range(3), "checkpoint_dir": "x"}, "has none"),
     ]:

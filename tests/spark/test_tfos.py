@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import subprocess
 import sys
 import time
 import urllib.request
@@ -16,7 +17,7 @@ import pytest
 import tfos_mnist
 from pyspark.errors import PythonException
 
-from sparkdl.compat.tfos import TFCluster, TFParallel, dfutil
+from sparkdl.compat.tfos import TFCluster, TFParallel, compat, dfutil, gpu_info
 from sparkdl.compat.tfos.TFCluster import InputMode
 from sparkdl.errors import ConfigError, ResourceError, WaitTimeoutError, WorkerError
 
@@ -59,6 +60,38 @@ def test_a_cluster_is_fed_all_rows_in_every_epoch(sc: Any, tmp_path: Path) -> No
     with pytest.raises(ConfigError, match="another cluster"):
         cluster.train(sc.parallelize([(1, "1")]))
     assert sc.parallelize([1]).count() == 1, "the context goes on"
+
+
+def train_with_roles(args: Namespace, ctx: Any) -> None:
+    feed = ctx.get_data_feed()
+    total = 0
+    while not feed.should_stop():
+        total += sum(feed.next_batch(16))
+    config = json.loads(os.environ["TF_CONFIG"])["task"]["type"]
+    seen = {"total": total, "spec": sorted(ctx.cluster_spec), "config": config}
+    (args.folder / f"{ctx.job_name}-{ctx.task_index}").write_text(json.dumps(seen))
+    while ctx.job_name in ("ps", "evaluator"):  # they are ended with the others
+        ctx_wait()
+
+
+@pytest.mark.parametrize("driver_ps_nodes", [False, True])
+def test_servers_and_an_evaluator_beside_nodes_that_are_fed(
+    sc: Any, tmp_path: Path, driver_ps_nodes: bool
+) -> None:
+    cluster = TFCluster.run(
+        sc, train_with_roles, Namespace(folder=tmp_path), 4, num_ps=1, eval_node=True,
+        master_node="master", input_mode=InputMode.SPARK, driver_ps_nodes=driver_ps_nodes,
+    )  # fmt: skip
+    cluster.train(sc.parallelize(range(100), 3), 2)
+    cluster.shutdown()
+    found = told(tmp_path)
+    fed = {name: node.pop("total") for name, node in found.items()}
+    assert fed == {"master-0": fed["master-0"], "worker-0": fed["worker-0"],
+                   "ps-0": 0, "evaluator-0": 0}  # fmt: skip
+    assert sum(fed.values()) == 2 * sum(range(100))
+    assert min(fed["master-0"], fed["worker-0"]) > 0
+    assert all(node["spec"] == ["master", "ps", "worker"] for node in found.values())
+    assert found["master-0"]["config"] == "chief", "the name that TensorFlow knows"
 
 
 def square(args: list[str], ctx: Any) -> None:
@@ -298,7 +331,7 @@ def test_the_port_of_a_node_is_free_for_its_own_server(sc: Any, tmp_path: Path) 
         ({"driver_ps_nodes": True}, "num_ps=0"),
         ({"master_node": "boss"}, "boss"),
         ({"num_ps": 2}, "without workers"),
-        ({"num_ps": 1, "input_mode": InputMode.SPARK}, "num_ps=0"),
+        ({"num_ps": 2, "input_mode": InputMode.SPARK}, "without workers"),
     ],
 )
 def test_what_is_refused(sc: Any, arguments: dict[str, Any], word: str) -> None:
@@ -318,8 +351,27 @@ def test_dstreams_are_refused_with_what_to_use(sc: Any) -> None:
         cluster.shutdown(ssc=object())
 
 
+def test_the_gpus_are_asked_for_by_the_module_compat() -> None:
+    assert compat.is_gpu_available is gpu_info.is_gpu_available
+
+
+def test_two_nodes_on_two_cores_while_a_job_feeds_them() -> None:
+    script = Path(__file__).parent / "scripts" / "two_cores.py"
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert json.loads(done.stdout.splitlines()[-1]) == {
+        "trained": {"worker-0": 780, "worker-1": 780},
+        "squares": [i * i for i in range(40)],
+    }
+
+
 @pytest.mark.slow
-def test_a_cluster_is_fed_by_a_stream(spark: Any, sc: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("roles", [{}, {"num_ps": 1}])
+def test_a_cluster_is_fed_by_a_stream(
+    spark: Any, sc: Any, tmp_path: Path, roles: dict[str, int]
+) -> None:
     """Files of 40 and 24 rows; ``shutdown`` waits, and a stop from outside ends it."""
     told_at, rows_at = tmp_path / "told", tmp_path / "rows"
     told_at.mkdir()
@@ -327,7 +379,9 @@ def test_a_cluster_is_fed_by_a_stream(spark: Any, sc: Any, tmp_path: Path) -> No
     for number, ids in enumerate([range(40), range(40, 64)]):
         (rows_at / f"{number}.csv").write_text("".join(f"{i},{i}\n" for i in ids))
     stream = spark.readStream.schema("number long, text string").option("maxFilesPerTrigger", 1)
-    cluster = TFCluster.run(sc, train, Namespace(folder=told_at), 2, input_mode=InputMode.SPARK)
+    nodes = 2 + sum(roles.values())
+    given = Namespace(folder=told_at)
+    cluster = TFCluster.run(sc, train, given, nodes, **roles, input_mode=InputMode.SPARK)
     run = cluster.train(stream.csv(str(rows_at)))
     assert run is not None
     with pytest.raises(WaitTimeoutError, match="still runs"):
@@ -340,7 +394,7 @@ def test_a_cluster_is_fed_by_a_stream(spark: Any, sc: Any, tmp_path: Path) -> No
     run.stop(240)
     cluster.shutdown()
     found = told(told_at)
-    assert sorted(found) == ["worker-0", "worker-1"]
+    assert {"worker-0", "worker-1"} <= set(found)
     assert sum(node["total"] for node in found.values()) == sum(range(64))
     with pytest.raises(ConfigError, match="another cluster"):
         cluster.train(stream.csv(str(rows_at)))

@@ -9,6 +9,7 @@ from typing import Any
 
 from sparkdl.compat.tfos.board import BoardRequest, BoardUrl
 from sparkdl.compat.tfos.nodes import (
+    ClusterFacts,
     MapFunction,
     call_fed_node,
     call_node,
@@ -45,6 +46,7 @@ class TFCluster:
         roles: dict[str, int],
         input_mode: int,
         *,
+        chief: str = "chief",
         ps_on_driver: bool = False,
         tensorboard: bool = False,
         log_dir: str | None = None,
@@ -54,7 +56,8 @@ class TFCluster:
 
         self._spark = SparkSession(sc)
         self._function, self._args, self._roles = map_fun, tf_args, roles
-        self._default_fs = str(sc._jsc.hadoopConfiguration().get("fs.defaultFS") or "file:///")
+        default_fs = str(sc._jsc.hadoopConfiguration().get("fs.defaultFS") or "file:///")
+        self._facts = ClusterFacts(default_fs, chief)
         self._fed = input_mode == InputMode.SPARK
         self._ps_on_driver = ps_on_driver
         self._board = BoardUrl() if tensorboard else None
@@ -69,7 +72,7 @@ class TFCluster:
 
     def _run(self) -> None:
         try:
-            self._call_nodes(call_node, ps_on_driver=self._ps_on_driver)
+            self._call_nodes(call_node)
         except BaseException as error:
             self._error = error
 
@@ -80,14 +83,18 @@ class TFCluster:
             requested = self._board.requested(self._spark, self._log_dir)
         with requested as board:
             run_ranks(
-                on_node, (self._function, self._args, self._default_fs, board),
-                roles=self._roles, spark=self._spark, communicator="builtin", **options,
+                on_node, (self._function, self._args, self._facts, board),
+                roles=self._roles, spark=self._spark, communicator="builtin",
+                ps_on_driver=self._ps_on_driver, **options,
             )  # fmt: skip
 
     def train(
         self, dataRDD: Any, num_epochs: int = 0, feed_timeout: float = 600.0, qname: str = "input"
     ) -> StreamingRun[None] | None:
         """Calls the function on all nodes, with the rows of an RDD, and waits for its end.
+
+        The chief and the workers share the rows. The feed of a parameter server or an evaluator has
+        none, and they are ended when the others have returned.
 
         Args:
             dataRDD: Any elements that can be pickled. Or a streaming DataFrame, whose rows come as
@@ -134,9 +141,9 @@ class TFCluster:
             )
         frame = stream.mapInArrow(pickled_batches, "element binary")
         run = run_ranks(
-            call_fed_node, (self._function, self._args, self._default_fs), roles=self._roles,
-            spark=self._spark, communicator="builtin", data=frame, epochs=num_epochs or 1,
-            stall_timeout_s=feed_timeout,
+            call_fed_node, (self._function, self._args, self._facts), roles=self._roles,
+            spark=self._spark, communicator="builtin", ps_on_driver=self._ps_on_driver,
+            data=frame, epochs=num_epochs or 1, stall_timeout_s=feed_timeout,
         )  # fmt: skip
         assert isinstance(run, StreamingRun)
         self._trained, self._stream = True, run
@@ -168,8 +175,8 @@ class TFCluster:
         _check_rdd(dataRDD)
         require_seconds("feed_timeout", feed_timeout)
         content = dump_function(self._function, (self._args,), {})
-        job = "chief" if "chief" in self._roles else "worker"
-        default_fs = self._default_fs
+        job = self._facts.chief if "chief" in self._roles else "worker"
+        default_fs = self._facts.default_fs
 
         def infer(number: int, elements: Iterable[Any]) -> Iterator[Any]:
             return infer_elements(number, elements, content, default_fs, job, feed_timeout)
@@ -266,7 +273,9 @@ def run(
             ``num_executors - num_ps`` executors do. They are the last nodes then.
         reservation_timeout: The longest wait of ``tensorboard_url`` (nodes that do not start are an
             error after 300 s).
-        master_node: ``'chief'`` or ``'master'``: a node is the chief; None: all are workers.
+        master_node: ``'chief'`` or ``'master'``: a node is the chief, and ``ctx.job_name`` and
+            ``ctx.cluster_spec`` call it so; in ``TF_CONFIG`` it is the chief, the only name of the
+            two that TensorFlow's strategies know. None: all are workers.
         eval_node: Whether a node is an evaluator.
 
     Raises:
@@ -280,13 +289,6 @@ def run(
         )
     roles = {"chief": int(master_node is not None), "ps": num_ps, "evaluator": int(eval_node)}
     roles["worker"] = num_executors - sum(roles.values())
-    if input_mode == InputMode.SPARK and (num_ps or eval_node):
-        raise ConfigError(
-            "Spark's rows are fed to a chief and to workers",
-            expected="num_ps=0 and eval_node=False with InputMode.SPARK",
-            received=f"num_ps={num_ps}, eval_node={eval_node}",
-            hint="InputMode.TENSORFLOW, with a function that reads files",
-        )
     if roles["worker"] < 0 or not (roles["worker"] or roles["chief"]):
         raise ConfigError(
             "a cluster without workers",
@@ -295,7 +297,8 @@ def run(
         )
     found = {role: count for role, count in roles.items() if count}
     return TFCluster(
-        sc, map_fun, tf_args, found, input_mode, ps_on_driver=driver_ps_nodes,
+        sc, map_fun, tf_args, found, input_mode, chief=master_node or "chief",
+        ps_on_driver=driver_ps_nodes,
         tensorboard=tensorboard, log_dir=log_dir,
         start_s=require_seconds("reservation_timeout", reservation_timeout),
     )  # fmt: skip

@@ -87,9 +87,10 @@ class TFNodeContext:
 
     Args:
         executor_id: Its number among all nodes.
-        job_name: ``'chief'``, ``'worker'``, ``'ps'`` or ``'evaluator'``.
+        job_name: ``'chief'`` (``'master'`` if the cluster was made with that name), ``'worker'``,
+            ``'ps'`` or ``'evaluator'``.
         task_index: Its number among the nodes of that name.
-        cluster_spec: Name -> addresses, as in ``TF_CONFIG``.
+        cluster_spec: Name -> addresses, as in ``TF_CONFIG`` (where a master is the chief).
         defaultFS: The default file system of Spark.
         working_dir: The directory in which it runs.
         mgr: Its values and queues.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sparkdl.compat.tfos.nodes import MapFunction, call_node
+from sparkdl.compat.tfos.nodes import ClusterFacts, MapFunction, call_node
 from sparkdl.spark.run import run as run_ranks
 
 
@@ -28,6 +28,6 @@ def run(
 
     default_fs = str(sc._jsc.hadoopConfiguration().get("fs.defaultFS") or "file:///")
     run_ranks(
-        call_node, (map_fn, tf_args, default_fs), roles={"worker": num_executors},
+        call_node, (map_fn, tf_args, ClusterFacts(default_fs)), roles={"worker": num_executors},
         spark=SparkSession(sc), communicator="builtin",
     )  # fmt: skip

@@ -5,6 +5,10 @@ from __future__ import annotations
 import tempfile
 from typing import Any
 
+from sparkdl.compat.tfos.gpu_info import is_gpu_available
+
+__all__ = ["disable_auto_shard", "export_saved_model", "is_gpu_available"]
+
 
 def export_saved_model(model: Any, export_dir: str, is_chief: bool = False) -> None:
     """Exports a Keras model for serving; all nodes of a strategy must take part.

@@ -8,6 +8,7 @@ import pickle
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -57,31 +58,51 @@ class RankElements:
         """Drops them: ``train`` has no results, as in TensorFlowOnSpark."""
 
 
+@dataclass(frozen=True)
+class ClusterFacts:
+    """What the nodes of a cluster are told.
+
+    Args:
+        default_fs: The default file system of Spark.
+        chief: What the chief is called: ``'chief'`` or ``'master'``.
+    """
+
+    default_fs: str
+    chief: str = "chief"
+
+
 def call_node(
-    map_fun: MapFunction, tf_args: Any, default_fs: str, board: BoardRequest | None = None
+    map_fun: MapFunction, tf_args: Any, facts: ClusterFacts, board: BoardRequest | None = None
 ) -> None:
     """Calls the function on a node that is not fed."""
-    _call_rank(map_fun, tf_args, default_fs, TFManager(queues=()), board)
+    _call_rank(map_fun, tf_args, facts, TFManager(queues=()), board)
 
 
 def call_fed_node(
     rows: FedRows,
     map_fun: MapFunction,
     tf_args: Any,
-    default_fs: str,
+    facts: ClusterFacts,
     board: BoardRequest | None = None,
 ) -> None:
-    """Calls the function on a node that is fed."""
-    _call_rank(map_fun, tf_args, default_fs, TFManager(elements=RankElements(rows)), board)
+    """Calls the function on a node that is fed; a server and an evaluator have no rows."""
+    _call_rank(map_fun, tf_args, facts, TFManager(elements=RankElements(rows)), board)
 
 
 def _call_rank(
-    map_fun: MapFunction, tf_args: Any, default_fs: str, mgr: TFManager, board: BoardRequest | None
+    map_fun: MapFunction,
+    tf_args: Any,
+    facts: ClusterFacts,
+    mgr: TFManager,
+    board: BoardRequest | None,
 ) -> None:
     config = json.loads(os.environ["TF_CONFIG"])
     job, index, cluster = config["task"]["type"], config["task"]["index"], config["cluster"]
-    context = TFNodeContext(current().rank, job, index, cluster, default_fs, os.getcwd(), mgr)
     leads = job == "chief" or (job == "worker" and index == 0 and "chief" not in cluster)
+    # TensorFlow's strategies know a chief alone, so TF_CONFIG keeps that name
+    cluster = {facts.chief if name == "chief" else name: cluster[name] for name in cluster}
+    job = facts.chief if job == "chief" else job
+    context = TFNodeContext(current().rank, job, index, cluster, facts.default_fs, os.getcwd(), mgr)
     with _arguments(tf_args), board_of(board) if board and leads else nullcontext():
         map_fun(tf_args, context)
 
@@ -96,7 +117,7 @@ def infer_elements(
         elements: Its elements.
         content: The pickled call of the function with its argument.
         default_fs: The default file system of Spark.
-        job: ``'chief'`` or ``'worker'``.
+        job: ``'chief'``, ``'master'`` or ``'worker'``.
         stall_s: See :class:`PartitionFeed`.
     """
     from pyspark import TaskContext

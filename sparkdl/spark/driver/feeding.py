@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, get_args
 
@@ -22,6 +23,9 @@ from sparkdl.spark.driver.cluster import (
     session_of,
     wait_for_slots,
 )
+
+STALL_S = 600.0
+"""For so long a function may ask for no rows while there are some, if the user says nothing."""
 
 
 def is_stream(data: Any) -> bool:
@@ -82,6 +86,8 @@ def feed_settings(
     require_int("memory_budget_mb", memory_budget_mb, 1)
     if stall_timeout_s is not None:
         require_seconds("stall_timeout_s", stall_timeout_s)
+    if data is None and stall_timeout_s == STALL_S:
+        stall_timeout_s = None
     settings = FeedSettings(
         (), epochs, bool(shuffle), int(seed), uneven, memory_budget_mb << 20, stall_timeout_s
     )
@@ -95,12 +101,32 @@ def feed_settings(
     return None if data is None else settings
 
 
-STREAM_STALL_S = 600.0
-"""For so long a function that a stream feeds may ask for no rows, if the user says nothing."""
+def dealt_to_first(frame: Any, fed: int, ranks: int) -> Any:
+    """The frame's rows dealt in turn to the first of so many partitions; the others are empty.
+
+    A barrier stage takes no union of frames, so an added column names a value whose hash is the
+    number of the partition.
+    """
+    from pyspark.sql import functions as F
+
+    names = [f"c{number}" for number in range(len(frame.columns))]
+    spark = frame.sparkSession
+    hashed = spark.range(0, 64 * ranks, 1, 1).select("id", F.pmod(F.hash("id"), F.lit(ranks)))
+    keys = {to: key for key, to in hashed.collect()}
+    key_of = F.array(*(F.lit(keys[to]).cast("bigint") for to in range(fed)))
+    # the low bits are a row's number in its partition; each partition begins at another rank
+    number = F.monotonically_increasing_id().bitwiseAND(F.lit((1 << 33) - 1))
+    turn = F.pmod(number + F.spark_partition_id(), F.lit(fed)).cast("int")
+    dealt = frame.toDF(*names).withColumn("to", key_of[turn])
+    return dealt.repartition(ranks, "to").drop("to").toDF(*frame.columns)
 
 
-def stream_settings(settings: FeedSettings) -> StreamSettings:
+def stream_settings(settings: FeedSettings, fed: int | None = None) -> StreamSettings:
     """The same settings for rows without an end.
+
+    Args:
+        settings: The settings.
+        fed: How many ranks get rows, the first ones; None: all.
 
     Raises:
         ConfigError: The rows are to be given several times.
@@ -116,7 +142,8 @@ def stream_settings(settings: FeedSettings) -> StreamSettings:
         settings.shuffle,
         settings.seed,
         settings.memory_budget_bytes,
-        STREAM_STALL_S if settings.stall_timeout_s is None else settings.stall_timeout_s,
+        math.inf if settings.stall_timeout_s is None else settings.stall_timeout_s,
+        fed,
     )
 
 

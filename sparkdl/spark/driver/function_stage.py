@@ -29,6 +29,7 @@ from sparkdl.learner.framework import running_backend
 from sparkdl.log_lines import show
 from sparkdl.network import Network, require_encryptable
 from sparkdl.spark.driver import cluster
+from sparkdl.spark.driver.feeding import dealt_to_first
 from sparkdl.spark.driver.launcher import SparkLauncher
 from sparkdl.spark.driver.network import certificate_of, listening_address, rank_listening
 from sparkdl.spark.driver.slots import slot_pool
@@ -144,7 +145,11 @@ def _run_ranks(
         WorkerError: A rank raised.
     """
     tasks = count - on_driver
-    frame = spark.range(0, tasks, 1, tasks) if rows is None else rows.repartition(tasks)
+    fed = None if task.feed is None else task.feed.fed
+    if rows is None:
+        frame = spark.range(0, tasks, 1, tasks)
+    else:
+        frame = rows.repartition(tasks) if fed is None else dealt_to_first(rows, fed, tasks)
     launcher: Launcher = SparkLauncher(
         frame, count, barrier=True, description="sparkdl: run",
         noun="barrier stage",
