@@ -214,8 +214,13 @@ def result_of(ended: Submitted) -> dict[str, Any]:
 
 
 def check_repetition(found: dict[str, Any], mode: str, epochs: int) -> None:
-    """Every epoch has all rows, once; only all-reduce begins one again, and one at most."""
-    assert sorted(set(found["began"])) == list(range(epochs)), found["began"]
-    repeated = len(found["began"]) - epochs
-    assert repeated <= (mode == "allreduce"), found["began"]
-    assert found["rows"] == [512] * epochs, found["rows"]
+    """No epoch ended twice, so at most the one that was going on was trained again.
+
+    Its rows are all there; in ``synchronous`` but for those of the lost worker, without whom the
+    rounds go on until Spark has started the next one.
+    """
+    assert found["ended"] == list(range(epochs)), found["ended"]
+    least = 256 if mode == "synchronous" else 512
+    assert all(least <= rows <= 512 for rows in found["rows"]), found["rows"]
+    restarts = [one for one in found["warnings"] if "workers were lost" in one]
+    assert len(restarts) == (mode == "allreduce"), found["warnings"]

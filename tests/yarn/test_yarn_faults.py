@@ -21,15 +21,13 @@ def _kill_an_executor(submission: Submission) -> None:
 
 @pytest.mark.parametrize("mode", ["asynchronous", "hogwild", "synchronous", "allreduce"])
 def test_killed_container(submit: Submitter, mode: str) -> None:
-    """The modes with a server lose nothing; all-reduce repeats an epoch at most."""
+    """The modes with a server begin nothing again; all-reduce repeats an epoch at most."""
     with submit.start(FAULTS, "lost", mode) as submission:
         submission.until_file("epoch-1")
         _kill_an_executor(submission)
         found = result_of(submission.wait())
     assert len(found["loss"]) == 6
     assert found["loss"][-1] < found["loss"][0] / 2
-    restarts = [one for one in found["warnings"] if "workers were lost" in one]
-    assert len(restarts) == (mode == "allreduce"), found["warnings"]
     check_repetition(found, mode, epochs=6)
 
 
@@ -150,8 +148,6 @@ def test_preempted_container(submit: Submitter, hadoop: MiniHadoop, mode: str) -
     assert int(taken) > 0
     assert len(found["loss"]) == 40
     assert found["loss"][-1] < found["loss"][0] / 2
-    restarts = [one for one in found["warnings"] if "workers were lost" in one]
-    assert len(restarts) == (mode == "allreduce"), found["warnings"]
     check_repetition(found, mode, epochs=40)
 
 

@@ -25,7 +25,7 @@ from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 
 import sparkdl
-from sparkdl.progress.events import EpochBegan, EpochEnded, Event
+from sparkdl.progress.events import EpochEnded, Event
 from sparkdl.tracking import JsonLines, TensorBoard
 
 ROWS = 512
@@ -81,14 +81,11 @@ def lost(spark: SparkSession, folder: Path, mode: str, epochs: str = "6") -> dic
     spark_model = sparkdl.SparkModel(make_model(), mode=mode, num_workers=2, **options)
     frame = make_rows(spark).repartition(2).cache()
     (folder / "application").write_text(spark.sparkContext.applicationId)
-    began: list[int] = []
-    ended: dict[int, int] = {}
+    ended: list[tuple[int, int]] = []
 
     def note(event: Event) -> None:
-        if isinstance(event, EpochBegan):
-            began.append(event.epoch)
         if isinstance(event, EpochEnded):
-            ended[event.epoch] = event.rows
+            ended.append((event.epoch, event.rows))
 
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
@@ -97,8 +94,8 @@ def lost(spark: SparkSession, folder: Path, mode: str, epochs: str = "6") -> dic
             sinks=[note],
         )  # fmt: skip
     return {
-        "began": began,
-        "rows": [ended[epoch] for epoch in sorted(ended)],
+        "ended": [epoch for epoch, _ in ended],
+        "rows": [rows for _, rows in ended],
         "loss": history.history["loss"],
         "warnings": [str(one.message) for one in told],
         "weights": [w.tolist() for w in spark_model.model.get_weights()],

@@ -52,7 +52,7 @@ def log(spark_model: sparkdl.SparkModel, frame: DataFrame) -> dict[str, Any]:
     spark_model.fit(frame, epochs=2, verbose=0, sinks=sinks)
     read = frame.sparkSession.read
     events = [
-        sorted(row.event for row in read.json(folder).where("event = 'EpochEnded'").collect())
+        sorted(row.event for row in read.json(folder).where("event = 'epoch_ended'").collect())
         for folder in ("hdfs:///kept/runs", "/kept/more-runs")
     ]
     files = read.format("binaryFile").option("recursiveFileLookup", "true")
