@@ -35,8 +35,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from sparkdl.data.chunks import to_numpy
 from sparkdl.data.feed import Feed, RowSpool
+from sparkdl.data.feed_rows import to_numpy
 from sparkdl.launch.stream_intake import StreamIntake, send_rows
 from sparkdl.transport.listeners import Listeners, ListenOptions
 from sparkdl.transport.server import Server
