@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from conftest import make_mlp
 
+import sparkdl
 from sparkdl import SparkModel, load_spark_model
 from sparkdl.errors import ResourceError
 from sparkdl.files import file_system, storage
@@ -146,3 +147,31 @@ def test_on_spark_connect() -> None:
         [sys.executable, str(script)], capture_output=True, text=True, timeout=200, check=False
     )
     assert "CONNECT FILES OK" in done.stdout, done.stdout[-2000:] + done.stderr[-4000:]
+
+
+@pytest.mark.parametrize("kind", ["parquet", "tfrecord"])
+def test_files_of_a_system_that_only_spark_knows_train_and_feed(
+    spark: Any, mounted: str, tmp_path: Path, digits_df: Any, kind: str
+) -> None:
+    """pyarrow and fsspec know no ``viewfs:``; Spark reads the rows, and says so."""
+    df = digits_df.select("features", digits_df.label.cast("bigint").alias("label"))
+    count = df.count()
+    if kind == "parquet":
+        df.repartition(2).write.parquet(f"{mounted}/rows.parquet")
+    else:
+        sparkdl.write_tfrecords(df.repartition(2), f"{tmp_path}/behind/rows.tfrecord")
+    path = f"{mounted}/rows.{kind}"
+    model = SparkModel(make_mlp(), mode="synchronous", num_workers=2)
+    with pytest.warns(RuntimeWarning, match="workers cannot read the files by themselves"):
+        history = model.fit(path, epochs=3, batch_size=32, verbose=0).history
+    assert history["loss"][-1] < 0.8 * history["loss"][0]
+
+    def take(feed: Any) -> int:
+        return sum(len(batch["label"]) for batch in feed.batches(100))
+
+    said = pytest.warns(RuntimeWarning, match="ranks cannot read the files by themselves")
+    with said if kind == "parquet" else contextlib.nullcontext():
+        assert sum(sparkdl.run(take, num_workers=2, data=path, uneven="keep")) == count
+    (tmp_path / "behind" / f"rows.{kind}").rename(tmp_path / "behind" / "unnamed")
+    if kind == "parquet":  # the names of the files say it; those of written TFRecords do not
+        assert sum(sparkdl.run(take, num_workers=2, data=f"{mounted}/unnamed")) > 0

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import time
+from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 import sparkdl
@@ -95,6 +99,42 @@ def test_a_failure_of_a_server_is_raised(spark: Any) -> None:
     assert caught.value.rank == 1
 
 
+@pytest.mark.parametrize("role", ["ps", "evaluator"])
+def test_a_killed_server_or_evaluator_is_one_error_and_nothing_is_left(
+    spark: Any, tmp_path: Path, role: str
+) -> None:
+    def work(victim: str, folder: str) -> None:
+        name, _ = task()
+        Path(folder, name.replace("/", "-")).write_text(str(os.getpid()))
+        while len(os.listdir(folder)) < 3:
+            time.sleep(0.05)
+        if name == f"{victim}/0":
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(1000)
+
+    begun = time.monotonic()
+    with pytest.raises(WorkerError, match="SIGKILL"):
+        sparkdl.run(
+            work, (role, str(tmp_path)), communicator="builtin",
+            roles={"worker": 1, "ps": 1, "evaluator": 1},
+        )  # fmt: skip
+    died = max(path.stat().st_mtime for path in tmp_path.iterdir())
+    assert time.time() - died < 15
+    assert time.monotonic() - begun < 120
+    pids = [int(path.read_text()) for path in tmp_path.iterdir()]
+    deadline = time.monotonic() + 15
+    while any(_runs(pid) for pid in pids):
+        assert time.monotonic() < deadline, "a rank has outlived the run"
+        time.sleep(0.1)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 def test_the_chief_of_a_parameter_server_strategy_sends_work(spark: Any) -> None:
     def work() -> Any:
         import tensorflow as tf
@@ -108,19 +148,29 @@ def test_the_chief_of_a_parameter_server_strategy_sends_work(spark: Any) -> None
         strategy = tf.distribute.ParameterServerStrategy(resolver)
         coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
         with strategy.scope():
-            total = tf.Variable(0.0)
+            total, weight = tf.Variable(0.0), tf.Variable(0.0)
 
         @tf.function
         def add():  # type: ignore[no-untyped-def]  # AutoGraph runs it without this module
             total.assign_add(2.0)
 
+        @tf.function
+        def learn():  # type: ignore[no-untyped-def]
+            inputs = tf.constant([1.0, -2.0, 0.5])
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((weight * inputs - 3.0 * inputs) ** 2)
+            weight.assign_sub(0.1 * tape.gradient(loss, weight))
+
         for _ in range(5):
             coordinator.schedule(add)
+        for _ in range(100):
+            coordinator.schedule(learn)
         coordinator.join()
-        return total.device, float(total.numpy())
+        return total.device, float(total.numpy()), float(weight.numpy())
 
     told = sparkdl.run(work, communicator="builtin", roles={"chief": 1, "worker": 2, "ps": 1})
     assert told[0][1] == 10.0
+    assert told[0][2] == pytest.approx(3.0, abs=1e-3), "the workers have trained the weight"
     assert "/job:ps/replica:0/task:0" in told[0][0]
     assert told[1:] == [None, None, None]
 
@@ -135,7 +185,7 @@ def test_the_chief_of_a_parameter_server_strategy_sends_work(spark: Any) -> None
         ({"roles": {"chief": 2}}, ConfigError, "cannot be given"),
         ({"roles": {"ps": 2}}, ConfigError, "cannot be given"),
         ({"roles": {"worker": 0}}, ConfigError, "at least 1"),
-        ({"roles": {"chief": 1, "ps": 1}, "data": [1]}, ConfigError, "every rank gets some"),
+        ({"roles": {"chief": 1, "ps": 1}, "data": {1}}, ConfigError, "cannot be fed"),
         ({"roles": {"worker": 2}, "num_workers": 3}, ConfigError, "cannot be given"),
     ],
 )

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -17,7 +20,16 @@ import pytest
 
 from sparkdl.errors import ConfigError, ResourceError, WaitTimeoutError, WorkerError
 from sparkdl.network import Network
-from sparkdl.program import CourierNode, Program, PyNode, launch, stop, wait_for_stop
+from sparkdl.program import (
+    CacherNode,
+    CourierNode,
+    Program,
+    PyNode,
+    ReplayNode,
+    launch,
+    stop,
+    wait_for_stop,
+)
 
 
 def jobs(spark: Any) -> int:
@@ -162,6 +174,46 @@ def test_a_kill_that_no_restart_mends_is_one_error_and_nothing_is_left(
     assert time.monotonic() - begun < 15
     assert all(is_gone(pid) for pid in pids + tasks)
     assert jobs(spark) == 0
+
+
+@pytest.mark.parametrize("role", ["replay", "cacher"])
+def test_a_killed_replay_or_cacher_node_is_named_and_nothing_is_left(
+    spark: Any, tmp_path: Path, role: str
+) -> None:
+    program = Program("roles")
+    counter = program.add_node(CourierNode(program_cases.Counter), label="server")
+    handles = {
+        "replay": program.add_node(ReplayNode(10), label="replay"),
+        "cacher": program.add_node(CacherNode(counter, 100), label="cacher"),
+    }
+    killer = PyNode(kill_when_told, handles[role], str(tmp_path / "pid"))
+    program.add_node(killer, label="killer")
+    launched = launch(program, "spark")
+    pid = await_file(tmp_path / "pid")
+    begun = time.monotonic()
+    with pytest.raises(WorkerError, match=f"node {role}/0 failed: Spark gave the barrier stage up"):
+        launched.wait(60)
+    assert time.monotonic() - begun < 15
+    assert is_gone(pid)
+    assert jobs(spark) == 0
+
+
+def kill_when_told(node: Any, path: str) -> None:
+    Path(path).write_text(str(os.getpid()))
+    call_situations.throw(node)
+
+
+@pytest.mark.slow
+def test_thirty_nodes_and_an_actor_learner_of_four_actors() -> None:
+    script = Path(__file__).parent / "scripts" / "many_nodes.py"
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=580, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told["ring"] == [sum(range(31)), *[None] * 29]
+    assert told["return"] >= actor_learner.TARGET
+    assert told["learner_s"] < 120
 
 
 def say(what: str) -> None:

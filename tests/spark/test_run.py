@@ -303,6 +303,18 @@ def test_wrong_arguments(arguments: dict[str, Any], error: type[Exception], word
         sparkdl.run(**arguments)
 
 
+def descended(steps: int) -> np.ndarray:
+    """The weights of that test after gradient descent on all rows in one process."""
+    import tensorflow as tf
+
+    rows = tf.random.stateless_normal([8, 2], seed=[1, 2]).numpy()
+    weight = np.zeros(2, np.float32)
+    for _ in range(steps):
+        missed = rows @ weight - rows @ np.array([3.0, -1.0], np.float32)
+        weight -= 0.1 * 2 * rows.T @ missed / len(rows)
+    return weight
+
+
 def test_tensorflow_finds_all_ranks_by_tf_config(spark: Any):
     def work() -> Any:
         import tensorflow as tf
@@ -315,7 +327,25 @@ def test_tensorflow_finds_all_ranks_by_tf_config(spark: Any):
             context = tf.distribute.get_replica_context()
             return context.all_reduce("sum", tf.constant(1.0 + sparkdl.communicator().rank))
 
-        return config, strategy.num_replicas_in_sync, float(strategy.run(total)), os.getpid()
+        with strategy.scope():
+            mean = tf.VariableAggregation.MEAN
+            weight = tf.Variable([0.0, 0.0], aggregation=mean)
+        rows = tf.random.stateless_normal([8, 2], seed=[1, 2])
+        rows = rows[4 * sparkdl.communicator().rank :][:4]  # each has its own half
+
+        @tf.function
+        def learn():  # type: ignore[no-untyped-def]
+            context = tf.distribute.get_replica_context()
+            with tf.GradientTape() as tape:
+                missed = tf.linalg.matvec(rows, weight) - tf.linalg.matvec(rows, [3.0, -1.0])
+                loss = tf.reduce_mean(missed**2)
+            weight.assign_sub(0.1 * context.all_reduce("mean", tape.gradient(loss, weight)))
+
+        for _ in range(30):
+            strategy.run(learn)
+        learned = [float(number) for number in weight.numpy()]
+        replicas = strategy.num_replicas_in_sync
+        return config, replicas, float(strategy.run(total)), os.getpid(), learned
 
     first = 20000 + os.getpid() % 1000 * 10
     os.environ["TF_CONFIG"] = "the driver's own"
@@ -327,7 +357,9 @@ def test_tensorflow_finds_all_ranks_by_tf_config(spark: Any):
         assert os.environ["TF_CONFIG"] == "the driver's own"
     finally:
         del os.environ["TF_CONFIG"]
-    configs, replicas, totals, processes = zip(*told, strict=True)
+    configs, replicas, totals, processes, learned = zip(*told, strict=True)
+    assert learned[0] == learned[1]
+    np.testing.assert_allclose(learned[0], descended(30), rtol=1e-4)
     assert replicas == (2, 2)
     assert totals == (3.0, 3.0)
     assert [c["task"] for c in configs] == [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from sparkdl.errors import DataError
+from sparkdl.files.arrow_file_system import NoFileSystemError
 from sparkdl.files.streams import FoundFile, find_files, is_local
 from sparkdl.spark.columns.arrow_files import arrow_facts, read_arrow
 from sparkdl.spark.columns.files import (
@@ -124,7 +126,15 @@ def fed_files(path: str, frame: Any, columns: tuple[str, ...], ranks: int) -> Fi
     kind = kind_of_path(path)
     if kind == "tfrecord" or not all(_is_plain(f.dataType) for f in frame.schema):
         return None
-    files = find_files(path)
+    try:
+        files = find_files(path)
+    except NoFileSystemError as error:
+        warnings.warn(
+            f"the ranks cannot read the files by themselves, so Spark does: {error.what}",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+        return None
     if not files or len(files) > _MOST_FILES or any(file.partition_values for file in files):
         return None
     if kind == "arrow" and not all(is_local(file.path) for file in files):

@@ -19,7 +19,9 @@ from sparkdl.data import DataSpec
 from sparkdl.data.shards import deal, file_blocks, folder_column
 from sparkdl.data.tfrecord.decoding import decode_block
 from sparkdl.errors import ConfigError, DataError, ResourceError
-from sparkdl.files.streams import FoundFile, find_files, is_local, open_input
+from sparkdl.files.arrow_file_system import NoFileSystemError
+from sparkdl.files.storage import list_files
+from sparkdl.files.streams import FoundFile, find_files, is_local, open_input, place_of
 from sparkdl.spark.columns.arrow_files import arrow_facts, frame_of_arrow, read_arrow
 from sparkdl.spark.columns.wire import ONES
 
@@ -242,11 +244,15 @@ def kind_of_path(path: str) -> FileKind:
     named = _kind_of_name(path.rstrip("/*"))
     if named is not None:
         return named
-    files = find_files(path)
-    kinds = {_kind_of_name(file.path.rsplit("/", 1)[-1]) for file in files}
+    try:
+        files = [file.path for file in find_files(path)]
+    except NoFileSystemError:
+        files = list_files(path, "")  # through the session's own, which knows no patterns
+    names = [file.rsplit("/", 1)[-1] for file in files]
+    kinds = {_kind_of_name(name) for name in names if name[:1] not in ("_", ".")}
     if len(kinds) == 1 and (kind := kinds.pop()) is not None:
         return kind
-    endings = {file.path.rsplit("/", 1)[-1].lower().rsplit(".", 1)[-1] for file in files}
+    endings = {name.lower().rsplit(".", 1)[-1] for name in names}
     raise ConfigError(
         f"it cannot be seen what the files at {path!r} are",
         expected="files whose names hold .parquet, .arrow, .feather or .tfrecord, such as "
@@ -287,7 +293,12 @@ def frame_of_files(spark: Any, path: str) -> Any:
                 received=str(error).partition("\n")[0],
             ) from None
     from sparkdl.spark.tfrecord.functions import read_tfrecords
+    from sparkdl.spark.tfrecord.whole_files import read_whole_files
 
+    try:
+        place_of(path)
+    except NoFileSystemError:  # nor will Python find it where Spark runs the data source
+        return read_whole_files(spark, path)
     return read_tfrecords(spark, path)
 
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyspark.sql import types as T
 
 from sparkdl.data.feed_rows import to_numpy
 from sparkdl.errors import DataError
 from sparkdl.files.streams import find_files
 from sparkdl.spark.columns.arrow_files import arrow_facts, read_arrow
-from sparkdl.spark.columns.fed_files import FileRows
+from sparkdl.spark.columns.fed_files import FileRows, fed_files
 from sparkdl.spark.columns.files import parquet_facts
 
 
@@ -111,3 +113,9 @@ def test_what_is_no_arrow_file_is_named(tmp_path: Path) -> None:
         arrow_facts(path)
     with pytest.raises(DataError, match=r"part-0\.arrow cannot be read"):
         list(read_arrow(path, None, ["x"]))
+
+
+def test_of_a_file_system_that_python_does_not_know_spark_reads() -> None:
+    frame = SimpleNamespace(schema=T.StructType([T.StructField("n", T.LongType())]))
+    with pytest.warns(RuntimeWarning, match="ranks cannot read the files by themselves"):
+        assert fed_files("viewfs://table/rows.parquet", frame, ("n",), 2) is None
