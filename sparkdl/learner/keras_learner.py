@@ -195,8 +195,10 @@ class KerasLearner(ABC):
     # -- the Keras model itself ------------------------------------------------------------------
 
     def sync_model(self) -> None:  # noqa: B027
-        """Writes the training state to the Keras model, for tests; nothing to do where
-        the model itself is trained."""
+        """Writes the training state to the Keras model, for tests and benchmarks.
+
+        Nothing to do where the model itself is trained.
+        """
 
     def reload(self) -> None:  # noqa: B027
         """Nothing to do where the model itself is trained."""

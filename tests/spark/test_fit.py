@@ -147,7 +147,10 @@ def test_callbacks_change_the_learning_rate_of_the_workers(digits_df: Any) -> No
     assert float(model.optimizer.learning_rate) == 0.0
 
 
-@pytest.mark.parametrize("mode", ["asynchronous", "hogwild", "synchronous", "allreduce"])
+@pytest.mark.parametrize(
+    "mode",
+    ["asynchronous", pytest.param("hogwild", marks=pytest.mark.slow), "synchronous", "allreduce"],
+)
 def test_a_scheduler_s_rates_are_those_of_plain_keras(
     digits_df: Any, digits: Any, mode: str
 ) -> None:
