@@ -163,7 +163,7 @@ def jvm_called() -> Iterator[None]:
         OSError: Any other exception of Java, or the JVM did not answer.
     """
     from py4j.protocol import Py4JError, Py4JJavaError
-    from pyspark.errors import PySparkException
+    from pyspark.errors.exceptions.captured import CapturedException
 
     try:
         with interrupts.held():  # one inside a call leaves the connection broken
@@ -173,7 +173,7 @@ def jvm_called() -> Iterator[None]:
         told = str(error.java_exception.toString()).splitlines()[0]
         missing = name == "java.io.FileNotFoundException"
         raise (FileNotFoundError if missing else OSError)(told) from error
-    except PySparkException as error:  # what PySpark makes of some of Java's
+    except CapturedException as error:  # what PySpark makes of some of Java's
         raise OSError(str(error).splitlines()[0]) from error
     except (Py4JError, ConnectionError) as error:
         told = f"Spark's JVM does not answer ({error}); 'file:/...' is a path of this machine"
