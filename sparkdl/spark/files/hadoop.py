@@ -120,7 +120,9 @@ class HadoopFileSystem(RenamingFileSystem):
                 stream.close()
 
     def _replace(self, source: str, target: str) -> None:
-        old, new = self._hadoop.Path(source), self._hadoop.Path(target)
+        # FileContext refuses 'hdfs:///a': it wants the name node that this means
+        with jvm_called():
+            old, new = (self._qualified(path) for path in (source, target))
         try:
             with jvm_called():
                 context = self._hadoop.FileContext.getFileContext(
@@ -141,7 +143,11 @@ class HadoopFileSystem(RenamingFileSystem):
 
     def _whole(self, path: str) -> Any:
         """The URI of a path, with its scheme and from the root."""
-        return self._of(path).makeQualified(self._hadoop.Path(path)).toUri()
+        return self._qualified(path).toUri()
+
+    def _qualified(self, path: str) -> Any:
+        """The JVM's path with a scheme and, where the file system has one, an authority."""
+        return self._of(path).makeQualified(self._hadoop.Path(path))
 
     def _of(self, path: str) -> Any:
         """The JVM's file system of a path; the JVM keeps it for the next call."""
@@ -157,6 +163,7 @@ def jvm_called() -> Iterator[None]:
         OSError: Any other exception of Java, or the JVM did not answer.
     """
     from py4j.protocol import Py4JError, Py4JJavaError
+    from pyspark.errors.exceptions.captured import CapturedException
 
     try:
         with interrupts.held():  # one inside a call leaves the connection broken
@@ -166,6 +173,8 @@ def jvm_called() -> Iterator[None]:
         told = str(error.java_exception.toString()).splitlines()[0]
         missing = name == "java.io.FileNotFoundException"
         raise (FileNotFoundError if missing else OSError)(told) from error
+    except CapturedException as error:  # what PySpark makes of some of Java's
+        raise OSError(str(error).splitlines()[0]) from error
     except (Py4JError, ConnectionError) as error:
         told = f"Spark's JVM does not answer ({error}); 'file:/...' is a path of this machine"
         raise OSError(told) from error

@@ -65,6 +65,8 @@ def log(spark_model: sparkdl.SparkModel, frame: DataFrame) -> dict[str, Any]:
 
 def keep(spark_model: sparkdl.SparkModel, frame: DataFrame) -> dict[str, Any]:
     """Model and checkpoints on HDFS, written under one name of a place and read by the other."""
+    spark_model.save("hdfs:///kept/other.keras")  # without the name node's address, as in README
+    other = sparkdl.load_spark_model("/kept/other.keras")
     spark_model.save("/kept/model.keras")
     loaded = sparkdl.load_spark_model("hdfs:///kept/model.keras")
     spark_model.fit(frame, epochs=1, verbose=0, checkpoint_dir="/kept/checkpoints")
@@ -72,11 +74,12 @@ def keep(spark_model: sparkdl.SparkModel, frame: DataFrame) -> dict[str, Any]:
     again.fit(
         frame, epochs=1, verbose=0, checkpoint_dir="hdfs:///kept/checkpoints", resume=True
     )  # one epoch is done: nothing is trained
+    again.fit(frame, epochs=1, verbose=0, checkpoint_dir="hdfs:///kept/more-checkpoints")
     pairs = zip(again.model.get_weights(), spark_model.model.get_weights(), strict=True)
     scored = loaded.predict(frame)
     scored.write.mode("overwrite").parquet("/kept/scored")
     return {
-        "model": len(loaded.model.get_weights()) == 4,
+        "model": [len(one.model.get_weights()) for one in (loaded, other)] == [4, 4],
         "checkpoints": all(np.allclose(one, two) for one, two in pairs),
         "scored": frame.sparkSession.read.parquet("hdfs:///kept/scored").count(),
     }
