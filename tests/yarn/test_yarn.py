@@ -42,7 +42,6 @@ def check_modes(ended: Submitted, deploy_mode: str) -> None:
     assert checks["memory overhead"]["status"] == "ok"
     assert [n for n, c in checks.items() if c["status"] == "error"] == []
     assert found["files"] == {"model": True, "checkpoints": True, "scored": 256}
-    assert found["logs"] == {"epochs in lines": [2, 2], "boards": [True, True]}
 
 
 def test_fit(submit: Submitter) -> None:
@@ -52,7 +51,10 @@ def test_fit(submit: Submitter) -> None:
 
 @pytest.mark.slow
 def test_fit_in_every_mode(submit: Submitter) -> None:
-    check_modes(submit("yarn_fit.py", *MODES), "cluster")
+    ended = submit("yarn_fit.py", *MODES, "logs")
+    check_modes(ended, "cluster")
+    # logs on HDFS, named with a scheme and without one
+    assert ended.result["logs"] == {"epochs in lines": [2, 2], "boards": [True, True]}
 
 
 @pytest.mark.slow
