@@ -62,12 +62,12 @@ class PageServer(Closing):
     """
 
     def __init__(self, book: RunBook, host: str, port: int) -> None:
-        self.closed = False
         self.token = secrets.token_urlsafe(24)
         self._book = book
+        self._closing = threading.Event()
         self._server = _QuietServer(
-            (host, port), make_app(book, self.token), numthreads=_THREADS, server_name="sparkdl",
-            shutdown_timeout=2,
+            (host, port), make_app(book, self.token, self._closing), numthreads=_THREADS,
+            server_name="sparkdl", shutdown_timeout=2,
         )  # fmt: skip
         try:
             self._server.prepare()
@@ -82,20 +82,26 @@ class PageServer(Closing):
         self._thread = threading.Thread(target=self._server.serve, name="sparkdl-page", daemon=True)
         self._thread.start()
 
+    @property
+    def closed(self) -> bool:
+        """Whether :meth:`close` was called."""
+        return self._closing.is_set()
+
     def close(self) -> None:
         """Ends the streams and the server."""
-        self.closed = True
+        self._closing.set()  # first: a tab whose stream ends comes back at once
         self._book.end_listeners()
         self._server.stop()
         self._thread.join(10)
 
 
-def make_app(book: RunBook, token: str) -> Flask:
+def make_app(book: RunBook, token: str, closing: threading.Event) -> Flask:
     """The Flask app of the page.
 
     Args:
         book: The runs.
         token: Without it there is nothing to see.
+        closing: Set when streams shall end, and new ones with them.
     """
     from flask import Flask, Response, request
 
@@ -140,7 +146,7 @@ def make_app(book: RunBook, token: str) -> Flask:
 
     @app.get("/api/events")
     def events() -> Response:
-        response = Response(_stream(book), mimetype="text/event-stream")
+        response = Response(_stream(book, closing), mimetype="text/event-stream")
         response.headers["X-Accel-Buffering"] = "no"
         return response
 
@@ -150,10 +156,10 @@ def make_app(book: RunBook, token: str) -> Flask:
     return app
 
 
-def _stream(book: RunBook) -> Iterator[str]:
+def _stream(book: RunBook, closing: threading.Event) -> Iterator[str]:
     with book.listen(MOST_STREAMS) as listener:
         yield "retry: 1000\n\n: here\n\n"
-        while (message := listener.get(_BEAT_S)) is not None:
+        while not closing.is_set() and (message := listener.get(_BEAT_S)) is not None:
             yield f"data: {message}\n\n" if message else ": here\n\n"
 
 

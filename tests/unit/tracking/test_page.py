@@ -407,6 +407,26 @@ def _first_data(answer: Any) -> bytes:
     return found
 
 
+def test_a_tab_that_comes_back_while_the_page_stops_does_not_hold_it(page: Dashboard) -> None:
+    book = page._server._book
+    ended, lines, began = book.end_listeners, [], threading.Event()
+    tab = threading.Thread(target=stream, args=(page, lines, began))
+
+    def end_and_come_back() -> None:
+        book.end_listeners = ended  # type: ignore[method-assign]
+        ended()
+        tab.start()
+        assert began.wait(30)
+
+    book.end_listeners = end_and_come_back  # type: ignore[method-assign]
+    stopping = threading.Thread(target=page.stop)
+    stopping.start()
+    stopping.join(60)
+    assert not stopping.is_alive()
+    tab.join(30)
+    assert not tab.is_alive()
+
+
 def test_more_tabs_than_there_is_room_for_leave_the_server_able_to_answer(page: Dashboard) -> None:
     threads = []
     for _ in range(MOST_STREAMS + 4):
