@@ -159,7 +159,9 @@ def make_app(book: RunBook, token: str, closing: threading.Event) -> Flask:
 def _stream(book: RunBook, closing: threading.Event) -> Iterator[str]:
     with book.listen(MOST_STREAMS) as listener:
         yield "retry: 1000\n\n: here\n\n"
-        while not closing.is_set() and (message := listener.get(_BEAT_S)) is not None:
+        if closing.is_set():  # it came after all others were ended
+            return
+        while (message := listener.get(_BEAT_S)) is not None:
             yield f"data: {message}\n\n" if message else ": here\n\n"
 
 
