@@ -305,8 +305,8 @@ class Feed(RowFeed):
             random = np.random.Generator(
                 np.random.Philox(np.random.SeedSequence(self._seed % 2**64, spawn_key=(number,)))
             )
-            for number in random.permutation(len(self._rows)):
-                rows = self._rows[number]
+            for place in random.permutation(len(self._rows)):
+                rows = self._rows[place]
                 yield rows.take(pa.array(random.permutation(rows.num_rows)))
 
 

@@ -99,6 +99,13 @@ def test_each_epoch_has_an_order_of_its_own_and_each_seed() -> None:
     assert orders(2)[0] != first
 
 
+def test_rows_that_begin_again_within_an_epoch_keep_its_order() -> None:
+    feed = Feed(chunks(30, 10), epochs=1, rows=90, shuffle=True, seed=4)
+    first, *others = taken(feed, 30)
+    assert first != sorted(first)
+    assert others == [first, first]
+
+
 def test_rows_beyond_the_budget_go_to_disk(tmp_path: Path) -> None:
     spool = RowSpool(budget_bytes=1000, directory=str(tmp_path))
     for batch in chunks(1000, 50):
