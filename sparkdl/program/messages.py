@@ -31,6 +31,7 @@ import numpy as np
 from sparkdl.errors import AuthenticationError, ProtocolError
 from sparkdl.program.encryption import EncryptedStream, Stream
 from sparkdl.transport.encryption import Certificate
+from sparkdl.transport.greeting import hear_bytes
 
 _HEAD = struct.Struct("<QBI")
 _NONCE_BYTES = 32
@@ -86,7 +87,7 @@ class Caller:
         self.connection = connection
         self._token = token
         self._nonce = secrets.token_bytes(_NONCE_BYTES)
-        self._heard = b""
+        self._heard = bytearray()
         with contextlib.suppress(OSError):  # a peer that is gone already is noticed by hear()
             connection.send(self._nonce)
 
@@ -97,16 +98,9 @@ class Caller:
             OSError, EOFError: The peer is gone.
             AuthenticationError: It does not know the token.
         """
-        wanted = 2 * _NONCE_BYTES
-        with contextlib.suppress(BlockingIOError):
-            while len(self._heard) < wanted:
-                piece = self.connection.recv(wanted - len(self._heard))
-                if not piece:
-                    raise EOFError("the peer closed the connection")
-                self._heard += piece
-        if len(self._heard) < wanted:
+        if not hear_bytes(self.connection, self._heard, 2 * _NONCE_BYTES):
             return False
-        _require(self._heard[_NONCE_BYTES:], _proof(self._token, b"client", self._nonce))
+        _require(bytes(self._heard[_NONCE_BYTES:]), _proof(self._token, b"client", self._nonce))
         return True
 
     def turn_away(self) -> None:
@@ -114,7 +108,7 @@ class Caller:
 
     def answer(self) -> bytes:
         """The server's own proof, for the nonce that came with the client's."""
-        return _proof(self._token, b"server", self._heard[:_NONCE_BYTES])
+        return _proof(self._token, b"server", bytes(self._heard[:_NONCE_BYTES]))
 
 
 class MessageConnection:

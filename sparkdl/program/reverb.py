@@ -33,9 +33,8 @@ class ReverbServing:
         self._server = _reverb().Server(tables=list(priority_tables_fn()), **options)
         self._minutes = checkpoint_minutes
         host = host or running().host
-        self._address = (
-            f"[{host}]:{self._server.port}" if ":" in host else (f"{host}:{self._server.port}")
-        )
+        shown = f"[{host}]" if ":" in host else host
+        self._address = f"{shown}:{self._server.port}"
 
     def address(self) -> str:
         """Host and port, for ``reverb.Client(node.address())``."""

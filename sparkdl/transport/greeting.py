@@ -49,6 +49,23 @@ class Stranger(Protocol):
         """
 
 
+def hear_bytes(connection: socket.socket, heard: bytearray, wanted: int) -> bool:
+    """Adds what has come to ``heard``, without waiting; whether it has ``wanted`` bytes then.
+
+    Nothing beyond them is read: it is left for who takes the connection over.
+
+    Raises:
+        OSError, EOFError: The peer is gone.
+    """
+    with contextlib.suppress(BlockingIOError):
+        while len(heard) < wanted:
+            piece = connection.recv(wanted - len(heard))
+            if not piece:
+                raise EOFError("the peer closed the connection")
+            heard += piece
+    return len(heard) >= wanted
+
+
 S = TypeVar("S", bound=Stranger)
 
 

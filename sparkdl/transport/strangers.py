@@ -6,7 +6,6 @@ waits.
 
 from __future__ import annotations
 
-import contextlib
 import socket
 import time
 
@@ -23,6 +22,7 @@ from sparkdl.transport.frames import (
     decode_meta,
     encode,
 )
+from sparkdl.transport.greeting import hear_bytes
 from sparkdl.transport.listening import token_matches
 
 FIRST_HEADERS_BYTES = 4 << 10
@@ -65,19 +65,15 @@ class FirstFrame:
             ProtocolError: These bytes are no first frame.
             AuthenticationError: It has another token, or none.
         """
-        with contextlib.suppress(BlockingIOError):
-            while len(self._data) < self._wanted:
-                piece = self.connection.recv(self._wanted - len(self._data))
-                if not piece:
-                    raise EOFError("the peer closed the connection")
-                self._data += piece
-                if self.opening is None and len(self._data) == HEADER_BYTES:
-                    self.opening, meta_size, body_size = decode_header(self._data)
-                    FIRST_FRAME.check(self.opening, meta_size, body_size)
-                    self._wanted += meta_size
-        opening = self.opening
-        if opening is None or len(self._data) < self._wanted:
+        if not hear_bytes(self.connection, self._data, self._wanted):
             return False
+        if self.opening is None:
+            self.opening, meta_size, body_size = decode_header(self._data)
+            FIRST_FRAME.check(self.opening, meta_size, body_size)
+            self._wanted += meta_size
+            if not hear_bytes(self.connection, self._data, self._wanted):
+                return False
+        opening = self.opening
         opening.meta = decode_meta(opening.kind, self._data[HEADER_BYTES:])
         require_token(opening, self._token)
         return True
@@ -98,7 +94,7 @@ class FirstKnock:
     def __init__(self, connection: socket.socket, token: str) -> None:
         self.connection = connection
         self._token = token
-        self._data = b""
+        self._data = bytearray()
 
     def hear(self) -> bool:
         """Reads what has come, and no more than a knock; True once it is whole and right.
@@ -107,19 +103,14 @@ class FirstKnock:
             OSError, EOFError: The peer is gone.
             AuthenticationError: It is no knock of a holder of the token.
         """
-        with contextlib.suppress(BlockingIOError):
-            while len(self._data) < KNOCK_BYTES:
-                piece = self.connection.recv(KNOCK_BYTES - len(self._data))
-                if not piece:
-                    raise EOFError("the peer closed the connection")
-                self._data += piece
+        whole = hear_bytes(self.connection, self._data, KNOCK_BYTES)
         if not self._data.startswith(KNOCK[: len(self._data)]):
             raise AuthenticationError(
                 "a connection that is not encrypted", expected="a knock", received="other bytes"
             )
-        if len(self._data) < KNOCK_BYTES:
+        if not whole:
             return False
-        if not knock_matches(self._data, self._token):
+        if not knock_matches(bytes(self._data), self._token):
             raise AuthenticationError(
                 "a connection without the run's token",
                 expected="a knock made with it",
