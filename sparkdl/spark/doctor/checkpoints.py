@@ -46,7 +46,7 @@ def probed(folder: str | None, timeout_s: float) -> Iterator[ProbedFolder | None
         yield None
         return
     found: list[ProbedFolder] = []
-    ended = threading.Event()
+    written, given_up = threading.Event(), threading.Event()
 
     def write() -> None:
         try:
@@ -54,14 +54,23 @@ def probed(folder: str | None, timeout_s: float) -> Iterator[ProbedFolder | None
         except (SparkDLError, OSError) as error:
             said = error.received or error.what if isinstance(error, SparkDLError) else str(error)
             found.append(ProbedFolder(folder, said))
-        ended.set()
+        written.set()
+        if given_up.is_set():  # what is written later than anyone waits for is deleted here
+            _clear(found)
 
     threading.Thread(target=write, name="sparkdl-doctor", daemon=True).start()
-    in_time = ended.wait(timeout_s)
+    in_time = written.wait(timeout_s)
     probe = found[0] if in_time else ProbedFolder(folder, f"no answer within {timeout_s:g} s")
     try:
         yield probe
     finally:
+        given_up.set()
+        _clear(found)
+
+
+def _clear(found: list[ProbedFolder]) -> None:
+    """Deletes the markers."""
+    for probe in found:
         if probe.marker is not None:
             with contextlib.suppress(OSError):
                 os.unlink(probe.marker)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -73,6 +74,26 @@ def test_file_system_that_hangs_costs_the_limit(
     with probed("hdfs:///runs", 0.2) as probe:
         assert probe == ProbedFolder("hdfs:///runs", "no answer within 0.2 s")
     assert time.monotonic() - began < 20
+
+
+def test_file_that_is_written_after_the_limit_is_deleted_too(
+    hanging: threading.Event, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(checkpoints, "check_writable", lambda path: hanging.wait())
+    deleted = threading.Event()
+    unlink = os.unlink
+
+    def unlinked(path: str) -> None:
+        unlink(path)
+        deleted.set()
+
+    monkeypatch.setattr("sparkdl.spark.doctor.checkpoints.os.unlink", unlinked)
+    with probed(str(tmp_path), 0.2) as probe:
+        assert probe is not None
+        assert probe.marker is None
+    hanging.set()
+    assert deleted.wait(20)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_name_server_that_hangs_costs_the_limit(
