@@ -1,19 +1,21 @@
 """Rows per second of predict, and what it is compared with; all cases of a part in one run.
 
-    python benchmarks/inference.py [--part rows images memory] [--rows 1000000] [--images 1000]
-                                   [--repeats 3] [--peers]
+    python benchmarks/inference.py [--part rows images pictures memory] [--rows 1000000]
+                                   [--images 1000] [--repeats 3] [--peers]
 
 ``rows``: a network 100-64-64-10 over rows of 100 floats. ``images``: a small CNN over images of
-224x224x3 floats. Every case reads the same cached frame and drops its result (Spark's ``noop``
-sink); the cases alternate, medians are printed. "limit" is what can be had at all: an empty
-``mapInArrow`` over the same rows, plus the forward passes of bare Keras over arrays in as many
-processes. "transform" is that of ``sparkdl.ml.KerasTransformer``, "classifier" that of a fitted
-``KerasClassificationModel`` (three columns: a double and two vectors), "batch udf" is
-``pyspark.ml.functions.predict_batch_udf`` around Keras' ``predict`` (as its documentation has it;
-with ``--peers``, on a twentieth of the rows) or ``predict_on_batch``. With ``--peers`` also
-Elephas' ``SparkModel.predict`` on an RDD of arrays, in a session of its own (the second call of
-it). ``memory``: how much the peak memory of the Python workers grows from a partition of few rows
-to one of all rows, and from 64 images to all of them (``--images``: 4,000 are 2.3 GiB of floats).
+224x224x3 floats. ``pictures``: the same CNN over rows as ``spark.read.format("image")`` gives them,
+224x224x3 bytes; the batch udf makes arrays of the bytes as Spark's guide to it does. Every case
+reads the same cached frame and drops its result (Spark's ``noop`` sink); the cases alternate,
+medians are printed. "limit" is what can be had at all: an empty ``mapInArrow`` over the same rows,
+plus the forward passes of bare Keras over arrays in as many processes. "transform" is that of
+``sparkdl.ml.KerasTransformer``, "classifier" that of a fitted ``KerasClassificationModel`` (three
+columns: a double and two vectors), "batch udf" is ``pyspark.ml.functions.predict_batch_udf`` around
+Keras' ``predict`` (as its documentation has it; with ``--peers``, on a twentieth of the rows) or
+``predict_on_batch``. With ``--peers`` also Elephas' ``SparkModel.predict`` on an RDD of arrays, in
+a session of its own (the second call of it). ``memory``: how much the peak memory of the Python
+workers grows from a partition of few rows to one of all rows, and from 64 images to all of them
+(``--images``: 4,000 are 2.3 GiB of floats).
 """
 
 from __future__ import annotations
@@ -241,6 +243,82 @@ def compare(part: str, rows: int, batch_size: int, repeats: int, peer_too: bool)
         print(f"Elephas: {rows / elephas(part, rows):,.0f} rows/s", flush=True)
 
 
+def compare_pictures(images: int, batch_size: int, repeats: int) -> None:
+    """Images as Spark reads them: bytes, blue before green before red, which become floats here."""
+    import pyarrow as pa
+    from pyspark.ml.functions import predict_batch_udf
+    from pyspark.ml.image import ImageSchema
+    from pyspark.sql import types as T
+
+    import sparkdl
+
+    spark = start_spark(PROCESSES)
+    model = make_cnn()
+    size = SIDE * SIDE * 3
+
+    def draw(batches: Any) -> Any:
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                pixels = np.random.default_rng(number).integers(0, 256, size, np.uint8).tobytes()
+                image = {"origin": str(number), "height": SIDE, "width": SIDE, "nChannels": 3,
+                         "mode": 16, "data": pixels}  # fmt: skip
+                yield pa.record_batch({"image": pa.array([image], kind)})
+
+    schema = ImageSchema.imageSchema
+    fields = [("origin", pa.string()), ("height", pa.int32()), ("width", pa.int32()),
+              ("nChannels", pa.int32()), ("mode", pa.int32()), ("data", pa.binary())]  # fmt: skip
+    kind = pa.struct(fields)
+    frame = spark.range(0, images, 1, PROCESSES).mapInArrow(draw, schema).cache()
+    frame.count()
+    sparkdl.register_udf(spark, "scored", model, batch_size=batch_size)
+    frame.createOrReplaceTempView("given")
+    weights, config = model.get_weights(), model.to_json()
+
+    def peer() -> Callable[[Any], Any]:
+        import keras
+
+        loaded = keras.models.model_from_json(config)
+        loaded.set_weights(weights)
+
+        def score(images: Any) -> Any:
+            pixels = np.stack([np.frombuffer(image, np.uint8) for image in images])
+            pixels = pixels.reshape(-1, SIDE, SIDE, 3)[..., ::-1]
+            return loaded.predict_on_batch(pixels.astype(np.float32))
+
+        return score
+
+    batch_udf = predict_batch_udf(
+        peer, return_type=T.ArrayType(T.FloatType()), batch_size=batch_size
+    )
+    cases: dict[str, Callable[[], None]] = {
+        "empty mapInArrow": lambda: drop(frame.mapInArrow(lambda batches: batches, schema)),
+        "predict": lambda: drop(
+            sparkdl.predict(model, frame, features="image", batch_size=batch_size)
+        ),
+        "SQL function": lambda: drop(spark.sql("SELECT *, scored(image) AS p FROM given")),
+        "batch udf, predict_on_batch": lambda: drop(frame.withColumn("p", batch_udf("image.data"))),
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in cases}
+    for case in cases.values():
+        case()
+    for _ in range(repeats):
+        for name, case in cases.items():
+            started = time.perf_counter()
+            case()
+            seconds[name].append(time.perf_counter() - started)
+            print(f"{name}: {seconds[name][-1]:.2f} s", file=sys.stderr, flush=True)
+    few = min(images, 1000)  # arrays that exist before, which are made of bytes in the others
+    forward = median([bare("images", few, batch_size) for _ in range(repeats)]) * images / few
+    limit = median(seconds["empty mapInArrow"]) + forward
+    spent = {"bare Keras, forward passes": forward, "limit": limit}
+    spent |= {name: median(values) for name, values in seconds.items()}
+    lines = [[n, f"{s:.2f}", f"{images / s:,.0f}", f"{s / limit:.2f}"] for n, s in spent.items()]
+    print(f"\npictures: {images:,} images of bytes, {batch_size} per forward pass, {PROCESSES} "
+          "workers\n")  # fmt: skip
+    print(table(["case", "seconds", "images/s", "time / limit"], lines), flush=True)
+    spark.stop()
+
+
 def measure_memory(part: str, few: int, many: int) -> None:
     """Peak memory of the Python workers, after a partition of few rows and after one of many."""
     from pyspark.sql import functions as F
@@ -288,7 +366,7 @@ def peak_of_workers() -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--part", nargs="+", default=["rows", "images", "memory"])
+    parser.add_argument("--part", nargs="+", default=["rows", "images", "pictures", "memory"])
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--images", type=int, default=1000)
     parser.add_argument("--peers", action="store_true")
@@ -303,6 +381,8 @@ def main() -> None:
         compare("rows", given.rows, given.batch_size, given.repeats, given.peers)
     if "images" in given.part:
         compare("images", given.images, 32, given.repeats, given.peers)
+    if "pictures" in given.part:
+        compare_pictures(given.images, 32, given.repeats)
     if "memory" in given.part:
         measure_memory("rows", 10_000, given.rows)
         measure_memory("images", 64, given.images)

@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
+from sparkdl.data.aligned import as_aligned
 from sparkdl.data.ragged import Array, Padding, Ragged, Stored
 from sparkdl.errors import ConfigError, UnknownNameError
 
@@ -157,7 +158,7 @@ class ColumnSpec:
                 return stored.texts().reshape(len(stored), *(d or 0 for d in self.shape))
             return stored.padded(self.padding, self.dtype)
         if self.one_hot is None:
-            return stored.astype(self.dtype, copy=False)
+            return stored if stored.dtype == self.dtype else as_aligned(stored, self.dtype)
         flat = np.zeros(stored.size * self.one_hot, self.dtype)
         flat[np.arange(stored.size) * self.one_hot + stored.ravel()] = 1
         return flat.reshape(*stored.shape, self.one_hot)

@@ -22,7 +22,7 @@ from sparkdl.data.feed_rows import NO_ROWS, TakenRows, UntakenRows, to_numpy
 from sparkdl.data.storage import release_pages, spilling
 from sparkdl.errors import ConfigError, DataError
 
-Uneven = Literal["drop", "pad", "keep"]
+Uneven = Literal["drop", "pad", "join", "keep"]
 Columns = dict[str, npt.NDArray[Any]]
 _RECORD_BATCH_BYTES = 8 << 20
 
@@ -130,10 +130,10 @@ def equal_rows(counts: Sequence[int], uneven: Uneven) -> list[int]:
     Args:
         counts: Rows that each rank has.
         uneven: ``'drop'``: all give as many as the one that has fewest; ``'pad'``: as many as the
-            one that has most, others begin again; ``'keep'``: each gives its own.
+            one that has most, others begin again; ``'join'`` and ``'keep'``: each gives its own.
 
     Raises:
-        DataError: A rank without rows cannot begin again.
+        DataError: A rank without rows cannot begin again, and cannot know the shape of none.
 
     >>> equal_rows([5, 3, 4], 'drop'), equal_rows([5, 3, 4], 'pad')
     ([3, 3, 3], [5, 5, 5])
@@ -145,13 +145,14 @@ def equal_rows(counts: Sequence[int], uneven: Uneven) -> list[int]:
         return [min(counts)] * len(counts)
     empty = [str(rank) for rank, count in enumerate(counts) if count == 0]
     if empty and most:
+        use = "be repeated" if uneven == "pad" else "tell the shapes of empty batches"
         raise DataError(
-            f"ranks {', '.join(empty)} have no rows that could be repeated",
-            expected="at least one row for each rank with uneven='pad'",
+            f"ranks {', '.join(empty)} have no rows that could {use}",
+            expected=f"at least one row for each rank with uneven={uneven!r}",
             received=f"{sum(counts)} rows for {len(counts)} ranks",
             hint="fewer ranks, or uneven='drop'",
         )
-    return [most] * len(counts)
+    return list(counts) if uneven == "join" else [most] * len(counts)
 
 
 class RowFeed(ABC):
@@ -173,7 +174,8 @@ class RowFeed(ABC):
         """The next rows: column name -> array whose first axis is the rows.
 
         Lists of one length become one array; lists of several lengths and texts arrays of objects.
-        A batch does not reach into the next epoch: the last one of an epoch may be smaller.
+        A batch does not reach into the next epoch: the last one of an epoch may be smaller. With
+        ``uneven='join'`` arrays of no rows follow, until the rank with most rows has no more.
 
         Returns:
             An empty dict if there are no more rows.
@@ -216,6 +218,8 @@ class Feed(RowFeed):
         record_batches: The rows, or what reads them, which cannot be shuffled.
         epochs: Times that they are given; None for ever.
         rows: Rows of an epoch; more than there are begin again, fewer leave some out.
+        joined: Rows of the rank that has most, if this feed shall give as many batches as the feed
+            of that rank; None: it need not.
         shuffle: Whether each epoch permutes the record batches, and the rows within each.
         seed: Of the order.
     """
@@ -226,6 +230,7 @@ class Feed(RowFeed):
         *,
         epochs: int | None = 1,
         rows: int | None = None,
+        joined: int | None = None,
         shuffle: bool = False,
         seed: int = 0,
     ) -> None:
@@ -244,7 +249,8 @@ class Feed(RowFeed):
         self._shuffle, self._seed = shuffle, seed
         self.epoch = 0
         """Epochs that were given to their end."""
-        self._left = self.rows_per_epoch
+        self._beyond = max(0, (joined or 0) - self.rows_per_epoch)
+        self._left = self.rows_per_epoch + self._beyond
         self._source = self._rows_of_epoch()
         self._untaken = UntakenRows(NO_ROWS)
         self._terminated = False
@@ -277,17 +283,20 @@ class Feed(RowFeed):
         require_int("batch_size", batch_size, 1)
         if self.should_stop():
             return []
-        wanted = min(batch_size, self._left)
+        places = min(batch_size, self._left)
+        wanted = min(places, max(0, self._left - self._beyond))
         parts, count = [], 0
         while count < wanted:
             if not self._untaken.left:
                 self._untaken = UntakenRows(next(self._source))
             parts.append(self._untaken.take(wanted - count))
             count += parts[-1].num_rows
-        self._left -= count
+        if not parts:  # the rows are over, the batches of another rank are not
+            parts.append(self._untaken.take(0))
+        self._left -= places
         if not self._left:
             self.epoch += 1
-            self._left = self.rows_per_epoch
+            self._left = self.rows_per_epoch + self._beyond
             self._source.close()
             self._source, self._untaken = self._rows_of_epoch(), UntakenRows(NO_ROWS)
         return parts

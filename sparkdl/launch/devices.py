@@ -70,15 +70,21 @@ class DeviceRequest:
             that the process sees anyway (a user's function), or none (a model).
         own_process: The task runs in a new process, which ends with it: a framework that connects
             the ranks itself learns of them when it starts, and stays connected.
+        gpus_of_ranks: How many of the GPUs that are scheduled each rank sees; empty: all.
     """
 
     backend: str | None
     use_gpu: UseGpu = "auto"
     unscheduled: bool = False
     own_process: bool = False
+    gpus_of_ranks: tuple[int, ...] = ()
 
-    def place(self, resources: Resources) -> Placement:
+    def place(self, resources: Resources, rank: int = 0) -> Placement:
         """The placement, given what the scheduler gave.
+
+        Args:
+            resources: What it gave.
+            rank: The rank to which it gave it.
 
         Raises:
             ResourceError: ``use_gpu=True``, and the scheduler gave no GPU.
@@ -96,6 +102,8 @@ class DeviceRequest:
             )
         elif not gpus and self.unscheduled:
             gpus = None
+        elif gpus and self.gpus_of_ranks:
+            gpus = gpus[: self.gpus_of_ranks[rank]]
         cores = resources.cores or os.cpu_count() or 1
         return Placement(self.backend, gpus, cores, self.own_process)
 

@@ -109,6 +109,7 @@ class FeedSettings:
             rows,
             epochs=self.epochs,
             rows=given[rank] if rank < len(given) else 0,
+            joined=max(given) if self.uneven == "join" and rank < len(given) else None,
             shuffle=self.shuffle,
             seed=self.seed * 1009 + rank,
         )

@@ -28,7 +28,7 @@ def run_rank(
     """
     task: Task = payload.load(content)
     try:
-        if needs_child(task.devices.place(rank.resources)):
+        if needs_child(task.devices.place(rank.resources, rank.rank)):
             with Child(content, rank, on_output) as child:
                 yield from child.results(batches)
         else:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from sparkdl.data.aligned import aligned_empty, as_aligned
 from sparkdl.errors import UnknownNameError
 from sparkdl.learner import BACKENDS
 from sparkdl.learner.structure import arrange_inputs, map_arrays, name_outputs
@@ -78,7 +79,7 @@ def filled(array: np.ndarray[Any, Any], rows: int) -> np.ndarray[Any, Any]:
 
     A row of the data, and not zeros: what a layer does with zeros (divide by a norm) may fail.
     """
-    result = np.empty((rows, *array.shape[1:]), array.dtype)
+    result = aligned_empty((rows, *array.shape[1:]), array.dtype)
     result[: len(array)] = array
     result[len(array) :] = array[-1]
     return result
@@ -109,6 +110,7 @@ class TensorFlowPredictor(KerasPredictor):
         )  # fmt: skip
         self._passes_left = 0 if has_gpu or model.run_eagerly else _PASSES_ALONE
         self._passes = 1
+        self._on_cpu = not has_gpu
         self._shapes: Any = None
         self._outputs: Any = None
         self._looped: Any = None
@@ -117,8 +119,14 @@ class TensorFlowPredictor(KerasPredictor):
     def passes(self) -> int:
         return self._passes
 
+    def _tensor(self, array: np.ndarray[Any, Any]) -> Any:
+        """The memory of an array as a tensor; ``convert_to_tensor`` alone would copy it twice."""
+        if not self._on_cpu or array.dtype.kind not in "fiu" or not array.size:
+            return self._tf.convert_to_tensor(array)
+        return self._tf.experimental.dlpack.from_dlpack(as_aligned(array).__dlpack__())
+
     def _run(self, x: Any) -> Any:
-        tensors = map_arrays(self._tf.convert_to_tensor, x)
+        tensors = map_arrays(self._tensor, x)
         outputs = self._call((tensors,))
         if self._passes_left:
             self._count_pass(tensors, outputs)
@@ -144,7 +152,7 @@ class TensorFlowPredictor(KerasPredictor):
         return tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), tensors)
 
     def _run_several(self, x: Any) -> Any:
-        tensors = map_arrays(self._tf.convert_to_tensor, x)
+        tensors = map_arrays(self._tensor, x)
         if [self._one_pass(t) for t in self._tf.nest.flatten(tensors)] == self._shapes:
             return self._looped(tensors)
         parts = [

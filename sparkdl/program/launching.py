@@ -20,7 +20,7 @@ from sparkdl.launch.results import Result, of_kind
 from sparkdl.launch.task import Launcher
 from sparkdl.launch.threads import ThreadLauncher
 from sparkdl.network import Network
-from sparkdl.program.needs import environments_of, refuse_restarts
+from sparkdl.program.needs import device_request, environments_of, refuse_restarts
 from sparkdl.program.nodes import Program
 from sparkdl.program.running import RETURNED, NodeTask, ProgramControl
 from sparkdl.program.serving import CallServer
@@ -62,8 +62,8 @@ class LaunchedProgram:
             self._surroundings = where
             self._stack = stack.pop_all()
         self._task = NodeTask(
-            nodes, token, server.address, listening=where.listening,
-            certificate=where.certificate, endpoint=where.endpoint,
+            nodes, token, server.address, devices=device_request(program),
+            listening=where.listening, certificate=where.certificate, endpoint=where.endpoint,
         )  # fmt: skip
         self._thread = threading.Thread(target=self._follow, name="sparkdl-program", daemon=True)
         self._thread.start()

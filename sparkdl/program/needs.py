@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sparkdl.errors import ConfigError, ResourceError
-from sparkdl.launch.devices import visible_gpus
+from sparkdl.launch.devices import DeviceRequest, visible_gpus
 from sparkdl.program.nodes import Program
 
 _THREAD_VARIABLES = (
@@ -48,6 +48,16 @@ def task_resources(program: Program) -> dict[str, float] | None:
     if gpus:
         resources["gpu"] = gpus
     return resources or None
+
+
+def device_request(program: Program) -> DeviceRequest:
+    """What the nodes see: of the GPUs of its task as many as its group asks for.
+
+    A task of Spark has as many as the group that asks for most. Where no group asks, a node sees
+    the GPUs of its task, or those that its process sees.
+    """
+    gpus = tuple(placed.needs.gpus for placed in program.placed)
+    return DeviceRequest(None, unscheduled=True, gpus_of_ranks=gpus if any(gpus) else ())
 
 
 def refuse_restarts(program: Program) -> None:

@@ -216,7 +216,7 @@ class NodeTask:
         others for the node and sends its lines.
         """
         content = payload.dump(replace(self, endpoint=None))
-        placement = self.devices.place(rank.resources)
+        placement = self.devices.place(rank.resources, rank.rank)
         with ExitStack() as stack:
             session = open_rank_session(endpoint, rank)
             stack.callback(session.close)
@@ -243,7 +243,7 @@ class NodeTask:
         stack.callback(session.close)
         lines = LineSender(session)
         stack.callback(lines.close)
-        stack.enter_context(function_environment(self.devices.place(rank.resources)))
+        stack.enter_context(function_environment(self.devices.place(rank.resources, rank.rank)))
         stack.enter_context(log_through(lines.send))
         stack.enter_context(Capture(lines.send))
         return session.meet

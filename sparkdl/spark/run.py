@@ -117,9 +117,12 @@ def run(
         seed: Of that order.
         uneven: Where ranks have different numbers of rows: ``'drop'``: each epoch has as many as
             the rank with fewest, so all take equal steps; ``'pad'``: as many as the rank with
-            most, others begin again; ``'keep'``: each its own, for functions in which the ranks do
-            not wait for each other. A stream's micro-batches are treated as epochs. None:
-            ``'drop'``, and ``'keep'`` for a stream, of which no row is lost.
+            most, others begin again; ``'join'``: as many batches as the rank with most, those
+            beyond a rank's own rows are arrays of no rows (``len`` 0), with which its function
+            takes part in what the ranks do together; ``'keep'``: each its own, for functions in
+            which the ranks do not wait for each other. A stream's micro-batches are treated as
+            epochs, without ``'join'``. None: ``'drop'``, and ``'keep'`` for a stream, of which no
+            row is lost.
         memory_budget_mb: Rows of a rank beyond this are kept on its disk.
         stall_timeout_s: A function that asks for no rows for so long, while there are some, is
             given up with an error that says where it stands; it runs in a thread of its own for

@@ -1,6 +1,6 @@
 """Calls between nodes on threads and processes: every situation; a killed node of each role.
 
-``tests/spark/test_program.py`` has the same situations on Spark.
+``tests/spark/program/test_program.py`` has the same situations on Spark.
 """
 
 from __future__ import annotations

@@ -11,10 +11,10 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from conftest import make_mlp
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from sklearn.datasets import load_digits
+from spark_models import make_mlp
 
 from sparkdl import SparkModel
 from sparkdl.errors import ConfigError, DataError

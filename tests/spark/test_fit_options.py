@@ -13,8 +13,8 @@ import polars
 import pyarrow as pa
 import pytest
 import tensorflow as tf
-from conftest import make_mlp
 from keras import layers
+from spark_models import make_mlp
 
 from sparkdl import SparkModel, load_spark_model
 from sparkdl.errors import ConfigError, DataError

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
-from spark.conftest import make_mlp
+from spark_models import make_mlp
 
 import sparkdl
 from sparkdl import SparkModel

@@ -104,7 +104,7 @@ def test_pipelines(where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.slow  # tests/spark/test_program.py has the same programs, test_run_data.py the feed
+@pytest.mark.slow  # program/test_program.py has the same programs, launch/test_run_data.py the feed
 def test_programs(tmp_path: Path) -> None:
     notebook = run_notebook(ROOT / "notebooks" / "05_programs.ipynb", tmp_path)
     shown = printed(notebook)

@@ -14,7 +14,7 @@ from typing import Any
 import keras
 import psutil
 import pytest
-from conftest import make_mlp
+from spark_models import make_mlp
 
 from sparkdl import SparkModel
 from sparkdl.errors import TransportError, WorkerError

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import make_mlp
+from spark_models import make_mlp
 
 import sparkdl
 from sparkdl import SparkModel

@@ -129,8 +129,15 @@ def stream_settings(settings: FeedSettings, fed: int | None = None) -> StreamSet
         fed: How many ranks get rows, the first ones; None: all.
 
     Raises:
-        ConfigError: The rows are to be given several times.
+        ConfigError: The rows are to be given several times, or ranks are to join others.
     """
+    if settings.uneven == "join":
+        raise ConfigError(
+            "the micro-batches of a stream give no batches without rows",
+            expected="uneven='keep' (the default), 'drop' or 'pad' with a streaming DataFrame",
+            received="uneven='join'",
+            hint="a micro-batch may have no rows for a rank at all, which then knows no shapes",
+        )
     if settings.epochs != 1:
         raise ConfigError(
             "the rows of a stream are given once",

@@ -149,11 +149,12 @@ class ForwardPass(Closing):
 
     def _predicted(self, start: int, stop: int, valid: Mask, parts: list[list[Any]]) -> Predicted:
         keep = self.handle_invalid == "keep"
+        types = [column.arrow_type(self.archive) for column in self.outputs]
         if not parts:
-            types = [column.arrow_type(self.archive) for column in self.outputs]
             columns = [pa.nulls(stop - start if keep else 0, kind) for kind in types]
         else:
-            columns = [to_arrow(of_column) for of_column in zip(*parts, strict=True)]
+            of_columns = zip(*parts, strict=True)
+            columns = [to_arrow(of, kind) for of, kind in zip(of_columns, types, strict=True)]
             if keep and not valid.all():
                 columns = [with_nulls(column, valid) for column in columns]
         return Predicted(start, stop, None if keep or valid.all() else valid, columns)

@@ -9,8 +9,12 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from pyspark.ml.linalg import VectorUDT
 from pyspark.sql import types as T
+from pyspark.sql.pandas.types import to_arrow_type
 
+from sparkdl.data.vectors import is_vector
+from sparkdl.errors import DataError
 from sparkdl.learner.class_scores import ClassScores
 from sparkdl.learner.predictor_archive import PredictorArchive
 from sparkdl.learner.signature import Shape
@@ -24,6 +28,7 @@ _SPARK: dict[str, T.DataType] = {
     "float32": T.FloatType(), "float64": T.DoubleType(), "int32": T.IntegerType(),
 }  # fmt: skip
 NUMBER_TYPES = tuple(_SPARK)
+_VECTOR: pa.DataType = to_arrow_type(VectorUDT())
 
 
 @dataclass(frozen=True)
@@ -37,6 +42,7 @@ class OutputColumn:
             ``PredictorArchive.scores``, ``'class'`` one with exclusive or two classes.
         dtype: Of the numbers in the column.
         thresholds: For ``'class'``: see :meth:`ClassScores.classes`.
+        vector: An array of numbers per row becomes an ML vector, whose numbers are float64.
     """
 
     name: str
@@ -44,6 +50,7 @@ class OutputColumn:
     form: Form = "values"
     dtype: NumberType = "float32"
     thresholds: tuple[float, ...] = ()
+    vector: bool = False
 
     def values(self, output: Array, scores: ClassScores | None) -> Array:
         """The column's values, ``(rows, ...)``.
@@ -72,9 +79,22 @@ class OutputColumn:
         return (*shape[:-1], 2) if predictor.scores[self.output].binary else shape
 
     def field(self, predictor: PredictorArchive) -> T.StructField:
-        """The column: a number where the model gives one per row, else a (nested) array."""
+        """The column: a number where the model gives one per row, else an array or a vector.
+
+        Raises:
+            DataError: Arrays of arrays are to become vectors.
+        """
         kind: T.DataType = _SPARK[self.dtype]
         shape = self.shape(predictor)
+        if self.vector and (shape is None or not is_number(shape)):
+            if shape is not None and len(shape) != 1:
+                raise DataError(
+                    f"column {self.name!r} cannot be a column of vectors",
+                    expected="an output with one array of numbers per row",
+                    received=f"shape {shape} per row",
+                    hint="outputMode='array', or a layer that flattens the output",
+                )
+            return T.StructField(self.name, VectorUDT())
         if shape is None:
             kind = T.ArrayType(kind)
         elif not is_number(shape):
@@ -86,6 +106,8 @@ class OutputColumn:
         """The type of the column's Arrow arrays."""
         kind: pa.DataType = pa.from_numpy_dtype(self.dtype)
         spark = self.field(predictor).dataType
+        if isinstance(spark, VectorUDT):
+            return _VECTOR
         while isinstance(spark, T.ArrayType):
             kind, spark = pa.list_(kind), spark.elementType
         return kind
@@ -96,14 +118,19 @@ def is_number(shape: Sequence[int | None]) -> bool:
     return tuple(shape) in ((), (1,))
 
 
-def to_arrow(parts: Sequence[Array]) -> pa.Array:
+def to_arrow(parts: Sequence[Array], kind: pa.DataType) -> pa.Array:
     """Values of consecutive rows, part by part, as one Arrow array.
 
     A free dimension may have another size in each part.
+
+    Args:
+        parts: The values, ``(rows, ...)``.
+        kind: See :meth:`OutputColumn.arrow_type`.
     """
+    make = _to_vectors if is_vector(kind) else _to_arrow
     if len({part.shape[1:] for part in parts}) == 1:
-        return _to_arrow(parts[0] if len(parts) == 1 else np.concatenate(parts))
-    return pa.concat_arrays([_to_arrow(part) for part in parts])
+        return make(parts[0] if len(parts) == 1 else np.concatenate(parts))
+    return pa.concat_arrays([make(part) for part in parts])
 
 
 def _to_arrow(array: Array) -> pa.Array:
@@ -115,6 +142,20 @@ def _to_arrow(array: Array) -> pa.Array:
         offsets = np.arange(count + 1, dtype=np.int32) * array.shape[axis]
         values = pa.ListArray.from_arrays(pa.array(offsets), values)
     return values
+
+
+def _to_vectors(array: Array) -> pa.Array:
+    """Rows as dense ML vectors: what Spark stores of them, made here for all rows at once."""
+    rows = len(array)
+    values = _to_arrow(array.astype(np.float64, copy=False))
+    kinds = {field.name: field.type for field in _VECTOR}
+    fields = {
+        "type": pa.array(np.ones(rows, np.int8)),
+        "size": pa.nulls(rows, kinds["size"]),
+        "indices": pa.nulls(rows, kinds["indices"]),
+        "values": values.cast(kinds["values"]),
+    }
+    return pa.StructArray.from_arrays([fields[f.name] for f in _VECTOR], fields=list(_VECTOR))
 
 
 def with_nulls(values: pa.Array, valid: npt.NDArray[np.bool_]) -> pa.Array:

@@ -14,7 +14,7 @@ from pyspark.ml.util import MLReadable, MLWritable
 from sparkdl.learner.class_scores import ClassScores, class_scores
 from sparkdl.learner.predictor_archive import PredictorArchive
 from sparkdl.learner.signature import model_signature
-from sparkdl.spark.inference.output_columns import OutputColumn
+from sparkdl.spark.inference.output_columns import Form, OutputColumn
 from sparkdl.spark.ml.checks import check_labels, check_thresholds, only_output, scores_of
 from sparkdl.spark.ml.outputs import append_outputs, appended
 from sparkdl.spark.ml.params import LOGITS_PARAM
@@ -66,17 +66,20 @@ class KerasClassificationModel(
             OutputColumn(
                 self.getOrDefault("predictionCol"), name, "class", "float64", self._thresholds()
             ),
-            OutputColumn(self.getOrDefault("probabilityCol"), name, "probability", "float64"),
-            OutputColumn(self.getOrDefault("rawPredictionCol"), name, "raw", "float64"),
+            self._vector("probabilityCol", name, "probability"),
+            self._vector("rawPredictionCol", name, "raw"),
         ]
         return [column for column in columns if column.name]
 
+    def _vector(self, param: str, output: str, form: Form) -> OutputColumn:
+        return OutputColumn(self.getOrDefault(param), output, form, "float64", vector=True)
+
     def transformSchema(self, schema: Any) -> Any:
         """The schema of ``transform``'s result; raises what ``transform`` would."""
-        return appended(self, schema, self._predictor(), self._columns(), vectors=True)
+        return appended(self, schema, self._predictor(), self._columns())
 
     def _transform(self, dataset: Any) -> Any:
-        return append_outputs(self, dataset, self._predictor(), self._columns(), vectors=True)
+        return append_outputs(self, dataset, self._predictor(), self._columns())
 
     def predictRaw(self, value: Any) -> DenseVector:
         """Logits, or logarithms of the probabilities, for the features of one row."""

@@ -68,18 +68,18 @@ class OutputsStage(FittedStage):
         for name in chosen:
             if name not in outputs:
                 raise UnknownNameError("output of the model", name, outputs)
-        return [OutputColumn(column, output) for output, column in chosen.items() if column]
+        vector = self.getOrDefault("outputMode") == "vector"
+        return [
+            OutputColumn(column, output, vector=vector)
+            for output, column in chosen.items() if column
+        ]  # fmt: skip
 
     def transformSchema(self, schema: Any) -> Any:
         """The schema of ``transform``'s result; raises what ``transform`` would."""
-        vectors = self.getOrDefault("outputMode") == "vector"
-        return appended(self, schema, self.trained.predictor, self._columns(), vectors=vectors)
+        return appended(self, schema, self.trained.predictor, self._columns())
 
     def _transform(self, dataset: Any) -> Any:
-        vectors = self.getOrDefault("outputMode") == "vector"
-        return append_outputs(
-            self, dataset, self.trained.predictor, self._columns(), vectors=vectors
-        )
+        return append_outputs(self, dataset, self.trained.predictor, self._columns())
 
 
 @has_params()

@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pyspark.ml.functions import array_to_vector
-from pyspark.ml.linalg import VectorUDT
-from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from sparkdl.errors import DataError
@@ -20,12 +17,7 @@ from sparkdl.spark.ml.trained import FittedStage
 
 
 def append_outputs(
-    stage: FittedStage,
-    frame: Any,
-    predictor: PredictorArchive,
-    outputs: Sequence[OutputColumn],
-    *,
-    vectors: bool = False,
+    stage: FittedStage, frame: Any, predictor: PredictorArchive, outputs: Sequence[OutputColumn]
 ) -> Any:
     """The frame with the columns of ``outputs``; rows keep their order, and nothing runs yet.
 
@@ -34,43 +26,25 @@ def append_outputs(
         frame: A DataFrame.
         predictor: The model.
         outputs: The columns to add.
-        vectors: Columns of arrays become ML vectors.
 
     Raises:
         DataError: A column is missing, does not fit the model, or has the name of a new one.
     """
-    appended(stage, frame.schema, predictor, outputs, vectors=vectors)
+    appended(stage, frame.schema, predictor, outputs)
     if not outputs:
         return frame
     inputs = Columns(
         stage.features, decoder=stage.trained.decoder, pad=stage.getOrDefault("pad")
     )  # fmt: skip
-    result = predict_columns(
+    return predict_columns(
         frame, predictor, inputs, outputs,
         batch_size=stage.getOrDefault("inferenceBatchSize"), use_gpu=stage.getOrDefault("useGpu"),
         handle_invalid=stage.getOrDefault("handleInvalid"),
     )  # fmt: skip
-    arrays = [
-        output.name for output in outputs
-        if vectors and isinstance(output.field(predictor).dataType, T.ArrayType)
-    ]  # fmt: skip
-    if arrays:
-        result = result.withColumns({name: _vector(F.col(_quoted(name))) for name in arrays})
-    return result
-
-
-def _vector(array: Any) -> Any:
-    """A column of arrays as ML vectors, null where it is null."""
-    return F.when(array.isNotNull(), array_to_vector(array))
 
 
 def appended(
-    stage: FittedStage,
-    schema: Any,
-    predictor: PredictorArchive,
-    outputs: Sequence[OutputColumn],
-    *,
-    vectors: bool = False,
+    stage: FittedStage, schema: Any, predictor: PredictorArchive, outputs: Sequence[OutputColumn]
 ) -> Any:
     """The schema of :func:`append_outputs`' result.
 
@@ -92,12 +66,5 @@ def appended(
                 hint="another name, or '' to leave the column out",
             )
         taken.add(output.name.lower())
-        field = output.field(predictor)
-        if vectors and isinstance(field.dataType, T.ArrayType):
-            field = T.StructField(output.name, VectorUDT())
-        fields.append(field)
+        fields.append(output.field(predictor))
     return T.StructType([*schema.fields, *fields])
-
-
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -144,8 +145,32 @@ def test_equal_rows() -> None:
     assert equal_rows([5, 3], "pad") == [5, 5]
     assert equal_rows([5, 3], "keep") == [5, 3]
     assert equal_rows([0, 0], "pad") == [0, 0]
-    with pytest.raises(DataError, match="ranks 1 have no rows"):
-        equal_rows([5, 0], "pad")
+    assert equal_rows([5, 3], "join") == [5, 3]
+    for uneven in ("pad", "join"):
+        with pytest.raises(DataError, match="ranks 1 have no rows"):
+            equal_rows([5, 0], uneven)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 100])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_who_joins_gives_as_many_batches_as_the_rank_with_most(size: int, shuffle: bool) -> None:
+    """3 rows beside 8: the batches that the rows do not fill have fewer, or none, of the shape."""
+    rows = pa.record_batch(
+        {"n": np.arange(3), "x": [[1.0, 2.0]] * 3, "text": ["a"] * 3, "list": [[1], [], [2, 3]]}
+    )
+    feed = Feed([rows], epochs=2, joined=8, shuffle=shuffle)
+    for epoch in range(2):
+        assert feed.epoch == epoch
+        batches = [feed.next_batch(size) for _ in range(math.ceil(8 / size))]
+        begins = range(0, 8, size)
+        assert [len(b["n"]) for b in batches] == [max(0, min(size, 3 - at)) for at in begins]
+        assert all(len(b["text"]) == len(b["list"]) == len(b["n"]) for b in batches)
+        assert all(b["x"].shape == (len(b["n"]), 2) for b in batches)
+        assert all(b["n"].dtype == np.int64 for b in batches)
+        assert sorted(n for b in batches for n in b["n"].tolist()) == [0, 1, 2]
+    assert feed.should_stop()
+    assert feed.next_batch(size) == {}
+    assert list(Feed([rows.select(["n"])], joined=8)) == [{"n": n} for n in range(3)]
 
 
 @pytest.mark.parametrize("size", [0, -1, 2.5])

@@ -70,6 +70,24 @@ def test_a_row_has_the_same_bits_whatever_comes_with_it() -> None:
             assert part.tobytes() == whole[start:stop].tobytes()
 
 
+def test_inputs_are_taken_wherever_they_lie_in_memory() -> None:
+    """At the beginning of a cache line or not, read-only, or backwards."""
+    predictor = make_predictor(network())
+    width = predictor.model.input_shape[1]
+    x = np.random.default_rng(0).normal(size=(8, width)).astype("float32")
+    (want,) = predictor.predict({"x": x.copy()}, 8).values()
+    memory = np.zeros(x.nbytes + 64, np.uint8)
+    for start in range(0, 64, 4):
+        given = memory[start : start + x.nbytes].view(np.float32).reshape(x.shape)
+        given[...] = x
+        given.flags.writeable = start % 8 == 0
+        (got,) = predictor.predict({"x": given}, 8).values()
+        np.testing.assert_array_equal(got, want)
+        np.testing.assert_array_equal(given, x)
+    (got,) = predictor.predict({"x": x[::-1]}, 8).values()
+    np.testing.assert_array_equal(got[::-1], want)
+
+
 def test_some_outputs_and_layers() -> None:
     left, right = keras.Input((4,), name="left"), keras.Input((2,), name="right")
     joined = layers.Concatenate(name="joined")([left, right])

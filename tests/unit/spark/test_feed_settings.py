@@ -11,7 +11,7 @@ from sparkdl.errors import ConfigError, UnknownNameError
 
 
 @pytest.mark.parametrize(
-    "given", [{"epochs": 2}, {"shuffle": True}, {"seed": 3}, {"uneven": "pad"},
+    "given", [{"epochs": 2}, {"shuffle": True}, {"seed": 3}, {"uneven": "pad"}, {"uneven": "join"},
               {"memory_budget_mb": 64}],
 )  # fmt: skip
 def test_what_has_no_effect_without_data_is_refused(given: dict[str, Any]) -> None:
@@ -21,6 +21,6 @@ def test_what_has_no_effect_without_data_is_refused(given: dict[str, Any]) -> No
 
 def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(UnknownNameError, match="uneven"):
-        sparkdl.run(print, uneven="join")
+        sparkdl.run(print, uneven="split")
     with pytest.raises(ConfigError, match="epochs"):
         sparkdl.run(print, epochs=0)

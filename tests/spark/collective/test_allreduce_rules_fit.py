@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from conftest import make_mlp
+from spark_models import make_mlp
 
 from sparkdl import SparkModel, load_spark_model
 from sparkdl.collective.rules import DiLoCoExchangeRule, OneBitAdam, StragglerDrop, rule_names

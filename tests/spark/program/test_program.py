@@ -17,6 +17,7 @@ import numpy as np
 import program_cases
 import psutil
 import pytest
+from test_gpu import run_script
 
 from sparkdl.errors import ConfigError, ResourceError, WaitTimeoutError, WorkerError
 from sparkdl.network import Network
@@ -205,7 +206,7 @@ def kill_when_told(node: Any, path: str) -> None:
 
 @pytest.mark.slow
 def test_thirty_nodes_and_an_actor_learner_of_four_actors() -> None:
-    script = Path(__file__).parent / "scripts" / "many_nodes.py"
+    script = Path(__file__).parents[1] / "scripts" / "many_nodes.py"
     done = subprocess.run(
         [sys.executable, str(script)], capture_output=True, text=True, timeout=580, check=False
     )
@@ -214,6 +215,10 @@ def test_thirty_nodes_and_an_actor_learner_of_four_actors() -> None:
     assert told["ring"] == [sum(range(31)), *[None] * 29]
     assert told["return"] >= actor_learner.TARGET
     assert told["learner_s"] < 120
+
+
+def test_nodes_see_the_gpus_of_their_group() -> None:
+    assert "GPU-PROGRAM-OK" in run_script("gpu_program.py")
 
 
 def say(what: str) -> None:

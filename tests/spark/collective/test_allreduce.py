@@ -16,7 +16,7 @@ import keras
 import numpy as np
 import psutil
 import pytest
-from conftest import make_mlp
+from spark_models import make_mlp
 from test_gpu import run_script
 from test_robustness import _AtEpoch, _python_workers, _Raises
 
@@ -381,7 +381,7 @@ def test_workers_that_run_another_backend_train_in_children() -> None:
 def test_spark_connect() -> None:
     """In a process of its own: a client that the executors are never told how to reach."""
     pytest.importorskip("grpc_status", reason="pyspark[connect] is not installed")
-    script = Path(__file__).parent / "scripts" / "connect_fit.py"
+    script = Path(__file__).parents[1] / "scripts" / "connect_fit.py"
     done = subprocess.run(
         [sys.executable, str(script)], capture_output=True, text=True, timeout=200,
     )  # fmt: skip

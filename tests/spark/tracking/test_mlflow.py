@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import make_mlp
+from spark_models import make_mlp
 
 import sparkdl.mlflow
 from sparkdl import SparkModel

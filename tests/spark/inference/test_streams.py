@@ -11,7 +11,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from conftest import make_mlp
+from spark_models import make_mlp
 
 import sparkdl
 from sparkdl import SparkModel

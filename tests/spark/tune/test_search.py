@@ -408,7 +408,7 @@ print(json.dumps([[r.number, r.state, r.epochs, r.params, r.metrics] for r in st
 
 @pytest.mark.slow
 def test_a_killed_driver_goes_on_where_it_was(tmp_path: Path) -> None:
-    tests = str(Path(__file__).resolve().parents[1])
+    tests = str(Path(__file__).resolve().parents[2])
 
     def start(folder: str, resume: bool) -> Any:
         code = SEARCH.format(tests=tests, folder=str(tmp_path / folder), resume=resume)

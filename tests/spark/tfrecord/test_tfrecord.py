@@ -129,7 +129,7 @@ def test_a_broken_file_is_named_and_its_byte(spark: Any, tmp_path: Path) -> None
 
 @pytest.mark.slow
 def test_on_spark_connect() -> None:
-    script = Path(__file__).parent / "scripts" / "connect_tfrecord.py"
+    script = Path(__file__).parents[1] / "scripts" / "connect_tfrecord.py"
     done = subprocess.run(
         [sys.executable, str(script)], capture_output=True, text=True, timeout=200, check=False
     )

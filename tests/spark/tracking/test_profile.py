@@ -8,8 +8,8 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from conftest import make_mlp
 from pyspark.sql import functions as F
+from spark_models import make_mlp
 
 from sparkdl import SparkModel
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import make_mlp
+from spark_models import make_mlp
 
 import sparkdl
 from sparkdl import SparkModel, load_spark_model
@@ -142,7 +142,7 @@ def test_models_and_checkpoints(mounted: str, tmp_path: Path, digits_df: Any) ->
 
 @pytest.mark.slow
 def test_on_spark_connect() -> None:
-    script = Path(__file__).parent / "scripts" / "connect_files.py"
+    script = Path(__file__).parents[1] / "scripts" / "connect_files.py"
     done = subprocess.run(
         [sys.executable, str(script)], capture_output=True, text=True, timeout=200, check=False
     )

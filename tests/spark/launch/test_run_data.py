@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from pyarrow import feather
@@ -35,6 +36,24 @@ def test_every_rank_takes_equal_steps(spark: Any) -> None:
     padded = sparkdl.run(take, (16,), num_workers=2, data=df, uneven="pad", shuffle=True)
     assert padded[0][0] == padded[1][0]
     assert padded[0][1] | padded[1][1] == set(range(101))
+
+
+def test_ranks_without_rows_join_the_others(spark: Any, tmp_path: Path) -> None:
+    """The mean of 0 to 100 by a sum over all ranks at every batch, which all of them must reach."""
+    path = str(tmp_path / "rows.parquet")
+    spark.range(0, 101, 1, 3).selectExpr("id", "array(float(id), 2.0f) as x").write.parquet(path)
+
+    def mean(feed: Any) -> tuple[float, list[int]]:
+        total, sizes = np.zeros(2), []
+        for batch in feed.batches(50):
+            assert batch["x"].shape == (len(batch["id"]), 2)
+            own = np.array([float(batch["id"].sum()), float(len(batch["id"]))])
+            total += sparkdl.communicator().all_reduce(own)
+            sizes.append(len(batch["id"]))
+        return total[0] / total[1], sizes
+
+    ranks = sparkdl.run(mean, num_workers=2, data=path, uneven="join", spark=spark)
+    assert ranks == [(50.0, [50, 0]), (50.0, [50, 1])]
 
 
 @pytest.mark.parametrize("column", ["string(id) as text", "timestamp_seconds(id) as moment"])
@@ -84,7 +103,7 @@ def test_a_function_that_fails_while_it_is_fed_raises_here(spark: Any) -> None:
     with pytest.raises(ConfigError, match="cannot be fed"):
         sparkdl.run(fail, num_workers=2, data=[1, 2, 3])
     with pytest.raises(ConfigError, match="uneven"):
-        sparkdl.run(fail, num_workers=2, data=spark.range(3), uneven="join")
+        sparkdl.run(fail, num_workers=2, data=spark.range(3), uneven="split")
 
 
 def test_frameworks_take_the_feed(spark: Any) -> None:

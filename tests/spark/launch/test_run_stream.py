@@ -251,6 +251,7 @@ def test_what_no_stream_can_feed(spark: Any, source: Any) -> None:
     for wrong, said in [
         ({"epochs": 2}, "given once"),
         ({"epochs": None}, "given once"),
+        ({"uneven": "join"}, "no batches without rows"),
         ({"trigger": "now"}, "availableNow"),
         ({"checkpoint_dir": 3}, "a path or URI"),
         ({"stall_timeout_s": 0}, "stall_timeout_s"),

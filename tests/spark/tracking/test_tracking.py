@@ -12,7 +12,7 @@ from typing import Any
 
 import keras
 import pytest
-from conftest import make_mlp
+from spark_models import make_mlp
 
 import sparkdl
 from sparkdl import SparkModel

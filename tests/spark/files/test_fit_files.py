@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import make_mlp
 from pyarrow import feather
+from spark_models import make_mlp
 
 import sparkdl
 from sparkdl import SparkModel

@@ -14,7 +14,7 @@ import pytest
 import sparkdl
 from sparkdl import SparkModel, cli, load_spark_model
 
-SCRIPTS = Path(__file__).parent / "scripts"
+SCRIPTS = Path(__file__).parents[1] / "scripts"
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ import sparkdl
 from sparkdl import SparkDLError
 
 pytestmark = pytest.mark.timeout(500)
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def _can_plant() -> bool:
@@ -32,7 +32,7 @@ def reports() -> dict[str, Any]:
     if not _can_plant():
         pytest.skip("faults are planted with unshare and mount, which need root's rights here")
     ran = subprocess.run(
-        [sys.executable, str(Path(__file__).parent / "scripts" / "doctor_faults.py")],
+        [sys.executable, str(Path(__file__).parents[1] / "scripts" / "doctor_faults.py")],
         env=dict(os.environ),
         capture_output=True, text=True, timeout=400,
     )  # fmt: skip

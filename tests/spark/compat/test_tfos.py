@@ -356,7 +356,7 @@ def test_the_gpus_are_asked_for_by_the_module_compat() -> None:
 
 
 def test_two_nodes_on_two_cores_while_a_job_feeds_them() -> None:
-    script = Path(__file__).parent / "scripts" / "two_cores.py"
+    script = Path(__file__).parents[1] / "scripts" / "two_cores.py"
     done = subprocess.run(
         [sys.executable, str(script)], capture_output=True, text=True, timeout=300, check=False
     )
