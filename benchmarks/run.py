@@ -23,6 +23,17 @@ SCRIPTS = [
     ("stragglers.py",),
     ("slow_network.py",),
     ("scale.py",),
+    ("exchange.py", "--repeats", "5"),
+    ("high_rates.py",),
+    ("encryption.py",),
+    ("inference.py", "--rows", "1000000"),
+    ("pipelines.py",),
+    ("tune.py",),
+    ("tracking.py", "--epochs", "20"),
+    ("tfrecord.py",),
+    ("out_of_core.py",),
+    ("feeding.py", "--rows", "1000000", "--spark", "--frame"),
+    ("program_calls.py",),
 ]
 
 

@@ -18,9 +18,9 @@ pytestmark = [
 ]
 
 
-def run(script: str, *arguments: str) -> str:
+def run(script: str, *arguments: str, quick: str = "--quick") -> str:
     done = subprocess.run(
-        [sys.executable, str(BENCHMARKS / script), "--quick", *arguments],
+        [sys.executable, str(BENCHMARKS / script), *filter(None, [quick]), *arguments],
         capture_output=True, text=True, timeout=280, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
@@ -54,3 +54,8 @@ def test_scale(tmp_path: Path) -> None:
     told = run("scale.py", "--plot", str(figure))
     assert "100 Gbit/s" in told
     assert figure.read_text().startswith("<?xml")
+
+
+def test_searches_side_by_side() -> None:
+    told = run("tune.py", "--part", "asha", "--trials", "4", quick="")
+    assert told.count("points below random search's best") == 2

@@ -268,6 +268,59 @@ def _same(buffer, at, names, name, length):
 
 
 @njit(cache=True, nogil=True)
+def _short_number(buffer, position, end, names, name, length):
+    """``(kind, bits, position behind it)`` of a feature that has this key and one number.
+
+    Only of a feature whose lengths take a byte each, as nearly all do: tags and lengths are then
+    known from the key's length and the number's, and are compared all at once. The position is -1
+    for any other feature.
+    """
+    other = (np.int64(0), np.int64(0), np.int64(-1))
+    at = position + 4 + length  # behind the key
+    if length > 100 or at + 7 > end:
+        return other
+    word = _load_word(buffer, at)  # value: tag, length; list: tag, length; numbers: tag, length
+    kind = (word >> np.uint64(19)) & np.uint64(0x1F)
+    size = (word >> np.uint64(40)) & np.uint64(0xFF)
+    behind = at + 6 + np.int64(size)
+    if size == np.uint64(0) or size > np.uint64(8) or behind > end:
+        return other
+    value = np.uint64(0x12) | ((size + np.uint64(4)) << np.uint64(8))
+    listed = np.uint64(2) | (kind << np.uint64(3)) | ((size + np.uint64(2)) << np.uint64(8))
+    packed = np.uint64(0x0A) | (size << np.uint64(8))
+    if word & np.uint64(0xFFFFFFFFFFFF) != (
+        value | (listed << np.uint64(16)) | (packed << np.uint64(32))
+    ):
+        return other
+    entry = np.uint64(0x0A) | ((size + np.uint64(length) + np.uint64(8)) << np.uint64(8))
+    key = np.uint64(0x0A) | (np.uint64(length) << np.uint64(8))
+    if _load_word(buffer, position) & np.uint64(0xFFFFFFFF) != entry | (key << np.uint64(16)):
+        return other
+    if not _same(buffer, position + 4, names, name, length):
+        return other
+    unused = np.uint64(8) * (np.uint64(8) - size)
+    bits = _load_word(buffer, at + 6) << unused >> unused
+    if kind == np.uint64(2):
+        return (np.int64(2), np.int64(bits), behind) if size == np.uint64(4) else other
+    # Of a varint all bytes but the last have the highest bit; the others are seven bits each.
+    going = np.uint64(0x0080808080808080) & (
+        (np.uint64(1) << (np.uint64(8) * size - np.uint64(8))) - np.uint64(1)
+    )
+    if kind != np.uint64(3) or bits & np.uint64(0x8080808080808080) != going:
+        return other
+    bits = (bits & np.uint64(0x007F007F007F007F)) | (
+        (bits & np.uint64(0x7F007F007F007F00)) >> np.uint64(1)
+    )
+    bits = (bits & np.uint64(0x00003FFF00003FFF)) | (
+        (bits & np.uint64(0x3FFF00003FFF0000)) >> np.uint64(2)
+    )
+    bits = (bits & np.uint64(0x000000000FFFFFFF)) | (
+        (bits & np.uint64(0x0FFFFFFF00000000)) >> np.uint64(4)
+    )
+    return np.int64(3), np.int64(bits), behind
+
+
+@njit(cache=True, nogil=True)
 def index_examples(
     buffer, starts, ends, names, name_starts, is_single, kinds, begins, stops, values
 ):
@@ -295,6 +348,17 @@ def index_examples(
         if position < 0 or features_end != ends[record]:
             return False
         while position < features_end:
+            if columns > 0 and is_single[guess]:
+                length = name_starts[guess + 1] - name_starts[guess]
+                short, bits, behind = _short_number(
+                    buffer, position, features_end, names, name_starts[guess], length
+                )
+                if behind >= 0:
+                    kinds[guess, record] = short
+                    values[guess, record] = bits
+                    position = behind
+                    guess = guess + 1 if guess + 1 < columns else 0
+                    continue
             entry, entry_end = _take(buffer, position, features_end, 0x0A)
             if entry < 0:
                 return False
