@@ -48,19 +48,19 @@ def count_bytes(size: int) -> None:
     _seen_bytes += size
 
 
-def compiled() -> ModuleType | None:
-    """The compiled loops, if they are worth while and numba is installed."""
-    return _load() if _seen_bytes >= COMPILED_FROM else None
+def compiled(module: str = "kernels") -> ModuleType | None:
+    """A module of compiled loops, if they are worth while and numba is installed."""
+    return _load(module) if _seen_bytes >= COMPILED_FROM else None
 
 
 @cache
-def _load() -> ModuleType | None:
+def _load(module: str) -> ModuleType | None:
     try:
         from numba import config
 
         if config.DISABLE_JIT:
             return None
-        return importlib.import_module("sparkdl.data.tfrecord.kernels")
+        return importlib.import_module(f"sparkdl.data.tfrecord.{module}")
     except ModuleNotFoundError:
         return None
     except (ImportError, RuntimeError) as error:  # another NumPy; no folder for compiled loops
@@ -319,7 +319,7 @@ def index_examples(
     Returns:
         None if a record is not of the form that writers write, or without numba.
     """
-    loops = compiled()
+    loops = compiled("example_kernels")
     if loops is None:
         return None
     name_starts = np.cumsum([0, *(len(name) for name in names)], dtype=np.int64)
