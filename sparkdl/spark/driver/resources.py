@@ -31,6 +31,8 @@ def resource_profile(resources: Mapping[str, float] | None, spark: Any) -> Resou
     from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
 
     requests = TaskResourceRequests()
+    if "cpus" not in resources:  # Spark cannot count the slots of a barrier stage without
+        requests.cpus(int(spark.conf.get("spark.task.cpus", "1")))
     for name, amount in resources.items():
         if name == "cpus":
             requests.cpus(amount)

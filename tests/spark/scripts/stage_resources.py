@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from typing import Any
 
 os.environ["PYSPARK_PYTHON"] = sys.executable
@@ -19,14 +20,18 @@ def main() -> None:
     from sparkdl import SparkModel
     from sparkdl.errors import ConfigError, ResourceError
 
-    def session(master: str) -> Any:
-        spark = (
+    def session(master: str, gpus: str | None = None) -> Any:
+        builder = (
             SparkSession.builder.master(master)
             .config("spark.driver.host", "127.0.0.1")
             .config("spark.ui.enabled", "false")
             .config("spark.executorEnv.PYTHONPATH", os.environ["PYTHONPATH"])
-            .getOrCreate()
         )
+        for owner in ("worker", "executor") if gpus else ():
+            builder = builder.config(f"spark.{owner}.resource.gpu.amount", "2").config(
+                f"spark.{owner}.resource.gpu.discoveryScript", gpus
+            )
+        spark = builder.getOrCreate()
         spark.sparkContext.setLogLevel("OFF")
         return spark
 
@@ -53,6 +58,19 @@ def main() -> None:
         SparkModel(model, resources={"fpga": 1}).fit(frame, verbose=0)
     assert frame.count() == 200, "other stages have all four cores"
     spark.stop()
+
+    with tempfile.TemporaryDirectory() as folder:
+        script = os.path.join(folder, "gpus.sh")
+        with open(script, "w") as file:
+            file.write('#!/bin/sh\necho \'{"name": "gpu", "addresses": ["0", "1"]}\'\n')
+        os.chmod(script, 0o755)
+        spark = session("local-cluster[1,2,2048]", script)
+        for mode in ("asynchronous", "allreduce"):
+            spark_model = SparkModel(model, mode, resources={"gpu": 1})
+            spark_model.fit(rows(spark), epochs=1, verbose=0)
+            assert spark_model.summary is not None
+            assert sorted(spark_model.summary.gpus.values()) == [("0",), ("1",)], mode
+        spark.stop()
 
     spark = session("local[2]")
     with pytest.raises(ConfigError, match="training stage alone on this cluster"):
