@@ -13,8 +13,13 @@ ALIGNMENT = 64
 
 
 def aligned_empty(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """An array of undefined numbers whose memory begins at a multiple of :data:`ALIGNMENT`."""
+    """An array of undefined numbers whose memory begins at a multiple of :data:`ALIGNMENT`.
+
+    One of objects (texts) lies anywhere: no framework takes its memory.
+    """
     kind = np.dtype(dtype)
+    if kind.hasobject:
+        return np.empty(shape, kind)
     size_bytes = math.prod(shape) * kind.itemsize
     memory = np.empty(size_bytes + ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % ALIGNMENT

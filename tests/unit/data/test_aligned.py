@@ -22,6 +22,13 @@ def test_memory_begins_at_a_cache_line(shape: tuple[int, ...], dtype: str) -> No
         assert array.sum() == array.size
 
 
+def test_texts_lie_anywhere() -> None:
+    array = aligned_empty((2, 3), object)
+    array[...] = "text"
+    assert array.shape == (2, 3)
+    assert array.dtype == object
+
+
 def test_nothing_is_copied_that_lies_right() -> None:
     right = aligned_empty((4, 16), "float32")
     right[...] = np.arange(64).reshape(4, 16)

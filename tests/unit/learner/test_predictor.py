@@ -88,6 +88,18 @@ def test_inputs_are_taken_wherever_they_lie_in_memory() -> None:
     np.testing.assert_array_equal(got[::-1], want)
 
 
+def test_texts_that_fill_a_part_of_a_forward_pass() -> None:
+    words = layers.TextVectorization(max_tokens=10, output_sequence_length=2)
+    words.adapt(["good film", "bad film"])
+    model = keras.Sequential(
+        [keras.Input((1,), dtype="string"), words, layers.Embedding(10, 2), layers.Flatten()]
+    )
+    given = np.array([["good film"], ["bad"], ["film film"]], object)
+    (values,) = make_predictor(model).predict({"x": given}, 8).values()
+    want = model(keras.ops.convert_to_tensor(given), training=False)
+    np.testing.assert_allclose(values, want, atol=1e-6)
+
+
 def test_some_outputs_and_layers() -> None:
     left, right = keras.Input((4,), name="left"), keras.Input((2,), name="right")
     joined = layers.Concatenate(name="joined")([left, right])
