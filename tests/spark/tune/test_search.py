@@ -393,7 +393,7 @@ import json, sys
 import numpy as np
 sys.path.insert(0, {tests!r})
 from pyspark.sql import SparkSession
-from spark.test_search import build
+from spark.tune.test_search import build
 from sparkdl import tune
 spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
 rng = np.random.default_rng(0)
