@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 ALIGNMENT = 64
-"""Bytes; TensorFlow's kernels read whole cache lines."""
+"""Bytes: of a cache line, where TensorFlow's own tensors begin."""
 
 
 def aligned_empty(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:

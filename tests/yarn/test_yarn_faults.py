@@ -167,8 +167,8 @@ def test_folders_denied_and_full(submit: Submitter, hadoop: MiniHadoop) -> None:
         if kind == "full" and what in ("lines", "board") and error["type"] is None:
             # there was room for the file's name: the fit goes on without its log, and says so
             of_quota = [text for text in error["warnings"] if "quota" in text.lower()]
-            assert of_quota, error
-            error["text"] = of_quota[0]
+            assert len(of_quota) == 1, error
+            (error["text"],) = of_quota
         else:
             assert error["type"] == "ResourceError", (case, error)
         if kind == "denied":
