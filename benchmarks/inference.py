@@ -23,6 +23,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -239,6 +240,7 @@ def compare(part: str, rows: int, batch_size: int, repeats: int, peer_too: bool)
         print(f"\nbatch udf around predict, {few:,} rows: {own:,.0f} rows/s", flush=True)
     frame.unpersist()
     spark.stop()
+    shutil.rmtree(folder, ignore_errors=True)
     if peer_too:
         print(f"Elephas: {rows / elephas(part, rows):,.0f} rows/s", flush=True)
 
