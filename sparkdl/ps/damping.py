@@ -11,8 +11,17 @@ trains next::
 ``mine`` is this worker's last change, ``moved`` what the center moved meanwhile by the changes of
 all, ``next`` the worker's change from there. Where the changes of the others help, ``next`` goes on
 with all of them as much as with the worker's own, and d is about 0. Where they went too far,
-``next`` takes back a part of them, and d is below 0. Taking the difference removes what momentum,
-or noise, makes of consecutive changes of one worker alone.
+``next`` takes back a part of them, and d is below 0. Taking the difference removes what noise makes
+of consecutive changes of one worker alone.
+
+With momentum, consecutive changes of one worker go the same way whatever the others do, so
+``cos(mine, next)`` is above 0. Then the others' changes alone are looked at, and what momentum
+carries over from the worker's last change is taken out of the next one first::
+
+    others = moved - counted(mine)
+    d = <others, next - r mine> / (|moved| |next|),    r = <mine, next> / <mine, mine>
+
+Both are the same where ``cos(mine, next)`` is 0.
 
 The part that counts is ``clip(1 + GAIN · mean(d), 1/p, 1)`` for p workers. ADR 0061 has the
 measurements.
@@ -27,7 +36,7 @@ import numpy as np
 from sparkdl.optimizers.blocks import each_block
 from sparkdl.weights import FloatArray
 
-GAIN = 5.0
+GAIN = 10.0
 MEMORY = 0.9
 """Weight of what was seen before in the mean of d, at each exchange."""
 LOOK_EVERY = 4
@@ -55,6 +64,7 @@ class Damping:
         self._base: FloatArray | None = None
         self._change: FloatArray | None = None
         self._length = 0.0  # of the last change
+        self._last_factor = 1.0  # the part of the last change that counted
         self._unseen = LOOK_EVERY  # batches since the last look began
 
     def apply(self, local: FloatArray, base: FloatArray, batches: int) -> None:
@@ -92,12 +102,25 @@ class Damping:
         length = _length(change)
         if self._base is not None and self._change is not None:
             moved = base - self._base
-            others = _cosine(moved, change, _length(moved) * length)
-            difference = others - _cosine(self._change, change, self._length * length)
+            difference = self._difference(moved, self._change, change, length)
             self._mean = MEMORY * self._mean + (1 - MEMORY) * difference
             self.factor = min(1.0, max(self._least, 1.0 + GAIN * self._mean))
+        self._last_factor = self.factor
         self._base, self._change = (base.copy(), change) if keeps else (None, None)
         self._length, self._unseen = length, 0 if keeps else self._unseen
+
+    def _difference(
+        self, moved: FloatArray, mine: FloatArray, change: FloatArray, length: float
+    ) -> float:
+        """The module's d: below 0 where ``change`` takes back what the others did."""
+        distance = _length(moved)
+        own = _cosine(mine, change, self._length * length)
+        along = _cosine(moved, change, distance * length)
+        if own <= 0 or distance == 0:
+            return along - own
+        share = self._last_factor * self._length / distance
+        agreement = _cosine(moved, mine, distance * self._length) - share
+        return along - own * share - own * agreement
 
 
 def _length(a: FloatArray) -> float:

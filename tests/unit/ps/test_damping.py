@@ -82,6 +82,29 @@ def test_changes_in_one_direction_count_in_full() -> None:
     assert centers[-1].mean() > 0.95 * plain[-1].mean()
 
 
+@pytest.mark.parametrize("workers", [2, 4, 8])
+def test_momentum_alone_is_not_damped(workers: int) -> None:
+    """A flat loss: each worker goes on with most of its own last change, and nothing is too much.
+
+    Such a worker's next change has a cosine of 0.8 with its own last one, and of 0.8 / sqrt(p) with
+    what all p moved.
+    """
+    rng = np.random.default_rng(0)
+    center = np.zeros(SIZE, np.float32)
+    bases = [center.copy() for _ in range(workers)]
+    velocities = [np.zeros(SIZE, np.float32) for _ in range(workers)]
+    made = [Damping(workers, SIZE) for _ in range(workers)]
+    for number in range(100 * workers):
+        rank = number % workers
+        velocities[rank] *= 0.8
+        velocities[rank] += rng.standard_normal(SIZE).astype(np.float32)
+        local = bases[rank] + velocities[rank]
+        made[rank].apply(local, bases[rank], LOOK_EVERY)
+        center += local - bases[rank]
+        bases[rank][...] = center
+    assert min(d.counted for d in made) > 0.8
+
+
 def test_statistics_are_not_scaled() -> None:
     damping = Damping(2, 3)
     damping.factor = 0.5
