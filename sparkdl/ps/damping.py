@@ -15,11 +15,10 @@ with all of them as much as with the worker's own, and d is about 0. Where they 
 of consecutive changes of one worker alone.
 
 With momentum, consecutive changes of one worker go the same way whatever the others do, so
-``cos(mine, next)`` is above 0. Then the others' changes alone are looked at, and what momentum
-carries over from the worker's last change is taken out of the next one first::
+``cos(mine, next)`` is above 0. Then what momentum carries over from the worker's last change is
+taken out of the next one first, which leaves what the others' changes alone do to it::
 
-    others = moved - counted(mine)
-    d = <others, next - r mine> / (|moved| |next|),    r = <mine, next> / <mine, mine>
+    d = cos(moved, next) - cos(mine, next) cos(moved, mine)
 
 Both are the same where ``cos(mine, next)`` is 0. Two workers keep half of the first d there: when
 momentum is mistaken for overshoot they train as the average of two, which costs them little, and at
@@ -68,7 +67,6 @@ class Damping:
         self._base: FloatArray | None = None
         self._change: FloatArray | None = None
         self._length = 0.0  # of the last change
-        self._last_factor = 1.0  # the part of the last change that counted
         self._unseen = LOOK_EVERY  # batches since the last look began
 
     def apply(self, local: FloatArray, base: FloatArray, batches: int) -> None:
@@ -109,7 +107,6 @@ class Damping:
             difference = self._difference(moved, self._change, change, length)
             self._mean = MEMORY * self._mean + (1 - MEMORY) * difference
             self.factor = min(1.0, max(self._least, 1.0 + GAIN * self._mean))
-        self._last_factor = self.factor
         self._base, self._change = (base.copy(), change) if keeps else (None, None)
         self._length, self._unseen = length, 0 if keeps else self._unseen
 
@@ -124,9 +121,7 @@ class Damping:
             return along - own
         if self._least == 0.5:  # two workers
             return CAUTION * (along - own)
-        share = self._last_factor * self._length / distance
-        agreement = _cosine(moved, mine, distance * self._length) - share
-        return along - own * share - own * agreement
+        return along - own * _cosine(moved, mine, distance * self._length)
 
 
 def _length(a: FloatArray) -> float:
