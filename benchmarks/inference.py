@@ -2,20 +2,23 @@
 
     python benchmarks/inference.py [--part rows images pictures memory] [--rows 1000000]
                                    [--images 1000] [--repeats 3] [--peers]
+                                   [--arrow-batch-mib 4]
 
 ``rows``: a network 100-64-64-10 over rows of 100 floats. ``images``: a small CNN over images of
 224x224x3 floats. ``pictures``: the same CNN over rows as ``spark.read.format("image")`` gives them,
 224x224x3 bytes; the batch udf makes arrays of the bytes as Spark's guide to it does. Every case
-reads the same cached frame and drops its result (Spark's ``noop`` sink); the cases alternate,
-medians are printed. "limit" is what can be had at all: an empty ``mapInArrow`` over the same rows,
-plus the forward passes of bare Keras over arrays in as many processes. "transform" is that of
-``sparkdl.ml.KerasTransformer``, "classifier" that of a fitted ``KerasClassificationModel`` (three
-columns: a double and two vectors), "batch udf" is ``pyspark.ml.functions.predict_batch_udf`` around
-Keras' ``predict`` (as its documentation has it; with ``--peers``, on a twentieth of the rows) or
-``predict_on_batch``. With ``--peers`` also Elephas' ``SparkModel.predict`` on an RDD of arrays, in
-a session of its own (the second call of it). ``memory``: how much the peak memory of the Python
-workers grows from a partition of few rows to one of all rows, and from 64 images to all of them
-(``--images``: 4,000 are 2.3 GiB of floats).
+reads the same cached frame and drops its result (Spark's ``noop`` sink); the cases alternate, in
+another order each time, medians are printed. ``--arrow-batch-mib`` is the session's
+``spark.sql.execution.arrow.maxBytesPerBatch`` (Spark's own: 64). "limit" is what can be had at all:
+an empty ``mapInArrow`` over the same rows, plus the forward passes of bare Keras over arrays in as
+many processes. "transform" is that of ``sparkdl.ml.KerasTransformer``, "classifier" that of a
+fitted ``KerasClassificationModel`` (three columns: a double and two vectors), "batch udf" is
+``pyspark.ml.functions.predict_batch_udf`` around Keras' ``predict`` (as its documentation has it;
+with ``--peers``, on a twentieth of the rows) or ``predict_on_batch``. With ``--peers`` also
+Elephas' ``SparkModel.predict`` on an RDD of arrays, in a session of its own (the second call of
+it), and sparkdl's on the same. ``memory``: how much the peak memory of the Python workers grows
+from a partition of few rows to one of all rows, and from 64 images to all of them (``--images``:
+4,000 are 2.3 GiB of floats).
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import shutil
 import subprocess
 import sys
@@ -117,11 +121,55 @@ def elephas(part: str, rows: int) -> float:
     raise RuntimeError(done.stdout[-2000:] + done.stderr[-4000:])
 
 
+def predict_rdd(spark: Any, spark_model: Any, rows: int, batch_size: int) -> float:
+    """Seconds of the second predict of an RDD of arrays, made and collected as for Elephas."""
+    shape = spark_model.model.input_shape[1:]
+    count = rows // PROCESSES
+
+    def make(number: int) -> list[np.ndarray]:
+        rng = np.random.default_rng(number)
+        return list(rng.normal(size=(count, *shape)).astype("float32"))
+
+    rdd = spark.sparkContext.parallelize(range(PROCESSES), PROCESSES).flatMap(make).cache()
+    rdd.count()
+    for _ in range(2):
+        started = time.perf_counter()
+        predicted = spark_model.predict(rdd, batch_size=batch_size).collect()
+        seconds = time.perf_counter() - started
+    assert len(predicted) == count * PROCESSES
+    return seconds
+
+
 def drop(frame: Any) -> None:
     frame.write.format("noop").mode("overwrite").save()
 
 
-def compare(part: str, rows: int, batch_size: int, repeats: int, peer_too: bool) -> None:
+def time_cases(cases: dict[str, Callable[[], None]], repeats: int) -> dict[str, float]:
+    """Median seconds of each case; in every round all cases run once, in another order."""
+    seconds: dict[str, list[float]] = {name: [] for name in cases}
+    for case in cases.values():  # imports, traces, the JVM's compiler
+        case()
+    order = random.Random(0)
+    for _ in range(repeats):
+        for name in order.sample(list(cases), len(cases)):
+            started = time.perf_counter()
+            cases[name]()
+            seconds[name].append(time.perf_counter() - started)
+            print(f"{name}: {seconds[name][-1]:.2f} s", file=sys.stderr, flush=True)
+    return {name: median(values) for name, values in seconds.items()}
+
+
+def start(arrow_batch_mib: int) -> Any:
+    """A session of two executors whose Arrow batches have at most so many MiB; 0: Spark's own."""
+    spark = start_spark(PROCESSES)
+    if arrow_batch_mib:
+        spark.conf.set("spark.sql.execution.arrow.maxBytesPerBatch", arrow_batch_mib << 20)
+    return spark
+
+
+def compare(
+    part: str, rows: int, batch_size: int, repeats: int, peer_too: bool, arrow_batch_mib: int
+) -> None:
     import pyarrow as pa
     from pyspark.ml.functions import predict_batch_udf
     from pyspark.sql import types as T
@@ -129,7 +177,7 @@ def compare(part: str, rows: int, batch_size: int, repeats: int, peer_too: bool)
     import sparkdl
     from sparkdl.ml import KerasClassifier, KerasTransformer
 
-    spark = start_spark(PROCESSES)
+    spark = start(arrow_batch_mib)
     model = make_network() if part == "rows" else make_cnn()
     width = int(np.prod(model.input_shape[1:]))
     x = np.random.default_rng(0).normal(size=(rows, width)).astype("float32")
@@ -209,19 +257,10 @@ def compare(part: str, rows: int, batch_size: int, repeats: int, peer_too: bool)
             sparkdl.predict(model, spark.read.schema(schema).parquet(f"{folder}/in"), **one)
         )
         cases["predict, stream of the files"] = stream
-    seconds: dict[str, list[float]] = {name: [] for name in cases}
-    for case in cases.values():  # imports, traces, the JVM's compiler
-        case()
-    for _ in range(repeats):
-        for name, case in cases.items():
-            started = time.perf_counter()
-            case()
-            seconds[name].append(time.perf_counter() - started)
-            print(f"{name}: {seconds[name][-1]:.2f} s", file=sys.stderr, flush=True)
+    seconds = time_cases(cases, repeats)
     forward = median([bare(part, rows, batch_size) for _ in range(repeats)])
-    limit = median(seconds["empty mapInArrow"]) + forward
-    spent = {"bare Keras, forward passes": forward, "limit": limit}
-    spent |= {name: median(values) for name, values in seconds.items()}
+    limit = seconds["empty mapInArrow"] + forward
+    spent = {"bare Keras, forward passes": forward, "limit": limit, **seconds}
     lines = [
         [name, f"{s:.2f}", f"{rows / s:,.0f}", f"{s / limit:.2f}"] for name, s in spent.items()
     ]
@@ -239,13 +278,16 @@ def compare(part: str, rows: int, batch_size: int, repeats: int, peer_too: bool)
         own = few / (time.perf_counter() - started)
         print(f"\nbatch udf around predict, {few:,} rows: {own:,.0f} rows/s", flush=True)
     frame.unpersist()
+    if peer_too:
+        own = rows / predict_rdd(spark, spark_model, rows, batch_size)
     spark.stop()
     shutil.rmtree(folder, ignore_errors=True)
     if peer_too:
-        print(f"Elephas: {rows / elephas(part, rows):,.0f} rows/s", flush=True)
+        peer_rate = rows / elephas(part, rows)
+        print(f"an RDD of arrays: {own:,.0f} rows/s; Elephas: {peer_rate:,.0f} rows/s", flush=True)
 
 
-def compare_pictures(images: int, batch_size: int, repeats: int) -> None:
+def compare_pictures(images: int, batch_size: int, repeats: int, arrow_batch_mib: int) -> None:
     """Images as Spark reads them: bytes, blue before green before red, which become floats here."""
     import pyarrow as pa
     from pyspark.ml.functions import predict_batch_udf
@@ -254,7 +296,7 @@ def compare_pictures(images: int, batch_size: int, repeats: int) -> None:
 
     import sparkdl
 
-    spark = start_spark(PROCESSES)
+    spark = start(arrow_batch_mib)
     model = make_cnn()
     size = SIDE * SIDE * 3
 
@@ -300,20 +342,11 @@ def compare_pictures(images: int, batch_size: int, repeats: int) -> None:
         "SQL function": lambda: drop(spark.sql("SELECT *, scored(image) AS p FROM given")),
         "batch udf, predict_on_batch": lambda: drop(frame.withColumn("p", batch_udf("image.data"))),
     }
-    seconds: dict[str, list[float]] = {name: [] for name in cases}
-    for case in cases.values():
-        case()
-    for _ in range(repeats):
-        for name, case in cases.items():
-            started = time.perf_counter()
-            case()
-            seconds[name].append(time.perf_counter() - started)
-            print(f"{name}: {seconds[name][-1]:.2f} s", file=sys.stderr, flush=True)
+    seconds = time_cases(cases, repeats)
     few = min(images, 1000)  # arrays that exist before, which are made of bytes in the others
     forward = median([bare("images", few, batch_size) for _ in range(repeats)]) * images / few
-    limit = median(seconds["empty mapInArrow"]) + forward
-    spent = {"bare Keras, forward passes": forward, "limit": limit}
-    spent |= {name: median(values) for name, values in seconds.items()}
+    limit = seconds["empty mapInArrow"] + forward
+    spent = {"bare Keras, forward passes": forward, "limit": limit, **seconds}
     lines = [[n, f"{s:.2f}", f"{images / s:,.0f}", f"{s / limit:.2f}"] for n, s in spent.items()]
     print(f"\npictures: {images:,} images of bytes, {batch_size} per forward pass, {PROCESSES} "
           "workers\n")  # fmt: skip
@@ -374,17 +407,19 @@ def main() -> None:
     parser.add_argument("--peers", action="store_true")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--batch-size", type=int, default=256)
+    parser.add_argument("--arrow-batch-mib", type=int, default=0)
     parser.add_argument("--bare", default="")
     given = parser.parse_args()
     if given.bare:
         run_bare(given.bare, given.rows, given.batch_size)
         return
+    mib = given.arrow_batch_mib
     if "rows" in given.part:
-        compare("rows", given.rows, given.batch_size, given.repeats, given.peers)
+        compare("rows", given.rows, given.batch_size, given.repeats, given.peers, mib)
     if "images" in given.part:
-        compare("images", given.images, 32, given.repeats, given.peers)
+        compare("images", given.images, 32, given.repeats, given.peers, mib)
     if "pictures" in given.part:
-        compare_pictures(given.images, 32, given.repeats)
+        compare_pictures(given.images, 32, given.repeats, mib)
     if "memory" in given.part:
         measure_memory("rows", 10_000, given.rows)
         measure_memory("images", 64, given.images)

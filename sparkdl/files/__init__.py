@@ -3,4 +3,5 @@
 ``storage``: reading, and writing whole or not at all. ``file_system``: what a file system does for
 that. ``arrow_file_system``: local files, pyarrow's and fsspec's. ``archive_parts``: what sparkdl
 adds to a ``.keras`` file. ``model_file``: a saved SparkModel. ``checkpoints``: one per epoch.
+``temporary``: folders that go with their process.
 """

@@ -14,7 +14,6 @@ import io
 import json
 import os
 import re
-import tempfile
 import threading
 import uuid
 import weakref
@@ -25,6 +24,7 @@ from typing import Any
 
 from sparkdl import payload
 from sparkdl.errors import ConfigError, ModelError
+from sparkdl.files.temporary import TemporaryFolder
 from sparkdl.learner.fingerprint import plain_config
 
 making_models = threading.RLock()
@@ -289,8 +289,8 @@ def _read_config(content: bytes) -> bytes:
 
 
 def _save_bytes(model: Any) -> bytes:
-    with making_models, tempfile.TemporaryDirectory(prefix="sparkdl-") as folder:
-        path = os.path.join(folder, "model.keras")
+    with making_models, TemporaryFolder() as folder:
+        path = os.path.join(folder.path, "model.keras")
         model.save(path)
         with open(path, "rb") as file:
             return file.read()
@@ -299,8 +299,8 @@ def _save_bytes(model: Any) -> bytes:
 @contextlib.contextmanager
 def _model_file(content: bytes, suffix: str = ".keras") -> Iterator[str]:
     """A temporary model file with the given content, as Keras reads only files."""
-    with tempfile.TemporaryDirectory(prefix="sparkdl-") as folder:
-        path = os.path.join(folder, f"model{suffix}")
+    with TemporaryFolder() as folder:
+        path = os.path.join(folder.path, f"model{suffix}")
         with open(path, "wb") as file:
             file.write(content)
         yield path

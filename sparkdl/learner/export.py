@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from typing import Any
 
 from sparkdl.errors import ModelError, ResourceError, UnknownNameError
 from sparkdl.files import storage
+from sparkdl.files.temporary import TemporaryFolder
 from sparkdl.learner.signature import model_signature
 
 FORMATS = {"tf_saved_model": "", "onnx": ".onnx", "litert": ".tflite"}
@@ -30,8 +30,8 @@ def export_model(model: Any, path: str, file_format: str) -> None:
     if file_format not in FORMATS:
         raise UnknownNameError("format of an export", file_format, FORMATS)
     target = str(path).rstrip("/")
-    with tempfile.TemporaryDirectory(prefix="sparkdl-") as folder:
-        local = os.path.join(folder, f"exported{FORMATS[file_format]}")
+    with TemporaryFolder() as folder:
+        local = os.path.join(folder.path, f"exported{FORMATS[file_format]}")
         try:
             _call_once(model)
             model.export(local, format=file_format, verbose=False)

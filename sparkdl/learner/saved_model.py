@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import tempfile
 import zipfile
 from collections.abc import Sequence
 from typing import Any
@@ -13,6 +12,7 @@ import numpy as np
 
 from sparkdl.errors import ModelError, UnknownNameError
 from sparkdl.files import storage
+from sparkdl.files.temporary import TemporaryFolder
 from sparkdl.learner.archive import ModelArchive
 from sparkdl.learner.predictor import filled
 from sparkdl.learner.predictor_archive import PredictorArchive
@@ -93,11 +93,11 @@ class SavedModelPredictor:
         import tensorflow as tf
 
         self._tf = tf
-        with tempfile.TemporaryDirectory(prefix="sparkdl-") as folder:
+        with TemporaryFolder() as folder:
             with zipfile.ZipFile(io.BytesIO(content)) as files:
-                files.extractall(folder)
+                files.extractall(folder.path)
             try:
-                self._loaded = tf.saved_model.load(folder)
+                self._loaded = tf.saved_model.load(folder.path)
             except Exception as error:
                 raise ModelError(
                     "the SavedModel cannot be loaded",

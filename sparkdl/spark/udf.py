@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, get_args
-
-from pyspark.sql import functions as F
 
 from sparkdl.config import UseGpu, require_int
 from sparkdl.errors import ConfigError, ResourceError, UnknownNameError
@@ -14,11 +11,9 @@ from sparkdl.learner.model_source import open_model
 from sparkdl.spark.columns.decoders import Decoder
 from sparkdl.spark.driver.cluster import is_connect, require_running
 from sparkdl.spark.driver.interpreter import this_interpreter
-from sparkdl.spark.driver.launcher import ship
-from sparkdl.spark.executor.stage import content_of
+from sparkdl.spark.inference.arrow_function import arrow_function, has_arrow_functions
 from sparkdl.spark.inference.choice import PredictionChoice
 from sparkdl.spark.inference.output_columns import Form
-from sparkdl.spark.inference.shared_gpus import warn_of_shared_gpus
 from sparkdl.spark.inference.udf_task import UdfTask
 
 RETURNS: tuple[str, ...] = tuple(name for name in get_args(Form) if name != "raw")
@@ -167,30 +162,11 @@ def _function(task: UdfTask, name: str | None) -> Callable[..., Any]:
     """Spark's function around a task."""
     from pyspark.sql import SparkSession
 
-    if not hasattr(F, "arrow_udf"):
+    if not has_arrow_functions():
         raise ResourceError(
             "this PySpark has no functions on Arrow arrays",
             expected="PySpark 4.1 or newer",
             received="an older one",
             hint="sparkdl.predict(model, df) works with PySpark 4.0",
         )
-    session = SparkSession.getActiveSession()
-    context = None if session is None or is_connect(session) else session.sparkContext
-    warn_of_shared_gpus(session, task.use_gpu)
-    shipped = ship(task, context)
-
-    def run(arguments: Iterator[Any]) -> Iterator[Any]:
-        from sparkdl.spark.inference.udf_task import predict_arguments
-
-        yield from predict_arguments(arguments, content_of(shipped))
-
-    run.__name__ = name or "sparkdl_predict"
-    kind = F.ArrowUDFType.SCALAR_ITER
-    result = task.output.field(task.archive).dataType
-    with warnings.catch_warnings():  # type hints cannot say that any number of arguments will do
-        warnings.filterwarnings("ignore", message="It is preferred to specify type hints")
-        made: Callable[..., Any] = F.arrow_udf(run, result, kind)
-    if context is not None:
-        with this_interpreter(context):  # Spark takes the interpreter at the first use
-            made(F.lit(None))
-    return made
+    return arrow_function(task, SparkSession.getActiveSession(), name or "sparkdl_predict")

@@ -31,7 +31,7 @@ def small_jvm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def tables_in(folder: Path) -> list[Path]:
-    return list(folder.glob("sparkdl-table-*"))
+    return list(folder.glob("sparkdl-files-*/rows.parquet"))
 
 
 def test_a_fit_of_arrays_is_that_of_plain_keras_and_leaves_no_files(

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import io
 import json
-import tempfile
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -24,6 +23,7 @@ from sparkdl.config import CLASS_NAME, MODES, shown
 from sparkdl.errors import ConfigError, ModelError, ResourceError
 from sparkdl.files import storage
 from sparkdl.files.model_file import read_model
+from sparkdl.files.temporary import TemporaryFolder
 from sparkdl.spark.columns.sources import is_rdd
 from sparkdl.spark.driver.trained_model import TrainedModel
 from sparkdl.spark.loading import load_as
@@ -113,8 +113,8 @@ class _Names(sparkdl.SparkModel):
 
         config = self.get_config()
         settings = {name: config[name] for name in _SAVED}
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "model.h5"
+        with TemporaryFolder() as folder:
+            path = Path(folder.path) / "model.h5"
             self.model.save(path)
             with h5py.File(path, mode="a") as file:
                 file.attrs[_SETTINGS] = json.dumps(

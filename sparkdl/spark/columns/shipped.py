@@ -8,7 +8,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import gc
-import shutil
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sparkdl.errors import ResourceError
+from sparkdl.files.temporary import TemporaryFolder
 from sparkdl.launch import interrupts
 from sparkdl.spark.driver.cluster import is_connect, is_local
 
@@ -40,7 +40,7 @@ class _Folders(threading.local):
     """Of the tables that the call of this thread has written; None outside of such a call."""
 
     def __init__(self) -> None:
-        self.of_call: list[str] | None = None
+        self.of_call: list[TemporaryFolder] | None = None
 
 
 _folders = _Folders()
@@ -94,7 +94,7 @@ def removes_tables() -> Iterator[None]:
     finally:
         inner, _folders.of_call = _folders.of_call, outer
         for folder in inner or ():
-            shutil.rmtree(folder, ignore_errors=True)
+            folder.close()
 
 
 def _give_back(new_bytes: int) -> None:
@@ -132,9 +132,9 @@ def _frame_of_file(spark: Any, table: pa.Table) -> Any:
     """The table as a Parquet file of this machine, and a frame that reads it."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
-    folder = tempfile.mkdtemp(prefix="sparkdl-table-")
+    folder = TemporaryFolder()
     if _folders.of_call is None:
-        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        atexit.register(folder.close)
     else:
         _folders.of_call.append(folder)
     rows = max(1, _GROUP_BYTES * table.num_rows // table.nbytes)
@@ -142,11 +142,11 @@ def _frame_of_file(spark: Any, table: pa.Table) -> Any:
     table = table.rename_columns([f"c{number}" for number in range(len(names))])
     try:
         pq.write_table(
-            table, f"{folder}/rows.parquet", row_group_size=rows, compression="none",
+            table, f"{folder.path}/rows.parquet", row_group_size=rows, compression="none",
             use_dictionary=False, write_statistics=False,
         )  # fmt: skip
     except OSError as error:
-        shutil.rmtree(folder, ignore_errors=True)
+        folder.close()
         raise ResourceError(
             "rows that are too large for the driver's JVM cannot be written to this machine's disk",
             expected=f"room for {table.nbytes / 1e6:,.0f} MB in {tempfile.gettempdir()}",
@@ -155,4 +155,4 @@ def _frame_of_file(spark: Any, table: pa.Table) -> Any:
             f"{2 + int(4 * table.nbytes / 2**30)}g or more",
         ) from error
     reader = spark.read.schema(from_arrow_schema(table.schema))
-    return reader.parquet(f"file://{folder}/rows.parquet").toDF(*names)
+    return reader.parquet(f"file://{folder.path}/rows.parquet").toDF(*names)

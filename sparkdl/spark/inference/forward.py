@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from sparkdl.closing import Closing
 from sparkdl.data import DataSpec, decode, decode_valid, rows_with_nulls
+from sparkdl.data.aligned import aligned_empty
 from sparkdl.learner.predictor_archive import PredictorArchive
 from sparkdl.protocols import Arrays, Predictor
 from sparkdl.spark.inference.output_columns import OutputColumn, to_arrow, with_nulls
@@ -30,18 +31,16 @@ _RETURNED_BYTES = 16 << 20
 
 @dataclass(frozen=True)
 class Predicted:
-    """Predictions for consecutive rows of an Arrow batch.
+    """Predictions for the next rows, in the order in which they came.
 
     Args:
-        start: First of the rows.
-        stop: The row after the last of them.
+        num_rows: How many rows.
         valid: Which of the rows have predictions; None: all.
         columns: One array per output column. With ``handle_invalid='keep'`` a value (or null) per
             row, else a value per row that has one.
     """
 
-    start: int
-    stop: int
+    num_rows: int
     valid: Mask | None
     columns: list[pa.Array]
 
@@ -67,45 +66,51 @@ class ForwardPass(Closing):
     open_predictor: Callable[[], AbstractContextManager[Predictor]]
     _opened: ExitStack = field(default_factory=ExitStack, init=False)
     _predictor: Predictor | None = field(default=None, init=False)
-    _first_row: int = field(default=0, init=False)
+    _waiting: list[Arrays] = field(default_factory=list, init=False)
+    _made: list[list[Any]] = field(default_factory=list, init=False)
+    _masks: list[Mask] = field(default_factory=list, init=False)
 
     def close(self) -> None:
         """Lets the model go."""
         self._opened.close()
 
-    def predict(self, batch: pa.RecordBatch) -> Iterator[Predicted]:
-        """The predictions for one Arrow batch, in order, in pieces of a limited size.
+    def over(self, batches: Iterable[pa.RecordBatch]) -> Iterator[Predicted]:
+        """The predictions for all rows, in order, in pieces of a limited size.
+
+        Rows that are too few for a forward pass wait for those of the next Arrow batch, of which
+        the first are read together with them. Only the last pass may have fewer rows.
 
         Args:
-            batch: The columns of ``spec`` by name.
+            batches: The columns of ``spec`` by name.
 
         Raises:
             DataError: The rows do not fit the model.
         """
-        self._refuse_nulls(batch)
-        step = self._rows_at_once()
-        begun = size_bytes = 0
-        parts: list[list[Any]] = []
-        masks: list[Mask] = []
-        for start in range(0, batch.num_rows, step):
-            x, num_rows, valid = self._read(batch.slice(start, step), self._first_row + start)
-            masks.append(valid)
-            for outputs in self._forward(x, num_rows):
-                parts.append(self._columns(outputs))
-                size_bytes += sum(part.nbytes for part in parts[-1])
-            stop = min(start + step, batch.num_rows)
-            if size_bytes >= _RETURNED_BYTES or stop == batch.num_rows:
-                yield self._predicted(begun, stop, np.concatenate(masks), parts)
-                begun, size_bytes, parts, masks = stop, 0, [], []
-        self._first_row += batch.num_rows
+        step, first_row = self._rows_at_once(), 0
+        for batch in batches:
+            self._refuse_nulls(batch, first_row)
+            start = 0
+            while start < batch.num_rows:
+                wanted = self.batch_size - self._num_waiting if self._waiting else step
+                stop = min(start + wanted, batch.num_rows)
+                x, num_rows, valid = self._read(batch.slice(start, wanted), first_row + start)
+                self._masks.append(valid)
+                self._made += map(self._columns, self._forward(x, num_rows))
+                if stop == batch.num_rows or self._size_bytes >= _RETURNED_BYTES:
+                    yield from self._predicted()
+                start = stop
+            first_row += batch.num_rows
+        if self._waiting:
+            self._made.append(self._columns(self._pass_of_waiting()))
+        yield from self._predicted()
 
-    def _refuse_nulls(self, batch: pa.RecordBatch) -> None:
+    def _refuse_nulls(self, batch: pa.RecordBatch, first_row: int) -> None:
         """Looks at the whole batch before any of it goes to the model, and before that is up."""
         if self.handle_invalid == "error":
             nulls = rows_with_nulls(batch, self.spec)
             if nulls.any():
                 row = int(np.argmax(nulls))
-                decode(batch.slice(row, 1), self.spec, self._first_row + row)  # raises
+                decode(batch.slice(row, 1), self.spec, first_row + row)  # raises
 
     def _rows_at_once(self) -> int:
         """Rows to decode at a time: one forward pass of images, several of plain numbers."""
@@ -125,15 +130,45 @@ class ForwardPass(Closing):
 
     def _forward(self, x: Arrays, num_rows: int) -> Iterator[Arrays]:
         """The model's outputs by name, one or several forward passes at a time."""
-        if num_rows and self._predictor is None:
-            self._predictor = self._opened.enter_context(self.open_predictor())
         start = 0
-        while start < num_rows and self._predictor is not None:
-            several = self._predictor.passes * self.batch_size
+        if num_rows and self._waiting:
+            if _row_shapes(x) != _row_shapes(self._waiting[0]):  # free dimensions
+                yield self._pass_of_waiting()
+            else:
+                start = min(self.batch_size - self._num_waiting, num_rows)
+                self._waiting.append({name: array[:start].copy() for name, array in x.items()})
+                if self._num_waiting == self.batch_size:
+                    yield self._pass_of_waiting()
+        while start + self.batch_size <= num_rows:
+            predictor = self._model()
+            several = predictor.passes * self.batch_size
             stop = start + (several if start + several <= num_rows else self.batch_size)
             part = {name: array[start:stop] for name, array in x.items()}
-            yield self._predictor.predict(part, self.batch_size)
+            yield predictor.predict(part, self.batch_size)
             start = stop
+        if start < num_rows:  # a copy: a view would hold the whole Arrow batch
+            self._waiting.append({name: array[start:].copy() for name, array in x.items()})
+
+    def _pass_of_waiting(self) -> Arrays:
+        """The model's outputs for the rows that have waited."""
+        x = {name: _joined([part[name] for part in self._waiting]) for name in self._waiting[0]}
+        self._waiting.clear()
+        return self._model().predict(x, self.batch_size)
+
+    def _model(self) -> Predictor:
+        """The model, which comes up with its first pass."""
+        if self._predictor is None:
+            self._predictor = self._opened.enter_context(self.open_predictor())
+        return self._predictor
+
+    @property
+    def _num_waiting(self) -> int:
+        return sum(len(next(iter(part.values()))) for part in self._waiting)
+
+    @property
+    def _size_bytes(self) -> int:
+        """Of the predictions that were not returned yet."""
+        return sum(array.nbytes for arrays in self._made for array in arrays)
 
     def _columns(self, outputs: Arrays) -> list[Any]:
         known = self.archive.signature.outputs
@@ -147,14 +182,34 @@ class ForwardPass(Closing):
             for column in self.outputs
         ]
 
-    def _predicted(self, start: int, stop: int, valid: Mask, parts: list[list[Any]]) -> Predicted:
+    def _predicted(self) -> Iterator[Predicted]:
+        """What has been made and not returned: the rows before the first that waits."""
+        valid = np.concatenate([*self._masks, np.ones(0, bool)])
+        num_made = sum(len(arrays[0]) for arrays in self._made)
+        stop = int(np.flatnonzero(valid)[num_made]) if self._waiting else len(valid)
+        made, self._made, self._masks = self._made, [], [valid[stop:]]
+        if not stop:
+            return
+        valid = valid[:stop]
         keep = self.handle_invalid == "keep"
         types = [column.arrow_type(self.archive) for column in self.outputs]
-        if not parts:
-            columns = [pa.nulls(stop - start if keep else 0, kind) for kind in types]
+        if not made:
+            columns = [pa.nulls(stop if keep else 0, kind) for kind in types]
         else:
-            of_columns = zip(*parts, strict=True)
+            of_columns = zip(*made, strict=True)
             columns = [to_arrow(of, kind) for of, kind in zip(of_columns, types, strict=True)]
             if keep and not valid.all():
                 columns = [with_nulls(column, valid) for column in columns]
-        return Predicted(start, stop, None if keep or valid.all() else valid, columns)
+        yield Predicted(stop, None if keep or valid.all() else valid, columns)
+
+
+def _row_shapes(x: Arrays) -> dict[str, tuple[int, ...]]:
+    return {name: array.shape[1:] for name, array in x.items()}
+
+
+def _joined(parts: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    if len(parts) == 1:
+        return parts[0]
+    rows = sum(map(len, parts))
+    joined = aligned_empty((rows, *parts[0].shape[1:]), parts[0].dtype)
+    return np.concatenate(parts, out=joined)

@@ -2,61 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any
 
-import pyarrow as pa
+from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from sparkdl.config import UseGpu
 from sparkdl.errors import DataError
-from sparkdl.launch.task import RankContext
 from sparkdl.learner.predictor_archive import PredictorArchive
 from sparkdl.spark.columns.matching import make_spec
 from sparkdl.spark.columns.sources import Columns
-from sparkdl.spark.columns.wire import selection, wire_names
+from sparkdl.spark.columns.wire import wire_names
 from sparkdl.spark.driver.cluster import is_connect, require_running
 from sparkdl.spark.driver.interpreter import this_interpreter
 from sparkdl.spark.driver.launcher import ship
 from sparkdl.spark.executor.stage import stage_function
-from sparkdl.spark.inference.forward import ForwardPass, HandleInvalid
+from sparkdl.spark.inference.arrow_function import arrow_function, has_arrow_functions
+from sparkdl.spark.inference.forward import HandleInvalid
 from sparkdl.spark.inference.output_columns import OutputColumn
-from sparkdl.spark.inference.predictor_task import PredictorTask
+from sparkdl.spark.inference.predict_task import AppendTask, PredictTask
 from sparkdl.spark.inference.shared_gpus import warn_of_shared_gpus
 
-
-@dataclass(frozen=True)
-class PredictTask(PredictorTask):
-    """Appends predictions to Arrow batches; see :class:`sparkdl.launch.task.Task`.
-
-    Args:
-        outputs: The columns to append.
-        kept: Columns that come back as they are: the first so many.
-        positions: Where each of ``spec.columns`` is among the columns sent.
-        handle_invalid: What becomes of rows that no model can take.
-    """
-
-    outputs: tuple[OutputColumn, ...]
-    kept: int
-    positions: tuple[int, ...]
-    handle_invalid: HandleInvalid = "error"
-
-    def run(self, rank: RankContext, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The rows with their predictions; the next are read when these have been taken."""
-        with ForwardPass(
-            self.spec, self.batch_size, self.outputs, self.archive, self.handle_invalid,
-            lambda: self.predictor(rank.resources),
-        ) as forward:  # fmt: skip
-            for batch in batches:
-                columns = [batch.column(i) for i in self.positions]
-                sent = pa.RecordBatch.from_arrays(columns, names=list(self.spec.columns))
-                for predicted in forward.predict(sent):
-                    rows = batch.slice(predicted.start, predicted.stop - predicted.start)
-                    if predicted.valid is not None:
-                        rows = rows.filter(pa.array(predicted.valid))
-                    every = [*rows.columns[: self.kept], *predicted.columns]
-                    yield pa.RecordBatch.from_arrays(every, names=wire_names(len(every)))
+_PREDICTIONS = "predictions"
+"""The column of structs that the model's function returns."""
 
 
 def predict_columns(
@@ -91,36 +61,42 @@ def predict_columns(
         schema, archive.signature, inputs.features, None, None, inputs.decoder, pad=inputs.pad
     )
     _require_new([column.name for column in outputs], frame.columns)
-    fields = [*schema.fields, *(column.field(archive) for column in outputs)]
-    # All columns travel under wire names, and get their own back on the driver. ML vectors travel
-    # twice: as they are for the result, as arrays for the model.
-    count = len(schema.fields)
-    wire = wire_names(len(fields) + len(spec.columns))
-    vectors = [n for n in spec.columns if isinstance(schema[n].dataType, T.UserDefinedType)]
-    positions = {name: schema.names.index(name) for name in spec.columns}
-    prepared = frame
-    if vectors:
-        copies = dict(zip(vectors, range(count, count + len(vectors)), strict=True))
-        arrays = selection(schema, spec, [wire[{**positions, **copies}[n]] for n in positions])
-        chosen = [a for a, n in zip(arrays, spec.columns, strict=True) if n in copies]
-        prepared = frame.select("*", *chosen)
-        positions |= copies
-    prepared = prepared.toDF(*wire[: len(prepared.columns)])
-    task = PredictTask(
-        archive, spec, batch_size, use_gpu, tuple(outputs), count,
-        tuple(positions[name] for name in spec.columns), handle_invalid,
+    names = [*frame.columns, *(column.name for column in outputs)]
+    # Spark takes no dot nor backtick in some places, nor one name twice.
+    wire = frame.toDF(*wire_names(len(frame.columns)))
+    task = PredictTask(archive, spec, batch_size, use_gpu, tuple(outputs), handle_invalid)
+    predicted = _selected(wire, schema, task) if has_arrow_functions() else (
+        _appended(wire, schema, task)
     )  # fmt: skip
-    spark = frame.sparkSession
-    context = None if is_connect(spark) else spark.sparkContext
-    warn_of_shared_gpus(spark, use_gpu)
-    function = stage_function(ship(task, context), 0)
-    sent = [
-        T.StructField(n, f.dataType, f.nullable, f.metadata)
-        for n, f in zip(wire, fields, strict=False)
+    return predicted.toDF(*names)
+
+
+def _selected(frame: Any, schema: T.StructType, task: PredictTask) -> Any:
+    """The columns that the model reads travel to Python, and all others stay in the JVM."""
+    function = arrow_function(task, frame.sparkSession, "sparkdl_predict", once=True)
+    read = [frame.columns[schema.names.index(name)] for name in task.spec.columns]
+    predicted = frame.select("*", function(*map(F.col, read)).alias(_PREDICTIONS))
+    if task.handle_invalid == "skip":
+        predicted = predicted.filter(F.col(_PREDICTIONS).isNotNull())
+    columns = [F.col(f"{_PREDICTIONS}.{name}") for name in task.result.names]
+    return predicted.select(*frame.columns, *columns)
+
+
+def _appended(frame: Any, schema: T.StructType, task: PredictTask) -> Any:
+    """All columns travel to Python and back: for PySpark 4.0."""
+    positions = tuple(map(schema.names.index, task.spec.columns))
+    given = {field.name: getattr(task, field.name) for field in fields(task)}
+    appending = AppendTask(**given, kept=len(schema), positions=positions)
+    context = None if is_connect(frame.sparkSession) else frame.sparkSession.sparkContext
+    warn_of_shared_gpus(frame.sparkSession, task.use_gpu)
+    every = [*schema.fields, *task.result.fields]
+    returned = [
+        T.StructField(name, field.dataType, field.nullable, field.metadata)
+        for name, field in zip(wire_names(len(every)), every, strict=True)
     ]
+    function = stage_function(ship(appending, context), 0)
     with this_interpreter(context):
-        predicted = prepared.mapInArrow(function, T.StructType(sent))
-    return predicted.toDF(*(f.name for f in fields))
+        return frame.mapInArrow(function, T.StructType(returned))
 
 
 def _require_new(names: Sequence[str], taken: Sequence[str]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 
@@ -20,8 +20,6 @@ from sparkdl.learner.predictor_archive import PredictorArchive
 from sparkdl.learner.signature import Signature
 from sparkdl.spark.columns.decoders import Decoder
 from sparkdl.spark.columns.matching import InputColumns, make_spec
-from sparkdl.spark.columns.wire import wire_names
-from sparkdl.spark.executor.stage import run_task
 from sparkdl.spark.inference.forward import ForwardPass, HandleInvalid
 from sparkdl.spark.inference.output_columns import OutputColumn
 from sparkdl.spark.inference.predictor_task import ForwardTask, PredictorTask
@@ -49,6 +47,11 @@ class UdfTask(ForwardTask):
     handle_invalid: HandleInvalid = "error"
     decoder: Decoder | Mapping[str, Decoder] | None = None
 
+    @property
+    def result(self) -> T.DataType:
+        """What the function returns."""
+        return self.output.field(self.archive).dataType
+
     def run(self, rank: RankContext, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """One column: a prediction for each row."""
         first = next(batches, None)
@@ -59,9 +62,8 @@ class UdfTask(ForwardTask):
             task.spec, self.batch_size, [self.output], self.archive, self.handle_invalid,
             lambda: task.predictor(rank.resources),
         ) as forward:  # fmt: skip
-            for batch in chain([first], batches):
-                for predicted in forward.predict(batch):
-                    yield pa.RecordBatch.from_arrays(predicted.columns, names=["prediction"])
+            for predicted in forward.over(chain([first], batches)):
+                yield pa.RecordBatch.from_arrays(predicted.columns, names=["prediction"])
 
     def _spec(self, schema: pa.Schema) -> DataSpec:
         """How to read the arguments."""
@@ -70,25 +72,6 @@ class UdfTask(ForwardTask):
         return make_spec(
             T.StructType(fields), self.archive.signature, features, None, decoder=self.decoder
         )
-
-
-def predict_arguments(
-    arguments: Iterable[pa.Array | tuple[pa.Array, ...]], content: bytes
-) -> Iterator[pa.Array]:
-    """What the function does on the executor.
-
-    Args:
-        arguments: Of a batch of rows: one Arrow array, or one for each argument.
-        content: The pickled :class:`UdfTask`.
-    """
-
-    def batches() -> Iterator[pa.RecordBatch]:
-        for given in arguments:
-            arrays = given if isinstance(given, tuple) else (given,)
-            yield pa.RecordBatch.from_arrays(list(arrays), names=wire_names(len(arrays)))
-
-    for batch in run_task(batches(), content):
-        yield batch.column(0)
 
 
 def _features(names: list[str], signature: Signature) -> InputColumns:

@@ -135,6 +135,66 @@ def test_saved_models_of_every_form(df: Any, x: np.ndarray, tmp_path: Any) -> No
         np.testing.assert_allclose(sparkdl.predict(path, x), want, atol=1e-6)
 
 
+def test_the_model_runs_once_per_row_and_only_for_who_asks(spark: Any, tmp_path: Path) -> None:
+    """Spark would filter by a second run of the model, and move a limit behind it."""
+    frame = spark.createDataFrame([(i, bytearray([i])) for i in range(N)], "id int, photo binary")
+    frame = frame.repartition(2).cache()
+    log = tmp_path / "decoded"
+
+    def decoder(content: bytes) -> np.ndarray:
+        with open(log, "a") as file:
+            file.write("row\n")
+        return np.full(4, content[0], np.float32)
+
+    model = classifier()
+    scored = sparkdl.predict(
+        model, frame, features="photo", decoder=decoder, class_column="c", probability_column="p"
+    )
+    some = scored.where("p[0] > -1 and c >= 0").select("id", "c", "p").collect()
+    assert len(some) == N
+    assert log.read_text().count("row") == N
+    assert scored.count() == N
+    assert scored.where("id < 3").select("id").count() == 3
+    assert log.read_text().count("row") == N
+    few = sparkdl.predict(model, frame.limit(5), features="photo", decoder=decoder)
+    assert len(few.collect()) == 5
+    assert log.read_text().count("row") == N + 5
+
+
+def test_a_table_of_many_columns(spark: Any) -> None:
+    names = [f"n.{i}" for i in range(300)]
+    x = np.random.default_rng(0).normal(size=(4, 300)).astype("float32")
+    frame = spark.createDataFrame(x.tolist(), names)
+    keras.utils.set_random_seed(3)
+    model = keras.Sequential([keras.Input((300,)), layers.Dense(1)])
+    got = sparkdl.predict(model, frame, features=names).select("prediction").collect()
+    np.testing.assert_allclose(
+        [r.prediction for r in got], model.predict(x, verbose=0)[:, 0], rtol=1e-5
+    )
+
+
+@pytest.mark.parametrize("handle_invalid", ["keep", "skip"])
+def test_predict_without_functions_on_arrow_arrays(
+    spark: Any, monkeypatch: pytest.MonkeyPatch, handle_invalid: str
+) -> None:
+    """PySpark 4.0 has none: the same rows come back, vectors as they were."""
+    from pyspark.ml.linalg import Vectors
+    from pyspark.sql import functions
+
+    given = [Vectors.dense([i, 1, 2, 3]) if i % 4 else None for i in range(N)]
+    frame = spark.createDataFrame([*enumerate(given)], ["id", "features"]).repartition(2).cache()
+    made = []
+    for _ in range(2):
+        scored = sparkdl.predict(
+            classifier(), frame, handle_invalid=handle_invalid, class_column="c", batch_size=8
+        )
+        made.append(scored.orderBy("id").collect())
+        monkeypatch.delattr(functions, "arrow_udf", raising=False)
+    assert made[0] == made[1]
+    assert len(made[0]) == (N if handle_invalid == "keep" else N - 8)
+    assert [r.features for r in made[0] if r.c is not None] == [v for v in given if v]
+
+
 def test_invalid_rows(spark: Any) -> None:
     values = [[1.0] * 4, None, [2.0] * 4, [1.0, None, 1.0, 1.0], [3.0] * 4]
     frame = spark.createDataFrame([*enumerate(values)], "id int, features array<float>").coalesce(1)

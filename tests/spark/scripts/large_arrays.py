@@ -40,5 +40,5 @@ spark_model = SparkModel(model, mode="synchronous", num_workers=2, batch_size=50
 history = spark_model.fit((images, targets), epochs=1, verbose=0)
 assert np.isfinite(history.history["loss"]).all()
 
-print("TRAINED", *glob.glob(f"{tempfile.gettempdir()}/sparkdl-table-*"), flush=True)
+print("TRAINED", *glob.glob(f"{tempfile.gettempdir()}/sparkdl-files-*/rows.parquet"), flush=True)
 spark.stop()

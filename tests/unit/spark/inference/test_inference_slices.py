@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +20,7 @@ from sparkdl.learner.signature import Signature, TensorSpec
 from sparkdl.spark.inference import forward
 from sparkdl.spark.inference.evaluate import evaluation_stacks
 from sparkdl.spark.inference.output_columns import OutputColumn
-from sparkdl.spark.inference.predict import PredictTask
+from sparkdl.spark.inference.predict_task import AppendTask, PredictTask
 
 ROWS = 11
 WIDTH = 6
@@ -56,22 +57,55 @@ class Doubling:
         return {"y": 2 * x["x"][:, : self.calls + 1 if self.growing else WIDTH]}
 
 
-@dataclass(frozen=True)
-class Task(PredictTask):
+class Doubled:
+    """What the tasks share: a model that needs no Keras."""
+
     growing: bool = False
 
     def predictor(self, resources: Any) -> Any:
         return nullcontext(Doubling(self.growing))
 
 
-def task(**options: Any) -> Task:
+@dataclass(frozen=True)
+class Structs(Doubled, PredictTask):
+    """A task that returns its predictions alone: a struct for each row."""
+
+    growing: bool = False
+
+    def over(self, *batches: pa.RecordBatch) -> Iterator[list[Any]]:
+        """The predictions, batch by batch."""
+        sent = (pa.RecordBatch.from_arrays([b.column(0)], names=["c0"]) for b in batches)
+        for batch in self.run(RankContext(0), sent):
+            yield [row and row["c0"] for row in batch.column(0).to_pylist()]
+
+
+@dataclass(frozen=True)
+class Appended(Doubled, AppendTask):
+    """A task that returns all columns, and its predictions as the third of them."""
+
+    growing: bool = False
+
+    def over(self, *batches: pa.RecordBatch) -> Iterator[list[Any]]:
+        """The predictions, batch by batch, after a look whether they stand in the right rows."""
+        for batch in self.run(RankContext(0), iter(batches)):
+            rows = batch.to_pylist()
+            assert all(row["c2"] is None or row["c2"][0] == 2 * row["c0"][0] for row in rows)
+            yield [row["c2"] for row in rows]
+
+
+TASKS = pytest.mark.parametrize("kind", [Structs, Appended])
+
+
+def task(kind: Any, **options: Any) -> Any:
     signature = Signature({}, {"y": TensorSpec("y", (None,), "float32")}, {}, False)
     archive = PredictorArchive(ModelArchive(b"", b"", "tensorflow", ""), "keras", "", signature)
-    return Task(archive, spec(), 4, "auto", (OutputColumn("p", "y"),), 2, (0,), **options)
+    if kind is Appended:
+        options |= {"kept": 2, "positions": (0,)}
+    return kind(archive, spec(), 4, "auto", (OutputColumn("p", "y"),), **options)
 
 
-def predictions(batches: Any) -> list[Any]:
-    return [row for batch in batches for row in batch.column(2).to_pylist()]
+def doubled(rows: int = ROWS) -> list[list[float]]:
+    return [[2.0 * (i + 1)] * WIDTH for i in range(rows)]
 
 
 @pytest.fixture(autouse=True)
@@ -83,36 +117,62 @@ AT_A_TIME = [*["decoded"] * 4, "predicted", *["decoded"] * 4, "predicted", *["de
              "predicted"]  # fmt: skip
 
 
-def test_predict_decodes_the_rows_of_one_forward_pass_at_a_time() -> None:
-    out = list(task().run(RankContext(0), iter([one_batch()])))
+@TASKS
+def test_predict_decodes_the_rows_of_one_forward_pass_at_a_time(kind: Any) -> None:
+    out = list(task(kind).over(one_batch()))
     assert done == AT_A_TIME
-    assert [batch.num_rows for batch in out] == [ROWS]
-    assert predictions(out) == [[2.0 * (i + 1)] * WIDTH for i in range(ROWS)]
+    assert out == [doubled()[:8], doubled()[8:]]
 
 
+@TASKS
+def test_rows_that_fill_no_forward_pass_wait_for_the_next_arrow_batch(kind: Any) -> None:
+    """Also over several batches: only the last pass is short, and every row is in its place."""
+    given = one_batch()
+    small = [given.slice(start, 3) for start in range(0, ROWS, 3)]
+    out = list(task(kind).over(*small))
+    assert done == [*["decoded"] * 4, "predicted", *["decoded"] * 4, "predicted",
+                    *["decoded"] * 3, "predicted"]  # fmt: skip
+    assert out == [doubled()[:4], doubled()[4:8], doubled()[8:]]
+
+
+@TASKS
+@pytest.mark.parametrize("handle_invalid", ["keep", "skip"])
+def test_invalid_rows_among_those_that_wait(kind: Any, handle_invalid: str) -> None:
+    values = [bytes([i + 1]) if i % 3 else None for i in range(20)]
+    batch = pa.record_batch({"image": pa.array(values, pa.binary()), "label": np.arange(20)})
+    parts = [batch.slice(start, size) for start, size in ((0, 1), (1, 6), (7, 7), (14, 6))]
+    out = [row for rows in task(kind, handle_invalid=handle_invalid).over(*parts) for row in rows]
+    want = [[2.0 * v[0]] * WIDTH if v else None for v in values]
+    if kind is Appended and handle_invalid == "skip":
+        want = [row for row in want if row]
+    assert out == want
+    assert done.count("predicted") == 4  # 13 rows, 4 at a time
+
+
+@TASKS
 def test_large_predictions_are_returned_before_the_next_rows_are_decoded(
-    monkeypatch: pytest.MonkeyPatch,
+    kind: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(forward, "_RETURNED_BYTES", 5 * WIDTH * 4)
-    batches = task().run(RankContext(0), iter([one_batch(), one_batch()]))
+    batches = task(kind).over(one_batch(), one_batch())
     first = next(batches)
-    assert first.num_rows == 8
+    assert first == doubled(8)
     assert done == AT_A_TIME[:10]
     rest = list(batches)
-    assert [batch.num_rows for batch in rest] == [3, 8, 3]
-    every = [first, *rest]
-    assert predictions(every) == [[2.0 * (i + 1)] * WIDTH for i in range(ROWS)] * 2
-    assert [row for b in every for row in b.column(1).to_pylist()] == [*range(ROWS)] * 2
+    assert [len(batch) for batch in rest] == [8, 4, 2]
+    assert [*first, *(row for batch in rest for row in batch)] == doubled() * 2
 
 
-def test_outputs_of_a_free_size_may_differ_between_forward_passes() -> None:
-    out = predictions(task(growing=True).run(RankContext(0), iter([one_batch()])))
+@TASKS
+def test_outputs_of_a_free_size_may_differ_between_forward_passes(kind: Any) -> None:
+    out = [row for rows in task(kind, growing=True).over(one_batch()) for row in rows]
     assert [len(row) for row in out] == [2] * 4 + [3] * 4 + [4] * 3
 
 
-def test_a_wrong_row_is_named_by_its_number_in_the_partition() -> None:
+@TASKS
+def test_a_wrong_row_is_named_by_its_number_in_the_partition(kind: Any) -> None:
     with pytest.raises(DataError, match=f"row {ROWS + 6} of the partition"):
-        list(task().run(RankContext(0), iter([one_batch(), one_batch(bad=6)])))
+        list(task(kind).over(one_batch(), one_batch(bad=6)))
 
 
 def test_evaluate_decodes_the_rows_of_one_forward_pass_at_a_time() -> None:
@@ -125,25 +185,38 @@ def test_evaluate_decodes_the_rows_of_one_forward_pass_at_a_time() -> None:
     assert rows == list(range(ROWS))
 
 
-def test_a_null_is_found_before_the_model_is_up() -> None:
+@TASKS
+def test_a_null_is_found_before_the_model_is_up(kind: Any) -> None:
     """Also in a row far behind those of the first forward pass."""
     values = [bytes([1])] * (ROWS - 1) + [None]
     batch = pa.record_batch({"image": pa.array(values, pa.binary()), "label": np.arange(ROWS)})
     with pytest.raises(DataError, match=f"row {ROWS - 1} of the partition"):
-        list(task().run(RankContext(0), iter([batch])))
+        list(task(kind).over(batch))
     assert done == []
-    kept = list(task(handle_invalid="keep").run(RankContext(0), iter([batch])))
-    assert predictions(kept)[-2:] == [[2.0] * WIDTH, None]
-    skipped = list(task(handle_invalid="skip").run(RankContext(0), iter([batch])))
-    assert [batch.num_rows for batch in skipped] == [ROWS - 1]
-    assert len(predictions(skipped)) == ROWS - 1
+    valid = [[2.0] * WIDTH] * (ROWS - 1)
+    kept = list(task(kind, handle_invalid="keep").over(batch))
+    assert kept == [valid[:8], [*valid[8:], None]]
+    left_out = [None] if kind is Structs else []  # the driver leaves null structs out
+    skipped = list(task(kind, handle_invalid="skip").over(batch))
+    assert skipped == [valid[:8], valid[8:] + left_out]
 
 
-def test_rows_of_which_none_is_valid() -> None:
+@TASKS
+def test_rows_of_which_none_is_valid(kind: Any) -> None:
     batch = pa.record_batch({"image": pa.array([None, None], pa.binary()), "label": [1.0, 2.0]})
-    (kept,) = task(handle_invalid="keep").run(RankContext(0), iter([batch]))
-    assert kept.column(2).to_pylist() == [None, None]
-    assert kept.column(2).type == pa.list_(pa.float32())
-    (skipped,) = task(handle_invalid="skip").run(RankContext(0), iter([batch]))
-    assert skipped.num_rows == 0
+    assert list(task(kind, handle_invalid="keep").over(batch)) == [[None, None]]
+    left_out = [None, None] if kind is Structs else []
+    assert list(task(kind, handle_invalid="skip").over(batch)) == [left_out]
     assert "predicted" not in done
+
+
+def test_a_row_left_out_is_no_row_of_nulls() -> None:
+    """The driver tells one from the other by the struct: null itself, or of null fields."""
+    batch = one_batch(bad=3)
+    values = {}
+    for handle_invalid in ("keep", "skip"):
+        sent = iter([pa.RecordBatch.from_arrays([batch.column(0)], names=["c0"])])
+        out = next(task(Structs, handle_invalid=handle_invalid).run(RankContext(0), sent))
+        values[handle_invalid] = out.column(0)[3].as_py()
+        assert out.column(0).type == pa.struct({"c0": pa.list_(pa.float32())})
+    assert values == {"keep": {"c0": None}, "skip": None}
