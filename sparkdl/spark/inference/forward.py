@@ -78,7 +78,9 @@ class ForwardPass(Closing):
         """The predictions for all rows, in order, in pieces of a limited size.
 
         Rows that are too few for a forward pass wait for those of the next Arrow batch, of which
-        the first are read together with them. Only the last pass may have fewer rows.
+        the first are read together with them. Only the last pass may have fewer rows. A small
+        partition's predictions come in one piece: where Spark wants only the first rows it stops
+        reading after the first piece, and who writes more loses its process.
 
         Args:
             batches: The columns of ``spec`` by name.
@@ -88,6 +90,7 @@ class ForwardPass(Closing):
         """
         step, first_row = self._rows_at_once(), 0
         for batch in batches:
+            yield from self._predicted()  # of the batch before, which was not the last
             self._refuse_nulls(batch, first_row)
             start = 0
             while start < batch.num_rows:
@@ -96,7 +99,7 @@ class ForwardPass(Closing):
                 x, num_rows, valid = self._read(batch.slice(start, wanted), first_row + start)
                 self._masks.append(valid)
                 self._made += map(self._columns, self._forward(x, num_rows))
-                if stop == batch.num_rows or self._size_bytes >= _RETURNED_BYTES:
+                if self._size_bytes >= _RETURNED_BYTES:
                     yield from self._predicted()
                 start = stop
             first_row += batch.num_rows

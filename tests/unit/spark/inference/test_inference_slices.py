@@ -121,7 +121,7 @@ AT_A_TIME = [*["decoded"] * 4, "predicted", *["decoded"] * 4, "predicted", *["de
 def test_predict_decodes_the_rows_of_one_forward_pass_at_a_time(kind: Any) -> None:
     out = list(task(kind).over(one_batch()))
     assert done == AT_A_TIME
-    assert out == [doubled()[:8], doubled()[8:]]
+    assert out == [doubled()], "in one piece, for who reads only the first"
 
 
 @TASKS
@@ -159,7 +159,7 @@ def test_large_predictions_are_returned_before_the_next_rows_are_decoded(
     assert first == doubled(8)
     assert done == AT_A_TIME[:10]
     rest = list(batches)
-    assert [len(batch) for batch in rest] == [8, 4, 2]
+    assert [len(batch) for batch in rest] == [8, 6]
     assert [*first, *(row for batch in rest for row in batch)] == doubled() * 2
 
 
@@ -195,10 +195,10 @@ def test_a_null_is_found_before_the_model_is_up(kind: Any) -> None:
     assert done == []
     valid = [[2.0] * WIDTH] * (ROWS - 1)
     kept = list(task(kind, handle_invalid="keep").over(batch))
-    assert kept == [valid[:8], [*valid[8:], None]]
+    assert kept == [[*valid, None]]
     left_out = [None] if kind is Structs else []  # the driver leaves null structs out
     skipped = list(task(kind, handle_invalid="skip").over(batch))
-    assert skipped == [valid[:8], valid[8:] + left_out]
+    assert skipped == [valid + left_out]
 
 
 @TASKS
