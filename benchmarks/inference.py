@@ -213,6 +213,7 @@ def compare(
         model=compiled, numWorkers=1, mode="allreduce", inferenceBatchSize=batch_size
     ).fit(frame.limit(64))  # fmt: skip
     class_alone = classifier.copy().setProbabilityCol("").setRawPredictionCol("")
+    vector_alone = classifier.copy().setPredictionCol("").setRawPredictionCol("")
     spark_model = sparkdl.SparkModel(compiled)
 
     def empty(batches: Any) -> Any:
@@ -246,6 +247,7 @@ def compare(
         "transform": lambda: drop(transformer.transform(frame)),
         "SparkModel.predict": lambda: drop(spark_model.predict(frame, **one)),
         "classifier, prediction alone": lambda: drop(class_alone.transform(frame)),
+        "classifier, probability alone": lambda: drop(vector_alone.transform(frame)),
         "classifier, three columns": lambda: drop(classifier.transform(frame)),
         "SQL function": lambda: drop(spark.sql("SELECT *, scored(features) AS p FROM given")),
         "batch udf, predict_on_batch": lambda: drop(
@@ -267,10 +269,11 @@ def compare(
     print(f"\n{part}: {rows:,} rows, {batch_size} per forward pass, {PROCESSES} workers\n")
     print(table(["case", "seconds", "rows/s", "time / limit"], lines), flush=True)
     several = spent["classifier, three columns"]
-    alone, plain = spent["classifier, prediction alone"], spent["SparkModel.predict"]
-    print(f"\nclassifier, three columns: {several / alone:.2f} x the time of one, "
-          f"{several / plain:.2f} x SparkModel.predict's; transform: "
-          f"{spent['transform'] / plain:.2f} x", flush=True)  # fmt: skip
+    number, vector = spent["classifier, prediction alone"], spent["classifier, probability alone"]
+    plain = spent["SparkModel.predict"]
+    print(f"\nclassifier, three columns: {several / vector:.2f} x the time of one vector, "
+          f"{several / number:.2f} x that of the number alone, {several / plain:.2f} x "
+          f"SparkModel.predict's; transform: {spent['transform'] / plain:.2f} x", flush=True)  # fmt: skip
     if peer_too:
         few = max(64, rows // 20)  # it is slow
         started = time.perf_counter()

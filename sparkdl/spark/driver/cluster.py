@@ -237,9 +237,37 @@ def _local_slots(master: str, cpus: float) -> int | None:
 
 def default_parallelism(spark: Any, profile: ResourceProfile | None = None) -> int:
     """Cores that Spark was given by those of a task: the workers if the user names no number."""
-    connect = is_connect(spark)
-    cores = _range_partitions(spark) if connect else int(spark.sparkContext.defaultParallelism)
+    if is_connect(spark):
+        cores = _range_partitions(spark)
+    else:
+        _wait_for_executors(spark)
+        cores = int(spark.sparkContext.defaultParallelism)
     return max(1, int(cores / task_cpus(spark, profile)))
+
+
+def _wait_for_executors(spark: Any, timeout_s: float = 15.0) -> None:
+    """Waits for the executors of a session that has just begun: Spark counts two cores until then.
+
+    YARN and Kubernetes wait by themselves, a standalone master does not.
+    """
+    context = spark.sparkContext
+    master = str(context.master)
+    dynamic = str(spark.conf.get("spark.dynamicAllocation.enabled", "false")) == "true"
+    if re.fullmatch(r"local(\[.*)?", master) or dynamic:
+        return
+    wanted = _local_slots(master, task_cpus(spark))
+    slots = count_slots(spark)
+    if slots is None or slots >= (wanted or 1):
+        return
+    deadline = time.monotonic() + timeout_s
+    changed = time.monotonic()
+    while time.monotonic() < deadline:
+        time.sleep(0.1)
+        before, slots = slots, count_slots(spark) or 0
+        changed = changed if slots == before else time.monotonic()
+        settled = time.monotonic() - changed > 1.0
+        if slots >= wanted if wanted else slots and settled:
+            return
 
 
 def _range_partitions(spark: Any) -> int:

@@ -229,6 +229,52 @@ def test_slots_that_are_known_are_not_waited_for(
     assert (time.monotonic() - begun > 0.25) == waits
 
 
+@pytest.mark.parametrize(
+    ("master", "slots", "workers"),
+    [
+        ("local-cluster[2,2,1024]", [0, 0, 2, 2, 4], 4),  # one executor later than the other
+        ("local-cluster[1,4,1024]", [4], 4),
+        ("spark://host:7077", [0, 0, 3, 6], 6),
+        ("spark://host:7077", [6], 6),
+        ("yarn", [6], 6),
+        ("local[3]", [3], 3),
+    ],
+)
+def test_the_workers_of_a_session_that_has_just_begun(
+    monkeypatch: pytest.MonkeyPatch, master: str, slots: list[int], workers: int
+) -> None:
+    """Spark says 2 until executors have registered, which standalone masters do not wait for."""
+    seen = iter(slots)
+    now = [0]
+
+    def count(spark: Any, profile: Any = None) -> int:
+        now[0] = next(seen, slots[-1])
+        return now[0]
+
+    monkeypatch.setattr(cluster, "count_slots", count)
+    spark = session(master)
+    spark.conf = SimpleNamespace(get=lambda name, default=None: default)
+    context = vars(spark.sparkContext)
+
+    class Context(SimpleNamespace):
+        defaultParallelism = property(lambda self: max(now[0], 2) if slots[0] == 0 else slots[-1])
+
+    spark.sparkContext = Context(**context)
+    begun = time.monotonic()
+    assert cluster.default_parallelism(spark) == workers
+    assert time.monotonic() - begun < (5 if slots[0] == 0 else 0.5)
+
+
+def test_nobody_waits_for_executors_that_start_with_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "count_slots", lambda spark, profile=None: 0)
+    spark = session("spark://host:7077")
+    spark.conf = SimpleNamespace(get=lambda name, default=None: "true")
+    spark.sparkContext.defaultParallelism = 2
+    begun = time.monotonic()
+    cluster.default_parallelism(spark)
+    assert time.monotonic() - begun < 0.5
+
+
 def test_a_local_master_takes_this_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
     for spark, expected in [
