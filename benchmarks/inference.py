@@ -273,7 +273,8 @@ def compare(
     plain = spent["SparkModel.predict"]
     print(f"\nclassifier, three columns: {several / vector:.2f} x the time of one vector, "
           f"{several / number:.2f} x that of the number alone, {several / plain:.2f} x "
-          f"SparkModel.predict's; transform: {spent['transform'] / plain:.2f} x", flush=True)  # fmt: skip
+          f"SparkModel.predict's; transform: {spent['transform'] / plain:.2f} x",
+          flush=True)  # fmt: skip
     if peer_too:
         few = max(64, rows // 20)  # it is slow
         started = time.perf_counter()
