@@ -33,7 +33,8 @@ class TemporaryFolder(Closing):
             self.path = tempfile.mkdtemp(prefix=_PREFIX)
             lock_path = os.path.join(self.path, _LOCK)
             self._lock = os.open(lock_path, os.O_CREAT | os.O_RDWR, 0o600)
-            fcntl.flock(self._lock, fcntl.LOCK_EX)
+            with contextlib.suppress(OSError):  # a file system without locks: nobody removes it
+                fcntl.flock(self._lock, fcntl.LOCK_EX)
             if os.path.exists(lock_path):
                 break
             os.close(self._lock)  # taken by another process for one that was left, before the lock

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import subprocess
+import sys
 import threading
 import time
 import uuid
@@ -174,8 +175,7 @@ def check_barrier(
         ResourceError: Fewer slots than workers, or dynamic allocation is on (SPARK-24942).
     """
     master = str(spark.conf.get("spark.master", "") or "")
-    dynamic = str(spark.conf.get("spark.dynamicAllocation.enabled", "false") or "false")
-    if dynamic.lower() == "true" and not (master == "local" or master.startswith("local[")):
+    if _is_dynamic(spark) and not (master == "local" or master.startswith("local[")):
         raise ResourceError(
             "a barrier stage cannot run under dynamic allocation",
             expected="spark.dynamicAllocation.enabled=false (SPARK-24942)",
@@ -245,29 +245,24 @@ def default_parallelism(spark: Any, profile: ResourceProfile | None = None) -> i
     return max(1, int(cores / task_cpus(spark, profile)))
 
 
-def _wait_for_executors(spark: Any, timeout_s: float = 15.0) -> None:
+def _wait_for_executors(spark: Any) -> None:
     """Waits for the executors of a session that has just begun: Spark counts two cores until then.
 
-    YARN and Kubernetes wait by themselves, a standalone master does not.
+    YARN and Kubernetes wait by themselves, a standalone master does not: there the first may take
+    some seconds, and each other comes within one.
     """
-    context = spark.sparkContext
-    master = str(context.master)
-    dynamic = str(spark.conf.get("spark.dynamicAllocation.enabled", "false")) == "true"
-    if re.fullmatch(r"local(\[.*)?", master) or dynamic:
-        return
-    wanted = _local_slots(master, task_cpus(spark))
-    slots = count_slots(spark)
-    if slots is None or slots >= (wanted or 1):
-        return
-    deadline = time.monotonic() + timeout_s
-    changed = time.monotonic()
-    while time.monotonic() < deadline:
-        time.sleep(0.1)
-        before, slots = slots, count_slots(spark) or 0
-        changed = changed if slots == before else time.monotonic()
-        settled = time.monotonic() - changed > 1.0
-        if slots >= wanted if wanted else slots and settled:
-            return
+    if str(spark.sparkContext.master).startswith("local"):
+        wait_for_slots(spark, sys.maxsize)  # what the master can start is written in it
+    elif not _is_dynamic(spark) and count_slots(spark) == 0:
+        before, slots = 0, wait_for_slots(spark, 1) or 0
+        while slots > before:
+            before, slots = slots, wait_for_slots(spark, slots + 1, 1.0) or 0
+
+
+def _is_dynamic(spark: Any) -> bool:
+    """Whether executors come and go with the jobs."""
+    dynamic = spark.conf.get("spark.dynamicAllocation.enabled", "false")
+    return str(dynamic).lower() == "true"
 
 
 def _range_partitions(spark: Any) -> int:
