@@ -11,7 +11,8 @@ export TF_CPP_MIN_LOG_LEVEL ?= 2
 # Tests spend much of their time waiting for other processes; each of these has a cluster of its own.
 TEST_PROCESSES ?= 2
 PYTEST := $(BIN)/python -m pytest tests -q
-SIDE_BY_SIDE := -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
+# A process that died is not replaced: pytest-xdist (3.8) would wait for ever at the end.
+SIDE_BY_SIDE := -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder --max-worker-restart=0
 
 COMPOSE ?= docker compose
 

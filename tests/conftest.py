@@ -11,6 +11,7 @@ import atexit
 import glob
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import threading
@@ -26,6 +27,9 @@ from start.java_options import options_for_tests
 os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's job in the background; tests of
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # Ctrl-C and their children need it
 
 _TESTS = Path(__file__).parent
 _PATHS = (str(_TESTS.parent), str(_TESTS / "start"))  # this tree, and start/sitecustomize.py

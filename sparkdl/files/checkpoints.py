@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-import warnings
 from collections.abc import Collection
 from dataclasses import asdict, dataclass, replace
 
@@ -15,6 +14,7 @@ from sparkdl.errors import ConfigError, ModelError, ResourceError, SparkDLError
 from sparkdl.files import storage
 from sparkdl.files.archive_parts import check_whole, run_state_of, with_parts
 from sparkdl.run_state import RunState
+from sparkdl.user_warnings import warn_user
 
 _INDEX = "checkpoint.json"
 _MAX_INDEX_BYTES = 1 << 16
@@ -152,11 +152,9 @@ class Checkpoints:
                 found.append(f"{name}: {_in_one_line(error)}")
                 continue
             if found:
-                warnings.warn(
+                warn_user(
                     f"a checkpoint in {self.folder!r} is not whole ({'; '.join(found)}); training "
-                    f"goes on from {name}, after {checkpoint.state.epoch} epochs",
-                    RuntimeWarning,
-                    stacklevel=3,
+                    f"goes on from {name}, after {checkpoint.state.epoch} epochs"
                 )
                 self._write_index(_Index(checkpoint.state.epoch, name, kept=index.kept))
             return checkpoint

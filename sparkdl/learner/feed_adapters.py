@@ -47,7 +47,7 @@ def torch_dataset(feed: RowFeed, batch_size: int) -> Any:
     """
     import torch
 
-    class Batches(torch.utils.data.IterableDataset):  # type: ignore[misc]
+    class FeedDataset(torch.utils.data.IterableDataset):  # type: ignore[misc]
         """The batches of the feed."""
 
         def __iter__(self) -> Any:
@@ -57,4 +57,4 @@ def torch_dataset(feed: RowFeed, batch_size: int) -> Any:
                     for name, array in batch.items()
                 }
 
-    return Batches()
+    return FeedDataset()

@@ -96,6 +96,7 @@ class FitMonitor:
         self._workers_due = self._lines_due = 0.0
         self._meter = LoadMeter(gpus=False)
         self._driver_load: HostLoad | None = None
+        self._losses: list[float] = []
 
     # -- what callers ask ----------------------------------------------------------------------
 
@@ -118,6 +119,11 @@ class FitMonitor:
     def stopped_inside(self) -> bool:
         """Whether a callback stopped the training in the middle of an epoch."""
         return self._stopped_inside
+
+    @property
+    def losses(self) -> tuple[float, ...]:
+        """The mean loss of each whole epoch that has ended, where the model has one."""
+        return tuple(self._losses)
 
     @property
     def rate_between_epochs(self) -> float | None:
@@ -303,6 +309,9 @@ class FitMonitor:
         self._rate_between = self._steering.learning_rate
         if not self._stopped_inside:
             self._epoch += 1
+            loss = metrics.get("loss")
+            if isinstance(loss, float):
+                self._losses.append(loss)
         if self._steering.stop_wanted:
             self._stopped = True
         else:

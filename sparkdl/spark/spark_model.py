@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -54,6 +53,7 @@ from sparkdl.spark.model_inference import ModelInference
 from sparkdl.spark.shared_data import SharedData
 from sparkdl.spark.streaming import OnBatch, StreamingFit, check_stream, start_stream_fit
 from sparkdl.tracking.sinks import GivenSink
+from sparkdl.user_warnings import warn_user
 
 
 class SparkModel(ModelInference):
@@ -436,12 +436,11 @@ class SparkModel(ModelInference):
 
     def _nothing_to_do(self, callbacks: Any, epochs_done: int, epochs: int) -> Any:
         """An empty History, with a warning, for a fit whose epochs have all been trained."""
-        warnings.warn(
+        warn_user(
             f"fit has nothing left to train: {epochs_done} epochs are done, and epochs={epochs} is "
             "the epoch to stop at when fit goes on (resume, initial_epoch); "
             f"epochs={epochs_done + 1} trains one more",
             UserWarning,
-            stacklevel=4,
         )
         keras_callbacks = CallbackSink(self.model, callbacks, epochs=epochs, verbose=0)
         keras_callbacks.handle(TrainingBegan(epochs, epochs))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import uuid
-import warnings
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +19,7 @@ from sparkdl.tune.journal import TrialRecord
 from sparkdl.tune.runner import OnEpoch, SegmentTraining
 from sparkdl.tune.segment import Segment
 from sparkdl.tune.suggestions import Trial
+from sparkdl.user_warnings import warn_user
 
 if TYPE_CHECKING:
     import keras
@@ -90,11 +90,9 @@ class FitTrainer:
             trained.load(checkpoint, checkpoints.folder)
             return trained.model
         found = trained.restore(checkpoints)
-        warnings.warn(
+        warn_user(
             f"the checkpoint of trial {record.number} after {record.model_epoch} epochs is not "
-            f"there or not whole; its model is that after {found} epochs",
-            RuntimeWarning,
-            stacklevel=4,
+            f"there or not whole; its model is that after {found} epochs"
         )
         return trained.model
 

@@ -32,6 +32,17 @@ def test_every_mode_learns(digits_df: Any, mode: str) -> None:
     assert spark_model.history is history
 
 
+def test_workers_that_do_not_learn_are_told(digits_df: Any) -> None:
+    """A network of zeros, at a rate at which it stays there, has the loss of guessing."""
+    model = make_mlp(optimizer=keras.optimizers.SGD(1e-9))
+    model.set_weights([np.zeros_like(w) for w in model.get_weights()])
+    with pytest.warns(
+        RuntimeWarning, match=r"not learned: after 2 epochs its loss is 2\.3"
+    ) as told:
+        SparkModel(model, num_workers=2).fit(digits_df, epochs=2, verbose=0)
+    assert [w.filename for w in told if w.category is RuntimeWarning] == [__file__]
+
+
 @pytest.mark.parametrize(
     ("frequency", "transport"), [("epoch", "http"), (5, "socket"), ("batch", "shm")]
 )

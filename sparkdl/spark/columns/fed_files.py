@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +19,7 @@ from sparkdl.spark.columns.files import (
     parquet_facts,
     read_groups,
 )
+from sparkdl.user_warnings import warn_user
 
 _MOST_FILES = 500
 """Of more files the driver does not read the ends to know their rows: Spark reads them."""
@@ -129,11 +129,7 @@ def fed_files(path: str, frame: Any, columns: tuple[str, ...], ranks: int) -> Fi
     try:
         files = find_files(path)
     except NoFileSystemError as error:
-        warnings.warn(
-            f"the ranks cannot read the files by themselves, so Spark does: {error.what}",
-            RuntimeWarning,
-            stacklevel=3,
-        )
+        warn_user(f"the ranks cannot read the files by themselves, so Spark does: {error.what}")
         return None
     if not files or len(files) > _MOST_FILES or any(file.partition_values for file in files):
         return None

@@ -5,7 +5,6 @@ Runs on the driver.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -26,6 +25,7 @@ from sparkdl.spark.columns.sources import (
 )
 from sparkdl.spark.columns.wire import selection, wire_names
 from sparkdl.spark.driver.cluster import session_of
+from sparkdl.user_warnings import warn_user
 
 
 def open_fit_source(
@@ -59,10 +59,8 @@ def open_fit_source(
         try:
             return _open_files(data, validation_data, signature, columns, split, seed)
         except NoFileSystemError as error:
-            warnings.warn(
-                f"the workers cannot read the files by themselves, so Spark does: {error.what}",
-                RuntimeWarning,
-                stacklevel=4,
+            warn_user(
+                f"the workers cannot read the files by themselves, so Spark does: {error.what}"
             )
     data, validation_data = read_by_spark(data), read_by_spark(validation_data)
     held_out = None

@@ -9,12 +9,12 @@ import sys
 import threading
 import time
 import uuid
-import warnings
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.errors import ResourceError, SparkDLError, TransportError
 from sparkdl.launch import interrupts
+from sparkdl.user_warnings import warn_user
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -391,9 +391,7 @@ class SparkJob:
                     self._spark.sparkContext.cancelJobGroup(self._group)
             self.wait(min(0.5, timeout_s))
         if self.running:
-            warnings.warn(
+            warn_user(
                 f"Spark has not ended the job {self._description!r} within {timeout_s:g} s of its "
-                "cancellation; its tasks may still hold their cores",
-                RuntimeWarning,
-                stacklevel=3,
+                "cancellation; its tasks may still hold their cores"
             )

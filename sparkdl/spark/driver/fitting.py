@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Mapping
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -12,12 +10,17 @@ from sparkdl.collective.choice import optimizer_config
 from sparkdl.config import LoopSettings
 from sparkdl.launch import interrupts
 from sparkdl.learner.archive import encode_model, restore_state
+from sparkdl.learner.guessing import guessing_loss
 from sparkdl.learner.model_weights import model_layout, read_model
-from sparkdl.phases import Usage
 from sparkdl.progress.monitor import FitMonitor
 from sparkdl.ps.choice import ServerExchange
 from sparkdl.spark.driver.allreduce_run import reports_live, start_all_reduce
 from sparkdl.spark.driver.cluster import count_slots, wait_for_slots
+from sparkdl.spark.driver.fit_warnings import (
+    warn_of_damping,
+    warn_of_no_learning,
+    warn_of_server_load,
+)
 from sparkdl.spark.driver.metrics import prepare_metrics
 from sparkdl.spark.driver.plan import FitPlan
 from sparkdl.spark.driver.server_run import ServerRun
@@ -26,14 +29,7 @@ from sparkdl.spark.driver.telling import window_of
 from sparkdl.spark.driver.training import StageLost, StageSummary, train_stage
 from sparkdl.spark.driver.training_run import Run
 from sparkdl.spark.executor.trainer import TrainTask
-
-MUCH_DAMPED = 0.7
-"""Below this part of changes that count, more than two asynchronous workers learn worse than one
-process (ADR 0061)."""
-
-MANY_WORKERS = 8
-MUCH_EXCHANGED = 0.5
-"""From so many workers on, more than this part of their time in exchanges is the server's load."""
+from sparkdl.user_warnings import warn_user
 
 
 def run_fit(plan: FitPlan, monitor: FitMonitor) -> StageSummary:
@@ -52,46 +48,10 @@ def run_fit(plan: FitPlan, monitor: FitMonitor) -> StageSummary:
     warn_of_damping(summary.counted, plan.num_workers)
     if isinstance(plan.exchange, ServerExchange):
         warn_of_server_load(summary.usage, window_of(plan, summary))
+        if not plan.exchange.in_step:
+            guessing = guessing_loss(plan.trained.model, summary.label_mean)
+            warn_of_no_learning(monitor.losses, guessing, plan.num_workers)
     return summary
-
-
-def warn_of_damping(counted: float, num_workers: int) -> None:
-    """Says what to do where the changes of the workers added up to too much.
-
-    Args:
-        counted: The part of them that counted; see :mod:`sparkdl.ps.damping`.
-        num_workers: Whose changes they are.
-    """
-    if num_workers > 2 and counted < MUCH_DAMPED:
-        warnings.warn(
-            f"the learning rate is high for {num_workers} workers that do not wait for each other: "
-            f"their changes added up to too much, so {counted:.0%} of them counted "
-            "(summary.counted), and the loss may be higher than that of one process; a lower "
-            "learning rate, inputs with mean 0, fewer workers or mode='synchronous' learn better",
-            RuntimeWarning,
-            stacklevel=4,
-        )
-
-
-def warn_of_server_load(usage: Mapping[int, Usage], window: int) -> None:
-    """Says what to do where many workers spent most of their time at the one server.
-
-    Args:
-        usage: Rank -> what its time went into.
-        window: Batches between two exchanges; below 1: an epoch's.
-    """
-    exchanged = sum(u.seconds.get("exchange", 0.0) for u in usage.values())
-    computed = sum(u.seconds.get("compute", 0.0) for u in usage.values())
-    busy = exchanged + computed
-    if len(usage) >= MANY_WORKERS and window > 0 and exchanged > MUCH_EXCHANGED * busy:
-        warnings.warn(
-            f"{len(usage)} workers exchanged with the server for {exchanged / busy:.0%} of the "
-            f"time that they trained (summary.usage): it is one process, and every exchange passes "
-            f"through it; frequency={4 * window} asks less often, compression='fp16' sends less "
-            "over a network, and mode='allreduce' needs no server",
-            RuntimeWarning,
-            stacklevel=4,
-        )
 
 
 def _slots(plan: FitPlan) -> AbstractContextManager[None]:
@@ -200,10 +160,8 @@ def _with_workers_left(plan: FitPlan, lost: StageLost, restarts: int) -> FitPlan
     workers = plan.num_workers
     if slots is not None and plan.config.repartition:
         workers = max(1, min(workers, slots))
-    warnings.warn(
+    warn_user(
         f"workers were lost ({lost.error.what}); training goes on from epoch {lost.epoch} with "
-        f"{workers} of {plan.num_workers} workers, restart {restarts}",
-        RuntimeWarning,
-        stacklevel=4,
+        f"{workers} of {plan.num_workers} workers, restart {restarts}"
     )
     return replace(plan, num_workers=workers, at_once=min(plan.at_once, workers))

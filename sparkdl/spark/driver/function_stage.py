@@ -6,7 +6,6 @@ import contextlib
 import logging
 import math
 import time
-import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Protocol
@@ -34,6 +33,7 @@ from sparkdl.spark.driver.launcher import SparkLauncher
 from sparkdl.spark.driver.network import certificate_of, listening_address, rank_listening
 from sparkdl.spark.driver.slots import slot_pool
 from sparkdl.transport.listeners import ListenOptions
+from sparkdl.user_warnings import warn_user
 
 START_TIMEOUT_S = 300.0
 
@@ -120,11 +120,9 @@ def run_stage(
         except RankFailure as error:
             if on_driver or watcher is not None:
                 raise error.failure.library_error() from None
-            warnings.warn(
+            warn_user(
                 f"{error.failure.error}\nAll ranks begin again and meet through Spark; what they "
-                "print comes when they have ended.",
-                RuntimeWarning,
-                stacklevel=4,
+                "print comes when they have ended."
             )
         return _run_ranks(spark, replace(task, endpoint=None), count, None, rows)
 

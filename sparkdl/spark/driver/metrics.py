@@ -14,7 +14,7 @@ from sparkdl.spark.columns.sources import Source
 
 
 @dataclass(frozen=True)
-class _Example:
+class _ArrayLike:
     """Shape and dtype of a batch, for Keras' symbolic build."""
 
     row_shape: Any
@@ -34,7 +34,7 @@ def prepare_metrics(model: Any, source: Source) -> None:
     """
     spec = source.spec
     x, y, weights = (
-        {name: _Example(s.shape, s.dtype) for name, s in part.items()}
+        {name: _ArrayLike(s.shape, s.dtype) for name, s in part.items()}
         for part in (spec.features, spec.labels, spec.weights)
     )
     try:

@@ -53,6 +53,7 @@ class StageSummary:
         counted: The part of the workers' changes that counted, a mean over exchanges and workers.
             Below 1 where changes are added up and were too much together: then the learning rate is
             high for so many workers that do not wait.
+        label_mean: The mean of all workers' labels, see :func:`sparkdl.data.label_mean.label_mean`.
         measured: Name of a communicator -> seconds of one reduction of the model's size, where
             ``communicator='auto'`` has compared them (infinity: not asked, NCCL was there).
     """
@@ -69,6 +70,7 @@ class StageSummary:
     usage: dict[int, Usage] = field(default_factory=dict)
     epochs: int = 0
     counted: float = 1.0
+    label_mean: tuple[float, ...] = ()
     measured: dict[str, float] = field(default_factory=dict)
 
 
@@ -219,8 +221,19 @@ def _summary(trained: Mapping[int, TrainedRank], task: TrainTask) -> StageSummar
         usage={rank: t.usage for rank, t in trained.items()},
         epochs=task.settings.epochs - task.settings.first_epoch,
         counted=sum(t.counted for t in trained.values()) / len(trained),
+        label_mean=_label_mean(list(trained.values()), rows),
         measured=next(iter(trained.values())).measured,
     )
+
+
+def _label_mean(trained: list[TrainedRank], rows: int) -> tuple[float, ...]:
+    """The mean over all rows of what each rank found in its own; empty if a rank found nothing."""
+    with_rows = [t for t in trained if t.rows]
+    if len({len(t.label_mean) for t in with_rows}) != 1:
+        return ()
+    columns = zip(*(t.label_mean for t in with_rows), strict=True)
+    shares = [t.rows / rows for t in with_rows]
+    return tuple(sum(s * v for s, v in zip(shares, c, strict=True)) for c in columns)
 
 
 def _watch(

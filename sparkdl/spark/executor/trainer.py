@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from sparkdl.config import LoopSettings, UseGpu
 from sparkdl.data import Batches, DataSpec, Partition, read_partition
+from sparkdl.data.label_mean import label_mean
 from sparkdl.errors import TransportError, WaitTimeoutError, WorkerError
 from sparkdl.launch.devices import DeviceRequest, start_framework
 from sparkdl.launch.failures import FailureDescription, RanksLost, is_secondary
@@ -181,6 +182,7 @@ class TrainTask:
                             steps=settings.validation_steps,
                         )  # fmt: skip
                     rows = source.plan.num_rows
+                    labels = () if settings.class_weight else label_mean(partition.train)
                     seconds = train(
                         learner, synchronizer, source, settings, validation=held_out,
                         num_rows=rows, num_workers=rank.num_ranks,
@@ -199,6 +201,7 @@ class TrainTask:
             pid=os.getpid(),
             refused=synchronizer.refused,
             counted=synchronizer.counted,
+            label_mean=labels,
             measured=dict(synchronizer.measured),
             unreported=synchronizer.unreported,
             state=synchronizer.result(learner, settings.epochs),
@@ -231,6 +234,7 @@ class TrainedRank:
         usage: What its time went into.
         spans: Its phases one after another, where the driver wants them.
         counted: The part of its changes that counted, a mean over its exchanges.
+        label_mean: See :func:`sparkdl.data.label_mean.label_mean`; empty with class weights.
         measured: Name of a communicator -> seconds of one reduction; empty if none was measured.
     """
 
@@ -247,6 +251,7 @@ class TrainedRank:
     usage: Usage = field(default_factory=lambda: Usage({}))
     spans: Spans | None = field(default=None, repr=False)
     counted: float = 1.0
+    label_mean: tuple[float, ...] = ()
     measured: dict[str, float] = field(default_factory=dict)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
@@ -270,6 +275,7 @@ class TrainedRank:
         for rank, result in of_kind(results, "done").items():
             told = json.loads(result.text)
             told["gpus"], told["usage"] = tuple(told["gpus"]), Usage(**told["usage"])
+            told["label_mean"] = tuple(told["label_mean"])
             reports = [EpochReport(**{**r, **_arrays(r)}) for r in told["unreported"]]
             told["unreported"] = {report.epoch: report for report in reports}
             state = RunState.from_bytes(states[rank].content) if rank in states else None

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
-import warnings
 from typing import Any
 
 from sparkdl.config import UseGpu
+from sparkdl.user_warnings import warn_user
 
 AMOUNT = "spark.task.resource.gpu.amount"
-_BETWEEN = ("sparkdl.", "pyspark.")
 
 
 def warn_of_shared_gpus(spark: Any, use_gpu: UseGpu) -> None:
@@ -26,17 +24,7 @@ def warn_of_shared_gpus(spark: Any, use_gpu: UseGpu) -> None:
     with contextlib.suppress(ValueError):
         tasks = int(1 / float(amount)) if 0 < float(amount) < 1 else 1
         if tasks > 1:
-            warnings.warn(
+            warn_user(
                 f"{tasks} workers share each GPU ({AMOUNT}={amount}), and each loads a model of "
-                "its own into its memory",
-                RuntimeWarning,
-                stacklevel=_users_level(),
+                "its own into its memory"
             )
-
-
-def _users_level() -> int:
-    """How many calls above :func:`warn_of_shared_gpus` the user's own code is."""
-    frame, level = inspect.currentframe(), 0
-    while frame is not None and str(frame.f_globals.get("__name__")).startswith(_BETWEEN):
-        frame, level = frame.f_back, level + 1
-    return max(1, level)

@@ -120,7 +120,7 @@ def test_an_error_and_a_stall_of_a_function_end_the_stream(spark: Any, source: A
         run.results  # noqa: B018
     with pytest.raises(WorkerError, match="bad row"):
         run.stop()
-    run = sparkdl.run(hang, num_workers=2, data=stream, **FAST, stall_timeout_s=1)
+    run = sparkdl.run(hang, num_workers=2, data=stream, **FAST, stall_timeout_s=10)
     with pytest.raises(WorkerError, match="a function that is fed takes no rows") as caught:
         run.await_termination(WAIT_S)
     assert "time.sleep(0.1)" in str(caught.value)

@@ -48,6 +48,7 @@ def test_events_come_in_order() -> None:
         (0, {"loss": 1.0}), (1, {"loss": 0.5}),
     ]  # fmt: skip
     assert [(e.epoch, e.batches) for e in sink.of(EpochProgressed)] == [(0, 40), (1, 10)]
+    assert monitor.losses == (1.0, 0.5)
     assert (monitor.epochs_done, monitor.stopped) == (2, False)
 
 

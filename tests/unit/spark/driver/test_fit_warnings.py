@@ -7,7 +7,11 @@ import warnings
 import pytest
 
 from sparkdl.phases import Usage
-from sparkdl.spark.driver.fitting import warn_of_damping, warn_of_server_load
+from sparkdl.spark.driver.fit_warnings import (
+    warn_of_damping,
+    warn_of_no_learning,
+    warn_of_server_load,
+)
 
 
 def test_changes_of_many_workers_that_hardly_counted() -> None:
@@ -42,3 +46,29 @@ def test_a_server_that_is_not_loaded(workers: int, exchange_s: float, window: in
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warn_of_server_load(usage(workers, 1.0, exchange_s), window)
+
+
+def test_a_model_that_answers_without_its_inputs() -> None:
+    with pytest.warns(
+        RuntimeWarning, match=r"after 3 epochs its loss is 2\.302, .* has 2\.303; 8 "
+    ):
+        warn_of_no_learning((2.33, 2.304, 2.302), 2.3026, 8)
+
+
+@pytest.mark.parametrize(
+    ("losses", "guessing", "workers"),
+    [
+        ((2.3, 2.2), 2.3, 8),
+        ((2.3,), 2.3, 8),
+        ((2.3, 2.3), None, 8),
+        ((2.3, 2.3), 2.3, 1),
+        ((), 1, 2),
+    ],
+    ids=["learned a little", "one epoch", "not known", "one worker", "no loss"],
+)
+def test_a_model_that_learns_or_of_which_nothing_is_known(
+    losses: tuple[float, ...], guessing: float | None, workers: int
+) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warn_of_no_learning(losses, guessing, workers)
