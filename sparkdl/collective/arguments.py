@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,10 +21,16 @@ DTYPES = (
 MAX_DIMENSIONS = 8
 
 
+@lru_cache
+def dtype_name(dtype: np.dtype[Any]) -> str:
+    """``dtype.name``, which NumPy makes anew each time: 1.5 µs where an exchange takes 16."""
+    return dtype.name
+
+
 def check_array(array: npt.ArrayLike, operation: str) -> Array:
     """The array, contiguous; raises ConfigError unless its dtype can be sent."""
     source = np.asarray(array, order="C")
-    if source.dtype.name not in DTYPES or not source.dtype.isnative:
+    if dtype_name(source.dtype) not in DTYPES or not source.dtype.isnative:
         raise ConfigError(
             f"cannot {operation} this array",
             expected="a native number type: " + ", ".join(DTYPES),
@@ -45,7 +53,7 @@ def check_op(source: Array, op: str, weight: float, operation: str) -> float:
     """The weight of this rank's array; raises ConfigError if ``op`` cannot reduce the array."""
     if op not in OPS:
         raise UnknownNameError("op", op, OPS)
-    if op in ("mean", "weighted") and source.dtype.name not in FLOATING:
+    if op in ("mean", "weighted") and dtype_name(source.dtype) not in FLOATING:
         raise ConfigError(
             f"cannot {operation} with op={op!r}",
             expected="floating-point numbers: " + ", ".join(FLOATING),

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from sparkdl.collective.arguments import OPS
+from sparkdl.collective.arguments import OPS, dtype_name
 from sparkdl.collective.arithmetic import Array, put_scaled, reduction_factors, shard_edges
 from sparkdl.collective.builtin.sockets import interface_addresses
 from sparkdl.collective.member import Member
@@ -187,7 +187,7 @@ class HorovodCommunicator(OrderedCommunicator):
             target.fill(0)
         if not any(factors) or not source.size:
             return
-        dtype = source.dtype.name
+        dtype = dtype_name(source.dtype)
         if dtype == "uint64" and op in ("max", "min"):
             raise ConfigError(
                 f"Horovod cannot all_reduce uint64 with op={op!r}",
@@ -222,7 +222,7 @@ class HorovodCommunicator(OrderedCommunicator):
     def _all_gather(self, source: Array) -> list[Array]:
         self._agree("all_gather", source, 0, 1.0, same=False)
         kinds = self._builtin.all_gather(
-            np.frombuffer(f"{source.dtype.name} {source.shape}".encode(), np.uint8)
+            np.frombuffer(f"{dtype_name(source.dtype)} {source.shape}".encode(), np.uint8)
         )
         data = source.reshape(-1).view(np.uint8) if source.size else np.empty(0, np.uint8)
         joined = self._do(
@@ -232,7 +232,7 @@ class HorovodCommunicator(OrderedCommunicator):
         for text in kinds:
             name, _, shape_text = text.tobytes().decode().partition(" ")
             shape = tuple(int(d) for d in shape_text.strip("()").split(",") if d.strip())
-            dtype = source.dtype if name == source.dtype.name else np.dtype(name)
+            dtype = source.dtype if name == dtype_name(source.dtype) else np.dtype(name)
             end = at + int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
             results.append(joined[at:end].copy().view(dtype).reshape(shape))
             at = end

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sparkdl.collective.arguments import MAX_DIMENSIONS, OPS
+from sparkdl.collective.arguments import MAX_DIMENSIONS, OPS, dtype_name
 from sparkdl.collective.arithmetic import (
     Array,
     put_scaled,
@@ -267,7 +267,7 @@ class BuiltinCommunicator(OrderedCommunicator):
             OPS.index(op),
             inline,
             len(shape),
-            array.dtype.name.encode(),
+            dtype_name(array.dtype).encode(),
             array.nbytes,
             root,
             *shape,

@@ -84,7 +84,7 @@ class SharedMemory:
         self._others = [i for i in range(self.count) if i != index]
         self._rounds = 0
         self._exchanges = 0
-        self._pieces: dict[str, list[list[list[Array]]]] = {}
+        self._pieces: dict[np.dtype[np.generic], list[list[list[Array]]]] = {}
 
     # -- end -----------------------------------------------------------------------------------
 
@@ -253,11 +253,10 @@ class SharedMemory:
 
     def _typed(self, dtype: np.dtype[np.generic]) -> list[list[list[Array]]]:
         """``[writer][slot][portion]`` pieces as arrays of ``dtype``."""
-        key = dtype.name
-        if key not in self._pieces:
+        if dtype not in self._pieces:
             count = self._piece // dtype.itemsize
             first = _PAGE + 2 * self._record
-            self._pieces[key] = [
+            self._pieces[dtype] = [
                 [
                     [
                         np.frombuffer(
@@ -272,7 +271,7 @@ class SharedMemory:
                 ]
                 for i in range(self.count)
             ]
-        return self._pieces[key]
+        return self._pieces[dtype]
 
 
 class _PortionPieces:
