@@ -7,8 +7,9 @@ import numpy as np
 from sparkdl.data.ragged import Ragged
 from sparkdl.data.rows import Rows
 
-MOST_ROWS, MOST_VALUES = 1 << 14, 1000
-"""Of more rows a part is looked at, evenly spread; labels of more values or classes are not."""
+MOST_LOOKED_AT, MOST_VALUES = 1 << 14, 1000
+"""Of more numbers (labels that are images have many in a row) those of some rows are looked at,
+evenly spread; labels of more values or classes are not."""
 
 
 def label_mean(rows: Rows) -> tuple[float, ...]:
@@ -26,10 +27,13 @@ def label_mean(rows: Rows) -> tuple[float, ...]:
         return ()
     (spec,) = rows.spec.labels.values()
     entry = rows.spec.entries.index(spec)
-    spread = np.linspace(0, rows.num_rows - 1, min(rows.num_rows, MOST_ROWS)).astype(np.int64)
-    stored = rows.storage.gather(entry, spread)
-    if isinstance(stored, Ragged) or stored.size == 0:
+    first = rows.storage.slice(entry, 0, 1)
+    if isinstance(first, Ragged) or first.size == 0:
         return ()
+    count = min(rows.num_rows, max(1, MOST_LOOKED_AT // first.size))
+    spread = np.linspace(0, rows.num_rows - 1, count).astype(np.int64)
+    stored = rows.storage.gather(entry, spread)
+    assert not isinstance(stored, Ragged)
     classes = spec.num_classes
     if classes is not None:
         if classes > MOST_VALUES:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sparkdl.data import ColumnSpec, DataSpec, rows_from_numpy
-from sparkdl.data.label_mean import MOST_ROWS, label_mean
+from sparkdl.data.label_mean import MOST_LOOKED_AT, label_mean
 
 X = {"x": np.zeros((8, 2), np.float32)}
 CLASSES = np.array([0, 0, 0, 0, 1, 1, 2, 2])
@@ -37,9 +37,26 @@ def test_other_labels_have_the_mean_of_each_value() -> None:
 
 
 def test_of_many_rows_some_from_everywhere_are_looked_at() -> None:
-    labels = np.repeat([0.0, 1.0], 2 * MOST_ROWS).astype(np.float32)  # in order
+    labels = np.repeat([0.0, 1.0], 2 * MOST_LOOKED_AT).astype(np.float32)  # in order
     rows = rows_from_numpy({"x": np.zeros((len(labels), 1), np.float32)}, {"y": labels})
     assert label_mean(rows) == pytest.approx((0.5,))
+
+
+def test_of_labels_that_are_images_a_few_rows_are_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    images = np.full((40, 64, 64, 1), 0.25, np.float32)
+    rows = rows_from_numpy({"x": np.zeros((40, 1), np.float32)}, {"y": images})
+    gathered: list[int] = []
+    gather = rows.storage.gather
+
+    def counted(entry: int, index: np.ndarray) -> object:
+        gathered.append(len(index))
+        return gather(entry, index)
+
+    monkeypatch.setattr(rows.storage, "gather", counted)
+    assert label_mean(rows) == (0.25,)
+    assert gathered == [MOST_LOOKED_AT // (64 * 64)]
 
 
 def test_where_there_is_no_mean() -> None:
