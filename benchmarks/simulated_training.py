@@ -156,9 +156,10 @@ class Training:
         while events:
             now, number = heapq.heappop(events)
             rank = ranks[number]
+            change = rank.local - rank.base
             if damping:
-                dampings[number].apply(rank.local, rank.base, trained[number])
-            center += rank.local - rank.base
+                dampings[number].apply(change, rank.base, trained[number])
+            center += change
             rank.local[...] = rank.base[...] = center
             begin(number, now)
         return list(totals / len(self.x)), float(np.mean([d.counted for d in dampings]))

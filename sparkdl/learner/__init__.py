@@ -2,7 +2,8 @@
 
 - ``keras_learner``, ``tensorflow``, ``jax``, ``torch``: a model that takes training steps, see
   :class:`sparkdl.protocols.Learner`. ``make_learner`` chooses, ``cache`` keeps compiled ones;
-  ``tensorflow_exchange``, ``jax_steps`` and ``captured_gradients`` are parts of theirs.
+  ``tensorflow_calls``, ``tensorflow_exchange``, ``jax_steps`` and ``captured_gradients`` are parts
+  of theirs.
 - ``model_weights``, ``optimizer_state``, ``metric_state``: a model's variables as buffers.
 - ``signature``, ``structure``: a model's inputs and outputs, and how named arrays go into them.
 - ``archive``, ``fingerprint``: a model as bytes, and which models share compiled steps.

@@ -21,6 +21,7 @@ from sparkdl.learner.keras_learner import KerasLearner, require_one_batch
 from sparkdl.learner.signature import takes_strings
 from sparkdl.learner.step_logs import logged_step
 from sparkdl.learner.structure import map_arrays, pack_batch
+from sparkdl.learner.tensorflow_calls import ShapedCalls
 from sparkdl.learner.tensorflow_exchange import (
     HorovodExchange,
     Joined,
@@ -45,18 +46,21 @@ class TensorFlowLearner(KerasLearner):
         )
         self._flat: tf.Tensor | None = None
         self._reducer: Any = None
-        self._reducing: dict[tuple[Any, ...], Any] = {}
+        self._reducing: dict[tuple[Any, ...], ShapedCalls] = {}
+        self._skipping: dict[tuple[Any, ...], Any] = {}
         self._train_step = logged_step(model, "train_step")
         self._train_steps = self._compile_steps(self._train_step, with_weights=True)
         self._test_steps = self._compile_steps(logged_step(model, "test_step"), with_weights=False)
-        self._gradients = tf.function(self._trace_gradients, autograph=False, reduce_retracing=True)
+        self._gradients = ShapedCalls(
+            tf.function(self._trace_gradients, autograph=False, reduce_retracing=True)
+        )
         self._concat = tf.function(self._trace_concat, autograph=False)
 
     # -- weights -------------------------------------------------------------------------------
 
     def read_weights(self, out: FloatArray) -> None:
         flat = self._concat() if self._flat is None else self._flat
-        np.copyto(out, flat.numpy())
+        np.copyto(out, np.asarray(flat))  # without the copy that flat.numpy() would make first
 
     def write_weights(self, flat: FloatArray) -> None:
         self._layout.check(flat)
@@ -94,10 +98,11 @@ class TensorFlowLearner(KerasLearner):
 
     def train(self, stack: BatchStack) -> None:
         self.build_metrics(stack)
-        self._flat = self._train_steps(*self._tensors(stack), stack.num_batches)
+        count = tf.constant(stack.num_batches)
+        self._flat = self._train_steps(stack, *self._tensors(stack), count)
 
     def _evaluate_stack(self, stack: BatchStack) -> None:
-        self._test_steps(*self._tensors(stack), stack.num_batches)
+        self._test_steps(stack, *self._tensors(stack), tf.constant(stack.num_batches))
 
     def _tensors(self, stack: BatchStack, batch: int | None = None) -> tuple[Any, Any, Any]:
         """A stack's arrays, or those of one of its batches, as tensors that the model takes."""
@@ -107,7 +112,7 @@ class TensorFlowLearner(KerasLearner):
         tensors: tuple[Any, Any, Any] = map_arrays(tf.convert_to_tensor, arrays)
         return tensors
 
-    def _compile_steps(self, step: Callable[[Any], Any], with_weights: bool) -> Any:
+    def _compile_steps(self, step: Callable[[Any], Any], with_weights: bool) -> ShapedCalls:
         def run(x: Any, y: Any, sample_weight: Any, num_batches: tf.Tensor) -> Any:
             def body(index: tf.Tensor) -> tuple[tf.Tensor]:
                 step(pack_batch(*map_arrays(lambda t: t[index], (x, y, sample_weight))))
@@ -124,12 +129,12 @@ class TensorFlowLearner(KerasLearner):
         compiled = tf.function(
             run, autograph=False, reduce_retracing=not several, jit_compile=self._jit
         )
-        return lambda x, y, w, n: compiled(x, y, w, tf.constant(n))
+        return ShapedCalls(compiled)
 
     def gradients(self, stack: BatchStack, out: FloatArray) -> None:
         require_one_batch(stack)
         self.build_metrics(stack)
-        np.copyto(out, self._gradients(*self._tensors(stack, 0)).numpy())
+        np.copyto(out, np.asarray(self._gradients(stack, *self._tensors(stack, 0))))
         self._flat = None
 
     def _trace_gradients(self, x: Any, y: Any, sample_weight: Any) -> tf.Tensor:
@@ -176,10 +181,10 @@ class TensorFlowLearner(KerasLearner):
         steps = self._steps_with(reducer)
         given = (*self._tensors(stack), tf.constant(stack.num_batches), *_weight_and_stop(reducer))
         if not self._has_gradient:
-            steps.get_concrete_function(*given)  # tracing finds which variables have one
+            steps.compiled(stack, *given)  # tracing finds which variables have one
         reducer.agree_on_gradients(self._has_gradient)
         try:
-            stopping, broken_at, own = steps(*given)
+            stopping, broken_at, own = steps(stack, *given)
         finally:
             self._reducer = None  # the learner outlives the run; what the run mapped shall not
         if reducer.in_graph is not None:
@@ -198,7 +203,7 @@ class TensorFlowLearner(KerasLearner):
         reducer.agree_on_stop(float(agreed))
         self._flat = None
 
-    def _steps_with(self, reducer: Reducer) -> Any:
+    def _steps_with(self, reducer: Reducer) -> ShapedCalls:
         """The compiled loop over a stack's batches, with an exchange in each step."""
         kind = _kind(reducer)
         if kind not in self._reducing:
@@ -231,12 +236,14 @@ class TensorFlowLearner(KerasLearner):
                 return found[1], found[2], found[3]
 
             several = isinstance(self.model.loss, (dict, list, tuple))
-            self._reducing[kind] = tf.function(run, autograph=False, reduce_retracing=not several)
+            self._reducing[kind] = ShapedCalls(
+                tf.function(run, autograph=False, reduce_retracing=not several)
+            )
         return self._reducing[kind]
 
     def _skip_with(self, reducer: Reducer) -> Any:
-        kind = ("skip", *_kind(reducer))
-        if kind not in self._reducing:
+        kind = _kind(reducer)
+        if kind not in self._skipping:
             exchange = self._exchange_of(reducer)
 
             def run(weight: tf.Tensor, stop: tf.Tensor) -> tf.Tensor:
@@ -249,8 +256,8 @@ class TensorFlowLearner(KerasLearner):
 
                 return tf.cond(joined.weight > 0, apply, lambda: joined.stop)
 
-            self._reducing[kind] = tf.function(run, autograph=False)
-        return self._reducing[kind]
+            self._skipping[kind] = tf.function(run, autograph=False)
+        return self._skipping[kind]
 
     def _exchange_of(self, reducer: Reducer) -> Callable[..., Joined]:
         if reducer.in_graph is None:

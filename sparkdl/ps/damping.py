@@ -34,7 +34,6 @@ import math
 
 import numpy as np
 
-from sparkdl.optimizers.blocks import each_block
 from sparkdl.weights import FloatArray
 
 GAIN = 10.0
@@ -69,11 +68,11 @@ class Damping:
         self._length = 0.0  # of the last change
         self._unseen = LOOK_EVERY  # batches since the last look began
 
-    def apply(self, local: FloatArray, base: FloatArray, batches: int) -> None:
-        """Moves ``local`` back towards ``base``: the part of the change that counts is left.
+    def apply(self, change: FloatArray, base: FloatArray, batches: int) -> None:
+        """Leaves the part of a change that counts.
 
         Args:
-            local: The worker's weights after a window; changed in place.
+            change: What a window changed, as it is about to be sent; scaled in place.
             base: The center from which the window began.
             batches: Of the window.
         """
@@ -81,26 +80,18 @@ class Damping:
         due = self._unseen >= LOOK_EVERY
         if due or self._change is not None:  # a look compares two changes that follow each other
             with np.errstate(all="ignore"):  # whether weights are finite is for others to say
-                self._observe(local[self._looked_at], base[self._looked_at], due)
+                self._observe(change[self._looked_at].copy(), base[self._looked_at], due)
         self._sum, self._changes = self._sum + self.factor, self._changes + 1
         if self.factor < 1.0:
-            scale = np.float32(self.factor)
-
-            def body(part: slice, change: FloatArray) -> None:
-                np.subtract(local[part], base[part], out=change)
-                np.multiply(change, scale, out=change)
-                np.add(base[part], change, out=local[part])
-
-            each_block(self._trained_size, body, 1)
+            change[: self._trained_size] *= np.float32(self.factor)
 
     @property
     def counted(self) -> float:
         """The mean of the parts so far; 1 before the first change."""
         return self._sum / self._changes if self._changes else 1.0
 
-    def _observe(self, local: FloatArray, base: FloatArray, keeps: bool) -> None:
+    def _observe(self, change: FloatArray, base: FloatArray, keeps: bool) -> None:
         """Compares a change with the one before, if that was kept; keeps it for the next."""
-        change = local - base
         length = _length(change)
         if self._base is not None and self._change is not None:
             moved = base - self._base

@@ -30,24 +30,32 @@ _UNTIMED = 2
 
 
 class _Peer:
-    """A client as a rule's worker half sees it, with the commit's progress filled in."""
+    """A client as a rule's worker half sees it: the progress filled in, what is sent damped."""
 
-    def __init__(self, client: StoreAccess, progress: Progress) -> None:
-        self._client = client
-        self._progress = progress
+    def __init__(
+        self, client: StoreAccess, progress: Progress, damping: Damping | None, base: FloatArray
+    ) -> None:
+        self._client, self._progress = client, progress
+        self._damping, self._base = damping, base
 
     @property
     def buffer(self) -> FloatArray:
         return self._client.buffer
 
     def push(self) -> None:
+        self._damp()
         self._client.push(self._progress)
 
     def pull(self) -> None:
         self._client.pull()
 
     def push_pull(self) -> None:
+        self._damp()
         self._client.push_pull(self._progress)
+
+    def _damp(self) -> None:
+        if self._damping is not None:
+            self._damping.apply(self._client.buffer, self._base, self._progress.batches)
 
 
 class WindowSynchronizer:
@@ -126,8 +134,8 @@ class WindowSynchronizer:
                 if not self._check.admits(self._local):
                     progress = self._begin_again(learner, progress)
                     np.copyto(self._local, self._base)
-                self._damp(progress)
-                self._rule.exchange(self._local, self._base, _Peer(self._client, progress))
+                peer = _Peer(self._client, progress, self._damping, self._base)
+                self._rule.exchange(self._local, self._base, peer)
                 learner.write_weights(self._local)
             if self._measures:
                 self._measure(began, time.perf_counter())
@@ -137,9 +145,9 @@ class WindowSynchronizer:
         if not self._check.admits(self._pushed):
             progress = self._begin_again(learner, progress)
             np.copyto(self._pushed, self._base)
-        np.copyto(self._local, self._pushed)
-        self._damp(progress)
-        np.subtract(self._local, self._base, out=self._client.buffer)
+        np.subtract(self._pushed, self._base, out=self._client.buffer)
+        if self._damping is not None:
+            self._damping.apply(self._client.buffer, self._base, progress.batches)
         self._flight = threading.Thread(
             target=self._fly, args=(progress,), name="sparkdl-ps-exchange", daemon=True
         )
@@ -171,10 +179,6 @@ class WindowSynchronizer:
     def counted(self) -> float:
         """The part of this worker's changes that counted, a mean over its exchanges."""
         return 1.0 if self._damping is None else self._damping.counted
-
-    def _damp(self, progress: Progress) -> None:
-        if self._damping is not None:
-            self._damping.apply(self._local, self._base, progress.batches)
 
     def _begin_again(self, learner: Learner, progress: Progress) -> Progress:
         """Gives the learner the center, and an optimizer and metrics without NaN.

@@ -33,10 +33,10 @@ def train(
     for number in range(rounds * workers):
         base, damping = bases[number % workers], made[number % workers]
         draw = 0.1 * rng.standard_normal(keeps.size).astype(np.float32)
-        local = keeps * base + draw + np.float32(drift)
+        change = keeps * base + draw + np.float32(drift) - base
         if damped:
-            damping.apply(local, base, batches)
-        center += local - base
+            damping.apply(change, base, batches)
+        center += change
         base[...] = center
         seen.append(center.copy())
     return [d.factor for d in made], np.stack(seen[len(seen) // 2 :])
@@ -68,8 +68,8 @@ def test_short_windows_are_looked_at_now_and_then() -> None:
     rng = np.random.default_rng(0)
     for _ in range(10 * LOOK_EVERY):
         before = damping._mean
-        local = rng.standard_normal(SIZE).astype(np.float32)
-        damping.apply(local, np.zeros(SIZE, np.float32), 1)
+        change = rng.standard_normal(SIZE).astype(np.float32)
+        damping.apply(change, np.zeros(SIZE, np.float32), 1)
         looks += damping._mean != before
     assert looks == 10  # each compares two changes
 
@@ -98,9 +98,9 @@ def test_momentum_alone_is_not_damped(workers: int) -> None:
         rank = number % workers
         velocities[rank] *= 0.8
         velocities[rank] += rng.standard_normal(SIZE).astype(np.float32)
-        local = bases[rank] + velocities[rank]
-        made[rank].apply(local, bases[rank], LOOK_EVERY)
-        center += local - bases[rank]
+        change = velocities[rank].copy()
+        made[rank].apply(change, bases[rank], LOOK_EVERY)
+        center += change
         bases[rank][...] = center
     assert min(d.counted for d in made) > 0.8
 
@@ -108,9 +108,9 @@ def test_momentum_alone_is_not_damped(workers: int) -> None:
 def test_statistics_are_not_scaled() -> None:
     damping = Damping(2, 3)
     damping.factor = 0.5
-    local, base = np.float32([2, 4, 6, 8, 10]), np.float32([0, 0, 2, 0, 0])
-    damping.apply(local, base, LOOK_EVERY)
-    np.testing.assert_array_equal(local, [1, 2, 4, 8, 10])
+    change, base = np.float32([2, 4, 4, 8, 10]), np.float32([0, 0, 2, 0, 0])
+    damping.apply(change, base, LOOK_EVERY)
+    np.testing.assert_array_equal(change, [1, 2, 2, 8, 10])
     np.testing.assert_array_equal(base, [0, 0, 2, 0, 0])
 
 
@@ -127,8 +127,7 @@ def test_a_large_model_is_looked_at_in_places() -> None:
     rng = np.random.default_rng(0)
     base = np.zeros(size, np.float32)
     for _ in range(3):
-        local = rng.standard_normal(size).astype(np.float32)
-        damping.apply(local, base, LOOK_EVERY)
+        damping.apply(rng.standard_normal(size).astype(np.float32), base, LOOK_EVERY)
     kept = damping._change
     assert kept is not None
     assert kept.size <= MOST_VALUES

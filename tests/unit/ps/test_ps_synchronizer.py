@@ -129,6 +129,25 @@ def test_windows_exchange_by_the_rule() -> None:
             np.testing.assert_allclose(learner.weights, [3] * 6 + [1.5] * 2)
 
 
+@pytest.mark.parametrize("overlap", [False, True])
+def test_what_is_sent_is_damped_but_not_the_statistics(overlap: bool) -> None:
+    with clients(Downpour(), 2) as (made, _):
+        for client in made:
+            client.join()
+        learner = Learner()
+        sync = WindowSynchronizer(Downpour(), made[0], LAYOUT, overlap=overlap)
+        sync.start(learner)
+        assert sync._damping is not None
+        sync._damping.factor = 0.5
+        learner.weights += 2
+        sync.after_window(learner, STEP)
+        sync.drain(learner)
+        # the trained half of 2, and the share of one of two workers in the statistics
+        np.testing.assert_allclose(made[1].pull(), [1] * LAYOUT.trained_size + [1, 1])
+        np.testing.assert_allclose(learner.weights, 1)
+        assert sync.counted == 0.5
+
+
 def test_an_elastic_exchange_conserves() -> None:
     rule = AEASGD().bind(1)
     with clients(rule, 1) as ([client], _):
