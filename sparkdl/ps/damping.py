@@ -20,9 +20,11 @@ taken out of the next one first, which leaves what the others' changes alone do 
 
     d = cos(moved, next) - cos(mine, next) cos(moved, mine)
 
-Both are the same where ``cos(mine, next)`` is 0. Two workers keep half of the first d there: when
-momentum is mistaken for overshoot they train as the average of two, which costs them little, and at
-a high rate of Adam nothing else keeps them from going too far.
+Both are the same where ``cos(mine, next)`` is 0. Two workers with longer windows keep half of the
+first d there: when momentum is mistaken for overshoot they train as the average of two, which costs
+them little, and at a high rate of Adam nothing else keeps them from going too far. With windows
+shorter than :data:`LOOK_EVERY` consecutive changes share nearly all of their momentum, so that the
+first d would make every fit with Adam an average; there two workers take the second d, too.
 
 The part that counts is ``clip(1 + GAIN · mean(d), 1/p, 1)`` for p workers. ADR 0061 has the
 measurements.
@@ -38,7 +40,7 @@ from sparkdl.weights import FloatArray
 
 GAIN = 10.0
 CAUTION = 0.5
-"""With two workers and momentum: this part of the difference of the cosines is d."""
+"""Two workers, momentum, longer windows: d is this part of the difference of the cosines."""
 MEMORY = 0.9
 """Weight of what was seen before in the mean of d, at each exchange."""
 LOOK_EVERY = 4
@@ -80,7 +82,7 @@ class Damping:
         due = self._unseen >= LOOK_EVERY
         if due or self._change is not None:  # a look compares two changes that follow each other
             with np.errstate(all="ignore"):  # whether weights are finite is for others to say
-                self._observe(change[self._looked_at].copy(), base[self._looked_at], due)
+                self._observe(change[self._looked_at].copy(), base[self._looked_at], batches, due)
         self._sum, self._changes = self._sum + self.factor, self._changes + 1
         if self.factor < 1.0:
             change[: self._trained_size] *= np.float32(self.factor)
@@ -90,19 +92,19 @@ class Damping:
         """The mean of the parts so far; 1 before the first change."""
         return self._sum / self._changes if self._changes else 1.0
 
-    def _observe(self, change: FloatArray, base: FloatArray, keeps: bool) -> None:
+    def _observe(self, change: FloatArray, base: FloatArray, batches: int, keeps: bool) -> None:
         """Compares a change with the one before, if that was kept; keeps it for the next."""
         length = _length(change)
         if self._base is not None and self._change is not None:
             moved = base - self._base
-            difference = self._difference(moved, self._change, change, length)
+            difference = self._difference(moved, self._change, change, length, batches)
             self._mean = MEMORY * self._mean + (1 - MEMORY) * difference
             self.factor = min(1.0, max(self._least, 1.0 + GAIN * self._mean))
         self._base, self._change = (base.copy(), change) if keeps else (None, None)
         self._length, self._unseen = length, 0 if keeps else self._unseen
 
     def _difference(
-        self, moved: FloatArray, mine: FloatArray, change: FloatArray, length: float
+        self, moved: FloatArray, mine: FloatArray, change: FloatArray, length: float, batches: int
     ) -> float:
         """The module's d: below 0 where ``change`` takes back what the others did."""
         distance = _length(moved)
@@ -110,7 +112,7 @@ class Damping:
         along = _cosine(moved, change, distance * length)
         if own <= 0 or distance == 0:
             return along - own
-        if self._least == 0.5:  # two workers
+        if self._least == 0.5 and batches >= LOOK_EVERY:  # two workers
             return CAUTION * (along - own)
         return along - own * _cosine(moved, mine, distance * self._length)
 
