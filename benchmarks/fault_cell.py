@@ -29,8 +29,9 @@ import psutil
 
 ROOT = Path(__file__).resolve().parents[1]
 EPOCHS = 8
-COPIES = 4
-"""Of the 1,797 digits: with batches of 16 an epoch has 224 steps on each of two workers."""
+COPIES = {"asynchronous": 40, "hogwild": 40, "synchronous": 4, "allreduce": 4}
+"""Of the 1,797 digits: so many that an epoch takes some tenths of a second, and a fault that is to come
+within the fit does. With batches of 16, 4 copies are 224 steps of each of two workers."""
 MID_EPOCH, EXCHANGE_EPOCH = 3, 2
 LEAST_ACCURACY = 0.95
 STOP_S = 20.0
@@ -227,7 +228,7 @@ def digits() -> tuple[np.ndarray, np.ndarray]:
     return (data.data / 16.0).astype("float32"), data.target.astype("int64")
 
 
-def make_frame(spark: Any, kind: str) -> Any:
+def make_frame(spark: Any, kind: str, mode: str) -> Any:
     """The digits, some copies of them; with a NaN in one row for ``nan``, larger for a spill."""
     x, y = digits()
     rows = [(x[i].tolist(), int(y[i])) for i in range(len(x))]
@@ -235,7 +236,8 @@ def make_frame(spark: Any, kind: str) -> Any:
         rows[1000][0][7] = float("nan")
     if kind == "large-metrics":
         rows = [(values, int(digit >= 5)) for values, digit in rows]
-    copies = spark.range(40 if kind == "full-spill" else COPIES).withColumnRenamed("id", "copy")
+    count = 40 if kind == "full-spill" else COPIES[mode]
+    copies = spark.range(count).withColumnRenamed("id", "copy")
     return spark.createDataFrame(rows, "features array<float>, label int").crossJoin(copies)
 
 
@@ -347,7 +349,7 @@ def run(spark: Any, cell: str, folder: Path, resume: bool) -> dict[str, Any]:
     """One cell; what became of it."""
     kind, moment, mode = cell.split("/")
     report: dict[str, Any] = {}
-    frame = make_frame(spark, kind)
+    frame = make_frame(spark, kind, mode)
     fault = None if resume else Fault(kind, moment, spark)
     options: dict[str, Any] = {}
     if kind in ("kill-driver", "truncated-checkpoints", "full-checkpoint"):
@@ -395,7 +397,8 @@ def run_all(cells: list[str], folder: Path, resume: bool) -> None:
         if cell == cells[-1] and not is_stopped(spark):
             after: dict[str, Any] = {}
             with reported(after):
-                fit("", cell.rsplit("/", 1)[-1], make_frame(spark, ""), None, {}, epochs=1)
+                mode = cell.rsplit("/", 1)[-1]
+                fit("", mode, make_frame(spark, "", mode), None, {}, epochs=1)
             reports[cell]["afterwards"] = after.get("error", after["outcome"])
         (folder / "report.json").write_text(json.dumps(reports, indent=1))
     if not is_stopped(spark):

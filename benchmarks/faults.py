@@ -281,6 +281,8 @@ def judge(cell: Cell, report: dict[str, Any]) -> str:
     if report["code"] == "hangs" or "outcome" not in report:
         return f"the driver ended with {report['code']}"
     error = report.get("error", "")
+    if report["fired"] and report["seconds"] < 0 and cell.moment not in promise.late:
+        return "the fault came after the fit"
     if promise.error is not None and not (cell.moment in promise.late and not error):
         if not re.search(promise.error, error):
             return f"not the promised error: {error[:300] or 'a model'}"
