@@ -29,7 +29,7 @@ import psutil
 
 ROOT = Path(__file__).resolve().parents[1]
 EPOCHS = 8
-COPIES = {"asynchronous": 40, "hogwild": 40, "synchronous": 4, "allreduce": 4}
+COPIES = {"asynchronous": 40, "hogwild": 40, "synchronous": 4, "allreduce": 12}
 """Of the 1,797 digits: so many that an epoch takes some tenths of a second, and a fault that is to
 come within the fit does. With batches of 16, 4 copies are 224 steps of each of two workers."""
 MID_EPOCH, EXCHANGE_EPOCH = 3, 2
