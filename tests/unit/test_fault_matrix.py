@@ -11,7 +11,10 @@ from typing import Any
 import pytest
 
 FILE = Path(__file__).parents[2] / "benchmarks" / "faults.py"
-GOOD = {"left": [], "code": 0, "outcome": "model", "accuracy": 0.99, "epochs": [8], "seconds": 30.0}
+GOOD = {
+    "left": [], "code": 0, "outcome": "model", "accuracy": 0.99, "epochs": [8], "seconds": 30.0,
+    "fired": True,
+}  # fmt: skip
 BAD = {"left": [], "code": 0, "outcome": "error", "seconds": 3.0, "fired": True}
 
 
@@ -44,6 +47,7 @@ def test_what_holds(faults: Any) -> None:
     assert "accuracy" in verdict("kill-worker", "mid", **GOOD | {"accuracy": 0.5})
     assert "epochs" in verdict("kill-worker", "mid", **GOOD | {"epochs": [7]})
     assert "left behind" in verdict("kill-worker", "mid", **GOOD | {"left": ["process 1"]})
+    assert "after the fit" in verdict("kill-worker", "mid", **GOOD | {"seconds": -0.5})
     assert "next fit" in verdict("kill-worker", "mid", **GOOD, afterwards="TransportError: x")
     assert "not the promised model" in verdict("kill-worker", "mid", **BAD, error="x")
     died = "TransportError: the parameter server's process ended\n  received: exit status -9"
