@@ -106,7 +106,7 @@ class FiniteCheck:
             return True
         trained = max(0, self._trained_size - first)
         for start in range(0, min(trained, values.size), PIECE):
-            if not np.isfinite(values[start : min(start + PIECE, trained)]).all():
+            if not is_finite(values[start : min(start + PIECE, trained)]):
                 return False
         return trained >= values.size or not np.isnan(values[trained:]).any()
 

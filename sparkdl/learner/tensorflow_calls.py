@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Any
 
-import tensorflow as tf
-
 from sparkdl.protocols import Arrays, BatchStack
 
 
@@ -24,7 +22,7 @@ class ShapedCalls:
         self._function = function
         self._compiled: dict[Hashable, Any] = {}
 
-    def __call__(self, stack: BatchStack, *arguments: tf.Tensor | Any) -> Any:
+    def __call__(self, stack: BatchStack, *arguments: Any) -> Any:
         """The function's result.
 
         Args:
@@ -33,7 +31,7 @@ class ShapedCalls:
         """
         return self.compiled(stack, *arguments)(*arguments)
 
-    def compiled(self, stack: BatchStack, *arguments: tf.Tensor | Any) -> Any:
+    def compiled(self, stack: BatchStack, *arguments: Any) -> Any:
         """The function for these shapes; compiles it, but does not run it."""
         shapes = _shapes(stack.x), _shapes(stack.y), _shapes(stack.sample_weight or {})
         compiled = self._compiled.get(shapes)

@@ -23,7 +23,7 @@ taken out of the next one first, which leaves what the others' changes alone do 
 Both are the same where ``cos(mine, next)`` is 0. Two workers with longer windows keep half of the
 first d there: when momentum is mistaken for overshoot they train as the average of two, which costs
 them little, and at a high rate of Adam nothing else keeps them from going too far. With windows
-shorter than :data:`LOOK_EVERY` consecutive changes share nearly all of their momentum, so that the
+shorter than :data:`LONG_WINDOW` consecutive changes share nearly all of their momentum, so that the
 first d would make every fit with Adam an average; there two workers take the second d, too.
 
 The part that counts is ``clip(1 + GAIN · mean(d), 1/p, 1)`` for p workers. ADR 0061 has the
@@ -41,6 +41,8 @@ from sparkdl.weights import FloatArray
 GAIN = 10.0
 CAUTION = 0.5
 """Two workers, momentum, longer windows: d is this part of the difference of the cosines."""
+LONG_WINDOW = 4
+"""Batches of a longer window, at least."""
 MEMORY = 0.9
 """Weight of what was seen before in the mean of d, at each exchange."""
 LOOK_EVERY = 4
@@ -112,7 +114,7 @@ class Damping:
         along = _cosine(moved, change, distance * length)
         if own <= 0 or distance == 0:
             return along - own
-        if self._least == 0.5 and batches >= LOOK_EVERY:  # two workers
+        if self._least == 0.5 and batches >= LONG_WINDOW:  # two workers
             return CAUTION * (along - own)
         return along - own * _cosine(moved, mine, distance * self._length)
 

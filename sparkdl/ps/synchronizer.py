@@ -134,8 +134,7 @@ class WindowSynchronizer:
                 if not self._check.admits(self._local):
                     progress = self._begin_again(learner, progress)
                     np.copyto(self._local, self._base)
-                peer = _Peer(self._client, progress, self._damping, self._base)
-                self._rule.exchange(self._local, self._base, peer)
+                self._rule.exchange(self._local, self._base, self._peer(progress))
                 learner.write_weights(self._local)
             if self._measures:
                 self._measure(began, time.perf_counter())
@@ -145,11 +144,10 @@ class WindowSynchronizer:
         if not self._check.admits(self._pushed):
             progress = self._begin_again(learner, progress)
             np.copyto(self._pushed, self._base)
-        np.subtract(self._pushed, self._base, out=self._client.buffer)
-        if self._damping is not None:
-            self._damping.apply(self._client.buffer, self._base, progress.batches)
+        peer = self._peer(progress)
+        np.subtract(self._pushed, self._base, out=peer.buffer)
         self._flight = threading.Thread(
-            target=self._fly, args=(progress,), name="sparkdl-ps-exchange", daemon=True
+            target=self._fly, args=(peer,), name="sparkdl-ps-exchange", daemon=True
         )
         self._flight.start()
 
@@ -207,9 +205,12 @@ class WindowSynchronizer:
             self.overlaps, self._measures = True, False
             self._pushed = np.zeros_like(self._local)
 
-    def _fly(self, progress: Progress) -> None:
+    def _peer(self, progress: Progress) -> _Peer:
+        return _Peer(self._client, progress, self._damping, self._base)
+
+    def _fly(self, peer: _Peer) -> None:
         try:
-            self._client.push_pull(progress)
+            peer.push_pull()
         except BaseException as error:  # raised again in the training thread
             self._error = error
 

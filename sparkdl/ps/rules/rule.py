@@ -110,7 +110,8 @@ class Rule:
     def damps(self) -> bool:
         """Whether a worker may scale its changes down (:mod:`sparkdl.ps.damping`).
 
-        For rules that add up the whole changes of all workers.
+        For rules that add up the whole changes of all workers. What ``exchange`` sends is then
+        scaled, so it must be a change.
         """
         return False
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sparkdl.ps.damping import LOOK_EVERY, MOST_VALUES, Damping
+from sparkdl.ps.damping import LONG_WINDOW, LOOK_EVERY, MOST_VALUES, Damping
 from sparkdl.weights import FloatArray
 
 SIZE = 400
@@ -83,7 +83,7 @@ def test_changes_in_one_direction_count_in_full() -> None:
 
 
 @pytest.mark.parametrize(
-    ("workers", "batches"), [(2, 1), (2, LOOK_EVERY - 1), *((p, LOOK_EVERY) for p in (3, 4, 8))]
+    ("workers", "batches"), [(2, 1), (2, LONG_WINDOW - 1), *((p, LOOK_EVERY) for p in (3, 4, 8))]
 )
 def test_momentum_alone_is_not_damped(workers: int, batches: int) -> None:
     """A flat loss: each worker goes on with most of its own last change, and nothing is too much.
