@@ -28,6 +28,7 @@ from sparkdl.collective.arithmetic import Array, put_scaled, reduction_factors, 
 from sparkdl.collective.builtin.sockets import interface_addresses
 from sparkdl.collective.member import Member
 from sparkdl.collective.ordered import OrderedCommunicator
+from sparkdl.collective.pending import name_ranks
 from sparkdl.errors import (
     ConfigError,
     ProtocolError,
@@ -56,7 +57,23 @@ def unavailable() -> str:
         importlib.import_module("horovod.runner.http.http_server")
     except Exception as error:  # a missing package, or a library built for another TensorFlow
         return f"{type(error).__name__}: {error}"
+    if hvd.is_initialized():
+        return (
+            "Horovod is initialised already in this process: close the former communicator, "
+            "or call hvd.shutdown()"
+        )
     return "" if hvd.gloo_built() else "Horovod is built without Gloo"
+
+
+class CannotStartError(ResourceError):
+    """Horovod imports on all ranks and starts on some of them only; raised on all."""
+
+
+def gather_reasons(builtin: OrderedCommunicator, reason: str) -> dict[int, str]:
+    """Rank -> why it cannot go on; all ranks call it. Empty if every rank's ``reason`` is."""
+    mine = np.frombuffer(reason[:500].encode(), np.uint8)
+    reasons = [array.tobytes().decode(errors="replace") for array in builtin.all_gather(mine)]
+    return {rank: why for rank, why in enumerate(reasons) if why}
 
 
 class HorovodCommunicator(OrderedCommunicator):
@@ -91,13 +108,6 @@ class HorovodCommunicator(OrderedCommunicator):
         self._server: Any = None
         self._tf = importlib.import_module("tensorflow")
         self._hvd = importlib.import_module("horovod.tensorflow")
-        if self._hvd.is_initialized():
-            raise ResourceError(
-                "Horovod is initialised already in this process",
-                expected="one Horovod world per process at a time",
-                received="horovod.tensorflow.is_initialized()",
-                hint="close the former communicator, or call hvd.shutdown()",
-            )
         try:
             self._start(members, interface)
         except BaseException:
@@ -109,13 +119,12 @@ class HorovodCommunicator(OrderedCommunicator):
     def _start(self, members: Sequence[Member], interface: str | None) -> None:
         slots = _slots([m.host_id for m in members])
         together = len({m.host_id for m in members}) == 1
-        port = 0
+        reason, port = "", 0
         if self._rank == 0:
-            server = importlib.import_module("horovod.runner.http.http_server")
-            hosts = importlib.import_module("horovod.runner.common.util.hosts")
-            self._server = server.RendezvousServer(verbose=0)
-            port = self._server.start()
-            self._server.init([hosts.SlotInfo(*slot) for slot in slots])
+            try:
+                port = self._start_rendezvous(slots)
+            except Exception as error:  # the other ranks wait for the port
+                reason = f"{type(error).__name__}: {error}"
         port = int(self._builtin.broadcast(np.array([port], np.int64))[0])
         names = ("HOSTNAME", "RANK", "LOCAL_RANK", "CROSS_RANK", "SIZE", "LOCAL_SIZE", "CROSS_SIZE")
         settings = {f"HOROVOD_{n}": str(v) for n, v in zip(names, slots[self._rank], strict=True)}
@@ -132,8 +141,28 @@ class HorovodCommunicator(OrderedCommunicator):
         for key, value in settings.items():
             self._former[key] = os.environ.get(key)
             os.environ[key] = value
-        self._hvd.init()
-        self._builtin.barrier()
+        if port:
+            try:
+                self._hvd.init()
+            except Exception as error:
+                reason = f"{type(error).__name__}: {error}"
+        failed = gather_reasons(self._builtin, reason)
+        if failed:
+            raise CannotStartError(
+                f"Horovod did not start on {name_ranks(sorted(failed))}",
+                expected="horovod.tensorflow.init() on all ranks",
+                received="; ".join(f"rank {r}: {why}" for r, why in sorted(failed.items())),
+                hint="communicator='builtin' needs no Horovod",
+            )
+
+    def _start_rendezvous(self, slots: Sequence[tuple[str, int, int, int, int, int, int]]) -> int:
+        """Starts the server through which the ranks' Horovods find each other; returns its port."""
+        server = importlib.import_module("horovod.runner.http.http_server")
+        hosts = importlib.import_module("horovod.runner.common.util.hosts")
+        self._server = server.RendezvousServer(verbose=0)
+        port = int(self._server.start())
+        self._server.init([hosts.SlotInfo(*slot) for slot in slots])
+        return port
 
     def _stop(self) -> None:
         with contextlib.suppress(Exception):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,11 +18,18 @@ from sparkdl.collective.communicator import (
     HorovodOptions,
     make_communicator,
 )
-from sparkdl.collective.horovod import HorovodCommunicator, unavailable
+from sparkdl.collective.horovod import (
+    CannotStartError,
+    HorovodCommunicator,
+    gather_reasons,
+    unavailable,
+)
 from sparkdl.collective.member import Member
 from sparkdl.collective.ordered import DEFAULT_TIMEOUT_S, OrderedCommunicator
 from sparkdl.collective.pending import name_ranks
 from sparkdl.errors import ConfigError, ResourceError
+
+_LOG = logging.getLogger(__name__)
 
 
 class HorovodConnector:
@@ -87,7 +95,13 @@ class HorovodConnector:
             if known is not None and known.builtin_wins:
                 builtin.measured = known.seconds
                 return builtin
-            horovod = HorovodCommunicator(builtin, members, self._interface, self._timeout_s)
+            try:
+                horovod = HorovodCommunicator(builtin, members, self._interface, self._timeout_s)
+            except CannotStartError as error:
+                if not size_bytes:
+                    raise
+                _LOG.warning("%s; the built-in communicator reduces in its place", error)
+                return builtin
             if not size_bytes:
                 return horovod
             if known is None:
@@ -122,8 +136,8 @@ class AutoConnector:
 
     Both reduce a buffer of ``size_bytes`` some times; the slowest rank's median counts. A process
     remembers the answer, so that a later fit connects at once. Without measuring Horovod is taken
-    where it reduces on GPUs (NCCL), and the built-in communicator where a rank lacks Horovod, and
-    in encrypted runs.
+    where it reduces on GPUs (NCCL), and the built-in communicator where a rank lacks Horovod or
+    cannot start it, and in encrypted runs.
 
     Args:
         rank: This rank, from 0.
@@ -215,10 +229,7 @@ def _measure(
 
 def _lacking(builtin: OrderedCommunicator, members: Sequence[Member]) -> dict[int, str]:
     """Rank -> the reason why Horovod cannot be used there; empty if it can on all ranks."""
-    reason = unavailable() or unreachable(members)
-    mine = np.frombuffer(reason[:500].encode(), np.uint8)
-    reasons = [array.tobytes().decode(errors="replace") for array in builtin.all_gather(mine)]
-    return {rank: why for rank, why in enumerate(reasons) if why}
+    return gather_reasons(builtin, unavailable() or unreachable(members))
 
 
 def unreachable(members: Sequence[Member]) -> str:

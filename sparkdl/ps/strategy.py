@@ -37,6 +37,7 @@ class ServerStrategy:
             :class:`sparkdl.ps.synchronizer.WindowSynchronizer`.
         compression: The server's; None sends float32.
         on_nan: See :class:`sparkdl.finite.FiniteCheck`.
+        at_once: Workers that train at the same time; 0: all of the run.
     """
 
     endpoints: tuple[Endpoint, ...]
@@ -45,6 +46,7 @@ class ServerStrategy:
     overlap: bool | None = None
     compression: Compression | None = None
     on_nan: str = "raise"
+    at_once: int = 0
 
     @property
     def independent(self) -> bool:
@@ -74,7 +76,7 @@ class ServerStrategy:
         with contextlib.ExitStack() as stack:
             access = self._connect(stack, rank, layout)
             check = FiniteCheck(self.on_nan, layout.trained_size)
-            yield ServerSynchronizer(self.rule, access, layout, self.overlap, check)
+            yield ServerSynchronizer(self.rule, access, layout, self.overlap, check, self.at_once)
 
     def _connect(
         self, stack: contextlib.ExitStack, rank: RankIdentity, layout: Layout
@@ -120,6 +122,7 @@ class ServerSynchronizer:
         layout: Layout,
         overlap: bool | None,
         check: FiniteCheck | None = None,
+        at_once: int = 0,
     ) -> None:
         self._check = check or FiniteCheck("ignore", layout.trained_size)
         self._rule, self._client, self._session = rule, client, client.session
@@ -134,7 +137,7 @@ class ServerSynchronizer:
             if overlap is None and self.transport == "shm":
                 overlap = False  # no network to hide: an exchange costs the processors that train
             self._windows = WindowSynchronizer(
-                rule, client, layout, overlap=overlap, check=self._check
+                rule, client, layout, overlap=overlap, check=self._check, at_once=at_once
             )
         self._epoch = -1
         self._epoch_rows = 0

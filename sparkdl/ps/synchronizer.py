@@ -73,6 +73,7 @@ class WindowSynchronizer:
         overlap: Whether to exchange while training; None measures, and begins with it when
             exchanges take more than :data:`OVERLAP_FROM` of the time and the rule allows it.
         check: Looks at the weights before they are sent; None: nobody does.
+        at_once: Workers that train at the same time; 0: all that the server knows of.
 
     Raises:
         ConfigError: ``overlap`` with a rule that has an exchange of its own, or blocks.
@@ -86,6 +87,7 @@ class WindowSynchronizer:
         *,
         overlap: bool | None = None,
         check: FiniteCheck | None = None,
+        at_once: int = 0,
     ) -> None:
         can_overlap = type(rule).exchange is Rule.exchange and not rule.blocking
         if overlap and not can_overlap:
@@ -95,7 +97,7 @@ class WindowSynchronizer:
                 received="overlap=True",
                 hint="overlap=False",
             )
-        self._rule = rule
+        self._rule, self._at_once = rule, at_once
         self._client = client
         self._clock = current_clock()
         self._check = check or FiniteCheck("ignore", layout.trained_size)
@@ -113,8 +115,9 @@ class WindowSynchronizer:
 
     def start(self, learner: Learner) -> None:
         """Takes the center as the weights to start from."""
-        if self._rule.damps and self._client.num_workers > 1:
-            self._damping = Damping(self._client.num_workers, self._trained_size)
+        together = self._at_once or self._client.num_workers
+        if self._rule.damps and together > 1:
+            self._damping = Damping(together, self._trained_size)
         center = self._client.pull()
         self._local[...] = center
         self._base[...] = center

@@ -193,6 +193,15 @@ def choice(c: Any) -> tuple[str, dict[str, float], bool]:
     return c.name, dict(c.measured), bool(hvd.is_initialized())
 
 
+def occupy_horovod(c: Any) -> bool:
+    """The last rank has a Horovod world of its own."""
+    import horovod.tensorflow as hvd
+
+    if c.rank == c.size - 1:
+        hvd.init()
+    return bool(hvd.is_initialized())
+
+
 def exchange_by_rule(c: Any, rule: Any, steps: int, seconds: float) -> np.ndarray:
     """Weights after some steps of a rule; the last rank runs out of batches before the others.
 

@@ -62,6 +62,19 @@ def test_auto_takes_the_faster_one_and_remembers_it():
         world.close()
 
 
+@needs_horovod
+def test_auto_goes_on_without_horovod_where_a_rank_cannot_start_it():
+    world = ProcessWorld([None] * 2, name="auto", size_bytes=0)
+    try:
+        assert [a["after"] for a in world.run("horovod_state")] == [(False, [])] * 2  # closed
+        assert world.run("occupy_horovod") == [False, True]
+        world.connect_again(size_bytes=400_000)
+        assert world.run("choice") == [("builtin", {}, False), ("builtin", {}, True)]
+        assert world.run("large_mean", size=1000, value=3.0) == [3.0] * 2
+    finally:
+        world.close()
+
+
 def test_importing_the_adaptor_imports_no_framework():
     code = (
         "import sys, sparkdl.collective.horovod, sparkdl.collective.strategy;"

@@ -160,6 +160,32 @@ def wait_for_slots(
     return slots
 
 
+def slots_to_come(spark: Any, wanted: int, profile: ResourceProfile | None = None) -> int | None:
+    """Tasks that can run at the same time when all executors have started; None if unknown.
+
+    Executors that are still starting count, as far as the settings say how many are asked for.
+
+    Args:
+        spark: The session.
+        wanted: No more than these are of interest.
+        profile: See :func:`count_slots`.
+    """
+    slots = count_slots(spark, profile)
+    if slots is None or slots >= wanted:
+        return slots
+    context = spark.sparkContext
+    master, cpus = str(context.master), task_cpus(spark, profile)
+    if master.startswith("local"):
+        return _local_slots(master, cpus) or slots
+    settings = context.getConf()
+    dynamic = _is_dynamic(spark)
+    name = "spark.dynamicAllocation.maxExecutors" if dynamic else "spark.executor.instances"
+    executors, cores = settings.get(name), settings.get("spark.executor.cores", "1")
+    if executors is not None:
+        return max(slots, int(executors) * int(int(cores) / cpus))
+    return None if dynamic else _settled_slots(spark, slots, profile)
+
+
 def check_barrier(
     spark: Any,
     num_workers: int,
@@ -254,9 +280,15 @@ def _wait_for_executors(spark: Any) -> None:
     if str(spark.sparkContext.master).startswith("local"):
         wait_for_slots(spark, sys.maxsize)  # what the master can start is written in it
     elif not _is_dynamic(spark) and count_slots(spark) == 0:
-        before, slots = 0, wait_for_slots(spark, 1) or 0
-        while slots > before:
-            before, slots = slots, wait_for_slots(spark, slots + 1, 1.0) or 0
+        _settled_slots(spark, wait_for_slots(spark, 1) or 0)
+
+
+def _settled_slots(spark: Any, slots: int, profile: ResourceProfile | None = None) -> int:
+    """The slots when none has come for a second; ``slots`` are there now."""
+    before = 0
+    while slots > before:
+        before, slots = slots, wait_for_slots(spark, slots + 1, 1.0, profile) or 0
+    return slots
 
 
 def _is_dynamic(spark: Any) -> bool:

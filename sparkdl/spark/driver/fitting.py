@@ -12,8 +12,10 @@ from sparkdl.launch import interrupts
 from sparkdl.learner.archive import encode_model, restore_state
 from sparkdl.learner.guessing import guessing_loss
 from sparkdl.learner.model_weights import model_layout, read_model
+from sparkdl.learner.normalizing import normalizes
 from sparkdl.progress.monitor import FitMonitor
 from sparkdl.ps.choice import ServerExchange
+from sparkdl.ps.rules.rule import Rule
 from sparkdl.spark.driver.allreduce_run import reports_live, start_all_reduce
 from sparkdl.spark.driver.cluster import count_slots, wait_for_slots
 from sparkdl.spark.driver.fit_warnings import (
@@ -45,13 +47,21 @@ def run_fit(plan: FitPlan, monitor: FitMonitor) -> StageSummary:
     """
     with _slots(plan):
         summary = _run_fit(plan, monitor)
-    warn_of_damping(summary.counted, plan.num_workers)
-    if isinstance(plan.exchange, ServerExchange):
-        warn_of_server_load(summary.usage, window_of(plan, summary))
-        if not plan.exchange.in_step:
-            guessing = guessing_loss(plan.trained.model, summary.label_mean)
-            warn_of_no_learning(monitor.losses, guessing, plan.num_workers)
+    if isinstance(plan.exchange, ServerExchange) and not plan.exchange.in_step:
+        _warn(plan, plan.exchange.rule, summary, monitor)
     return summary
+
+
+def _warn(plan: FitPlan, rule: Rule, summary: StageSummary, monitor: FitMonitor) -> None:
+    """Says what workers that did not wait for each other would have learned better from."""
+    at_once = min(plan.at_once or plan.num_workers, plan.num_workers)
+    warn_of_server_load(summary.usage, window_of(plan, summary), at_once)
+    guessing = guessing_loss(plan.trained.model, summary.label_mean)
+    if warn_of_no_learning(monitor.losses, guessing, at_once) or not rule.damps:
+        return
+    steps = summary.epochs * summary.rows // plan.num_workers // plan.settings.batch_size
+    raw = 0.0 if normalizes(plan.trained.model) else summary.off_center
+    warn_of_damping(summary.counted, at_once, steps, raw)
 
 
 def _slots(plan: FitPlan) -> AbstractContextManager[None]:

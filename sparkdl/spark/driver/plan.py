@@ -19,6 +19,7 @@ from sparkdl.spark.driver.cluster import (
     check_barrier,
     count_partitions,
     default_parallelism,
+    slots_to_come,
     wait_for_slots,
 )
 from sparkdl.spark.driver.trained_model import TrainedModel
@@ -153,8 +154,10 @@ def count_workers(
     if not config.with_server:
         check_barrier(source.spark, count, profile=profile)
         return count, count
-    slots = wait_for_slots(source.spark, count, 15.0 if exchange.in_step else 0.0, profile)
-    if exchange.in_step and slots is not None and slots < count:
+    if not exchange.in_step:
+        return count, min(count, slots_to_come(source.spark, count, profile) or 0)
+    slots = wait_for_slots(source.spark, count, profile=profile)
+    if slots is not None and slots < count:
         raise ResourceError(
             f"mode {config.mode!r} needs all workers at the same time",
             expected=f"{count} task slots",

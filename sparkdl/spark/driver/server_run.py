@@ -88,6 +88,7 @@ class ServerRun(CoordinatedRun):
                 server_config.rule,
                 compression=server_config.compression(),
                 on_nan=config.on_nan,
+                at_once=at_once,
             )
             return cls(server, strategy, num_workers)
 

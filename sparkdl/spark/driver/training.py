@@ -54,6 +54,8 @@ class StageSummary:
             Below 1 where changes are added up and were too much together: then the learning rate is
             high for so many workers that do not wait.
         label_mean: The mean of all workers' labels, see :func:`sparkdl.data.label_mean.label_mean`.
+        off_center: How far the inputs are from having mean 0, from 0 to 1: see
+            :func:`sparkdl.data.off_center.off_center`.
         measured: Name of a communicator -> seconds of one reduction of the model's size, where
             ``communicator='auto'`` has compared them (infinity: not asked, NCCL was there).
     """
@@ -71,6 +73,7 @@ class StageSummary:
     epochs: int = 0
     counted: float = 1.0
     label_mean: tuple[float, ...] = ()
+    off_center: float = 0.0
     measured: dict[str, float] = field(default_factory=dict)
 
 
@@ -222,6 +225,7 @@ def _summary(trained: Mapping[int, TrainedRank], task: TrainTask) -> StageSummar
         epochs=task.settings.epochs - task.settings.first_epoch,
         counted=sum(t.counted for t in trained.values()) / len(trained),
         label_mean=_label_mean(list(trained.values()), rows),
+        off_center=sum(t.off_center * t.rows for t in trained.values()) / rows,
         measured=next(iter(trained.values())).measured,
     )
 

@@ -17,6 +17,7 @@ import pyarrow as pa
 from sparkdl.config import LoopSettings, UseGpu
 from sparkdl.data import Batches, DataSpec, Partition, read_partition
 from sparkdl.data.label_mean import label_mean
+from sparkdl.data.off_center import off_center
 from sparkdl.errors import TransportError, WaitTimeoutError, WorkerError
 from sparkdl.launch.devices import DeviceRequest, start_framework
 from sparkdl.launch.failures import FailureDescription, RanksLost, is_secondary
@@ -183,6 +184,7 @@ class TrainTask:
                         )  # fmt: skip
                     rows = source.plan.num_rows
                     labels = () if settings.class_weight else label_mean(partition.train)
+                    center = off_center(partition.train)
                     seconds = train(
                         learner, synchronizer, source, settings, validation=held_out,
                         num_rows=rows, num_workers=rank.num_ranks,
@@ -202,6 +204,7 @@ class TrainTask:
             refused=synchronizer.refused,
             counted=synchronizer.counted,
             label_mean=labels,
+            off_center=center,
             measured=dict(synchronizer.measured),
             unreported=synchronizer.unreported,
             state=synchronizer.result(learner, settings.epochs),
@@ -235,6 +238,7 @@ class TrainedRank:
         spans: Its phases one after another, where the driver wants them.
         counted: The part of its changes that counted, a mean over its exchanges.
         label_mean: See :func:`sparkdl.data.label_mean.label_mean`; empty with class weights.
+        off_center: See :func:`sparkdl.data.off_center.off_center`.
         measured: Name of a communicator -> seconds of one reduction; empty if none was measured.
     """
 
@@ -252,6 +256,7 @@ class TrainedRank:
     spans: Spans | None = field(default=None, repr=False)
     counted: float = 1.0
     label_mean: tuple[float, ...] = ()
+    off_center: float = 0.0
     measured: dict[str, float] = field(default_factory=dict)
 
     def batches(self) -> Iterator[pa.RecordBatch]:

@@ -16,14 +16,38 @@ from sparkdl.spark.driver.fit_warnings import (
 
 def test_changes_of_many_workers_that_hardly_counted() -> None:
     with pytest.warns(RuntimeWarning, match=r"high for 8 workers.*19% of them counted"):
-        warn_of_damping(0.19, 8)
+        warn_of_damping(0.19, 8, 5000, 0.0)
 
 
-@pytest.mark.parametrize(("counted", "workers"), [(0.51, 2), (0.81, 8), (1.0, 1)])
-def test_changes_that_counted_or_of_two_workers(counted: float, workers: int) -> None:
+def test_few_steps_of_many_workers() -> None:
+    with pytest.warns(RuntimeWarning, match=r"352 steps of each of 8 workers.*1\.1 to 4\.3 times"):
+        warn_of_damping(0.88, 8, 352, 0.0)
+
+
+def test_inputs_that_are_not_centered() -> None:
+    with pytest.warns(
+        RuntimeWarning, match=r"mean makes up 75% .* 65% of the changes of 2 workers"
+    ):
+        warn_of_damping(0.65, 2, 1408, 0.75)
+
+
+@pytest.mark.parametrize(
+    ("counted", "workers", "steps", "off_center"),
+    [
+        (0.51, 2, 300, 0.0),
+        (0.51, 2, 300, 0.45),
+        (0.9, 2, 300, 0.75),
+        (0.81, 8, 5000, 0.0),
+        (1.0, 1, 300, 0.75),
+    ],
+    ids=["two with Adam", "MNIST and a9a", "a low rate", "many steps", "one worker"],
+)
+def test_changes_that_learn_as_one_process(
+    counted: float, workers: int, steps: int, off_center: float
+) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        warn_of_damping(counted, workers)
+        warn_of_damping(counted, workers, steps, off_center)
 
 
 def usage(workers: int, compute_s: float, exchange_s: float) -> dict[int, Usage]:
@@ -33,8 +57,8 @@ def usage(workers: int, compute_s: float, exchange_s: float) -> dict[int, Usage]
 
 
 def test_many_workers_that_wait_for_the_one_server() -> None:
-    with pytest.warns(RuntimeWarning, match=r"8 workers exchanged .* for 75% .*frequency=8 asks"):
-        warn_of_server_load(usage(8, 1.0, 3.0), 2)
+    with pytest.warns(RuntimeWarning, match=r"8 workers at .* for 75% .*frequency=8 asks"):
+        warn_of_server_load(usage(8, 1.0, 3.0), 2, 8)
 
 
 @pytest.mark.parametrize(
@@ -45,14 +69,20 @@ def test_many_workers_that_wait_for_the_one_server() -> None:
 def test_a_server_that_is_not_loaded(workers: int, exchange_s: float, window: int) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        warn_of_server_load(usage(workers, 1.0, exchange_s), window)
+        warn_of_server_load(usage(workers, 1.0, exchange_s), window, workers)
+
+
+def test_partitions_that_take_turns_are_no_load() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warn_of_server_load(usage(100, 1.0, 3.0), 1, 2)
 
 
 def test_a_model_that_answers_without_its_inputs() -> None:
     with pytest.warns(
         RuntimeWarning, match=r"after 3 epochs its loss is 2\.302, .* has 2\.303; 8 "
     ):
-        warn_of_no_learning((2.33, 2.304, 2.302), 2.3026, 8)
+        assert warn_of_no_learning((2.33, 2.304, 2.302), 2.3026, 8)
 
 
 @pytest.mark.parametrize(
@@ -71,4 +101,4 @@ def test_a_model_that_learns_or_of_which_nothing_is_known(
 ) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        warn_of_no_learning(losses, guessing, workers)
+        assert not warn_of_no_learning(losses, guessing, workers)

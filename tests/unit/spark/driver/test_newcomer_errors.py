@@ -230,6 +230,42 @@ def test_slots_that_are_known_are_not_waited_for(
 
 
 @pytest.mark.parametrize(
+    ("master", "settings", "come"),
+    [
+        ("local[2]", {}, 2),
+        ("local-cluster[2,2,1024]", {}, 4),
+        ("yarn", {"spark_executor_instances": "8", "spark_executor_cores": "4"}, 32),
+        ("yarn", {"spark_executor_instances": "1"}, 2),  # more have come than were asked for
+        (
+            "yarn",
+            {"dynamic": "true", "spark_dynamicAllocation_maxExecutors": "3"}
+            | {"spark_executor_cores": "4", "spark_task_cpus": "2"},
+            6,
+        ),
+        ("yarn", {"dynamic": "true"}, None),
+    ],
+)
+def test_slots_of_executors_that_are_still_starting_count(
+    monkeypatch: pytest.MonkeyPatch, master: str, settings: dict[str, str], come: int | None
+) -> None:
+    monkeypatch.setattr(cluster, "count_slots", lambda spark, profile=None: 2)
+    spark = session(master, **settings)
+    spark.conf = SimpleNamespace(get=lambda name, default=None: settings.get("dynamic", default))
+    assert cluster.slots_to_come(spark, 64) == come
+    assert cluster.slots_to_come(spark, 2) == 2
+
+
+def test_a_standalone_master_says_no_number_until_its_executors_have_come(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen = iter([2, 2, 4, 6])
+    monkeypatch.setattr(cluster, "count_slots", lambda spark, profile=None: next(seen, 6))
+    spark = session("spark://host:7077")
+    spark.conf = SimpleNamespace(get=lambda name, default=None: default)
+    assert cluster.slots_to_come(spark, 64) == 6
+
+
+@pytest.mark.parametrize(
     ("master", "slots", "workers"),
     [
         ("local-cluster[2,2,1024]", [0, 0, 2, 2, 4], 4),  # one executor later than the other
