@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
+import pytest
 from harness import run_workers
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+
+import high_rates
 
 from sparkdl.ps.rules import Downpour
 
@@ -52,3 +59,15 @@ def test_two_workers_at_a_high_rate_reach_the_loss_of_plain_keras() -> None:
         trained.append(mean_loss(result.learners))
     # 0.67 here and 0.76 beside five busy loops; changes that count in full have 0.97
     assert np.mean(trained) <= 0.9 * np.mean(plain), (trained, plain)
+
+
+@pytest.mark.slow
+def test_inputs_that_are_not_centered_cost_two_workers_a_tenth() -> None:
+    """The mean loss of the third epoch over that of one process, five seeds, on a simulated clock.
+
+    Changes that count in full have 1.19; 1.05 is out of reach (ADR 0061).
+    """
+    problem = high_rates.PROBLEMS["not centered, SGD 0.1"]
+    runs = [high_rates.Simulated(problem, 60_000, 3, seed) for seed in range(5)]
+    ratios = [run.workers(2, 16, True)[0] / run.alone() for run in runs]
+    assert np.mean(ratios) <= 1.11, ratios  # 1.100 (1.042 to 1.147): the same on any machine

@@ -78,8 +78,9 @@ def warn_of_server_load(usage: Mapping[int, Usage], window: int, num_workers: in
         warn_user(
             f"{num_workers} workers at a time exchanged with the server for "
             f"{exchanged / busy:.0%} of the time that they trained (summary.usage): it is one "
-            f"process, and every exchange passes through it; frequency={4 * window} asks less often, compression='fp16' sends less "
-            "over a network, and mode='allreduce' needs no server"
+            f"process, and every exchange passes through it; frequency={4 * window} asks less "
+            "often, compression='fp16' sends less over a network, and mode='allreduce' needs no "
+            "server"
         )
 
 
