@@ -35,6 +35,10 @@ come within the fit does. With batches of 16, 4 copies are 224 steps of each of 
 MID_EPOCH, EXCHANGE_EPOCH = 3, 2
 LEAST_ACCURACY = 0.95
 STOP_S = 20.0
+WARM = ("nan", "full-spill", "full-checkpoint")
+"""Faults that are there from the beginning: workers have trained before, so that seconds count."""
+SMALL = ("full-spill", "full-checkpoint")
+"""Faults that have a small file system of their own."""
 FRAMEWORK_BYTES = 250 << 20
 HANG_S = 180.0
 """Without any progress."""
@@ -359,6 +363,9 @@ def run(spark: Any, cell: str, folder: Path, resume: bool) -> dict[str, Any]:
         fit(kind, mode, frame, None, options)
         damage_newest(folder / place)
         options["resume"] = True
+        report["expected_epochs"] = EPOCHS - restored_epoch(folder / place)
+    if kind in WARM:
+        fit("", mode, make_frame(spark, "", mode), None, {}, epochs=1)
     models: list[Any] = []
     began = time.monotonic()
     with warnings.catch_warnings(record=True) as told, reported(report):
@@ -375,12 +382,14 @@ def run(spark: Any, cell: str, folder: Path, resume: bool) -> dict[str, Any]:
         fault.wait()
     since = began if fault is None or fault.at is None else fault.at
     report["seconds"] = round(ended - since, 2)
-    report["fired"] = fault is not None and fault.at is not None
+    report["fired"] = moment == "any" or (fault is not None and fault.at is not None)
     report["warnings"] = [str(w.message)[:300] for w in told if w.category is RuntimeWarning]
     if models:
         report["accuracy"] = min(accuracy(m.model, kind) for m in models)
         report["epochs"] = [len(m.history.history["loss"]) for m in models]
     report["left"] = left_in_driver(spark)
+    if kind in SMALL:  # nobody else sees that file system
+        report["left"] += [f"file {p}" for p in (folder / "small").rglob("*sparkdl-*")]
     if kind == "full-checkpoint":
         report["restored_epoch"] = restored_epoch(folder / "small")
     return report
@@ -409,7 +418,9 @@ def restored_epoch(folder: Path) -> int:
     """Epochs of the checkpoint that is there to go on from."""
     from sparkdl.files.checkpoints import Checkpoints
 
-    kept = Checkpoints(str(folder)).restore()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that the newest is not whole, which is known here
+        kept = Checkpoints(str(folder)).restore()
     return 0 if kept is None else kept.state.epoch
 
 

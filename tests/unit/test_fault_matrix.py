@@ -47,6 +47,7 @@ def test_what_holds(faults: Any) -> None:
     assert "accuracy" in verdict("kill-worker", "mid", **GOOD | {"accuracy": 0.5})
     assert "epochs" in verdict("kill-worker", "mid", **GOOD | {"epochs": [7]})
     assert "left behind" in verdict("kill-worker", "mid", **GOOD | {"left": ["process 1"]})
+    assert "no fault came" in verdict("kill-worker", "mid", **GOOD | {"fired": False})
     assert "after the fit" in verdict("kill-worker", "mid", **GOOD | {"seconds": -0.5})
     assert "next fit" in verdict("kill-worker", "mid", **GOOD, afterwards="TransportError: x")
     assert "not the promised model" in verdict("kill-worker", "mid", **BAD, error="x")
@@ -57,6 +58,12 @@ def test_what_holds(faults: Any) -> None:
     assert "not the promised error: a model" in verdict("kill-server", "mid", **GOOD)
     assert verdict("kill-server", "end", **GOOD) == "held"
     assert "hangs" in verdict("kill-server", "end", left=[], code="hangs")
+    resumed = GOOD | {"epochs": [5]}
+    assert verdict("kill-driver", "mid", **resumed) == "held"
+    assert "expected 5" in verdict("kill-driver", "mid", **GOOD)  # began again at 0
+    cut = GOOD | {"expected_epochs": 2, "warnings": ["a checkpoint is not whole"]}
+    assert verdict("truncated-checkpoints", "any", **cut | {"epochs": [2]}) == "held"
+    assert "expected 2" in verdict("truncated-checkpoints", "any", **cut | {"epochs": [1]})
     assert "ended with -11" in verdict("nan", "any", left=[], code=-11)
 
 
@@ -65,7 +72,7 @@ def test_the_table_says_what_was_not_run(faults: Any, tmp_path: Path) -> None:
     lines = [
         {"cell": "kill-worker/start/hogwild", "verdict": "held", **GOOD},
         {"cell": "kill-server/mid/hogwild", "verdict": "left behind", **GOOD},
-        {"cell": "kill-server/mid/hogwild", "verdict": "held", **BAD},
+        {"cell": "kill-server/mid/hogwild", "verdict": "held", "shared": True, **BAD},
         {"cell": "nan/any/hogwild", "verdict": "not the promised error", **GOOD},
     ]
     results.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -77,6 +84,6 @@ def test_the_table_says_what_was_not_run(faults: Any, tmp_path: Path) -> None:
     assert told.endswith("\nafter\n")
     assert "a former table" not in told
     assert "| kill-worker | start | not run | model | not run | not run |" in told
-    assert "| kill-server | mid | not run | error, 3.0 s | not run | no server |" in told
+    assert "| kill-server | mid | not run | error, 3.0 s ° | not run | no server |" in told
     assert "| nan | any | not run | **does not hold** | not run | not run |" in told
     assert f"3 of {len(faults.all_cells())} cells were run; 2 of them hold" in told
