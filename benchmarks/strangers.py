@@ -2,7 +2,9 @@
 
 A member exchanges 0.4 MB with a server while strangers from the same machine hold thousands of
 connections and open a thousand more each second, with one byte each. Quiet and hostile rounds
-alternate.
+alternate. Of the strangers' connections the server ends what is too many or too slow; they come
+again at once. The script fails where members are slowed down by more than :data:`MOST_RATIO`, where
+an exchange takes longer than :data:`SLOWEST_MS`, or where strangers came more seldom than asked.
 
     python benchmarks/strangers.py [--encrypt]
 """
@@ -16,6 +18,7 @@ import socket
 import statistics
 import time
 from collections import deque
+from multiprocessing.sharedctypes import Synchronized
 from multiprocessing.synchronize import Event
 from urllib.parse import urlsplit
 
@@ -29,28 +32,40 @@ from sparkdl.weights import Layout
 
 LAYOUT = Layout.of([("w", (100_000,), "float32")])
 PAUSE_S = 0.005
-WARM_UP_S = 4.0
+WARM_UP_S = 1.0
+MOST_RATIO, SLOWEST_MS, LEAST_RATE = 1.3, 1000.0, 0.9
 
 
-def knock(address: tuple[str, int], idle: int, per_second: int, ended: Event) -> None:
-    """Holds ``idle`` connections and replaces ``per_second`` of them, until ``ended``."""
+def knock(
+    address: tuple[str, int], idle: int, per_second: int, held: Event, ended: Event,
+    made: Synchronized[int],
+) -> None:  # fmt: skip
+    """Holds ``idle`` connections; then ``made`` counts new ones in their place, until ``ended``."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    held: deque[socket.socket] = deque()
-    began, made = time.monotonic(), 0
-    while not ended.is_set():
-        if made >= (time.monotonic() - began) * per_second and len(held) >= idle:
-            time.sleep(0.001)
-            continue
-        made += 1
+    connections: deque[socket.socket] = deque()
+
+    def come() -> bool:
         try:
             connection = socket.create_connection(address, 1.0)
             connection.sendall(b"S")
         except OSError:
+            return False
+        connections.append(connection)
+        return True
+
+    while len(connections) < idle and not ended.is_set():
+        come()
+    held.set()
+    began, tried = time.monotonic(), 0
+    while not ended.is_set():
+        if tried >= (time.monotonic() - began) * per_second:
+            time.sleep(0.001)
             continue
-        held.append(connection)
-        if len(held) > idle:
-            held.popleft().close()
+        tried += 1
+        made.value += come()
+        if len(connections) > idle:
+            connections.popleft().close()
 
 
 def exchanges(client: Client, count: int, first_batch: int) -> list[float]:
@@ -66,13 +81,14 @@ def exchanges(client: Client, count: int, first_batch: int) -> list[float]:
 
 def measure(
     transport: str, rounds: int, count: int, idle: int, per_second: int, encrypt: bool
-) -> list[str]:
-    """One row of the table."""
+) -> tuple[list[str], bool]:
+    """One row of the table, and whether it is as wanted."""
     certificate = Certificate.make() if encrypt else None
     center = np.zeros(LAYOUT.size, np.float32)
     quiet: list[float] = []
     hostile: list[float] = []
     joins: list[float] = []
+    rates: list[float] = []
     with ServerProcess(
         ServerConfig(LAYOUT, Downpour(), 2, mode=transport, certificate=certificate), center
     ) as server:
@@ -84,11 +100,15 @@ def measure(
             client.join(batches_per_epoch=1)
             for number in range(rounds):
                 quiet += exchanges(client, count, 2 * number * count)
-                ended = multiprocessing.Event()
+                held, ended = multiprocessing.Event(), multiprocessing.Event()
+                made = multiprocessing.Value("q", 0)
                 strangers = multiprocessing.Process(
-                    target=knock, args=(address, idle, per_second, ended), daemon=True
+                    target=knock, args=(address, idle, per_second, held, ended, made), daemon=True
                 )
                 strangers.start()
+                if not held.wait(60):
+                    raise SystemExit(f"no {idle} connections within a minute")
+                came = time.monotonic()
                 time.sleep(WARM_UP_S)
                 hostile += exchanges(client, count, (2 * number + 1) * count)
                 began = time.perf_counter()
@@ -97,13 +117,16 @@ def measure(
                 ) as other:
                     other.join(batches_per_epoch=1)
                     joins.append(1e3 * (time.perf_counter() - began))
+                rates.append(made.value / (time.monotonic() - came))
                 ended.set()
                 strangers.join(30)
     before, during = statistics.median(quiet), statistics.median(hostile)
+    ratio, slowest, rate = during / before, max(hostile), min(rates)
+    good = ratio <= MOST_RATIO and slowest < SLOWEST_MS and rate >= LEAST_RATE * per_second
     return [
-        transport, f"{before:.2f}", f"{during:.2f}", f"{during / before:.2f}",
-        f"{max(hostile):.0f}", f"{max(joins):.0f}",
-    ]  # fmt: skip
+        transport, f"{before:.2f}", f"{during:.2f}", f"{ratio:.2f}", f"{slowest:.0f}",
+        f"{max(joins):.0f}", f"{rate:,.0f}",
+    ], good  # fmt: skip
 
 
 def main() -> None:
@@ -114,13 +137,22 @@ def main() -> None:
     parser.add_argument("--per-second", type=int, default=1000)
     parser.add_argument("--encrypt", action="store_true", help="with TLS")
     asked = parser.parse_args()
-    print("| transport | quiet, ms | with strangers, ms | ratio | slowest, ms | joining, ms |")
-    print("|---|---|---|---|---|---|")
+    columns = ["transport", "quiet, ms", "with strangers, ms", "ratio", "slowest, ms"]
+    columns += ["joining, ms", "strangers per s"]
+    print("| " + " | ".join(columns) + " |")
+    print("|---" * len(columns) + "|")
+    missed = []
     for transport in ("socket", "http"):
-        row = measure(
+        row, good = measure(
             transport, asked.rounds, asked.exchanges, asked.idle, asked.per_second, asked.encrypt
         )
         print("| " + " | ".join(row) + " |", flush=True)
+        missed += [] if good else [transport]
+    if missed:
+        raise SystemExit(
+            f"not as wanted: {', '.join(missed)} (a ratio of at most {MOST_RATIO}, no exchange of "
+            f"{SLOWEST_MS:.0f} ms, strangers as often as asked)"
+        )
 
 
 if __name__ == "__main__":
