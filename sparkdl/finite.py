@@ -20,11 +20,19 @@ class NotFiniteError(Exception):
     Args:
         batch: Which batch of the present stack made it, from 0; None: not known.
         joined: Whether it came from another worker, by a sum over the updates of all.
+        among: The first of the batches that may have made it, and the one after the last, counted
+            as ``batch`` is: below 0 for those of stacks before. None: those of the present window.
     """
 
-    def __init__(self, batch: int | None = None, *, joined: bool = False) -> None:
+    def __init__(
+        self,
+        batch: int | None = None,
+        *,
+        joined: bool = False,
+        among: tuple[int, int] | None = None,
+    ) -> None:
         super().__init__("an update is not finite")
-        self.batch = batch
+        self.among = (batch, batch + 1) if batch is not None else among
         self.joined = joined
 
 

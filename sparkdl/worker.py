@@ -7,7 +7,8 @@ worker's rows) and a *synchronizer* (how updates travel). It needs neither Spark
 from __future__ import annotations
 
 import time
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 
 from sparkdl.config import AUTO_WINDOW, EPOCH_WINDOW, LoopSettings
 from sparkdl.errors import DataError, ModelError, SparkDLError
@@ -57,7 +58,8 @@ def train(
         return 0.0
     loop.run(start)
     seconds = time.perf_counter() - began
-    synchronizer.finish(learner)
+    with loop.explained():
+        synchronizer.finish(learner)
     return seconds
 
 
@@ -110,6 +112,7 @@ class _Loop:
         self.rate: float | None = None
         self.next_report = 0.0
         self.first_report = True
+        self.last_report: Report | None = None
 
     @property
     def windows_per_epoch(self) -> int:
@@ -186,16 +189,12 @@ class _Loop:
                 exchange = batches_done == total or window_full
                 windows_done += stack.num_batches if every_batch else exchange
                 report = self._report(epoch, batches_done, windows_done, batches, rows)
-                try:
+                with self.explained():
                     if exchange:
                         self.synchronizer.train(self.learner, stack, report)
                         stacks = batches = rows = 0
                     else:
                         self.synchronizer.train_on(self.learner, stack, report)
-                except NotFiniteError as error:
-                    found = self._not_finite(report, error.batch)
-                    own = isinstance(found, DataError) or not error.joined
-                    raise found from (None if own else error)
                 self.clock.enter("compute")  # the first call was compiled: part of the start
                 self._follow_schedule()
                 self._follow_driver()
@@ -204,23 +203,35 @@ class _Loop:
         while windows_of_all is not None and windows_done < windows_of_all:
             windows_done += 1
             report = self._report(epoch, batches_done, windows_done, 0, 0)
-            self.synchronizer.train(self.learner, None, report)
+            with self.explained():
+                self.synchronizer.train(self.learner, None, report)
             self._follow_driver()
             if self.synchronizer.stopped:
                 return False
         return True
 
-    def _not_finite(self, report: Report, batch: int | None) -> SparkDLError:
+    @contextmanager
+    def explained(self) -> Iterator[None]:
+        """Says of an update that is not finite which batch made it, and why."""
+        try:
+            yield
+        except NotFiniteError as error:
+            assert self.last_report is not None
+            found = self._not_finite(self.last_report, error.among)
+            own = isinstance(found, DataError) or not error.joined
+            raise found from (None if own else error)
+
+    def _not_finite(self, report: Report, among: tuple[int, int] | None) -> SparkDLError:
         """Finds out whether a batch of the window has NaN or infinity, or the step made it.
 
         Args:
             report: Of the window.
-            batch: Which of its batches it was, where that is known.
+            among: See :class:`sparkdl.finite.NotFiniteError`.
         """
         last = report.batches_done
         first = last - report.batches
-        if batch is not None:
-            first, last = first + batch, first + batch + 1
+        if among is not None:
+            first, last = max(0, first + among[0]), first + among[1]
         epoch = f"epoch {report.epoch + 1} of {self.settings.epochs}"
         hint = "on_nan='skip' refuses such updates, on_nan='ignore' sends them"
         with closing(self.batches.stacks(report.epoch, 1, first)) as source:
@@ -247,7 +258,7 @@ class _Loop:
     def _report(
         self, epoch: int, batches_done: int, windows_done: int, batches: int, rows: int
     ) -> Report:
-        return Report(
+        self.last_report = Report(
             epoch=epoch,
             batches_done=batches_done,
             windows_done=windows_done,
@@ -256,6 +267,7 @@ class _Loop:
             learning_rate=self.learning_rate,
             metrics=self._live_metrics(),
         )
+        return self.last_report
 
     def _follow_schedule(self) -> None:
         """Tells a learning-rate schedule the steps of all workers, as if all were equally fast."""

@@ -7,6 +7,8 @@ rank that has no batch left takes part with zero rows.
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 
@@ -15,7 +17,7 @@ from sparkdl.collective.gradient_synchronizer import take_root_state
 from sparkdl.collective.rule_steps import steps_of
 from sparkdl.collective.rules import ExchangeRule
 from sparkdl.config import EPOCH_WINDOW
-from sparkdl.finite import FiniteCheck
+from sparkdl.finite import FiniteCheck, NotFiniteError
 from sparkdl.phases import current_clock
 from sparkdl.protocols import MAX_STACK, BatchStack, Learner
 from sparkdl.weights import Layout
@@ -67,6 +69,7 @@ class RuleSynchronizer:
         self._step = 0  # of this epoch
         self._since_exchange = 0
         self._since_agreement = 0
+        self._batches = 0  # of this rank since the last exchange
 
     @property
     def sent_bytes(self) -> int:
@@ -96,13 +99,16 @@ class RuleSynchronizer:
         first = 0
         while first < stack.num_batches:
             count = min(stack.num_batches - first, self._steps_to_exchange())
-            self._steps.take(learner, stack.part(first, count))
-            self._count(learner, count)
+            self._batches += count
+            with self._named(first + count):
+                self._steps.take(learner, stack.part(first, count))
+                self._count(learner, count)
             first += count
 
     def skip(self, learner: Learner) -> None:
         """Counts one step of the other ranks; this rank has no batch for it."""
-        self._count(learner, 1)
+        with self._named(0):
+            self._count(learner, 1)
 
     def end_epoch(self, learner: Learner) -> None:
         """Gives the learner this rank's own weights again, if it had the center to be evaluated."""
@@ -127,13 +133,22 @@ class RuleSynchronizer:
     def end_run(self, learner: Learner) -> None:
         """Exchanges what is left of a window; the learner then has the run's model."""
         self._steps.hide_center(learner)
-        if self._since_exchange:
-            self._exchange_now(learner)
-        self._steps.finish(learner)
+        with self._named(0):
+            if self._since_exchange:
+                self._exchange_now(learner)
+            self._steps.finish(learner)
 
     def close(self) -> None:
         """Ends the rule's threads and groups."""
         self._exchange.close()
+
+    @contextmanager
+    def _named(self, last: int) -> Iterator[None]:
+        """Says of what is not finite which batches may have made it: those up to ``last``."""
+        try:
+            yield
+        except NotFiniteError:
+            raise NotFiniteError(among=(last - self._batches, last)) from None
 
     def _steps_to_exchange(self) -> int:
         left = max(1, self._steps_per_epoch - self._step)
@@ -155,7 +170,7 @@ class RuleSynchronizer:
         with self._clock.within("exchange"):
             self._window = self._steps.exchange(learner) or self._window
         self._since_agreement += self._since_exchange
-        self._since_exchange = 0
+        self._since_exchange = self._batches = 0
         if self._since_agreement >= MAX_STACK:
             self._since_agreement = 0
             wish = np.array([self.stop_wanted], np.float32)

@@ -10,9 +10,12 @@ import numpy as np
 import pytest
 from harness import split
 
+from sparkdl.collective.choice import optimizer_config
 from sparkdl.collective.gradient_synchronizer import AllReduceGradientSynchronizer
+from sparkdl.collective.rule_synchronizer import RuleSynchronizer
+from sparkdl.collective.rules import make_rule as make_exchange_rule
 from sparkdl.collective.synchronizer import AllReduceSynchronizer
-from sparkdl.config import LoopSettings
+from sparkdl.config import EPOCH_WINDOW, LoopSettings
 from sparkdl.data import Batches, rows_from_numpy
 from sparkdl.errors import DataError, ModelError, TransportError
 from sparkdl.finite import FiniteCheck, NotFiniteError
@@ -34,6 +37,8 @@ RULES = {
     "local sgd": BSP(payload="delta"),
 }
 WAYS = [*RULES, "allreduce"]
+EXCHANGE_RULES = {"local_sgd": 5, "diloco": EPOCH_WINDOW, "adasum": 1, "sliced": 4}
+"""Rule -> window, in steps: longer than a stack of the loop, or no part of it."""
 
 
 def make_model(rate: float = 0.05) -> Any:
@@ -94,13 +99,23 @@ def run(way: str, on_nan: str, *, poison: bool = True, overflow: bool = False) -
             thread.join(120)
         assert not any(t.is_alive() for t in threads), "a worker hangs"
 
-    if way == "allreduce":
+    if way == "allreduce" or way in EXCHANGE_RULES:
         communicators = connect_threads(2, timeout_s=20)
+
+        def steps_of(rank: int) -> Any:
+            if way == "allreduce":
+                return AllReduceGradientSynchronizer(
+                    communicators[rank], layout, check=checks[rank]
+                )
+            rule = make_exchange_rule(way).bind(2, optimizer_config(models[rank].optimizer))
+            return RuleSynchronizer(
+                communicators[rank], layout, rule, EXCHANGE_RULES[way], check=checks[rank]
+            )
 
         def in_step(rank: int) -> None:
             check = checks[rank]
             try:
-                steps = AllReduceGradientSynchronizer(communicators[rank], layout, check=check)
+                steps = steps_of(rank)
                 loop(
                     rank,
                     AllReduceSynchronizer(communicators[rank], layout, steps=steps, check=check),
@@ -144,6 +159,22 @@ def test_an_error_names_epoch_batch_and_data_and_nobody_else_has_nan(way: str) -
     assert np.isfinite(result["weights"][0]).all()
     if result["center"] is not None:
         assert np.isfinite(result["center"]).all()
+
+
+@pytest.mark.parametrize("way", EXCHANGE_RULES)
+def test_rules_of_all_reduce_name_a_batch_of_any_stack_since_the_last_exchange(way: str) -> None:
+    """With a window of an epoch the shorter rank learns of it in a step without a batch."""
+    result = run(way, "raise")
+    error = result["errors"][1]
+    assert isinstance(error, DataError), error
+    assert "epoch 1 of 3, batch 3: the data" in str(error)
+    assert np.isfinite(result["weights"][0]).all()
+
+
+def test_a_window_whose_steps_overflow_is_named_as_a_whole() -> None:
+    error = run("diloco", "raise", poison=False, overflow=True)["errors"][1]
+    assert isinstance(error, ModelError)
+    assert "epoch 1 of 3, batches 1 to 6: the training step" in str(error)
 
 
 @pytest.mark.parametrize("way", ["asynchronous", "synchronous", "allreduce"])
