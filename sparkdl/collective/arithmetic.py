@@ -93,6 +93,9 @@ def reduce_in_order(
             ufunc(out, scratch, out=out)
 
 
+_MOST_FLOAT16 = 65504.0
+
+
 def half_dtype(name: str) -> Any:
     """``'float16'`` or ``'bfloat16'`` as NumPy's dtype."""
     if name == "float16":
@@ -100,3 +103,21 @@ def half_dtype(name: str) -> Any:
     import ml_dtypes
 
     return getattr(ml_dtypes, name)
+
+
+def to_halves(array: Array, name: str, summed: int = 1) -> Array:
+    """A copy of float32 values in half precision, finite where they are.
+
+    Args:
+        array: The values.
+        name: ``'float16'`` or ``'bfloat16'``.
+        summed: Arrays that will be added up: values of float16 are cut off at 65504 over that, so
+            that their sum is no infinity either. A mean needs no more than 1.
+
+    >>> to_halves(np.float32([1, -7e4, np.nan]), 'float16').tolist()
+    [1.0, -65504.0, nan]
+    """
+    if name != "float16":
+        return array.astype(half_dtype(name))
+    most = np.float32(_MOST_FLOAT16 / summed)
+    return np.clip(array, -most, most).astype(np.float16)

@@ -27,6 +27,7 @@ class AllReduceExchange:
     window: int
     compression: str | None = None
     in_step: bool = True
+    all_at_once: bool = True
     independent: bool = False
 
     @property

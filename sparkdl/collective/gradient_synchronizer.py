@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sparkdl.collective.arithmetic import half_dtype
+from sparkdl.collective.arithmetic import to_halves
 from sparkdl.collective.communicator import Communicator, ReduceHandle
 from sparkdl.errors import ConfigError
 from sparkdl.finite import FiniteCheck, NotFiniteError
@@ -186,7 +186,7 @@ class AllReduceGradientSynchronizer:
                 self.communicator.all_reduce(target, "weighted", weight=self._sent_rows, out=target)
             return
         if self.wire is not None and place.start < self.layout.trained_size:
-            sent = target = sent.astype(half_dtype(self.wire))
+            sent = target = to_halves(sent, self.wire)
         handle = self.communicator.all_reduce_async(
             sent, "weighted", weight=self._sent_rows, out=target
         )

@@ -31,8 +31,13 @@ class ServerExchange:
 
     @property
     def in_step(self) -> bool:
-        """Whether a worker waits for all others, so that all must run at the same time."""
+        """Whether all workers take each step together."""
         return self.rule.blocking
+
+    @property
+    def all_at_once(self) -> bool:
+        """Whether workers wait for others in some way, so that all must run at the same time."""
+        return self.rule.blocking or self.rule.gated
 
     @property
     def independent(self) -> bool:

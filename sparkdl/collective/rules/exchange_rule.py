@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 
-from sparkdl.collective.arithmetic import half_dtype
+from sparkdl.collective.arithmetic import to_halves
 from sparkdl.collective.communicator import Communicator
 from sparkdl.errors import ConfigError
 from sparkdl.optimizers.flat import FlatOptimizer, State
@@ -120,7 +120,7 @@ class Exchange:
             array = self.trained
         sent: np.ndarray[Any, Any] = array
         if self.wire is not None and array is self.trained:
-            sent = array.astype(half_dtype(self.wire))
+            sent = to_halves(array, self.wire, self.communicator.size if op == "sum" else 1)
         self.sent_bytes += sent.nbytes
         self.communicator.all_reduce(sent, op, weight=rows, out=sent)
         if sent is not array:

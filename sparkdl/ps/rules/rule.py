@@ -144,6 +144,11 @@ class Rule:
         """
         np.add(center, delta, out=out)
 
+    @property
+    def gated(self) -> bool:
+        """Whether the rule has a :meth:`may_continue` of its own: workers may wait for others."""
+        return type(self).may_continue is not Rule.may_continue
+
     def may_continue(self, clock: int, slowest_clock: int) -> bool:
         """Whether a worker with ``clock`` commits may go on while the slowest has fewer."""
         return True

@@ -62,7 +62,7 @@ class ParameterStore(Store):
         self._center = Center(layout, center, rule, compression)
         self._holdings = None if compression is None else Holdings(compression)
         self._rule = rule
-        self._gated = type(rule).may_continue is not Rule.may_continue
+        self._gated = rule.gated
         self._readings: dict[int, Reading] = {}
         self._round = Round()
         self._round_rows = 0

@@ -67,7 +67,7 @@ def _warn(plan: FitPlan, rule: Rule, summary: StageSummary, monitor: FitMonitor)
 def _slots(plan: FitPlan) -> AbstractContextManager[None]:
     """The slots of workers that must all run at the same time; others take turns."""
     capacity = count_slots(plan.source.spark, plan.profile)
-    if capacity is None or not plan.exchange.in_step:
+    if capacity is None or not plan.exchange.all_at_once:
         return nullcontext()
     name = f"fit of model {plan.trained.model.name!r}"
     limit_s = plan.config.start_timeout_s

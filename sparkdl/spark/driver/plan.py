@@ -154,14 +154,16 @@ def count_workers(
     if not config.with_server:
         check_barrier(source.spark, count, profile=profile)
         return count, count
-    if not exchange.in_step:
+    if not exchange.all_at_once:
         return count, min(count, slots_to_come(source.spark, count, profile) or 0)
     slots = wait_for_slots(source.spark, count, profile=profile)
     if slots is not None and slots < count:
+        who = f"mode {config.mode!r}" if exchange.in_step else f"rule {exchange.rule.name!r}"
+        other = "mode='asynchronous'" if exchange.in_step else "rule='downpour'"
         raise ResourceError(
-            f"mode {config.mode!r} needs all workers at the same time",
+            f"{who} needs all workers at the same time",
             expected=f"{count} task slots",
             received=f"{slots}",
-            hint=f"num_workers={max(slots, 1)}, more executors, or mode='asynchronous'",
+            hint=f"num_workers={max(slots, 1)}, more executors, or {other}",
         )
     return count, 0 if slots is None else min(count, slots)
