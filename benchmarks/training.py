@@ -202,6 +202,7 @@ def run_allreduce(bench: Bench) -> None:
     }
     yardstick = f"Horovod by hand, {bench.workers} processes"
     if by_hand.found:
+        cases["allreduce, auto"] = lambda: bench.fit("allreduce", communicator="auto")
         cases["allreduce, horovod"] = lambda: bench.fit("allreduce", communicator="horovod")
         cases[yardstick] = by_hand.run
     else:
