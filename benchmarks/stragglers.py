@@ -1,18 +1,20 @@
 """Slow workers: speed and loss of rules that wait for them, and of rules that do not.
 
-    python benchmarks/stragglers.py [--seconds 30] [--workers 4] [--quick]
+    python benchmarks/stragglers.py [--seconds 15] [--workers 4] [--seeds 5] [--quick]
 
 MNIST with the small CNN. Computing is made slow by pauses (0.1 s a batch), so that the machine's
 cores are no limit; learners, servers and all-reduce rules are the real ones, in threads. Two cases:
 one worker is always five times as slow; every worker is five times as slow in one batch of ten, at
 random.
-All rules have the same time; rows per second and the test loss then are compared.
+All rules have the same time; rows per second and the test loss then are compared: means over the
+seeds, of loss and accuracy with the lowest and the highest.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import statistics
 import sys
 from dataclasses import dataclass
 from typing import Any
@@ -55,31 +57,44 @@ def contenders() -> list[Contender]:
     ]
 
 
-def pauses(case: str, workers: int, pause_s: float) -> list[worker_threads.Pause]:
+def pauses(case: str, workers: int, pause_s: float, seed: int) -> list[worker_threads.Pause]:
     """For each worker, how many seconds longer a batch takes."""
 
     def make(rank: int) -> worker_threads.Pause:
         if case == "one":
             seconds = pause_s * (SLOWER if rank == workers - 1 else 1)
             return lambda: seconds
-        rng = np.random.default_rng(rank)
+        rng = np.random.default_rng([seed, rank])
         return lambda: pause_s * (SLOWER if rng.random() < 0.1 else 1)
 
     return [make(rank) for rank in range(workers)]
 
 
-def run(bench: Bench, contender: Contender, case: str, args: argparse.Namespace) -> list[str]:
+@dataclass(frozen=True)
+class Result:
+    """What a contender reached with one seed."""
+
+    rows_per_s: float
+    loss: float
+    accuracy: float
+    of_last: float
+
+
+def run(
+    bench: Bench, contender: Contender, case: str, args: argparse.Namespace, seed: int
+) -> Result:
+    """Trains with one seed of weights, row order and pauses."""
     import keras
 
-    learners = bench.learners("adam", args.workers, 0)
+    learners = bench.learners("adam", args.workers, seed)
     share = len(bench.x) // args.workers
     parts = [
         (bench.x[i * share :][:share], bench.y[i * share :][:share]) for i in range(args.workers)
     ]
     options: dict[str, Any] = {
         "epochs": 1000, "batch_size": BATCH, "window": contender.window,
-        "pauses": pauses(case, args.workers, 0.01 if args.quick else 0.1),
-        "stop_after_s": args.seconds,
+        "pauses": pauses(case, args.workers, 0.01 if args.quick else 0.1, seed),
+        "stop_after_s": args.seconds, "seed": seed,
     }  # fmt: skip
     if contender.family == "server":
         outcome = worker_threads.run_with_server(learners, parts, contender.rule, **options)
@@ -90,16 +105,29 @@ def run(bench: Bench, contender: Contender, case: str, args: argparse.Namespace)
         )
     accuracy, loss = bench.judge(outcome.weights)
     by_slow = outcome.rows_by_worker[-1] / max(outcome.rows, 1)
+    return Result(outcome.rows / outcome.seconds, loss, accuracy, by_slow)
+
+
+def row_of(contender: Contender, results: list[Result]) -> list[str]:
+    """A contender's row of the table."""
+    rows_per_s = statistics.mean(r.rows_per_s for r in results)
+    of_last = statistics.mean(r.of_last for r in results)
     return [
-        contender.label, f"{outcome.rows / outcome.seconds:.0f}", f"{loss:.4f}",
-        f"{accuracy:.4f}", f"{100 * by_slow:.0f} %",
+        contender.label, f"{rows_per_s:.0f}", spread([r.loss for r in results]),
+        spread([r.accuracy for r in results]), f"{100 * of_last:.0f} %",
     ]  # fmt: skip
+
+
+def spread(values: list[float]) -> str:
+    """Mean, lowest and highest."""
+    return f"{statistics.mean(values):.3f} ({min(values):.3f} to {max(values):.3f})"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=30.0)
+    parser.add_argument("--seconds", type=float, default=15.0)
     parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--quick", action="store_true", help="two seconds each: does it run?")
     args = parser.parse_args()
     if datasets.folder() is None:
@@ -109,14 +137,18 @@ def main() -> None:
 
     tf.config.threading.set_intra_op_parallelism_threads(1)
     if args.quick:
-        args.seconds, args.workers = 1.0, 2
+        args.seconds, args.workers, args.seeds = 1.0, 2, 1
     bench = Bench("mnist")
     header = ["", "rows/s", "test loss", "test accuracy", "rows of the last worker"]
     for title, case in CASES.items():
-        print(f"\n{title} {SLOWER} times as slow, {args.workers} workers, {args.seconds:g} s\n")
+        print(
+            f"\n{title} {SLOWER} times as slow, {args.workers} workers, {args.seconds:g} s, "
+            f"{args.seeds} seeds\n"
+        )
         rows = []
         for contender in contenders():
-            rows.append(run(bench, contender, case, args))
+            results = [run(bench, contender, case, args, seed) for seed in range(args.seeds)]
+            rows.append(row_of(contender, results))
             print("  ", *rows[-1], flush=True)
         print(workload.table(header, rows), flush=True)
 
