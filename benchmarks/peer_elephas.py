@@ -16,10 +16,11 @@ from elephas.utils.rdd_utils import to_simple_rdd
 def main() -> None:
     import keras
 
-    frequency, server, rows, epochs = *sys.argv[1:3], int(sys.argv[3]), int(sys.argv[4])
+    frequency, server = sys.argv[1:3]
+    rows, epochs, seed = map(int, sys.argv[3:6])
     x, y = workload.make_data()
     spark = workload.start_spark(2)
-    model = workload.make_model()
+    model = workload.make_model(seed=seed)
     one_hot = keras.utils.to_categorical(y, 10)
     model.compile(keras.optimizers.SGD(0.1), "categorical_crossentropy", metrics=["accuracy"])
     rdd = to_simple_rdd(spark.sparkContext, x[:rows], one_hot[:rows]).repartition(2).cache()

@@ -1,8 +1,10 @@
 """sparkdl against Elephas 7.3 (``make bench-peers``), each in its own virtual environment.
 
-    python benchmarks/peers.py [--repeats 3] [--only epoch batch] [--servers http socket]
+    python benchmarks/peers.py [--repeats 5] [--only epoch batch] [--servers http socket]
 
 The same network, data, cluster and epochs; the wall time of the whole ``fit`` call, alternately.
+Each repeat has a seed of its own for the initial weights. Speeds are medians, losses (of the
+trained model on all rows) means with the lowest and the highest.
 For both libraries the second fit of a session is timed: the first includes TensorFlow's import in
 the executors, and the JVM has not compiled its own code yet.
 Elephas has a server over HTTP (its default) and one over sockets. The one over sockets is so slow
@@ -14,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import statistics
 import subprocess
 import sys
 import time
@@ -33,12 +36,15 @@ def install() -> None:
         subprocess.run([python, "-m", "pip", "install", "-q", "elephas==7.3.0"], check=True)
 
 
-def elephas(frequency: str, server: str, rows: int, epochs: int) -> dict[str, float]:
+def elephas(frequency: str, server: str, rows: int, epochs: int, seed: int) -> dict[str, float]:
     install()
     python = os.path.join(PEERS, "bin", "python")
     environment = {k: v for k, v in os.environ.items() if k != "PYSPARK_PYTHON"}
     done = subprocess.run(
-        [python, os.path.join(HERE, "peer_elephas.py"), frequency, server, str(rows), str(epochs)],
+        [
+            python, os.path.join(HERE, "peer_elephas.py"), frequency, server, str(rows),
+            str(epochs), str(seed),
+        ],
         env={**environment, "SPARK_LOCAL_IP": "127.0.0.1"}, capture_output=True, text=True,
         timeout=550, check=False,
     )  # fmt: skip
@@ -48,7 +54,7 @@ def elephas(frequency: str, server: str, rows: int, epochs: int) -> dict[str, fl
     raise RuntimeError(done.stdout[-2000:] + done.stderr[-4000:])
 
 
-def sparkdl(frequency: str, rows: int, epochs: int) -> dict[str, float]:
+def sparkdl(frequency: str, rows: int, epochs: int, seed: int) -> dict[str, float]:
     """Runs sparkdl in a new process too, so that both libraries have the same start-up."""
     code = f"""
 import sys, json, time; sys.path.insert(0, {HERE!r})
@@ -57,8 +63,8 @@ from sparkdl import SparkModel
 x, y = workload.make_data(); spark = workload.start_spark(2)
 frame = workload.make_frame(spark, x[:{rows}], y[:{rows}], 2)
 for _ in range(2):
-    model = SparkModel(workload.make_model(), 'asynchronous', {frequency!r}, num_workers=2,
-                       batch_size=workload.BATCH)
+    model = SparkModel(workload.make_model(seed={seed}), 'asynchronous', {frequency!r},
+                       num_workers=2, batch_size=workload.BATCH, seed={seed})
     t = time.perf_counter(); model.fit(frame, epochs={epochs}, verbose=0)
     seconds = time.perf_counter() - t
 loss = model.model.evaluate(x, y, verbose=0)[0]
@@ -76,7 +82,7 @@ spark.stop()
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--only", nargs="*", default=["epoch", "batch"])
     parser.add_argument("--servers", nargs="*", default=["http", "socket"])
     args = parser.parse_args()
@@ -86,16 +92,16 @@ def main() -> None:
             continue
         theirs: dict[str, list[dict[str, float]]] = {server: [] for server in args.servers}
         ours: dict[str, list[dict[str, float]]] = {name: [] for name in our_frequencies}
-        for _ in range(args.repeats):
+        for seed in range(1, args.repeats + 1):
             for server, results in theirs.items():
                 few = (frequency, server) == ("batch", "socket")
                 size = (workload.ROWS // 10, 1) if few else (workload.ROWS, workload.EPOCHS)
-                results.append(elephas(frequency, server, *size))
+                results.append(elephas(frequency, server, *size, seed))
                 if few:
                     results[-1].pop("loss")
                 time.sleep(1)
             for name, results in ours.items():
-                results.append(sparkdl(name, workload.ROWS, workload.EPOCHS))
+                results.append(sparkdl(name, workload.ROWS, workload.EPOCHS, seed))
                 time.sleep(1)
         for server, results in theirs.items():
             speed = workload.median([r["rows_s"] for r in results])
@@ -104,13 +110,20 @@ def main() -> None:
                 mine = workload.median([r["rows_s"] for r in own])
                 rows.append([
                     f"asynchronous, {frequency}, {server} (sparkdl: {name})",
-                    f"{speed:,.0f}", f"{workload.median(losses):.3f}" if losses else "",
-                    f"{mine:,.0f}", f"{workload.median([r['loss'] for r in own]):.3f}",
+                    f"{speed:,.0f}", spread(losses),
+                    f"{mine:,.0f}", spread([r["loss"] for r in own]),
                     f"{mine / speed:.1f}",
                 ])  # fmt: skip
     print(workload.table(
         ["", "Elephas rows/s", "loss after", "sparkdl rows/s", "loss after", "×"], rows
     ))  # fmt: skip
+
+
+def spread(losses: list[float]) -> str:
+    """Mean, lowest and highest; empty for none."""
+    if not losses:
+        return ""
+    return f"{statistics.mean(losses):.3f} ({min(losses):.3f} to {max(losses):.3f})"
 
 
 if __name__ == "__main__":
