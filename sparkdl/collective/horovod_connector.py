@@ -181,13 +181,12 @@ class _Comparison:
 
 _MOST_BYTES = 32 << 20
 """Larger buffers take proportionally longer with either communicator."""
-_KNOWN: dict[tuple[int, ...], _Comparison] = {}
+_KNOWN: dict[tuple[str | int, ...], _Comparison] = {}
 
 
-def _key(members: Sequence[Member], size_bytes: int) -> tuple[int, ...]:
+def _key(members: Sequence[Member], size_bytes: int) -> tuple[str | int, ...]:
     """What a comparison depends on: the ranks' hosts, and about how much they reduce."""
-    hosts = [m.host_id for m in members]
-    return (*(hosts.index(host) for host in hosts), size_bytes.bit_length())
+    return (*(m.host_id for m in members), size_bytes.bit_length())
 
 
 def _known(
