@@ -12,7 +12,7 @@ from pyspark.ml.param.shared import HasInputCol, HasLabelCol, HasOutputCol
 
 from sparkdl.config import without_network
 from sparkdl.errors import ConfigError, UnknownNameError
-from sparkdl.files import storage
+from sparkdl.files.model_file import read_keras_file
 from sparkdl.launch import interrupts
 from sparkdl.learner.archive import making_models, model_bytes, model_from_bytes
 from sparkdl.learner.model_source import ModelSource, open_model
@@ -231,7 +231,7 @@ class KerasImageFileEstimator(_ImageFile, Estimator, HasLabelCol):  # type: igno
             content, path = model_bytes(self._model), "model.keras"
         else:
             path = self.getModelFile()
-            content = storage.read_bytes(path)
+            content = read_keras_file(path)
         model = model_from_bytes(content, None, safe_mode=True, path=path, compiled=False)
         optimizer = self.getOrDefault(self.kerasOptimizer)
         if not isinstance(optimizer, str):  # an optimizer belongs to one model

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +141,27 @@ def test_a_stage_of_files_takes_its_model_file_along(paths: Any, tmp_path: Path)
     )
     with pytest.raises(ModelError, match="'folder' cannot be saved"):
         there.save(f"{tmp_path}/t")
+
+
+def test_a_model_file_that_would_fill_the_memory_is_not_unpacked(
+    paths: Any, tmp_path: Path
+) -> None:
+    """Before, ``fit`` and ``save`` unpacked whatever it declared."""
+    file = tmp_path / "m.keras"
+    cnn().save(file)
+    with zipfile.ZipFile(file, "a", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("assets/vocabulary.txt", bytes(300 << 20))
+    options = {"inputCol": "path", "outputCol": "p", "modelFile": str(file), "imageLoader": load}
+    estimator = KerasImageFileEstimator(
+        labelCol="label", kerasLoss="sparse_categorical_crossentropy", **options
+    )
+    for act in (
+        lambda: estimator.fit(paths),
+        lambda: estimator.save(f"{tmp_path}/e"),
+        lambda: KerasImageFileTransformer(**options).transform(paths),
+    ):
+        with pytest.raises(ModelError, match=r"(?s)m\.keras.*would fill the memory"):
+            act()
 
 
 def test_an_estimator_with_objects(paths: Any, tmp_path: Path) -> None:
