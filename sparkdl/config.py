@@ -192,7 +192,12 @@ class FitConfig:
 
     def to_file(self) -> dict[str, Any]:
         """:meth:`to_dict` without :data:`NETWORK_SETTINGS`, which are not the model's."""
-        return {k: v for k, v in self.to_dict().items() if k not in NETWORK_SETTINGS}
+        return without_network(self.to_dict())
+
+
+def without_network(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of ``SparkModel`` without :data:`NETWORK_SETTINGS`: for a file, or from one."""
+    return {name: value for name, value in arguments.items() if name not in NETWORK_SETTINGS}
 
 
 def arguments_from_file(settings: Mapping[str, Any], path: str) -> dict[str, Any]:
@@ -215,11 +220,7 @@ def arguments_from_file(settings: Mapping[str, Any], path: str) -> dict[str, Any
             received=", ".join(strange),
             hint="keras.models.load_model reads the model itself",
         )
-    return {
-        name: value
-        for name, value in settings.items()
-        if name not in NETWORK_SETTINGS and name not in _BESIDE
-    }
+    return {k: v for k, v in without_network(settings).items() if k not in _BESIDE}
 
 
 def columns_from_file(settings: Mapping[str, Any], path: str) -> dict[str, Any]:

@@ -6,7 +6,6 @@ rank that has no batch left takes part with zero rows.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -17,6 +16,7 @@ from sparkdl.collective.gradient_synchronizer import take_root_state
 from sparkdl.collective.rule_steps import steps_of
 from sparkdl.collective.rules import ExchangeRule
 from sparkdl.config import EPOCH_WINDOW
+from sparkdl.files.packed_arrays import pack_arrays, unpack_arrays
 from sparkdl.finite import FiniteCheck, NotFiniteError
 from sparkdl.phases import current_clock
 from sparkdl.protocols import MAX_STACK, BatchStack, Learner
@@ -89,10 +89,8 @@ class RuleSynchronizer:
         self._steps_per_epoch = steps
         self._steps.start(learner)
         if self._given_state:
-            with np.load(io.BytesIO(self._given_state), allow_pickle=False) as arrays:
-                self._exchange.load_state(
-                    {k: int(v) if v.ndim == 0 else v for k, v in arrays.items()}
-                )
+            arrays = unpack_arrays(self._given_state, "the state that a rule kept")
+            self._exchange.load_state({k: int(v) if v.ndim == 0 else v for k, v in arrays.items()})
 
     def train(self, learner: Learner, stack: BatchStack) -> None:
         """Takes a step for each batch of ``stack``, with the exchanges that fall among them."""
@@ -126,9 +124,7 @@ class RuleSynchronizer:
         state = self._exchange.state()
         if self._steps.keep(learner, state) or not state:
             return b""
-        buffer = io.BytesIO()
-        np.savez(buffer, **state)
-        return buffer.getvalue()
+        return pack_arrays(state)
 
     def end_run(self, learner: Learner) -> None:
         """Exchanges what is left of a window; the learner then has the run's model."""

@@ -1,11 +1,13 @@
 """The parts that sparkdl adds to a ``.keras`` file, which is a zip archive.
 
 Keras opens such a file as any other. Reading costs no more memory than the file is long: a part
-whose declared size is larger than the whole file is refused (sparkdl compresses nothing).
+whose declared size is larger than the whole file is refused (sparkdl compresses nothing), and no
+more is unpacked than was declared.
 """
 
 from __future__ import annotations
 
+import copy
 import io
 import json
 import zipfile
@@ -20,6 +22,11 @@ MAX_SETTINGS_BYTES = 1 << 20
 MAX_EXPANSION = 16
 """How many times larger than the file its parts may be together, beyond the first 64 MiB."""
 _FREE_BYTES = 64 << 20
+_PIECE_BYTES = 1 << 20
+_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+"""How parts may be packed: the ways that zipfile unpacks piece by piece."""
+_DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, ValueError, NotImplementedError, RuntimeError)
+"""What zipfile raises for a part that is not whole, or that it cannot unpack."""
 Settings = dict[str, object]
 
 
@@ -71,15 +78,32 @@ def check_whole(content: bytes) -> None:
     """Reads every part once, in pieces.
 
     Raises:
-        ModelError: The file is cut off, a part has changed, or its parts are absurdly large.
+        ModelError: The file is cut off, a part has changed or is not as long as it declares, or
+            its parts are absurdly large.
     """
     with _opened(content) as archive:
-        try:
-            damaged = archive.testzip()
-        except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as e:
-            damaged = f"{type(e).__name__}: {e}"
-    if damaged is not None:
-        raise _malformed(damaged, "the bytes that were written", "others, or fewer")
+        for part in archive.infolist():
+            try:
+                size = _unpacked_size(archive, part)
+            except _DAMAGE as error:
+                raise _malformed(
+                    part.filename, "the bytes that were written", f"{type(error).__name__}: {error}"
+                ) from error
+            if size != part.file_size:
+                raise _malformed(part.filename, f"{part.file_size} bytes, as it declares", "more")
+
+
+def sane_bytes(packed: int) -> int:
+    """How many bytes files of so many bytes may hold, so that reading them is no attack."""
+    return _FREE_BYTES + MAX_EXPANSION * packed
+
+
+def _unpacked_size(archive: zipfile.ZipFile, part: zipfile.ZipInfo) -> int:
+    """How many bytes a part has, or one more than it declares if it has more than that."""
+    longer = copy.copy(part)
+    longer.file_size += 1  # zipfile looks no further than this, however much there is
+    with archive.open(longer) as file:
+        return sum(len(piece) for piece in iter(lambda: file.read(_PIECE_BYTES), b""))
 
 
 def _opened(content: bytes) -> zipfile.ZipFile:
@@ -96,8 +120,12 @@ def _opened(content: bytes) -> zipfile.ZipFile:
             expected="a whole .keras file",
             received=f"{len(content)} bytes: {error}",
         ) from error
+    for part in archive.infolist():
+        if part.compress_type not in _METHODS:
+            told = f"compression method {part.compress_type}"
+            raise _malformed(part.filename, "a part that is stored, or deflated", told)
     declared = sum(part.file_size for part in archive.infolist())
-    allowed = _FREE_BYTES + MAX_EXPANSION * len(content)
+    allowed = sane_bytes(len(content))
     if declared > allowed:
         raise ModelError(
             "this Keras file would fill the memory",
@@ -122,9 +150,10 @@ def _read(content: bytes, name: str, at_most: int) -> bytes | None:
         if size > min(at_most, len(content)):
             raise _malformed(name, f"at most {min(at_most, len(content))} bytes", f"{size} bytes")
         try:
-            return archive.read(name)
-        except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as e:
-            raise _malformed(name, "a whole part", f"{type(e).__name__}: {e}") from e
+            with archive.open(name) as file:
+                return file.read(size)  # read() would unpack more, where there is more
+        except _DAMAGE as error:
+            raise _malformed(name, "a whole part", f"{type(error).__name__}: {error}") from error
 
 
 def _malformed(name: str, expected: str, received: str) -> ModelError:

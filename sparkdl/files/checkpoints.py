@@ -71,8 +71,12 @@ class Checkpoints:
 
     @property
     def exist(self) -> bool:
-        """Whether there is one, whole or not."""
-        return storage.exists(f"{self.folder}/{_INDEX}")
+        """Whether there is one, whole or not.
+
+        Raises:
+            ConfigError: The index is malformed.
+        """
+        return self._index() is not None
 
     def save(self, model_file: bytes, state: RunState) -> None:
         """Writes the model after ``state.epoch`` epochs; the index is changed last.
@@ -136,15 +140,18 @@ class Checkpoints:
         """The newest checkpoint that is whole; None if there is none at all.
 
         One that is cut off, damaged or gone is passed over with a warning, and the index no
-        longer names it.
+        longer names it. Without an index, which a driver that is killed while it writes one can
+        leave, the names of the files say which is the newest; that is told by a warning, too.
 
         Raises:
-            ConfigError: The index is malformed, or no checkpoint that it names is whole.
+            ConfigError: The index is malformed, or neither of the two newest is whole.
         """
-        index = self._index()
+        index, found = self._read_index(), list[str]()
+        if index is None:
+            index = self._guess_index()
+            found.append(f"{_INDEX} is gone")
         if index is None:
             return None
-        found: list[str] = []
         for name in index.files:
             try:
                 checkpoint = self._read(name)
@@ -153,16 +160,17 @@ class Checkpoints:
                 continue
             if found:
                 warn_user(
-                    f"a checkpoint in {self.folder!r} is not whole ({'; '.join(found)}); training "
+                    f"what is in {self.folder!r} is not whole ({'; '.join(found)}); training "
                     f"goes on from {name}, after {checkpoint.state.epoch} epochs"
                 )
-                self._write_index(_Index(checkpoint.state.epoch, name, kept=index.kept))
+                before = index.previous if name == index.file else None
+                self._write_index(_Index(checkpoint.state.epoch, name, before, index.kept))
             return checkpoint
         raise ConfigError(
             f"no checkpoint in {self.folder!r} is whole",
             expected="a whole " + " or ".join(index.files),
             received="; ".join(found),
-            hint=f"another folder, or delete its {_INDEX} to begin from the start",
+            hint=f"another folder, or delete {_INDEX} and the checkpoints to begin from the start",
         )
 
     def newest(self) -> int:
@@ -203,6 +211,30 @@ class Checkpoints:
         storage.write_bytes(f"{self.folder}/{_INDEX}", json.dumps(told).encode())
 
     def _index(self) -> _Index | None:
+        """Which checkpoints there are; None if there are none.
+
+        Raises:
+            ConfigError: See :meth:`_read_index`.
+        """
+        return self._read_index() or self._guess_index()
+
+    def _guess_index(self) -> _Index | None:
+        """What an index would say of the files in the folder; None where none are to be seen.
+
+        All are kept: nothing tells which somebody asked for.
+        """
+        try:
+            paths = storage.list_files(self.folder, ".keras")
+        except ResourceError:  # not there, or not shown: over Spark Connect, for example
+            return None
+        names = (path.rpartition("/")[2] for path in paths)
+        found = sorted(filter(_NAME.fullmatch, names), key=_epoch_of, reverse=True)
+        if not found:
+            return None
+        before = found[1] if len(found) > 1 else None
+        return _Index(_epoch_of(found[0]), found[0], before, tuple(found[2:]))
+
+    def _read_index(self) -> _Index | None:
         """What the index says; None if there is none.
 
         Raises:
@@ -225,7 +257,8 @@ class Checkpoints:
                 f"{path!r} is no index of checkpoints",
                 expected="what fit(checkpoint_dir=...) wrote",
                 received=f"{type(error).__name__}: {error}",
-                hint="another folder, or delete that file",
+                hint="another folder, or delete that file: then the newest of the whole ones "
+                "beside it is gone on from",
             ) from error
 
 

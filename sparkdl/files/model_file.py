@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from sparkdl.errors import ConfigError, ModelError, ResourceError
@@ -14,6 +16,9 @@ from sparkdl.files.archive_parts import (
     with_parts,
 )
 from sparkdl.run_state import RunState
+
+HDF5 = (".h5", ".hdf5")
+"""Endings of files in Keras' older format."""
 
 
 @dataclass(frozen=True)
@@ -74,9 +79,46 @@ def read_model(path: str) -> ModelFile:
         ModelError: It is no ``.keras`` file, or sparkdl's parts in it are malformed.
     """
     content = storage.read_bytes(path)
-    try:
+    with _named(path):
         check_whole(content)
         return ModelFile(content, settings_of(content), run_state_of(content))
+
+
+def read_keras_file(path: str) -> bytes:
+    """The content of a file that Keras wrote, for Keras to load.
+
+    Args:
+        path: A path or URI; a ``.keras`` file unless it ends as one of :data:`HDF5` does.
+
+    Raises:
+        ResourceError: The path cannot be read.
+        ModelError: It is no whole ``.keras`` file.
+    """
+    content = storage.read_bytes(path)
+    if not path.endswith(HDF5):
+        check_keras_file(content, path)
+    return content
+
+
+def check_keras_file(content: bytes, path: str) -> None:
+    """Refuses what is no ``.keras`` file that Keras can unpack.
+
+    Args:
+        content: The file.
+        path: Where it is from, for the message.
+
+    Raises:
+        ModelError: It is cut off or damaged, or would fill the memory.
+    """
+    with _named(path):
+        check_whole(content)
+
+
+@contextlib.contextmanager
+def _named(path: str) -> Iterator[None]:
+    """Around what is done with a file: errors name it."""
+    try:
+        yield
     except ModelError as error:
         raise ModelError(
             f"{path!r}: {error.what}", expected=error.expected, received=error.received,

@@ -24,14 +24,13 @@ from typing import Any
 
 from sparkdl import payload
 from sparkdl.errors import ConfigError, ModelError
+from sparkdl.files.model_file import HDF5
 from sparkdl.files.temporary import TemporaryFolder
 from sparkdl.learner.fingerprint import plain_config
 
 making_models = threading.RLock()
 """Held while a Keras model is made, saved or loaded: Keras, and what is done to the classes of a
 model's layers while it loads, keep some state per process."""
-HDF5 = (".h5", ".hdf5")
-"""Endings of files in Keras' older format."""
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ import numpy as np
 
 from sparkdl.errors import ConfigError, ModelError
 from sparkdl.files import storage
-from sparkdl.files.archive_parts import check_whole
-from sparkdl.learner.archive import HDF5, ModelArchive, encode_model, model_from_bytes
+from sparkdl.files.model_file import HDF5, read_keras_file
+from sparkdl.learner.archive import ModelArchive, encode_model, model_from_bytes
 from sparkdl.learner.class_scores import class_scores
 from sparkdl.learner.forward_model import LAYER, forward_model
 from sparkdl.learner.predictor_archive import PredictorArchive
@@ -61,9 +61,7 @@ def open_model(
         return KerasSource(model, custom_objects)
     path = os.fspath(model)
     if path.endswith((".keras", *HDF5)):
-        content = storage.read_bytes(path)
-        if path.endswith(".keras"):
-            check_whole(content)
+        content = read_keras_file(path)
         loaded = model_from_bytes(
             content, custom_objects, safe_mode=safe_mode, path=path, compiled=False
         )

@@ -112,6 +112,18 @@ def refused(
         (ConfigError, {"rule": "bsp"}, ["'bsp'", "mode='synchronous'"]),
         (ConfigError, {"mode": "synchronous", "rule": "downpour"}, ["'downpour'"]),
         (ConfigError, {"mode": "hogwild", "rule": "adag"}, ["'adag'", "lock"]),
+        (UnknownNameError, {"on_nan": "drop"}, ["'skip'"]),
+        (
+            ConfigError,
+            {"mode": "allreduce", "rule": "local_sgd", "on_nan": "skip"},
+            ["'local_sgd' needs every worker's update", "on_nan='skip'"],
+        ),
+        (ConfigError, {"rule": "ensemble", "on_nan": "skip"}, ["'ensemble' needs every worker's"]),
+        (
+            ConfigError,
+            {"mode": "allreduce", "communicator": "horovod", "on_nan": "skip"},
+            ["Horovod", "communicator='builtin'"],
+        ),
     ],
 )
 def test_arguments(kind: Any, arguments: dict[str, Any], words: list[str]) -> None:

@@ -52,6 +52,8 @@ def test_loop_settings_are_checked_when_made() -> None:
         ({"max_restarts": -1, "mode": "allreduce"}, "max_restarts"),
         ({"max_restarts": 1}, "max_restarts has no effect"),
         ({"communicator": "builtin"}, "communicator has no effect"),
+        ({"on_nan": "drop"}, "on_nan"),
+        ({"on_nan": "skip", "mode": "allreduce", "communicator": "horovod"}, "Horovod sends"),
         ({"parameter_server_mode": "shm", "mode": "allreduce"}, "has no effect"),
     ],
     ids=str,
@@ -61,6 +63,13 @@ def test_what_makes_no_sense_is_refused(arguments: dict[str, Any], words: str) -
         FitConfig(**arguments)
     assert caught.value.expected
     assert caught.value.received
+
+
+def test_updates_that_are_not_finite_are_refused_by_all_but_horovod() -> None:
+    for communicator in ("builtin", "auto"):
+        FitConfig(mode="allreduce", on_nan="skip", communicator=communicator)
+    for on_nan in ("raise", "ignore"):
+        FitConfig(mode="allreduce", on_nan=on_nan, communicator="horovod")
 
 
 def test_a_config_is_frozen_and_travels() -> None:

@@ -18,9 +18,33 @@ GOOD = {
 BAD = {"left": [], "code": 0, "outcome": "error", "seconds": 3.0, "fired": True}
 
 
-@pytest.fixture(scope="module")
-def faults() -> Any:
-    spec = importlib.util.spec_from_file_location("faults_under_test", FILE)
+EVERY = ("asynchronous", "hogwild", "synchronous", "allreduce")
+SERVED = EVERY[:3]
+KILLS = ("start", "exchange", "mid", "end")
+WANTED = {
+    "kill-worker": (KILLS, EVERY),
+    "kill-executor": (KILLS, EVERY),
+    "kill-server": (KILLS, SERVED),
+    "kill-driver": (KILLS, EVERY),
+    "kill-jvm": (KILLS, EVERY),
+    "stop-worker": (("mid",), EVERY),
+    "stop-executor": (("mid",), EVERY),
+    "stop-server": (("mid",), SERVED),
+    "stop-driver": (("mid",), EVERY),
+    "full-spill": (("any",), EVERY),
+    "full-checkpoint": (("any",), EVERY),
+    "interrupt": (("start", "mid", "end"), EVERY),
+    "stopped-context": (("mid",), EVERY),
+    "nan": (("any",), EVERY),
+    "large-metrics": (("any",), EVERY),
+    "truncated-checkpoints": (("any",), EVERY),
+    "two-fits": (("any",), EVERY),
+}
+"""Fault -> when it comes, and in which modes: what the matrix must have at least."""
+
+
+def loaded(file: Path) -> Any:
+    spec = importlib.util.spec_from_file_location(f"{file.stem}_under_test", file)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -30,13 +54,44 @@ def faults() -> Any:
     return module
 
 
+@pytest.fixture(scope="module")
+def faults() -> Any:
+    return loaded(FILE)
+
+
 def test_the_matrix(faults: Any) -> None:
-    cells = faults.all_cells()
-    assert len({cell.name for cell in cells}) == len(cells) >= 92
-    for victim in ("worker", "executor", "server", "driver", "jvm"):
-        modes = faults.MODES[:3] if victim == "server" else faults.MODES
-        of_victim = {(c.moment, c.mode) for c in cells if c.kind == f"kill-{victim}"}
-        assert of_victim == {(moment, mode) for moment in faults.MOMENTS for mode in modes}
+    cells = [(cell.kind, cell.moment, cell.mode) for cell in faults.all_cells()]
+    assert len(set(cells)) == len(cells)
+    wanted = {
+        (kind, moment, mode)
+        for kind, (moments, modes) in WANTED.items()
+        for moment in moments
+        for mode in modes
+    }
+    assert len(wanted) == 131
+    assert wanted - {*cells} == set()
+
+
+def test_how_long_things_are_stopped_and_may_take(faults: Any) -> None:
+    assert loaded(FILE.with_name("fault_cell.py")).STOP_S == 20
+    assert faults.ERROR_WITHIN_S == faults.GONE_WITHIN_S == 15
+
+
+def test_the_page_has_the_rows_of_the_matrix(faults: Any) -> None:
+    """Faults, moments, promises, and where there is no server; what was measured is its own."""
+
+    def rows(text: str) -> list[tuple[str, ...]]:
+        found = []
+        for line in text.splitlines():
+            if line.startswith("| ") and not line.startswith("| fault "):
+                kind, moment, *results, promise = (c.strip() for c in line.strip("|").split("|"))
+                found.append((kind, moment, promise, *(str(r == "no server") for r in results)))
+        return found
+
+    page = (FILE.parents[1] / "docs" / "reliability.md").read_text()
+    table = page.partition("<!-- faults: begin -->")[2].partition("<!-- faults: end -->")[0]
+    assert rows(table) == rows(faults.table({}))
+    assert {row[0] for row in rows(table)} >= {*WANTED}
 
 
 def test_what_holds(faults: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import warnings
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from pyspark.ml.param.shared import HasFeaturesCol, HasLabelCol, HasOutputCol
 from pyspark.ml.util import MLReadable, MLWritable
 
 from sparkdl import SparkModel
+from sparkdl.compat.elephas.stage_file import StageFile, read_stage_file, write_stage_file
 from sparkdl.compat.elephas.utils.model_utils import LossModelTypeMapper, ModelType
 from sparkdl.config import shown
 from sparkdl.errors import ConfigError, ModelError
@@ -31,7 +31,6 @@ from sparkdl.spark.ml.stage import ParamSpec, Stage, has_params
 from sparkdl.spark.ml.trained import FittedStage, Trained
 from sparkdl.spark.mllib import check_classes
 
-_SETTINGS = "distributed_config"
 S = TypeVar("S", bound="_ElephasStage")
 E = TypeVar("E", bound="ElephasEstimator")
 T = TypeVar("T", bound="ElephasTransformer")
@@ -173,18 +172,20 @@ class _ElephasStage(Stage):
         return {p.name: v for p, v in self.extractParamMap().items() if v is not None}
 
     def save(self, file_name: str) -> None:
-        """Writes the stage to a local HDF5 file; ``write().save(path)`` writes as Spark does."""
-        import h5py
+        """Writes the stage to an HDF5 file, whole; ``write().save(path)`` writes as Spark does.
 
-        config = self.get_config()
-        with h5py.File(file_name, mode="w") as file:
-            self._save_weights(file)
-            file.attrs[_SETTINGS] = json.dumps(
-                {"class_name": type(self).__name__, "config": config}
-            ).encode()
+        Args:
+            file_name: A path or URI; a file that is there is replaced.
 
-    def _save_weights(self, file: Any) -> None:
-        """Writes what JSON would make too large."""
+        Raises:
+            ResourceError: It cannot be written.
+        """
+        saved = StageFile(self.get_config(), *self._trained_part())
+        write_stage_file(file_name, type(self).__name__, saved)
+
+    def _trained_part(self) -> tuple[list[Any], str]:
+        """The weights, and the name of the type of model; none of an estimator."""
+        return [], ""
 
 
 @_with_elephas_setters
@@ -356,10 +357,8 @@ class ElephasTransformer(
         """The schema of ``transform``'s result."""
         return appended(self, schema, self.trained.predictor, self._columns())
 
-    def _save_weights(self, file: Any) -> None:
-        file.attrs["model_type"] = "" if self.model_type is None else self.model_type.name
-        for number, weight in enumerate(self.weights):
-            file.create_dataset(f"weights/{number:05d}", data=np.asarray(weight))
+    def _trained_part(self) -> tuple[list[Any], str]:
+        return self.weights, "" if self.model_type is None else self.model_type.name
 
     def content(self) -> StageContent:
         """What is saved beside the Params."""
@@ -383,41 +382,26 @@ def load_ml_estimator(file_name: str) -> ElephasEstimator:
     """Loads an estimator from the HDF5 file that its ``save`` wrote.
 
     Raises:
+        ResourceError: The file cannot be read.
         ModelError: Another stage is in the file, or none.
     """
-    return ElephasEstimator(**_settings_in(file_name, "ElephasEstimator")[0])
+    return ElephasEstimator(**read_stage_file(file_name, "ElephasEstimator").config)
 
 
 def load_ml_transformer(file_name: str) -> ElephasTransformer:
     """Loads a transformer from the HDF5 file that its ``save`` wrote, or Elephas' own.
 
     Raises:
+        ResourceError: The file cannot be read.
         ModelError: Another stage is in the file, or none.
     """
-    config, weights, kind = _settings_in(file_name, "ElephasTransformer")
+    file = read_stage_file(file_name, "ElephasTransformer")
+    config = dict(file.config)
     saved = config.pop("weights", None)  # Elephas' own files have lists here
-    kind = kind or str((config.pop("model_type", None) or {}).get("__enum__", ""))
+    kind = file.model_type or str((config.pop("model_type", None) or {}).get("__enum__", ""))
     config.pop("model_type", None)
     return ElephasTransformer(
         **config,
-        weights=[np.array(w) for w in saved] if saved else weights,
+        weights=[np.array(w) for w in saved] if saved else file.weights,
         model_type=ModelType[kind.rpartition(".")[2]] if kind else None,
     )
-
-
-def _settings_in(file_name: str, class_name: str) -> tuple[dict[str, Any], list[Any], str]:
-    """The Params, the weights and the type of model in an HDF5 file."""
-    import h5py
-
-    with h5py.File(file_name, mode="r") as file:
-        saved = json.loads(file.attrs.get(_SETTINGS, "{}"))
-        stored = file.get("weights")
-        weights = [] if stored is None else [np.array(stored[name]) for name in sorted(stored)]
-        kind = str(file.attrs.get("model_type", ""))
-    if not isinstance(saved, dict) or saved.get("class_name") != class_name:
-        raise ModelError(
-            f"{file_name!r} holds no {class_name}",
-            expected=f"a file that {class_name}.save wrote",
-            received=shown(saved.get("class_name") if isinstance(saved, dict) else saved),
-        )
-    return dict(saved["config"]), weights, kind

@@ -22,7 +22,7 @@ import sparkdl
 from sparkdl.config import CLASS_NAME, MODES, shown
 from sparkdl.errors import ConfigError, ModelError, ResourceError
 from sparkdl.files import storage
-from sparkdl.files.model_file import read_model
+from sparkdl.files.model_file import HDF5, read_model
 from sparkdl.files.temporary import TemporaryFolder
 from sparkdl.spark.columns.sources import is_rdd
 from sparkdl.spark.driver.trained_model import TrainedModel
@@ -34,7 +34,6 @@ _OLDER = ("mode", "frequency", "parameter_server_mode", "num_workers", "custom_o
 _NEWER = ("num_workers", "custom_objects", "batch_size")
 _NEWER_ASYNCHRONOUS = (*_NEWER, "mode", "frequency", "parameter_server_mode", "port")
 _ONLY_OLDER = frozenset(_OLDER) - frozenset(_NEWER)
-_HDF5 = (".h5", ".hdf5")
 _SETTINGS = "distributed_config"
 """The attribute of an HDF5 file in which Elephas keeps a model's settings."""
 _SAVED = ("mode", "frequency", "parameter_server_mode", "num_workers", "batch_size")
@@ -96,7 +95,7 @@ class _Names(sparkdl.SparkModel):
             ResourceError: It exists and is not to be overwritten, or cannot be written.
         """
         path = str(file_name)
-        if not path.endswith(_HDF5):
+        if not path.endswith(HDF5):
             super().save(path, overwrite=overwrite)
             return
         if not overwrite and storage.exists(path):
@@ -188,7 +187,7 @@ def load_spark_model(file_name: str, from_hadoop: bool = False, **overrides: Any
 
     path = str(file_name)
     custom_objects = overrides.pop("custom_objects", None)
-    if not path.endswith(_HDF5):
+    if not path.endswith(HDF5):
         file = read_model(path)
         return load_as(
             _class_named(file.settings.get(CLASS_NAME)), file, path, custom_objects, **overrides

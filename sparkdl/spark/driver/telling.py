@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from sparkdl.config import AUTO_WINDOW, NETWORK_SETTINGS, FitConfig
+from sparkdl.config import AUTO_WINDOW, FitConfig, without_network
 from sparkdl.errors import ConfigError
 from sparkdl.learner.model_facts import describe_model
 from sparkdl.progress.bar import ProgressBar
@@ -67,8 +67,7 @@ def describe_run(
     config: FitConfig, arguments: FitArguments, model: Any, num_workers: int
 ) -> RunDescription:
     """Which fit it is, with what it was asked to do; nothing of where servers listen."""
-    settings = {k: v for k, v in config.to_dict().items() if k not in NETWORK_SETTINGS}
-    asked: dict[str, Json] = json.loads(json.dumps(settings, default=str))
+    asked: dict[str, Json] = json.loads(json.dumps(without_network(config.to_dict()), default=str))
     asked |= {
         "epochs": arguments.epochs,
         "batch_size": arguments.batch_size or config.batch_size,

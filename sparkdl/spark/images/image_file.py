@@ -10,8 +10,9 @@ from pyspark.ml import Estimator, Transformer
 from pyspark.ml.param import Param, Params, TypeConverters
 from pyspark.ml.param.shared import HasInputCol, HasLabelCol, HasOutputCol
 
+from sparkdl.config import without_network
 from sparkdl.errors import ConfigError, UnknownNameError
-from sparkdl.files import storage
+from sparkdl.files.model_file import read_keras_file
 from sparkdl.launch import interrupts
 from sparkdl.learner.archive import making_models, model_bytes, model_from_bytes
 from sparkdl.learner.model_source import ModelSource, open_model
@@ -143,6 +144,8 @@ class KerasImageFileEstimator(_ImageFile, Estimator, HasLabelCol):  # type: igno
         outputMode: See there.
         model: A Keras model instead of ``modelFile``; it stays as it is.
         sparkModelParams: Arguments of :class:`sparkdl.SparkModel`: ``{'mode': 'allreduce'}``.
+            No file holds those that say where the driver and the workers listen (``port``,
+            ``server_address``, ...).
 
     Raises:
         ConfigError: No model, or no loader.
@@ -193,6 +196,7 @@ class KerasImageFileEstimator(_ImageFile, Estimator, HasLabelCol):  # type: igno
     def write(self) -> StageWriter:
         """Saves the stage; an optimizer, a loss and arguments of fit that are objects, too."""
         saved = self.copy()
+        saved._spark_model_params = without_network(self._spark_model_params)
         saved._objects = {}
         for name in ("kerasOptimizer", "kerasLoss", "kerasFitParams"):
             value = self.getOrDefault(name)
@@ -204,6 +208,7 @@ class KerasImageFileEstimator(_ImageFile, Estimator, HasLabelCol):  # type: igno
     def take(self, loaded: Loaded) -> None:
         """The counterpart of :meth:`content`."""
         super().take(loaded)
+        self._spark_model_params = without_network(self._spark_model_params or {})
         self._set(**(self._objects or {}))
         self._objects = None
 
@@ -226,7 +231,7 @@ class KerasImageFileEstimator(_ImageFile, Estimator, HasLabelCol):  # type: igno
             content, path = model_bytes(self._model), "model.keras"
         else:
             path = self.getModelFile()
-            content = storage.read_bytes(path)
+            content = read_keras_file(path)
         model = model_from_bytes(content, None, safe_mode=True, path=path, compiled=False)
         optimizer = self.getOrDefault(self.kerasOptimizer)
         if not isinstance(optimizer, str):  # an optimizer belongs to one model

@@ -12,8 +12,8 @@ from pyspark.ml.param import Params
 from pyspark.ml.util import MLReadable, MLWritable
 
 from sparkdl.errors import ModelError
-from sparkdl.files import storage
-from sparkdl.learner.archive import HDF5, ModelArchive, model_from_bytes
+from sparkdl.files.model_file import HDF5, read_keras_file
+from sparkdl.learner.archive import ModelArchive, model_from_bytes
 from sparkdl.spark.ml.files import Loaded, StageContent, StageReader, StageWriter, load_model
 from sparkdl.spark.ml.parts import archive_of
 
@@ -108,6 +108,6 @@ def _archive_of(model: Any) -> ModelArchive | None:
                 received="the folder of a SavedModel, or of something else",
                 hint="save the Keras model as a .keras file",
             )
-        content = storage.read_bytes(path)
+        content = read_keras_file(path)
         model = model_from_bytes(content, None, safe_mode=True, path=path, compiled=False)
     return archive_of(model)

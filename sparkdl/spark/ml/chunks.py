@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import operator
@@ -14,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sparkdl.files.archive_parts import damaged_model
+from sparkdl.files.archive_parts import damaged_model, sane_bytes
 from sparkdl.spark.driver.cluster import is_connect
 from sparkdl.spark.files.hadoop import HadoopFileSystem
 
@@ -22,6 +23,8 @@ CHUNK_BYTES = 1 << 20
 _CHUNKS_PER_FILE = 32
 """So a file, and what the driver sends or receives at once, has 32 MiB: one task of a job carries
 it, and ``spark.rpc.message.maxSize`` (128 MiB unless set) bounds a task."""
+_CODECS = frozenset({"UNCOMPRESSED", "SNAPPY"})
+"""What sparkdl writes, and what Spark does unless told otherwise; snappy packs at most 1:21."""
 
 
 def folder_here(spark: Any, path: str) -> str | None:
@@ -69,7 +72,7 @@ def read_chunks(spark: Any, path: str, said: Mapping[str, Any], stage_path: str)
     """The bytes in the files of a folder, one copy of them, hashed while they are read.
 
     Raises:
-        ModelError: Bytes are missing or were changed.
+        ModelError: Bytes are missing or were changed, or there are many more than the files have.
     """
     folder = folder_here(spark, path)
     here = folder is not None and os.path.isdir(folder)
@@ -82,15 +85,21 @@ def read_chunks(spark: Any, path: str, said: Mapping[str, Any], stage_path: str)
 
     with content.getbuffer() as room, ThreadPoolExecutor(1, "sparkdl-digest") as beside:
         hashed = beside.submit(hash_part, 0, 0)
-        tables = _tables_here(str(folder), model) if here else _tables_elsewhere(spark, path, said)
+        size = len(room)
+        if here:
+            tables = _tables_here(str(folder), size, model)
+        else:
+            tables = _tables_elsewhere(spark, path, size, model)
         for chunks in _in_order(tables, model):
             start = done
             for chunk in chunks:
-                if done + chunk.size <= len(room):
+                if done + chunk.size <= size:
                     room[done : done + chunk.size] = memoryview(chunk).cast("B")
                 done += chunk.size
             # In one piece: a thread that hashes holds no lock of Python's
             hashed = beside.submit(hash_part, start, done)
+            if done > size:
+                break
         hashed.result()
     if done != said["bytes"] or digest.hexdigest() != said["sha256"]:
         raise damaged_model(
@@ -117,27 +126,91 @@ def _room(size: int, model: str) -> io.BytesIO:
         ) from error
 
 
-def _tables_elsewhere(spark: Any, path: str, said: Mapping[str, Any]) -> Iterator[pa.Table]:
-    """Rows, so many chunks a job."""
+def _tables_elsewhere(spark: Any, path: str, size: int, model: str) -> Iterator[pa.Table]:
+    """Rows, so many chunks a job.
+
+    Raises:
+        ModelError: There are more or fewer than ``size`` bytes have, or the files are too small.
+    """
+    from pyspark.sql import functions as f
+
     frame = spark.read.parquet(path)
-    for first in range(0, said["bytes"] // CHUNK_BYTES + 1, _CHUNKS_PER_FILE):
+    file = f.struct("_metadata.file_path", "_metadata.file_size")
+    told = frame.agg(f.count(f.lit(1)).alias("rows"), f.collect_set(file).alias("files"))
+    (found,) = told.collect()
+    _require_sane(size, sum(file.file_size for file in found.files), model)
+    rows = -(-size // CHUNK_BYTES)
+    if found.rows != rows:
+        raise damaged_model(f"{model} is not whole", f"{rows} chunks", f"{found.rows}")
+    whole = f.length("chunk") <= CHUNK_BYTES
+    for first in range(0, rows, _CHUNKS_PER_FILE):
         wanted = (frame["idx"] >= first) & (frame["idx"] < first + _CHUNKS_PER_FILE)
-        yield frame.where(wanted).toArrow()
+        yield frame.where(wanted & whole).toArrow()
 
 
-def _tables_here(folder: str, model: str) -> Iterator[pa.Table]:
-    """Rows of all files in a folder of this machine, a table per file, by their first chunk."""
-    try:
+def _tables_here(folder: str, size: int, model: str) -> Iterator[pa.Table]:
+    """Rows of all files in a folder of this machine, so many chunks at once, each file's by its
+    first chunk.
+
+    Raises:
+        ModelError: The files cannot be read, or are too small for ``size`` bytes.
+    """
+    with _parquet_read(model):
+        paths = [
+            f"{folder}/{name}"
+            for name in os.listdir(folder)
+            if name.endswith(".parquet") and not name.startswith((".", "_"))
+        ]
+        packed = sum(os.path.getsize(path) for path in paths)
+    _require_sane(size, packed, model)
+    with _parquet_read(model):
         firsts = {}
-        for name in os.listdir(folder):
-            if name.endswith(".parquet") and not name.startswith((".", "_")):
-                path = f"{folder}/{name}"
-                for idx in pq.ParquetFile(path).read(["idx"])["idx"][:1]:
-                    firsts[path] = idx.as_py()
-        for path in sorted(firsts, key=lambda path: int(firsts[path])):
-            yield pq.ParquetFile(path, memory_map=True).read(["idx", "chunk"])
-    except (OSError, pa.ArrowException) as error:
+        for path in paths:
+            for batch in _opened(path).iter_batches(1, columns=["idx"]):
+                firsts[path] = int(batch["idx"][0].as_py())
+                break
+        for path in sorted(firsts, key=lambda path: firsts[path]):
+            for batch in _opened(path).iter_batches(_CHUNKS_PER_FILE, columns=["idx", "chunk"]):
+                yield pa.Table.from_batches([batch])
+
+
+@contextlib.contextmanager
+def _parquet_read(model: str) -> Iterator[None]:
+    """Around what is done with files of parquet: their errors say that the model is not whole."""
+    try:
+        yield
+    except (OSError, KeyError, TypeError, ValueError, pa.ArrowException) as error:
         raise damaged_model(f"{model} is not whole", "files of parquet", str(error)) from error
+
+
+def _opened(path: str) -> pq.ParquetFile:
+    """A file of which no page is much larger than it is itself.
+
+    Raises:
+        ValueError: It is packed in a way that could hide any size.
+    """
+    file = pq.ParquetFile(path, memory_map=True)
+    told = file.metadata
+    for group in range(told.num_row_groups):
+        for column in range(told.num_columns):
+            codec = told.row_group(group).column(column).compression
+            if codec not in _CODECS:
+                raise ValueError(f"{path} is compressed by {codec}")
+    return file
+
+
+def _require_sane(size: int, packed: int, model: str) -> None:
+    """Refuses what would fill the memory.
+
+    Raises:
+        ModelError: So many bytes cannot be in files of ``packed`` bytes, as sparkdl writes them.
+    """
+    if size > sane_bytes(packed):
+        raise damaged_model(
+            f"{model} would fill the memory",
+            f"at most {sane_bytes(packed)} bytes in files of {packed} bytes",
+            f"{size} bytes",
+        )
 
 
 def _in_order(tables: Iterable[pa.Table], model: str) -> Iterator[list[pa.Buffer]]:

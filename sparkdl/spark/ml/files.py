@@ -18,6 +18,7 @@ from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReader, 
 
 from sparkdl import payload
 from sparkdl.errors import ConfigError, ModelError
+from sparkdl.files.model_file import check_keras_file
 from sparkdl.learner.archive import ModelArchive
 from sparkdl.learner.model_source import ModelSource
 from sparkdl.spark.driver.cluster import is_connect
@@ -166,6 +167,7 @@ class StageReader(MLReader, Generic[S]):
         model, said = None, section.get("model", {})
         if said:
             model = read_chunks(spark, f"{path.rstrip('/')}/model", said, path)
+            check_keras_file(model, f"{path.rstrip('/')}/model")
         digest = said.get("sha256", "")
         stage.take(Loaded(section, code, model, objects, not trusted, path, digest))
         return stage  # type: ignore[no-any-return]

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import h5py
 import keras
 import numpy as np
 import pytest
@@ -29,6 +30,7 @@ from sparkdl.compat.elephas.spark_model import (
 )
 from sparkdl.compat.elephas.utils import lp_to_simple_rdd, to_labeled_point, to_simple_rdd
 from sparkdl.compat.elephas.utils.model_utils import LossModelTypeMapper, ModelType
+from sparkdl.config import NETWORK_SETTINGS
 from sparkdl.errors import ConfigError, ModelError, ResourceError
 
 X = np.random.default_rng(0).normal(size=(80, 3)).astype("float32")
@@ -100,6 +102,56 @@ def test_files_keep_the_class_and_its_settings(cls: Any, ending: str, tmp_path: 
         whole = cls(network(), 2, compression="fp16", seed=5)
         whole.save(path, overwrite=True)
         assert load_spark_model(path).get_config() == whole.get_config()
+
+
+def test_an_hdf5_file_does_not_say_where_the_driver_listens(tmp_path: Path) -> None:
+    path = f"{tmp_path}/m.h5"
+    made = SparkModel(network(), 2, None, 16, port=7000, server_address="10.0.0.1")
+    made.save(path)
+    with h5py.File(path, mode="a") as file:
+        saved = json.loads(file.attrs["distributed_config"])
+        assert saved["config"] == {
+            "mode": "synchronous", "frequency": "auto", "parameter_server_mode": "auto",
+            "num_workers": 2, "batch_size": 16,
+        }  # fmt: skip
+        saved["config"] |= {  # as an attacker would
+            "port": 7100, "server_bind": "0.0.0.0", "server_address": "elsewhere",
+            "worker_port": 7200, "worker_bind": "0.0.0.0", "encrypt": False,
+            "custom_objects": {"Dense": None},
+        }  # fmt: skip
+        file.attrs["distributed_config"] = json.dumps(saved)
+    loaded = load_spark_model(path).get_config()
+    mine = SparkModel(network(), 2, None, 16).get_config()
+    assert {name: loaded[name] for name in NETWORK_SETTINGS} == {
+        name: mine[name] for name in NETWORK_SETTINGS
+    }
+    assert (loaded["num_workers"], loaded["batch_size"]) == (2, 16)
+
+
+class _Interrupted:
+    """A weight at which Ctrl-C comes."""
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        raise KeyboardInterrupt
+
+
+def test_a_stages_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    """Before, an interrupt left a torn file in place of the one that was there."""
+    path, model = f"{tmp_path}/t.h5", network()
+    stage = ElephasTransformer(keras_model_config=model.to_json(), weights=model.get_weights())
+    stage.save(path)
+    torn = ElephasTransformer(
+        keras_model_config=model.to_json(), weights=[np.ones(3), _Interrupted()]
+    )
+    with pytest.raises(KeyboardInterrupt):
+        torn.save(path)
+    assert [file.name for file in tmp_path.iterdir()] == ["t.h5"]
+    for one, other in zip(load_ml_transformer(path).weights, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+    stage.save(f"file:{tmp_path}/other.h5")
+    assert len(load_ml_transformer(f"file:{tmp_path}/other.h5").weights) == 2
+    with pytest.raises(ResourceError, match="cannot be read"):
+        load_ml_transformer(f"{tmp_path}/nothing.h5")
 
 
 def test_a_model_and_a_pipeline_in_short(spark: Any, tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +20,10 @@ from sparkdl import (
     KerasImageFileEstimator,
     KerasImageFileTransformer,
 )
+from sparkdl.config import NETWORK_SETTINGS
 from sparkdl.errors import ConfigError, ModelError
 from sparkdl.ml import trusted
+from sparkdl.spark.images import image_file
 
 Image = pytest.importorskip("PIL.Image")
 SIDE = 6
@@ -139,6 +143,27 @@ def test_a_stage_of_files_takes_its_model_file_along(paths: Any, tmp_path: Path)
         there.save(f"{tmp_path}/t")
 
 
+def test_a_model_file_that_would_fill_the_memory_is_not_unpacked(
+    paths: Any, tmp_path: Path
+) -> None:
+    """Before, ``fit`` and ``save`` unpacked whatever it declared."""
+    file = tmp_path / "m.keras"
+    cnn().save(file)
+    with zipfile.ZipFile(file, "a", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("assets/vocabulary.txt", bytes(300 << 20))
+    options = {"inputCol": "path", "outputCol": "p", "modelFile": str(file), "imageLoader": load}
+    estimator = KerasImageFileEstimator(
+        labelCol="label", kerasLoss="sparse_categorical_crossentropy", **options
+    )
+    for act in (
+        lambda: estimator.fit(paths),
+        lambda: estimator.save(f"{tmp_path}/e"),
+        lambda: KerasImageFileTransformer(**options).transform(paths),
+    ):
+        with pytest.raises(ModelError, match=r"(?s)m\.keras.*would fill the memory"):
+            act()
+
+
 def test_an_estimator_with_objects(paths: Any, tmp_path: Path) -> None:
     estimator = KerasImageFileEstimator(
         inputCol="path", outputCol="p", labelCol="label", model=cnn(), imageLoader=load,
@@ -159,3 +184,41 @@ def test_an_estimator_with_objects(paths: Any, tmp_path: Path) -> None:
     fitted.save(f"{tmp_path}/f")
     again = KerasImageFileTransformer.read().trusted().load(f"{tmp_path}/f")
     assert column(again.transform(paths), "p") == column(fitted.transform(paths), "p")
+
+
+def test_where_the_driver_listens_is_never_for_a_file_to_say(
+    paths: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network = {
+        "port": 7000, "server_bind": "0.0.0.0", "server_address": "elsewhere",
+        "worker_port": "7100-7110", "worker_bind": "10.0.0.0/8", "encrypt": False,
+    }  # fmt: skip
+    assert set(network) == set(NETWORK_SETTINGS)
+    own = {"num_workers": 1, "mode": "synchronous"}
+    estimator = KerasImageFileEstimator(
+        inputCol="path", outputCol="p", labelCol="label", model=cnn(), imageLoader=load,
+        kerasLoss="sparse_categorical_crossentropy", sparkModelParams={**network, **own},
+    )  # fmt: skip
+    estimator.save(f"{tmp_path}/e")
+    (file,) = (tmp_path / "e" / "metadata").glob("part-*")
+    told = json.loads(file.read_text())
+    assert told["sparkdl"]["parts"]["sparkModelParams"] == own
+    told["sparkdl"]["parts"]["sparkModelParams"] |= network  # as an attacker would
+    del told["sparkdl"]["code"]
+    file.write_text(json.dumps(told))
+    (file.parent / f".{file.name}.crc").unlink(missing_ok=True)
+    for loaded in (
+        KerasImageFileEstimator.load(f"{tmp_path}/e"),
+        KerasImageFileEstimator.read().trusted().load(f"{tmp_path}/e"),
+    ):
+        made: list[dict[str, Any]] = []
+
+        def hear(model: Any, made: list[Any] = made, **settings: Any) -> Any:
+            made.append(settings)
+            raise LookupError
+
+        monkeypatch.setattr(image_file, "SparkModel", hear)
+        with pytest.raises(LookupError):
+            loaded.fit(paths)
+        assert made == [{"decoder": None, **own}]
+    assert set(estimator._spark_model_params) == {*network, *own}  # its own are as they were

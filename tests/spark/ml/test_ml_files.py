@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
 import os
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +18,7 @@ from pyspark.ml import Pipeline, PipelineModel
 from stage_cases import X, builder, quick, table
 
 from sparkdl.errors import ConfigError, ModelError
-from sparkdl.learner.archive import archive_of_bytes
+from sparkdl.learner.archive import archive_of_bytes, model_bytes
 from sparkdl.ml import (
     KerasClassificationModel,
     KerasClassifier,
@@ -23,7 +26,7 @@ from sparkdl.ml import (
     KerasTransformer,
     trusted,
 )
-from sparkdl.spark.ml import chunks
+from sparkdl.spark.ml import chunks, files
 
 
 class Doubled(keras.layers.Layer):
@@ -138,6 +141,73 @@ def test_lambdas_in_a_file_do_not_run(spark: Any, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="cannot be loaded"):
         KerasTransformer.load(f"{tmp_path}/t")
     assert KerasTransformer.read().trusted().load(f"{tmp_path}/t").model
+
+
+def bomb_of(model: Any) -> bytes:
+    """The model's file with a vocabulary of 300 MiB, which is packed into 300 KiB."""
+    content = io.BytesIO(model_bytes(model))
+    with zipfile.ZipFile(content, "a", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("assets/vocabulary.txt", bytes(300 << 20))
+    return content.getvalue()
+
+
+def test_a_model_that_would_fill_the_memory_is_not_unpacked(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before, stages and pipelines unpacked whatever their model's file declared."""
+    fitted = quick(epochs=1).fit(table(spark))
+    transformer = KerasTransformer(model=builder())
+    for stage in (fitted, transformer):
+        bomb = bomb_of(stage.model)
+        assert len(bomb) < 600_000
+        stage.trained.archive = replace(stage.trained.archive, content=bomb)
+    fitted.save(f"{tmp_path}/m")
+    transformer.save(f"{tmp_path}/t")
+    PipelineModel([transformer]).save(f"{tmp_path}/p")
+    read: list[str] = []
+    unpack = zipfile.ZipFile.read
+
+    def hear(self: Any, name: Any, *arguments: Any) -> bytes:
+        read.append(str(name))
+        return unpack(self, name, *arguments)
+
+    monkeypatch.setattr(zipfile.ZipFile, "read", hear)
+    for load, where in (
+        (KerasClassificationModel.load, "m"), (KerasTransformer.load, "t"),
+        (PipelineModel.load, "p"),
+    ):  # fmt: skip
+        with pytest.raises(ModelError, match=rf"(?s){tmp_path}/{where}.*would fill the memory"):
+            load(f"{tmp_path}/{where}")
+    assert not read
+
+
+def test_a_model_that_spark_reads(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where its files are not on this machine's disk."""
+    for module in (chunks, files):
+        monkeypatch.setattr(module, "folder_here", lambda spark, path: None)
+    monkeypatch.setattr(chunks, "CHUNK_BYTES", 1000)
+    monkeypatch.setattr(chunks, "_CHUNKS_PER_FILE", 4)
+    stage = KerasTransformer(model=builder())
+    content = stage.trained.archive.content
+    stage.save(f"{tmp_path}/t")
+    assert KerasTransformer.load(f"{tmp_path}/t").trained.archive.content == content
+    said = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    model = f"{tmp_path}/t/model"
+    for size in (len(content) - 1000, len(content) + 1000):
+        with pytest.raises(ModelError, match=r"is not whole"):
+            chunks.read_chunks(spark, model, {**said, "bytes": size}, "/t")
+    with pytest.raises(ModelError, match=r"would fill the memory"):
+        chunks.read_chunks(spark, model, {**said, "bytes": 400 << 20}, "/t")
+    first = spark.read.parquet(model).where("idx = 0")
+    long = spark.createDataFrame([(0, bytes(5000))], "idx int, chunk binary")
+    others = spark.read.parquet(model).where("idx > 0")
+    others.union(long).write.parquet(f"{tmp_path}/long")
+    first.union(first).union(others.where("idx > 1")).write.parquet(f"{tmp_path}/twice")
+    for changed in ("long", "twice"):
+        with pytest.raises(ModelError, match=r"is not whole"):
+            chunks.read_chunks(spark, f"{tmp_path}/{changed}", said, "/t")
 
 
 def test_files_of_others_newer_and_damaged_ones(spark: Any, tmp_path: Path) -> None:

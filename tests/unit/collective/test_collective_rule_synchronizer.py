@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from typing import Any
 
@@ -25,7 +26,7 @@ from sparkdl.collective.rules import (
 from sparkdl.collective.synchronizer import AllReduceSynchronizer
 from sparkdl.config import EPOCH_WINDOW, LoopSettings
 from sparkdl.data import Batches, rows_from_numpy
-from sparkdl.errors import ConfigError
+from sparkdl.errors import ConfigError, ModelError
 from sparkdl.optimizers.flat import FlatAdam, FlatOptimizer, FlatSGD
 from sparkdl.reports import EpochReport
 from sparkdl.run_state import RunState
@@ -322,6 +323,15 @@ def test_outer_momentum_goes_on_in_a_second_run() -> None:
     np.testing.assert_allclose(learners[0].flat, at_once[0].flat, atol=1e-6)
     fit(DiLoCoExchangeRule(), [40, 24], window=5, epochs=2, learners=anew)
     assert np.abs(anew[0].flat - at_once[0].flat).max() > 1e-3
+
+
+def test_a_state_that_would_fill_the_memory_is_not_unpacked() -> None:
+    """It may come from the file of a stranger. Before, each rank unpacked all of it."""
+    state = io.BytesIO()
+    np.savez_compressed(state, momentum=np.zeros(32 << 20, np.float32))
+    assert len(state.getvalue()) < 200_000
+    with pytest.raises(ModelError, match="the state that a rule kept cannot be read"):
+        fit(DiLoCoExchangeRule(), [8], window=2, state=state.getvalue())
 
 
 def test_another_optimizer_than_the_models_keeps_its_state_apart() -> None:

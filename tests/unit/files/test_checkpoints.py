@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import uuid
 import warnings
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from keras_zip import keras_zip
 
 from sparkdl.errors import ConfigError
+from sparkdl.files.arrow_file_system import ArrowFileSystem
 from sparkdl.files.checkpoints import Checkpoints
 from sparkdl.run_state import RunState
 
@@ -135,6 +137,75 @@ def test_the_one_before_a_damaged_one_is_gone_on_from(tmp_path: Path, kind: str)
     assert index(tmp_path) == {
         "epoch": 4, "file": "epoch-00004.keras", "previous": "epoch-00002.keras",
     }  # fmt: skip
+
+
+def test_without_an_index_the_newest_whole_one_is_gone_on_from(tmp_path: Path) -> None:
+    """Some stores cannot rename over a file: a driver that is killed between the deletion of the
+    index and its new one leaves none. Before, training began at the start, without a word."""
+    checkpoints = make(tmp_path, 1, 2, 3)
+    (tmp_path / "checkpoint.json").unlink()
+    (tmp_path / "best.keras").write_bytes(keras_zip())  # somebody else's
+    assert checkpoints.exist
+    assert checkpoints.newest() == 3
+    with pytest.warns(RuntimeWarning, match=r"checkpoint\.json.*epoch-00003\.keras, after 3"):
+        restored = checkpoints.restore()
+    assert restored is not None
+    assert (restored.state.epoch, restored.state.rule) == (3, b"rule 3")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert checkpoints.restore().state.epoch == 3  # type: ignore[union-attr]
+    make(tmp_path, 4)
+    assert names(tmp_path) == [
+        "best.keras", "checkpoint.json", "epoch-00003.keras", "epoch-00004.keras",
+    ]  # fmt: skip
+
+
+def test_without_an_index_and_with_a_damaged_newest_one(tmp_path: Path) -> None:
+    checkpoints = make(tmp_path, 1, 2, 3)
+    (tmp_path / "checkpoint.json").unlink()
+    _cut(tmp_path / "epoch-00003.keras")
+    with pytest.warns(RuntimeWarning, match=r"checkpoint\.json.*epoch-00002\.keras, after 2"):
+        assert checkpoints.restore().state.epoch == 2  # type: ignore[union-attr]
+    _cut(tmp_path / "epoch-00002.keras")
+    (tmp_path / "checkpoint.json").unlink()
+    with pytest.raises(ConfigError, match=r"(?s)no checkpoint.*epoch-00003.*epoch-00002.*hint"):
+        checkpoints.restore()
+
+
+def test_without_an_index_all_that_is_there_is_cleared(tmp_path: Path) -> None:
+    checkpoints = make(tmp_path, 1)
+    checkpoints.keep({1})
+    make(tmp_path, 2, 3)
+    (tmp_path / "checkpoint.json").unlink()
+    assert checkpoints.rewind(2)
+    (tmp_path / "checkpoint.json").unlink()
+    checkpoints.clear()
+    assert names(tmp_path) == []
+
+
+def test_a_driver_killed_while_it_writes_the_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a file system of fsspec, where the index is deleted before its new one has its name."""
+    checkpoints = Checkpoints.at(f"memory://{uuid.uuid4().hex}")
+    assert checkpoints is not None
+    for epoch in (1, 2):
+        checkpoints.save(keras_zip(), RunState(epoch))
+
+    class Killed(BaseException):
+        pass
+
+    def move(self: ArrowFileSystem, source: str, target: str) -> None:
+        if target.endswith("checkpoint.json"):
+            self.delete(target)
+            raise Killed
+        rename(self, source, target)
+
+    rename = ArrowFileSystem._replace
+    with monkeypatch.context() as patched:
+        patched.setattr(ArrowFileSystem, "_replace", move)
+        with pytest.raises(Killed):
+            checkpoints.save(keras_zip(), RunState(3))
+    with pytest.warns(RuntimeWarning, match="after 3"):
+        assert checkpoints.restore().state.epoch == 3  # type: ignore[union-attr]
 
 
 def test_where_none_is_whole_the_error_says_so(tmp_path: Path) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
+import struct
 import tracemalloc
 import zipfile
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -94,3 +97,33 @@ def test_a_part_larger_than_the_file_is_refused(name: str, act: object) -> None:
     content = with_part(keras_zip(), name, bytes(5 << 20))
     with pytest.raises(ModelError, match=rf"(?s){name}.*malformed.*{5 << 20} bytes"):
         act(content)  # type: ignore[operator]
+
+
+def with_lie(name: str, method: int) -> bytes:
+    """A file whose part ``name`` declares 10 bytes (with their check sum) and unpacks to 64 MiB."""
+    parts = {"config.json": b"{}", name: bytes(64 << 20)}
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", method) as archive:
+        for each, content in parts.items():
+            archive.writestr(each, content)
+    content, honest = buffer.getvalue(), zipfile.ZipFile(buffer).getinfo(name)
+    told = struct.pack("<LLL", honest.CRC, honest.compress_size, honest.file_size)
+    lie = struct.pack("<LLL", zlib.crc32(bytes(10)), honest.compress_size, 10)
+    assert content.count(told) == 2
+    return content.replace(told, lie)
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+@pytest.mark.parametrize("name", [SETTINGS, RUN_STATE, "config.json"])
+def test_a_part_that_is_longer_than_it_declares_is_refused(name: str, method: int) -> None:
+    """Before, all of it was unpacked: its size was believed."""
+    content = with_lie(name, method)
+    acts = {SETTINGS: settings_of, RUN_STATE: run_state_of}
+    tracemalloc.start()
+    try:
+        for act in (check_whole, acts.get(name, check_whole)):
+            with pytest.raises(ModelError):
+                act(content)  # type: ignore[operator]
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()

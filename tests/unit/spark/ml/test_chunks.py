@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -100,3 +101,52 @@ def test_another_size_than_was_said_is_told(folder: Path, size: Any) -> None:
     said = {"bytes": size, "sha256": hashlib.sha256(content).hexdigest()}
     with pytest.raises(ModelError, match=r"(?s)the model in '/stage' is not whole.*hint"):
         chunks.read_chunks(None, str(folder), said, "/stage")
+
+
+def write_bomb(folder: Path, rows: int) -> None:
+    """One value of a MiB, which the file holds once, in so many rows."""
+    value = pa.DictionaryArray.from_arrays(
+        pa.array([0] * rows, pa.int32()), pa.array([bytes(1 << 20)], pa.binary())
+    )
+    folder.mkdir()
+    table = pa.table({"idx": pa.array(range(rows), pa.int32()), "chunk": value})
+    pq.write_table(
+        table, folder / "part-00000.parquet", use_dictionary=["chunk"], store_schema=False
+    )
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [(1234, "is not whole"), (60 << 20, "is not whole"), (400 << 20, "would fill")],
+)
+def test_no_more_is_read_than_was_said_and_than_the_files_can_have(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, said: int, told: str
+) -> None:
+    """Before, a file of some KiB was unpacked to 400 MiB, whatever size was said."""
+    write_bomb(folder, 400)
+    assert sum(path.stat().st_size for path in folder.iterdir()) < 2 << 20
+    sizes: list[int] = []
+    in_order = chunks._in_order
+
+    def hear(tables: Iterable[pa.Table], model: str) -> Iterator[list[pa.Buffer]]:
+        def heard() -> Iterator[pa.Table]:
+            for table in tables:
+                sizes.append(table.nbytes)
+                yield table
+
+        return in_order(heard(), model)
+
+    monkeypatch.setattr(chunks, "_in_order", hear)
+    with pytest.raises(ModelError, match=f"(?s)^the model in '/stage' {told}.*hint"):
+        chunks.read_chunks(None, str(folder), {"bytes": said, "sha256": ""}, "/stage")
+    assert sum(sizes) < said + (5 << 20)
+
+
+@pytest.mark.parametrize("codec", ["gzip", "zstd", "brotli"])
+def test_files_that_could_hide_any_size_are_refused(folder: Path, codec: str) -> None:
+    content = content_of(1234)
+    chunks.write_here(str(folder), content)
+    path = folder / "part-00001.parquet"
+    pq.write_table(pq.read_table(path), path, compression=codec)
+    with pytest.raises(ModelError, match=rf"(?s)is not whole.*compressed by {codec.upper()}"):
+        read(folder, content)
