@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import socket
 import ssl
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -20,7 +21,7 @@ from cheroot import wsgi
 
 from sparkdl.errors import AuthenticationError, ProtocolError, SparkDLError, TransportError
 from sparkdl.transport.dispatcher import Dispatcher
-from sparkdl.transport.encryption import Certificate
+from sparkdl.transport.encryption import ServerEncryption
 from sparkdl.transport.error_frames import error_to_meta
 from sparkdl.transport.frames import HEADER_BYTES, Kind, Limits, Message, encode
 from sparkdl.transport.greeting import Greeter
@@ -272,6 +273,8 @@ class _Cheroot(wsgi.Server):
         return self._members
 
     def error_log(self, msg: str = "", level: int = 20, traceback: bool = False) -> None:
+        if isinstance(sys.exception(), OSError):  # a connection broke: its client tries again
+            level, traceback = logging.DEBUG, False
         logging.getLogger(__name__).log(level, msg, exc_info=traceback)
 
 
@@ -284,7 +287,7 @@ class HttpServer:
         token: The run's secret.
         num_threads: Requests served at a time. A deferred reply holds a thread, so this must
             exceed the number of workers.
-        certificate: The run's; None for no encryption.
+        encryption: The run's; None for none.
     """
 
     name = "http"
@@ -295,16 +298,16 @@ class HttpServer:
         dispatcher: Dispatcher,
         token: str,
         num_threads: int,
-        certificate: Certificate | None = None,
+        encryption: ServerEncryption | None = None,
     ) -> None:
-        encrypted = certificate is not None
+        encrypted = encryption is not None
         app = make_app(dispatcher, token, max_clients=4 * num_threads, encrypted=encrypted)
-        members = Members(listener, None if certificate is None else certificate.server_context())
+        members = Members(listener, encryption)
         self._server = _Cheroot(members, app, num_threads)
         self._server.prepare()
         allowance = Allowance(OPEN_PER_SECOND)
         self._greeter = Greeter(
-            listener, lambda connection: FirstRequest(connection, token, encrypted, allowance),
+            listener, lambda connection: FirstRequest(connection, token, encryption, allowance),
             members.put, peeks=True, name="sparkdl-ps-http-greeter",
         )  # fmt: skip
         self._thread = threading.Thread(

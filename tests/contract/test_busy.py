@@ -65,8 +65,12 @@ def test_a_member_waits_for_room_and_is_not_told_of_a_wrong_token(encrypted: boo
             assert joining.result(20) == "in"
 
 
-def test_a_member_over_http_that_finds_no_room_tries_again() -> None:
-    """A gate before the server says "no room" to the first connections, and lets others in."""
+_SILENT_TOO_LONG = b"HTTP/1.1 408 Request Timeout\r\nContent-Length: 0\r\n\r\n"
+
+
+@pytest.mark.parametrize("refusal", [_HTTP_BUSY, _SILENT_TOO_LONG])
+def test_a_member_over_http_that_is_not_served_tries_again(refusal: bytes) -> None:
+    """A gate before the server refuses the first connections, and lets others in."""
     listeners = Listeners.bind(ListenOptions("http", web=True), None)
     server = Server(Coordinator(Settings(1)), TOKEN, listeners, 1, None).start()
     inside = urlsplit(server.address.http)
@@ -76,7 +80,7 @@ def test_a_member_over_http_that_finds_no_room_tries_again() -> None:
         def handle(self) -> None:
             if len(turned_away) < 3:
                 self.request.recv(4096)
-                turned_away.append(self.request.send(_HTTP_BUSY))
+                turned_away.append(self.request.send(refusal))
                 return
             with socket.create_connection((inside.hostname, inside.port)) as onward:
                 pair = {self.request: onward, onward: self.request}
