@@ -3,7 +3,7 @@
 One thread accepts connections, reads what they send first, and hands over those that show the
 token. A stranger has :data:`FIRST_WORDS_S` seconds in all. Where there are :data:`MAX_STRANGERS`
 of them, a newcomer ends the oldest, so they take no place from the ranks of the run, which send at
-once.
+once. Whoever is ended so is told that the server is busy: a rank that was held up tries again.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ class Greeter(Generic[S]):
                     if stranger in self._strangers:
                         self._hear(stranger)
             while self._strangers and next(iter(self._strangers.values())) <= now:
-                self._end(next(iter(self._strangers)))
+                self._end_oldest()
         for stranger in list(self._strangers):
             self._end(stranger)
         self._selector.close()

@@ -22,7 +22,7 @@ from cheroot import wsgi
 from sparkdl.errors import AuthenticationError, ProtocolError, SparkDLError, TransportError
 from sparkdl.transport.dispatcher import Dispatcher
 from sparkdl.transport.encryption import ServerEncryption
-from sparkdl.transport.error_frames import error_to_meta
+from sparkdl.transport.error_frames import BusyError, error_to_meta, no_room
 from sparkdl.transport.frames import HEADER_BYTES, Kind, Limits, Message, encode
 from sparkdl.transport.greeting import Greeter
 from sparkdl.transport.http_client import (
@@ -57,7 +57,12 @@ class _Clients:
         self._seen: dict[str, float] = {}
 
     def find(self, client: str) -> tuple[int, threading.Lock]:
-        """The connection of ``client`` and the lock of its one outstanding request."""
+        """The connection of ``client`` and the lock of its one outstanding request.
+
+        Raises:
+            BusyError: There are as many clients as may be; those of attempts that have ended are
+                among them until they are idle for long.
+        """
         now = time.monotonic()
         with self._lock:
             for old in [c for c, t in self._seen.items() if now - t > self._idle_s]:
@@ -66,11 +71,7 @@ class _Clients:
                     self._drop(old, number)
             if client not in self._known:
                 if len(self._known) >= self._max_clients:
-                    raise ProtocolError(
-                        "too many clients",
-                        expected=f"at most {self._max_clients}",
-                        received="another one",
-                    )
+                    raise no_room()
                 self._known[client] = (self._dispatcher.open(), threading.Lock())
             self._seen[client] = now
             return self._known[client]
@@ -186,6 +187,8 @@ def make_app(
             number, busy = clients.find(client)
         except ProtocolError as error:
             return refuse(400, error)
+        except BusyError as error:
+            return refuse(503, error)
         if message.kind is Kind.HEARTBEAT:  # may overtake the client's outstanding request
             return _respond(dispatcher.answer(number, message), limits)
         if not busy.acquire(timeout=5.0):

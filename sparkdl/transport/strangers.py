@@ -6,6 +6,7 @@ waits.
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import time
 
@@ -218,6 +219,8 @@ class FirstRequest:
 
     def turn_away(self) -> None:
         """Says that there is no room, if the peer's end takes it at once."""
+        with contextlib.suppress(BlockingIOError):  # what is unread would reset the connection
+            self.connection.recv(FIRST_HEADERS_BYTES)
         self.connection.send(_HTTP_BUSY if self._encryption is None else BUSY)
 
 
