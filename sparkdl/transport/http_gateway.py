@@ -109,6 +109,25 @@ class TunedConnection(HTTPConnection):
         sock.settimeout(IO_TIMEOUT_S)  # within a request; between requests the server's applies
 
 
+class GreetedServer(wsgi.Server):
+    """cheroot on connections that a greeter has welcomed.
+
+    Args:
+        members: The connections.
+        app: The WSGI app.
+        options: As cheroot has them.
+    """
+
+    def __init__(self, members: Members, app: Any, **options: Any) -> None:
+        self._members = members
+        super().__init__(members.getsockname(), app, server_name="sparkdl", **options)
+
+    def bind(self, family: int, kind: int, proto: int = 0) -> Any:
+        """What cheroot calls to open a listening socket."""
+        self.socket = self._members
+        return self._members
+
+
 class Members:
     """What cheroot takes for its listening socket: connections that the greeter has welcomed.
 

@@ -17,8 +17,6 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from cheroot import wsgi
-
 from sparkdl.errors import AuthenticationError, ProtocolError, SparkDLError, TransportError
 from sparkdl.transport.dispatcher import Dispatcher
 from sparkdl.transport.encryption import ServerEncryption
@@ -33,7 +31,13 @@ from sparkdl.transport.http_client import (
     read_head,
     read_meta,
 )
-from sparkdl.transport.http_gateway import Gateway, Members, ReplyBody, TunedConnection
+from sparkdl.transport.http_gateway import (
+    Gateway,
+    GreetedServer,
+    Members,
+    ReplyBody,
+    TunedConnection,
+)
 from sparkdl.transport.listening import is_connected
 from sparkdl.transport.strangers import OPEN_PER_SECOND, Allowance, FirstRequest, has_token
 
@@ -251,29 +255,17 @@ def _respond(reply: Message, limits: Limits, done: Callable[[], None] | None = N
 # -------------------------------------------------------------------- server
 
 
-class _Cheroot(wsgi.Server):
-    """cheroot on connections that another thread has accepted."""
-
+class _Cheroot(GreetedServer):
     keep_alive_conn_limit = 1 << 16
     max_request_header_size = MAX_HEADER_BYTES
     ConnectionClass = TunedConnection
 
     def __init__(self, members: Members, app: Any, num_threads: int) -> None:
-        self._members = members
         super().__init__(
-            members.getsockname(),
-            app,
-            numthreads=num_threads,
-            server_name="sparkdl",
-            request_queue_size=1024,
-            timeout=600,
-            shutdown_timeout=1,
-        )
+            members, app, numthreads=num_threads,
+            request_queue_size=1024, timeout=600, shutdown_timeout=1,
+        )  # fmt: skip
         self.gateway = Gateway
-
-    def bind(self, family: int, kind: int, proto: int = 0) -> Any:
-        self.socket = self._members
-        return self._members
 
     def error_log(self, msg: str = "", level: int = 20, traceback: bool = False) -> None:
         if isinstance(sys.exception(), OSError):  # a connection broke: its client tries again
