@@ -9,7 +9,8 @@ imported when first used.
 A process can have one Horovod communicator at a time: close it before you connect another. While it
 is connected, ``horovod.tensorflow`` is initialised and the user's own calls of it work. Its
 environment variables are set until ``close`` and then restored. Its rendezvous server, on rank 0,
-listens on all addresses without a password, as in ``horovodrun``.
+has no password, as in ``horovodrun``; it listens on 127.0.0.1 where all ranks are on one host, else
+on the address that the other ranks connect to.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import numpy as np
 from sparkdl.collective.arguments import OPS, dtype_name
 from sparkdl.collective.arithmetic import Array, put_scaled, reduction_factors, shard_edges
 from sparkdl.collective.builtin.sockets import interface_addresses
+from sparkdl.collective.horovod_rendezvous import start_on
 from sparkdl.collective.member import Member
 from sparkdl.collective.ordered import OrderedCommunicator
 from sparkdl.errors import (
@@ -114,7 +116,7 @@ class HorovodCommunicator(OrderedCommunicator):
             server = importlib.import_module("horovod.runner.http.http_server")
             hosts = importlib.import_module("horovod.runner.common.util.hosts")
             self._server = server.RendezvousServer(verbose=0)
-            port = self._server.start()
+            port = start_on(self._server, "127.0.0.1" if together else members[0].host)
             self._server.init([hosts.SlotInfo(*slot) for slot in slots])
         port = int(self._builtin.broadcast(np.array([port], np.int64))[0])
         names = ("HOSTNAME", "RANK", "LOCAL_RANK", "CROSS_RANK", "SIZE", "LOCAL_SIZE", "CROSS_SIZE")
