@@ -28,7 +28,7 @@ CLOCK = struct.Struct("<d")
 HELLO = struct.Struct("<q")
 
 
-class Caller:
+class ProbeCaller:
     """A connection to an :class:`Echo`, which must begin with the token and the caller's rank; for
     a :class:`sparkdl.transport.greeting.Greeter`.
 
@@ -97,7 +97,7 @@ class Echo(Closing):
         self.callers: set[int] = set()
         self._closed = False
         self._greeter = Greeter(
-            self._listener, lambda connection: Caller(connection, token),
+            self._listener, lambda connection: ProbeCaller(connection, token),
             self._welcome, name="sparkdl-echo-greeter",
         )  # fmt: skip
 
@@ -106,7 +106,7 @@ class Echo(Closing):
         self._closed = True
         self._greeter.close()
 
-    def _welcome(self, caller: Caller) -> None:
+    def _welcome(self, caller: ProbeCaller) -> None:
         self.callers.add(caller.rank)
         threading.Thread(
             target=self._serve, args=(caller.connection,), name="sparkdl-echo", daemon=True
