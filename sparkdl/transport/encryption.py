@@ -26,7 +26,7 @@ from typing import Self
 
 from sparkdl.errors import AuthenticationError, ConfigError
 from sparkdl.transport.anonymous import anonymous_file
-from sparkdl.transport.error_frames import no_room
+from sparkdl.transport.error_frames import BusyError, no_room
 
 KNOCK = b"SPDK"
 """The first bytes of a knock."""
@@ -167,7 +167,8 @@ def connect_encrypted(connection: socket.socket, token: str, fingerprint: str) -
 
     Raises:
         AuthenticationError: The server closed at the knock, or has another certificate.
-        BusyError: It has no room now; another try may find some.
+        BusyError: It has no room now, or has ended a handshake that took long; another try may
+            succeed.
         OSError: The connection broke.
     """
     try:
@@ -182,7 +183,7 @@ def connect_encrypted(connection: socket.socket, token: str, fingerprint: str) -
                 received="another one, or a server that is going down",
                 hint="workers of an earlier run cannot join a later one",
             )
-        secured = _pinning_client().wrap_socket(connection)
+        secured = _shake_hands(connection)
     except BaseException:
         connection.close()
         raise
@@ -196,6 +197,18 @@ def connect_encrypted(connection: socket.socket, token: str, fingerprint: str) -
             hint="something between this host and the driver answers in its place",
         )
     return secured
+
+
+def _shake_hands(connection: socket.socket) -> ssl.SSLSocket:
+    try:
+        return _pinning_client().wrap_socket(connection)
+    except (ConnectionError, ssl.SSLEOFError) as error:
+        raise BusyError(
+            "the server ended the TLS handshake",
+            expected=f"a handshake within {HANDSHAKE_S:g} s",
+            received=f"{type(error).__name__}: {error}",
+            hint="was this host held up? does a firewall let TLS pass on the server's port?",
+        ) from error
 
 
 class ServerEncryption:

@@ -7,6 +7,7 @@ import http.client
 import select
 import socket
 import socketserver
+import ssl
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +21,7 @@ from sparkdl.coordinator.machine import Coordinator
 from sparkdl.coordinator.session import open_session
 from sparkdl.coordinator.settings import Settings
 from sparkdl.errors import TransportError
+from sparkdl.transport import encryption
 from sparkdl.transport import socket as socket_module
 from sparkdl.transport.address import Endpoint
 from sparkdl.transport.connection import Timeouts
@@ -87,6 +89,30 @@ def test_a_member_held_up_before_its_first_words_tries_again(
     with contextlib.ExitStack() as stack:
         stack.callback(server.close)
         session = stack.enter_context(open_session(Endpoint(server.address, TOKEN, ""), rank=0))
+        assert session.meet("in") == ["in"]
+    assert held_up
+
+
+@pytest.mark.parametrize("mode", ["socket", "http"])
+def test_a_member_held_up_in_the_tls_handshake_tries_again(
+    mode: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(encryption, "HANDSHAKE_S", 0.5)
+    certificate = Certificate.make()
+    listeners = Listeners.bind(ListenOptions(mode, web=mode == "http"), None)
+    server = Server(Coordinator(Settings(1)), TOKEN, listeners, 1, certificate).start()
+    endpoint = Endpoint(server.address, TOKEN, certificate.fingerprint)
+    context, held_up = encryption._pinning_client, []
+
+    def late_context() -> ssl.SSLContext:
+        if not held_up:
+            held_up.append(time.sleep(1.5))
+        return context()
+
+    monkeypatch.setattr(encryption, "_pinning_client", late_context)
+    with contextlib.ExitStack() as stack:
+        stack.callback(server.close)
+        session = stack.enter_context(open_session(endpoint, mode=mode, rank=0))
         assert session.meet("in") == ["in"]
     assert held_up
 
