@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypedDict
 
 from sparkdl.errors import ConfigError
+from sparkdl.user_warnings import warn_user
 
 PortSpec = int | str | tuple[int, int]
 Encrypt = Literal["auto"] | bool
@@ -96,6 +97,32 @@ def require_encryptable(communicator: str) -> None:
             received="communicator='horovod'",
             hint="or encrypt=False, on a network that you trust",
         )
+
+
+def say_what_is_in_the_clear(framework: str, encrypt: Encrypt) -> None:
+    """Of an encrypted run whose ranks a framework connects: its connections are not encrypted.
+
+    Args:
+        framework: That connects the ranks.
+        encrypt: What the user asked; ``'auto'``, which encrypts what can be, gets a warning.
+
+    Raises:
+        ConfigError: The user asked for encryption.
+    """
+    if encrypt == "auto":
+        warn_user(
+            f"what {framework} sends between the ranks by itself is not encrypted and shows no "
+            "token, although Spark's traffic and sparkdl's are encrypted here; encrypt=False "
+            "leaves out sparkdl's, and this warning"
+        )
+        return
+    raise ConfigError(
+        f"the connections that {framework} makes between the ranks cannot be encrypted",
+        expected="a run without distributed= and roles= where encrypt=True",
+        received=f"encrypt=True and ranks for {framework}",
+        hint="encrypt='auto' or False, on a network that you trust; "
+        "sparkdl.communicator() exchanges arrays encrypted",
+    )
 
 
 def check_worker_bind(bind: Any) -> str | None:

@@ -9,7 +9,8 @@ imported when first used.
 A process can have one Horovod communicator at a time: close it before you connect another. While it
 is connected, ``horovod.tensorflow`` is initialised and the user's own calls of it work. Its
 environment variables are set until ``close`` and then restored. Its rendezvous server, on rank 0,
-listens on all addresses without a password, as in ``horovodrun``.
+has no password, as in ``horovodrun``; it listens on 127.0.0.1 where all ranks are on one host, else
+on the address that the other ranks connect to.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import numpy as np
 from sparkdl.collective.arguments import OPS, dtype_name
 from sparkdl.collective.arithmetic import Array, put_scaled, reduction_factors, shard_edges
 from sparkdl.collective.builtin.sockets import interface_addresses
+from sparkdl.collective.horovod_rendezvous import start_on
 from sparkdl.collective.member import Member
 from sparkdl.collective.ordered import OrderedCommunicator
 from sparkdl.collective.pending import name_ranks
@@ -120,9 +122,10 @@ class HorovodCommunicator(OrderedCommunicator):
         slots = _slots([m.host_id for m in members])
         together = len({m.host_id for m in members}) == 1
         reason, port = "", 0
+        own = "127.0.0.1" if together else members[self._rank].host
         if self._rank == 0:
             try:
-                port = self._start_rendezvous(slots)
+                port = self._start_rendezvous(slots, own)
             except Exception as error:  # the other ranks wait for the port
                 reason = f"{type(error).__name__}: {error}"
         port = int(self._builtin.broadcast(np.array([port], np.int64))[0])
@@ -131,7 +134,6 @@ class HorovodCommunicator(OrderedCommunicator):
         settings["HOROVOD_CONTROLLER"] = settings["HOROVOD_CPU_OPERATIONS"] = "gloo"
         settings["HOROVOD_GLOO_RENDEZVOUS_ADDR"] = "127.0.0.1" if together else members[0].host
         settings["HOROVOD_GLOO_RENDEZVOUS_PORT"] = str(port)
-        own = "127.0.0.1" if together else members[self._rank].host
         settings["HOROVOD_GLOO_IFACE"] = interface or interface_of(own)
         # Limits for operations inside a compiled step, which the built-in communicator cannot see.
         limit = max(1, round(self._timeout_s))
@@ -155,12 +157,14 @@ class HorovodCommunicator(OrderedCommunicator):
                 hint="communicator='builtin' needs no Horovod",
             )
 
-    def _start_rendezvous(self, slots: Sequence[tuple[str, int, int, int, int, int, int]]) -> int:
-        """Starts the server through which the ranks' Horovods find each other; returns its port."""
+    def _start_rendezvous(
+        self, slots: Sequence[tuple[str, int, int, int, int, int, int]], address: str
+    ) -> int:
+        """Starts the server through which the ranks' Horovods meet; returns its port."""
         server = importlib.import_module("horovod.runner.http.http_server")
         hosts = importlib.import_module("horovod.runner.common.util.hosts")
         self._server = server.RendezvousServer(verbose=0)
-        port = int(self._server.start())
+        port = start_on(self._server, address)
         self._server.init([hosts.SlotInfo(*slot) for slot in slots])
         return port
 

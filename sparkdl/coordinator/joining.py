@@ -7,6 +7,7 @@ from typing import Any
 
 from sparkdl.coordinator.group import Group, Wait
 from sparkdl.coordinator.store import Entry, Store
+from sparkdl.coordinator.telemetry import is_count
 from sparkdl.coordinator.worker import Introduction, Worker
 from sparkdl.errors import ProtocolError
 from sparkdl.transport.frames import Flag, Kind, Message
@@ -174,11 +175,11 @@ def introduction_of(message: Message) -> Introduction:
     rows, batches, pid = (meta.get(key, 0) for key in ("rows", "batches_per_epoch", "pid"))
     host, text = meta.get("host", ""), meta.get("text")
     for name, value in (("rows", rows), ("batches_per_epoch", batches), ("pid", pid)):
-        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        if not is_count(value):
             raise ProtocolError(
                 "a malformed HELLO",
-                expected="whole numbers from 0 on",
-                received=f"{name}={value!r}",
+                expected="whole numbers from 0 on, below 2**63",
+                received=f"{name}={value!r}"[:200],
             )
     if not isinstance(host, str) or not (text is None or isinstance(text, str)):
         raise ProtocolError(

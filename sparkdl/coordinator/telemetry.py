@@ -64,12 +64,12 @@ def report_of(message: Message) -> EpochReport:
     meta = message.meta
     body: ByteArray = np.empty(0, np.uint8) if message.body is None else message.body
     counts = [meta.get(name, 0) for name in ("rows", "val_rows", "split")]
-    whole = all(isinstance(c, int) and not isinstance(c, bool) and c >= 0 for c in counts)
+    whole = all(map(is_count, counts))
     if not whole or body.nbytes % 8 or 8 * counts[2] > body.nbytes or message.epoch > MAX_EPOCH:
         raise ProtocolError(
             f"the telemetry of rank {message.rank} is malformed",
-            expected="whole numbers of rows, and float64 numbers as body",
-            received=f"epoch {message.epoch}, {counts}, {body.nbytes} bytes",
+            expected="whole numbers of rows, below 2**63, and float64 numbers as body",
+            received=f"epoch {message.epoch}, {str(counts)[:200]}, {body.nbytes} bytes",
         )
     numbers = np.frombuffer(body.tobytes(), "<f8")
     return EpochReport(
@@ -147,6 +147,11 @@ def _usage_numbers(usage: Usage) -> list[float]:
     return [
         *seconds, usage.cpu_s, usage.memory_bytes, usage.bytes_sent, usage.bytes_received,
     ]  # fmt: skip
+
+
+def is_count(value: object) -> bool:
+    """Whether this is a whole number that can count something."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
 
 
 def _is_amount(value: object) -> bool:

@@ -167,7 +167,9 @@ def run(
         worker_bind: Address or network (``'10.0.0.0/8'``) that the ranks listen on; None: the
             address from which a rank's host reaches the driver.
         encrypt: Whether traffic between hosts is encrypted (TLS): ``'auto'``: as Spark's own;
-            True; False. Horovod's cannot be.
+            True; False. Horovod's cannot be, nor what a framework sends by itself (``distributed``,
+            ``roles``): True is refused with these, and ``'auto'`` warns where the rest is
+            encrypted.
 
     Returns:
         What ``fn`` returned on each rank, in rank order; unpickled here, so the executors must be

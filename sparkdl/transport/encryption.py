@@ -6,7 +6,7 @@ other the run's certificate. Only TLS 1.3 is spoken.
 
 Before TLS begins a client *knocks*: it sends bytes that only a holder of the token can make. The
 server answers with one byte, or closes. So a stranger never gets as far as TLS, whose handshake
-would cost the server memory and time.
+would cost the server memory and time. A knock opens once: who has recorded one is a stranger.
 """
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ import os
 import secrets
 import socket
 import ssl
+import threading
+import time
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Self
 
 from sparkdl.errors import AuthenticationError, ConfigError
 from sparkdl.transport.anonymous import anonymous_file
-from sparkdl.transport.error_frames import no_room
+from sparkdl.transport.error_frames import BusyError, no_room
 
 KNOCK = b"SPDK"
 """The first bytes of a knock."""
@@ -33,7 +35,7 @@ KNOCK_BYTES = len(KNOCK) + _NONCE_BYTES + 32
 WELCOME, BUSY = b"\x01", b"\x02"
 """The answers to a knock: TLS may begin; or the server has no room now."""
 HANDSHAKE_S = 5.0
-"""The longest wait for a step of a handshake."""
+"""From a knock to the first words over TLS, in all."""
 _AGE, _LIFE = timedelta(days=1), timedelta(days=3650)
 """Clocks of hosts may differ. What ends a certificate's use is the end of its run."""
 
@@ -165,7 +167,8 @@ def connect_encrypted(connection: socket.socket, token: str, fingerprint: str) -
 
     Raises:
         AuthenticationError: The server closed at the knock, or has another certificate.
-        BusyError: It has no room now; another try may find some.
+        BusyError: It has no room now, or has ended a handshake that took long; another try may
+            succeed.
         OSError: The connection broke.
     """
     try:
@@ -180,7 +183,7 @@ def connect_encrypted(connection: socket.socket, token: str, fingerprint: str) -
                 received="another one, or a server that is going down",
                 hint="workers of an earlier run cannot join a later one",
             )
-        secured = _pinning_client().wrap_socket(connection)
+        secured = _shake_hands(connection)
     except BaseException:
         connection.close()
         raise
@@ -196,22 +199,77 @@ def connect_encrypted(connection: socket.socket, token: str, fingerprint: str) -
     return secured
 
 
-def begin_encryption(connection: socket.socket, context: ssl.SSLContext) -> ssl.SSLSocket:
-    """A server's end, after a knock that matched: the connection, for ``do_handshake()``.
+def _shake_hands(connection: socket.socket) -> ssl.SSLSocket:
+    try:
+        return _pinning_client().wrap_socket(connection)
+    except (ConnectionError, ssl.SSLEOFError) as error:
+        raise BusyError(
+            "the server ended the TLS handshake",
+            expected=f"a handshake within {HANDSHAKE_S:g} s",
+            received=f"{type(error).__name__}: {error}",
+            hint="was this host held up? does a firewall let TLS pass on the server's port?",
+        ) from error
 
-    Takes ``connection`` over, also where it fails.
+
+class ServerEncryption:
+    """TLS at the end of a server: one object for all of a run's ports. Thread-safe.
+
+    The knocks that it has taken are remembered, 16 bytes for each connection of a holder of the
+    token; nobody else can add to them.
 
     Args:
-        connection: Blocks; gets a timeout of :data:`HANDSHAKE_S` for each step.
-        context: The server's.
-
-    Raises:
-        OSError: The peer is gone.
+        certificate: The run's.
+        token: The run's secret.
     """
-    try:
-        connection.settimeout(HANDSHAKE_S)
-        connection.sendall(WELCOME)
-        return context.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
-    except BaseException:
-        connection.close()
-        raise
+
+    def __init__(self, certificate: Certificate, token: str) -> None:
+        self._context, self._token = certificate.server_context(), token
+        self._lock = threading.Lock()
+        self._taken: set[bytes] = set()
+
+    def take(self, knock: bytes) -> None:
+        """Returns for a knock that was made with the token and has not come before.
+
+        Raises:
+            AuthenticationError: It is another one.
+        """
+        received = "another token's, or other bytes"
+        if knock_matches(knock, self._token):
+            nonce = knock[len(KNOCK) : -32]
+            with self._lock:
+                if nonce not in self._taken:
+                    self._taken.add(nonce)
+                    return
+            received = "one that has come before: somebody has recorded it"
+        raise AuthenticationError(
+            "a connection without the run's token",
+            expected="a new knock made with it",
+            received=received,
+        )
+
+    def begin(self, connection: socket.socket) -> tuple[ssl.SSLSocket, float]:
+        """The connection, after its knock was taken, for ``do_handshake()``, and a deadline.
+
+        Takes ``connection`` over, also where it fails.
+
+        Args:
+            connection: Blocks; gets a timeout of :data:`HANDSHAKE_S`, which ``do_handshake()``
+                keeps in all.
+
+        Returns:
+            The connection, and when its first words must have come, on the monotonic clock.
+
+        Raises:
+            OSError: The peer is gone.
+        """
+        try:
+            until = time.monotonic() + HANDSHAKE_S
+            connection.settimeout(HANDSHAKE_S)
+            connection.sendall(WELCOME)
+            secured = self._context.wrap_socket(
+                connection, server_side=True, do_handshake_on_connect=False
+            )
+            return secured, until
+        except BaseException:
+            connection.close()
+            raise

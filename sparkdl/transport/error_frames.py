@@ -25,7 +25,7 @@ def no_room() -> BusyError:
         "the server has no room for one more connection now",
         expected="room within the time that a connection may take",
         received="a server that is busy with other connections",
-        hint="those of attempts that have ended are closed within the grace time",
+        hint="places of attempts that have ended become free after a while",
     )
 
 

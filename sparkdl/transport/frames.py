@@ -34,7 +34,7 @@ VERSION = 2
 HEADER = struct.Struct("<4sBBHiqQQQIIIdQQBxxxIQ")
 HEADER_BYTES = HEADER.size
 MAX_META_BYTES = 4 << 20
-MAX_FIRST_META_BYTES = 4 << 10
+MAX_FIRST_META_BYTES = (4 << 10) - HEADER_BYTES
 BLOB_BYTES = 16 << 20
 """Bytes of a blob that travel in one frame (where weights are larger: as many as they have)."""
 

@@ -3,15 +3,17 @@
 One thread accepts connections, reads what they send first, and hands over those that show the
 token. A stranger has :data:`FIRST_WORDS_S` seconds in all. Where there are :data:`MAX_STRANGERS`
 of them, a newcomer ends the oldest, so they take no place from the ranks of the run, which send at
-once.
+once. Whoever is ended so is told that the server is busy: a rank that was held up tries again.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import select
 import selectors
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable
@@ -57,13 +59,35 @@ def hear_bytes(connection: socket.socket, heard: bytearray, wanted: int) -> bool
     Raises:
         OSError, EOFError: The peer is gone.
     """
-    with contextlib.suppress(BlockingIOError):
+    with contextlib.suppress(BlockingIOError, ssl.SSLWantReadError):
         while len(heard) < wanted:
             piece = connection.recv(wanted - len(heard))
             if not piece:
                 raise EOFError("the peer closed the connection")
             heard += piece
     return len(heard) >= wanted
+
+
+def hear_out(stranger: Stranger, until: float) -> None:
+    """Waits for a stranger's first words, where a thread waits for it alone.
+
+    Args:
+        stranger: Its connection blocks afterwards.
+        until: When to turn the stranger away, on the monotonic clock.
+
+    Raises:
+        OSError, EOFError, SparkDLError: It is no connection of this run, or has taken too long.
+    """
+    connection = stranger.connection
+    connection.setblocking(False)
+    poller = select.poll()
+    poller.register(connection, select.POLLIN)
+    while not stranger.hear():
+        left_s = until - time.monotonic()
+        if left_s <= 0 or not poller.poll(1000 * left_s):
+            stranger.turn_away()
+            raise TimeoutError("no first words in time")
+    connection.setblocking(True)
 
 
 S = TypeVar("S", bound=Stranger)
@@ -124,7 +148,7 @@ class Greeter(Generic[S]):
                     if stranger in self._strangers:
                         self._hear(stranger)
             while self._strangers and next(iter(self._strangers.values())) <= now:
-                self._end(next(iter(self._strangers)))
+                self._end_oldest()
         for stranger in list(self._strangers):
             self._end(stranger)
         self._selector.close()

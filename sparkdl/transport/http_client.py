@@ -27,6 +27,8 @@ FRAME_PATH = "/v1/frame"
 CLIENT_HEADER = "X-Sparkdl-Client"
 BUSY = 409
 """An earlier request of this client, over a connection that broke, has not ended yet."""
+TIMED_OUT = 408
+"""The server, or a proxy, has ended a connection that was silent; the request was not read."""
 Reader = Callable[[memoryview], None]
 
 
@@ -123,7 +125,7 @@ class HttpChannel:
                     expected="the token of this run",
                     received=text,
                 )
-            if response.status >= 500 or response.status == BUSY:
+            if response.status >= 500 or response.status in (BUSY, TIMED_OUT):
                 raise ConnectionResetError(f"HTTP {response.status}: {text}")
             raise ProtocolError(
                 f"the parameter server answered HTTP {response.status}",

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import queue
+import select
 import socket
-import ssl
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from cheroot import wsgi
 from cheroot.server import HTTPConnection
 
-from sparkdl.transport.encryption import begin_encryption
+from sparkdl.transport.encryption import ServerEncryption
 from sparkdl.transport.frames import Message
 from sparkdl.transport.framing import send_reading
 from sparkdl.transport.greeting import Stranger
@@ -108,15 +109,34 @@ class TunedConnection(HTTPConnection):
         sock.settimeout(IO_TIMEOUT_S)  # within a request; between requests the server's applies
 
 
+class GreetedServer(wsgi.Server):
+    """cheroot on connections that a greeter has welcomed.
+
+    Args:
+        members: The connections.
+        app: The WSGI app.
+        options: As cheroot has them.
+    """
+
+    def __init__(self, members: Members, app: Any, **options: Any) -> None:
+        self._members = members
+        super().__init__(members.getsockname(), app, server_name="sparkdl", **options)
+
+    def bind(self, family: int, kind: int, proto: int = 0) -> Any:
+        """What cheroot calls to open a listening socket."""
+        self.socket = self._members
+        return self._members
+
+
 class Members:
     """What cheroot takes for its listening socket: connections that the greeter has welcomed.
 
     Args:
         listener: The socket that they came to.
-        encryption: For TLS with members; None for none.
+        encryption: The run's; None for none.
     """
 
-    def __init__(self, listener: socket.socket, encryption: ssl.SSLContext | None = None) -> None:
+    def __init__(self, listener: socket.socket, encryption: ServerEncryption | None = None) -> None:
         self._name = listener.getsockname()
         self._encryption = encryption
         self._waiting: queue.SimpleQueue[socket.socket] = queue.SimpleQueue()
@@ -126,7 +146,10 @@ class Members:
         self._closed = False
 
     def put(self, stranger: Stranger) -> None:
-        """A connection for cheroot; one that has knocked begins TLS first, in a thread."""
+        """A connection for cheroot; one that has knocked begins TLS first, in a thread.
+
+        Cheroot gets each when its first request comes: it would hold a thread for it at once.
+        """
         if isinstance(stranger, FirstRequest) and stranger.knocked:
             threading.Thread(
                 target=self._secure, args=(stranger.connection,), name="sparkdl-ps-http-tls",
@@ -138,11 +161,12 @@ class Members:
     def _secure(self, connection: socket.socket) -> None:
         assert self._encryption is not None
         with contextlib.suppress(OSError):
-            secured = begin_encryption(connection, self._encryption)
+            secured, until = self._encryption.begin(connection)
             with self._lock:
                 self._handshakes.add(secured)
             try:
                 secured.do_handshake()
+                _wait_readable(secured, until)
             except OSError:
                 secured.close()
                 raise
@@ -187,3 +211,10 @@ class Members:
                     self._waiting.get_nowait().close()
             self._wake.close()
             self._woken.close()
+
+
+def _wait_readable(connection: socket.socket, until: float) -> None:
+    poller = select.poll()
+    poller.register(connection, select.POLLIN)
+    if not poller.poll(1000 * max(until - time.monotonic(), 0.0)):
+        raise TimeoutError("no request in time")

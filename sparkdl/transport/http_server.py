@@ -11,17 +11,16 @@ from __future__ import annotations
 import logging
 import socket
 import ssl
+import sys
 import threading
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from cheroot import wsgi
-
 from sparkdl.errors import AuthenticationError, ProtocolError, SparkDLError, TransportError
 from sparkdl.transport.dispatcher import Dispatcher
-from sparkdl.transport.encryption import Certificate
-from sparkdl.transport.error_frames import error_to_meta
+from sparkdl.transport.encryption import ServerEncryption
+from sparkdl.transport.error_frames import BusyError, error_to_meta, no_room
 from sparkdl.transport.frames import HEADER_BYTES, Kind, Limits, Message, encode
 from sparkdl.transport.greeting import Greeter
 from sparkdl.transport.http_client import (
@@ -32,7 +31,13 @@ from sparkdl.transport.http_client import (
     read_head,
     read_meta,
 )
-from sparkdl.transport.http_gateway import Gateway, Members, ReplyBody, TunedConnection
+from sparkdl.transport.http_gateway import (
+    Gateway,
+    GreetedServer,
+    Members,
+    ReplyBody,
+    TunedConnection,
+)
 from sparkdl.transport.listening import is_connected
 from sparkdl.transport.strangers import OPEN_PER_SECOND, Allowance, FirstRequest, has_token
 
@@ -56,7 +61,12 @@ class _Clients:
         self._seen: dict[str, float] = {}
 
     def find(self, client: str) -> tuple[int, threading.Lock]:
-        """The connection of ``client`` and the lock of its one outstanding request."""
+        """The connection of ``client`` and the lock of its one outstanding request.
+
+        Raises:
+            BusyError: There are as many clients as may be; those of attempts that have ended are
+                among them until they are idle for long.
+        """
         now = time.monotonic()
         with self._lock:
             for old in [c for c, t in self._seen.items() if now - t > self._idle_s]:
@@ -65,11 +75,7 @@ class _Clients:
                     self._drop(old, number)
             if client not in self._known:
                 if len(self._known) >= self._max_clients:
-                    raise ProtocolError(
-                        "too many clients",
-                        expected=f"at most {self._max_clients}",
-                        received="another one",
-                    )
+                    raise no_room()
                 self._known[client] = (self._dispatcher.open(), threading.Lock())
             self._seen[client] = now
             return self._known[client]
@@ -185,6 +191,8 @@ def make_app(
             number, busy = clients.find(client)
         except ProtocolError as error:
             return refuse(400, error)
+        except BusyError as error:
+            return refuse(503, error)
         if message.kind is Kind.HEARTBEAT:  # may overtake the client's outstanding request
             return _respond(dispatcher.answer(number, message), limits)
         if not busy.acquire(timeout=5.0):
@@ -247,31 +255,21 @@ def _respond(reply: Message, limits: Limits, done: Callable[[], None] | None = N
 # -------------------------------------------------------------------- server
 
 
-class _Cheroot(wsgi.Server):
-    """cheroot on connections that another thread has accepted."""
-
+class _Cheroot(GreetedServer):
     keep_alive_conn_limit = 1 << 16
     max_request_header_size = MAX_HEADER_BYTES
     ConnectionClass = TunedConnection
 
     def __init__(self, members: Members, app: Any, num_threads: int) -> None:
-        self._members = members
         super().__init__(
-            members.getsockname(),
-            app,
-            numthreads=num_threads,
-            server_name="sparkdl",
-            request_queue_size=1024,
-            timeout=600,
-            shutdown_timeout=1,
-        )
+            members, app, numthreads=num_threads,
+            request_queue_size=1024, timeout=600, shutdown_timeout=1,
+        )  # fmt: skip
         self.gateway = Gateway
 
-    def bind(self, family: int, kind: int, proto: int = 0) -> Any:
-        self.socket = self._members
-        return self._members
-
     def error_log(self, msg: str = "", level: int = 20, traceback: bool = False) -> None:
+        if isinstance(sys.exception(), OSError):  # a connection broke: its client tries again
+            level, traceback = logging.DEBUG, False
         logging.getLogger(__name__).log(level, msg, exc_info=traceback)
 
 
@@ -284,7 +282,7 @@ class HttpServer:
         token: The run's secret.
         num_threads: Requests served at a time. A deferred reply holds a thread, so this must
             exceed the number of workers.
-        certificate: The run's; None for no encryption.
+        encryption: The run's; None for none.
     """
 
     name = "http"
@@ -295,16 +293,16 @@ class HttpServer:
         dispatcher: Dispatcher,
         token: str,
         num_threads: int,
-        certificate: Certificate | None = None,
+        encryption: ServerEncryption | None = None,
     ) -> None:
-        encrypted = certificate is not None
+        encrypted = encryption is not None
         app = make_app(dispatcher, token, max_clients=4 * num_threads, encrypted=encrypted)
-        members = Members(listener, None if certificate is None else certificate.server_context())
+        members = Members(listener, encryption)
         self._server = _Cheroot(members, app, num_threads)
         self._server.prepare()
         allowance = Allowance(OPEN_PER_SECOND)
         self._greeter = Greeter(
-            listener, lambda connection: FirstRequest(connection, token, encrypted, allowance),
+            listener, lambda connection: FirstRequest(connection, token, encryption, allowance),
             members.put, peeks=True, name="sparkdl-ps-http-greeter",
         )  # fmt: skip
         self._thread = threading.Thread(

@@ -10,7 +10,7 @@ from typing import Protocol, Self
 
 from sparkdl.closing import Closing
 from sparkdl.transport.dispatcher import Dispatcher
-from sparkdl.transport.encryption import Certificate
+from sparkdl.transport.encryption import Certificate, ServerEncryption
 from sparkdl.transport.listeners import Listeners
 from sparkdl.transport.service import Service
 from sparkdl.transport.shm import ShmServer
@@ -41,7 +41,7 @@ class Server(Closing):
         certificate: Certificate | None = None,
     ) -> None:
         self._token, self._num_workers = token, num_workers
-        self._certificate = certificate
+        self._encryption = None if certificate is None else ServerEncryption(certificate, token)
         self._listeners = listeners
         self._transports: list[_Transport] = []
         self.service = service
@@ -53,9 +53,9 @@ class Server(Closing):
         max_connections = 8 * self._num_workers + 32
         sockets = self._listeners.sockets
         if "socket" in sockets:
-            tcp, certificate = sockets.pop("socket"), self._certificate
+            tcp, encryption = sockets.pop("socket"), self._encryption
             self._transports.append(
-                SocketServer(tcp, self.dispatcher, self._token, max_connections, certificate)
+                SocketServer(tcp, self.dispatcher, self._token, max_connections, encryption)
             )
         if "shm" in sockets:
             unix = sockets.pop("shm")
@@ -73,7 +73,7 @@ class Server(Closing):
 
         # one thread per worker's deferred request, plus heartbeats, driver and people
         num_threads = 2 * self._num_workers + 8
-        return HttpServer(listener, self.dispatcher, self._token, num_threads, self._certificate)
+        return HttpServer(listener, self.dispatcher, self._token, num_threads, self._encryption)
 
     def close(self) -> None:
         """Ends all waits, connections and threads."""

@@ -6,11 +6,12 @@ waits.
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import time
 
 from sparkdl.errors import AuthenticationError, ProtocolError
-from sparkdl.transport.encryption import BUSY, KNOCK, KNOCK_BYTES, knock_matches
+from sparkdl.transport.encryption import BUSY, KNOCK, KNOCK_BYTES, ServerEncryption
 from sparkdl.transport.error_frames import error_to_meta, no_room
 from sparkdl.transport.frames import (
     HEADER_BYTES,
@@ -88,12 +89,12 @@ class FirstKnock:
 
     Args:
         connection: Accepted; does not block.
-        token: The run's secret.
+        encryption: Takes knocks.
     """
 
-    def __init__(self, connection: socket.socket, token: str) -> None:
+    def __init__(self, connection: socket.socket, encryption: ServerEncryption) -> None:
         self.connection = connection
-        self._token = token
+        self._encryption = encryption
         self._data = bytearray()
 
     def hear(self) -> bool:
@@ -101,7 +102,7 @@ class FirstKnock:
 
         Raises:
             OSError, EOFError: The peer is gone.
-            AuthenticationError: It is no knock of a holder of the token.
+            AuthenticationError: It is no new knock of a holder of the token.
         """
         whole = hear_bytes(self.connection, self._data, KNOCK_BYTES)
         if not self._data.startswith(KNOCK[: len(self._data)]):
@@ -110,12 +111,7 @@ class FirstKnock:
             )
         if not whole:
             return False
-        if not knock_matches(bytes(self._data), self._token):
-            raise AuthenticationError(
-                "a connection without the run's token",
-                expected="a knock made with it",
-                received="another token's, or other bytes",
-            )
+        self._encryption.take(bytes(self._data))
         return True
 
     def turn_away(self) -> None:
@@ -153,17 +149,21 @@ class FirstRequest:
     Args:
         connection: Accepted; does not block.
         token: The run's secret.
-        encrypted: Whether members use TLS.
+        encryption: Takes the knocks of members; None where they use no TLS.
         allowance: Of requests for what is open to all, which take the time of the members' threads.
     """
 
     def __init__(
-        self, connection: socket.socket, token: str, encrypted: bool, allowance: Allowance
+        self,
+        connection: socket.socket,
+        token: str,
+        encryption: ServerEncryption | None,
+        allowance: Allowance,
     ) -> None:
         self.connection = connection
         self.knocked = False
         """Whether the peer has knocked, and waits to begin TLS."""
-        self._token, self._encrypted, self._allowance = token, encrypted, allowance
+        self._token, self._encryption, self._allowance = token, encryption, allowance
 
     def hear(self) -> bool:
         """Looks at what has come; True once the headers, or a knock, are whole and good.
@@ -180,8 +180,12 @@ class FirstRequest:
             return False
         if not seen:
             raise EOFError("the peer closed the connection")
-        if self._encrypted and seen.startswith(KNOCK[: len(seen)]):
-            return self._hear_knock(seen)
+        if self._encryption is not None and seen.startswith(KNOCK[: len(seen)]):
+            if len(seen) < KNOCK_BYTES:
+                return False
+            self._encryption.take(self.connection.recv(KNOCK_BYTES))
+            self.knocked = True
+            return True
         head, end, _ = seen.partition(b"\r\n\r\n")
         if not end:
             if len(seen) < FIRST_HEADERS_BYTES:
@@ -197,7 +201,8 @@ class FirstRequest:
         }
         method, _, path = request.partition(" ")
         open_to_all = method == "GET" and path.split(" ")[0] in _OPEN_TO_ALL
-        known = not self._encrypted and has_token(fields.get("authorization", ""), self._token)
+        shown = fields.get("authorization", "")
+        known = self._encryption is None and has_token(shown, self._token)
         if not open_to_all and not known:
             self.connection.recv(FIRST_HEADERS_BYTES)
             self.connection.send(_HTTP_REFUSAL)
@@ -212,21 +217,11 @@ class FirstRequest:
             raise no_room()
         return True
 
-    def _hear_knock(self, seen: bytes) -> bool:
-        if len(seen) < KNOCK_BYTES:
-            return False
-        if not knock_matches(self.connection.recv(KNOCK_BYTES), self._token):
-            raise AuthenticationError(
-                "a connection without the run's token",
-                expected="a knock made with it",
-                received="another token's, or other bytes",
-            )
-        self.knocked = True
-        return True
-
     def turn_away(self) -> None:
         """Says that there is no room, if the peer's end takes it at once."""
-        self.connection.send(BUSY if self._encrypted else _HTTP_BUSY)
+        with contextlib.suppress(BlockingIOError):  # what is unread would reset the connection
+            self.connection.recv(FIRST_HEADERS_BYTES)
+        self.connection.send(_HTTP_BUSY if self._encryption is None else BUSY)
 
 
 def require_token(opening: Message, token: str) -> None:

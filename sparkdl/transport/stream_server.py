@@ -7,29 +7,28 @@ import socket
 import threading
 
 from sparkdl.errors import ProtocolError, SparkDLError
-from sparkdl.transport.channel import require_raw
 from sparkdl.transport.dispatcher import Dispatcher
-from sparkdl.transport.encryption import Certificate, begin_encryption
+from sparkdl.transport.encryption import ServerEncryption
 from sparkdl.transport.error_frames import error_to_meta
 from sparkdl.transport.frames import Kind, Message
 from sparkdl.transport.framing import receive_frame, send_frame
-from sparkdl.transport.greeting import Greeter, Stranger
+from sparkdl.transport.greeting import Greeter, Stranger, hear_out
 from sparkdl.transport.listening import is_connected, shut_down, tune
-from sparkdl.transport.strangers import FIRST_FRAME, FirstFrame, FirstKnock, require_token
+from sparkdl.transport.strangers import FirstFrame, FirstKnock
 
 
 class StreamServer:
     """Accepts framed connections on ``listener`` until closed.
 
     A connection's first frame is OPEN with the token. A peer without it gets nothing but a close.
-    With a certificate the connection knocks before that, and begins TLS.
+    In an encrypted run the connection knocks before that, and begins TLS.
 
     Args:
         listener: Listening stream socket; owned from now on.
         dispatcher: Where messages go.
         token: The run's secret.
         max_connections: Members beyond that are refused.
-        certificate: The run's; None for no encryption.
+        encryption: The run's; None for none.
     """
 
     name = "socket"
@@ -40,19 +39,15 @@ class StreamServer:
         dispatcher: Dispatcher,
         token: str,
         max_connections: int,
-        certificate: Certificate | None = None,
+        encryption: ServerEncryption | None = None,
     ) -> None:
         self._dispatcher, self._token = dispatcher, token
         self._max_connections = max_connections
-        self._encryption = None if certificate is None else certificate.server_context()
+        self._encryption = encryption
         self._members: set[socket.socket] = set()
         self._lock = threading.Lock()
-        first = FirstFrame if self._encryption is None else FirstKnock
         self._greeter = Greeter(
-            listener,
-            lambda connection: first(connection, token),
-            self._welcome,
-            name=f"sparkdl-ps-{self.name}",
+            listener, self._introduce, self._welcome, name=f"sparkdl-ps-{self.name}"
         )
 
     def close(self) -> None:
@@ -62,6 +57,11 @@ class StreamServer:
             connections = list(self._members)
         for connection in connections:
             shut_down(connection)
+
+    def _introduce(self, connection: socket.socket) -> FirstFrame | FirstKnock:
+        if self._encryption is None:
+            return FirstFrame(connection, self._token)
+        return FirstKnock(connection, self._encryption)
 
     def _welcome(self, stranger: Stranger) -> None:
         with self._lock:
@@ -81,15 +81,15 @@ class StreamServer:
                     return
                 opening = stranger.opening if isinstance(stranger, FirstFrame) else None
                 if self._encryption is not None:
-                    connection = secured = begin_encryption(connection, self._encryption)
+                    connection, until = self._encryption.begin(connection)
                     with self._lock:
                         self._members.discard(stranger.connection)
-                        self._members.add(secured)
-                    secured.do_handshake()
-                if opening is None:
-                    opening = receive_frame(connection, FIRST_FRAME, lambda: require_raw(None))
-                    require_token(opening, self._token)
-                    connection.settimeout(None)
+                        self._members.add(connection)
+                    connection.do_handshake()
+                    first = FirstFrame(connection, self._token)
+                    hear_out(first, until)
+                    opening = first.opening
+                assert opening is not None
                 self._serve(connection, opening)
         finally:
             with self._lock:

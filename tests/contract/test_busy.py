@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import select
 import socket
 import socketserver
+import ssl
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -18,10 +21,13 @@ from sparkdl.coordinator.machine import Coordinator
 from sparkdl.coordinator.session import open_session
 from sparkdl.coordinator.settings import Settings
 from sparkdl.errors import TransportError
+from sparkdl.transport import encryption
+from sparkdl.transport import socket as socket_module
 from sparkdl.transport.address import Endpoint
 from sparkdl.transport.connection import Timeouts
 from sparkdl.transport.encryption import Certificate, connect_encrypted
 from sparkdl.transport.frames import HEADER_BYTES, Kind, Message, encode
+from sparkdl.transport.http_client import CLIENT_HEADER, FRAME_PATH
 from sparkdl.transport.listeners import Listeners, ListenOptions
 from sparkdl.transport.server import Server
 from sparkdl.transport.strangers import _HTTP_BUSY
@@ -65,8 +71,94 @@ def test_a_member_waits_for_room_and_is_not_told_of_a_wrong_token(encrypted: boo
             assert joining.result(20) == "in"
 
 
-def test_a_member_over_http_that_finds_no_room_tries_again() -> None:
-    """A gate before the server says "no room" to the first connections, and lets others in."""
+def test_a_member_held_up_before_its_first_words_tries_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is told that the server was busy, and not that its token is wrong."""
+    monkeypatch.setattr("sparkdl.transport.greeting.FIRST_WORDS_S", 0.3)
+    listeners = Listeners.bind(ListenOptions("socket", web=False), None)
+    server = Server(Coordinator(Settings(1)), TOKEN, listeners, 1, None).start()
+    send, held_up = socket_module.send_frame, []
+
+    def send_late(*arguments: Any) -> None:
+        if not held_up:
+            held_up.append(time.sleep(1.0))
+        send(*arguments)
+
+    monkeypatch.setattr(socket_module, "send_frame", send_late)
+    with contextlib.ExitStack() as stack:
+        stack.callback(server.close)
+        session = stack.enter_context(open_session(Endpoint(server.address, TOKEN, ""), rank=0))
+        assert session.meet("in") == ["in"]
+    assert held_up
+
+
+@pytest.mark.parametrize("mode", ["socket", "http"])
+def test_a_member_held_up_in_the_tls_handshake_tries_again(
+    mode: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(encryption, "HANDSHAKE_S", 0.5)
+    certificate = Certificate.make()
+    listeners = Listeners.bind(ListenOptions(mode, web=mode == "http"), None)
+    server = Server(Coordinator(Settings(1)), TOKEN, listeners, 1, certificate).start()
+    endpoint = Endpoint(server.address, TOKEN, certificate.fingerprint)
+    context, held_up = encryption._pinning_client, []
+
+    def late_context() -> ssl.SSLContext:
+        if not held_up:
+            held_up.append(time.sleep(1.5))
+        return context()
+
+    monkeypatch.setattr(encryption, "_pinning_client", late_context)
+    with contextlib.ExitStack() as stack:
+        stack.callback(server.close)
+        session = stack.enter_context(open_session(endpoint, mode=mode, rank=0))
+        assert session.meet("in") == ["in"]
+    assert held_up
+
+
+def test_a_member_over_http_waits_for_room_among_the_clients() -> None:
+    listeners = Listeners.bind(ListenOptions("http", web=True), None)
+    server = Server(Coordinator(Settings(1)), TOKEN, listeners, 1, None).start()
+    place = urlsplit(server.address.http)
+    endpoint = Endpoint(server.address, TOKEN, "")
+
+    def tell(client: int, kind: Kind) -> None:
+        web = http.client.HTTPConnection(place.hostname or "", place.port or 0, timeout=20)
+        shown = {"Authorization": f"Bearer {TOKEN}", CLIENT_HEADER: f"client {client:09}"}
+        web.request("POST", FRAME_PATH, encode(Message(kind)), shown)
+        assert web.getresponse().status == 200
+        web.close()
+
+    def join() -> str:
+        patient = Timeouts(reconnect_s=20.0)
+        with open_session(endpoint, mode="http", rank=0, timeouts=patient) as session:
+            return session.meet("in")[0]
+
+    with contextlib.ExitStack() as stack:
+        stack.callback(server.close)
+        for client in range(ROOM):
+            tell(client, Kind.STATUS)
+        hasty = Timeouts(reconnect_s=0.3)
+        with (
+            open_session(endpoint, mode="http", rank=0, timeouts=hasty) as session,
+            pytest.raises(TransportError, match="no room"),
+        ):
+            session.meet("in")
+        with ThreadPoolExecutor(1) as pool:
+            joining = pool.submit(join)
+            time.sleep(0.5)
+            assert not joining.done()
+            tell(7, Kind.BYE)
+            assert joining.result(20) == "in"
+
+
+_SILENT_TOO_LONG = b"HTTP/1.1 408 Request Timeout\r\nContent-Length: 0\r\n\r\n"
+
+
+@pytest.mark.parametrize("refusal", [_HTTP_BUSY, _SILENT_TOO_LONG])
+def test_a_member_over_http_that_is_not_served_tries_again(refusal: bytes) -> None:
+    """A gate before the server refuses the first connections, and lets others in."""
     listeners = Listeners.bind(ListenOptions("http", web=True), None)
     server = Server(Coordinator(Settings(1)), TOKEN, listeners, 1, None).start()
     inside = urlsplit(server.address.http)
@@ -76,7 +168,7 @@ def test_a_member_over_http_that_finds_no_room_tries_again() -> None:
         def handle(self) -> None:
             if len(turned_away) < 3:
                 self.request.recv(4096)
-                turned_away.append(self.request.send(_HTTP_BUSY))
+                turned_away.append(self.request.send(refusal))
                 return
             with socket.create_connection((inside.hostname, inside.port)) as onward:
                 pair = {self.request: onward, onward: self.request}

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import secrets
 import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 import pytest
 
@@ -16,7 +17,8 @@ from sparkdl.launch.results import of_kind
 from sparkdl.launch.threads import ThreadLauncher
 from sparkdl.spark.doctor import network
 from sparkdl.spark.doctor.cluster_checks import check_probe
-from sparkdl.spark.doctor.network import TOKEN_BYTES, Answer, Attempt, Echo, ProbeTask
+from sparkdl.spark.doctor.echo import TOKEN_BYTES, Echo
+from sparkdl.spark.doctor.network import Answer, Attempt, ProbeTask
 from sparkdl.transport.listeners import reachable_host
 
 TOKEN = secrets.token_bytes(TOKEN_BYTES)
@@ -46,6 +48,44 @@ def test_without_the_token_nothing_is_told() -> None:
     assert link.problem
     assert link.rate == 0
     assert echo.callers == set()
+
+
+def test_strangers_cost_no_thread_and_end_after_a_few_seconds_in_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("sparkdl.transport.greeting.FIRST_WORDS_S", 0.5)
+    with Echo("127.0.0.1", 0, TOKEN) as echo, ExitStack() as stack:
+        threads = threading.active_count()
+        idle = [stack.enter_context(socket.create_connection(echo.address)) for _ in range(300)]
+        slow = stack.enter_context(socket.create_connection(echo.address, 0.2))
+        link = Attempt(*echo.address, TOKEN, 3, 5.0).link()
+        assert link.problem == ""
+        assert threading.active_count() <= threads + 2
+        began = time.monotonic()
+        with suppress(ConnectionError):
+            for byte in TOKEN:  # each in time for a limit that counts from the last one
+                slow.sendall(bytes([byte]))
+                with suppress(TimeoutError):
+                    assert slow.recv(1) == b""
+                    break
+        assert time.monotonic() - began < 5
+        idle[-1].settimeout(20)
+        assert idle[-1].recv(1) == b""
+
+
+def test_no_descriptors_for_a_while_end_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    accept, refused = socket.socket.accept, []
+
+    def accept_later(listener: socket.socket) -> tuple[socket.socket, object]:
+        if len(refused) < 3:
+            refused.append(listener)
+            raise OSError(errno.EMFILE, "Too many open files")
+        return accept(listener)
+
+    monkeypatch.setattr(socket.socket, "accept", accept_later)
+    with Echo("127.0.0.1", 0, TOKEN) as echo:
+        assert Attempt(*echo.address, TOKEN, 3, 5.0).link().problem == ""
+    assert len(refused) == 3
 
 
 def test_nobody_listens() -> None:

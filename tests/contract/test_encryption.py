@@ -146,10 +146,10 @@ class Eavesdropper:
             connection.close()
 
 
-def through(eavesdropper: Eavesdropper, endpoint: Endpoint) -> Endpoint:
-    """The way to the server by way of the eavesdropper."""
+def through(eavesdropper: Eavesdropper, endpoint: Endpoint, transport: str = "") -> Endpoint:
+    """The way to the server by way of the eavesdropper; of all its transports, or of one."""
     address = replace(endpoint.address, port=endpoint.address.port and eavesdropper.port)
-    if endpoint.address.http:
+    if endpoint.address.http and transport != "socket":
         address = replace(address, http=f"http://127.0.0.1:{eavesdropper.port}")
     return replace(endpoint, address=address)
 
@@ -200,8 +200,8 @@ def test_a_client_without_tls_gets_nothing(endpoint: Endpoint, transport: str) -
         client.join()
 
 
-def test_a_knock_that_was_recorded_opens_nothing(endpoint: Endpoint, transport: str) -> None:
-    """Who replays one may speak TLS, but not show the token."""
+def test_a_knock_without_the_token_opens_nothing(endpoint: Endpoint, transport: str) -> None:
+    """Who takes over a connection after its knock may speak TLS, but not show the token."""
     with socket.create_connection(("127.0.0.1", port_of(endpoint)), 10) as raw:
         raw.sendall(make_knock(endpoint.token))
         assert raw.recv(1) == encryption.WELCOME
@@ -218,20 +218,87 @@ def test_a_knock_that_was_recorded_opens_nothing(endpoint: Endpoint, transport: 
                 assert stranger.recv(64).startswith(b"HTTP/1.1 401")
 
 
-@pytest.mark.parametrize("silent_after", ["nothing", "half a knock", "a knock"])
+def test_a_recorded_knock_is_refused_at_every_port(certificate: Certificate) -> None:
+    """More replays than there is room for, held open, cost the members nothing."""
+    with (
+        serving("auto", certificate) as endpoint,
+        Eavesdropper(endpoint.address.port) as eavesdropper,
+        contextlib.ExitStack() as stack,
+    ):
+        with client_of(through(eavesdropper, endpoint, "socket"), "socket") as client:
+            client.join()
+        begin = eavesdropper.heard.index(encryption.KNOCK)
+        knock = bytes(eavesdropper.heard[begin : begin + encryption.KNOCK_BYTES])
+        ports = (endpoint.address.port, urlsplit(endpoint.address.http).port)
+        for port in ports * 60:
+            stranger = stack.enter_context(socket.create_connection(("127.0.0.1", port), 20))
+            stranger.sendall(knock)
+            assert stranger.recv(1) == b""
+        for transport in ("socket", "http"):
+            with client_of(endpoint, transport) as client:
+                client.join()
+
+
+@pytest.mark.parametrize("silent_after", ["nothing", "half a knock", "a knock", "the handshake"])
 def test_the_silent_are_closed(
     endpoint: Endpoint, silent_after: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(encryption, "HANDSHAKE_S", 0.3)
-    monkeypatch.setattr("sparkdl.transport.greeting.FIRST_WORDS_S", 0.3)
-    said = {"nothing": b"", "half a knock": make_knock("x")[:20], "a knock": b""}[silent_after]
+    """Without an HTTP 408, which would look like an answer to the request that comes next."""
+    monkeypatch.setattr(encryption, "HANDSHAKE_S", 0.5)
+    monkeypatch.setattr("sparkdl.transport.greeting.FIRST_WORDS_S", 0.5)
     with socket.create_connection(("127.0.0.1", port_of(endpoint)), 20) as stranger:
-        stranger.sendall(make_knock(endpoint.token) if silent_after == "a knock" else said)
+        if silent_after == "half a knock":
+            stranger.sendall(make_knock("x")[:20])
+        elif silent_after == "a knock":
+            stranger.sendall(make_knock(endpoint.token))
+        elif silent_after == "the handshake":
+            stranger = encryption.connect_encrypted(stranger, endpoint.token, endpoint.fingerprint)
         began = time.monotonic()
-        with contextlib.suppress(ConnectionResetError):
-            while stranger.recv(1):
-                pass
-        assert time.monotonic() - began < 15
+        said = b""
+        with contextlib.suppress(ConnectionResetError, ssl.SSLEOFError):
+            while piece := stranger.recv(256):
+                said += piece
+        assert time.monotonic() - began < 5
+        assert not said.startswith(b"HTTP/1.1 408")
+
+
+def test_the_deadline_until_open_is_one_for_all_bytes(
+    certificate: Certificate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(encryption, "HANDSHAKE_S", 1.0)
+    with serving("socket", certificate) as endpoint:
+        raw = socket.create_connection(("127.0.0.1", port_of(endpoint)), 20)
+        opening = encode(Message(Kind.OPEN, meta={"token": endpoint.token}))
+        with encryption.connect_encrypted(raw, endpoint.token, endpoint.fingerprint) as slow:
+            began = time.monotonic()
+            slow.settimeout(0.3)
+            for byte in opening:  # each in time for a limit that counts from the last one
+                slow.sendall(bytes([byte]))
+                with contextlib.suppress(TimeoutError):
+                    heard = slow.recv(1)
+                    break
+            assert time.monotonic() - began < 10
+            slow.settimeout(20)
+            frame = heard + slow.recv(4096)
+            assert b"no room" in frame  # a member that was held up knows to try again
+
+
+@pytest.mark.parametrize("cut_within_a_request", [False, True])
+def test_a_connection_that_breaks_leaves_no_traceback(
+    certificate: Certificate, cut_within_a_request: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    with serving("http", certificate) as endpoint:
+        raw = socket.create_connection(("127.0.0.1", port_of(endpoint)), 20)
+        with encryption.connect_encrypted(raw, endpoint.token, endpoint.fingerprint) as peer:
+            request = f"POST {FRAME_PATH} HTTP/1.1\r\nHost: x\r\n"
+            peer.sendall((request if cut_within_a_request else request + "\r\n").encode())
+            if not cut_within_a_request:
+                assert peer.recv(4096).startswith(b"HTTP/1.1 401")
+            time.sleep(0.3)  # a thread reads the rest of the request
+        with client_of(endpoint, "http") as client:
+            client.join()
+    assert not [record for record in caplog.records if record.exc_info], caplog.text
+    assert not [record for record in caplog.records if record.levelname in ("WARNING", "ERROR")]
 
 
 def test_what_is_open_to_all_needs_no_tls_and_frames_do(certificate: Certificate) -> None:

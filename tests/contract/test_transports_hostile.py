@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import os
 import random
@@ -117,12 +118,42 @@ def test_a_stranger_gets_nothing_but_a_close(server: ServerProcess, first: bytes
     assert gets_nothing(stream)
 
 
-def test_a_silent_stranger_is_closed_after_a_while(server: ServerProcess) -> None:
-    stream = tcp(server)
-    stream.sendall(b"SPDL")
-    start = time.monotonic()
-    assert gets_nothing(stream)
-    assert time.monotonic() - start < 50
+@pytest.mark.parametrize("web", [False, True])
+def test_a_stranger_has_five_seconds_in_all(server: ServerProcess, web: bool) -> None:
+    """However steadily it goes on; it is told that the server is busy then, and closed."""
+    words = (b"GET /health HTTP/1.1\r\nHost: " if web else b"SPDL") + b"\x02" * 60
+    with tcp(server, web=web) as stream:
+        start = time.monotonic()
+        stream.settimeout(0.5)
+        for byte in words:
+            stream.sendall(bytes([byte]))
+            with contextlib.suppress(TimeoutError):
+                heard = stream.recv(4096)
+                break
+        assert 4.9 <= time.monotonic() - start < 10
+        assert (b"HTTP/1.1 503" if web else b"no room") in heard
+        assert gets_nothing(stream)
+
+
+@pytest.mark.parametrize("too_long", [0, 1])
+def test_a_connection_takes_four_kib_before_it_shows_the_token(
+    server: ServerProcess, too_long: int
+) -> None:
+    """Of a frame and of an HTTP request: 4,096 bytes are heard, one more closes."""
+    meta = {"token": server.config.token, "more": ""}
+    spare = 4096 - len(encode(Message(Kind.OPEN, meta=meta)))
+    opening = encode(Message(Kind.OPEN, meta={**meta, "more": "x" * (spare + too_long)}))
+    head = f"GET /health HTTP/1.1\r\nAuthorization: Bearer {server.config.token}\r\nMore: "
+    request = head.encode() + b"x" * (4096 - len(head) - 4 + too_long) + b"\r\n\r\n"
+    for web, words in ((False, opening), (True, request)):
+        assert len(words) == 4096 + too_long
+        stream = tcp(server, web=web)
+        stream.sendall(words)
+        if too_long:
+            assert gets_nothing(stream)
+        else:
+            assert stream.recv(8)[:4] in (b"SPDL", b"HTTP")
+            stream.close()
 
 
 @pytest.mark.parametrize(

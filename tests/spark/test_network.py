@@ -146,6 +146,12 @@ def test_horovod_is_refused_in_an_encrypted_run_before_a_job(spark: Any) -> None
         sparkdl.run(listening, num_workers=2, communicator="horovod", encrypt=True)
 
 
+@pytest.mark.parametrize("ways", [{"distributed": "torch"}, {"roles": {"worker": 2}}])
+def test_what_a_framework_sends_is_refused_in_an_encrypted_run(spark: Any, ways: Any) -> None:
+    with pytest.raises(ConfigError, match="cannot be encrypted"):
+        sparkdl.run(listening, num_workers=2, encrypt=True, **ways)
+
+
 @pytest.mark.parametrize(
     "way",
     [

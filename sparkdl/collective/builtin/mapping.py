@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import mmap
 import os
 import select
@@ -12,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from sparkdl.collective.builtin.sockets import peer_gone
 from sparkdl.collective.builtin.waiting import SLICE_MS, Watch
 from sparkdl.errors import ProtocolError, TransportError
+from sparkdl.transport.anonymous import anonymous_file
 
 
 def share_mapping(
@@ -47,10 +47,8 @@ def _make(links: Mapping[int, socket.socket], size: int) -> mmap.mmap:
             received=os.uname().sysname,
             hint="communicator='horovod', or a mode with a server",
         )
-    number = os.memfd_create("sparkdl", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    number = anonymous_file(size, "sparkdl")
     try:
-        os.ftruncate(number, size)
-        fcntl.fcntl(number, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
         for link in links.values():
             socket.send_fds(link, [b"m"], [number])
         return mmap.mmap(number, size)

@@ -28,9 +28,10 @@ from sparkdl.spark.doctor.cluster_checks import (
     check_slots,
     check_versions,
 )
+from sparkdl.spark.doctor.echo import TOKEN_BYTES, Echo
 from sparkdl.spark.doctor.executors import Executor, Executors, Facts, ask_executors, own_facts
 from sparkdl.spark.doctor.host_checks import check_hosts
-from sparkdl.spark.doctor.network import TOKEN_BYTES, Answer, Echo, ProbeTask
+from sparkdl.spark.doctor.network import Answer, ProbeTask
 from sparkdl.spark.doctor.report import Check, DoctorReport, worst
 from sparkdl.spark.driver import cluster
 from sparkdl.spark.driver.interpreter import interpreter_of

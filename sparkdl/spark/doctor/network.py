@@ -9,9 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import secrets
 import socket
-import struct
 import subprocess
 import sys
 import threading
@@ -21,97 +19,25 @@ from dataclasses import asdict, dataclass, field
 
 import pyarrow as pa
 
-from sparkdl.closing import Closing
 from sparkdl.collective.builtin.sockets import rank_addresses
 from sparkdl.launch.devices import DeviceRequest
 from sparkdl.launch.results import Result
 from sparkdl.launch.task import RaisingTask, RankContext
-from sparkdl.network import THIS_HOST, PortSpec, RankListening
+from sparkdl.network import THIS_HOST, RankListening
+from sparkdl.spark.doctor.echo import BLOCK, BULK, CLOCK, HELLO, PING, Echo, receive
 from sparkdl.spark.doctor.host_facts import collect
-from sparkdl.transport.listeners import reachable_host
-from sparkdl.transport.listening import listen, tune
+from sparkdl.transport.listening import tune
 
-TOKEN_BYTES = 32
 MOST_BYTES = 64 << 20
 """What is sent to measure a bandwidth, or what goes through in :data:`MEASURE_S`."""
 MEASURE_S = 1.0
 ALL_PAIRS = 16
 """With more ranks than that each connects to the next one only."""
-_BLOCK = bytes(1 << 20)
-_PING, _BULK = b"P", b"B"
-_CLOCK = struct.Struct("<d")
-_HELLO = struct.Struct("<q")
 _COUNT_GPUS = {
     "tensorflow": "import tensorflow as t; print(len(t.config.list_physical_devices('GPU')))",
     "torch": "import torch; print(torch.cuda.device_count())",
     "jax": "import jax; print(sum(d.platform == 'gpu' for d in jax.devices()))",
 }
-
-
-class Echo(Closing):
-    """Answers pings with its clock, and takes blocks of bytes; closed at the end of a ``with``.
-
-    A connection begins with the token and the rank of who connects; without the token it is closed.
-
-    Args:
-        bind_address: Interface to listen on.
-        port: 0 for any free one, a port or a range.
-        token: The secret of this probe.
-        advertised: What others connect to; None for ``bind_address``, or for an address of this
-            host where that is every one, as a server's.
-
-    ``callers`` are the ranks that have connected.
-
-    Raises:
-        ResourceError: No port is free, or the address is not this host's.
-    """
-
-    def __init__(
-        self, bind_address: str, port: PortSpec, token: bytes, advertised: str | None = None
-    ) -> None:
-        self._listener = listen(bind_address, port)
-        self.address: tuple[str, int] = (
-            advertised or reachable_host(bind_address), self._listener.getsockname()[1]
-        )  # fmt: skip
-        self.token = token
-        self.callers: set[int] = set()
-        self._closed = False
-        threading.Thread(target=self._accept, name="sparkdl-echo", daemon=True).start()
-
-    def close(self) -> None:
-        """Ends the threads."""
-        self._closed = True
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
-        self._listener.close()
-
-    def _accept(self) -> None:
-        while not self._closed:
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:
-                return
-            threading.Thread(
-                target=self._serve, args=(connection,), name="sparkdl-echo", daemon=True
-            ).start()
-
-    def _serve(self, connection: socket.socket) -> None:
-        with connection, contextlib.suppress(OSError):
-            tune(connection)
-            connection.settimeout(10.0)
-            hello = _receive(connection, TOKEN_BYTES + _HELLO.size)
-            if not secrets.compare_digest(hello[:TOKEN_BYTES], self.token):
-                return
-            self.callers.add(_HELLO.unpack(hello[TOKEN_BYTES:])[0])
-            while not self._closed:
-                kind = connection.recv(1)
-                if kind == _PING:
-                    connection.sendall(_CLOCK.pack(time.time()))
-                elif kind == _BULK:
-                    _receive(connection, len(_BLOCK))
-                    connection.sendall(b".")
-                else:
-                    return
 
 
 @dataclass(frozen=True)
@@ -294,7 +220,7 @@ class Attempt:
         self._target = f"[{self._host}]:{port}" if ":" in self._host else f"{host}:{port}"
         self._link: Link | None = None
         self._thread = threading.Thread(
-            target=self._try, args=(token + _HELLO.pack(rank),), name="sparkdl-doctor", daemon=True
+            target=self._try, args=(token + HELLO.pack(rank),), name="sparkdl-doctor", daemon=True
         )  # a daemon: a name server that does not answer holds it beyond the limit
         self._thread.start()
 
@@ -341,8 +267,8 @@ class Attempt:
         """Round trip, and how far the other clock is ahead."""
         connection.settimeout(self._left())
         began, clock = time.perf_counter(), time.time()
-        connection.sendall(_PING)
-        theirs = _CLOCK.unpack(_receive(connection, _CLOCK.size))[0]
+        connection.sendall(PING)
+        theirs = CLOCK.unpack(receive(connection, CLOCK.size))[0]
         trip = time.perf_counter() - began
         return trip, theirs - (clock + trip / 2)
 
@@ -350,24 +276,8 @@ class Attempt:
         began, sent = time.perf_counter(), 0
         while sent < MOST_BYTES and time.perf_counter() - began < MEASURE_S:
             connection.settimeout(self._left())
-            connection.sendall(_BULK)
-            connection.sendall(_BLOCK)
-            _receive(connection, 1)
-            sent += len(_BLOCK)
+            connection.sendall(BULK)
+            connection.sendall(BLOCK)
+            receive(connection, 1)
+            sent += len(BLOCK)
         return sent / (time.perf_counter() - began)
-
-
-def _receive(connection: socket.socket, size: int) -> bytes:
-    """Exactly ``size`` bytes.
-
-    Raises:
-        ConnectionError: The other side closed before.
-    """
-    parts = []
-    while size:
-        part = connection.recv(min(size, 1 << 18))
-        if not part:
-            raise ConnectionError("the other side closed the connection")
-        parts.append(part)
-        size -= len(part)
-    return b"".join(parts)

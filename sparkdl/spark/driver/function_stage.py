@@ -26,7 +26,7 @@ from sparkdl.launch.task import Launcher, Ranks
 from sparkdl.learner import BACKENDS
 from sparkdl.learner.framework import running_backend
 from sparkdl.log_lines import show
-from sparkdl.network import Network, require_encryptable
+from sparkdl.network import Network, require_encryptable, say_what_is_in_the_clear
 from sparkdl.spark.driver import cluster
 from sparkdl.spark.driver.feeding import dealt_to_first
 from sparkdl.spark.driver.launcher import SparkLauncher
@@ -75,11 +75,16 @@ def run_stage(
         rows: A frame that is spread over the ranks; None: they get no rows.
         on_driver: How many of the last ranks are processes of this machine instead.
         watcher: Takes part; the ranks must reach this machine then.
+
+    Raises:
+        ConfigError: Encryption was asked for, and cannot be had for all that the ranks send.
     """
     spark = spark if spark is not None else cluster.session_of()
     certificate = certificate_of(spark, network)
     if certificate is not None:
         require_encryptable(task.communicator)
+        if task.peers is not None:
+            say_what_is_in_the_clear(task.peers.framework, network.encrypt)
     listening = rank_listening(spark, network)
     task = replace(task, listening=listening, certificate=certificate)
     count = num_workers or cluster.default_parallelism(spark)

@@ -2,8 +2,9 @@
 
 ``GET /`` the page, one file; ``GET /api/runs`` a line for each run; ``GET /api/run/ID`` a run's
 records; ``GET /api/events`` new records as server-sent events. Each wants ``?token=``, and there is
-nothing else. URLs in the page are relative, so it works behind the prefix of a proxy (JupyterHub,
-Databricks), and its content security policy lets it talk to this server alone.
+nothing else; a connection that has not shown it gets no thread. URLs in the page are relative, so
+it works behind the prefix of a proxy (JupyterHub, Databricks), and its content security policy lets
+it talk to this server alone.
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ from collections.abc import Iterator
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
-from cheroot import wsgi
-
 from sparkdl.closing import Closing
 from sparkdl.errors import ResourceError
 from sparkdl.tracking.page.book import RunBook
-from sparkdl.transport.listening import token_matches
+from sparkdl.tracking.page.visitors import REFUSAL, FirstPageRequest
+from sparkdl.transport.greeting import Greeter
+from sparkdl.transport.http_gateway import GreetedServer, Members
+from sparkdl.transport.listening import listen, token_matches
 
 if TYPE_CHECKING:
     from flask import Flask, Response
@@ -36,11 +38,8 @@ _HEADER_BYTES = 64 << 10
 """Of a request: cookies of a notebook server that proxies the page are among them."""
 
 
-class _QuietServer(wsgi.Server):
-    """cheroot, which prints a traceback for each tab that was closed.
-
-    By default it reads headers and bodies of any size.
-    """
+class _QuietServer(GreetedServer):
+    """By default cheroot prints a traceback for each tab that was closed, and reads any size."""
 
     max_request_header_size = _HEADER_BYTES
     max_request_body_size = _HEADER_BYTES
@@ -65,20 +64,26 @@ class PageServer(Closing):
         self.token = secrets.token_urlsafe(24)
         self._book = book
         self._closing = threading.Event()
-        self._server = _QuietServer(
-            (host, port), make_app(book, self.token, self._closing), numthreads=_THREADS,
-            server_name="sparkdl", shutdown_timeout=2,
-        )  # fmt: skip
         try:
-            self._server.prepare()
-        except OSError as error:
+            listener = listen(host, port)
+        except ResourceError as error:
             raise ResourceError(
                 f"the page cannot be served on {host!r}, port {port}",
                 expected="a free port on an address of this host",
-                received=str(error),
+                received=error.received,
                 hint="port=0 takes any free one",
             ) from error
-        self.port: int = self._server.bind_addr[1]
+        self.port: int = listener.getsockname()[1]
+        members = Members(listener)
+        self._server = _QuietServer(
+            members, make_app(book, self.token, self._closing),
+            numthreads=_THREADS, shutdown_timeout=2,
+        )  # fmt: skip
+        self._server.prepare()
+        self._greeter = Greeter(
+            listener, lambda connection: FirstPageRequest(connection, self.token),
+            members.put, peeks=True, name="sparkdl-page-greeter",
+        )  # fmt: skip
         self._thread = threading.Thread(target=self._server.serve, name="sparkdl-page", daemon=True)
         self._thread.start()
 
@@ -91,6 +96,7 @@ class PageServer(Closing):
         """Ends the streams and the server."""
         self._closing.set()  # first: a tab whose stream ends comes back at once
         self._book.end_listeners()
+        self._greeter.close()
         self._server.stop()
         self._thread.join(10)
 
@@ -112,9 +118,10 @@ def make_app(book: RunBook, token: str, closing: threading.Event) -> Flask:
         if token_matches(request.args.get("token"), token):
             return None
         return Response(
-            "This page wants the token of its link, which the driver has printed.\n",
-            403, mimetype="text/plain",
-        )  # fmt: skip
+            REFUSAL,
+            403,
+            mimetype="text/plain",
+        )
 
     @app.after_request
     def protect(response: Response) -> Response:

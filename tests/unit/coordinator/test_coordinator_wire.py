@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from sparkdl.coordinator.blobs import Assembly, KeptBlob, chunk_reply
+from sparkdl.coordinator.joining import introduction_of
 from sparkdl.coordinator.lines import LogLines, pack_lines, unpack_lines
 from sparkdl.coordinator.orders import Orders
 from sparkdl.coordinator.status import EpochTotals, Failure, Status, WorkerStatus
@@ -144,6 +145,21 @@ def test_a_report_comes_back_as_it_was(
     np.testing.assert_array_equal(back.val_metrics, val_metrics)
     for name in ("epoch", "rows", "ended", "val_rows", "batches_done", "rows_done"):
         assert getattr(back, name) == getattr(report, name)
+
+
+@pytest.mark.parametrize("name", ["rows", "val_rows", "split"])
+@pytest.mark.parametrize(
+    "number",
+    [pytest.param(10**400, id="10**400"), 2**63, -1, True, 1.0, "1"],
+)
+def test_a_count_that_no_rank_can_have_is_refused(name: str, number: object) -> None:
+    """The driver divides by and adds these: one that is no float would end the run for all."""
+    message = report_message(EpochReport(0, 1, np.ones(2)), wait=False)
+    message.meta[name] = number
+    with pytest.raises(ProtocolError, match="telemetry of rank"):
+        report_of(message)
+    with pytest.raises(ProtocolError, match="malformed HELLO"):
+        introduction_of(Message(Kind.HELLO, meta={"rows": number}))
 
 
 def test_a_report_is_as_large_as_a_frame_can_be_or_an_error_that_says_so() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import re
@@ -317,16 +318,62 @@ def test_nothing_can_be_written(page: Dashboard) -> None:
         assert caught.value.code == 405
 
 
-@pytest.mark.parametrize(
-    "head", ["GET / HTTP/1.1\r\nX: ", "POST / HTTP/1.1\r\nContent-Length: 99999999\r\n\r\n"]
-)
-def test_a_request_of_endless_size_is_ended(page: Dashboard, head: str) -> None:
+def visit(page: Dashboard) -> socket.socket:
+    """A connection to the page's server."""
     address = urlsplit(page.url)
-    with socket.create_connection((address.hostname, address.port), 30) as stranger:
-        stranger.sendall(head.encode())
+    return socket.create_connection((address.hostname or "", address.port or 0), 30)
+
+
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize(
+    "head",
+    [
+        "GET /{} HTTP/1.1\r\nX: ",
+        "POST /{} HTTP/1.1\r\nContent-Length: 99999999\r\n\r\n",
+        "GET /{}&x=",
+    ],
+)
+def test_a_request_of_endless_size_is_ended(page: Dashboard, head: str, known: bool) -> None:
+    query = urlsplit(page.url).query if known else "token=wrong"
+    with visit(page) as stranger:
+        stranger.sendall(head.replace("{}", f"?{query}").encode())
         with pytest.raises((BrokenPipeError, ConnectionResetError)):
             stranger.sendall(b"x" * (32 << 20))
     assert get(page, "")[0] == 200
+
+
+def test_idle_connections_of_strangers_hold_up_nobody(page: Dashboard) -> None:
+    idle = [visit(page) for _ in range(300)]  # the server has 24 threads
+    began = time.monotonic()
+    assert get(page, "")[0] == 200
+    assert time.monotonic() - began < 4
+    assert closed(idle[0])  # each newcomer beyond 256 ends the oldest
+    for stranger in idle:
+        stranger.close()
+
+
+def test_a_stranger_has_a_few_seconds_in_all(
+    page: Dashboard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sparkdl.transport.greeting.FIRST_WORDS_S", 0.5)
+    with visit(page) as stranger:
+        began = time.monotonic()
+        stranger.settimeout(0.2)
+        with contextlib.suppress(ConnectionError):
+            for byte in b"GET /?token=" + b"x" * 40:
+                stranger.sendall(bytes([byte]))
+                with contextlib.suppress(TimeoutError):
+                    assert stranger.recv(100) == b""
+                    break
+        assert time.monotonic() - began < 6  # all bytes take ten
+
+
+def closed(connection: socket.socket) -> bool:
+    """Whether the server closes, within half a minute, and says nothing."""
+    try:
+        return connection.recv(1) == b""
+    except ConnectionResetError:
+        return True
 
 
 def stream(page: Dashboard, lines: list[str], began: threading.Event) -> None:

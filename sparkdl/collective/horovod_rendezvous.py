@@ -1,0 +1,42 @@
+"""Where Horovod's rendezvous server listens: by itself on all addresses of the host."""
+
+from __future__ import annotations
+
+import importlib
+import socketserver
+import threading
+from typing import Any
+
+_ANY_ADDRESS = ""
+
+
+def start_on(server: Any, host: str) -> int:
+    """Starts a rendezvous server on one address, as its own ``start()`` does on all.
+
+    Where ``host`` is no address of this machine (ranks connect through a NAT), it listens on all.
+
+    Args:
+        server: A ``horovod.runner.http.http_server.RendezvousServer`` that has not started.
+        host: The address that ranks connect to.
+
+    Returns:
+        The port, any free one.
+
+    Raises:
+        OSError: No port is free.
+    """
+    http_server = importlib.import_module("horovod.runner.http.http_server")
+
+    class OnOneAddress(http_server.RendezvousHTTPServer):  # type: ignore[misc, name-defined]
+        def server_bind(self) -> None:
+            """Without looking up the address' name, which may take seconds, and no one needs."""
+            socketserver.TCPServer.server_bind(self)
+            self.server_name, self.server_port = self.server_address[:2]
+
+    try:
+        server._httpd = OnOneAddress((host, 0), http_server.RendezvousHandler, 0)
+    except OSError:
+        server._httpd = OnOneAddress((_ANY_ADDRESS, 0), http_server.RendezvousHandler, 0)
+    server._listen_thread = threading.Thread(target=server._httpd.serve_forever, daemon=True)
+    server._listen_thread.start()
+    return int(server._httpd.server_address[1])
