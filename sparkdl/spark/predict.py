@@ -9,6 +9,7 @@ from sparkdl.config import UseGpu, require_int
 from sparkdl.errors import ConfigError
 from sparkdl.learner.model_source import ModelSource, open_model
 from sparkdl.spark.columns.decoders import Decoder
+from sparkdl.spark.columns.local_data import as_frame, input_arrays
 from sparkdl.spark.columns.matching import InputColumns
 from sparkdl.spark.columns.sources import Columns, is_frame, is_rdd, read_by_spark
 from sparkdl.spark.inference.choice import Names, PredictionChoice
@@ -45,8 +46,8 @@ def predict(
         model: A built ``keras.Model``, or the path or URI of a ``.keras`` file, an HDF5 file
             (``.h5``) or the folder of a SavedModel, which is a program: load only those that you
             trust.
-        data: A DataFrame, also a streaming one, the path of Parquet or TFRecord files, an RDD of
-            inputs, or NumPy arrays.
+        data: A DataFrame of Spark, also a streaming one, of pandas or polars, or an Arrow table;
+            the path of Parquet or TFRecord files; an RDD of inputs; or arrays or lists of them.
         batch_size: Rows per forward pass.
         features: See :meth:`sparkdl.SparkModel.fit`.
         output_column: Name of the column of a model with one output; several outputs become
@@ -67,15 +68,15 @@ def predict(
         use_gpu: See :class:`sparkdl.SparkModel`.
 
     Returns:
-        For a DataFrame or a path the same rows in the same order with all their columns, and the
-        columns asked for after them (lazy: Spark computes them when they are asked for). For an RDD
-        an RDD of NumPy arrays. For NumPy arrays a NumPy array.
+        For a DataFrame or a path a DataFrame of Spark: the same rows in the same order with all
+        their columns, and the columns asked for after them (lazy: Spark computes them when they are
+        asked for). For an RDD an RDD of NumPy arrays. For arrays and lists a NumPy array.
 
     Raises:
         ModelError: No model that can predict.
         ResourceError: The path cannot be read.
         DataError: The data do not fit the model.
-        ConfigError: Columns that the model has no outputs for.
+        ConfigError: Columns that the model has no outputs for, or no form of data that is known.
     """
     require_int("batch_size", batch_size, 1)
     choice = PredictionChoice(
@@ -100,13 +101,13 @@ def predict_data(
 
     Args:
         source: The model.
-        data: A DataFrame, a path, an RDD of inputs, or NumPy arrays.
+        data: A DataFrame, an Arrow table, a path, an RDD of inputs, or arrays.
         inputs: Which columns the model reads.
         choice: Which columns to append.
         batch_size: Rows per forward pass.
         use_gpu: See :class:`sparkdl.SparkModel`.
     """
-    data = read_by_spark(data)
+    data = as_frame(read_by_spark(data))
     if not is_frame(data) and not choice.is_plain:
         raise ConfigError(
             "only a DataFrame can have several columns of predictions",
@@ -114,9 +115,9 @@ def predict_data(
             "dtype and handle_invalid",
             received=f"{type(data).__module__}.{type(data).__qualname__}",
         )
-    if not (is_frame(data) or is_rdd(data)):
-        return source.predict(data, batch_size)
     signature = source.signature
+    if not (is_frame(data) or is_rdd(data)):
+        return source.predict(input_arrays(data, list(signature.inputs)), batch_size)
     archive = source.encode(choice.outputs_of(signature), list(choice.layers))
     if is_rdd(data):
         return predict_rdd(data, archive, batch_size=batch_size, use_gpu=use_gpu)
