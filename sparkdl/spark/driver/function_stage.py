@@ -77,6 +77,7 @@ def run_stage(
         watcher: Takes part; the ranks must reach this machine then.
     """
     spark = spark if spark is not None else cluster.session_of()
+    cluster.require_running(spark)
     certificate = certificate_of(spark, network)
     if certificate is not None:
         require_encryptable(task.communicator)
