@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from sparkdl.config import UseGpu, require_int
+from sparkdl.config import UseGpu, check_pad, require_int
 from sparkdl.errors import ConfigError
 from sparkdl.learner.model_source import ModelSource, open_model
 from sparkdl.spark.columns.decoders import Decoder
 from sparkdl.spark.columns.local_data import as_frame, input_arrays
 from sparkdl.spark.columns.matching import InputColumns
+from sparkdl.spark.columns.sequences import Pad
 from sparkdl.spark.columns.sources import Columns, is_frame, is_rdd, read_by_spark
 from sparkdl.spark.inference.choice import Names, PredictionChoice
 from sparkdl.spark.inference.predict import predict_columns
@@ -31,6 +32,7 @@ def predict(
     dtype: str = "float32",
     handle_invalid: str = "error",
     decoder: Decoder | Mapping[str, Decoder] | None = None,
+    pad: Pad | None = None,
     custom_objects: dict[str, Any] | None = None,
     safe_mode: bool = True,
     use_gpu: UseGpu = "auto",
@@ -63,6 +65,7 @@ def predict(
             array there), or whose value the decoder raises on: ``'error'``, ``'skip'`` (left out),
             or ``'keep'`` (their predictions are null). NaN is a number here.
         decoder: See :class:`sparkdl.SparkModel`.
+        pad: See there; for the columns of a DataFrame or a path.
         custom_objects: Name -> class or function that the model uses.
         safe_mode: False also loads what runs code from a file (``Lambda`` layers).
         use_gpu: See :class:`sparkdl.SparkModel`.
@@ -76,15 +79,17 @@ def predict(
         ModelError: No model that can predict.
         ResourceError: The path cannot be read.
         DataError: The data do not fit the model.
-        ConfigError: Columns that the model has no outputs for, or no form of data that is known.
+        ConfigError: Columns that the model has no outputs for, no form of data that is known, or
+            ``pad`` has no effect.
     """
     require_int("batch_size", batch_size, 1)
+    check_pad(pad)
     choice = PredictionChoice(
         output_column, outputs, probability_column, class_column, layers or {}, dtype,
         handle_invalid,
     )  # fmt: skip
     source = open_model(model, custom_objects, safe_mode=safe_mode)
-    inputs = Columns(features, decoder=decoder)
+    inputs = Columns(features, decoder=decoder, pad=pad)
     return predict_data(source, data, inputs, choice, batch_size=batch_size, use_gpu=use_gpu)
 
 
