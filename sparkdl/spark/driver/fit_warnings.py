@@ -1,4 +1,4 @@
-"""What ``fit`` warns of when it has ended: workers that were in each other's way."""
+"""What ``fit`` warns of: workers that take turns, and those that were in each other's way."""
 
 from __future__ import annotations
 
@@ -17,6 +17,22 @@ NO_BETTER = 0.99
 MANY_WORKERS = 8
 MUCH_EXCHANGED = 0.5
 """From so many workers on, more than this part of their time in exchanges is the server's load."""
+
+
+def warn_of_mixed_validation(num_workers: int, at_once: int) -> None:
+    """Says what validation is of where workers that do not wait for each other take turns.
+
+    Args:
+        num_workers: Workers that validate.
+        at_once: How many of them can run at the same time; 0 if it is not known.
+    """
+    if 0 < at_once < num_workers:
+        warn_user(
+            f"{num_workers} workers take turns on {at_once} task slots, and each evaluates its "
+            "validation rows in its turn: val_loss and the metrics beside it are a mean over "
+            "weights of different age, also in the last epoch, and not those of the trained model; "
+            f"num_workers={at_once} gives those, and so does evaluate(validation_data) after fit"
+        )
 
 
 def warn_of_damping(counted: float, num_workers: int) -> None:
