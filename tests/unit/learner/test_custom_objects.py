@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,6 +15,8 @@ import numpy as np
 import pytest
 from keras import layers, ops
 
+from sparkdl import payload
+from sparkdl.errors import ModelError
 from sparkdl.learner.archive import ModelArchive, decode_model, encode_model
 
 PARTS = '''
@@ -122,3 +125,22 @@ def test_a_function_that_a_loss_keeps_travels(parts: ModuleType, named: bool) ->
     x, y = np.ones((4, 3), "float32"), np.zeros((4, 2), "float32")
     want = model.evaluate(x, y, verbose=0)
     assert elsewhere(model).evaluate(x, y, verbose=0) == pytest.approx(want, abs=1e-6)
+
+
+def test_an_object_that_does_not_travel_is_named_in_few_words(parts: ModuleType) -> None:
+    """Keras quotes the configuration of the whole model."""
+    archive = encode_model(dense(kernel_constraint=parts.Rounded(0.25)))
+    del sys.modules["parts_of_a_notebook"]
+    with pytest.raises(ModelError, match=r"constraint 'Rounded'.*\n.*custom_objects=") as caught:
+        decode_model(replace(archive, objects=payload.dump({})))
+    assert len(str(caught.value)) < 600
+
+
+def test_a_model_that_keras_cannot_save_is_said_in_few_words() -> None:
+    class Talking(layers.Dense):
+        def get_config(self) -> dict[str, Any]:
+            raise ValueError("no " * 2000)
+
+    with pytest.raises(ModelError, match="ValueError: no no") as caught:
+        encode_model(keras.Sequential([keras.Input((3,)), Talking(2)]))
+    assert len(str(caught.value)) < 1200
