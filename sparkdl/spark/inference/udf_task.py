@@ -19,7 +19,7 @@ from sparkdl.launch.task import RankContext
 from sparkdl.learner.predictor_archive import PredictorArchive
 from sparkdl.spark.columns.decoders import Decoder
 from sparkdl.spark.columns.matching import InputColumns, make_spec
-from sparkdl.spark.columns.sequences import Pad, mask_inputs
+from sparkdl.spark.columns.sequences import Pad, few_lengths, mask_inputs
 from sparkdl.spark.inference.forward import ForwardPass, HandleInvalid
 from sparkdl.spark.inference.output_columns import OutputColumn
 from sparkdl.spark.inference.predictor_task import ForwardTask, PredictorTask
@@ -73,9 +73,10 @@ class UdfTask(ForwardTask):
         signature = self.archive.signature
         masks = mask_inputs(self.pad, None, signature.inputs)  # are made of other inputs
         features = _features(schema.names, [n for n in signature.inputs if n not in masks])
-        return make_spec(
+        spec = make_spec(
             T.StructType(fields), signature, features, None, decoder=self.decoder, pad=self.pad
         )
+        return few_lengths(spec) if self.archive.archive.backend == "jax" else spec
 
 
 def _features(names: list[str], inputs: list[str]) -> InputColumns:
