@@ -70,8 +70,7 @@ class SavedModelSource:
 
     def predict(self, x: Any, batch_size: int) -> Any:
         if not isinstance(x, dict):
-            parts_of_x = x if isinstance(x, list) else [x]
-            x = dict(zip(self._signature.inputs, parts_of_x, strict=True))
+            x = dict(zip(self._signature.inputs, x if isinstance(x, list) else [x], strict=True))
         arrays = {name: np.asarray(array) for name, array in x.items()}
         rows = len(next(iter(arrays.values())))
         parts = []

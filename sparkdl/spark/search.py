@@ -171,7 +171,6 @@ def search(
             hint="callbacks=lambda: [keras.callbacks.EarlyStopping(patience=3)]",
         )
     spark = cluster.session_of(data)
-    cluster.require_running(spark)
     arguments = {"validation_data": as_frame(validation_data), **fit_arguments}
     recipe = _recipe(build, params, data, seed, slots_per_trial, settings, arguments)
     folder = checkpoint_dir or tempfile.mkdtemp(prefix="sparkdl-tune-")

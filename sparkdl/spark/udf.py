@@ -9,7 +9,7 @@ from sparkdl.config import UseGpu, check_pad, require_int
 from sparkdl.errors import ConfigError, ResourceError, UnknownNameError
 from sparkdl.learner.model_source import open_model
 from sparkdl.spark.columns.decoders import Decoder
-from sparkdl.spark.columns.sequences import Pad, paddings_of
+from sparkdl.spark.columns.sequences import Pad, mask_inputs, paddings_of
 from sparkdl.spark.driver.cluster import is_connect, require_running
 from sparkdl.spark.driver.interpreter import this_interpreter
 from sparkdl.spark.inference.arrow_function import arrow_function, has_arrow_functions
@@ -131,7 +131,9 @@ def _task(
         )
     source = open_model(model, custom_objects, safe_mode=safe_mode)
     signature = source.signature
-    paddings_of(pad, signature.inputs)  # an error now, and not where the function is called
+    masks = mask_inputs(pad, None, signature.inputs)
+    padded = {name: spec for name, spec in signature.inputs.items() if name not in masks}
+    paddings_of(pad, padded)  # an error now, and not where the function is called
     if layer is not None:
         if output is not None or returns != "values":
             raise ConfigError(

@@ -218,6 +218,8 @@ def test_an_expression_of_spark_is_no_data() -> None:
     assert is_frame(Frame())
     assert not is_frame(Expression())
     assert not is_rdd(Expression())
+    text = text_of(ResourceError, cluster.session_of, Expression())
+    assert "no Spark session is running" in text
 
 
 def test_data_that_cannot_be_fed() -> None:
