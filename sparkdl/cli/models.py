@@ -9,7 +9,9 @@ import os
 import sys
 import time
 from argparse import Namespace
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 from sparkdl.cli.session import columns, read_data, session_of_path, spark_session
@@ -59,12 +61,12 @@ def train(given: Namespace) -> int:
 
 
 def predict(given: Namespace) -> int:
-    """``sparkdl predict``: the counterpart of ``SparkModel.predict``."""
+    """``sparkdl predict``: the counterpart of ``sparkdl.predict`` and ``SparkModel.predict``."""
+    chosen = {"batch_size": given.batch_size, "features": columns(given.features)}
     with spark_session(given) as spark:
-        spark_model = _spark_model(given, {})
-        predictions = spark_model.predict(
-            read_data(spark, given), batch_size=given.batch_size,
-            features=columns(given.features), output_column=given.output_column,
+        predictions = _predict_of(given)(
+            read_data(spark, given), output_column=given.output_column,
+            **{name: value for name, value in chosen.items() if value is not None},
         )  # fmt: skip
         if given.output:
             writer = predictions.write.format(given.output_format)
@@ -169,8 +171,13 @@ def _settings(given: Namespace) -> dict[str, Any]:
 
 
 def _is_function(text: str) -> bool:
-    """Whether MODEL is ``module:function`` and no path."""
-    return ":" in text and not text.endswith(".keras")
+    """Whether MODEL is ``module:function`` and no path.
+
+    >>> _is_function('models.py:make'), _is_function('hdfs:///m.h5'), _is_function('file:/m.keras')
+    (True, False, False)
+    """
+    place, _, name = text.rpartition(":")
+    return bool(place) and name.isidentifier()
 
 
 def _session_of_model(given: Namespace) -> AbstractContextManager[None]:
@@ -186,6 +193,20 @@ def _spark_model(given: Namespace, settings: dict[str, Any]) -> Any:
     if _is_function(given.model):
         return sparkdl.SparkModel(_model_function(given.model)(), **settings)
     return sparkdl.load_spark_model(given.model, safe_mode=not given.unsafe, **settings)
+
+
+def _predict_of(given: Namespace) -> Callable[..., Any]:
+    """``predict`` of MODEL: what ``SparkModel.save`` wrote knows its columns; others need not even
+    be compiled."""
+    import sparkdl
+    from sparkdl.files.model_file import read_model
+
+    if _is_function(given.model):
+        return partial(sparkdl.predict, _model_function(given.model)())
+    if given.model.endswith(".keras") and read_model(given.model).settings:
+        predict_saved: Callable[..., Any] = _spark_model(given, {}).predict
+        return predict_saved
+    return partial(sparkdl.predict, given.model, safe_mode=not given.unsafe)
 
 
 def _model_function(text: str) -> Any:

@@ -58,8 +58,12 @@ def _command(
     return parser
 
 
-def _add_model(parser: argparse.ArgumentParser, *, functions: bool = False) -> None:
+def _add_model(
+    parser: argparse.ArgumentParser, *, functions: bool = False, others: bool = False
+) -> None:
     what = "a .keras file, on any file system"
+    if others:
+        what = "a .keras or .h5 file or the folder of a SavedModel, on any file system"
     if functions:
         what += "; or module:function (file.py:function) that returns a compiled model"
     parser.add_argument("model", metavar="MODEL", help=what)
@@ -107,7 +111,7 @@ def _add_train(commands: Commands) -> None:
 
 def _add_predict(commands: Commands) -> None:
     parser = _command(commands, "predict", f"{_MODELS}:predict", "adds a column of predictions")
-    _add_model(parser)
+    _add_model(parser, others=True)
     _add_data(parser, label=False)
     parser.add_argument("--output", help="where Spark writes the rows; without it some are shown")
     parser.add_argument("--output-format", default="parquet")

@@ -239,8 +239,8 @@ def _common_width(array: Any, place: ValuePlace, per_row: int) -> int:
             row=index // max(per_row, 1),
             expected=f"shape {place.spec.value_shape}; other rows have length {common}",
             received=f"length {widths[index]}",
-            hint="SparkModel(..., pad=0) pads rows for a model with keras.Input((None,)); else "
-            "cut them to one length, or drop the odd rows",
+            hint="pad=0 (of SparkModel, predict, the stages) pads rows for a model with "
+            "keras.Input((None,)); else cut them to one length, or drop the odd rows",
         )
     return int(widths[0])
 

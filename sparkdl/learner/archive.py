@@ -31,6 +31,12 @@ from sparkdl.learner.fingerprint import plain_config
 making_models = threading.RLock()
 """Held while a Keras model is made, saved or loaded: Keras, and what is done to the classes of a
 model's layers while it loads, keep some state per process."""
+_MISSING = (
+    r"Could not locate (class|function) '([^']+)'",
+    r"Could not interpret ([a-z ]+) identifier: \{[^{}]*'function', 'config': '(\w+)'",
+    r"Could not interpret ([a-z ]+) identifier: \{[^{}]*'class_name': '(\w+)'",
+)
+"""How Keras says that it does not know a part of a model: its kind, and its name."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +83,7 @@ def encode_model(model: Any, custom_objects: dict[str, Any] | None = None) -> Mo
         raise ModelError(
             f"model {model.name!r} cannot be sent to the workers",
             expected="a model that keras can save and load (get_config on custom layers)",
-            received=f"{type(error).__name__}: {error}",
+            received=_in_short(error),
             hint="model.save('x.keras') and keras.models.load_model('x.keras') must both work",
         ) from error
     return archive_of_bytes(content, objects)
@@ -101,7 +107,7 @@ def archive_of_bytes(content: bytes, objects: dict[str, Any]) -> ModelArchive:
         raise ModelError(
             "a layer, loss or metric of the model cannot be sent to the workers",
             expected=f"classes and functions that can be pickled: {sorted(objects)}",
-            received=f"{type(error).__name__}: {error}",
+            received=_in_short(error),
             hint="what they use travels with them: no Spark session, open file or lock among their "
             "globals",
         ) from error
@@ -122,10 +128,24 @@ def decode_model(archive: ModelArchive, *, compiled: bool = True) -> Any:
     Args:
         archive: The model.
         compiled: False leaves compile settings and optimizer state out.
+
+    Raises:
+        ModelError: A class or function of the model is not among the archive's objects.
     """
     objects = payload.load(archive.objects)
-    with _model_file(archive.content) as path:
-        return load_model_file(path, objects, compiled=compiled)
+    try:
+        with _model_file(archive.content) as path:
+            return load_model_file(path, objects, compiled=compiled)
+    except Exception as error:
+        missing = _missing_object(error)
+        if missing is None:
+            raise
+        raise ModelError(
+            "the model cannot be loaded from what was sent of it",
+            expected=f"its classes and functions, as {sorted(objects)}",
+            received=f"a model with the {missing}, which was not found in it on the driver",
+            hint="SparkModel(..., custom_objects={'name': the class or function}) sends it, too",
+        ) from error
 
 
 def load_model_file(
@@ -199,7 +219,7 @@ def model_bytes(model: Any) -> bytes:
         raise ModelError(
             f"model {model.name!r} cannot be saved",
             expected="a model that Keras can save (get_config on custom layers)",
-            received=f"{type(error).__name__}: {error}",
+            received=_in_short(error),
         ) from error
 
 
@@ -238,10 +258,21 @@ def model_from_bytes(
 
 
 def _why_not_loaded(error: Exception) -> str:
+    missing = _missing_object(error)
+    if missing is None:
+        return _in_short(error)
+    return f"a model with the {missing}, which custom_objects has not"
+
+
+def _missing_object(error: Exception) -> str | None:
+    """The class or function that Keras did not find when it loaded a model."""
+    found = (re.search(pattern, str(error)) for pattern in _MISSING)
+    missing = next((match for match in found if match), None)
+    return None if missing is None else f"{missing[1]} {missing[2]!r}"
+
+
+def _in_short(error: Exception) -> str:
     """Keras' error without the configuration of the model, which it may quote in full."""
-    missing = re.search(r"Could not locate (class|function) '([^']+)'", str(error))
-    if missing is not None:
-        return f"a model with the {missing[1]} {missing[2]!r}, which custom_objects has not"
     text = f"{type(error).__name__}: {error}"
     return text if len(text) <= 600 else f"{text[:600]}..."
 

@@ -26,10 +26,10 @@ def find_custom_objects(model: Any) -> dict[str, Any]:
 
     for layer in model._flatten_layers(include_self=True, recursive=True):
         add(layer)
-        for value in list(vars(layer).values()):
-            function = isinstance(value, FunctionType) and "." not in value.__qualname__
-            if function or isinstance(value, (keras.Initializer, keras.Regularizer)):
-                add(value)  # not the layer's own methods, which Keras wraps
+        for part in _parts(list(vars(layer).values())):
+            function = isinstance(part, FunctionType) and "." not in part.__qualname__
+            if function or _is_saved_object(part):
+                add(part)  # not the layer's own methods, which Keras wraps
     for part in _parts(_compiled(model)):
         add(part)
     return found
@@ -81,7 +81,8 @@ def _compiled(model: Any) -> list[Any]:
 
 
 def _parts(thing: Any, depth: int = 0) -> Iterator[Any]:
-    """Callables and Keras objects within lists, dicts and Keras' wrappers of functions."""
+    """Callables and Keras objects within lists, dicts, Keras' wrappers of functions, and objects
+    of the user's own."""
     if thing is None or isinstance(thing, (str, int, float, bool)) or depth > _DEPTH:
         return
     if isinstance(thing, (dict, list, tuple)):
@@ -95,3 +96,13 @@ def _parts(thing: Any, depth: int = 0) -> Iterator[Any]:
             yield from _parts(thing.inner_optimizer, depth + 1)
         for name in ("_learning_rate", "fn", "_fn"):  # of an optimizer, a loss and a metric
             yield from _parts(getattr(thing, name, None), depth + 1)
+        if _is_saved_object(thing) and not isinstance(thing, keras.Layer):
+            for part in _parts(list(getattr(thing, "__dict__", {}).values()), depth + 1):
+                if isinstance(part, FunctionType) or _is_saved_object(part):
+                    yield part  # what else it keeps is nothing that Keras saves
+
+
+def _is_saved_object(thing: Any) -> bool:
+    """Whether it is an object of the user's own that Keras saves, such as a constraint."""
+    kind = type(thing)
+    return hasattr(kind, "get_config") and not _comes_with_keras(kind)

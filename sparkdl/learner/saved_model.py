@@ -69,7 +69,9 @@ class SavedModelSource:
         return PredictorArchive(archive, "saved_model", self._digest, self._signature)
 
     def predict(self, x: Any, batch_size: int) -> Any:
-        arrays = x if isinstance(x, dict) else {next(iter(self._signature.inputs)): np.asarray(x)}
+        if not isinstance(x, dict):
+            x = dict(zip(self._signature.inputs, x if isinstance(x, list) else [x], strict=True))
+        arrays = {name: np.asarray(array) for name, array in x.items()}
         rows = len(next(iter(arrays.values())))
         parts = []
         for start in range(0, rows, batch_size):

@@ -131,10 +131,19 @@ def _strokes(stream: TextIO) -> tuple[str, str]:
 def _figures(event: EpochProgressed | EpochEnded) -> str:
     parts = [f"{name}: {_short(value)}" for name, value in event.metrics.items()]
     if event.rows_per_s:
-        parts.append(f"{event.rows_per_s:,.0f} rows/s")
+        parts.append(speed(event.rows_per_s))
     if event.staleness:
         parts.append(f"staleness {event.staleness:.1f}")
     return " - ".join(parts)
+
+
+def speed(rows_per_s: float) -> str:
+    """Rows per second in few characters; slow training is no standstill.
+
+    >>> speed(1234.5), speed(7.25), speed(0.125)
+    ('1,234 rows/s', '7.2 rows/s', '0.12 rows/s')
+    """
+    return f"{rows_per_s:,.0f} rows/s" if rows_per_s >= 10 else f"{rows_per_s:.2g} rows/s"
 
 
 def _short(value: MetricValue) -> str:

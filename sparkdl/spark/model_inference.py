@@ -10,7 +10,7 @@ import numpy as np
 from sparkdl.config import COLUMNS, require_int
 from sparkdl.files.model_file import check_path, write_model
 from sparkdl.launch.interrupts import heard, held
-from sparkdl.learner import metric_state
+from sparkdl.learner import keras_learner, metric_state
 from sparkdl.learner.archive import encode_model, model_bytes
 from sparkdl.learner.export import export_model
 from sparkdl.learner.model_source import KerasSource
@@ -46,8 +46,8 @@ class ModelInference(ModelSettings):
         """The model's outputs for every row, in one pass.
 
         Args:
-            data: A DataFrame (also a streaming one), an RDD of inputs, or a NumPy array (or dict,
-                or list of them).
+            data: A DataFrame of Spark (also a streaming one), pandas or polars, an Arrow table, a
+                path, an RDD of inputs, or an array or list of rows (or dict, or list of them).
             batch_size: Rows per forward pass; None for the constructor's.
             features: See :meth:`fit`; None for those of the last ``fit`` on a DataFrame.
             output_column: Name of the prediction column of a DataFrame.
@@ -59,13 +59,14 @@ class ModelInference(ModelSettings):
             handle_invalid: See there.
 
         Returns:
-            For a DataFrame the same rows in the same order, all columns kept, with a prediction
-            column more: float, or array of floats (lazy: Spark computes it when it is asked).
-            For an RDD an RDD of NumPy arrays. For NumPy arrays a NumPy array.
+            For a DataFrame one of Spark: the same rows in the same order, all columns kept, with a
+            prediction column more: float, or array of floats (lazy: Spark computes it when it is
+            asked). For an RDD an RDD of NumPy arrays. For arrays and lists a NumPy array.
 
         Raises:
             DataError: The data do not fit the model.
-            ConfigError: Columns that the model has no outputs for.
+            ConfigError: Columns that the model has no outputs for, or no form of data that is
+                known.
         """
         batch_size = self._batch_size(batch_size)
         choice = PredictionChoice(
@@ -106,8 +107,10 @@ class ModelInference(ModelSettings):
 
         Raises:
             DataError: The data do not fit the model, or there are none.
+            ModelError: The model has no loss to compute.
         """
         refuse_labels_apart("evaluate", "batch_size", batch_size)
+        keras_learner.require_evaluable(self.model)
         batch_size = self._batch_size(batch_size)
         signature = model_signature(self.model)
         columns = self._columns_of(features, label, sample_weight)

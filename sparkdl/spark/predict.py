@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from sparkdl.config import UseGpu, require_int
+from sparkdl.config import UseGpu, check_pad, require_int
 from sparkdl.errors import ConfigError
 from sparkdl.learner.model_source import ModelSource, open_model
 from sparkdl.spark.columns.decoders import Decoder
+from sparkdl.spark.columns.local_data import as_frame, input_arrays
 from sparkdl.spark.columns.matching import InputColumns
+from sparkdl.spark.columns.sequences import Pad
 from sparkdl.spark.columns.sources import Columns, is_frame, is_rdd, read_by_spark
 from sparkdl.spark.inference.choice import Names, PredictionChoice
 from sparkdl.spark.inference.predict import predict_columns
@@ -30,6 +32,7 @@ def predict(
     dtype: str = "float32",
     handle_invalid: str = "error",
     decoder: Decoder | Mapping[str, Decoder] | None = None,
+    pad: Pad | None = None,
     custom_objects: dict[str, Any] | None = None,
     safe_mode: bool = True,
     use_gpu: UseGpu = "auto",
@@ -45,8 +48,8 @@ def predict(
         model: A built ``keras.Model``, or the path or URI of a ``.keras`` file, an HDF5 file
             (``.h5``) or the folder of a SavedModel, which is a program: load only those that you
             trust.
-        data: A DataFrame, also a streaming one, the path of Parquet or TFRecord files, an RDD of
-            inputs, or NumPy arrays.
+        data: A DataFrame of Spark, also a streaming one, of pandas or polars, or an Arrow table;
+            the path of Parquet or TFRecord files; an RDD of inputs; or arrays or lists of them.
         batch_size: Rows per forward pass.
         features: See :meth:`sparkdl.SparkModel.fit`.
         output_column: Name of the column of a model with one output; several outputs become
@@ -62,28 +65,31 @@ def predict(
             array there), or whose value the decoder raises on: ``'error'``, ``'skip'`` (left out),
             or ``'keep'`` (their predictions are null). NaN is a number here.
         decoder: See :class:`sparkdl.SparkModel`.
+        pad: See there; for the columns of a DataFrame or a path.
         custom_objects: Name -> class or function that the model uses.
         safe_mode: False also loads what runs code from a file (``Lambda`` layers).
         use_gpu: See :class:`sparkdl.SparkModel`.
 
     Returns:
-        For a DataFrame or a path the same rows in the same order with all their columns, and the
-        columns asked for after them (lazy: Spark computes them when they are asked for). For an RDD
-        an RDD of NumPy arrays. For NumPy arrays a NumPy array.
+        For a DataFrame or a path a DataFrame of Spark: the same rows in the same order with all
+        their columns, and the columns asked for after them (lazy: Spark computes them when they are
+        asked for). For an RDD an RDD of NumPy arrays. For arrays and lists a NumPy array.
 
     Raises:
         ModelError: No model that can predict.
         ResourceError: The path cannot be read.
         DataError: The data do not fit the model.
-        ConfigError: Columns that the model has no outputs for.
+        ConfigError: Columns that the model has no outputs for, no form of data that is known, or
+            ``pad`` has no effect.
     """
     require_int("batch_size", batch_size, 1)
+    check_pad(pad)
     choice = PredictionChoice(
         output_column, outputs, probability_column, class_column, layers or {}, dtype,
         handle_invalid,
     )  # fmt: skip
     source = open_model(model, custom_objects, safe_mode=safe_mode)
-    inputs = Columns(features, decoder=decoder)
+    inputs = Columns(features, decoder=decoder, pad=pad)
     return predict_data(source, data, inputs, choice, batch_size=batch_size, use_gpu=use_gpu)
 
 
@@ -100,13 +106,13 @@ def predict_data(
 
     Args:
         source: The model.
-        data: A DataFrame, a path, an RDD of inputs, or NumPy arrays.
+        data: A DataFrame, an Arrow table, a path, an RDD of inputs, or arrays.
         inputs: Which columns the model reads.
         choice: Which columns to append.
         batch_size: Rows per forward pass.
         use_gpu: See :class:`sparkdl.SparkModel`.
     """
-    data = read_by_spark(data)
+    data = as_frame(read_by_spark(data))
     if not is_frame(data) and not choice.is_plain:
         raise ConfigError(
             "only a DataFrame can have several columns of predictions",
@@ -114,9 +120,9 @@ def predict_data(
             "dtype and handle_invalid",
             received=f"{type(data).__module__}.{type(data).__qualname__}",
         )
-    if not (is_frame(data) or is_rdd(data)):
-        return source.predict(data, batch_size)
     signature = source.signature
+    if not (is_frame(data) or is_rdd(data)):
+        return source.predict(input_arrays(data, list(signature.inputs)), batch_size)
     archive = source.encode(choice.outputs_of(signature), list(choice.layers))
     if is_rdd(data):
         return predict_rdd(data, archive, batch_size=batch_size, use_gpu=use_gpu)

@@ -225,7 +225,7 @@ def _recipe(
     if isinstance(build, TrainingStage):
         given = [name for name, value in arguments.items() if value is not None]
         given += ["settings"] * (settings is not None) + ["params=None"] * (params is None)
-        if params is None or given or not hasattr(data, "schema"):
+        if params is None or given or not hasattr(type(data), "schema"):
             raise ConfigError(
                 "this does not go with an estimator",
                 expected="tune.search(estimator, DataFrame, params=function of the trial, ...); "

@@ -373,10 +373,13 @@ class SparkModel(ModelInference):
 
         Raises:
             DataError: No stream, or its columns do not fit.
-            ConfigError: A Spark Connect session, or a ``checkpoint_dir`` of another model.
+            ConfigError: An argument that is not of its kind, a Spark Connect session, or a
+                ``checkpoint_dir`` of another model.
         """
         require_int("epochs_per_batch", epochs_per_batch, 1)
         check_stream(stream, checkpoint_dir, trigger)
+        check_callbacks(callbacks)
+        FitArguments(epochs_per_batch, batch_size, verbose, shuffle=shuffle)  # checks them
         if self._exchange.independent:
             raise ConfigError(
                 "an ensemble is trained in one fit, and a stream is many",

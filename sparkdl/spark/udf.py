@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, get_args
 
-from sparkdl.config import UseGpu, require_int
+from sparkdl.config import UseGpu, check_pad, require_int
 from sparkdl.errors import ConfigError, ResourceError, UnknownNameError
 from sparkdl.learner.model_source import open_model
 from sparkdl.spark.columns.decoders import Decoder
+from sparkdl.spark.columns.sequences import Pad, mask_inputs, paddings_of
 from sparkdl.spark.driver.cluster import is_connect, require_running
 from sparkdl.spark.driver.interpreter import this_interpreter
 from sparkdl.spark.inference.arrow_function import arrow_function, has_arrow_functions
@@ -30,6 +31,7 @@ def predict_udf(
     name: str | None = None,
     handle_invalid: str = "error",
     decoder: Decoder | Mapping[str, Decoder] | None = None,
+    pad: Pad | None = None,
     custom_objects: dict[str, Any] | None = None,
     safe_mode: bool = True,
     use_gpu: UseGpu = "auto",
@@ -58,6 +60,7 @@ def predict_udf(
         name: Of the function, in plans of Spark.
         handle_invalid: Rows that no model can take: ``'error'``, or ``'keep'`` (null).
         decoder: See :class:`sparkdl.SparkModel`.
+        pad: See there.
         custom_objects: Name -> class or function that the model uses.
         safe_mode: See :func:`sparkdl.predict`.
         use_gpu: See :class:`sparkdl.SparkModel`.
@@ -67,12 +70,12 @@ def predict_udf(
 
     Raises:
         ModelError: No model that can predict.
-        ConfigError: What it shall return cannot be had of the model.
+        ConfigError: What it shall return cannot be had of the model, or ``pad`` has no effect.
         ResourceError: PySpark is older than 4.1.
     """
     task = _task(
-        model, batch_size, output, layer, returns, dtype, handle_invalid, decoder, custom_objects,
-        safe_mode, use_gpu,
+        model, batch_size, output, layer, returns, dtype, handle_invalid, decoder, pad,
+        custom_objects, safe_mode, use_gpu,
     )  # fmt: skip
     return _function(task, name)
 
@@ -112,10 +115,11 @@ def register_udf(spark: Any, name: str, model: Any, **options: Any) -> Callable[
 
 def _task(
     model: Any, batch_size: int, output: str | None, layer: str | None, returns: str, dtype: str,
-    handle_invalid: str, decoder: Any, custom_objects: dict[str, Any] | None, safe_mode: bool,
-    use_gpu: UseGpu,
+    handle_invalid: str, decoder: Decoder | Mapping[str, Decoder] | None, pad: Pad | None,
+    custom_objects: dict[str, Any] | None, safe_mode: bool, use_gpu: UseGpu,
 ) -> UdfTask:  # fmt: skip
     require_int("batch_size", batch_size, 1)
+    check_pad(pad)
     if returns not in RETURNS:
         raise UnknownNameError("kind of result", returns, RETURNS)
     if handle_invalid == "skip":
@@ -127,6 +131,9 @@ def _task(
         )
     source = open_model(model, custom_objects, safe_mode=safe_mode)
     signature = source.signature
+    masks = mask_inputs(pad, None, signature.inputs)
+    padded = {name: spec for name, spec in signature.inputs.items() if name not in masks}
+    paddings_of(pad, padded)  # an error now, and not where the function is called
     if layer is not None:
         if output is not None or returns != "values":
             raise ConfigError(
@@ -155,7 +162,7 @@ def _task(
         )
     archive = source.encode(choice.outputs_of(signature), list(choice.layers))
     (result,) = choice.columns(archive, signature)
-    return UdfTask(archive, result, batch_size, use_gpu, choice.invalid, decoder)
+    return UdfTask(archive, result, batch_size, use_gpu, choice.invalid, decoder, pad)
 
 
 def _function(task: UdfTask, name: str | None) -> Callable[..., Any]:

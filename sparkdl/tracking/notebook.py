@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from sparkdl.errors import ConfigError
-from sparkdl.progress.bar import is_cell
+from sparkdl.progress.bar import is_cell, speed
 from sparkdl.progress.events import (
     EpochEnded,
     EpochProgressed,
@@ -30,6 +30,7 @@ from sparkdl.progress.events import (
     TrialEpochEnded,
     WorkersJoined,
 )
+from sparkdl.tracking.tensorboard import numbers_of
 
 _BLUE, _ORANGE, _GREY = "#0072b2", "#d55e00", "#a3acb6"
 _MOST_POINTS = 1000
@@ -109,8 +110,9 @@ class NotebookCurves(_Picture):
         spark_model.fit(df, epochs=5, verbose=0, sinks=[sparkdl.tracking.NotebookCurves()])
 
     With ``verbose='auto'``, the default of ``fit``, it takes the progress bar's place in a notebook
-    where matplotlib is installed. One picture takes the place of the one before. Drawing takes some
-    tenths of a second of the driver's time, and never more than a fifth of it.
+    where matplotlib is installed. A metric with several values has a line for each. One picture
+    takes the place of the one before. Drawing takes some tenths of a second of the driver's time,
+    and never more than a fifth of it.
 
     Args:
         every_s: Least time between two pictures of one epoch; there is one at each epoch's end.
@@ -131,7 +133,7 @@ class NotebookCurves(_Picture):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(every_s=every_s, show=show, clock=clock)
-        self._points: dict[str, list[tuple[float, float]]] = {}
+        self._points: dict[str, list[tuple[float, list[float]]]] = {}
         self._epochs = 0
 
     def handle(self, event: Event) -> None:
@@ -167,18 +169,19 @@ class NotebookCurves(_Picture):
     def _title(self, event: EpochProgressed | EpochEnded) -> str:
         parts = [f"epoch {event.epoch + 1} of {self._epochs}"]
         if event.rows_per_s:
-            parts.append(f"{event.rows_per_s:,.0f} rows/s")
+            parts.append(speed(event.rows_per_s))
         if event.staleness:
             parts.append(f"staleness {event.staleness:.1f}")
         return ", ".join(parts)
 
     def _add(self, x: float, metrics: Metrics, kind: str) -> None:
         for name, value in metrics.items():
-            if isinstance(value, float):
-                points = self._points.setdefault(name + kind, [])
-                points.append((x, value))
-                if len(points) > _MOST_POINTS:
-                    del points[1::2]
+            points = self._points.setdefault(name + kind, [])
+            numbers = [number for _, number in numbers_of("", {name: value})]
+            if not points or len(numbers) == len(points[0][1]):
+                points.append((x, numbers))
+            if len(points) > _MOST_POINTS:
+                del points[1::2]
 
     @property
     def _names(self) -> list[str]:
@@ -197,9 +200,11 @@ class NotebookCurves(_Picture):
                       (f"val_{name}", _ORANGE, "--", "validation")]  # fmt: skip
             for key, colour, dashes, label in curves:
                 if points := self._points.get(key):
-                    x, y = zip(*points, strict=True)
+                    x, y = zip(*points, strict=True)  # a metric with several values has more lines
                     mark = "." if label and len(x) < 30 else ""
-                    axes.plot(x, y, dashes, color=colour, marker=mark, label=label or None)
+                    lines = axes.plot(x, y, dashes, color=colour, marker=mark)
+                    for line in lines[:1]:
+                        line.set_label(label or None)
             axes.set_title(name, fontsize=9)
             axes.tick_params(labelsize=8)
             axes.xaxis.get_major_locator().set_params(integer=True)

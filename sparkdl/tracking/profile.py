@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from sparkdl.phases import Phase, Usage
+from sparkdl.progress.bar import speed
 
 Cause = Literal[
     "slow worker", "uneven rows", "slow reader", "slow transport", "short window", "small batches"
@@ -117,7 +118,7 @@ class Profile:
             )
             lines.append(
                 f"rank {rank:>3}  {_bar(times, longest)}  {total:.1f} s  "
-                f"{times.rows / total:,.0f} rows/s  {shares}"
+                f"{speed(times.rows / total)}  {shares}"
             )
         if self.advice is None:
             lines.append("Nothing stands out: no single change would save a tenth of the time.")

@@ -259,6 +259,18 @@ def test_what_a_newcomer_writes(spark: Any, frame: Any) -> None:
             model.fit(frame, features=features, verbose=0)
     with refused(spark, DataError, "an expression of Spark", "sample_weight='name'"):
         model.fit(frame, sample_weight=F.col("a"), verbose=0)
+    with refused(spark, DataError, "an expression of Spark", "label='name'"):
+        model.fit(frame, label=F.col("label"), verbose=0)
+    with refused(spark, DataError, "an expression of Spark", "validation_data='name'"):
+        model.fit(frame, validation_data=F.col("held"), verbose=0)
+    for call in (model.evaluate, model.predict):
+        with refused(spark, DataError, "an expression of Spark", "features='name'"):
+            call(frame, features=F.col("features"))
+    for call in (model.fit, model.evaluate):
+        with refused(spark, ConfigError, "this kind of data", "Column", "df.select"):
+            call(F.col("features"))
+    with refused(spark, ConfigError, "this kind of data", "Column"):
+        model.predict(F.col("features"))
     with refused(spark, ConfigError, "validation_data", "without a tuple"):
         model.fit(frame, validation_data=(frame, frame), verbose=0)
     with refused(spark, DataError, "no column of booleans: 'a'", "a column of type"):
@@ -272,6 +284,17 @@ def test_what_a_newcomer_writes(spark: Any, frame: Any) -> None:
     times = frame.selectExpr("features", "current_timestamp() as t")
     with refused(spark, DataError, "F.unix_timestamp('t')"):
         model.fit(times, label="t", verbose=0)
+
+
+def test_a_model_without_a_loss_is_not_evaluated(spark: Any, frame: Any) -> None:
+    class OwnStep(keras.Sequential):
+        def train_step(self, data: Any) -> Any:
+            raise NotImplementedError
+
+    model = OwnStep([keras.Input((3,)), layers.Dense(1)])
+    model.compile("sgd")
+    with refused(spark, ModelError, "cannot be evaluated", "test_step"):
+        SparkModel(model).evaluate(frame)
 
 
 # -- fit, before a job --------------------------------------------------------------------------

@@ -16,6 +16,7 @@ import tensorflow as tf
 from keras import layers
 from spark_models import make_mlp
 
+import sparkdl
 from sparkdl import SparkModel, load_spark_model
 from sparkdl.errors import ConfigError, DataError
 
@@ -173,6 +174,16 @@ def test_arrays_of_different_length(
     assert spark_model.evaluate(lists)["loss"] == pytest.approx(known["loss"], rel=1e-4)
     path = f"file://{tmp_path}/words.keras"
     spark_model.save(path)
+    ordered = df.coalesce(1)
+    churn = sparkdl.predict_udf(path, pad=0)
+    for scored in (sparkdl.predict(path, ordered, features="words", pad=0),
+                   ordered.select(churn("words").alias("prediction"))):  # fmt: skip
+        got = [row.prediction for row in scored.collect()]
+        np.testing.assert_allclose(got, model.predict(x, verbose=0)[:, 0], atol=1e-5)
+    with pytest.raises(ConfigError, match="first dimension is free"):
+        sparkdl.predict_udf(make_mlp(), pad=0)
+    with pytest.raises(ConfigError, match="pad must say"):
+        sparkdl.predict(path, df, features="words", pad="zero")
     assert load_spark_model(path).pad == 0
 
     with pytest.raises(DataError, match="unequal length"):
@@ -192,6 +203,9 @@ def test_a_mask_as_an_input(spark: Any, sentences: list[tuple[list[int], int]]) 
     spark_model = SparkModel(model, num_workers=2, pad=-7)
     history = spark_model.fit(df, features="words", verbose=0)
     assert history.history["loss"] == [pytest.approx(0, abs=1e-6)]
+    total = sparkdl.predict_udf(model, pad=-7)
+    wanted = [float(sum(row)) for row, _ in sentences]
+    assert [r[0] for r in df.coalesce(1).select(total("words")).collect()] == pytest.approx(wanted)
 
 
 def texts() -> tuple[list[str], list[int]]:

@@ -9,9 +9,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from pyspark.sql import Column
+
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.files.arrow_file_system import NoFileSystemError
 from sparkdl.learner.signature import Signature
+from sparkdl.spark.columns.fields import expression_error
 from sparkdl.spark.columns.files import file_set, frame_of_files, is_path
 from sparkdl.spark.columns.sources import (
     ROLE,
@@ -53,6 +56,8 @@ def open_fit_source(
         DataError: The data do not fit the model, or each other.
         ConfigError: Not a form of data that is known.
     """
+    if isinstance(validation_data, Column):
+        raise expression_error(validation_data, "validation_data")
     if isinstance(validation_data, str) and is_frame(data) and _is_column(validation_data, data):
         return _validated_by_column(data, validation_data, signature, columns, split)
     if is_path(data) and (validation_data is None or is_path(validation_data)):

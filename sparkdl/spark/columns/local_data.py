@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from pyspark.sql import Column
 
+from sparkdl.config import shown
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.spark.columns.shipped import ship_table
 from sparkdl.spark.driver.cluster import session_of
 
 _LINES = {
-    "tensorflow": "x, y = map(np.array, zip(*dataset.unbatch().as_numpy_iterator())); fit((x, y))",
+    "tensorflow": "x, y = map(np.array, zip(*dataset.as_numpy_iterator())); fit((x, y)); for a "
+    "dataset of batches np.concatenate instead of np.array",
     "torch": "x, y = map(np.array, zip(*dataset)); fit((x, y)), for a torch Dataset that fits in "
     "memory",
     "keras": "x, y = map(np.concatenate, zip(*(data[i] for i in range(len(data))))); fit((x, y))",
@@ -21,6 +24,8 @@ _LINES = {
     "dask": "fit(data.compute(), features=..., label=...)",
 }
 """Package -> how to make something that ``fit`` takes of what it has."""
+_OF_KERAS = ("tensorflow", "torch", "jax", "jaxlib", "keras")
+"""Packages whose tensors and data sets ``predict`` of Keras takes as they are."""
 
 
 def as_frame(data: Any) -> Any:
@@ -92,6 +97,8 @@ def unknown_data(data: Any) -> ConfigError:
         hint = "labels belong to it: fit((x, y))"
     elif isinstance(data, str):
         hint = f"fit(spark.read.parquet({data!r}))"
+    elif isinstance(data, Column):
+        hint = "an expression has no rows of its own: df.select(...) or df.filter(...) has"
     return ConfigError(
         "this kind of data is not known",
         expected="a DataFrame of Spark, pandas or polars, an Arrow table, an RDD of (x, y) or "
@@ -99,6 +106,56 @@ def unknown_data(data: Any) -> ConfigError:
         received=f"{kind.__module__}.{kind.__qualname__}",
         hint=hint,
     )
+
+
+def input_arrays(data: Any, inputs: Sequence[str]) -> Any:
+    """Inputs on the driver, as ``predict`` of Keras takes them; lists of rows become arrays.
+
+    Args:
+        data: An array or a list of rows; for several inputs a list of these, or input name ->
+            these. Tensors, generators and data sets of Keras' frameworks stay as they are.
+        inputs: The model's.
+
+    Raises:
+        ConfigError: No form of data that is known, or rows that are no array.
+    """
+    if isinstance(data, Mapping):
+        return {name: _input_array(part) for name, part in data.items()}
+    if isinstance(data, (list, tuple)) and (len(inputs) > 1 or _is_one_array(data)):
+        return [_input_array(part) for part in data]
+    return _input_array(data)
+
+
+def _is_one_array(data: Sequence[Any]) -> bool:
+    """Whether it is ``[x]``, Keras' list of the arrays of a model with one input."""
+    return len(data) == 1 and getattr(data[0], "ndim", 0) > 1
+
+
+def _input_array(data: Any) -> Any:
+    if isinstance(data, (list, tuple)):
+        try:
+            array = np.asarray(data)
+        except ValueError:  # rows of different length
+            array = np.asarray(None)
+        if array.dtype.kind in "biufUS":
+            return array
+    elif _is_read_by_keras(data):
+        return data
+    raise ConfigError(
+        "predict cannot read inputs from this kind of data",
+        expected="a DataFrame of Spark, pandas or polars, an Arrow table, an RDD, a path, arrays, "
+        "or lists of numbers of one length",
+        received=f"{type(data).__module__}.{type(data).__qualname__} {shown(data)}",
+        hint="rows of different length are for a DataFrame and pad=...: "
+        "predict(spark.createDataFrame([(row,) for row in rows], 'features array<float>'))",
+    )
+
+
+def _is_read_by_keras(data: Any) -> bool:
+    kind = type(data)
+    packages = {base.__module__.split(".")[0] for base in kind.__mro__}
+    listed = hasattr(kind, "__array__") or hasattr(kind, "__next__")
+    return listed or not packages.isdisjoint(_OF_KERAS)
 
 
 def are_arrays(data: Any, *, needs_labels: bool) -> bool:

@@ -17,6 +17,7 @@ from sparkdl.data import ColumnSpec
 from sparkdl.errors import DataError
 from sparkdl.learner.signature import Signature, TensorSpec
 from sparkdl.spark.columns.wire import pack_problem
+from sparkdl.spark.executor.stage import read_to_end
 
 
 def pair_encoder(signature: Signature) -> PairEncoder:
@@ -102,12 +103,14 @@ class PairEncoder:
         self.features, self.labels = features, labels
 
     def __call__(self, rows: Iterable[Any]) -> Iterator[tuple[bytes | str | None, ...]]:
+        rows = iter(rows)
         for number, row in enumerate(rows):
             try:
                 values = self._encode_row(row, number)
             except DataError as error:
                 count = len(self.features) + len(self.labels)
                 yield (*[None] * count, pack_problem(error))
+                read_to_end(rows)
                 return
             yield (*values, None)
 

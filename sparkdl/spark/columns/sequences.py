@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
-from sparkdl.data.columns import ColumnSpec
+from sparkdl.data.columns import ColumnSpec, DataSpec
 from sparkdl.data.ragged import Padding
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.learner.framework import running_backend
@@ -63,8 +63,8 @@ def paddings_of(pad: Pad | None, inputs: Mapping[str, TensorSpec]) -> dict[str, 
                 expected=f"a whole number, for an input of {inputs[name].dtype}",
                 received=f"pad={pad!r}",
             )
-    few_lengths = running_backend() == "jax"
-    return {name: Padding(float(value), few_lengths) for name, value in values.items()}
+    compiles_each = running_backend() == "jax"
+    return {name: Padding(float(value), compiles_each) for name, value in values.items()}
 
 
 def padded_spec(spec: ColumnSpec, padding: Padding) -> ColumnSpec:
@@ -81,6 +81,20 @@ def padded_spec(spec: ColumnSpec, padding: Padding) -> ColumnSpec:
             received=f"a column of kind {spec.kind!r} for an input of shape {spec.shape}",
         )
     return replace(spec, padding=padding)
+
+
+def few_lengths(spec: DataSpec) -> DataSpec:
+    """Rounds the lengths of padded batches, for a backend that compiles for each (JAX).
+
+    For specs that are made where the backend is not running yet.
+    """
+
+    def rounded(entry: ColumnSpec) -> ColumnSpec:
+        if entry.padding is None:
+            return entry
+        return replace(entry, padding=replace(entry.padding, few_lengths=True))
+
+    return replace(spec, features={name: rounded(e) for name, e in spec.features.items()})
 
 
 def mask_spec(name: str, wanted: TensorSpec, padded: ColumnSpec) -> ColumnSpec:
@@ -101,6 +115,6 @@ def mask_spec(name: str, wanted: TensorSpec, padded: ColumnSpec) -> ColumnSpec:
             received=f"an input of shape {wanted.shape}",
             hint=f"features={{{name!r}: 'column', ...}} feeds a column of yours instead",
         )
-    few_lengths = padded.padding is not None and padded.padding.few_lengths
-    padding = Padding(0.0, few_lengths, math.prod(d or 0 for d in padded.shape[1:]))
+    compiles_each = padded.padding is not None and padded.padding.few_lengths
+    padding = Padding(0.0, compiles_each, math.prod(d or 0 for d in padded.shape[1:]))
     return ColumnSpec(padded.columns, (None,), wanted.dtype, "mask", padding=padding)

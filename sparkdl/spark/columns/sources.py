@@ -88,15 +88,17 @@ class Source:
 
 def is_frame(data: Any) -> bool:
     """Whether ``data`` is a Spark DataFrame, classic or Connect."""
-    return type(data).__module__.startswith("pyspark.") and hasattr(data, "mapInArrow")
+    kind = type(data)  # a Column has every attribute, its class has not
+    return kind.__module__.startswith("pyspark.") and hasattr(kind, "mapInArrow")
 
 
 def is_rdd(data: Any) -> bool:
     """Whether ``data`` is an RDD."""
+    kind = type(data)
     return (
-        type(data).__module__.startswith("pyspark.")
-        and hasattr(data, "mapPartitions")
-        and (not hasattr(data, "mapInArrow"))
+        kind.__module__.startswith("pyspark.")
+        and hasattr(kind, "mapPartitions")
+        and not hasattr(kind, "mapInArrow")
     )
 
 

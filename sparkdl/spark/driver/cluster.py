@@ -64,9 +64,9 @@ def session_problem(spark: Any) -> SparkDLError | None:
     if not stopped:
         return None
     return ResourceError(
-        "the Spark session of these data has been stopped",
-        expected="data of a session that runs",
-        received="its stop(), before or while the data were read",
+        "the Spark session has been stopped",
+        expected="a session that runs, and data of it",
+        received="its stop(), before the call or while it ran",
         hint="spark = SparkSession.builder.getOrCreate(), and read the data again",
     )
 
@@ -91,7 +91,8 @@ def session_of(data: Any = None) -> Any:
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
-    session = getattr(data, "sparkSession", None)
+    # a Column has every attribute, its class has not
+    session = data.sparkSession if hasattr(type(data), "sparkSession") else None
     if session is None:
         with contextlib.suppress(PySparkException):  # there is none
             session = SparkSession.active()

@@ -43,19 +43,26 @@ def fed_frame(data: Any, spark: Any, *, streams: bool = False) -> tuple[Any, tup
 
     Raises:
         ConfigError: It is no DataFrame.
+        ResourceError: Its session has been stopped.
     """
     from pyspark.ml.functions import vector_to_array
     from pyspark.sql import functions as F
 
     data = as_frame(data)
     if is_path(data):
-        data = frame_of_files(spark if spark is not None else session_of(), data)
+        spark = spark if spark is not None else session_of()
+        require_running(spark)
+        data = frame_of_files(spark, data)
+    if is_frame(data):
+        require_running(data.sparkSession)
     endless = is_stream(data) and not streams
     if not is_frame(data) or endless or len(set(data.columns)) < len(data.columns):
         raise ConfigError(
             "data cannot be fed to the ranks",
             expected="a DataFrame whose rows end and whose columns have different names",
             received="a stream" if endless else type(data).__name__,
+            hint="arrays: data=pandas.DataFrame({'x': list(x), 'y': list(y)}); what is too large "
+            "for the driver: the path of Parquet or TFRecord files",
         )
     columns = []
     for name, field in zip(wire_names(len(data.columns)), data.schema.fields, strict=True):
@@ -159,6 +166,7 @@ def check_streaming(data: Any, checkpoint_dir: Any, trigger: Any) -> None:
 
     Raises:
         ConfigError: No stream, a Spark Connect session, no folder, or a trigger that is none.
+        ResourceError: The session of the data has been stopped.
     """
     if checkpoint_dir is not None and not (isinstance(checkpoint_dir, str) and checkpoint_dir):
         raise ConfigError(
@@ -172,6 +180,8 @@ def check_streaming(data: Any, checkpoint_dir: Any, trigger: Any) -> None:
             expected="{'availableNow': True} or {'processingTime': '10 seconds'}",
             received=repr(trigger)[:200],
         )
+    if is_frame(data):
+        require_running(data.sparkSession)
     if not is_stream(data):
         if checkpoint_dir is None and trigger is None:
             return
@@ -181,7 +191,6 @@ def check_streaming(data: Any, checkpoint_dir: Any, trigger: Any) -> None:
             received=f"data={type(data).__name__}",
             hint="spark.readStream makes a streaming DataFrame",
         )
-    require_running(data.sparkSession)
     if is_connect(data.sparkSession):
         raise ConfigError(
             "a stream cannot feed functions over Spark Connect",

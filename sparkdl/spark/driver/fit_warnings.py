@@ -1,4 +1,4 @@
-"""What ``fit`` warns of when it has ended: workers that were in each other's way."""
+"""What ``fit`` warns of: workers that take turns, and those that were in each other's way."""
 
 from __future__ import annotations
 
@@ -25,6 +25,22 @@ FEW_STEPS = 1000
 FAR_OFF_CENTER, HIGH_OFF_CENTER = 0.6, 0.8
 """Inputs further from mean 0 (MNIST's pixels have 0.41, numbers uniform in [0, 1) 0.75) slow
 workers down where less than this part of their changes counts."""
+
+
+def warn_of_mixed_validation(num_workers: int, at_once: int) -> None:
+    """Says what validation is of where workers that do not wait for each other take turns.
+
+    Args:
+        num_workers: Workers that validate.
+        at_once: How many of them can run at the same time; 0 if it is not known.
+    """
+    if 0 < at_once < num_workers:
+        warn_user(
+            f"{num_workers} workers take turns on {at_once} task slots, and each evaluates its "
+            "validation rows in its turn: val_loss and the metrics beside it are a mean over "
+            "weights of different age, also in the last epoch, and not those of the trained model; "
+            f"num_workers={at_once} gives those, and so does evaluate(validation_data) after fit"
+        )
 
 
 def warn_of_damping(counted: float, num_workers: int, steps: int, off_center: float) -> None:

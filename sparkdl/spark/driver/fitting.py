@@ -20,6 +20,7 @@ from sparkdl.spark.driver.allreduce_run import reports_live, start_all_reduce
 from sparkdl.spark.driver.cluster import count_slots, wait_for_slots
 from sparkdl.spark.driver.fit_warnings import (
     warn_of_damping,
+    warn_of_mixed_validation,
     warn_of_no_learning,
     warn_of_server_load,
 )
@@ -45,6 +46,9 @@ def run_fit(plan: FitPlan, monitor: FitMonitor) -> StageSummary:
         DataError: A worker found that the data do not fit.
         TransportError: The run's server died.
     """
+    validates = plan.source.spec.role_column is not None
+    if validates and not (plan.exchange.in_step or plan.exchange.independent):
+        warn_of_mixed_validation(plan.num_workers, plan.at_once)
     with _slots(plan):
         summary = _run_fit(plan, monitor)
     if isinstance(plan.exchange, ServerExchange) and not plan.exchange.in_step:

@@ -80,6 +80,7 @@ def run_stage(
         ConfigError: Encryption was asked for, and cannot be had for all that the ranks send.
     """
     spark = spark if spark is not None else cluster.session_of()
+    cluster.require_running(spark)
     certificate = certificate_of(spark, network)
     if certificate is not None:
         require_encryptable(task.communicator)

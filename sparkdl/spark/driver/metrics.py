@@ -44,7 +44,7 @@ def prepare_metrics(model: Any, source: Source) -> None:
         raise DataError(
             f"model {model.name!r} cannot take these columns",
             expected=f"inputs {_shapes(signature.inputs)}, outputs {_shapes(signature.outputs)}",
-            received=f"{type(error).__name__}: {error}",
+            received=f"{type(error).__name__}: {str(error)[:600]}",
             hint="try model.fit on a few rows as NumPy arrays",
         ) from error
     check_metrics_add_up(model, x, spec.labels)

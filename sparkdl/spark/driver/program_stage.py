@@ -37,6 +37,7 @@ def surroundings(program: Program, spark: Any, network: Network) -> Iterator[Sur
         ResourceError: Too few slots, dynamic allocation, or no free port; no job was started.
     """
     spark = spark if spark is not None else cluster.session_of()
+    cluster.require_running(spark)
     count = len(program.placed)
     certificate = certificate_of(spark, network, pickles=True)
     bind, advertised = listening_address(spark, network)

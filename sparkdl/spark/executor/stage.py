@@ -66,17 +66,24 @@ def run_task(
 ) -> Iterator[pa.RecordBatch]:
     """Runs a pickled task as the rank that this task of Spark is, and reads its input to the end.
 
-    Spark ends a Python worker that leaves input unread, and with it the framework that it has
-    imported. A task that found data that do not fit does leave some. Rows of a broadcast are read
-    only by a task that wants them.
+    Rows of a broadcast are read only by a task that wants them.
     """
     from pyspark import TaskContext
 
     batches = iter(batches)
     given = batches if rows is None else batches_of(rows)
     yield from run_rank(content, rank_of(TaskContext.get(), num_ranks), given, _print_error)
+    read_to_end(batches)
+
+
+def read_to_end(rows: Iterator[object]) -> None:
+    """Reads what is left of a task's input, for some seconds at most.
+
+    Spark ends a Python worker that leaves input unread, and with it the framework that the worker
+    has imported. A task that found data that do not fit does leave some.
+    """
     give_up_at = time.monotonic() + _READ_ON_S
-    for _ in batches:
+    for _ in rows:
         if time.monotonic() > give_up_at:
             break
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -61,7 +62,10 @@ class EvaluateTask:
         """The partition's metric state."""
         named = named_batches(batches, self.spec)
         stacks = evaluation_stacks(named, self.spec, self.batch_size)
-        state = self.learner(rank).evaluate(stacks)
+        first = next(stacks, None)  # rows that do not fit are found before the framework starts
+        if first is None:
+            return
+        state = self.learner(rank).evaluate(chain([first], stacks))
         if state.size:
             yield from Result(rank.rank, "metrics", json.dumps(state.tolist())).batches()
 

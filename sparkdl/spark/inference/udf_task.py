@@ -17,9 +17,9 @@ from sparkdl.data.vectors import is_vector
 from sparkdl.errors import DataError
 from sparkdl.launch.task import RankContext
 from sparkdl.learner.predictor_archive import PredictorArchive
-from sparkdl.learner.signature import Signature
 from sparkdl.spark.columns.decoders import Decoder
 from sparkdl.spark.columns.matching import InputColumns, make_spec
+from sparkdl.spark.columns.sequences import Pad, few_lengths, mask_inputs
 from sparkdl.spark.inference.forward import ForwardPass, HandleInvalid
 from sparkdl.spark.inference.output_columns import OutputColumn
 from sparkdl.spark.inference.predictor_task import ForwardTask, PredictorTask
@@ -38,6 +38,7 @@ class UdfTask(ForwardTask):
         use_gpu: See :class:`sparkdl.SparkModel`.
         handle_invalid: What becomes of rows that no model can take; never ``'skip'``.
         decoder: See :class:`sparkdl.SparkModel`.
+        pad: See there.
     """
 
     archive: PredictorArchive
@@ -46,6 +47,7 @@ class UdfTask(ForwardTask):
     use_gpu: UseGpu
     handle_invalid: HandleInvalid = "error"
     decoder: Decoder | Mapping[str, Decoder] | None = None
+    pad: Pad | None = None
 
     @property
     def result(self) -> T.DataType:
@@ -68,23 +70,26 @@ class UdfTask(ForwardTask):
     def _spec(self, schema: pa.Schema) -> DataSpec:
         """How to read the arguments."""
         fields = [T.StructField(f.name, _spark_type(f.type)) for f in schema]
-        features = _features(schema.names, self.archive.signature)
-        return make_spec(
-            T.StructType(fields), self.archive.signature, features, None, decoder=self.decoder
+        signature = self.archive.signature
+        masks = mask_inputs(self.pad, None, signature.inputs)  # are made of other inputs
+        features = _features(schema.names, [n for n in signature.inputs if n not in masks])
+        spec = make_spec(
+            T.StructType(fields), signature, features, None, decoder=self.decoder, pad=self.pad
         )
+        return few_lengths(spec) if self.archive.archive.backend == "jax" else spec
 
 
-def _features(names: list[str], signature: Signature) -> InputColumns:
+def _features(names: list[str], inputs: list[str]) -> InputColumns:
     """Which argument is which input: one for each, or all for the only one."""
-    if len(signature.inputs) == 1:
+    if len(inputs) == 1:
         return names if len(names) > 1 else names[0]
-    if len(names) != len(signature.inputs):
+    if len(names) != len(inputs):
         raise DataError(
             "a SQL function was called with the wrong number of arguments",
-            expected=f"{len(signature.inputs)} columns, for {list(signature.inputs)}",
+            expected=f"{len(inputs)} columns, for {inputs}",
             received=f"{len(names)}",
         )
-    return dict(zip(signature.inputs, names, strict=True))
+    return dict(zip(inputs, names, strict=True))
 
 
 def _spark_type(kind: pa.DataType) -> T.DataType:

@@ -81,6 +81,31 @@ def test_train_evaluate_predict(
     assert spark.range(1).count() == 1, "a session that ran before is left running"
 
 
+def test_predict_of_models_that_are_not_compiled(
+    spark: Any, data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import keras
+
+    compiled = _make_model()
+    model = keras.models.clone_model(compiled)
+    model.set_weights(compiled.get_weights())
+    compiled.save(tmp_path / "compiled.keras")
+    model.save(tmp_path / "plain.keras")
+    model.save(tmp_path / "plain.h5")
+    model.export(tmp_path / "saved_model", verbose=False)
+    frame = spark.read.parquet(data)
+    known = sparkdl.predict(model, frame, features=["a", "b", "c"])
+    wanted = {row.a: row.prediction for row in known.collect()}
+    for name in ("compiled.keras", "plain.keras", "plain.h5", "saved_model"):
+        place = f"file:{tmp_path}/{name}"
+        code, shown = _main(
+            capsys, "predict", place, "--data", data, "--features", "a,b,c", "--limit", "3"
+        )
+        assert code == cli.OK, shown
+        for row in shown["rows"]:
+            assert row["prediction"] == pytest.approx(wanted[row["a"]], abs=1e-5), name
+
+
 def test_every_format_has_the_same_rows(
     spark: Any, data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 from keras import layers
 
+import sparkdl
 from sparkdl import SparkModel, payload
 from sparkdl.data import ColumnSpec, DataSpec
 from sparkdl.errors import ConfigError, DataError
@@ -181,6 +182,35 @@ def test_numpy(x: np.ndarray) -> None:
     np.testing.assert_array_equal(
         SparkModel(model).predict(x, batch_size=7), model.predict(x, batch_size=7, verbose=0)
     )
+
+
+def test_frames_of_other_libraries_are_read_by_name(spark: Any, x: np.ndarray) -> None:
+    """Columns in another order, and one more than the model reads."""
+    import pandas as pd
+    import polars as pl
+
+    model = dense(2)
+    want = model.predict(x, verbose=0)
+    columns = {"id": np.arange(N), "c": x[:, 2], "a": x[:, 0], "b": x[:, 1]}
+    frames = [pd.DataFrame(columns), pl.DataFrame(columns), pa.table(columns)]
+    for data, predict in zip(frames, [SparkModel(model).predict] * 2 + [scored], strict=True):
+        predicted = predict(data, features=["a", "b", "c"])
+        assert predicted.columns == ["id", "c", "a", "b", "prediction"]
+        rows = sorted(predicted.select("id", "prediction").collect())
+        np.testing.assert_allclose([row.prediction for row in rows], want, atol=1e-5)
+
+
+def scored(data: Any, features: list[str]) -> Any:
+    return sparkdl.predict(dense(2), data, features=features)
+
+
+def test_lists(x: np.ndarray) -> None:
+    model = dense(2)
+    want = model.predict(x, verbose=0)
+    np.testing.assert_allclose(SparkModel(model).predict(x.tolist()), want, atol=1e-6)
+    np.testing.assert_allclose(SparkModel(model).predict([x]), want, atol=1e-6)
+    with pytest.raises(ConfigError, match="predict cannot read"):
+        SparkModel(model).predict([[1.0, 2.0, 3.0], [1.0]])
 
 
 # -- in batches ---------------------------------------------------------------------------------

@@ -159,6 +159,12 @@ def test_what_no_stream_can_be_trained_with(spark: Any, folder: Any, data: Any, 
         model.fit_stream(stream, features="feature", **options)
     with pytest.raises(ConfigError, match="go on after a restart"):
         model.fit_stream(stream, checkpoint_dir=None)
+    with pytest.raises(ConfigError, match=r"callbacks=\[EarlyStopping\(\.\.\.\)\]"):
+        model.fit_stream(stream, callbacks=[keras.callbacks.EarlyStopping], **options)
+    with pytest.raises(ConfigError, match="batch_size"):
+        model.fit_stream(stream, batch_size=0, **options)
+    with pytest.raises(ConfigError, match="verbose must say"):
+        model.fit_stream(stream, verbose="loud", **options)
     with pytest.raises(ConfigError, match="availableNow"):
         model.fit_stream(stream, trigger="now", **options)
     with pytest.raises(DataError, match="fit_stream"):

@@ -57,7 +57,7 @@ def main() -> None:
             if "SparkSubmit" in " ".join(process.cmdline()):
                 os.kill(process.pid, signal.SIGKILL)
 
-    expect(ResourceError, "session of these data has been stopped", lambda spark: spark.stop())
+    expect(ResourceError, "the Spark session has been stopped", lambda spark: spark.stop())
     storage.check_writable("local-path")  # no session: nobody to ask
     expect(TransportError, r"JVM of Spark's driver has ended(.|\n)*exit status -9", kill_jvm)
     with pytest.raises(ResourceError, match=r"JVM does not answer(.|\n)*'file:/\.\.\.'"):

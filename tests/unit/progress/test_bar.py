@@ -59,6 +59,16 @@ def test_a_log_file_has_one_line_per_epoch_and_nothing_else(verbose: int) -> Non
     )
 
 
+@pytest.mark.parametrize(
+    ("rows_per_s", "said"), [(0.25, "0.25 rows/s"), (3.14, "3.1 rows/s"), (12.4, "12 rows/s")]
+)
+def test_slow_training_is_no_standstill(rows_per_s: float, said: str) -> None:
+    told: list[Event] = [
+        TrainingBegan(0, 1), EpochBegan(0), EpochEnded(0, 1, 1, 1, {"loss": 0.5}, rows_per_s, 0.0),
+    ]  # fmt: skip
+    assert shown(io.StringIO(), told) == f"Epoch 1/1 - loss: 0.5000 - {said}\n"
+
+
 def test_verbose_0_is_silent() -> None:
     assert shown(Terminal(), events(), verbose=0) == ""
 

@@ -29,6 +29,30 @@ def test_a_picture_is_drawn_at_each_epochs_end_and_at_the_end() -> None:
     assert len(shown[-1][0]) > len(shown[0][0])  # more to see
 
 
+def test_a_metric_with_several_values_has_a_line_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    import matplotlib.figure
+
+    figures: list[Any] = []
+
+    class Kept(matplotlib.figure.Figure):
+        def __init__(self, **options: Any) -> None:
+            super().__init__(**options)
+            figures.append(self)
+
+    monkeypatch.setattr(matplotlib.figure, "Figure", Kept)
+    texts: list[str] = []
+    sink = NotebookCurves(show=lambda picture, text: texts.append(text), clock=Time())
+    sink.handle(TrainingBegan(0, 2, RUN))
+    for number, f1 in enumerate(([0.25, 1.0], [0.5, 0.75])):
+        metrics = {"loss": 1.0, "f1": list(f1), "val_f1": [[0.0, 0.125]]}
+        sink.handle(EpochEnded(number, 1, 1, 10, metrics, 0.25))
+    assert texts[-1] == "epoch 2 of 2, 0.25 rows/s"
+    loss, scores = figures[-1].axes
+    assert (loss.get_title(), scores.get_title()) == ("loss", "f1")
+    drawn = [list(line.get_ydata()) for line in scores.lines]
+    assert drawn == [[0.25, 0.5], [1.0, 0.75], [0.0, 0.0], [0.125, 0.125]]
+
+
 def test_between_epochs_there_are_few_pictures_and_an_error_is_said() -> None:
     shown: list[str] = []
     time = Time(step=0.05)

@@ -1,4 +1,4 @@
-"""What ``fit`` warns of after training."""
+"""What ``fit`` warns of before and after training."""
 
 from __future__ import annotations
 
@@ -9,9 +9,22 @@ import pytest
 from sparkdl.phases import Usage
 from sparkdl.spark.driver.fit_warnings import (
     warn_of_damping,
+    warn_of_mixed_validation,
     warn_of_no_learning,
     warn_of_server_load,
 )
+
+
+def test_validation_of_workers_that_take_turns() -> None:
+    with pytest.warns(RuntimeWarning, match=r"8 workers take turns on 2 task slots.*num_workers=2"):
+        warn_of_mixed_validation(8, 2)
+
+
+@pytest.mark.parametrize(("workers", "at_once"), [(8, 8), (2, 4), (8, 0), (1, 1)])
+def test_validation_of_workers_that_run_together(workers: int, at_once: int) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warn_of_mixed_validation(workers, at_once)
 
 
 def test_changes_of_many_workers_that_hardly_counted() -> None:

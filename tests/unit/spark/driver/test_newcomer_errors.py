@@ -23,9 +23,10 @@ from sparkdl.errors import (
     UnknownNameError,
 )
 from sparkdl.learner.signature import Signature, TensorSpec
+from sparkdl.network import Network
 from sparkdl.ps.choice import choose_server_exchange
 from sparkdl.spark.columns.matching import make_spec
-from sparkdl.spark.columns.sources import Columns, arrays_of, open_source
+from sparkdl.spark.columns.sources import Columns, arrays_of, is_frame, is_rdd, open_source
 from sparkdl.spark.driver import cluster, interpreter
 from sparkdl.spark.driver.arguments import (
     check_callbacks,
@@ -33,6 +34,8 @@ from sparkdl.spark.driver.arguments import (
     lists_its_arguments,
     refuse_labels_apart,
 )
+from sparkdl.spark.driver.feeding import check_streaming, fed_frame
+from sparkdl.spark.driver.function_stage import run_stage
 from sparkdl.spark.driver.plan import count_workers
 
 
@@ -191,9 +194,39 @@ def test_frames_that_cannot_be_read() -> None:
     text = text_of(ResourceError, open_source, Frame(stopped=True), signature(), Columns())
     assert "has been stopped" in text
     assert "getOrCreate" in text
+    text = text_of(ResourceError, fed_frame, Frame(stopped=True), None)  # run, inference
+    assert "has been stopped" in text
+    stopped = Frame(stopped=True).sparkSession
+    text = text_of(ResourceError, fed_frame, "rows.parquet", stopped)
+    assert "has been stopped" in text
+    text = text_of(ResourceError, check_streaming, Frame(stopped=True), None, None)
+    assert "has been stopped" in text
+    text = text_of(ResourceError, run_stage, None, 2, stopped, Network())
+    assert "has been stopped" in text
     text = text_of(ConfigError, open_source, (Frame(), Frame()), signature(), Columns())
     assert "a tuple of Frame, Frame" in text
     assert "without a tuple" in text
+
+
+def test_an_expression_of_spark_is_no_data() -> None:
+    class Expression:
+        """As a Column of Spark: it has every attribute."""
+
+        __module__ = "pyspark.sql.fake"
+
+        def __getattr__(self, name: str) -> Expression:
+            return self
+
+    assert is_frame(Frame())
+    assert not is_frame(Expression())
+    assert not is_rdd(Expression())
+    text = text_of(ResourceError, cluster.session_of, Expression())
+    assert "no Spark session is running" in text
+
+
+def test_data_that_cannot_be_fed() -> None:
+    text = text_of(ConfigError, fed_frame, np.zeros((2, 3)), None)
+    assert "pandas.DataFrame" in text
 
 
 # -- the cluster --------------------------------------------------------------------------------

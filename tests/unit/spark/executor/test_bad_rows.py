@@ -19,7 +19,9 @@ from sparkdl.launch.failures import FailureDescription, failures_of
 from sparkdl.launch.results import join_batches
 from sparkdl.launch.task import RankContext
 from sparkdl.learner.archive import ModelArchive
+from sparkdl.spark.columns.pairs import PairEncoder
 from sparkdl.spark.executor import stage, trainer
+from sparkdl.spark.inference import evaluate
 
 SPEC = DataSpec({"x": ColumnSpec(("features",), (2,))}, {"y": ColumnSpec(("label",), ())})
 
@@ -54,6 +56,36 @@ def test_wrong_rows_are_found_before_the_framework_starts(
         list(task.run(RankContext(0), iter([batch([1.0, 2.0], bad), batch([1.0, 2.0])])))
     with pytest.raises(FrameworkStarted):
         list(task.run(RankContext(0), iter([batch([1.0, 2.0])])))
+
+
+@pytest.mark.parametrize("bad", [[1.0], [1.0, None], None])
+def test_evaluate_finds_wrong_rows_before_the_framework_starts(
+    monkeypatch: pytest.MonkeyPatch, bad: Any
+) -> None:
+    def start(placement: Placement) -> None:
+        raise FrameworkStarted
+
+    monkeypatch.setattr(evaluate, "start_framework", start)
+    spec = DataSpec(SPEC.features, {"y": ColumnSpec(("label",), (), kind="scalars")})
+    task = evaluate.EvaluateTask(ModelArchive(b"", b"", "tensorflow", ""), spec, 4, False)
+    with pytest.raises(DataError, match="'features'"):
+        list(task.run(RankContext(0), iter([batch([1.0, 2.0], bad), batch([1.0, 2.0])])))
+    with pytest.raises(FrameworkStarted):
+        list(task.run(RankContext(0), iter([batch([1.0, 2.0])])))
+    assert list(task.run(RankContext(0), iter([]))) == []
+
+
+def test_an_rdd_is_read_to_its_end_behind_a_row_that_does_not_fit() -> None:
+    """Else Spark ends the Python worker, which may be one that has the framework."""
+    pairs = PairEncoder(
+        {"x": ColumnSpec(("x",), (2,), "float32", "binary")},
+        {"y": ColumnSpec(("label",), (1,), "float32", "binary")},
+    )
+    rows = iter([([1.0, 2.0], 0.0), ([1.0], 0.0), *[([1.0, 2.0], 0.0)] * 5])
+    encoded = list(pairs(rows))
+    assert len(encoded) == 2
+    assert "shape (2,)" in str(encoded[1][-1])
+    assert next(rows, "the end") == "the end"
 
 
 def test_the_framework_does_not_wait_long_for_rows(monkeypatch: pytest.MonkeyPatch) -> None:

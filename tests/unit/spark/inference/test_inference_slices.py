@@ -21,6 +21,8 @@ from sparkdl.spark.inference import forward
 from sparkdl.spark.inference.evaluate import evaluation_stacks
 from sparkdl.spark.inference.output_columns import OutputColumn
 from sparkdl.spark.inference.predict_task import AppendTask, PredictTask
+from sparkdl.spark.inference.predictor_task import PredictorTask
+from sparkdl.spark.inference.udf_task import UdfTask
 
 ROWS = 11
 WIDTH = 6
@@ -220,3 +222,30 @@ def test_a_row_left_out_is_no_row_of_nulls() -> None:
         values[handle_invalid] = out.column(0)[3].as_py()
         assert out.column(0).type == pa.struct({"c0": pa.list_(pa.float32())})
     assert values == {"keep": {"c0": None}, "skip": None}
+
+
+@pytest.mark.parametrize(("backend", "length"), [("tensorflow", 3), ("jax", 4)])
+def test_a_function_of_sql_pads_rows_of_different_length(
+    monkeypatch: pytest.MonkeyPatch, backend: str, length: int
+) -> None:
+    """The mask is made of the argument; JAX compiles for each length, so it gets few."""
+    shapes: list[tuple[int, ...]] = []
+
+    class Summing:
+        passes = 1
+
+        def predict(self, x: dict[str, np.ndarray], batch_size: int) -> dict[str, np.ndarray]:
+            shapes.extend([x["x"].shape, x["x_mask"].shape])
+            return {"y": (x["x"] * x["x_mask"]).sum(1)}
+
+    monkeypatch.setattr(PredictorTask, "predictor", lambda self, resources: nullcontext(Summing()))
+    signature = Signature(
+        {"x": TensorSpec("x", (None,), "float32"), "x_mask": TensorSpec("x_mask", (None,), "bool")},
+        {"y": TensorSpec("y", (), "float32")}, {}, True,
+    )  # fmt: skip
+    archive = PredictorArchive(ModelArchive(b"", b"", backend, ""), "keras", "", signature)
+    made = UdfTask(archive, OutputColumn("p", "y"), 4, False, pad=-7)
+    rows = pa.record_batch({"_0": pa.array([[1.0], [1.0, 2.0], [1.0, 2.0, 3.0]])})
+    (predicted,) = made.run(RankContext(0), iter([rows]))
+    assert predicted.column(0).to_pylist() == [1.0, 3.0, 6.0]
+    assert [shape[1] for shape in shapes] == [length] * 2
