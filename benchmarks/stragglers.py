@@ -128,6 +128,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=15.0)
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--only", nargs="*", default=[""], help="parts of contenders' names")
     parser.add_argument("--quick", action="store_true", help="two seconds each: does it run?")
     args = parser.parse_args()
     if datasets.folder() is None:
@@ -147,6 +148,8 @@ def main() -> None:
         )
         rows = []
         for contender in contenders():
+            if not any(part in contender.label for part in args.only):
+                continue
             results = [run(bench, contender, case, args, seed) for seed in range(args.seeds)]
             rows.append(row_of(contender, results))
             print("  ", *rows[-1], flush=True)

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -98,9 +98,20 @@ class _Watched(ServerSynchronizer):
     pause: Pause | None = None
 
     def train(self, learner: Any, window: Any | None, report: Any) -> None:
-        if self.pause is not None:
+        if self.pause is None:
+            super().train(learner, window, report)
+        elif window is not None and self.every_batch:  # each batch of the stack is a round
+            for index in range(window.num_batches):
+                time.sleep(self.pause())
+                part, left = window.part(index, 1), window.num_batches - 1 - index
+                own = replace(
+                    report, batches=1, rows=part.num_rows, batches_done=report.batches_done - left,
+                    windows_done=report.windows_done - left,
+                )  # fmt: skip
+                super().train(learner, part, own)
+        else:
             time.sleep(sum(self.pause() for _ in range(report.batches)))
-        super().train(learner, window, report)
+            super().train(learner, window, report)
         self.watch.add(report.rows, self.rank)
 
     def end_epoch(self, learner: Any, epoch: int, metrics: Any, *others: Any) -> None:

@@ -48,6 +48,7 @@ _NEEDS = {
     "unit/launch/test_payload.py": "processes",
     "unit/tracking/page/test_page_browser.py": "processes",
     "unit/ps/rules/test_rules_optimizer.py": "keras",
+    "unit/spark/driver/test_count_workers.py": "keras",
     "unit/spark/driver/test_fit_warnings.py": "keras",
     "unit/spark/columns/test_other_libraries.py": "keras",
 }

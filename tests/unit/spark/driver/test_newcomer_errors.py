@@ -24,7 +24,6 @@ from sparkdl.errors import (
 )
 from sparkdl.learner.signature import Signature, TensorSpec
 from sparkdl.network import Network
-from sparkdl.ps.choice import choose_server_exchange
 from sparkdl.spark.columns.matching import make_spec
 from sparkdl.spark.columns.sources import Columns, arrays_of, is_frame, is_rdd, open_source
 from sparkdl.spark.driver import cluster, interpreter
@@ -36,7 +35,6 @@ from sparkdl.spark.driver.arguments import (
 )
 from sparkdl.spark.driver.feeding import check_streaming, fed_frame
 from sparkdl.spark.driver.function_stage import run_stage
-from sparkdl.spark.driver.plan import count_workers
 
 
 def text_of(kind: type[SparkDLError], function: Any, *args: Any, **kwargs: Any) -> str:
@@ -298,29 +296,6 @@ def test_a_standalone_master_says_no_number_until_its_executors_have_come(
     spark = session("spark://host:7077")
     spark.conf = SimpleNamespace(get=lambda name, default=None: default)
     assert cluster.slots_to_come(spark, 64) == 6
-
-
-@pytest.mark.parametrize(
-    ("mode", "rule", "told"),
-    [
-        ("synchronous", None, "mode 'synchronous' needs all"),
-        ("asynchronous", "ssp", "rule 'ssp' needs all"),
-        ("asynchronous", None, ""),
-        ("hogwild", None, ""),
-    ],
-)
-def test_workers_that_wait_for_others_need_a_slot_each(
-    monkeypatch: pytest.MonkeyPatch, mode: str, rule: str | None, told: str
-) -> None:
-    monkeypatch.setattr(cluster, "count_slots", lambda spark, profile=None: 2)
-    config = FitConfig(mode=mode, num_workers=8)
-    exchange = choose_server_exchange(config, rule, None, None)
-    source: Any = SimpleNamespace(spark=session("local[2]"), files=())
-    if told:
-        assert told in text_of(ResourceError, count_workers, config, exchange, source)
-    else:
-        assert count_workers(config, exchange, source) == (8, 2)
-    assert exchange.all_at_once is bool(told)
 
 
 @pytest.mark.parametrize(
