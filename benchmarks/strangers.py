@@ -1,8 +1,8 @@
 """What strangers cost the members of a run: idle connections and new ones, none with the token.
 
 A member exchanges 0.4 MB with a server while strangers from the same machine hold thousands of
-connections and open a thousand more each second, with one byte each. Quiet and hostile rounds
-alternate.
+connections and open a thousand more each second, with one byte each; with TLS every second one
+replays a member's knock. Quiet and hostile rounds alternate.
 
     python benchmarks/strangers.py [--encrypt]
 """
@@ -24,7 +24,7 @@ import numpy as np
 from sparkdl.ps.client import Client, Progress, connect
 from sparkdl.ps.rules import Downpour
 from sparkdl.ps.server import ServerConfig, ServerProcess
-from sparkdl.transport.encryption import Certificate
+from sparkdl.transport.encryption import WELCOME, Certificate, make_knock
 from sparkdl.weights import Layout
 
 LAYOUT = Layout.of([("w", (100_000,), "float32")])
@@ -32,7 +32,9 @@ PAUSE_S = 0.005
 WARM_UP_S = 4.0
 
 
-def knock(address: tuple[str, int], idle: int, per_second: int, ended: Event) -> None:
+def intrude(
+    address: tuple[str, int], idle: int, per_second: int, words: list[bytes], ended: Event
+) -> None:
     """Holds ``idle`` connections and replaces ``per_second`` of them, until ``ended``."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
@@ -45,7 +47,7 @@ def knock(address: tuple[str, int], idle: int, per_second: int, ended: Event) ->
         made += 1
         try:
             connection = socket.create_connection(address, 1.0)
-            connection.sendall(b"S")
+            connection.sendall(words[made % len(words)])
         except OSError:
             continue
         held.append(connection)
@@ -80,13 +82,19 @@ def measure(
         address = (server.address.host, server.address.port)
         if transport == "http":
             address = (web.hostname or "", web.port or 0)
+        words = [b"S"]
+        if encrypt:
+            words.append(make_knock(server.config.token))
+            with socket.create_connection(address) as member:
+                member.sendall(words[1])
+                assert member.recv(1) == WELCOME
         with connect(server.endpoint, transport, rank=0, layout=LAYOUT) as client:
             client.join(batches_per_epoch=1)
             for number in range(rounds):
                 quiet += exchanges(client, count, 2 * number * count)
                 ended = multiprocessing.Event()
                 strangers = multiprocessing.Process(
-                    target=knock, args=(address, idle, per_second, ended), daemon=True
+                    target=intrude, args=(address, idle, per_second, words, ended), daemon=True
                 )
                 strangers.start()
                 time.sleep(WARM_UP_S)
