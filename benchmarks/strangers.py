@@ -1,10 +1,11 @@
 """What strangers cost the members of a run: idle connections and new ones, none with the token.
 
 A member exchanges 0.4 MB with a server while strangers from the same machine hold thousands of
-connections and open a thousand more each second, with one byte each. Quiet and hostile rounds
-alternate. Of the strangers' connections the server ends what is too many or too slow; they come
-again at once. The script fails where members are slowed down by more than :data:`MOST_RATIO`, where
-an exchange takes longer than :data:`SLOWEST_MS`, or where strangers came more seldom than asked.
+connections and open a thousand more each second, with one byte each; with TLS every second one
+replays a member's knock. Quiet and hostile rounds alternate. Of the strangers' connections the
+server ends what is too many or too slow; new ones come at once. The script fails where members are
+slowed down by more than :data:`MOST_RATIO`, where an exchange takes longer than
+:data:`SLOWEST_MS`, or where strangers came more seldom than asked.
 
     python benchmarks/strangers.py [--encrypt]
 """
@@ -12,6 +13,7 @@ an exchange takes longer than :data:`SLOWEST_MS`, or where strangers came more s
 from __future__ import annotations
 
 import argparse
+import itertools
 import multiprocessing
 import resource
 import socket
@@ -27,7 +29,7 @@ import numpy as np
 from sparkdl.ps.client import Client, Progress, connect
 from sparkdl.ps.rules import Downpour
 from sparkdl.ps.server import ServerConfig, ServerProcess
-from sparkdl.transport.encryption import Certificate
+from sparkdl.transport.encryption import WELCOME, Certificate, make_knock
 from sparkdl.weights import Layout
 
 LAYOUT = Layout.of([("w", (100_000,), "float32")])
@@ -36,19 +38,23 @@ WARM_UP_S = 1.0
 MOST_RATIO, SLOWEST_MS, LEAST_RATE = 1.3, 1000.0, 0.9
 
 
-def knock(
-    address: tuple[str, int], idle: int, per_second: int, held: Event, ended: Event,
-    made: Synchronized[int],
+def intrude(
+    address: tuple[str, int], idle: int, per_second: int, words: list[bytes], held: Event,
+    ended: Event, made: Synchronized[int],
 ) -> None:  # fmt: skip
-    """Holds ``idle`` connections; then ``made`` counts new ones in their place, until ``ended``."""
+    """Holds ``idle`` connections; then ``made`` counts new ones in their place, until ``ended``.
+
+    They say one of ``words`` each, in turn.
+    """
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     connections: deque[socket.socket] = deque()
+    word = itertools.cycle(words)
 
     def come() -> bool:
         try:
             connection = socket.create_connection(address, 1.0)
-            connection.sendall(b"S")
+            connection.sendall(next(word))
         except OSError:
             return False
         connections.append(connection)
@@ -96,6 +102,12 @@ def measure(
         address = (server.address.host, server.address.port)
         if transport == "http":
             address = (web.hostname or "", web.port or 0)
+        words = [b"S"]
+        if encrypt:
+            words.append(make_knock(server.config.token))
+            with socket.create_connection(address) as member:
+                member.sendall(words[1])
+                assert member.recv(1) == WELCOME
         with connect(server.endpoint, transport, rank=0, layout=LAYOUT) as client:
             client.join(batches_per_epoch=1)
             for number in range(rounds):
@@ -103,7 +115,9 @@ def measure(
                 held, ended = multiprocessing.Event(), multiprocessing.Event()
                 made = multiprocessing.Value("q", 0)
                 strangers = multiprocessing.Process(
-                    target=knock, args=(address, idle, per_second, held, ended, made), daemon=True
+                    target=intrude,
+                    args=(address, idle, per_second, words, held, ended, made),
+                    daemon=True,
                 )
                 strangers.start()
                 if not held.wait(60):

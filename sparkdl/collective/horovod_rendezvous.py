@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
+import socket
 import socketserver
 import threading
 from typing import Any
@@ -33,10 +35,21 @@ def start_on(server: Any, host: str) -> int:
             socketserver.TCPServer.server_bind(self)
             self.server_name, self.server_port = self.server_address[:2]
 
-    try:
-        server._httpd = OnOneAddress((host, 0), http_server.RendezvousHandler, 0)
-    except OSError:
-        server._httpd = OnOneAddress((_ANY_ADDRESS, 0), http_server.RendezvousHandler, 0)
+    address = host if _is_of_this_machine(host) else _ANY_ADDRESS
+    server._httpd = OnOneAddress((address, 0), http_server.RendezvousHandler, 0)
     server._listen_thread = threading.Thread(target=server._httpd.serve_forever, daemon=True)
     server._listen_thread.start()
     return int(server._httpd.server_address[1])
+
+
+def _is_of_this_machine(host: str) -> bool:
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+            probe.bind((host, 0))
+    except socket.gaierror:
+        return False
+    except OSError as error:
+        if error.errno != errno.EADDRNOTAVAIL:
+            raise
+        return False
+    return True
