@@ -395,7 +395,8 @@ class SparkModel(ModelInference):
         def fit(frame: Any) -> dict[str, list[Any]]:
             history = self.fit(
                 frame, epochs_per_batch, batch_size, verbose, callbacks=callbacks,
-                features=features, label=label, sample_weight=sample_weight, shuffle=shuffle,
+                features=columns.features, label=columns.label, sample_weight=sample_weight,
+                shuffle=shuffle,
             )  # fmt: skip
             found: dict[str, list[Any]] = history.history
             return found

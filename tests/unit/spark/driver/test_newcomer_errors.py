@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 from pyspark.sql import types as T
@@ -163,6 +165,26 @@ def test_nulls_inside_an_array() -> None:
     text = text_of(DataError, decode, missing, spec)
     assert "df.dropna() removes" in text
     assert "train" not in text  # predict reads columns, too
+
+
+def test_several_names_in_any_form_can_be_written_to_a_file() -> None:
+    rows = pd.DataFrame({"a": [1.0], "b": [2.0], "y": [0.0]})
+    keys = dict.fromkeys("ab").keys()
+    for several in (rows.columns[:-1], np.array(["a", "b"]), ("a", "b"), keys):
+        columns = Columns(features=several, label={"out": several})
+        assert json.loads(json.dumps(columns.features)) == ["a", "b"]
+        assert json.loads(json.dumps(columns.label)) == {"out": ["a", "b"]}
+    columns = Columns(features={"wide": iter("ab"), "deep": "y"}, label=None)
+    assert columns.features == {"wide": ["a", "b"], "deep": "y"}
+    assert columns.label is None
+
+
+@pytest.mark.parametrize("argument", ["features", "label"])
+def test_names_without_an_order(argument: str) -> None:
+    for names in ({"a", "b"}, frozenset({"a", "b"}), {"wide": {"a", "b"}}):
+        text = text_of(DataError, Columns, **{argument: names})
+        assert argument in text
+        assert "['a', 'b']" in text
 
 
 # -- data ---------------------------------------------------------------------------------------
