@@ -13,6 +13,7 @@ from typing import Any
 
 import nbformat
 import pytest
+from bare_python import bare_environment
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -135,16 +136,10 @@ def test_the_readme_runs_in_a_fresh_terminal(tmp_path: Path) -> None:
     (first,) = [block for block in blocks if "SparkSession" in block]
     others = [b for b in blocks if b is not first and "from elephas" not in b]
     assert len(others) >= 7
-    python = tmp_path / "bin" / "python3"
-    python.parent.mkdir()
-    python.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')  # no site-packages
-    python.chmod(0o755)
     (tmp_path / "readme.py").write_text("\n".join([first, *others]))
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("PYSPARK")}
-    environment |= {"PATH": f"{python.parent}:{os.environ['PATH']}"}
     done = subprocess.run(
-        [sys.executable, "readme.py"], cwd=tmp_path, env=environment, capture_output=True,
-        text=True, timeout=800,
+        [sys.executable, "readme.py"], cwd=tmp_path, env=bare_environment(tmp_path),
+        capture_output=True, text=True, timeout=800,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert "prediction" in done.stdout

@@ -129,6 +129,7 @@ def frame_of_arrow(spark: Any, path: str) -> Any:
     from pyspark.sql import types as T
     from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
+    from sparkdl.spark.driver.interpreter import context_of, this_interpreter
     from sparkdl.spark.tfrecord.reading import folder_fields
 
     files = find_files(path)
@@ -137,7 +138,8 @@ def frame_of_arrow(spark: Any, path: str) -> Any:
     fields += [field for field in folder_fields(files) if field.name not in schema.names]
     kinds = T.StructType(fields)
     task = _ArrowTask(tuple(files), to_arrow_schema(kinds, timezone="UTC"))
-    return spark.range(0, len(files), 1, len(files)).mapInArrow(task, kinds)
+    with this_interpreter(context_of(spark)):
+        return spark.range(0, len(files), 1, len(files)).mapInArrow(task, kinds)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from sparkdl.config import require_int, require_name
 from sparkdl.errors import ResourceError
 from sparkdl.files.streams import find_files
 from sparkdl.spark.columns.wire import is_vector_column
+from sparkdl.spark.driver.interpreter import context_of, this_interpreter
 
 SaveMode = Literal["error", "errorifexists", "append", "overwrite", "ignore"]
 _MODES = ("error", "errorifexists", "append", "overwrite", "ignore")
@@ -23,7 +24,8 @@ def register_tfrecord(spark: Any) -> None:
     """
     from sparkdl.spark.tfrecord.source import DefaultSource
 
-    spark.dataSource.register(DefaultSource)
+    with this_interpreter(context_of(spark)):
+        spark.dataSource.register(DefaultSource)
 
 
 def read_tfrecords(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -311,10 +312,35 @@ def test_a_local_master_takes_this_interpreter(monkeypatch: pytest.MonkeyPatch) 
             assert spark.sparkContext.pythonExec == expected
             assert another == (expected == sys.executable)
         assert spark.sparkContext.pythonExec == before
-        assert interpreter.interpreter_of(spark.sparkContext) == repr(expected)
+        named = interpreter.interpreter_of(spark.sparkContext)
+        assert repr(expected) in named
+        assert repr(before) in named  # the user's own functions keep it
     monkeypatch.setenv("PYSPARK_PYTHON", "python3")
     with interpreter.this_interpreter(session("local[2]").sparkContext) as another:
         assert not another
+
+
+def test_the_choice_of_another_thread_is_not_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
+    context = session("local[2]").sparkContext
+    taken: list[tuple[bool, str]] = []
+    began = threading.Event()
+
+    def other_fit() -> None:
+        began.set()
+        with interpreter.this_interpreter(context) as another:
+            time.sleep(0.2)  # the first thread has ended its own meanwhile
+            taken.append((another, context.pythonExec))
+
+    thread = threading.Thread(target=other_fit)
+    with interpreter.this_interpreter(context):
+        thread.start()
+        began.wait(5)
+        with interpreter.this_interpreter(context):  # of the same thread: no hang
+            time.sleep(0.05)
+    thread.join(5)
+    assert taken == [(True, sys.executable)]
+    assert context.pythonExec == "python3"
 
 
 @pytest.mark.parametrize(
