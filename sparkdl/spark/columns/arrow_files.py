@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from sparkdl.data.shards import folder_column
 from sparkdl.errors import DataError
-from sparkdl.files.streams import FoundFile, find_files, is_local, open_input
+from sparkdl.files.streams import FoundFile, is_local, open_input
 
 _CHUNK_BYTES = 8 << 20
 
@@ -130,9 +130,10 @@ def frame_of_arrow(spark: Any, path: str) -> Any:
     from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
     from sparkdl.spark.driver.interpreter import context_of, this_interpreter
+    from sparkdl.spark.files.worker_paths import files_for_workers
     from sparkdl.spark.tfrecord.reading import folder_fields
 
-    files = find_files(path)
+    files = files_for_workers(path)
     schema = arrow_facts(files[0].path)[0]
     fields = list(from_arrow_schema(schema.remove_metadata()).fields)
     fields += [field for field in folder_fields(files) if field.name not in schema.names]
