@@ -65,8 +65,8 @@ class SparkModel(ModelInference):
         history = spark_model.fit(df, epochs=5, batch_size=64)
         predictions = spark_model.predict(df)
 
-    The first eight arguments have the names and the order of Elephas' ``SparkModel``. Each argument
-    but ``model`` is a read-only attribute afterwards.
+    The first eight arguments have the names and the order of Elephas' ``SparkModel`` up to version
+    6.2. Each argument but ``model`` is a read-only attribute afterwards.
 
     Args:
         model: A built and compiled ``keras.Model``. ``fit`` changes it in place, as Keras does.
