@@ -235,11 +235,13 @@ def columns_from_file(settings: Mapping[str, Any], path: str) -> dict[str, Any]:
     """
     columns = settings.get(COLUMNS, {})
     if not isinstance(columns, dict) or not all(
-        name in ("features", "label") and _names_columns(value) for name, value in columns.items()
+        (name in ("features", "label") and _names_columns(value))
+        or (name == "label" and value is None)
+        for name, value in columns.items()
     ):
         raise ModelError(
             f"{path!r} does not say which columns the model was trained on",
-            expected="features and label: a name, several, or input name -> either",
+            expected="features and label: a name, several, or input name -> either; label: or null",
             received=shown(columns),
             hint="keras.models.load_model reads the model itself",
         )

@@ -11,7 +11,7 @@ from sparkdl.files.file_system import Kind, RenamingFileSystem
 
 
 class NoFileSystemError(ResourceError):
-    """Neither pyarrow nor fsspec reaches the file system of a URI from this process."""
+    """Neither pyarrow nor fsspec reaches a path from this process; Spark may."""
 
 
 class LocalFileSystem(RenamingFileSystem):

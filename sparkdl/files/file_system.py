@@ -15,6 +15,10 @@ Kind = Literal["file", "folder"]
 class FileSystem(Protocol):
     """Whole files. Each method raises OSError or ValueError where it fails."""
 
+    @property
+    def plain(self) -> bool:
+        """Whether other programs read what is written as the same file."""
+
     def write(self, path: str, content: bytes) -> None:
         """Writes a file whole or not at all, and the folders above it."""
 
@@ -41,6 +45,8 @@ class RenamingFileSystem(ABC):
     write one path do not mix their contents, the last rename wins. An interrupt leaves the file as
     it was and nothing beside it.
     """
+
+    plain = True
 
     def write(self, path: str, content: bytes) -> None:
         """See :class:`FileSystem`."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import BinaryIO
 from urllib.parse import unquote
 
-from sparkdl.errors import ResourceError
+from sparkdl.errors import ResourceError, SparkDLError
 from sparkdl.files.arrow_file_system import LocalFileSystem, open_uri
 from sparkdl.files.file_system import FileSystem
 
@@ -114,6 +114,22 @@ def exists(path: str) -> bool:
         return file_system.find(inner) is not None
 
 
+def require_plain(path: str) -> None:
+    """Returns if what is written to ``path`` is a file that other programs read.
+
+    Raises:
+        ResourceError: It is not.
+    """
+    file_system, _ = _resolve(path)
+    if not file_system.plain:
+        raise ResourceError(
+            f"{path!r} would be no file that other programs can read",
+            expected="a path of this machine ('file:/...'), or a session on Spark's driver",
+            received="Spark Connect, over which a file becomes a folder with its content in rows",
+            hint="write to 'file:/...' and copy the result",
+        )
+
+
 def check_writable(path: str) -> None:
     """Tries to write next to ``path``, so that a long fit does not end in a full disk's error.
 
@@ -177,10 +193,12 @@ def local_path(uri: str) -> str:
 
 @contextlib.contextmanager
 def explained(verb: str, path: str) -> Iterator[None]:
-    """Raises what a file system raises as ResourceError."""
+    """Raises what a file system raises as ResourceError: fsspec's raise errors of any kind."""
     try:
         yield
-    except (OSError, ValueError) as error:
+    except SparkDLError:
+        raise
+    except Exception as error:
         do = "write to" if verb == "written" else "read"
         raise ResourceError(
             f"{path!r} cannot be {verb}",

@@ -24,12 +24,14 @@ def export_model(model: Any, path: str, file_format: str) -> None:
 
     Raises:
         UnknownNameError: No such format.
-        ResourceError: A package is missing that Keras needs for it, or the path cannot be written.
+        ResourceError: A package is missing that Keras needs for it, or the path cannot be written
+            as other programs read it.
         ModelError: Keras cannot export the model.
     """
     if file_format not in FORMATS:
         raise UnknownNameError("format of an export", file_format, FORMATS)
     target = str(path).rstrip("/")
+    storage.require_plain(target)
     with TemporaryFolder() as folder:
         local = os.path.join(folder.path, f"exported{FORMATS[file_format]}")
         try:

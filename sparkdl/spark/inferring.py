@@ -16,6 +16,7 @@ from sparkdl.data.feed_rows import to_numpy
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.spark.driver.feeding import fed_frame
 from sparkdl.spark.driver.function_stage import dump_function
+from sparkdl.spark.driver.interpreter import context_of, this_interpreter
 from sparkdl.spark.executor.stage import MapInArrow
 
 
@@ -73,9 +74,9 @@ def inference(
         )
     old = [T.StructField(n, f.dataType) for n, f in zip(names, frame.schema, strict=True)]
     new = [T.StructField(field.name, field.dataType) for field in added]
-    return frame.mapInArrow(
-        _stage(content, names, added.json(), batch_size), T.StructType([*old, *new])
-    )
+    stage = _stage(content, names, added.json(), batch_size)
+    with this_interpreter(context_of(frame.sparkSession)):
+        return frame.mapInArrow(stage, T.StructType([*old, *new]))
 
 
 def _stage(content: bytes, names: tuple[str, ...], added: str, batch_size: int) -> MapInArrow:

@@ -13,6 +13,7 @@ from sparkdl.config import shown
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.learner.signature import model_signature
 from sparkdl.spark.columns.sources import is_rdd
+from sparkdl.spark.driver.interpreter import with_this_interpreter
 from sparkdl.spark.spark_model import SparkModel
 
 Array = npt.NDArray[Any]
@@ -87,7 +88,9 @@ def from_labeled_point(
     Raises:
         DataError: A label is no class.
     """
-    pairs = rdd.map(lambda point: (point.features.toArray(), point.label)).collect()
+    pairs = with_this_interpreter(
+        rdd.map(lambda point: (point.features.toArray(), point.label))
+    ).collect()
     features = np.asarray([x for x, _ in pairs])
     labels = np.asarray([y for _, y in pairs], np.float64)
     whole = labels.astype(np.int32)

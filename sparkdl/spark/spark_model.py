@@ -65,8 +65,8 @@ class SparkModel(ModelInference):
         history = spark_model.fit(df, epochs=5, batch_size=64)
         predictions = spark_model.predict(df)
 
-    The first eight arguments have the names and the order of Elephas' ``SparkModel``. Each argument
-    but ``model`` is a read-only attribute afterwards.
+    The first eight arguments have the names and the order of Elephas' ``SparkModel`` up to version
+    6.2. Each argument but ``model`` is a read-only attribute afterwards.
 
     Args:
         model: A built and compiled ``keras.Model``. ``fit`` changes it in place, as Keras does.
@@ -398,7 +398,8 @@ class SparkModel(ModelInference):
         def fit(frame: Any) -> dict[str, list[Any]]:
             history = self.fit(
                 frame, epochs_per_batch, batch_size, verbose, callbacks=callbacks,
-                features=features, label=label, sample_weight=sample_weight, shuffle=shuffle,
+                features=columns.features, label=columns.label, sample_weight=sample_weight,
+                shuffle=shuffle,
             )  # fmt: skip
             found: dict[str, list[Any]] = history.history
             return found

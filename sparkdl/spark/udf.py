@@ -10,8 +10,8 @@ from sparkdl.errors import ConfigError, ResourceError, UnknownNameError
 from sparkdl.learner.model_source import open_model
 from sparkdl.spark.columns.decoders import Decoder
 from sparkdl.spark.columns.sequences import Pad, mask_inputs, paddings_of
-from sparkdl.spark.driver.cluster import is_connect, require_running
-from sparkdl.spark.driver.interpreter import this_interpreter
+from sparkdl.spark.driver.cluster import require_running
+from sparkdl.spark.driver.interpreter import context_of, this_interpreter
 from sparkdl.spark.inference.arrow_function import arrow_function, has_arrow_functions
 from sparkdl.spark.inference.choice import PredictionChoice
 from sparkdl.spark.inference.output_columns import Form
@@ -108,7 +108,7 @@ def register_udf(spark: Any, name: str, model: Any, **options: Any) -> Callable[
             received=repr(name),
         )
     made = predict_udf(model, name=name, **options)
-    with this_interpreter(None if is_connect(spark) else spark.sparkContext):
+    with this_interpreter(context_of(spark)):
         registered: Callable[..., Any] = spark.udf.register(name, made)
     return registered
 

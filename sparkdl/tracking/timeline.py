@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Callable
 
-from sparkdl.files.storage import check_writable, write_bytes
+from sparkdl.files.storage import check_writable, require_plain, write_bytes
 from sparkdl.phases import Phase, Spans
 from sparkdl.progress.events import (
     EpochBegan,
@@ -58,10 +58,11 @@ class Timeline:
         """Takes note; writes the file at the end.
 
         Raises:
-            ResourceError: The file cannot be written.
+            ResourceError: The file cannot be written, or not as Perfetto reads it.
         """
         match event:
             case TrainingBegan():
+                require_plain(self._path)
                 check_writable(self._path)
                 without_server = event.run.parameters.get("mode") == "allreduce"
                 self._exchange = "ALLREDUCE" if without_server else NAMES["exchange"]

@@ -63,9 +63,11 @@ class _ConnectSession:
 def test_connect_client_that_executors_do_not_reach_says_what_to_use() -> None:
     """Spark's driver is another machine, whose address this one cannot listen on."""
     far: Any = _ConnectSession(**{"spark.driver.host": "192.0.2.1"})
-    with pytest.raises(ResourceError) as caught:
-        listening_address(far, Network())
+    for network in (Network(), Network(server_address="10.0.0.5")):  # which says no bind address
+        with pytest.raises(ResourceError) as caught:
+            listening_address(far, network)
     error = caught.value
+    assert error.expected.endswith("or server_bind and server_address")
     assert error.received == "a Spark Connect client; Spark's driver is 192.0.2.1"
     assert "mode='allreduce' works from here" in error.hint
     assert "server_address=<an address of this machine that executors reach>" in error.hint

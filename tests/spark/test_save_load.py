@@ -9,6 +9,7 @@ from typing import Any
 
 import keras
 import numpy as np
+import pandas as pd
 import pytest
 from keras import layers
 
@@ -125,6 +126,42 @@ def test_the_columns_of_the_last_fit_are_in_the_file(frame: Any, tmp_path: Path)
     with pytest.raises(DataError, match="'features'"):  # fit asks for them, as before
         loaded.fit(renamed, verbose=0)
     assert loaded.predict(frame, features="features").columns[-1] == "prediction"
+
+
+class WithoutLabels(keras.Model):
+    """Its loss is of its inputs alone, as an autoencoder's."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.out = layers.Dense(3)
+
+    def build(self, shape: Any) -> None:
+        self.out.build(shape)
+        self.built = True
+
+    def call(self, inputs: Any) -> Any:
+        outputs = self.out(inputs)
+        self.add_loss(keras.ops.mean((outputs - inputs) ** 2))
+        return outputs
+
+
+@pytest.mark.parametrize("form", ["without a label", "an index of pandas"])
+def test_the_columns_of_every_fit_are_in_the_file(frame: Any, tmp_path: Path, form: str) -> None:
+    path = f"{tmp_path}/model.keras"
+    if form == "without a label":
+        model = WithoutLabels()
+        model.compile("sgd")
+        model.build((None, 3))
+        first = SparkModel(model, "synchronous", num_workers=1)
+        first.fit(frame, label=None, verbose=0)
+        rows = frame
+    else:
+        rows = pd.DataFrame({**{name: X[:, i] for i, name in enumerate("abc")}, "y": Y[:, 0]})
+        first = SparkModel(dense(), "synchronous", num_workers=1)
+        first.fit(rows, features=rows.columns[:-1], label="y", verbose=0)
+    first.save(path)
+    loaded = load_spark_model(path, custom_objects={"WithoutLabels": WithoutLabels})
+    assert loaded.evaluate(rows) == pytest.approx(first.evaluate(rows))
 
 
 def test_a_class_that_is_missing_is_named_in_few_words(tmp_path: Path) -> None:

@@ -136,7 +136,12 @@ def test_the_columns_of_a_file() -> None:
         "mode": "hogwild"
     }
     assert columns_from_file({"mode": "hogwild"}, "m.keras") == {}
-    for bad in ("x", {"decoder": "os.system"}, {"label": 3}, {"features": [["a"]]}):
+    without = {"features": "v", "label": None}  # of a model that was compiled without a loss
+    assert columns_from_file({"columns": without}, "m.keras") == without
+    for bad in (
+        "x", {"decoder": "os.system"}, {"label": 3}, {"features": [["a"]]}, {"features": None},
+        {"label": {"out": None}},
+    ):  # fmt: skip
         with pytest.raises(ModelError, match="which columns"):
             columns_from_file({"columns": bad}, "m.keras")
 

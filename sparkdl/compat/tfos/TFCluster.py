@@ -21,6 +21,7 @@ from sparkdl.config import require_seconds
 from sparkdl.errors import ConfigError, WaitTimeoutError
 from sparkdl.spark.driver.feeding import is_stream
 from sparkdl.spark.driver.function_stage import dump_function
+from sparkdl.spark.driver.interpreter import this_interpreter, with_this_interpreter
 from sparkdl.spark.run import run as run_ranks
 from sparkdl.spark.streaming_run import StreamingRun
 
@@ -123,7 +124,8 @@ class TFCluster:
             return self._train_stream(dataRDD, num_epochs, feed_timeout)
         _check_rdd(dataRDD)
         self._trained = True
-        frame = self._spark.createDataFrame(dataRDD.mapPartitions(pickled), "element binary")
+        with this_interpreter(dataRDD.context):
+            frame = self._spark.createDataFrame(dataRDD.mapPartitions(pickled), "element binary")
         self._call_nodes(
             call_fed_node, data=frame, epochs=num_epochs or _DEFAULT_EPOCHS,
             stall_timeout_s=feed_timeout,
@@ -139,7 +141,8 @@ class TFCluster:
                 expected="tensorboard=False with a streaming DataFrame",
                 received="tensorboard=True",
             )
-        frame = stream.mapInArrow(pickled_batches, "element binary")
+        with this_interpreter(self._spark.sparkContext):
+            frame = stream.mapInArrow(pickled_batches, "element binary")
         run = run_ranks(
             call_fed_node, (self._function, self._args, self._facts), roles=self._roles,
             spark=self._spark, communicator="builtin", ps_on_driver=self._ps_on_driver,
@@ -181,7 +184,9 @@ class TFCluster:
         def infer(number: int, elements: Iterable[Any]) -> Iterator[Any]:
             return infer_elements(number, elements, content, default_fs, job, feed_timeout)
 
-        return dataRDD.mapPartitionsWithIndex(infer, preservesPartitioning=False)
+        return with_this_interpreter(
+            dataRDD.mapPartitionsWithIndex(infer, preservesPartitioning=False)
+        )
 
     def _check_fed(self, method: str) -> None:
         if not self._fed:

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from sparkdl.data.shards import folder_column
 from sparkdl.errors import DataError
-from sparkdl.files.streams import FoundFile, find_files, is_local, open_input
+from sparkdl.files.streams import FoundFile, is_local, open_input
 
 _CHUNK_BYTES = 8 << 20
 
@@ -129,15 +129,18 @@ def frame_of_arrow(spark: Any, path: str) -> Any:
     from pyspark.sql import types as T
     from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
+    from sparkdl.spark.driver.interpreter import context_of, this_interpreter
+    from sparkdl.spark.files.worker_paths import files_for_workers
     from sparkdl.spark.tfrecord.reading import folder_fields
 
-    files = find_files(path)
+    files = files_for_workers(path)
     schema = arrow_facts(files[0].path)[0]
     fields = list(from_arrow_schema(schema.remove_metadata()).fields)
     fields += [field for field in folder_fields(files) if field.name not in schema.names]
     kinds = T.StructType(fields)
     task = _ArrowTask(tuple(files), to_arrow_schema(kinds, timezone="UTC"))
-    return spark.range(0, len(files), 1, len(files)).mapInArrow(task, kinds)
+    with this_interpreter(context_of(spark)):
+        return spark.range(0, len(files), 1, len(files)).mapInArrow(task, kinds)
 
 
 @dataclass(frozen=True)

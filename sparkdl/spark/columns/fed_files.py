@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from sparkdl.errors import DataError
 from sparkdl.files.arrow_file_system import NoFileSystemError
-from sparkdl.files.streams import FoundFile, find_files, is_local
+from sparkdl.files.streams import FoundFile, is_local
 from sparkdl.spark.columns.arrow_files import arrow_facts, read_arrow
 from sparkdl.spark.columns.files import (
     FileKind,
@@ -19,6 +19,7 @@ from sparkdl.spark.columns.files import (
     parquet_facts,
     read_groups,
 )
+from sparkdl.spark.files.worker_paths import files_for_workers
 from sparkdl.user_warnings import warn_user
 
 _MOST_FILES = 500
@@ -127,7 +128,7 @@ def fed_files(path: str, frame: Any, columns: tuple[str, ...], ranks: int) -> Fi
     if kind == "tfrecord" or not all(_is_plain(f.dataType) for f in frame.schema):
         return None
     try:
-        files = find_files(path)
+        files = files_for_workers(path)
     except NoFileSystemError as error:
         warn_user(f"the ranks cannot read the files by themselves, so Spark does: {error.what}")
         return None

@@ -21,9 +21,11 @@ from sparkdl.data.tfrecord.decoding import decode_block
 from sparkdl.errors import ConfigError, DataError, ResourceError
 from sparkdl.files.arrow_file_system import NoFileSystemError
 from sparkdl.files.storage import list_files
-from sparkdl.files.streams import FoundFile, find_files, is_local, open_input, place_of
+from sparkdl.files.streams import FoundFile, is_local, open_input, place_of
 from sparkdl.spark.columns.arrow_files import arrow_facts, frame_of_arrow, read_arrow
 from sparkdl.spark.columns.wire import ONES
+from sparkdl.spark.driver.cluster import is_connect
+from sparkdl.spark.files.worker_paths import files_for_workers, path_for_workers
 
 FileKind = Literal["parquet", "arrow", "tfrecord"]
 _KINDS: dict[FileKind, tuple[str, ...]] = {
@@ -36,6 +38,8 @@ _KINDS: dict[FileKind, tuple[str, ...]] = {
 _BLOCK_BYTES = 8 << 20
 _FILES_PER_WORKER = 4
 """With fewer files than that, row groups are dealt."""
+_MISSING = "PATH_NOT_FOUND"
+"""Spark's name for the condition."""
 
 
 @dataclass(frozen=True)
@@ -245,9 +249,12 @@ def kind_of_path(path: str) -> FileKind:
     if named is not None:
         return named
     try:
-        files = [file.path for file in find_files(path)]
-    except NoFileSystemError:
-        files = list_files(path, "")  # through the session's own, which knows no patterns
+        files = [file.path for file in files_for_workers(path)]
+    except NoFileSystemError as error:
+        try:
+            files = list_files(path, "")  # through the session's own, which knows no patterns
+        except ResourceError:
+            raise error from None
     names = [file.rsplit("/", 1)[-1] for file in files]
     kinds = {_kind_of_name(name) for name in names if name[:1] not in ("_", ".")}
     if len(kinds) == 1 and (kind := kinds.pop()) is not None:
@@ -276,16 +283,16 @@ def frame_of_files(spark: Any, path: str) -> Any:
     Raises:
         ResourceError: There are no files.
     """
+    from pyspark.errors import AnalysisException
+
     kind = kind_of_path(path)
     if kind == "arrow":
         return frame_of_arrow(spark, path)
     if kind == "parquet":
-        from pyspark.errors import AnalysisException
-
         try:
             return spark.read.parquet(path)
         except AnalysisException as error:
-            if error.getCondition() != "PATH_NOT_FOUND":
+            if error.getCondition() != _MISSING:
                 raise
             raise ResourceError(
                 f"no files at {path!r}",
@@ -296,17 +303,29 @@ def frame_of_files(spark: Any, path: str) -> Any:
     from sparkdl.spark.tfrecord.whole_files import read_whole_files
 
     try:
-        place_of(path)
-    except NoFileSystemError:  # nor will Python find it where Spark runs the data source
-        return read_whole_files(spark, path)
+        if is_connect(spark):  # not this process looks for files, but Spark's server
+            place_of(path_for_workers(path))
+        else:
+            files_for_workers(path)
+    except NoFileSystemError as not_here:  # nor will Python find it where Spark runs the source
+        try:
+            return read_whole_files(spark, path)
+        except AnalysisException as error:
+            if error.getCondition() != _MISSING:
+                raise
+            raise not_here from None
     return read_tfrecords(spark, path)
 
 
 def file_set(path: str, frame: Any, role: int) -> FileSet:
-    """The files at a path, of which ``frame`` knows the schema."""
+    """The files at a path, of which ``frame`` knows the schema.
+
+    Raises:
+        NoFileSystemError: Only Spark finds them.
+    """
     from pyspark.sql.pandas.types import to_arrow_schema
 
-    kind, files = kind_of_path(path), tuple(find_files(path))
+    kind, files = kind_of_path(path), tuple(files_for_workers(path))
     schema = pa.schema([])
     if kind == "tfrecord" or any(file.partition_values for file in files):
         schema = to_arrow_schema(frame.schema, timezone="UTC")

@@ -5,7 +5,7 @@ Runs on the driver.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from sparkdl.errors import ConfigError, DataError
 from sparkdl.files.arrow_file_system import NoFileSystemError
 from sparkdl.learner.signature import Signature
 from sparkdl.spark.columns.fields import expression_error
-from sparkdl.spark.columns.files import file_set, frame_of_files, is_path
+from sparkdl.spark.columns.files import file_set, is_path
 from sparkdl.spark.columns.sources import (
     ROLE,
     Columns,
@@ -27,7 +27,6 @@ from sparkdl.spark.columns.sources import (
     read_by_spark,
 )
 from sparkdl.spark.columns.wire import selection, wire_names
-from sparkdl.spark.driver.cluster import session_of
 from sparkdl.user_warnings import warn_user
 
 
@@ -60,14 +59,15 @@ def open_fit_source(
         raise expression_error(validation_data, "validation_data")
     if isinstance(validation_data, str) and is_frame(data) and _is_column(validation_data, data):
         return _validated_by_column(data, validation_data, signature, columns, split)
-    if is_path(data) and (validation_data is None or is_path(validation_data)):
+    paths = [data] if validation_data is None else [data, validation_data]
+    data, validation_data = read_by_spark(data), read_by_spark(validation_data)
+    if all(map(is_path, paths)):
         try:
-            return _open_files(data, validation_data, signature, columns, split, seed)
+            return _open_files(paths, [data, validation_data], signature, columns, split, seed)
         except NoFileSystemError as error:
             warn_user(
                 f"the workers cannot read the files by themselves, so Spark does: {error.what}"
             )
-    data, validation_data = read_by_spark(data), read_by_spark(validation_data)
     held_out = None
     origin = data
     if validation_data is not None:
@@ -85,28 +85,29 @@ def open_fit_source(
 
 
 def _open_files(
-    path: str,
-    validation_path: str | None,
+    paths: Sequence[str],
+    frames: Sequence[Any],
     signature: Signature,
     columns: Columns,
     split: float,
     seed: int,
 ) -> Source:
-    """Files that the workers read by themselves; Spark is asked for their schema alone."""
-    frame = frame_of_files(session_of(), path)
-    sets = [file_set(path, frame, 0)]
+    """Files that the workers read by themselves; Spark is asked for their schema alone.
+
+    Raises:
+        NoFileSystemError: Only Spark finds them.
+    """
+    sets = [file_set(path, frames[role], role) for role, path in enumerate(paths)]
     held_out = None
-    if validation_path is not None:
-        other = frame_of_files(session_of(), validation_path)
-        held_out = open_source(other, signature, replace(columns, sample_weight=None))
-        sets.append(file_set(validation_path, other, 1))
+    if len(sets) > 1:
+        held_out = open_source(frames[1], signature, replace(columns, sample_weight=None))
         if sets[0].kind != sets[1].kind:
             raise DataError(
                 "validation_data are files of another kind than the training data",
                 expected=sets[0].kind,
                 received=sets[1].kind,
             )
-    source = open_source(frame, signature, columns)
+    source = open_source(frames[0], signature, columns)
     if held_out is not None and source.spec.weights:
         raise DataError(
             "files to validate on have no sample weights",

@@ -5,11 +5,12 @@ Runs on the driver.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from pyspark.sql import Column
 
 from sparkdl.data import DataSpec, to_arrow_table
 from sparkdl.errors import ConfigError, DataError
@@ -37,7 +38,14 @@ ROLE = "__sparkdl_role"
 
 @dataclass(frozen=True)
 class Columns:
-    """Which columns mean what, as the user said it in ``fit`` or ``evaluate``."""
+    """Which columns mean what, as the user said it in ``fit`` or ``evaluate``.
+
+    Several names become a list, in whatever form they came, and names by input a dict of these:
+    they are read more than once, and written to model files.
+
+    Raises:
+        DataError: Names of columns in a set.
+    """
 
     features: InputColumns = "features"
     label: InputColumns | None = "label"
@@ -46,10 +54,24 @@ class Columns:
     pad: Pad | None = None
 
     def __post_init__(self) -> None:
-        for name in ("features", "label"):  # read more than once
-            value = getattr(self, name)
-            if isinstance(value, Iterator):
-                object.__setattr__(self, name, list(value))
+        for argument in ("features", "label"):
+            object.__setattr__(self, argument, _listed(getattr(self, argument), argument))
+
+
+def _listed(names: Any, argument: str) -> Any:
+    """Several names as a list, also by input; what is no such thing is left to ``make_spec``."""
+    if isinstance(names, Mapping):
+        return {key: _listed(value, argument) for key, value in names.items()}
+    if isinstance(names, (set, frozenset)):
+        raise DataError(
+            f"{argument} names columns in no order",
+            expected="a name, or several in the order in which the model takes them",
+            received=f"a {type(names).__name__}",
+            hint=f"{argument}={sorted(map(str, names))}",
+        )
+    if isinstance(names, (str, Column)) or not isinstance(names, Iterable):
+        return names
+    return [str(name) if isinstance(name, str) else name for name in names]  # np.str_ is a str
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from sparkdl.errors import ResourceError
+from sparkdl.spark.driver.cluster import is_connect
 
-_building = threading.Lock()
+_building = threading.RLock()
 _MISSING = (
     re.compile(r"No module named '?([\w.]+)'?"),
     re.compile(r"(PyArrow|Pandas|NumPy|numpy|pandas|pyarrow)\b[^\n]{0,40} must be installed"),
@@ -35,16 +36,38 @@ def this_interpreter(context: Any | None) -> Iterator[bool]:
     Yields:
         Whether the interpreter is another than the user's functions have.
     """
-    if context is None or not str(context.master).startswith("local") or _chosen(context):
+    if context is None or not str(context.master).startswith("local"):
         yield False
         return
-    with _building:
+    with _building:  # the choice, too: another thread's must not look like the user's
         before = context.pythonExec
-        context.pythonExec = sys.executable
+        another = not _chosen(context)
+        if another:
+            context.pythonExec = sys.executable
         try:
-            yield True
+            yield another
         finally:
             context.pythonExec = before
+
+
+def with_this_interpreter(rdd: Any) -> Any:
+    """An RDD that a function of ours was just put on, computed by :func:`this_interpreter`.
+
+    PySpark chooses the interpreter when it makes the Java side, and again for every function that
+    it joins with this one; a plain RDD is not joined.
+
+    Args:
+        rdd: What ``mapPartitions`` or another of its kind returned.
+    """
+    from pyspark import RDD
+
+    with this_interpreter(rdd.context) as another:
+        return RDD(rdd._jrdd, rdd.context, rdd._jrdd_deserializer) if another else rdd
+
+
+def context_of(spark: Any) -> Any | None:
+    """The SparkContext of a session; None over Spark Connect."""
+    return None if is_connect(spark) else spark.sparkContext
 
 
 def _chosen(context: Any) -> bool:
@@ -55,11 +78,14 @@ def _chosen(context: Any) -> bool:
 
 
 def interpreter_of(context: Any | None) -> str:
-    """The interpreter of the tasks, for messages; see :func:`this_interpreter`."""
+    """The interpreter of the tasks, for messages; both, where the user's functions have another."""
     if context is None:
         return "the interpreter of Spark's server (spark.pyspark.python there)"
-    with this_interpreter(context):
-        return repr(str(context.pythonExec))
+    before = str(context.pythonExec)
+    with this_interpreter(context) as another:
+        if another:
+            return f"{before!r} (the user's functions) or {sys.executable!r} (sparkdl's)"
+    return repr(before)
 
 
 def interpreter_problem(error: BaseException, interpreter: str) -> ResourceError | None:

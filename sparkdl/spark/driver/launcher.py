@@ -12,8 +12,9 @@ from sparkdl.errors import SparkDLError, WorkerError
 from sparkdl.launch.failures import RankFailure, RanksLost, failure_in
 from sparkdl.launch.results import RESULT_SCHEMA, Result, join
 from sparkdl.launch.task import Task
-from sparkdl.spark.driver.cluster import SparkJob, barrier_refusal, is_connect, session_problem
+from sparkdl.spark.driver.cluster import SparkJob, barrier_refusal, session_problem
 from sparkdl.spark.driver.interpreter import (
+    context_of,
     interpreter_of,
     interpreter_problem,
     this_interpreter,
@@ -64,7 +65,7 @@ class SparkLauncher:
     def launch(self, task: Task) -> Iterator[SparkRanks]:
         """Starts the stage; leaving cancels it. See :class:`sparkdl.launch.task.Launcher`."""
         spark = self._frame.sparkSession
-        context = None if is_connect(spark) else spark.sparkContext
+        context = context_of(spark)
         shipped = ship(task, context)
         function = stage_function(shipped, self._num_ranks, self._rows)
         frame = self._frame

@@ -8,6 +8,7 @@ unless they are empty: Spark reads over those.
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +16,9 @@ from sparkdl.files.file_system import Kind
 
 CHUNK_BYTES = 4 << 20
 _SCHEMA = "part int, parts int, content binary"
+_CHUNKS = re.compile(r"part-[^/]*\.parquet")
+_ROOT = re.compile(r"^[A-Za-z][A-Za-z0-9+.\-]*:(//[^/]*)?")
+"""A URI's scheme and authority."""
 
 
 class ConnectFileSystem:
@@ -26,6 +30,8 @@ class ConnectFileSystem:
     Args:
         spark: A session of Spark Connect.
     """
+
+    plain = False
 
     def __init__(self, spark: Any) -> None:
         self._spark = spark
@@ -44,7 +50,7 @@ class ConnectFileSystem:
         from pyspark.sql import functions as f
 
         with _asked():
-            if self._is_one_file(path):
+            if self._names(path) == [""]:
                 whole = self._spark.read.format("binaryFile").load(path)
                 parts = f.ceil(f.greatest(f.length("content"), f.lit(1)) / CHUNK_BYTES).cast("int")
                 part = f.explode(f.sequence(f.lit(0), parts - 1)).alias("part")
@@ -64,16 +70,20 @@ class ConnectFileSystem:
         """See :class:`FileSystem`."""
         try:
             with _asked():
-                if self._is_one_file(path):
+                names = self._names(path)
+                if names == [""]:
                     return "file"
+                if not all(map(_CHUNKS.fullmatch, names)):
+                    return "folder"
                 rows = self._spark.read.schema(_SCHEMA).parquet(path)
                 return None if rows.isEmpty() else "file"
         except FileNotFoundError:
             return None
 
     def walk(self, folder: str) -> list[str]:
-        """See :class:`FileSystem`: not over Spark Connect, which shows no folder."""
-        raise OSError(f"Spark Connect does not show what is in {folder}; name one file")
+        """See :class:`FileSystem`: files that others wrote, but those with ``_`` or ``.`` first."""
+        with _asked():
+            return self._names(folder)
 
     def check_writable(self, path: str) -> None:
         """Makes an empty folder of that name, which counts as no file, unless there is one."""
@@ -89,10 +99,15 @@ class ConnectFileSystem:
             frame = self._spark.createDataFrame(rows, _SCHEMA)
             frame.coalesce(1).write.mode(how).parquet(path)
 
-    def _is_one_file(self, path: str) -> bool:
-        """Whether a file, and not a folder, is at ``path``."""
-        files = self._spark.read.format("binaryFile").load(path).select("path").limit(2).collect()
-        return len(files) == 1 and str(files[0].path).rsplit("/", 1)[-1] == path.rsplit("/", 1)[-1]
+    def _names(self, path: str) -> list[str]:
+        """Paths of the files below a folder, from it on; of a file, one that is empty."""
+        reader = self._spark.read.format("binaryFile").option("recursiveFileLookup", "true")
+        found = [str(row.path) for row in reader.load(path).select("path").collect()]
+        inner = "/" + "/".join(filter(None, _ROOT.sub("", path).split("/")))
+        strange = [place for place in found if inner not in place]
+        if strange:
+            raise OSError(f"Spark finds {strange[0]} at {path}")
+        return sorted(place.partition(inner)[2].strip("/") for place in found)
 
 
 def is_local_warehouse(spark: Any) -> bool:

@@ -29,7 +29,7 @@ def find_file_system(path: str, scheme: str | None) -> FileSystem | None:
     Raises:
         OSError: The session's JVM cannot be asked.
     """
-    session = _session()
+    session = running_session()
     if session is None or scheme in _DOWNLOADS:
         return None
     if is_connect(session):
@@ -41,8 +41,12 @@ def find_file_system(path: str, scheme: str | None) -> FileSystem | None:
     return hadoop if hadoop.knows(scheme) else None
 
 
-def _session() -> Any | None:
-    """The session of this process; None if none runs."""
+def running_session() -> Any | None:
+    """The session of this process; None if none runs.
+
+    Raises:
+        OSError: Its JVM does not answer.
+    """
     from pyspark.errors import PySparkRuntimeError
     from pyspark.sql import SparkSession
 

@@ -48,6 +48,11 @@ class HadoopFileSystem(RenamingFileSystem):
             return False
         return True
 
+    def qualified(self, path: str) -> str:
+        """The URI of a path or pattern, also of one without a scheme."""
+        with jvm_called():
+            return str(self._qualified(path).toString())
+
     def read(self, path: str, at_most: int | None) -> bytes:
         """See :class:`FileSystem`. A folder is what a session of Spark Connect wrote."""
         if self.find(path) == "folder":

@@ -17,8 +17,7 @@ from pyspark.sql import types as T
 from sparkdl.config import UseGpu
 from sparkdl.launch.task import Task
 from sparkdl.spark.columns.wire import wire_names
-from sparkdl.spark.driver.cluster import is_connect
-from sparkdl.spark.driver.interpreter import this_interpreter
+from sparkdl.spark.driver.interpreter import context_of, this_interpreter
 from sparkdl.spark.driver.launcher import ship
 from sparkdl.spark.executor.stage import input_of, run_task
 from sparkdl.spark.inference.shared_gpus import warn_of_shared_gpus
@@ -53,7 +52,7 @@ def arrow_function(
         once: Spark may not run it twice for a row, nor for rows that a ``limit`` leaves out, in
             order to filter earlier.
     """
-    context = None if session is None or is_connect(session) else session.sparkContext
+    context = None if session is None else context_of(session)
     warn_of_shared_gpus(session, task.use_gpu)
     shipped = ship(task, context)
 

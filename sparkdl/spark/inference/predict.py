@@ -15,8 +15,8 @@ from sparkdl.learner.predictor_archive import PredictorArchive
 from sparkdl.spark.columns.matching import make_spec
 from sparkdl.spark.columns.sources import Columns
 from sparkdl.spark.columns.wire import wire_names
-from sparkdl.spark.driver.cluster import is_connect, require_running
-from sparkdl.spark.driver.interpreter import this_interpreter
+from sparkdl.spark.driver.cluster import require_running
+from sparkdl.spark.driver.interpreter import context_of, this_interpreter
 from sparkdl.spark.driver.launcher import ship
 from sparkdl.spark.executor.stage import stage_function
 from sparkdl.spark.inference.arrow_function import arrow_function, has_arrow_functions
@@ -87,7 +87,7 @@ def _appended(frame: Any, schema: T.StructType, task: PredictTask) -> Any:
     positions = tuple(map(schema.names.index, task.spec.columns))
     given = {field.name: getattr(task, field.name) for field in fields(task)}
     appending = AppendTask(**given, kept=len(schema), positions=positions)
-    context = None if is_connect(frame.sparkSession) else frame.sparkSession.sparkContext
+    context = context_of(frame.sparkSession)
     warn_of_shared_gpus(frame.sparkSession, task.use_gpu)
     every = [*schema.fields, *task.result.fields]
     returned = [

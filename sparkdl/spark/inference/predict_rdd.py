@@ -18,7 +18,7 @@ from sparkdl.data import DataSpec
 from sparkdl.launch.task import RankContext
 from sparkdl.learner.predictor_archive import PredictorArchive
 from sparkdl.spark.columns.pairs import rdd_features, stack_inputs
-from sparkdl.spark.driver.interpreter import this_interpreter
+from sparkdl.spark.driver.interpreter import with_this_interpreter
 from sparkdl.spark.driver.launcher import ship
 from sparkdl.spark.executor.stage import content_of, run_task
 from sparkdl.spark.inference.predictor_task import PredictorTask
@@ -56,15 +56,7 @@ def predict_rdd(
 
         yield from predict_rows(rows, content_of(shipped))
 
-    from pyspark import RDD
-
-    with this_interpreter(rdd.context) as another:
-        predicted = rdd.mapPartitions(run)
-        # PySpark chooses the interpreter when it makes the Java side, and again for every function
-        # that it joins with this one; a plain RDD is not joined.
-        if another:
-            predicted = RDD(predicted._jrdd, rdd.context, predicted._jrdd_deserializer)
-    return predicted
+    return with_this_interpreter(rdd.mapPartitions(run))
 
 
 def predict_rows(rows: Iterable[Any], content: bytes) -> Iterator[Any]:

@@ -10,6 +10,8 @@ from sparkdl.config import require_int, require_name
 from sparkdl.errors import ResourceError
 from sparkdl.files.streams import find_files
 from sparkdl.spark.columns.wire import is_vector_column
+from sparkdl.spark.driver.interpreter import context_of, this_interpreter
+from sparkdl.spark.files.worker_paths import path_for_workers
 
 SaveMode = Literal["error", "errorifexists", "append", "overwrite", "ignore"]
 _MODES = ("error", "errorifexists", "append", "overwrite", "ignore")
@@ -23,7 +25,8 @@ def register_tfrecord(spark: Any) -> None:
     """
     from sparkdl.spark.tfrecord.source import DefaultSource
 
-    spark.dataSource.register(DefaultSource)
+    with this_interpreter(context_of(spark)):
+        spark.dataSource.register(DefaultSource)
 
 
 def read_tfrecords(
@@ -79,7 +82,9 @@ def read_tfrecords(
     reader = spark.read.format("tfrecord").options(**options)
     if schema is not None:
         reader = reader.schema(schema)
-    return reader.load(path if isinstance(path, str) else list(path))
+    if isinstance(path, str):
+        return reader.load(path_for_workers(path))
+    return reader.load([path_for_workers(one) for one in path])
 
 
 def write_tfrecords(
@@ -115,6 +120,7 @@ def write_tfrecords(
     from pyspark.sql import functions as F
 
     require_name("mode", mode, _MODES)
+    path = path_for_workers(path)
     if mode in ("error", "errorifexists", "ignore") and _holds_files(path):
         if mode == "ignore":
             return

@@ -12,6 +12,7 @@ from sparkdl.data.shards import file_blocks
 from sparkdl.data.tfrecord.decoding import decode_block
 from sparkdl.data.tfrecord.inference import SchemaInference
 from sparkdl.errors import DataError
+from sparkdl.spark.driver.interpreter import context_of, this_interpreter
 
 _FILES_LOOKED_AT, _RECORDS_LOOKED_AT = 4, 1000
 _BATCH_ROWS = 10_000
@@ -29,7 +30,9 @@ def read_whole_files(spark: Any, path: str) -> Any:
     from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
     contents = spark.read.format("binaryFile").load(path).select("path", "content")
-    first = contents.limit(_FILES_LOOKED_AT).mapInArrow(_infer, "arrow binary").head()
+    with this_interpreter(context_of(spark)):
+        schemas = contents.limit(_FILES_LOOKED_AT).mapInArrow(_infer, "arrow binary")
+    first = schemas.head()
     found = pa.schema([]) if first is None else pa.ipc.read_schema(pa.py_buffer(first["arrow"]))
     if not len(found):
         raise DataError(
@@ -47,7 +50,8 @@ def read_whole_files(spark: Any, path: str) -> Any:
                     part = block.slice(start, start + _BATCH_ROWS)
                     yield decode_block(part, arrow_schema, "Example")
 
-    return contents.mapInArrow(decode, schema)
+    with this_interpreter(context_of(spark)):
+        return contents.mapInArrow(decode, schema)
 
 
 def _files(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[str, io.BytesIO]]:

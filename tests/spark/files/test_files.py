@@ -11,14 +11,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pytest
+from pyarrow import feather
 from spark_models import make_mlp
 
 import sparkdl
 from sparkdl import SparkModel, load_spark_model
 from sparkdl.errors import ResourceError
 from sparkdl.files import file_system, storage
+from sparkdl.progress.events import EpochEnded
 from sparkdl.spark.files.hadoop import CHUNK_BYTES
 
 
@@ -175,3 +178,97 @@ def test_files_of_a_system_that_only_spark_knows_train_and_feed(
     (tmp_path / "behind" / f"rows.{kind}").rename(tmp_path / "behind" / "unnamed")
     if kind == "parquet":  # the names of the files say it; those of written TFRecords do not
         assert sum(sparkdl.run(take, num_workers=2, data=f"{mounted}/unnamed")) > 0
+
+
+@pytest.fixture
+def two_places(spark: Any, tmp_path: Path, digits_df: Any) -> Iterator[tuple[str, int]]:
+    """A folder's path with other rows on this machine than in Spark's default file system."""
+    name = tmp_path.name.replace("_", "-")
+    link = f"fs.viewfs.mounttable.{name}.link.{tmp_path}/data"
+    df = digits_df.select("features", digits_df.label.cast("bigint").alias("label"))
+    for place, rows in (("behind", df.limit(300)), ("data", df.limit(7))):
+        rows.repartition(2).write.parquet(f"file:{tmp_path}/{place}/rows.parquet")
+        (tmp_path / place / "rows.arrow").mkdir()
+        feather.write_feather(rows.toArrow(), f"{tmp_path}/{place}/rows.arrow/one.feather")
+        sparkdl.write_tfrecords(rows.coalesce(1), f"file:{tmp_path}/{place}/rows.tfrecord")
+    spark.conf.set(link, f"file:{tmp_path}/behind")
+    spark.conf.set("fs.defaultFS", f"viewfs://{name}")
+    yield f"{tmp_path}/data", 300
+    spark.conf.unset("fs.defaultFS")
+    spark.conf.unset(link)
+
+
+def trained_rows(path: str) -> int:
+    """Rows of an epoch of a fit of the files at a path."""
+    trained: list[int] = []
+
+    def hear(event: Any) -> None:
+        if isinstance(event, EpochEnded):
+            trained.append(event.rows)
+
+    SparkModel(make_mlp(), "synchronous", num_workers=2).fit(path, verbose=0, sinks=[hear])
+    return trained[0]
+
+
+@pytest.mark.parametrize("kind", ["parquet", "tfrecord"])
+def test_data_without_a_scheme_are_in_sparks_default_file_system(
+    two_places: tuple[str, int], kind: str
+) -> None:
+    folder, rows = two_places
+    with pytest.warns(RuntimeWarning, match="workers cannot read the files by themselves"):
+        assert trained_rows(f"{folder}/rows.{kind}") == rows
+    assert trained_rows(f"file:{folder}/rows.{kind}") == 7
+
+
+def test_what_only_python_reads_is_never_taken_from_another_place(
+    spark: Any, two_places: tuple[str, int], digits_df: Any
+) -> None:
+    """No library here reads ``viewfs:`` without Spark, so there is one error each."""
+    folder, _ = two_places
+    model = SparkModel(make_mlp())
+    for action in (
+        lambda: model.evaluate(f"{folder}/rows.arrow"),
+        lambda: sparkdl.read_tfrecords(spark, f"{folder}/rows.tfrecord").count(),
+        lambda: sparkdl.write_tfrecords(digits_df.select("label"), f"{folder}/new", "append"),
+    ):
+        with pytest.raises(Exception, match="viewfs://"):
+            action()
+    assert not os.path.exists(f"{folder}/new")
+
+    def take(feed: Any) -> int:
+        return sum(len(batch["label"]) for batch in feed.batches(100))
+
+    options: dict[str, Any] = {"data": f"{folder}/rows.parquet", "uneven": "keep"}
+    with pytest.warns(RuntimeWarning, match="ranks cannot read the files by themselves"):
+        assert sum(sparkdl.run(take, num_workers=2, **options)) == 300
+
+
+class Denied(fsspec.AbstractFileSystem):
+    """Knows the scheme, and has no credentials: says so in an error of its own."""
+
+    protocol = "viewfs"
+
+    def info(self, path: str, **options: Any) -> Any:
+        raise CredentialsError("no credentials")
+
+    ls = info
+
+
+class CredentialsError(Exception):
+    """As those of the libraries of clouds."""
+
+
+@pytest.mark.parametrize("kind", ["parquet", "tfrecord"])
+def test_what_spark_reads_and_python_may_not_is_read_by_spark(
+    mounted: str, tmp_path: Path, digits_df: Any, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    df = digits_df.select("features", digits_df.label.cast("bigint").alias("label")).limit(50)
+    if kind == "parquet":
+        df.write.parquet(f"file:{tmp_path}/behind/rows.parquet")
+    else:
+        sparkdl.write_tfrecords(df.coalesce(1), f"{tmp_path}/behind/rows.tfrecord")
+    monkeypatch.setitem(sys.modules["fsspec.registry"]._registry, "viewfs", Denied)
+    with pytest.warns(RuntimeWarning, match="so Spark does: (.|\n)*cannot be read"):
+        assert trained_rows(f"{mounted}/rows.{kind}") == 50
+    with pytest.raises(ResourceError, match="viewfs"):
+        trained_rows(f"{mounted}/missing.{kind}")

@@ -15,15 +15,19 @@ sys.path.insert(0, ROOT)
 
 
 def main() -> None:
+    import keras
     import numpy as np
     import pytest
     from connect_port import own_port
     from pyspark.sql import SparkSession
 
+    import sparkdl
     from sparkdl.errors import ResourceError
     from sparkdl.files import storage
     from sparkdl.files.checkpoints import Checkpoints
+    from sparkdl.progress.events import TrainingBegan
     from sparkdl.spark.files.connect import CHUNK_BYTES, ConnectFileSystem
+    from sparkdl.tracking.timeline import Timeline
 
     folder = tempfile.mkdtemp()
     behind = Path(folder) / "behind"
@@ -70,6 +74,28 @@ def main() -> None:
         checkpoints = Checkpoints.at(f"{root}/runs")
         assert checkpoints is not None
         assert checkpoints.restore() is None
+
+        # a folder that another program wrote: a SavedModel
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+        model.compile("sgd", "mse")
+        model.export(str(behind / "served"), verbose=False)
+        assert storage.exists(f"{root}/served/variables")
+        assert storage.list_files(f"{root}/served", ".pb") == [
+            f"{root}/served/{name}" for name in ("fingerprint.pb", "saved_model.pb")
+        ]
+        with pytest.raises(ResourceError, match="cannot be read"):
+            storage.list_files(f"{root}/nowhere", "")
+        x = np.random.default_rng(1).normal(size=(5, 3)).astype("float32")
+        predicted = sparkdl.predict(f"{root}/served", x)
+        np.testing.assert_allclose(predicted, model.predict(x, verbose=0), atol=1e-5)
+        timeline = Timeline(f"{root}/timeline.json")
+        for act in (
+            lambda: sparkdl.SparkModel(model).export(f"{root}/elsewhere"),
+            lambda: timeline.handle(TrainingBegan(0, 1)),
+        ):
+            with pytest.raises(ResourceError, match="no file that other programs can read"):
+                act()
+        assert [p.name for p in behind.glob("[et]*")] == ["torn.bin"]
 
         # what has no scheme stays with the client, whose Spark has a local warehouse
         storage.write_bytes(f"{folder}/local.bin", b"here")

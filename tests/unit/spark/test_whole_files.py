@@ -38,7 +38,8 @@ def session(contents: list[bytes]) -> Any:
     paths = [f"viewfs:/rows/{number}" for number in range(len(contents))]
     held = pa.RecordBatch.from_pydict({"path": paths, "content": pa.array(contents, pa.binary())})
     source = SimpleNamespace(load=lambda path: Frame([held]))
-    return SimpleNamespace(read=SimpleNamespace(format=lambda name: source))
+    context = SimpleNamespace(master="yarn")
+    return SimpleNamespace(read=SimpleNamespace(format=lambda name: source), sparkContext=context)
 
 
 def test_rows_of_all_files_have_the_schema_of_the_first() -> None:

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from sparkdl.errors import DataError
 from sparkdl.mllib import from_labeled_point, from_vector, to_labeled_point, to_simple_rdd
+from sparkdl.spark.driver.interpreter import with_this_interpreter
 
 __all__ = [
     "encode_label",
@@ -46,7 +47,13 @@ def lp_to_simple_rdd(lp_rdd: Any, categorical: bool = False, nb_classes: int | N
     """
     if not categorical:
         return lp_rdd.map(lambda point: (from_vector(point.features), point.label))
-    classes = nb_classes or int(lp_rdd.map(lambda point: point.label).max()) + 1
+    classes = nb_classes or _count_classes(lp_rdd)
     return lp_rdd.map(
         lambda point: (from_vector(point.features), encode_label(point.label, classes))
     )
+
+
+def _count_classes(lp_rdd: Any) -> int:
+    """One more than the greatest label; a job finds it."""
+    greatest = lp_rdd.mapPartitions(lambda points: [max((p.label for p in points), default=-1)])
+    return int(max(with_this_interpreter(greatest).collect(), default=-1)) + 1

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import sys
+import threading
 import time
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 from pyspark.sql import types as T
@@ -166,6 +169,26 @@ def test_nulls_inside_an_array() -> None:
     text = text_of(DataError, decode, missing, spec)
     assert "df.dropna() removes" in text
     assert "train" not in text  # predict reads columns, too
+
+
+def test_several_names_in_any_form_can_be_written_to_a_file() -> None:
+    rows = pd.DataFrame({"a": [1.0], "b": [2.0], "y": [0.0]})
+    keys = dict.fromkeys("ab").keys()
+    for several in (rows.columns[:-1], np.array(["a", "b"]), ("a", "b"), keys):
+        columns = Columns(features=several, label={"out": several})
+        assert json.loads(json.dumps(columns.features)) == ["a", "b"]
+        assert json.loads(json.dumps(columns.label)) == {"out": ["a", "b"]}
+    columns = Columns(features={"wide": iter("ab"), "deep": "y"}, label=None)
+    assert columns.features == {"wide": ["a", "b"], "deep": "y"}
+    assert columns.label is None
+
+
+@pytest.mark.parametrize("argument", ["features", "label"])
+def test_names_without_an_order(argument: str) -> None:
+    for names in ({"a", "b"}, frozenset({"a", "b"}), {"wide": {"a", "b"}}):
+        text = text_of(DataError, Columns, **{argument: names})
+        assert argument in text
+        assert "['a', 'b']" in text
 
 
 # -- data ---------------------------------------------------------------------------------------
@@ -358,10 +381,35 @@ def test_a_local_master_takes_this_interpreter(monkeypatch: pytest.MonkeyPatch) 
             assert spark.sparkContext.pythonExec == expected
             assert another == (expected == sys.executable)
         assert spark.sparkContext.pythonExec == before
-        assert interpreter.interpreter_of(spark.sparkContext) == repr(expected)
+        named = interpreter.interpreter_of(spark.sparkContext)
+        assert repr(expected) in named
+        assert repr(before) in named  # the user's own functions keep it
     monkeypatch.setenv("PYSPARK_PYTHON", "python3")
     with interpreter.this_interpreter(session("local[2]").sparkContext) as another:
         assert not another
+
+
+def test_the_choice_of_another_thread_is_not_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
+    context = session("local[2]").sparkContext
+    taken: list[tuple[bool, str]] = []
+    began = threading.Event()
+
+    def other_fit() -> None:
+        began.set()
+        with interpreter.this_interpreter(context) as another:
+            time.sleep(0.2)  # the first thread has ended its own meanwhile
+            taken.append((another, context.pythonExec))
+
+    thread = threading.Thread(target=other_fit)
+    with interpreter.this_interpreter(context):
+        thread.start()
+        began.wait(5)
+        with interpreter.this_interpreter(context):  # of the same thread: no hang
+            time.sleep(0.05)
+    thread.join(5)
+    assert taken == [(True, sys.executable)]
+    assert context.pythonExec == "python3"
 
 
 @pytest.mark.parametrize(
