@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
-import importlib.util
 import os
 import re
 import subprocess
@@ -15,7 +15,11 @@ import nbformat
 import pytest
 from bare_python import bare_environment
 
+from sparkdl import SparkModel
+from sparkdl.spark.driver.training import StageSummary
+
 ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 CELL_TIMEOUT_S = 600
 
@@ -131,18 +135,24 @@ def test_find_the_best_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_the_readme_runs_in_a_fresh_terminal(tmp_path: Path) -> None:
-    """Each block as printed, where ``python3`` has no packages and nobody names another."""
+    """The blocks in their order, where ``python3`` has no packages and nobody names another.
+
+    The first one alone, and the others together: nothing that they need is printed below them.
+    """
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
-    (first,) = [block for block in blocks if "SparkSession" in block]
-    others = [b for b in blocks if b is not first and "from elephas" not in b]
+    first, *others = (block for block in blocks if "from elephas" not in block)
     assert len(others) >= 7
-    (tmp_path / "readme.py").write_text("\n".join([first, *others]))
+    (tmp_path / "first.py").write_text(first)
+    (tmp_path / "readme.py").write_text(
+        "\n".join(["import runpy", "runpy.run_path('first.py')", *others])
+    )
     done = subprocess.run(
         [sys.executable, "readme.py"], cwd=tmp_path, env=bare_environment(tmp_path),
         capture_output=True, text=True, timeout=800,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert "prediction" in done.stdout
+    assert (tmp_path / "model.keras").exists()
     assert (tmp_path / "digits.keras").exists()
     assert (tmp_path / "timeline.json").exists()
     assert list((tmp_path / "logs").iterdir())
@@ -151,14 +161,48 @@ def test_the_readme_runs_in_a_fresh_terminal(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr, done.stderr
 
 
-def test_every_name_in_the_readme_exists() -> None:
-    text = (ROOT / "README.md").read_text()
-    for dotted in sorted(set(re.findall(r"\bsparkdl(?:\.[A-Za-z_]+)+", text))):
-        parent, _, name = dotted.rpartition(".")
-        if importlib.util.find_spec(parent) and not hasattr(importlib.import_module(parent), name):
-            importlib.import_module(dotted)
-    for path in set(re.findall(r"\]\(([^)#:]+)", text)):
-        assert (ROOT / path).exists(), path
+def exists(dotted: str) -> bool:
+    """Whether a dotted name is a module or what a module or class has."""
+    first, *names = dotted.split(".")
+    found: Any = importlib.import_module(first)
+    for depth, name in enumerate(names, 1):
+        if not hasattr(found, name):
+            try:
+                importlib.import_module(".".join([first, *names[:depth]]))
+            except ImportError:
+                return False
+        found = getattr(found, name)
+    return True
+
+
+def strange_names(text: str) -> set[str]:
+    """Names of sparkdl, of a ``spark_model`` and of its ``summary`` in a page that do not exist."""
+    fields = {field.name for field in dataclasses.fields(StageSummary)}
+    dotted = re.findall(r"(?<![\w/.-])sparkdl(?:\.[A-Za-z_]\w*)+", text)
+    of_models = re.findall(r"\bspark_model\.(?!py\b)([A-Za-z_]\w*)", text)
+    of_summaries = re.findall(r"(?:(?<![\w.])|spark_model\.)summary\.([A-Za-z_]\w*)", text)
+    return {
+        *(name for name in dotted if not exists(name)),
+        *(name for name in of_models if not hasattr(SparkModel, name)),
+        *(n for n in of_summaries if n not in fields and not hasattr(StageSummary, n)),
+    }
+
+
+def test_names_that_do_not_exist_are_found() -> None:
+    text = """`sparkdl.run`, `sparkdl.ps.rules`, `sparkdl.SparkModel.fit`, sparkdl.nosuch.name,
+    `spark_model.summary.seconds`, `sparkdl.ps.nosuch`, `spark_model.training_seconds`,
+    `summary.frobs`, `model.summary()`, sparkdl.json"""
+    assert strange_names(text) == {
+        "sparkdl.nosuch.name", "sparkdl.ps.nosuch", "training_seconds", "frobs", "sparkdl.json",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda p: p.stem)
+def test_every_name_in_a_page_exists(path: Path) -> None:
+    text = path.read_text()
+    assert strange_names(text) == set()
+    for link in set(re.findall(r"\]\(([^)#:]+)", text)):
+        assert (path.parent / link).exists(), link
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
