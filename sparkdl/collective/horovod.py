@@ -116,7 +116,7 @@ class HorovodCommunicator(OrderedCommunicator):
             server = importlib.import_module("horovod.runner.http.http_server")
             hosts = importlib.import_module("horovod.runner.common.util.hosts")
             self._server = server.RendezvousServer(verbose=0)
-            port = start_on(self._server, "127.0.0.1" if together else members[0].host)
+            port = start_on(self._server, server, "127.0.0.1" if together else members[0].host)
             self._server.init([hosts.SlotInfo(*slot) for slot in slots])
         port = int(self._builtin.broadcast(np.array([port], np.int64))[0])
         names = ("HOSTNAME", "RANK", "LOCAL_RANK", "CROSS_RANK", "SIZE", "LOCAL_SIZE", "CROSS_SIZE")
