@@ -164,7 +164,7 @@ class HorovodCommunicator(OrderedCommunicator):
         server = importlib.import_module("horovod.runner.http.http_server")
         hosts = importlib.import_module("horovod.runner.common.util.hosts")
         self._server = server.RendezvousServer(verbose=0)
-        port = start_on(self._server, address)
+        port = start_on(self._server, server, address)
         self._server.init([hosts.SlotInfo(*slot) for slot in slots])
         return port
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import importlib
 import socket
 import socketserver
 import threading
@@ -12,13 +11,14 @@ from typing import Any
 _ANY_ADDRESS = ""
 
 
-def start_on(server: Any, host: str) -> int:
+def start_on(server: Any, http_server: Any, host: str) -> int:
     """Starts a rendezvous server on one address, as its own ``start()`` does on all.
 
     Where ``host`` is no address of this machine (ranks connect through a NAT), it listens on all.
 
     Args:
-        server: A ``horovod.runner.http.http_server.RendezvousServer`` that has not started.
+        server: A ``RendezvousServer`` that has not started.
+        http_server: The module that has it, ``horovod.runner.http.http_server``.
         host: The address that ranks connect to.
 
     Returns:
@@ -27,9 +27,8 @@ def start_on(server: Any, host: str) -> int:
     Raises:
         OSError: No port is free.
     """
-    http_server = importlib.import_module("horovod.runner.http.http_server")
 
-    class OnOneAddress(http_server.RendezvousHTTPServer):  # type: ignore[misc, name-defined]
+    class OnOneAddress(http_server.RendezvousHTTPServer):  # type: ignore[misc]
         def server_bind(self) -> None:
             """Without looking up the address' name, which may take seconds, and no one needs."""
             socketserver.TCPServer.server_bind(self)

@@ -35,7 +35,6 @@ BY_NAME = {
     ("sparkdl.collective.horovod", "tensorflow"),
     ("sparkdl.collective.horovod", "horovod"),
     ("sparkdl.collective.horovod_connector", "horovod"),
-    ("sparkdl.collective.horovod_rendezvous", "horovod"),
     ("sparkdl.tracking.mlflow_sink", "mlflow.keras"),
 }
 """The imports by name against the layers or the rules on frameworks; docs/architecture.md tells

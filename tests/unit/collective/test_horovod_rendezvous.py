@@ -15,7 +15,7 @@ http_server = pytest.importorskip("horovod.runner.http.http_server")
 def where_it_listens(host: str) -> str:
     """The address of a server that was started on ``host``, which answers there."""
     server: Any = http_server.RendezvousServer(verbose=0)
-    port = start_on(server, host)
+    port = start_on(server, http_server, host)
     try:
         server.init([])
         bound: tuple[str, int] = server._httpd.socket.getsockname()
