@@ -181,10 +181,19 @@ def slots_to_come(spark: Any, wanted: int, profile: ResourceProfile | None = Non
     settings = context.getConf()
     dynamic = _is_dynamic(spark)
     name = "spark.dynamicAllocation.maxExecutors" if dynamic else "spark.executor.instances"
-    executors, cores = settings.get(name), settings.get("spark.executor.cores", "1")
-    if executors is not None:
-        return max(slots, int(executors) * int(int(cores) / cpus))
-    return None if dynamic else _settled_slots(spark, slots, profile)
+    asked = settings.get(name)
+    if asked is None:
+        return None if dynamic else _settled_slots(spark, slots, profile)
+    started = _executors(spark)
+    each = (
+        slots // started if started else int(int(settings.get("spark.executor.cores", "1")) / cpus)
+    )
+    return max(slots, int(asked) * each)
+
+
+def _executors(spark: Any) -> int:
+    """Executors that have started; those of a local master are none."""
+    return len(spark.sparkContext._jsc.sc().statusTracker().getExecutorInfos()) - 1
 
 
 def check_barrier(

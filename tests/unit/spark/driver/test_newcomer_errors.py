@@ -290,12 +290,13 @@ def test_slots_that_are_known_are_not_waited_for(
     [
         ("local[2]", {}, 2),
         ("local-cluster[2,2,1024]", {}, 4),
-        ("yarn", {"spark_executor_instances": "8", "spark_executor_cores": "4"}, 32),
-        ("yarn", {"spark_executor_instances": "1"}, 2),  # more have come than were asked for
+        ("yarn", {"spark_executor_instances": "8", "started": "1"}, 16),
+        ("yarn", {"spark_executor_instances": "2", "started": "2"}, 2),  # all, of a GPU each
+        ("yarn", {"spark_executor_instances": "1", "started": "2"}, 2),
         (
             "yarn",
             {"dynamic": "true", "spark_dynamicAllocation_maxExecutors": "3"}
-            | {"spark_executor_cores": "4", "spark_task_cpus": "2"},
+            | {"spark_executor_cores": "4", "spark_task_cpus": "2", "started": "0"},
             6,
         ),
         ("yarn", {"dynamic": "true"}, None),
@@ -307,6 +308,7 @@ def test_slots_of_executors_that_are_still_starting_count(
     monkeypatch.setattr(cluster, "count_slots", lambda spark, profile=None: 2)
     spark = session(master, **settings)
     spark.conf = SimpleNamespace(get=lambda name, default=None: settings.get("dynamic", default))
+    monkeypatch.setattr(cluster, "_executors", lambda spark: int(settings["started"]))
     assert cluster.slots_to_come(spark, 64) == come
     assert cluster.slots_to_come(spark, 2) == 2
 
