@@ -413,15 +413,22 @@ class Group:
     def mean(self, key: str) -> float:
         return statistics.fmean(line[key] for line in self.lines)
 
-    @property
-    def spread(self) -> float:
-        values = [line["metric"] for line in self.lines]
+    def spread(self, key: str) -> float:
+        """The standard deviation over the seeds."""
+        values = [line[key] for line in self.lines]
         return statistics.stdev(values) if len(values) > 1 else 0.0
+
+    def shown(self, key: str) -> str:
+        """Mean and spread."""
+        told = f"{self.mean(key):.4f}"
+        return told + (f" ± {self.spread(key):.4f}" if self.lines[1:] else "")
 
     def points(self, reference: Group) -> str:
         """Difference of the means to ``reference`` in points, and the seeds' spread."""
         points = 100 * (self.mean("metric") - reference.mean("metric"))
-        return f"{points:+.2f}" + (f" ± {100 * self.spread:.2f}" if len(self.lines) > 1 else "")
+        return f"{points:+.2f}" + (
+            f" ± {100 * self.spread('metric'):.2f}" if len(self.lines) > 1 else ""
+        )
 
     def steps_to(self, loss: float) -> str:
         """Batches of Keras' size, over all workers, until the test loss is that low; mean over the
@@ -442,9 +449,8 @@ class Group:
         moved = self.mean("bytes_per_epoch") / 1e6
         return [
             label, str(line["workers"]), str(line["batch"]),
-            f"{self.mean('metric'):.4f}" + (f" ± {self.spread:.4f}" if self.lines[1:] else ""),
-            "" if self is reference else f"{points:+.2f}",
-            f"{self.mean('loss'):.4f}", self.steps_to(1.05 * reference.mean("loss")),
+            self.shown("metric"), "" if self is reference else f"{points:+.2f}",
+            self.shown("loss"), self.steps_to(1.05 * reference.mean("loss")),
             f"{moved:.2f}" if line["family"] != "plain" else "", f"{self.mean('seconds'):.1f}",
         ]  # fmt: skip
 
