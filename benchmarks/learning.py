@@ -115,11 +115,12 @@ def run(spark: Any, name: str, args: Any) -> None:
 
 def row(case: str, workers: int, outcomes: list[Outcome], base: list[Outcome]) -> list[str]:
     """A row of the table; ``points`` is the difference of the means, in hundredths."""
-    metrics = [o.metric for o in outcomes]
+    metrics, losses = [o.metric for o in outcomes], [o.loss for o in outcomes]
     points = 100 * (mean(metrics) - mean([o.metric for o in base]))
     return [
         case, str(workers), f"{mean(metrics):.4f}", f"{min(metrics):.4f}", f"{max(metrics):.4f}",
-        "" if outcomes is base else f"{points:+.2f}", f"{mean([o.loss for o in outcomes]):.4f}",
+        "" if outcomes is base else f"{points:+.2f}",
+        f"{mean(losses):.4f} ({min(losses):.4f} to {max(losses):.4f})",
         f"{workload.median([o.seconds for o in outcomes]):.1f}",
     ]  # fmt: skip
 
