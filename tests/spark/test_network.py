@@ -24,8 +24,9 @@ from sparkdl.spark.driver.network import is_encrypted, listening_address, rank_l
 
 def session(master: str, **settings: str) -> Any:
     """What the choice looks at: a master, and the settings of its session."""
+    running = SimpleNamespace(isStopped=lambda: False)
     return SimpleNamespace(
-        sparkContext=SimpleNamespace(master=master),
+        sparkContext=SimpleNamespace(master=master, _jsc=SimpleNamespace(sc=lambda: running)),
         conf=SimpleNamespace(get=lambda name, default=None: settings.get(name, default)),
     )
 

@@ -36,10 +36,12 @@ def share_mapping(
         TransportError: A peer ended meanwhile, or the system has no anonymous shared memory.
         ProtocolError: Another rank shares memory of another size.
     """
-    return _make(links, size) if index == 0 else _receive(index, ranks, links[0], size, watch)
+    if index == 0:
+        return _make(ranks, links, size)
+    return _receive(index, ranks, links[0], size, watch)
 
 
-def _make(links: Mapping[int, socket.socket], size: int) -> mmap.mmap:
+def _make(ranks: Sequence[int], links: Mapping[int, socket.socket], size: int) -> mmap.mmap:
     if not hasattr(os, "memfd_create"):
         raise TransportError(
             "cannot share memory between ranks",
@@ -49,8 +51,11 @@ def _make(links: Mapping[int, socket.socket], size: int) -> mmap.mmap:
         )
     number = anonymous_file(size, "sparkdl")
     try:
-        for link in links.values():
-            socket.send_fds(link, [b"m"], [number])
+        for other, link in links.items():
+            try:
+                socket.send_fds(link, [b"m"], [number])
+            except OSError as error:
+                raise peer_gone(ranks[0], ranks[other], error) from error
         return mmap.mmap(number, size)
     finally:
         os.close(number)
@@ -64,7 +69,10 @@ def _receive(
     watch.start()
     while not poll.poll(SLICE_MS):
         watch.look([ranks[0]])
-    data, numbers, _, _ = socket.recv_fds(link, 1, 1)
+    try:
+        data, numbers, _, _ = socket.recv_fds(link, 1, 1)
+    except OSError as error:
+        raise peer_gone(ranks[index], ranks[0], error) from error
     try:
         if data != b"m" or len(numbers) != 1:
             raise peer_gone(ranks[index], ranks[0], "it has sent no memory")

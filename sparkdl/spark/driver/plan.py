@@ -156,7 +156,7 @@ def count_workers(
         return count, count
     if not exchange.all_at_once:
         return count, min(count, slots_to_come(source.spark, count, profile) or 0)
-    slots = wait_for_slots(source.spark, count, profile=profile)
+    slots = wait_for_slots(source.spark, count, 15.0, profile)
     if slots is not None and slots < count:
         who = f"mode {config.mode!r}" if exchange.in_step else f"rule {exchange.rule.name!r}"
         other = "mode='asynchronous'" if exchange.in_step else "rule='downpour'"

@@ -11,6 +11,7 @@ import pytest
 
 from sparkdl.collective.builtin.mapping import share_mapping
 from sparkdl.collective.builtin.waiting import Watch
+from sparkdl.errors import TransportError
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="seals are Linux's")
@@ -41,3 +42,15 @@ def test_both_ranks_of_a_host_map_the_same_memory() -> None:
     ):
         mine[:3] = b"abc"
         assert theirs[:3] == b"abc"
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_rank_that_has_ended_is_named(index: int) -> None:
+    """One with a wrong token ends while the others already share."""
+    near, far = socket.socketpair()
+    with near:
+        far.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1" + bytes(7))
+        near.send(b"unread")  # so that its end resets the connection
+        far.close()
+        with pytest.raises(TransportError, match=f"rank {[7, 4][index]} is gone"):
+            share_mapping(index, [4, 7], {1 - index: near}, 4096, Watch([4, 7][index], 10.0))

@@ -229,7 +229,7 @@ def test_frames_that_cannot_be_read() -> None:
     assert "without a tuple" in text
 
 
-def test_an_expression_of_spark_is_no_data() -> None:
+def test_an_expression_of_spark_is_no_data(monkeypatch: pytest.MonkeyPatch) -> None:
     class Expression:
         """As a Column of Spark: it has every attribute."""
 
@@ -241,6 +241,7 @@ def test_an_expression_of_spark_is_no_data() -> None:
     assert is_frame(Frame())
     assert not is_frame(Expression())
     assert not is_rdd(Expression())
+    monkeypatch.setattr("pyspark.sql.SparkSession.active", lambda: None)
     text = text_of(ResourceError, cluster.session_of, Expression())
     assert "no Spark session is running" in text
 
