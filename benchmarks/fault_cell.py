@@ -308,10 +308,12 @@ def two_fits(mode: str, frame: Any) -> list[Any]:
     return done
 
 
-def damage_newest(folder: Path) -> None:
-    """Cuts the newest checkpoint in half."""
-    newest = folder / json.loads((folder / "checkpoint.json").read_text())["file"]
+def damage_newest(folder: Path) -> int:
+    """Cuts the newest checkpoint in half; returns the epochs of the one before."""
+    told = json.loads((folder / "checkpoint.json").read_text())
+    newest = folder / told["file"]
     newest.write_bytes(newest.read_bytes()[: newest.stat().st_size // 2])
+    return int(told["previous"].removeprefix("epoch-").removesuffix(".keras"))
 
 
 # -- the report -----------------------------------------------------------------------------------
@@ -361,9 +363,8 @@ def run(spark: Any, cell: str, folder: Path, resume: bool) -> dict[str, Any]:
         options = {"checkpoint_dir": str(folder / place), "resume": resume}
     if kind == "truncated-checkpoints":
         fit(kind, mode, frame, None, options)
-        damage_newest(folder / place)
+        report["expected_epochs"] = EPOCHS - damage_newest(folder / place)
         options["resume"] = True
-        report["expected_epochs"] = EPOCHS - restored_epoch(folder / place)
     if kind in WARM:
         fit("", mode, make_frame(spark, "", mode), None, {}, epochs=1)
     models: list[Any] = []
@@ -418,9 +419,7 @@ def restored_epoch(folder: Path) -> int:
     """Epochs of the checkpoint that is there to go on from."""
     from sparkdl.files.checkpoints import Checkpoints
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that the newest is not whole, which is known here
-        kept = Checkpoints(str(folder)).restore()
+    kept = Checkpoints(str(folder)).restore()
     return 0 if kept is None else kept.state.epoch
 
 
