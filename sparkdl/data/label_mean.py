@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from sparkdl.data.ragged import Ragged
 from sparkdl.data.rows import Rows
 
 MOST_LOOKED_AT, MOST_VALUES = 1 << 14, 1000
@@ -26,14 +25,9 @@ def label_mean(rows: Rows) -> tuple[float, ...]:
     if len(rows.spec.labels) != 1 or rows.spec.weights or not rows.num_rows:
         return ()
     (spec,) = rows.spec.labels.values()
-    entry = rows.spec.entries.index(spec)
-    first = rows.storage.slice(entry, 0, 1)
-    if isinstance(first, Ragged) or first.size == 0:
+    stored = rows.sample(spec, rows.num_rows, MOST_LOOKED_AT)
+    if stored is None:
         return ()
-    count = min(rows.num_rows, max(1, MOST_LOOKED_AT // first.size))
-    spread = np.linspace(0, rows.num_rows - 1, count).astype(np.int64)
-    stored = rows.storage.gather(entry, spread)
-    assert not isinstance(stored, Ragged)
     classes = spec.num_classes
     if classes is not None:
         if classes > MOST_VALUES:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sparkdl.data.ragged import Ragged
+from sparkdl.data.columns import ColumnSpec
 from sparkdl.data.rows import Rows
 
 MOST_ROWS, MOST_VALUES = 256, 1 << 18
@@ -24,21 +24,16 @@ def off_center(rows: Rows) -> float:
     """
     if not rows.num_rows:
         return 0.0
-    return max((_of_input(rows, name) for name in rows.spec.features), default=0.0)
+    return max((_of_input(rows, spec) for spec in rows.spec.features.values()), default=0.0)
 
 
-def _of_input(rows: Rows, name: str) -> float:
-    spec = rows.spec.features[name]
-    entry = rows.spec.entries.index(spec)
-    first = rows.storage.slice(entry, 0, 1)
-    if isinstance(first, Ragged) or "float" not in str(spec.dtype) or not first.size:
+def _of_input(rows: Rows, spec: ColumnSpec) -> float:
+    if "float" not in spec.dtype:
         return 0.0
-    count = min(rows.num_rows, MOST_ROWS, max(1, MOST_VALUES // first.size))
-    spread = np.linspace(0, rows.num_rows - 1, count).astype(np.int64)
-    stored = rows.storage.gather(entry, spread)
-    assert not isinstance(stored, Ragged)
-    if count < 2 or stored.dtype.kind not in "fiu":
+    stored = rows.sample(spec, MOST_ROWS, MOST_VALUES)
+    if stored is None or len(stored) < 2 or stored.dtype.kind not in "fiu":
         return 0.0
+    count = len(stored)
     values = stored.reshape(count, -1).astype(np.float64)
     mean_square = float(np.square(values).sum(1).mean())
     if not 0 < mean_square < np.inf:

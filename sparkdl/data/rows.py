@@ -11,6 +11,7 @@ from sparkdl.data.storage import Storage
 from sparkdl.errors import DataError
 
 _SCAN_BYTES = 1 << 22
+AnyArray = npt.NDArray[np.generic]
 
 
 class Rows:
@@ -79,6 +80,28 @@ class Rows:
         storage = self.storage
         arrays = [e.finish(storage.slice(i, start, stop)) for i, e in enumerate(self._entries)]
         return self.spec.assemble(arrays, stop - start)
+
+    def sample(self, spec: ColumnSpec, most_rows: int, most_values: int) -> AnyArray | None:
+        """Stored values of a column in some rows, evenly spread over all.
+
+        Args:
+            spec: One of the column specs of :attr:`spec`.
+            most_rows: No more rows than that.
+            most_values: Fewer rows where they have more values than that together, but one.
+
+        Returns:
+            An array whose first dimension is the rows; None for no rows, and for a column without
+            values or with rows of different length.
+        """
+        entry = self._entries.index(spec)
+        first = self.storage.slice(entry, 0, 1)
+        if isinstance(first, Ragged) or not first.size:
+            return None
+        count = min(self.num_rows, most_rows, max(1, most_values // first.size))
+        spread = np.linspace(0, self.num_rows - 1, count).astype(np.int64)
+        stored = self.storage.gather(entry, spread)
+        assert not isinstance(stored, Ragged)
+        return stored
 
     def check_finite(self) -> None:
         """Raises DataError with the column and the first row that holds NaN or infinity."""
