@@ -62,6 +62,11 @@ class FiniteCheck:
         """Whether updates are looked at."""
         return self._on_nan != "ignore"
 
+    @property
+    def skips(self) -> bool:
+        """Whether training goes on after an update that is not finite."""
+        return self._on_nan == "skip"
+
     def admits(self, values: FloatArray, learner: LossScaling | None = None) -> bool:
         """Whether a whole flat buffer may be sent.
 

@@ -114,6 +114,17 @@ class Reducer(Protocol):
         """
 
 
+class Exchanger(Protocol):
+    """Exchanges weights with the other workers, between two batches of a learner's stack."""
+
+    @property
+    def buffer(self) -> FloatArray:
+        """A buffer of the layout: the weights as trained, then those to train on from."""
+
+    def exchange(self) -> None:
+        """Replaces what ``buffer`` holds."""
+
+
 class InGraph(Protocol):
     """An exchange inside the compiled step, by Horovod's operations."""
 
@@ -171,6 +182,10 @@ class Learner(Protocol):
     def train_reducing(self, stack: BatchStack, reducer: Reducer) -> None:
         """Trains every batch of ``stack``; each step applies the gradient that ``reducer`` joins
         over all workers."""
+
+    def train_exchanging(self, stack: BatchStack, window: int, exchanger: Exchanger) -> None:
+        """Trains every batch of ``stack``; ``exchanger`` replaces the weights after each
+        ``window`` of them, and after the last."""
 
     def skip_reducing(self, reducer: Reducer) -> None:
         """Takes part in one such step without a batch of its own."""
@@ -324,6 +339,10 @@ class Synchronizer(Protocol):
     @property
     def every_batch(self) -> bool:
         """Whether ``train`` exchanges at every batch of a stack; a batch is a window then."""
+
+    @property
+    def cuts_stacks(self) -> bool:
+        """Whether ``train`` can exchange after each ``Report.window`` batches of a stack."""
 
     @property
     def stopped(self) -> bool:

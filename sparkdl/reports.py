@@ -23,6 +23,8 @@ class Report:
         rows: Rows in this exchange.
         learning_rate: The optimizer's rate now.
         metrics: The metric state of this epoch so far; None in most reports.
+        window: Batches after each of which an exchange is due within the stack; 0: one is due
+            after the stack.
     """
 
     epoch: int
@@ -32,6 +34,7 @@ class Report:
     rows: int
     learning_rate: float
     metrics: MetricState | None = None
+    window: int = 0
 
 
 def no_metrics() -> MetricState:

@@ -14,7 +14,7 @@ from sparkdl.config import AUTO_WINDOW, EPOCH_WINDOW, LoopSettings
 from sparkdl.errors import DataError, ModelError, SparkDLError
 from sparkdl.finite import NotFiniteError, is_finite
 from sparkdl.phases import current_clock
-from sparkdl.protocols import MAX_STACK, BatchSource, Learner, Start, Synchronizer
+from sparkdl.protocols import MAX_STACK, BatchSource, BatchStack, Learner, Start, Synchronizer
 from sparkdl.reports import MetricState, Report
 
 STACK_BYTES = 64 << 20
@@ -83,7 +83,8 @@ class _Loop:
     """One run of the loop.
 
     A window (the batches between two exchanges) is trained in one or several stacks of batches;
-    a stack is one compiled call.
+    a stack is one compiled call. Where the synchronizer can exchange within a stack, a stack holds
+    as many windows as fit.
     """
 
     def __init__(
@@ -107,6 +108,9 @@ class _Loop:
             window = longest
         self.stacks_per_window = -(-window // longest)
         self.stack_batches = -(-window // self.stacks_per_window)
+        self.window = 0  # within a stack
+        if synchronizer.cuts_stacks and window <= longest and not self._follows_schedule:
+            self.window, self.stack_batches = window, longest // window * window
         self.clock = current_clock()
         self.steps = 0
         self.rate: float | None = None
@@ -120,7 +124,7 @@ class _Loop:
         full, total = self.batches.full_batches, self.batches.steps_per_epoch
         if self.synchronizer.every_batch:
             return total
-        stacks = -(-full // self.stack_batches) + (total - full)
+        stacks = -(-full // (self.window or self.stack_batches)) + (total - full)
         if self.settings.window == EPOCH_WINDOW:
             return min(1, stacks)
         return -(-stacks // self.stacks_per_window)
@@ -187,7 +191,7 @@ class _Loop:
                 self.steps += stack.num_batches
                 window_full = stacks == self.stacks_per_window and not whole_epoch
                 exchange = batches_done == total or window_full
-                windows_done += stack.num_batches if every_batch else exchange
+                windows_done += self._windows_of(stack) if exchange or every_batch else 0
                 report = self._report(epoch, batches_done, windows_done, batches, rows)
                 with self.explained():
                     if exchange:
@@ -209,6 +213,12 @@ class _Loop:
             if self.synchronizer.stopped:
                 return False
         return True
+
+    def _windows_of(self, stack: BatchStack) -> int:
+        """Exchanges that are due when ``stack`` is trained, after which one is due."""
+        if self.synchronizer.every_batch:
+            return stack.num_batches
+        return -(-stack.num_batches // self.window) if self.window else 1
 
     @contextmanager
     def explained(self) -> Iterator[None]:
@@ -266,12 +276,17 @@ class _Loop:
             rows=rows,
             learning_rate=self.learning_rate,
             metrics=self._live_metrics(),
+            window=self.window,
         )
         return self.last_report
 
+    @property
+    def _follows_schedule(self) -> bool:
+        return self.settings.follow_schedule and self.learner.has_schedule
+
     def _follow_schedule(self) -> None:
         """Tells a learning-rate schedule the steps of all workers, as if all were equally fast."""
-        if self.settings.follow_schedule and self.learner.has_schedule:
+        if self._follows_schedule:
             self.learner.set_step(self.first_step + self.steps * self.num_workers)
             self.learning_rate = self.learner.learning_rate
 

@@ -76,6 +76,7 @@ class AllReduceSynchronizer:
     """
 
     every_batch = True
+    cuts_stacks = False
 
     def __init__(
         self,

@@ -55,6 +55,8 @@ class Joining:
     def settle(self) -> None:
         """Answers the HELLOs that can be answered now."""
         group = self._group
+        if not group.waiting("duplicate", "start", "gather", "join"):
+            return
         for connection, wait in group.waiting("duplicate"):
             worker = group.workers[wait.message.rank]
             if worker.finished or not worker.reachable:

@@ -23,7 +23,7 @@ from sparkdl.learner.optimizer_state import (
 )
 from sparkdl.learner.signature import has_own
 from sparkdl.learner.structure import arrange_batch, map_arrays
-from sparkdl.protocols import BatchStack, Reducer
+from sparkdl.protocols import BatchStack, Exchanger, Reducer
 from sparkdl.reports import MetricState
 from sparkdl.weights import FloatArray, Layout
 
@@ -89,6 +89,15 @@ class KerasLearner(ABC):
         example = (stack.x, stack.y, stack.sample_weight)
         build_metrics(self.model, *map_arrays(_one_batch, example))
         self._metrics_ready = True
+
+    # -- windows within a stack -------------------------------------------------------------------
+
+    def train_exchanging(self, stack: BatchStack, window: int, exchanger: Exchanger) -> None:
+        for first in range(0, stack.num_batches, window):
+            self.train(stack.part(first, min(window, stack.num_batches - first)))
+            self.read_weights(exchanger.buffer)
+            exchanger.exchange()
+            self.write_weights(exchanger.buffer)
 
     # -- steps in two halves ---------------------------------------------------------------------
 

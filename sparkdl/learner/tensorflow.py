@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from sparkdl.learner.captured_gradients import captured_gradients, match_gradients
 from sparkdl.learner.keras_learner import KerasLearner, require_one_batch
+from sparkdl.learner.optimizer_state import innermost_optimizer
 from sparkdl.learner.signature import takes_strings
 from sparkdl.learner.step_logs import logged_step
 from sparkdl.learner.structure import map_arrays, pack_batch
@@ -26,10 +27,13 @@ from sparkdl.learner.tensorflow_exchange import (
     HorovodExchange,
     Joined,
     NumpyExchange,
+    copy_slots,
+    dense_of,
     flatten,
+    own,
     split,
 )
-from sparkdl.protocols import BatchStack, Reducer
+from sparkdl.protocols import BatchStack, Exchanger, Reducer
 from sparkdl.weights import FloatArray
 
 
@@ -46,6 +50,7 @@ class TensorFlowLearner(KerasLearner):
         )
         self._flat: tf.Tensor | None = None
         self._reducer: Any = None
+        self._exchanger: Exchanger | None = None
         self._reducing: dict[tuple[Any, ...], ShapedCalls] = {}
         self._skipping: dict[tuple[Any, ...], Any] = {}
         self._train_step = logged_step(model, "train_step")
@@ -123,13 +128,72 @@ class TensorFlowLearner(KerasLearner):
             )
             return self._trace_concat() if with_weights else tf.constant(0)
 
-        # Keras weighs the loss of each output by the rows of a batch only where the graph knows
-        # their number: each batch size needs a graph of its own then.
-        several = isinstance(self.model.loss, (dict, list, tuple))
         compiled = tf.function(
-            run, autograph=False, reduce_retracing=not several, jit_compile=self._jit
-        )
+            run, autograph=False, reduce_retracing=not self._has_several_losses,
+            jit_compile=self._jit,
+        )  # fmt: skip
         return ShapedCalls(compiled)
+
+    @property
+    def _has_several_losses(self) -> bool:
+        """Keras weighs the loss of each output by the rows of a batch only where the graph knows
+        their number: each batch size needs a graph of its own then."""
+        return isinstance(self.model.loss, (dict, list, tuple))
+
+    def train_exchanging(self, stack: BatchStack, window: int, exchanger: Exchanger) -> None:
+        if self._jit or not _in_main_thread():
+            super().train_exchanging(stack, window, exchanger)
+            return
+        self.build_metrics(stack)
+        self._exchanger = exchanger
+        try:
+            counts = tf.constant(stack.num_batches), tf.constant(window)
+            self._exchanging_steps(stack, *self._tensors(stack), *counts)
+        finally:
+            self._exchanger = None  # the learner outlives the run; what the run mapped shall not
+            self._flat = None
+
+    @cached_property
+    def _exchanging_steps(self) -> ShapedCalls:
+        """The compiled loop over a stack's batches, with an exchange after each window."""
+
+        def run(
+            x: Any, y: Any, sample_weight: Any, num_batches: tf.Tensor, window: tf.Tensor
+        ) -> tf.Tensor:
+            def batch(index: tf.Tensor, end: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+                self._train_step(pack_batch(*map_arrays(lambda t: t[index], (x, y, sample_weight))))
+                return index + 1, end
+
+            def windows(index: tf.Tensor) -> tuple[tf.Tensor]:
+                end = tf.minimum(index + window, num_batches)
+                tf.while_loop(lambda i, end: i < end, batch, (index, end), parallel_iterations=1)
+                self._trace_exchange()
+                return (end,)
+
+            done: tuple[tf.Tensor] = tf.while_loop(
+                lambda index: index < num_batches, windows, (tf.constant(0),),
+                parallel_iterations=1,
+            )  # fmt: skip
+            return done[0]
+
+        return ShapedCalls(
+            tf.function(run, autograph=False, reduce_retracing=not self._has_several_losses)
+        )
+
+    def _trace_exchange(self) -> None:
+        variables = (*self.trained, *self.averaged)
+        values = [dense_of(v.value, s) for v, s in zip(variables, self._layout.slots, strict=True)]
+        flat = tf.numpy_function(self._exchange, values, tf.float32)
+        flat.set_shape([self._layout.size])
+        for variable, part in zip(variables, split(flat, self._layout), strict=True):
+            variable.assign(own(part))
+
+    def _exchange(self, *values: Any) -> FloatArray:
+        exchanger = self._exchanger
+        assert exchanger is not None
+        copy_slots(values, self._layout.slots, exchanger.buffer)
+        exchanger.exchange()
+        return exchanger.buffer
 
     def gradients(self, stack: BatchStack, out: FloatArray) -> None:
         require_one_batch(stack)
@@ -158,22 +222,25 @@ class TensorFlowLearner(KerasLearner):
 
     def _apply_parts(self, parts: list[tf.Tensor]) -> None:
         known = self._has_gradient or [True] * len(self.trained)
+        kept = self._optimizer_may_keep_gradients
         pairs = [
-            (g, v)
+            (own(g) if kept else g, v)
             for g, v, has in zip(parts[: len(self.trained)], self.trained, known, strict=True)
             if has
         ]
         self.model.optimizer.apply([g for g, _ in pairs], [v for _, v in pairs])
         for variable, part in zip(self.averaged, parts[len(self.trained) :], strict=True):
-            variable.assign(part)
+            variable.assign(own(part))
+
+    @property
+    def _optimizer_may_keep_gradients(self) -> bool:
+        """Keras' own optimizers keep what they compute of a gradient, never the gradient itself."""
+        return not type(innermost_optimizer(self.model)).__module__.startswith("keras.")
 
     # -- steps with an exchange inside -----------------------------------------------------------
 
     def train_reducing(self, stack: BatchStack, reducer: Reducer) -> None:
-        if reducer.in_graph is None and threading.current_thread() is not threading.main_thread():
-            # Ranks that are threads of one process share TensorFlow's threads, as many as it has
-            # cores. Ranks that wait inside their compiled calls could take all of them, and those
-            # that they wait for would never run.
+        if reducer.in_graph is None and not _in_main_thread():
             super().train_reducing(stack, reducer)
             return
         self.build_metrics(stack)
@@ -235,9 +302,8 @@ class TensorFlowLearner(KerasLearner):
                 )
                 return found[1], found[2], found[3]
 
-            several = isinstance(self.model.loss, (dict, list, tuple))
             self._reducing[kind] = ShapedCalls(
-                tf.function(run, autograph=False, reduce_retracing=not several)
+                tf.function(run, autograph=False, reduce_retracing=not self._has_several_losses)
             )
         return self._reducing[kind]
 
@@ -266,6 +332,16 @@ class TensorFlowLearner(KerasLearner):
             self._layout, reducer.in_graph.wire, reducer.parts,
             checks=reducer.in_graph.checks_gradients,
         )  # fmt: skip
+
+
+def _in_main_thread() -> bool:
+    """Whether an exchange may wait inside a compiled call.
+
+    Ranks that are threads of one process share TensorFlow's threads, as many as it has cores. Ranks
+    that wait inside their compiled calls could take all of them, and those that they wait for would
+    never run.
+    """
+    return threading.current_thread() is threading.main_thread()
 
 
 def _kind(reducer: Reducer) -> tuple[Any, ...]:

@@ -8,23 +8,38 @@ the graph, a stack of many batches is one call from Python.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from sparkdl.protocols import Reducer
-from sparkdl.weights import FloatArray, Layout
+from sparkdl.weights import FloatArray, Layout, Slot
 
 
-def flatten(values: list[Any], slots: Any) -> tf.Tensor:
-    """Tensors (None for no gradient, sparse ones made dense) as one flat float32 tensor."""
-    parts = []
-    for value, slot in zip(values, slots, strict=True):
-        dense = tf.zeros(slot.shape) if value is None else tf.convert_to_tensor(value)
-        parts.append(tf.reshape(tf.cast(dense, tf.float32), [-1]))
+def dense_of(value: Any, slot: Slot) -> tf.Tensor:
+    """A tensor in float32: zeros for None (no gradient), a sparse one made dense."""
+    if value is None:
+        return tf.zeros(slot.shape)
+    return tf.cast(tf.convert_to_tensor(value), tf.float32)
+
+
+def flatten(values: list[Any], slots: Sequence[Slot]) -> tf.Tensor:
+    """Tensors (see :func:`dense_of`) as one flat tensor."""
+    parts = [
+        tf.reshape(dense_of(value, slot), [-1]) for value, slot in zip(values, slots, strict=True)
+    ]
     return tf.concat(parts, 0) if parts else tf.zeros([0])
+
+
+def copy_slots(values: Sequence[FloatArray], slots: Sequence[Slot], buffer: FloatArray) -> None:
+    """Copies each variable's values to its place in a flat buffer.
+
+    To join them in the graph first would write all of them once more.
+    """
+    for value, slot in zip(values, slots, strict=True):
+        buffer[slot.offset : slot.offset + slot.size] = value.reshape(-1)
 
 
 def split(flat: tf.Tensor, layout: Layout) -> list[tf.Tensor]:
@@ -34,6 +49,15 @@ def split(flat: tf.Tensor, layout: Layout) -> list[tf.Tensor]:
         tf.cast(tf.reshape(part, slot.shape), slot.dtype)
         for part, slot in zip(parts, layout.slots, strict=True)
     ]
+
+
+def own(value: tf.Tensor) -> tf.Tensor:
+    """A copy, for a variable that keeps it: it may be a view of a buffer that is used again.
+
+    TensorFlow reads what a Python function returns where it lies, and a variable takes over the
+    tensor that it is assigned.
+    """
+    return tf.raw_ops.DeepCopy(x=value)
 
 
 class Joined(NamedTuple):
@@ -70,16 +94,17 @@ class NumpyExchange:
         """The joined values; the weight and all flags travel with the reducer."""
         none = tf.zeros([])
         slots = self._layout.slots
+        dense = [dense_of(v, s) for v, s in zip(values, slots, strict=True)]
         if len(self._parts) == 1:
-            flat = tf.numpy_function(self._join, [flatten(values, slots)], tf.float32)
+            flat = tf.numpy_function(self._join, dense, tf.float32)
             flat.set_shape([self._layout.size])
             return Joined(split(flat, self._layout), weight, none, none, none)
         last: list[Any] = []
         for index, part in enumerate(self._parts):
             chosen = [i for i, s in enumerate(slots) if part.start <= s.offset < part.stop]
-            piece = flatten([values[i] for i in chosen], [slots[i] for i in chosen])
+            piece = [dense[i] for i in chosen]
             with tf.control_dependencies(last):
-                last = [tf.numpy_function(self._begin(index), [piece], tf.float32)]
+                last = [tf.numpy_function(self._begin(index, chosen), piece, tf.float32)]
         with tf.control_dependencies(last):
             joined = tf.numpy_function(self._finish_slots, [], [tf.float32] * len(slots))
         for value, slot in zip(joined, slots, strict=True):
@@ -87,9 +112,15 @@ class NumpyExchange:
         typed = [tf.cast(v, s.dtype) for v, s in zip(joined, slots, strict=True)]
         return Joined(typed, weight, none, none, none)
 
-    def _begin(self, index: int) -> Callable[[FloatArray], Any]:
-        def begin(values: FloatArray) -> Any:
-            self._reducer().begin(index, values)
+    def _begin(self, index: int, chosen: list[int]) -> Callable[..., Any]:
+        slots = [self._layout.slots[i] for i in chosen]
+        place = self._parts[index]
+
+        def begin(*values: FloatArray) -> Any:
+            reducer = self._reducer()
+            buffer = reducer.buffer
+            copy_slots(values, slots, buffer)
+            reducer.begin(index, buffer[place])
             return np.float32(0)
 
         return begin
@@ -107,8 +138,10 @@ class NumpyExchange:
         slots = self._layout.slots
         return [buffer[s.offset : s.offset + s.size].reshape(s.shape) for s in slots]
 
-    def _join(self, values: FloatArray) -> FloatArray:
-        self._reducer().begin(0, values)
+    def _join(self, *values: FloatArray) -> FloatArray:
+        reducer = self._reducer()
+        copy_slots(values, self._layout.slots, reducer.buffer)
+        reducer.begin(0, reducer.buffer)
         return self._finish()
 
 
@@ -132,10 +165,7 @@ class HorovodExchange:
     def __call__(self, values: list[Any], weight: tf.Tensor, stop: tf.Tensor) -> Joined:
         """The joined values and flags of all workers."""
         slots = self._layout.slots
-        dense = [
-            tf.zeros(s.shape) if v is None else tf.cast(tf.convert_to_tensor(v), tf.float32)
-            for v, s in zip(values, slots, strict=True)
-        ]
+        dense = [dense_of(v, s) for v, s in zip(values, slots, strict=True)]
         trained = [t for t, s in zip(dense, slots, strict=True) if self._is_trained(s.offset)]
         broken = _not_finite(trained) if self._checks else tf.zeros([])
         joined: list[Any] = [None] * len(slots)

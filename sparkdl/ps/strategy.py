@@ -176,6 +176,8 @@ class ServerSynchronizer:
             self._rounds.train(learner, stack, progress)
         elif self._gradients is not None and stack is not None:
             self._gradients.step(learner, stack, progress)
+        elif self._windows is not None and stack is not None and report.window:
+            self._windows.train(learner, stack, report.window, progress)
         elif self._windows is not None:
             if stack is not None:
                 learner.train(stack)
@@ -289,6 +291,12 @@ class ServerSynchronizer:
     def every_batch(self) -> bool:
         """Whether each batch is a round; otherwise a window's exchange follows its last batch."""
         return self._rounds is not None
+
+    @property
+    def cuts_stacks(self) -> bool:
+        """Where nobody waits for this worker's next window, and nothing has to be put right after
+        an exchange but the weights."""
+        return self._windows is not None and self._windows.cuts_stacks
 
     @property
     def stopped(self) -> bool:

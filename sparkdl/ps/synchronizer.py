@@ -15,7 +15,7 @@ from dataclasses import replace
 import numpy as np
 
 from sparkdl.errors import ConfigError
-from sparkdl.finite import FiniteCheck, finite_state
+from sparkdl.finite import FiniteCheck, NotFiniteError, finite_state
 from sparkdl.phases import current_clock
 from sparkdl.protocols import BatchStack, Learner
 from sparkdl.ps.client import Progress, StoreAccess
@@ -112,6 +112,8 @@ class WindowSynchronizer:
         self._pushed = np.zeros(layout.size if overlap else 0, np.float32)  # or when it begins
         self._flight: threading.Thread | None = None
         self._error: BaseException | None = None
+        self._progress = Progress(epoch=0, batch=0, batches=1, rows=0)  # of the present stack
+        self._window = self._done = 0
 
     def start(self, learner: Learner) -> None:
         """Takes the center as the weights to start from."""
@@ -153,6 +155,70 @@ class WindowSynchronizer:
             target=self._fly, args=(peer,), name="sparkdl-ps-exchange", daemon=True
         )
         self._flight.start()
+
+    # -- several windows in one call ---------------------------------------------------------------
+
+    @property
+    def cuts_stacks(self) -> bool:
+        """Whether exchanges may happen inside a learner's call.
+
+        They cannot run beside the training there, nor give the optimizer a new state.
+        """
+        overlaps = self.overlaps or self._measures
+        return not (overlaps or self._rule.blocking or self._check.skips)
+
+    def train(self, learner: Learner, stack: BatchStack, window: int, progress: Progress) -> None:
+        """Trains a stack, with an exchange after each window, and after the last batch.
+
+        This object is the :class:`~sparkdl.protocols.Exchanger` that the learner calls.
+
+        Args:
+            learner: Trains the stack in one call.
+            stack: Batches.
+            window: Of them.
+            progress: After the last of the windows; each exchange sends its own.
+
+        Raises:
+            NotFiniteError: Weights are not finite, with ``on_nan='raise'``.
+            TransportError: The server is gone.
+        """
+        self._progress, self._window, self._done = progress, window, 0
+        try:
+            learner.train_exchanging(stack, window, self)
+        except Exception:
+            error, self._error = self._error, None
+            if error is not None:  # a framework wraps what its compiled call raises
+                raise error from None
+            raise
+
+    @property
+    def buffer(self) -> FloatArray:
+        """The worker's weights."""
+        return self._local
+
+    def exchange(self) -> None:
+        """The exchange of one window of the stack."""
+        whole, first = self._progress, self._done
+        self._done = min(first + self._window, whole.batches)
+        progress = replace(
+            whole,
+            batch=whole.batch - whole.batches + self._done,
+            batches=self._done - first,
+            rows=whole.rows // whole.batches * (self._done - first),
+        )
+        try:
+            with self._clock.within("exchange", any_thread=True):
+                self._admit(first)
+                self._rule.exchange(self._local, self._base, self._peer(progress))
+        except BaseException as error:
+            self._error = error
+            raise
+
+    def _admit(self, first: int) -> None:
+        try:
+            self._check.admits(self._local)
+        except NotFiniteError:
+            raise NotFiniteError(among=(first, self._done)) from None
 
     @contextlib.contextmanager
     def center_loaded(self, learner: Learner, last: bool) -> Iterator[None]:

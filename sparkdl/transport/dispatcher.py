@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 import time
 from collections.abc import Callable
 
-from sparkdl.transport.frames import HEADER_BYTES, Limits, Message
+from sparkdl.errors import ProtocolError
+from sparkdl.transport.frames import HEADER_BYTES, Content, Limits, Message
 from sparkdl.transport.service import Replies, Service
 
 POLL_S = 0.2
 
 
 class _Slot:
-    def __init__(self) -> None:
+    def __init__(self, send: Callable[[Message], None] | None) -> None:
         self.event = threading.Event()
         self.reply: Message | None = None
+        self.send = send
+        self.request: Message | None = None  # whose reply `send` has not taken yet
+        self.lock = threading.Lock()  # held while `send` runs
 
 
 class Dispatcher:
     """Carries messages from connection threads to the service, and deferred replies back.
 
-    Each transport thread blocks in :meth:`call` until its own reply is due. Thread-safe.
+    A transport thread blocks in :meth:`call` until its own reply is due, or, where the connection
+    was opened with ``send``, returns from :meth:`post` at once: whichever thread makes a reply due
+    sends it, so that none has to be woken up for it. Thread-safe.
     """
 
     def __init__(self, service: Service) -> None:
@@ -38,16 +45,40 @@ class Dispatcher:
     def connections(self) -> int:
         return len(self._slots)
 
-    def open(self) -> int:
-        """A new connection."""
+    def open(self, send: Callable[[Message], None] | None = None) -> int:
+        """A new connection.
+
+        Args:
+            send: Sends a reply over it, from any thread. An OSError is dropped: the connection's
+                own thread sees that the peer is gone.
+        """
         connection = next(self._ids)
-        self._slots[connection] = _Slot()
+        self._slots[connection] = _Slot(send)
         return connection
 
     def close(self, connection: int) -> None:
-        """The connection is gone."""
-        if self._slots.pop(connection, None) is not None:
+        """The connection is gone; when this returns, nobody sends over it any more."""
+        slot = self._slots.pop(connection, None)
+        if slot is not None:
+            with slot.lock:
+                slot.send = None
             self._deliver(self.service.disconnect(connection, time.monotonic()))
+
+    def post(self, connection: int, message: Message) -> None:
+        """Takes a request whose reply goes out by the connection's ``send``, now or later.
+
+        Raises:
+            ProtocolError: The request before it has no reply yet.
+        """
+        slot = self._slots[connection]
+        if slot.request is not None:
+            raise ProtocolError(
+                f"a {message.kind.name} frame came too early",
+                expected=f"the reply to {slot.request.kind.name} before the next request",
+                received="two requests at a time over one connection",
+            )
+        slot.request = message
+        self._deliver(self.service.receive(connection, message, time.monotonic()), connection)
 
     def call(
         self, connection: int, message: Message, connected: Callable[[], bool]
@@ -62,8 +93,7 @@ class Dispatcher:
                 return None
         reply = slot.reply
         if reply is not None:
-            self.service.bytes_in += _size(message)
-            self.service.bytes_out += _size(reply)
+            self._count(message, reply)
         return reply
 
     def answer(self, connection: int, message: Message) -> Message:
@@ -80,12 +110,32 @@ class Dispatcher:
         if self._ticker is not threading.current_thread():
             self._ticker.join(5)
 
-    def _deliver(self, replies: Replies) -> None:
+    def _deliver(self, replies: Replies, own: int = 0) -> None:
+        """Hands replies to their connections; ``own`` is that of this thread."""
         for connection, reply in replies:
             slot = self._slots.get(connection)
-            if slot is not None:
+            if slot is None:
+                continue
+            if slot.request is None:
                 slot.reply = reply
                 slot.event.set()
+            elif connection == own or not (reply.meta or reply.content is Content.BLOB):
+                self._send(slot, reply)
+            else:  # a stopped peer's socket might not take it: this thread waits for nobody
+                threading.Thread(
+                    target=self._send, args=(slot, reply), name="sparkdl-ps-send", daemon=True
+                ).start()
+
+    def _send(self, slot: _Slot, reply: Message) -> None:
+        with slot.lock, contextlib.suppress(OSError):
+            request, slot.request = slot.request, None
+            if slot.send is not None and request is not None:
+                self._count(request, reply)
+                slot.send(reply)
+
+    def _count(self, request: Message, reply: Message) -> None:
+        self.service.bytes_in += _size(request)
+        self.service.bytes_out += _size(reply)
 
     def _tick(self) -> None:
         while not self._closed.wait(POLL_S):

@@ -15,10 +15,16 @@ import socket
 from sparkdl.errors import ProtocolError
 from sparkdl.transport.anonymous import anonymous_file, map_file
 from sparkdl.transport.channel import deliver_body, require_raw
+from sparkdl.transport.error_frames import error_to_meta
 from sparkdl.transport.frames import ByteArray, Content, Kind, Limits, Message
 from sparkdl.transport.framing import receive_frame, send_frame
 from sparkdl.transport.socket import open_stream
 from sparkdl.transport.stream_server import StreamServer
+
+SENT_BY_ANY_BYTES = 4 << 20
+"""Weights up to which the thread that completes a round copies the result for all workers, one
+after the other: to wake up their threads would take longer. Larger ones are copied by each
+connection's own thread, at the same time."""
 
 
 class ShmServer(StreamServer):
@@ -38,6 +44,27 @@ class ShmServer(StreamServer):
             socket.send_fds(connection, [b"m"], [descriptor])
         finally:
             os.close(descriptor)
+
+    def _open(self, connection: socket.socket) -> int:
+        if not self._any_thread_sends:
+            return super()._open(connection)
+        number = self._dispatcher.open(lambda reply: self._answer(connection, number, reply))
+        return number
+
+    def _exchange(self, connection: socket.socket, number: int) -> None:
+        if not self._any_thread_sends:
+            super()._exchange(connection, number)
+            return
+        try:
+            while True:
+                self._dispatcher.post(number, self._receive(connection, number))
+        except ProtocolError as error:  # the stream is out of step: say so and close
+            failed = Message(Kind.ERROR, meta=error_to_meta(error))
+            send_frame(connection, failed, self._dispatcher.limits)
+
+    @property
+    def _any_thread_sends(self) -> bool:
+        return self._dispatcher.limits.dense_bytes <= SENT_BY_ANY_BYTES
 
     def _receive(self, connection: socket.socket, number: int) -> Message:
         service = self._dispatcher.service

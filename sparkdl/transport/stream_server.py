@@ -99,12 +99,16 @@ class StreamServer:
     def _serve(self, connection: socket.socket, opening: Message) -> None:
         """Answers OPEN, then request after request, until the peer closes."""
         dispatcher = self._dispatcher
-        number = dispatcher.open()
+        number = self._open(connection)
         try:
             self._answer_open(connection, opening, number)
             self._exchange(connection, number)
         finally:
             dispatcher.close(number)
+
+    def _open(self, connection: socket.socket) -> int:
+        """The connection's number."""
+        return self._dispatcher.open()
 
     def _answer_open(self, connection: socket.socket, opening: Message, number: int) -> None:
         send_frame(connection, Message(Kind.OK), self._dispatcher.limits)
@@ -120,10 +124,14 @@ class StreamServer:
             reply = dispatcher.call(number, message, lambda: is_connected(connection))
             if reply is None:
                 return
-            try:
-                self._send(connection, number, reply)
-            except ProtocolError as error:  # it cannot be encoded; nothing of it was sent
-                send_frame(connection, Message(Kind.ERROR, meta=error_to_meta(error)), limits)
+            self._answer(connection, number, reply)
+
+    def _answer(self, connection: socket.socket, number: int, reply: Message) -> None:
+        try:
+            self._send(connection, number, reply)
+        except ProtocolError as error:  # it cannot be encoded; nothing of it was sent
+            failed = Message(Kind.ERROR, meta=error_to_meta(error))
+            send_frame(connection, failed, self._dispatcher.limits)
 
     def _receive(self, connection: socket.socket, number: int) -> Message:
         service = self._dispatcher.service

@@ -40,6 +40,7 @@ from sparkdl.testing.inproc import InprocParameterServer
 from sparkdl.transport.address import Endpoint
 from sparkdl.transport.connection import Timeouts
 from sparkdl.transport.frames import BLOB_BYTES, MAX_META_BYTES, Kind, Message
+from sparkdl.transport.shm import SENT_BY_ANY_BYTES
 from sparkdl.weights import Layout
 
 LAYOUT = Layout.of([("w", (300, 100), "float32")], [("m", (10,), "float32")])
@@ -283,6 +284,24 @@ def test_rounds_give_the_mean_gradient_to_all(transport: str) -> None:
                 thread.join(10)
                 np.testing.assert_array_equal(client.buffer, np.float32(0.75))
                 assert client.round_rows == 4
+        for client in clients:
+            client.close()
+
+
+def test_rounds_of_large_weights_over_shared_memory() -> None:
+    """Whose result each connection's own thread copies."""
+    layout = Layout.of([("w", (SENT_BY_ANY_BYTES // 4 + 1,), "float32")])
+    config = ServerConfig(layout, BSP(), 2, mode="shm", settings=Settings(2))
+    with ServerProcess(config, np.zeros(layout.size, np.float32)) as process:
+        clients = [connect(process.endpoint, "shm", rank=r, layout=layout) for r in (0, 1)]
+        for thread, _ in [in_thread(client.join) for client in clients]:
+            thread.join(10)
+        for number in range(3):
+            for client in clients:
+                client.buffer[...] = client.session.rank + number
+            for thread, out in [in_thread(lambda c=c: c.push_pull(STEP)) for c in clients]:
+                thread.join(10)
+                assert float(out[0][-1]) == number + 0.5
         for client in clients:
             client.close()
 

@@ -50,6 +50,7 @@ class Synchronizer:
     """Notes every call; may stop after some exchanges or set a rate."""
 
     every_batch = False
+    cuts_stacks = False
 
     def __init__(self, start: Start | None = None, stop_after: int = 10**9) -> None:
         self.begin = start or Start()
@@ -116,6 +117,48 @@ def test_every_row_is_trained_once_per_epoch_and_exchanged(rows: int, window: in
     assert len(sync.exchanges) == 2 * announced[2]  # rounds are as many as was said
     if rows:
         assert sync.exchanges[-1].batches_done == -(-rows // 4)
+
+
+@pytest.mark.parametrize(
+    ("rows", "window", "stacks", "windows"),
+    [
+        (161, 1, [16, 16, 8, 1], 41),
+        (161, 4, [16, 16, 8, 1], 11),
+        (161, 5, [15, 15, 10, 1], 9),
+        (161, 16, [16, 16, 8, 1], 4),
+        (12, 4, [3], 1),
+    ],
+)
+def test_a_stack_holds_several_windows_where_they_can_be_exchanged_within_it(
+    rows: int, window: int, stacks: list[int], windows: int
+) -> None:
+    sync = Synchronizer()
+    sync.cuts_stacks = True
+    learner, _ = run(rows, window, epochs=2, sync=sync)
+    assert [r.batches for r in sync.exchanges] == 2 * stacks
+    assert {r.window for r in sync.exchanges} == {window}
+    assert sync.exchanges[-1].windows_done == windows
+    assert sync.announced == (rows, -(-rows // 4), windows)
+    assert sum(learner.rows) == 2 * rows
+    assert not sync.held
+
+
+def test_windows_longer_than_a_stack_and_schedules_exchange_after_it() -> None:
+    long, plain = Synchronizer(), Synchronizer()
+    long.cuts_stacks = True
+    run(400, 40, sync=long)
+    run(400, 40, sync=plain)
+    assert long.exchanges == plain.exchanges
+    assert {r.window for r in long.exchanges} == {0}
+
+    sync = Synchronizer()
+    sync.cuts_stacks = True
+    learner = Learner()
+    learner.has_schedule = True  # its rate depends on the steps of all, told after each window
+    source = Batches(rows_from_numpy(np.zeros((40, 2)), np.zeros(40)), 4, shuffle=False)
+    settings = LoopSettings(epochs=1, batch_size=4, window=2, follow_schedule=True)
+    train(learner, sync, source, settings, num_rows=40, num_workers=2)
+    assert learner.told_steps == [4, 8, 12, 16, 20]
 
 
 def test_live_metrics_are_never_those_of_no_batch_of_the_epoch() -> None:

@@ -346,9 +346,10 @@ class ParameterStore(Store):
 
     def _answer_last_pulls(self) -> None:
         """Gives the center to those who wait for the last commits, when all members do."""
-        if self._training():
+        last = self._group.waiting("last")
+        if not last or self._training():
             return
-        for connection, wait in self._group.waiting("last"):
+        for connection, wait in last:
             worker = self._group.workers[wait.message.rank]
             self._answer_pull(connection, wait.message, worker)
 

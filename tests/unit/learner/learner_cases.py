@@ -205,6 +205,111 @@ def test_gradients_and_apply_equal_train():
     assert one.step == two.step == 4
 
 
+class Exchange:
+    """A reducer and exchanger that nobody else uses; its buffer lies where TensorFlow can read it
+    without a copy."""
+
+    in_graph = None
+
+    def __init__(self, layout, change=0.0):
+        room = np.zeros(layout.size + 16, np.float32)
+        self.buffer = room[-room.ctypes.data % 64 // 4 :][: layout.size]
+        self.parts, self.rows = [slice(0, layout.size)], 0
+        self.change, self.seen = np.float32(change), []
+
+    def begin(self, part, values):
+        assert np.may_share_memory(values, self.buffer)
+
+    def finish(self):
+        return True
+
+    def exchange(self):
+        self.seen.append(self.buffer.copy())
+        self.buffer += self.change
+
+    def agree_on_stop(self, value):
+        pass
+
+    def agree_on_gradients(self, mine):
+        return mine
+
+
+class LastGradient(keras.optimizers.Optimizer):
+    """Steps along the gradient of the step before, which a variable keeps."""
+
+    def build(self, variables):
+        super().build(variables)
+        self.last = [self.add_variable_from_reference(v, name="last") for v in variables]
+
+    def update_step(self, gradient, variable, learning_rate):
+        last = self.last[self._get_variable_index(variable)]
+        self.assign_sub(variable, last * keras.ops.cast(learning_rate, variable.dtype))
+        self.assign(last, gradient)
+
+
+def sixteen(optimizer):
+    """A model whose variables all begin at multiples of 64 bytes."""
+    keras.utils.set_random_seed(1)
+    norm = layers.BatchNormalization()
+    model = keras.Sequential([keras.Input((16,)), layers.Dense(16, "tanh"), norm, layers.Dense(16)])
+    model.compile(optimizer, "mse", jit_compile=JIT)
+    x = RNG.normal(size=(40, 16)).astype(np.float32)
+    return model, x, np.tanh(x[:, ::-1])
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "own"])
+@pytest.mark.parametrize("inside", ["gradients", "weights"])
+def test_no_variable_keeps_the_memory_of_an_exchange(inside, optimizer):
+    model, x, y = sixteen(LastGradient(0.1) if optimizer == "own" else optimizer)
+    custom = {"LastGradient": LastGradient}
+    with keras.saving.custom_object_scope(custom):
+        alone, learner = make_learner(model), make_learner(copy_of(model))
+    for stack in stacks(x, y, 8, 2):
+        alone.train(stack)
+        exchange = Exchange(learner.layout)
+        if inside == "gradients":
+            learner.train_reducing(stack, exchange)
+        else:
+            learner.train_exchanging(stack, 1, exchange)
+        exchange.buffer[...] = np.nan  # what comes next there is none of the learner's
+    close(weights_of(learner), weights_of(alone), 1e-5)
+    predicted, expected = (predict(which, {"features": x[:16]}) for which in (learner, alone))
+    close(list(predicted.values()), list(expected.values()), 1e-4)
+
+
+@pytest.mark.parametrize("window", [1, 2, 4])
+def test_an_exchange_within_a_stack_equals_one_after_it(window):
+    x, y = classes(46)
+    one, two = (make_learner(dense_model("adam", norm=True)) for _ in range(2))
+    mine, other = (Exchange(one.layout, 0.01) for _ in range(2))
+    for stack in stacks(x, y, 8, 4):  # 4 batches, 1, and one of 6 rows
+        one.train_exchanging(stack, window, mine)
+        for first in range(0, stack.num_batches, window):
+            two.train(stack.part(first, min(window, stack.num_batches - first)))
+            two.read_weights(other.buffer)
+            other.exchange()
+            two.write_weights(other.buffer)
+    assert len(mine.seen) == len(other.seen) == 4 // window + 2
+    close(mine.seen, other.seen, 1e-5)
+    close(weights_of(one), weights_of(two), 1e-5)
+    close(weights_of(one), mine.seen[-1] + 0.01, 1e-5)
+    close(one.metric_state(), two.metric_state(), 1e-4)
+    assert one.step == two.step == 6
+
+
+def test_what_an_exchange_raises_ends_the_call():
+    class Broken(Exchange):
+        def exchange(self):
+            raise RuntimeError("the server is gone")
+
+    x, y = classes(16)
+    learner = make_learner(dense_model())
+    with pytest.raises(Exception, match="the server is gone"):
+        learner.train_exchanging(next(stacks(x, y, 8, 2)), 1, Broken(learner.layout))
+    train_all(learner, x, y, 8, 2)  # it can be used again
+    assert np.isfinite(weights_of(learner)).all()
+
+
 def test_gradients_refuse_a_stack_of_several_batches():
     x, y = classes(16)
     learner = make_learner(dense_model())

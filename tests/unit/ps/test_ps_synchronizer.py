@@ -14,6 +14,7 @@ import pytest
 
 from sparkdl.coordinator.settings import Settings
 from sparkdl.errors import ConfigError
+from sparkdl.finite import FiniteCheck, NotFiniteError
 from sparkdl.protocols import BatchStack
 from sparkdl.ps.client import Client, Progress
 from sparkdl.ps.round_synchronizer import RoundSynchronizer
@@ -146,6 +147,81 @@ def test_what_is_sent_is_damped_but_not_the_statistics(overlap: bool) -> None:
         np.testing.assert_allclose(made[1].pull(), [1] * LAYOUT.trained_size + [1, 1])
         np.testing.assert_allclose(learner.weights, 1)
         assert sync.counted == 0.5
+
+
+class Counting(Learner):
+    """Adds its batch's number to every weight; a batch of NaN makes weights NaN."""
+
+    def train_exchanging(self, stack: Any, window: int, exchanger: Any) -> None:
+        batches = stack.y["label"]
+        for first in range(0, len(batches), window):
+            for batch in batches[first : first + window]:
+                self.weights += batch[0]
+            self.read_weights(exchanger.buffer)
+            exchanger.exchange()
+            self.write_weights(exchanger.buffer)
+
+
+def test_several_windows_of_a_stack_are_an_exchange_each() -> None:
+    sent: list[Progress] = []
+    with clients(Downpour(), 2) as (made, _):
+        for client in made:
+            client.join()
+        learner = Counting()
+        sync = WindowSynchronizer(Downpour(damping=False), made[0], LAYOUT, overlap=False)
+        assert sync.cuts_stacks
+        sync.start(learner)
+        push_pull = made[0].push_pull
+
+        def note(progress: Progress) -> Any:
+            sent.append(progress)
+            made[1].buffer[...] = 10  # another worker comes between
+            made[1].push_pull(progress)
+            return push_pull(progress)
+
+        made[0].push_pull = note  # type: ignore[method-assign]
+        stack = stack_of(*([float(n)] * 4 for n in range(1, 6)))
+        sync.train(learner, stack, 2, Progress(epoch=3, batch=25, batches=5, rows=20))
+        assert [(p.epoch, p.batch, p.batches, p.rows) for p in sent] == [
+            (3, 22, 2, 8),
+            (3, 24, 2, 8),
+            (3, 25, 1, 4),
+        ]
+        trained = slice(0, LAYOUT.trained_size)
+        np.testing.assert_allclose(learner.weights[trained], 1 + 2 + 3 + 4 + 5 + 30)
+        np.testing.assert_allclose(made[0].pull(), learner.weights)
+
+
+def test_weights_that_are_not_finite_within_a_stack_name_their_window() -> None:
+    with clients(Downpour(), 1) as ([client], _):
+        client.join()
+        check = FiniteCheck("raise", LAYOUT.trained_size)
+        learner, sync = Counting(), WindowSynchronizer(
+            Downpour(), client, LAYOUT, overlap=False, check=check
+        )  # fmt: skip
+        sync.start(learner)
+        stack = stack_of([1.0], [1.0], [1.0], [float("nan")], [1.0])
+        with pytest.raises(NotFiniteError) as caught:
+            sync.train(learner, stack, 2, Progress(epoch=0, batch=5, batches=5, rows=5))
+        assert caught.value.among == (2, 4)
+        np.testing.assert_allclose(client.pull(), 2)  # only the first window was sent
+
+
+@pytest.mark.parametrize(
+    ("rule", "overlap", "on_nan"),
+    [
+        (Downpour(), None, "raise"),
+        (Downpour(), True, "raise"),
+        (Downpour(), False, "skip"),
+        (BSP(payload="delta"), False, "raise"),
+    ],
+)
+def test_exchanges_stay_out_of_a_call_that_could_not_do_all_they_need(
+    rule: Rule, overlap: bool | None, on_nan: str
+) -> None:
+    check = FiniteCheck(on_nan, LAYOUT.trained_size)
+    sync = WindowSynchronizer(rule, None, LAYOUT, overlap=overlap, check=check)  # type: ignore[arg-type]
+    assert not sync.cuts_stacks
 
 
 def test_an_elastic_exchange_conserves() -> None:
