@@ -23,7 +23,9 @@ from sparkdl.transport.error_frames import error_to_meta
 from sparkdl.transport.frames import ByteArray, Flag, Kind, Limits, Message
 from sparkdl.transport.service import Replies
 
-WaitReason = Literal["start", "gather", "duplicate", "join", "round", "gate", "last", "epoch"]
+WaitReason = Literal[
+    "start", "gather", "duplicate", "join", "begin", "round", "gate", "last", "epoch"
+]
 
 
 @dataclass

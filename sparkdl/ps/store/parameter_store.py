@@ -14,6 +14,7 @@ from sparkdl.errors import ProtocolError, TransportError
 from sparkdl.ps.codecs import Compression
 from sparkdl.ps.rules.rule import Rule
 from sparkdl.ps.store.center import Center
+from sparkdl.ps.store.first_pulls import FirstPulls
 from sparkdl.ps.store.holdings import Holdings
 from sparkdl.ps.store.reading import Reading
 from sparkdl.ps.store.rounds import Payload, Round
@@ -94,6 +95,7 @@ class ParameterStore(Store):
     def attach(self, group: Group) -> None:
         """Takes the run's group."""
         super().attach(group)
+        self._first_pulls = FirstPulls(group)
         most = group.settings.max_state_bytes
         self._transfer = StateTransfer(
             8 * self.limits.dense_bytes + (64 << 20) if most is None else most
@@ -124,6 +126,8 @@ class ParameterStore(Store):
         if self._gated:  # a latecomer must not hold back those who are ahead
             others = [w.clock for w in group.members() if w is not worker]
             worker.clock = max(worker.clock, min(others, default=0))
+        if not late and not self.together:
+            self._first_pulls.expect(worker.rank)
         if not late or not self.in_step:
             return Entry("center")
         if self._center.on_workers and group.members():
@@ -142,6 +146,7 @@ class ParameterStore(Store):
         if self._holdings is not None:
             self._holdings.forget(worker.rank)
         self._transfer.leave(worker.rank)
+        self._first_pulls.forget(worker.rank)
         if worker.dead:
             self._round.payloads.pop(worker.rank, None)
 
@@ -187,13 +192,16 @@ class ParameterStore(Store):
         return None
 
     def settle(self) -> None:
-        """Completes the round, opens the gates, answers the last pulls."""
+        """Answers the first pulls, completes the round, opens the gates, answers the last pulls."""
+        for connection, wait in self._first_pulls.take():
+            self._answer_pull(connection, wait.message, self._group.workers[wait.message.rank])
         self._complete_round()
         self._open_gates()
         self._answer_last_pulls()
 
     def expire(self) -> None:
         """Ends the waits of commits that passed their limit; each error names who was missing."""
+        self._first_pulls.expire()
         group, limit_s = self._group, self._group.settings.round_timeout_s
         late = [(c, w) for c, w in group.waiting("round", "gate") if group.now - w.since > limit_s]
         missing = self.missing()
@@ -216,6 +224,7 @@ class ParameterStore(Store):
         group = self._group
         worker = group.identify(connection, message)
         values = self._values(message)
+        self._first_pulls.forget(worker.rank)
         if message.sequence <= worker.applied and not self._gated:
             self._answer_again(connection, message, worker)
             return None
@@ -284,6 +293,9 @@ class ParameterStore(Store):
         worker = group.identify(connection, message) if message.rank >= 0 else None
         if worker is not None and message.flags & Flag.WAIT:
             group.defer(connection, "last", message)
+            return
+        if worker is not None and worker.rank in self._first_pulls:
+            group.defer(connection, "begin", message)
             return
         self._answer_pull(connection, message, worker)
 

@@ -349,6 +349,60 @@ def test_workers_that_do_not_wait_begin_together_but_not_for_ever() -> None:
     assert [c for c, _ in alone.tick(now=5.1)] == [1]
 
 
+def begun_together() -> tuple[Coordinator, Message]:
+    """Two of three workers that were let in, and what the first of them pushes."""
+    layout = Layout.of([("w", (3,), "float32")])
+    settings = Settings(3, gather=2, gather_s=5.0, grace_s=1.0)
+    state = Coordinator(settings, ParameterStore(layout, np.zeros(3, np.float32), Rule()))
+    for rank in (0, 1):
+        hello = Message(Kind.HELLO, rank=rank, attempt=0, meta={"batches_per_epoch": 4})
+        state.receive(rank, hello, now=0.0)
+    push = Message(
+        Kind.PUSH_PULL, rank=0, sequence=1, batches=1, rows=1, content=Content.DENSE,
+        body=np.ones(3, np.float32).view(np.uint8),
+    )  # fmt: skip
+    return state, push
+
+
+def test_workers_that_begin_together_get_the_same_center() -> None:
+    """Else a slow one begins with what a fast one has trained of its whole, short epoch."""
+    state, push = begun_together()
+    assert state.receive(0, Message(Kind.PULL, rank=0), now=1.0) == []
+    both = state.receive(1, Message(Kind.PULL, rank=1), now=2.0)
+    assert sorted(connection for connection, _ in both) == [0, 1]
+    state.receive(0, push, now=3.0)
+    target = np.empty(3, np.float32)
+    for connection, reply in both:
+        assert reply.reading is not None
+        reply.reading.copy_into(target.view(np.uint8))
+        assert target.tolist() == [0, 0, 0], connection
+    [(_, later)] = state.receive(1, Message(Kind.PULL, rank=1), now=4.0)  # no first pull any more
+    assert later.reading is not None
+    later.reading.copy_into(target.view(np.uint8))
+    assert target.tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("end", ["dies", "is silent", "commits", "comes late"])
+def test_a_first_pull_does_not_wait_for_ever(end: str) -> None:
+    state, push = begun_together()
+    if end == "comes late":
+        state.receive(0, Message(Kind.PULL, rank=0), now=1.0)
+        state.receive(1, Message(Kind.PULL, rank=1), now=1.0)
+        hello = Message(Kind.HELLO, rank=2, attempt=0, meta={"batches_per_epoch": 4})
+        state.receive(2, hello, now=2.0)
+        assert [c for c, _ in state.receive(2, Message(Kind.PULL, rank=2), now=2.0)] == [2]
+        return
+    assert state.receive(1, Message(Kind.PULL, rank=1), now=1.0) == []
+    if end == "commits":
+        assert {c for c, _ in state.receive(0, push, now=2.0)} == {0, 1}
+    elif end == "dies":
+        assert state.disconnect(0, now=2.0) == []
+        assert [c for c, _ in state.tick(now=3.5)] == [1]
+    else:
+        assert state.tick(now=5.9) == []
+        assert [c for c, _ in state.tick(now=6.1)] == [1]
+
+
 # -- pulls after the last commits ----------------------------------------------------------------
 
 
