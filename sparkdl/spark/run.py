@@ -25,7 +25,7 @@ from sparkdl.network import Encrypt, Network, PortSpec
 from sparkdl.spark.columns.fed_files import fed_files
 from sparkdl.spark.columns.files import is_path
 from sparkdl.spark.columns.shipped import removes_tables
-from sparkdl.spark.driver.cluster import default_parallelism
+from sparkdl.spark.driver.capacity import default_parallelism
 from sparkdl.spark.driver.feeding import (
     STALL_S,
     check_streaming,

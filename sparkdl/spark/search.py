@@ -15,7 +15,7 @@ from sparkdl.learner.voting import vote
 from sparkdl.progress.events import Event, Json, SearchBegan, SearchEnded
 from sparkdl.spark.columns.local_data import as_frame
 from sparkdl.spark.columns.shipped import removes_tables
-from sparkdl.spark.driver import cluster
+from sparkdl.spark.driver import capacity, session
 from sparkdl.spark.driver.arguments import verbosity
 from sparkdl.spark.driver.telling import open_sinks
 from sparkdl.spark.ml.training import TrainingStage
@@ -170,7 +170,7 @@ def search(
             received=repr(callbacks),
             hint="callbacks=lambda: [keras.callbacks.EarlyStopping(patience=3)]",
         )
-    spark = cluster.session_of(data)
+    spark = session.session_of(data)
     arguments = {"validation_data": as_frame(validation_data), **fit_arguments}
     recipe = _recipe(build, params, data, seed, slots_per_trial, settings, arguments)
     folder = checkpoint_dir or tempfile.mkdtemp(prefix="sparkdl-tune-")
@@ -277,7 +277,7 @@ def _ended(study: Study, error: str = "") -> SearchEnded:
 def _at_once(asked: int | str, slots_per_trial: int, spark: Any) -> int:
     if asked != "auto":
         return require_int("max_concurrent", asked, 1)
-    slots = cluster.count_slots(spark) or cluster.default_parallelism(spark)
+    slots = capacity.count_slots(spark) or capacity.default_parallelism(spark)
     return max(1, slots // slots_per_trial)
 
 

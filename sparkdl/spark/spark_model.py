@@ -43,8 +43,8 @@ from sparkdl.spark.driver.arguments import (
     refuse_labels_apart,
     verbosity,
 )
+from sparkdl.spark.driver.capacity import default_parallelism
 from sparkdl.spark.driver.choice import choose_exchange, require_refusable
-from sparkdl.spark.driver.cluster import default_parallelism
 from sparkdl.spark.driver.fitting import run_fit
 from sparkdl.spark.driver.plan import FitPlan, count_workers, loop_settings, prepare_model
 from sparkdl.spark.driver.resources import resource_profile

@@ -11,7 +11,7 @@ from typing import Any
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.files.checkpoints import Checkpoints
 from sparkdl.spark.columns.sources import is_frame
-from sparkdl.spark.driver.cluster import is_connect, require_running
+from sparkdl.spark.driver.session import is_connect, require_running
 from sparkdl.spark.driver.trained_model import TrainedModel
 
 History = dict[str, list[Any]]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from sparkdl.files.checkpoints import Checkpoints
 from sparkdl.learner.callback_sink import at_least_one
 from sparkdl.progress.events import EpochEnded, Event
-from sparkdl.spark.driver import cluster
+from sparkdl.spark.driver import jobs
 from sparkdl.spark.driver.trained_model import TrainedModel
 from sparkdl.spark.shared_data import SharedData
 from sparkdl.spark.spark_model import SparkModel
@@ -54,7 +54,7 @@ class FitTrainer:
                 on_epoch(event.epoch, event.metrics)
 
         def train() -> dict[str, float]:
-            cluster.tag_jobs(self.spark, self._tag)
+            jobs.tag_jobs(self.spark, self._tag)
             with without_standing():
                 history = spark_model.fit(
                     data, epochs=segment.end, verbose=0, resume=True, sinks=[hear],
@@ -66,7 +66,7 @@ class FitTrainer:
 
     def cancel(self) -> None:
         """Ends the jobs of all trials."""
-        cluster.cancel_tagged(self.spark, self._tag)
+        jobs.cancel_tagged(self.spark, self._tag)
 
     def close(self) -> None:
         """Frees the rows that the trials shared."""

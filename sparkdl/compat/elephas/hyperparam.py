@@ -18,7 +18,7 @@ from sparkdl.launch import interrupts
 from sparkdl.learner.compiling import model_from_json
 from sparkdl.learner.framework import seed_everything
 from sparkdl.learner.voting import vote
-from sparkdl.spark.driver import cluster
+from sparkdl.spark.driver import capacity, jobs
 from sparkdl.tune.goal import Goal
 from sparkdl.tune.journal import Journal
 from sparkdl.tune.runner import OnEpoch, SegmentTraining, run_search
@@ -125,7 +125,7 @@ class HyperParamModel:
                 RandomSearch(count, max_epochs=1), trainer,
                 journal, Goal("loss", False), seed=self.seed, timeout_s=None,
                 on_score=lambda trial, score: None,
-                max_concurrent=min(self.num_workers, cluster.count_slots(spark) or 1),
+                max_concurrent=min(self.num_workers, capacity.count_slots(spark) or 1),
             )  # fmt: skip
         finally:
             shutil.rmtree(folder, ignore_errors=True)
@@ -151,7 +151,7 @@ class _FunctionTrainer:
         call = payload.dump((self._template.fill(trial), self._data))
 
         def train() -> Mapping[str, float]:
-            cluster.tag_jobs(self._spark, self._tag)
+            jobs.tag_jobs(self._spark, self._tag)
             (content,) = sparkdl.run(
                 _call,
                 (call, self._seed + trial.number),
@@ -169,7 +169,7 @@ class _FunctionTrainer:
         return train
 
     def cancel(self) -> None:
-        cluster.cancel_tagged(self._spark, self._tag)
+        jobs.cancel_tagged(self._spark, self._tag)
 
     def delete(self, trial: int) -> None:
         """There is nothing to delete: these trials write no checkpoints."""

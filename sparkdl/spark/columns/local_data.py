@@ -12,7 +12,7 @@ from pyspark.sql import Column
 from sparkdl.config import shown
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.spark.columns.shipped import ship_table
-from sparkdl.spark.driver.cluster import session_of
+from sparkdl.spark.driver.session import session_of
 
 _LINES = {
     "tensorflow": "x, y = map(np.array, zip(*dataset.as_numpy_iterator())); fit((x, y)); for a "

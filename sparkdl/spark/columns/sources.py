@@ -29,8 +29,8 @@ from sparkdl.spark.columns.sequences import Pad
 from sparkdl.spark.columns.shared_rows import SharedRows
 from sparkdl.spark.columns.shipped import ship_table
 from sparkdl.spark.columns.wire import PROBLEM, selection, wire_names
-from sparkdl.spark.driver.cluster import is_connect, require_running, session_of
 from sparkdl.spark.driver.interpreter import this_interpreter
+from sparkdl.spark.driver.session import is_connect, require_running, session_of
 
 ROLE = "__sparkdl_role"
 """A column beside the user's: 0 in rows to train on, 1 in rows to validate on."""

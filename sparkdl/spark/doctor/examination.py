@@ -33,7 +33,7 @@ from sparkdl.spark.doctor.executors import Executor, Executors, Facts, ask_execu
 from sparkdl.spark.doctor.host_checks import check_hosts
 from sparkdl.spark.doctor.network import Answer, ProbeTask
 from sparkdl.spark.doctor.report import Check, DoctorReport, worst
-from sparkdl.spark.driver import cluster
+from sparkdl.spark.driver import capacity, jobs, session
 from sparkdl.spark.driver.interpreter import interpreter_of
 from sparkdl.spark.driver.launcher import SparkLauncher
 from sparkdl.spark.driver.network import listening_address, rank_listening
@@ -96,8 +96,8 @@ def doctor(
         memory_budget_mb=memory_budget_mb,
     )  # fmt: skip
     require_seconds("timeout_s", timeout_s)
-    spark = spark if spark is not None else cluster.session_of()
-    cluster.require_running(spark)
+    spark = spark if spark is not None else session.session_of()
+    session.require_running(spark)
     began = time.monotonic()
     with probed(checkpoint_dir, timeout_s) as folder:
         examination = _Examination(spark, config, timeout_s, folder)
@@ -138,11 +138,11 @@ class _Examination:
     def look(self) -> None:
         """Makes all checks but that of the checkpoints."""
         master = self.setting("spark.master") or ""
-        connect = cluster.is_connect(self.spark)
+        connect = session.is_connect(self.spark)
         task_cpus = int(self.setting("spark.task.cpus") or 1)
         self.checks += check_versions(self._versions())
         self.checks.append(check_allocation(self.setting, self.config.mode, master))
-        slots = cluster.wait_for_slots(self.spark, self._expected_slots(master), self.timeout_s)
+        slots = capacity.wait_for_slots(self.spark, self._expected_slots(master), self.timeout_s)
         if slots is None:
             slots = self._slots_over_connect()
         host = self.setting("spark.driver.host") or "127.0.0.1"
@@ -188,7 +188,7 @@ class _Examination:
 
     def setting(self, name: str) -> str | None:
         """A setting of Spark; None where it is not set (or Connect does not tell)."""
-        if not cluster.is_connect(self.spark):
+        if not session.is_connect(self.spark):
             value = self.spark.sparkContext.getConf().get(name)
             if value is not None:
                 return str(value)
@@ -202,7 +202,7 @@ class _Examination:
         import pyspark
 
         java = None
-        if not cluster.is_connect(self.spark):
+        if not session.is_connect(self.spark):
             system = self.spark.sparkContext._jvm.java.lang.System
             java = str(system.getProperty("java.version"))
         return Versions(java, str(self.spark.version), str(pyspark.__version__))
@@ -222,8 +222,8 @@ class _Examination:
 
         A Connect client cannot count slots; into how many parts Spark cuts a range tells.
         """
-        action = lambda: cluster.default_parallelism(self.spark)  # noqa: E731
-        stage = cluster.SparkJob(self.spark, action, "sparkdl: doctor, slots")
+        action = lambda: capacity.default_parallelism(self.spark)  # noqa: E731
+        stage = jobs.SparkJob(self.spark, action, "sparkdl: doctor, slots")
         try:
             stage.start()
             stage.wait(self.timeout_s)
@@ -265,7 +265,7 @@ class _Examination:
                 echo = stack.enter_context(Echo(bind, self.config.port, token, advertised))
             except ResourceError as error:
                 problem = error
-            if cluster.is_connect(self.spark):
+            if session.is_connect(self.spark):
                 self.checks.append(check_connect(self.config, problem))
             elif problem is not None:
                 self._add_error("driver port", problem)

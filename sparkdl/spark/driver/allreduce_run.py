@@ -29,8 +29,8 @@ from sparkdl.network import require_encryptable
 from sparkdl.progress.commands import Command
 from sparkdl.progress.run_progress import EpochProgress, RunProgress, progress_of
 from sparkdl.run_state import RunState
-from sparkdl.spark.driver.cluster import is_connect
 from sparkdl.spark.driver.network import certificate_of, listening_address, rank_listening
+from sparkdl.spark.driver.session import is_connect
 from sparkdl.spark.driver.training_run import CoordinatedRun, Run, returned_state
 from sparkdl.spark.executor.barrier_strategy import BarrierStrategy
 from sparkdl.spark.executor.trainer import TrainedRank

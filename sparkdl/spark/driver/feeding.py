@@ -15,14 +15,8 @@ from sparkdl.spark.columns.files import frame_of_files, is_path
 from sparkdl.spark.columns.local_data import as_frame
 from sparkdl.spark.columns.sources import is_frame
 from sparkdl.spark.columns.wire import is_vector_column, wire_names
-from sparkdl.spark.driver.cluster import (
-    check_barrier,
-    default_parallelism,
-    is_connect,
-    require_running,
-    session_of,
-    wait_for_slots,
-)
+from sparkdl.spark.driver.capacity import check_barrier, default_parallelism, wait_for_slots
+from sparkdl.spark.driver.session import is_connect, require_running, session_of
 
 STALL_S = 600.0
 """For so long a function may ask for no rows while there are some, if the user says nothing."""

@@ -17,7 +17,7 @@ from sparkdl.progress.monitor import FitMonitor
 from sparkdl.ps.choice import ServerExchange
 from sparkdl.ps.rules.rule import Rule
 from sparkdl.spark.driver.allreduce_run import reports_live, start_all_reduce
-from sparkdl.spark.driver.cluster import count_slots, wait_for_slots
+from sparkdl.spark.driver.capacity import count_slots, wait_for_slots
 from sparkdl.spark.driver.fit_warnings import (
     warn_of_damping,
     warn_of_mixed_validation,

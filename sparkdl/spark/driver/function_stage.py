@@ -27,7 +27,7 @@ from sparkdl.learner import BACKENDS
 from sparkdl.learner.framework import running_backend
 from sparkdl.log_lines import show
 from sparkdl.network import Network, require_encryptable, say_what_is_in_the_clear
-from sparkdl.spark.driver import cluster
+from sparkdl.spark.driver import capacity, session
 from sparkdl.spark.driver.feeding import dealt_to_first
 from sparkdl.spark.driver.launcher import SparkLauncher
 from sparkdl.spark.driver.network import certificate_of, listening_address, rank_listening
@@ -79,8 +79,8 @@ def run_stage(
     Raises:
         ConfigError: Encryption was asked for, and cannot be had for all that the ranks send.
     """
-    spark = spark if spark is not None else cluster.session_of()
-    cluster.require_running(spark)
+    spark = spark if spark is not None else session.session_of()
+    session.require_running(spark)
     certificate = certificate_of(spark, network)
     if certificate is not None:
         require_encryptable(task.communicator)
@@ -88,16 +88,16 @@ def run_stage(
             say_what_is_in_the_clear(task.peers.framework, network.encrypt)
     listening = rank_listening(spark, network)
     task = replace(task, listening=listening, certificate=certificate)
-    count = num_workers or cluster.default_parallelism(spark)
+    count = num_workers or capacity.default_parallelism(spark)
     tasks = count - on_driver
-    cluster.check_barrier(spark, tasks)
+    capacity.check_barrier(spark, tasks)
     with interrupts.CleanStack() as stack:
-        capacity = cluster.count_slots(spark)
-        if capacity is not None:
+        slots = capacity.count_slots(spark)
+        if slots is not None:
             limit_s = task.start_timeout_s
-            stack.enter_context(slot_pool(spark).take(tasks, capacity, "run", limit_s))
+            stack.enter_context(slot_pool(spark).take(tasks, slots, "run", limit_s))
         driver = None
-        if not cluster.is_connect(spark):
+        if not session.is_connect(spark):
             settings = Settings(count, start_timeout_s=task.start_timeout_s)
             bind, advertised = listening_address(spark, network)
             listen = ListenOptions("socket", network.port, bind, advertised, web=False)

@@ -12,14 +12,16 @@ from sparkdl.errors import SparkDLError, WorkerError
 from sparkdl.launch.failures import RankFailure, RanksLost, failure_in
 from sparkdl.launch.results import RESULT_SCHEMA, Result, join
 from sparkdl.launch.task import Task
-from sparkdl.spark.driver.cluster import SparkJob, barrier_refusal, session_problem
+from sparkdl.spark.driver.capacity import barrier_refusal
 from sparkdl.spark.driver.interpreter import (
     context_of,
     interpreter_of,
     interpreter_problem,
     this_interpreter,
 )
+from sparkdl.spark.driver.jobs import SparkJob
 from sparkdl.spark.driver.memory import Setting, memory_hint
+from sparkdl.spark.driver.session import session_problem
 from sparkdl.spark.executor.stage import Shipped, TaskBroadcast, stage_function
 
 if TYPE_CHECKING:

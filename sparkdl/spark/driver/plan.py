@@ -14,14 +14,14 @@ from sparkdl.learner.ensemble import require_cloneable
 from sparkdl.learner.local_optimizer import adopt_optimizer
 from sparkdl.spark.columns.sources import Source
 from sparkdl.spark.driver.arguments import FitArguments
-from sparkdl.spark.driver.choice import ChosenExchange
-from sparkdl.spark.driver.cluster import (
+from sparkdl.spark.driver.capacity import (
     check_barrier,
     count_partitions,
     default_parallelism,
     slots_to_come,
     wait_for_slots,
 )
+from sparkdl.spark.driver.choice import ChosenExchange
 from sparkdl.spark.driver.trained_model import TrainedModel
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from sparkdl.network import Network
 from sparkdl.program.needs import task_resources
 from sparkdl.program.nodes import Program
 from sparkdl.program.surroundings import Surroundings
-from sparkdl.spark.driver import cluster
+from sparkdl.spark.driver import capacity, session
 from sparkdl.spark.driver.function_stage import START_TIMEOUT_S
 from sparkdl.spark.driver.launcher import SparkLauncher
 from sparkdl.spark.driver.network import certificate_of, listening_address, rank_listening
@@ -36,17 +36,17 @@ def surroundings(program: Program, spark: Any, network: Network) -> Iterator[Sur
         ConfigError: Groups ask for cores or GPUs, and the cluster cannot schedule by stage.
         ResourceError: Too few slots, dynamic allocation, or no free port; no job was started.
     """
-    spark = spark if spark is not None else cluster.session_of()
-    cluster.require_running(spark)
+    spark = spark if spark is not None else session.session_of()
+    session.require_running(spark)
     count = len(program.placed)
     certificate = certificate_of(spark, network, pickles=True)
     bind, advertised = listening_address(spark, network)
     profile = resource_profile(task_resources(program), spark)
-    cluster.check_barrier(spark, count, profile=profile)
+    capacity.check_barrier(spark, count, profile=profile)
     with ExitStack() as stack:
-        capacity = cluster.count_slots(spark, profile)
-        if capacity is not None:
-            stack.enter_context(slot_pool(spark).take(count, capacity, "launch", START_TIMEOUT_S))
+        slots = capacity.count_slots(spark, profile)
+        if slots is not None:
+            stack.enter_context(slot_pool(spark).take(count, slots, "launch", START_TIMEOUT_S))
         listen = ListenOptions("socket", network.port, bind, advertised, web=False)
         settings = Settings(count, start_timeout_s=START_TIMEOUT_S)
         host = stack.enter_context(CoordinatorHost(settings, listen, certificate))

@@ -19,7 +19,7 @@ from sparkdl.progress.monitor import FitMonitor
 from sparkdl.run_state import RunState
 from sparkdl.spark.columns.shared_rows import SharedRows
 from sparkdl.spark.columns.sources import Source, spread
-from sparkdl.spark.driver.cluster import PartitionsError
+from sparkdl.spark.driver.capacity import PartitionsError
 from sparkdl.spark.driver.launcher import SparkLauncher, SparkRanks
 from sparkdl.spark.driver.trained_model import TrainedModel
 from sparkdl.spark.driver.training_run import Run

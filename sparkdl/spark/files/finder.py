@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sparkdl.files.file_system import FileSystem
-from sparkdl.spark.driver.cluster import is_connect
+from sparkdl.spark.driver.session import is_connect
 from sparkdl.spark.files.connect import ConnectFileSystem, is_local_warehouse
 from sparkdl.spark.files.hadoop import HadoopFileSystem, jvm_called
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from sparkdl.errors import ModelError
 from sparkdl.learner.model_source import open_model
-from sparkdl.spark.driver.cluster import session_of
+from sparkdl.spark.driver.session import session_of
 from sparkdl.spark.images.pixels import ImageReader, require_pillow
 from sparkdl.spark.udf import register_udf
 

@@ -15,9 +15,9 @@ from sparkdl.learner.predictor_archive import PredictorArchive
 from sparkdl.spark.columns.matching import make_spec
 from sparkdl.spark.columns.sources import Columns
 from sparkdl.spark.columns.wire import wire_names
-from sparkdl.spark.driver.cluster import require_running
 from sparkdl.spark.driver.interpreter import context_of, this_interpreter
 from sparkdl.spark.driver.launcher import ship
+from sparkdl.spark.driver.session import require_running
 from sparkdl.spark.executor.stage import stage_function
 from sparkdl.spark.inference.arrow_function import arrow_function, has_arrow_functions
 from sparkdl.spark.inference.forward import HandleInvalid

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sparkdl.files.archive_parts import damaged_model, sane_bytes
-from sparkdl.spark.driver.cluster import is_connect
+from sparkdl.spark.driver.session import is_connect
 from sparkdl.spark.files.hadoop import HadoopFileSystem
 
 CHUNK_BYTES = 1 << 20

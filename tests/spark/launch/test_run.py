@@ -14,7 +14,7 @@ import pytest
 import sparkdl
 from sparkdl.errors import ConfigError, ResourceError, UnknownNameError, WorkerError
 from sparkdl.launch.results import CHUNK_BYTES as ROW_BYTES
-from sparkdl.spark.driver import cluster, function_stage
+from sparkdl.spark.driver import capacity, function_stage
 
 
 def who(scale: float = 1.0) -> tuple[int, int, float, str]:
@@ -263,7 +263,7 @@ def test_too_few_slots_and_dynamic_allocation(spark: Any, monkeypatch: pytest.Mo
     tracker = spark.sparkContext.statusTracker()
     before = max([*tracker.getJobIdsForGroup(None), -1])
     with pytest.raises(ResourceError, match="5 workers must run at the same time"):
-        cluster.check_barrier(spark, 5, timeout_s=0.5)
+        capacity.check_barrier(spark, 5, timeout_s=0.5)
     spark.conf.set("spark.sql.shuffle.partitions", "2")
 
     class Dynamic:
@@ -278,7 +278,7 @@ def test_too_few_slots_and_dynamic_allocation(spark: Any, monkeypatch: pytest.Mo
         sparkContext = spark.sparkContext
 
     with pytest.raises(ResourceError, match="SPARK-24942"):
-        cluster.check_barrier(Session(), 2)
+        capacity.check_barrier(Session(), 2)
     assert max([*tracker.getJobIdsForGroup(None), -1]) == before, "no job may start"
 
 

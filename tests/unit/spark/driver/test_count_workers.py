@@ -10,7 +10,7 @@ import pytest
 from sparkdl.config import FitConfig
 from sparkdl.errors import ResourceError
 from sparkdl.ps.choice import choose_server_exchange
-from sparkdl.spark.driver import cluster
+from sparkdl.spark.driver import capacity
 from sparkdl.spark.driver.plan import count_workers
 
 
@@ -26,7 +26,7 @@ from sparkdl.spark.driver.plan import count_workers
 def test_workers_that_wait_for_others_need_a_slot_each(
     monkeypatch: pytest.MonkeyPatch, mode: str, rule: str | None, told: str
 ) -> None:
-    monkeypatch.setattr(cluster, "count_slots", lambda spark, profile=None: 2)
+    monkeypatch.setattr(capacity, "count_slots", lambda spark, profile=None: 2)
     config = FitConfig(mode=mode, num_workers=8)
     exchange = choose_server_exchange(config, rule, None, None)
     conf = SimpleNamespace(get=lambda name, default=None: default)

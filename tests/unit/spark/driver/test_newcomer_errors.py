@@ -29,7 +29,7 @@ from sparkdl.learner.signature import Signature, TensorSpec
 from sparkdl.network import Network
 from sparkdl.spark.columns.matching import make_spec
 from sparkdl.spark.columns.sources import Columns, arrays_of, is_frame, is_rdd, open_source
-from sparkdl.spark.driver import cluster, interpreter
+from sparkdl.spark.driver import capacity, interpreter
 from sparkdl.spark.driver.arguments import (
     check_callbacks,
     check_keras_arguments,
@@ -38,6 +38,7 @@ from sparkdl.spark.driver.arguments import (
 )
 from sparkdl.spark.driver.feeding import check_streaming, fed_frame
 from sparkdl.spark.driver.function_stage import run_stage
+from sparkdl.spark.driver.session import session_of
 
 
 def text_of(kind: type[SparkDLError], function: Any, *args: Any, **kwargs: Any) -> str:
@@ -242,7 +243,7 @@ def test_an_expression_of_spark_is_no_data(monkeypatch: pytest.MonkeyPatch) -> N
     assert not is_frame(Expression())
     assert not is_rdd(Expression())
     monkeypatch.setattr("pyspark.sql.SparkSession.active", lambda: None)
-    text = text_of(ResourceError, cluster.session_of, Expression())
+    text = text_of(ResourceError, session_of, Expression())
     assert "no Spark session is running" in text
 
 
@@ -280,9 +281,9 @@ def session(master: str, python: str = "python3", **conf: str) -> Any:
 def test_slots_that_are_known_are_not_waited_for(
     monkeypatch: pytest.MonkeyPatch, master: str, slots: int, wanted: int, waits: bool
 ) -> None:
-    monkeypatch.setattr(cluster, "count_slots", lambda spark, profile=None: slots)
+    monkeypatch.setattr(capacity, "count_slots", lambda spark, profile=None: slots)
     begun = time.monotonic()
-    assert cluster.wait_for_slots(session(master), wanted, 0.3) == slots
+    assert capacity.wait_for_slots(session(master), wanted, 0.3) == slots
     assert (time.monotonic() - begun > 0.25) == waits
 
 
@@ -306,22 +307,22 @@ def test_slots_that_are_known_are_not_waited_for(
 def test_slots_of_executors_that_are_still_starting_count(
     monkeypatch: pytest.MonkeyPatch, master: str, settings: dict[str, str], come: int | None
 ) -> None:
-    monkeypatch.setattr(cluster, "count_slots", lambda spark, profile=None: 2)
+    monkeypatch.setattr(capacity, "count_slots", lambda spark, profile=None: 2)
     spark = session(master, **settings)
     spark.conf = SimpleNamespace(get=lambda name, default=None: settings.get("dynamic", default))
-    monkeypatch.setattr(cluster, "_executors", lambda spark: int(settings["started"]))
-    assert cluster.slots_to_come(spark, 64) == come
-    assert cluster.slots_to_come(spark, 2) == 2
+    monkeypatch.setattr(capacity, "_executors", lambda spark: int(settings["started"]))
+    assert capacity.slots_to_come(spark, 64) == come
+    assert capacity.slots_to_come(spark, 2) == 2
 
 
 def test_a_standalone_master_says_no_number_until_its_executors_have_come(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seen = iter([2, 2, 4, 6])
-    monkeypatch.setattr(cluster, "count_slots", lambda spark, profile=None: next(seen, 6))
+    monkeypatch.setattr(capacity, "count_slots", lambda spark, profile=None: next(seen, 6))
     spark = session("spark://host:7077")
     spark.conf = SimpleNamespace(get=lambda name, default=None: default)
-    assert cluster.slots_to_come(spark, 64) == 6
+    assert capacity.slots_to_come(spark, 64) == 6
 
 
 @pytest.mark.parametrize(
@@ -346,7 +347,7 @@ def test_the_workers_of_a_session_that_has_just_begun(
         now[0] = next(seen, slots[-1])
         return now[0]
 
-    monkeypatch.setattr(cluster, "count_slots", count)
+    monkeypatch.setattr(capacity, "count_slots", count)
     spark = session(master)
     spark.conf = SimpleNamespace(get=lambda name, default=None: default)
     context = vars(spark.sparkContext)
@@ -356,17 +357,17 @@ def test_the_workers_of_a_session_that_has_just_begun(
 
     spark.sparkContext = Context(**context)
     begun = time.monotonic()
-    assert cluster.default_parallelism(spark) == workers
+    assert capacity.default_parallelism(spark) == workers
     assert time.monotonic() - begun < (5 if slots[0] == 0 else 0.5)
 
 
 def test_nobody_waits_for_executors_that_start_with_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster, "count_slots", lambda spark, profile=None: 0)
+    monkeypatch.setattr(capacity, "count_slots", lambda spark, profile=None: 0)
     spark = session("spark://host:7077")
     spark.conf = SimpleNamespace(get=lambda name, default=None: "true")
     spark.sparkContext.defaultParallelism = 2
     begun = time.monotonic()
-    cluster.default_parallelism(spark)
+    capacity.default_parallelism(spark)
     assert time.monotonic() - begun < 0.5
 
 
