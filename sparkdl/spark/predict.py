@@ -13,6 +13,7 @@ from sparkdl.spark.columns.local_data import as_frame, input_arrays
 from sparkdl.spark.columns.matching import InputColumns
 from sparkdl.spark.columns.sequences import Pad
 from sparkdl.spark.columns.sources import Columns, is_frame, is_rdd, read_by_spark
+from sparkdl.spark.driver.session import require_running_rdd
 from sparkdl.spark.inference.choice import Names, PredictionChoice
 from sparkdl.spark.inference.predict import predict_columns
 from sparkdl.spark.inference.predict_rdd import predict_rdd
@@ -125,6 +126,7 @@ def predict_data(
         return source.predict(input_arrays(data, list(signature.inputs)), batch_size)
     archive = source.encode(choice.outputs_of(signature), list(choice.layers))
     if is_rdd(data):
+        require_running_rdd(data)
         return predict_rdd(data, archive, batch_size=batch_size, use_gpu=use_gpu)
     return predict_columns(
         data, archive, inputs, choice.columns(archive, signature),

@@ -30,7 +30,12 @@ from sparkdl.spark.columns.shared_rows import SharedRows
 from sparkdl.spark.columns.shipped import ship_table
 from sparkdl.spark.columns.wire import PROBLEM, selection, wire_names
 from sparkdl.spark.driver.interpreter import this_interpreter
-from sparkdl.spark.driver.session import is_connect, require_running, session_of
+from sparkdl.spark.driver.session import (
+    is_connect,
+    require_running,
+    require_running_rdd,
+    session_of,
+)
 
 ROLE = "__sparkdl_role"
 """A column beside the user's: 0 in rows to train on, 1 in rows to validate on."""
@@ -156,6 +161,7 @@ def open_source(data: Any, signature: Signature, columns: Columns) -> Source:
         names = wire_names(len(spec.columns))
         return Source(data.select(*selection(data.schema, spec, names)), spec, data)
     if is_rdd(data):
+        require_running_rdd(data)
         return _from_rdd(data, signature)
     if are_arrays(data, needs_labels=signature.needs_labels):
         if any(is_frame(part) or is_rdd(part) for part in data):

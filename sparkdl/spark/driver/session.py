@@ -36,25 +36,36 @@ def require_running(spark: Any) -> None:
         raise problem
 
 
+def require_running_rdd(rdd: Any) -> None:
+    """The same for the context that an RDD belongs to."""
+    problem = _context_problem(rdd.ctx)
+    if problem is not None:
+        raise problem
+
+
 def session_problem(spark: Any) -> SparkDLError | None:
     """Why the session does not run any more; None if it does."""
     if is_connect(spark):
-        stopped = bool(spark.is_stopped)
-    else:
-        context = spark.sparkContext
-        try:
-            with interrupts.held():  # one inside a call of the JVM leaves its connection broken
-                stopped = context._jsc is None or bool(context._jsc.sc().isStopped())
-        except Exception as error:
-            return TransportError(
-                "the JVM of Spark's driver has ended",
-                expected="the process that this one started the session in",
-                received=_end_of_jvm(context) or f"no answer: {type(error).__name__}",
-                hint="it was killed (memory?), or it crashed: see its log and hs_err_pid*.log; "
-                "restart this process for a new session",
-            )
-    if not stopped:
-        return None
+        return _stopped() if spark.is_stopped else None
+    return _context_problem(spark.sparkContext)
+
+
+def _context_problem(context: Any) -> SparkDLError | None:
+    try:
+        with interrupts.held():  # one inside a call of the JVM leaves its connection broken
+            stopped = context._jsc is None or bool(context._jsc.sc().isStopped())
+    except Exception as error:
+        return TransportError(
+            "the JVM of Spark's driver has ended",
+            expected="the process that this one started the session in",
+            received=_end_of_jvm(context) or f"no answer: {type(error).__name__}",
+            hint="it was killed (memory?), or it crashed: see its log and hs_err_pid*.log; "
+            "restart this process for a new session",
+        )
+    return _stopped() if stopped else None
+
+
+def _stopped() -> ResourceError:
     return ResourceError(
         "the Spark session has been stopped",
         expected="a session that runs, and data of it",

@@ -11,6 +11,7 @@ from sparkdl.errors import ResourceError
 from sparkdl.files.streams import find_files
 from sparkdl.spark.columns.wire import is_vector_column
 from sparkdl.spark.driver.interpreter import context_of, this_interpreter
+from sparkdl.spark.driver.session import require_running
 from sparkdl.spark.files.worker_paths import path_for_workers
 
 SaveMode = Literal["error", "errorifexists", "append", "overwrite", "ignore"]
@@ -25,6 +26,7 @@ def register_tfrecord(spark: Any) -> None:
     """
     from sparkdl.spark.tfrecord.source import DefaultSource
 
+    require_running(spark)
     with this_interpreter(context_of(spark)):
         spark.dataSource.register(DefaultSource)
 
@@ -65,6 +67,7 @@ def read_tfrecords(
 
     Raises:
         ConfigError: An argument that cannot be used.
+        ResourceError: The session was stopped.
 
     >>> df = sparkdl.read_tfrecords(spark, '/data/train-*.tfrecord')  # doctest: +SKIP
     """
@@ -114,12 +117,14 @@ def write_tfrecords(
 
     Raises:
         ConfigError: A column does not fit into a record.
-        ResourceError: There are files already, and the mode is ``'error'``.
+        ResourceError: There are files already, and the mode is ``'error'``; or the session was
+            stopped.
     """
     from pyspark.ml.functions import vector_to_array
     from pyspark.sql import functions as F
 
     require_name("mode", mode, _MODES)
+    require_running(df.sparkSession)
     path = path_for_workers(path)
     if mode in ("error", "errorifexists", "ignore") and _holds_files(path):
         if mode == "ignore":

@@ -29,13 +29,40 @@ def main() -> None:
     def sleep() -> None:
         time.sleep(300)
 
-    def expect(kind: type[Exception], words: str, action: Callable[[Any], None]) -> None:
-        spark = (
+    def session() -> Any:
+        return (
             SparkSession.builder.master("local[2]")
             .config("spark.driver.host", "127.0.0.1")
             .config("spark.ui.enabled", "false")
             .getOrCreate()
         )
+
+    def expect_words_of_a_call_that_comes_later() -> None:
+        import keras
+
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+        spark = session()
+        frame = spark.createDataFrame([([1.0, 2.0], 1.0)], "features array<float>, label float")
+        rdd = spark.sparkContext.parallelize([([1.0, 2.0], 1.0)])
+        spark.stop()
+        spark_model = sparkdl.SparkModel(model)
+        calls: list[Callable[[], object]] = [
+            lambda: spark_model.fit(frame),
+            lambda: spark_model.fit(rdd),
+            lambda: spark_model.predict(frame),
+            lambda: spark_model.predict(rdd),
+            lambda: spark_model.evaluate(frame),
+            lambda: sparkdl.write_tfrecords(frame, "folder"),
+            lambda: sparkdl.read_tfrecords(spark, "folder"),
+            lambda: sparkdl.register_udf(spark, "f", model),
+        ]
+        for call in calls:
+            with pytest.raises(ResourceError, match="the Spark session has been stopped"):
+                call()
+
+    def expect(kind: type[Exception], words: str, action: Callable[[Any], None]) -> None:
+        spark = session()
         fired: list[float] = []
 
         def act() -> None:
@@ -57,6 +84,7 @@ def main() -> None:
             if "SparkSubmit" in " ".join(process.cmdline()):
                 os.kill(process.pid, signal.SIGKILL)
 
+    expect_words_of_a_call_that_comes_later()
     expect(ResourceError, "the Spark session has been stopped", lambda spark: spark.stop())
     storage.check_writable("local-path")  # no session: nobody to ask
     expect(TransportError, r"JVM of Spark's driver has ended(.|\n)*exit status -9", kill_jvm)
