@@ -33,6 +33,8 @@ from sparkdl.progress.events import (
 from sparkdl.tracking.tensorboard import numbers_of
 
 _BLUE, _ORANGE, _GREY = "#0072b2", "#d55e00", "#a3acb6"
+_ABREAST = 3
+_MOST_CURVES = 12
 _MOST_POINTS = 1000
 
 
@@ -172,6 +174,8 @@ class NotebookCurves(_Picture):
             parts.append(speed(event.rows_per_s))
         if event.staleness:
             parts.append(f"staleness {event.staleness:.1f}")
+        if len(self._names) > _MOST_CURVES:
+            parts.append(f"{len(self._names) - _MOST_CURVES} more metrics are in the History")
         return ", ".join(parts)
 
     def _add(self, x: float, metrics: Metrics, kind: str) -> None:
@@ -186,16 +190,22 @@ class NotebookCurves(_Picture):
     @property
     def _names(self) -> list[str]:
         names = [n for n in self._points if not n.startswith("val_")]
-        found = sorted({n.removesuffix(" so far") for n in names}, key=lambda n: (n != "loss", n))
-        return found[:3]
+        return sorted({n.removesuffix(" so far") for n in names}, key=lambda n: (n != "loss", n))
 
     def _size(self) -> tuple[float, float]:
-        return (4.0 * max(1, len(self._names)), 2.6 if self._names else 0.4)
+        rows, columns = self._grid
+        return (4.0 * columns, 2.6 * rows if self._names else 0.4)
+
+    @property
+    def _grid(self) -> tuple[int, int]:
+        """Rows and columns of curves."""
+        shown = min(len(self._names), _MOST_CURVES)
+        columns = max(1, min(shown, _ABREAST))
+        return -(-shown // columns), columns
 
     def _fill(self, figure: Any) -> None:
-        names = self._names
-        for place, name in enumerate(names, 1):
-            axes = figure.add_subplot(1, len(names), place)
+        for place, name in enumerate(self._names[:_MOST_CURVES], 1):
+            axes = figure.add_subplot(*self._grid, place)
             curves = [(f"{name} so far", _GREY, "-", ""), (name, _BLUE, "-", "training"),
                       (f"val_{name}", _ORANGE, "--", "validation")]  # fmt: skip
             for key, colour, dashes, label in curves:

@@ -53,6 +53,29 @@ def test_a_metric_with_several_values_has_a_line_for_each(monkeypatch: pytest.Mo
     assert drawn == [[0.25, 0.5], [1.0, 0.75], [0.0, 0.0], [0.125, 0.125]]
 
 
+@pytest.mark.parametrize(("count", "grid"), [(1, (1, 1)), (3, (1, 3)), (4, (2, 3)), (15, (4, 3))])
+def test_every_metric_has_curves_and_what_has_none_is_said(
+    monkeypatch: pytest.MonkeyPatch, count: int, grid: tuple[int, int]
+) -> None:
+    import matplotlib.figure
+
+    placed: list[Any] = []
+
+    class Kept(matplotlib.figure.Figure):
+        def add_subplot(self, *place: Any, **options: Any) -> Any:
+            placed.append(place)
+            return super().add_subplot(*place, **options)
+
+    monkeypatch.setattr(matplotlib.figure, "Figure", Kept)
+    texts: list[str] = []
+    sink = NotebookCurves(show=lambda picture, text: texts.append(text), clock=Time())
+    sink.handle(TrainingBegan(0, 1, RUN))
+    names = ["loss", *(f"metric_{i}" for i in range(1, count))]
+    sink.handle(EpochEnded(0, 1, 1, 10, dict.fromkeys(names, 0.5)))
+    assert placed == [(*grid, place) for place in range(1, min(count, 12) + 1)]
+    assert texts[-1].endswith("3 more metrics are in the History") == (count == 15)
+
+
 def test_between_epochs_there_are_few_pictures_and_an_error_is_said() -> None:
     shown: list[str] = []
     time = Time(step=0.05)
