@@ -183,7 +183,7 @@ function chart(key, host, options, data) {
   host.replaceChildren();
   const axis = { stroke: () => css("ink-2"), grid: { stroke: () => css("grid"), width: 1 }, ticks: { stroke: () => css("grid"), width: 1 } };
   const plot = new uPlot({
-    width, height: options.height, series: options.series, scales: { x: { time: false } }, legend: { live: options.live !== false },
+    width, height: options.height, series: options.series, scales: { x: { time: false } }, legend: { live: options.live !== false, show: options.legend !== false },
     axes: [{ ...axis, values: options.xValues, incrs: WHOLE }, { ...axis, size: 64, values: (_, vs) => vs.map(v => v == null ? "" : options.yValues ? options.yValues(v) : short(v, 3)) }],
     cursor: { points: { size: 6 } },
   }, data, host);
@@ -195,7 +195,7 @@ function drawCurves() {
   for (const record of [...run.epochs.slice(-1), ...run.steps.slice(-1)])
     for (const [name, value] of Object.entries(record.metrics)) {
       const base = name.startsWith("val_") ? name.slice(4) : name;
-      if (typeof value === "number" && !names.includes(base)) names.push(base);
+      if (valuesOf(value).length && !names.includes(base)) names.push(base);
     }
   names.sort((a, b) => (b === "loss") - (a === "loss"));
   const host = $("curves");
@@ -205,21 +205,27 @@ function drawCurves() {
     host.append(el("div", { class: "card chart", "data-name": name }, el("h2", {}, name, el("small", {}, " by epoch")), el("div")));
   for (const name of names) {
     const place = placeOf(name);
-    const points = new Map(), put = (x, column, value) => {
-      if (!points.has(x)) points.set(x, [x, null, null, null]);
-      points.get(x)[column] = value ?? null;
+    // A metric with several values, as one per class, has a line for each of them in each of the kinds.
+    const many = Math.max(1, ...[...run.steps, ...run.epochs].map(r => valuesOf(r.metrics[name]).length));
+    const held = run.epochs.some(e => e.metrics["val_" + name] != null), kinds = held ? 3 : 2;
+    const points = new Map(), put = (x, kind, value) => {
+      if (!points.has(x)) points.set(x, [x, ...Array(kinds * many).fill(null)]);
+      valuesOf(value).forEach((one, i) => { points.get(x)[1 + kind * many + i] = one; });
     };
-    for (const s of run.steps) put(s.epoch + s.batches / Math.max(1, s.of), 1, s.metrics[name]);
-    for (const e of run.epochs) { put(e.epoch + 1, 2, e.metrics[name]); put(e.epoch + 1, 3, e.metrics["val_" + name]); }
-    const rows = [...points.values()].sort((a, b) => a[0] - b[0]);
-    const data = [0, 1, 2, 3].map(c => rows.map(r => r[c]));
-    const held = run.epochs.some(e => e.metrics["val_" + name] != null);
-    const series = [{ label: "epoch", value: (_, v) => v == null ? "" : short(v, 3) },
-      { label: "so far in the epoch", stroke: () => css("grey"), width: 1, spanGaps: true, points: { show: false }, value: (_, v) => v == null ? "" : short(v) },
-      { label: "training", stroke: () => css("blue"), width: 2, spanGaps: true, points: { size: 5 }, value: (_, v) => v == null ? "" : short(v) }];
-    if (held) series.push({ label: "validation", stroke: () => css("orange"), width: 2, dash: [6, 4], spanGaps: true, points: { size: 5 }, value: (_, v) => v == null ? "" : short(v) });
-    chart("curve " + name, place.lastChild, { height: 240, signature: name + held + css("paper"), series }, held ? data : data.slice(0, 3));
+    for (const s of run.steps) put(s.epoch + s.batches / Math.max(1, s.of), 0, s.metrics[name]);
+    for (const e of run.epochs) { put(e.epoch + 1, 1, e.metrics[name]); if (held) put(e.epoch + 1, 2, e.metrics["val_" + name]); }
+    const rows = [...points.values()].sort((a, b) => a[0] - b[0]), data = [...Array(1 + kinds * many).keys()].map(c => rows.map(r => r[c]));
+    const looks = [["so far in the epoch", { stroke: () => css("grey"), width: 1, points: { show: false } }], ["training", { stroke: () => css("blue"), width: 2, points: { size: 5 } }],
+      ["validation", { stroke: () => css("orange"), width: 2, dash: [6, 4], points: { size: 5 } }]];
+    const series = [{ label: "epoch", value: (_, v) => v == null ? "" : short(v, 3) }];
+    for (const [label, look] of looks.slice(0, kinds))
+      for (let i = 0; i < many; i++) series.push({ label: many > 1 ? `${label}, ${i}` : label, ...look, spanGaps: true, value: (_, v) => v == null ? "" : short(v) });
+    chart("curve " + name, place.lastChild, { height: 240, signature: name + held + many + css("paper"), series, legend: many < 3 }, data);
   }
+}
+
+function valuesOf(value) {  // one for each line; null where it is no finite number
+  return value == null ? [] : (Array.isArray(value) ? value.flat(Infinity) : [value]).map(v => typeof v === "number" ? v : null);
 }
 
 const WHOLE = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 28800, 86400, 172800, 864000];  // epochs, or seconds

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -76,7 +77,9 @@ def test_the_page_draws_a_fit_while_it_runs_and_after_its_driver_is_gone(
             sink.handle(event)
         tab.wait_for("#headline", "Epoch 2 of 2")
         tab.wait_for("#headline", "2 of 2")
-        assert tab.page.locator("#curves canvas").count() == 1  # the loss: f1 has several values
+        assert tab.page.locator("#curves canvas").count() == 2  # the loss, and f1 of two classes
+        told = tab.page.locator("#curves [data-name=f1] .u-label").all_inner_texts()
+        assert {"training, 0", "training, 1"} <= set(told)
         assert tab.page.locator("#workers tr").count() == 3
         assert tab.page.locator("#speed canvas").count() == 1
         sink.handle(EpochProgressed(1, 15, 20, {"loss": 0.125}, 7_777.0))
@@ -198,15 +201,15 @@ def test_the_page_lives_behind_the_prefix_of_a_proxy(browser: Any) -> None:
     book = RunBook(clock=Time(step=0.5))
     with Dashboard(book, "127.0.0.1", 0) as served, prefix_proxy(served.url) as (url, asked):
         tab = Tab(browser.new_page())
-        tab.page.goto(url)
-        tab.wait_for("#empty", "No fit has begun yet")
-        sink = book.sink()
-        for event in small_fit():
-            sink.handle(event)
-        tab.wait_for("#headline", "Done")
-        assert tab.page.locator("#curves canvas").count() == 1
-        assert tab.said == []
-        tab.page.close()
+        with closing(tab.page):  # while it is open, the proxy's end waits for its stream
+            tab.page.goto(url)
+            tab.wait_for("#empty", "No fit has begun yet")
+            sink = book.sink()
+            for event in small_fit():
+                sink.handle(event)
+            tab.wait_for("#headline", "Done")
+            assert tab.page.locator("#curves canvas").count() == 2
+            assert tab.said == []
         served.stop()
     paths = {path.partition("?")[0] for path in asked}
     assert {f"{PREFIX}/", f"{PREFIX}/api/runs", f"{PREFIX}/api/events"} <= paths
