@@ -182,7 +182,7 @@ class _Identity:
 class _Alone:
     """A synchronizer that does a worker's own part of each exchange, and sends nothing."""
 
-    every_batch = stopped = False
+    every_batch = cuts_stacks = stopped = False
     learning_rate = None
     transport = "none"
     bytes_sent = bytes_received = 0
@@ -218,6 +218,8 @@ class _Alone:
 
 class _Timed:
     """A synchronizer that notes when each exchange ended, and how many bytes it moved."""
+
+    cuts_stacks = False
 
     def __init__(self, inner: Any, delay_s: float = 0.0) -> None:
         self._inner, self._delay_s = inner, delay_s

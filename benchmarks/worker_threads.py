@@ -96,6 +96,7 @@ class _Watched(ServerSynchronizer):
     watch: _Watch
     rank: int
     pause: Pause | None = None
+    cuts_stacks = False  # type: ignore[assignment]  # each window is watched, and paused, by itself
 
     def train(self, learner: Any, window: Any | None, report: Any) -> None:
         if self.pause is None:
