@@ -3,11 +3,12 @@
     python benchmarks/exchange.py [--repeats 3] [--rows 20000] [--workers 2] [--transport shm]
 
 The network of ``workload`` (0.47 MB), batch 64. The cases run in turn, in the same processes: bare
-steps without any exchange, rounds of ``mode='synchronous'``, and windows of ``downpour``. The time
-of an exchange is what a step (or a window) takes longer than the bare steps in it; waits for
-the other worker, and what the server takes of the cores that train, are part of it. "Alone" are
-the same rounds in processes that do nothing else: what the exchange itself takes. With
-``on_nan='ignore'`` nobody looks whether updates are finite. Medians.
+steps without any exchange, rounds of ``mode='synchronous'``, and windows of ``downpour``. "In the
+exchange" is the time that a worker spends in each (the phase ``exchange`` of its clock; the wait
+for the other worker included). "Longer than bare" is what a step (or a window) takes longer than
+the bare steps in it: that adds what the server takes of the cores that train, a step in two halves,
+and caches that hold something else afterwards. "Alone" are the same rounds in processes that do
+nothing else. With ``on_nan='ignore'`` nobody looks whether updates are finite. Medians.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ sys.path.insert(0, os.path.dirname(__file__))
 import workload
 
 from sparkdl.config import LoopSettings
+from sparkdl.phases import PhaseClock, recording
 from sparkdl.ps.client import Progress, connect
 from sparkdl.ps.rules import BSP, Downpour, Rule
 from sparkdl.ps.server import ServerConfig, ServerProcess
@@ -47,11 +49,9 @@ class Case:
     window: int
     on_nan: str = "raise"
 
-    def per_exchange(self, step: float, bare: float) -> float | None:
-        """Seconds of an exchange, from those of a step and of a step without any exchange."""
-        if self.rule is None:
-            return None
-        return (step - bare) * self.window if self.window else step
+    def longer(self, step: float, bare: float) -> float | None:
+        """Seconds that a window takes longer than its steps without any exchange."""
+        return (step - bare) * self.window if self.rule is not None and self.window else None
 
 
 CASES = [
@@ -78,7 +78,10 @@ class Identity:
 
 
 def work(rank: int, rows: int) -> None:
-    """A worker's process: a job per line of standard input, the seconds of each on its output."""
+    """A worker's process: a job per line of standard input.
+
+    Of each it prints the seconds that it took, and those of them that went into exchanges.
+    """
     import tensorflow as tf
 
     tf.config.threading.set_intra_op_parallelism_threads(1)
@@ -97,16 +100,21 @@ def work(rank: int, rows: int) -> None:
             began = time.perf_counter()
             for stack in batches.stacks(0, window):
                 learner.train(stack)
-            seconds = time.perf_counter() - began
+            seconds, within = time.perf_counter() - began, 0.0
         elif not window:
             seconds = exchange_alone(strategy, rank, learner.layout, -(-rows // workload.BATCH))
+            within = seconds
         else:
             settings = LoopSettings(epochs=1, batch_size=workload.BATCH, window=window)
-            with strategy.open(Identity(rank), learner.layout) as synchronizer:
+            with (
+                recording(PhaseClock()) as clock,
+                strategy.open(Identity(rank), learner.layout) as synchronizer,
+            ):
                 seconds = train(
                     learner, synchronizer, batches, settings, num_rows=rows, num_workers=2
                 )
-        print(seconds, flush=True)
+                within = clock.usage().seconds["exchange"]
+        print(seconds, within, flush=True)
 
 
 def exchange_alone(strategy: ServerStrategy, rank: int, layout: Layout, rounds: int) -> float:
@@ -139,14 +147,15 @@ class Workers:
             assert process.stdout is not None
             assert process.stdout.readline().strip() == "ready"
 
-    def run(self, strategy: ServerStrategy | None, window: int) -> float:
-        """Seconds of the slowest worker."""
+    def run(self, strategy: ServerStrategy | None, window: int) -> tuple[float, float]:
+        """Seconds of the slowest worker, and the most that one of them spent in exchanges."""
         job = base64.b64encode(pickle.dumps((strategy, window))).decode()
         for process in self._processes:
             assert process.stdin is not None
             process.stdin.write(job + "\n")
             process.stdin.flush()
-        return max(float(p.stdout.readline()) for p in self._processes if p.stdout is not None)
+        lines = [p.stdout.readline().split() for p in self._processes if p.stdout is not None]
+        return max(float(line[0]) for line in lines), max(float(line[1]) for line in lines)
 
     def close(self) -> None:
         for process in self._processes:
@@ -175,7 +184,7 @@ def main() -> None:
         workers = Workers(args.workers, args.rows)
         stack.callback(workers.close)
 
-        def run(case: Case) -> float:
+        def run(case: Case) -> tuple[float, float]:
             if case.rule is None:
                 return workers.run(None, case.window)
             rule: Any = case.rule.bind(args.workers)
@@ -186,20 +195,26 @@ def main() -> None:
 
         for case in CASES:
             run(case)
-        found: dict[str, list[float]] = {case.name: [] for case in CASES}
+        found: dict[str, list[tuple[float, float]]] = {case.name: [] for case in CASES}
         for _ in range(args.repeats):
             for case in CASES:
                 found[case.name].append(run(case))
     steps = -(-args.rows // workload.BATCH)
-    bare = statistics.median(found["bare"]) / steps
-    print("| case | ms per step | rows/s, all workers | ms per exchange |\n|---|---|---|---|")
+    bare = statistics.median(whole for whole, _ in found["bare"]) / steps
+    print("| case | ms per step | rows/s, all workers | ms in an exchange | ms longer than bare |")
+    print("|---|---|---|---|---|")
     for case in CASES:
-        step = statistics.median(found[case.name]) / steps
-        speed = args.workers * args.rows / (step * steps)
-        exchange = case.per_exchange(step, bare)
-        cost = "" if exchange is None else f"{1e3 * exchange:.2f}"
-        trained = f"{1e3 * step:.3f} | {speed:,.0f}" if case.window else " | "
-        print(f"| {case.name} | {trained} | {cost} |", flush=True)
+        step = statistics.median(whole for whole, _ in found[case.name]) / steps
+        within = statistics.median(part for _, part in found[case.name])
+        exchanges = -(-steps // max(1, case.window))
+        longer = case.longer(step, bare)
+        cells = [
+            f"{1e3 * step:.3f}" if case.window else "",
+            f"{args.workers * args.rows / (step * steps):,.0f}" if case.window else "",
+            f"{1e3 * within / exchanges:.2f}" if case.rule is not None else "",
+            "" if longer is None else f"{1e3 * longer:.2f}",
+        ]
+        print("| " + " | ".join([case.name, *cells]) + " |", flush=True)
 
 
 if __name__ == "__main__":

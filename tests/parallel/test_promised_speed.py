@@ -35,7 +35,8 @@ def table(told: str) -> dict[str, list[str]]:
 
 def test_an_exchange_over_shared_memory_takes_half_a_millisecond() -> None:
     rows = table(run("exchange.py", "--repeats", "3"))
-    assert float(rows["synchronous, alone"][-1]) <= 0.5
+    cases = ("synchronous, alone", "synchronous, every batch", "asynchronous, every batch")
+    assert {case: float(rows[case][2]) for case in cases if float(rows[case][2]) > 0.5} == {}
 
 
 def test_a_small_network_trains_faster_in_rounds_than_in_plain_keras() -> None:
