@@ -69,9 +69,10 @@ class Reducer(Protocol):
     """Joins the gradients of all workers, between the two halves of a learner's step.
 
     For each step the learner sets ``rows`` to the rows of its batch (0: it takes part without a
-    batch), hands over each of ``parts`` in order with ``begin``, calls ``finish``, and then takes
-    the joined gradient from ``buffer``. Where ``in_graph`` is not None, a TensorFlow learner calls
-    Horovod's own operations inside the compiled step instead.
+    batch), writes its gradient into ``buffer``, hands over each of ``parts`` in order with
+    ``begin``, calls ``finish``, and then takes the joined gradient from ``buffer``. Where
+    ``in_graph`` is not None, a TensorFlow learner calls Horovod's own operations inside the
+    compiled step instead.
     """
 
     rows: int
@@ -91,8 +92,8 @@ class Reducer(Protocol):
     def in_graph(self) -> InGraph | None:
         """How to reduce inside the compiled step, or None."""
 
-    def begin(self, part: int, values: FloatArray) -> None:
-        """Takes one part of this worker's gradient; ``values`` must stay valid until ``finish``."""
+    def begin(self, part: int) -> None:
+        """Takes one part of this worker's gradient, which is in ``buffer``."""
 
     def finish(self) -> bool:
         """Waits until ``buffer`` holds the joined gradient; False if no worker had rows."""

@@ -159,38 +159,35 @@ class AllReduceGradientSynchronizer:
 
     # -- the reducer ---------------------------------------------------------------------------
 
-    def begin(self, part: int, values: FloatArray) -> None:
-        """Hands over part ``part`` of this rank's gradient; it may be sent in the background.
+    def begin(self, part: int) -> None:
+        """Hands over part ``part`` of the gradient in ``buffer``; it may be sent in the background.
 
         Args:
             part: Index in ``parts``; each step hands over all of them in order.
-            values: Read until :meth:`finish`; may lie in ``buffer`` itself.
         """
         place = self.parts[part]
-        target = self._whole[place]
+        values, target = self.buffer[place], self._whole[place]  # without the flags, and with them
         if part == 0:
             self._sent_rows = self.rows
             self._step += 1
         if self._sent_rows and not self._check.notes(
             values, place.start, self._learner, self._step
         ):
-            self._sent_rows, values = 0, np.zeros_like(values)
-        sent: npt.NDArray[Any] = values
+            self._sent_rows = 0
+            values[...] = 0
         if part == 0:
             self._whole[-2], self._whole[-1] = float(self._sent_rows > 0), float(self.stop_wanted)
-            if not np.may_share_memory(values, target):
-                target[: values.size] = values
-            sent = target
         if len(self.parts) == 1 and self.wire is None:
             with self._clock.within("exchange", any_thread=True):
                 self.communicator.all_reduce(target, "weighted", weight=self._sent_rows, out=target)
             return
+        sent: npt.NDArray[Any] = target
         if self.wire is not None and place.start < self.layout.trained_size:
-            sent = target = to_halves(sent, self.wire)
+            sent = to_halves(target, self.wire)
         handle = self.communicator.all_reduce_async(
-            sent, "weighted", weight=self._sent_rows, out=target
+            sent, "weighted", weight=self._sent_rows, out=sent
         )
-        self._handles.append((place, target, handle))
+        self._handles.append((place, sent, handle))
 
     def finish(self) -> bool:
         """Waits for all parts: ``buffer`` then holds the mean over all ranks.

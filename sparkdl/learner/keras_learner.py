@@ -106,16 +106,16 @@ class KerasLearner(ABC):
             reducer.rows = batch.num_rows
             self.gradients(batch, reducer.buffer)
             self._has_gradient = reducer.agree_on_gradients(self._has_gradient)
-            for part, place in enumerate(reducer.parts):
-                reducer.begin(part, reducer.buffer[place])
+            for part in range(len(reducer.parts)):
+                reducer.begin(part)
             reducer.finish()
             self.apply_gradients(reducer.buffer)
 
     def skip_reducing(self, reducer: Reducer) -> None:
         reducer.rows = 0
         self._has_gradient = reducer.agree_on_gradients([]) or self._has_gradient
-        for part, place in enumerate(reducer.parts):
-            reducer.begin(part, reducer.buffer[place])
+        for part in range(len(reducer.parts)):
+            reducer.begin(part)
         if reducer.finish():
             self.apply_gradients(reducer.buffer)
 

@@ -114,13 +114,11 @@ class NumpyExchange:
 
     def _begin(self, index: int, chosen: list[int]) -> Callable[..., Any]:
         slots = [self._layout.slots[i] for i in chosen]
-        place = self._parts[index]
 
         def begin(*values: FloatArray) -> Any:
             reducer = self._reducer()
-            buffer = reducer.buffer
-            copy_slots(values, slots, buffer)
-            reducer.begin(index, buffer[place])
+            copy_slots(values, slots, reducer.buffer)
+            reducer.begin(index)
             return np.float32(0)
 
         return begin
@@ -141,7 +139,7 @@ class NumpyExchange:
     def _join(self, *values: FloatArray) -> FloatArray:
         reducer = self._reducer()
         copy_slots(values, self._layout.slots, reducer.buffer)
-        reducer.begin(0, reducer.buffer)
+        reducer.begin(0)
         return self._finish()
 
 

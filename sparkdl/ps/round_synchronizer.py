@@ -104,16 +104,14 @@ class RoundSynchronizer:
         """What is sent, and then what came back."""
         return self._client.buffer
 
-    def begin(self, part: int, values: FloatArray) -> None:
-        """Takes this rank's gradient; there is one part, the whole."""
+    def begin(self, part: int) -> None:
+        """Takes this rank's gradient in ``buffer``; there is one part, the whole."""
         self._step += 1
         buffer = self._client.buffer
-        if self.rows and not self._check.notes(values, 0, self._learner, self._step):
+        if self.rows and not self._check.notes(buffer, 0, self._learner, self._step):
             self.rows = 0
         if not self.rows:
             buffer[...] = 0
-        elif not np.may_share_memory(values, buffer):
-            np.copyto(buffer, values)
 
     def finish(self) -> bool:
         """One round; False if no rank had rows: the buffer then holds no gradient."""

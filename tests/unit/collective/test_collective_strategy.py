@@ -45,7 +45,8 @@ class Slope:
 
     def train_reducing(self, stack: BatchStack, reducer: Any) -> None:
         reducer.rows = stack.num_rows
-        reducer.begin(0, np.full(3, self.rank, np.float32))
+        reducer.buffer[...] = self.rank
+        reducer.begin(0)
         assert reducer.finish()
         self.w = self.w - np.float32(0.5) * reducer.buffer
 

@@ -55,13 +55,13 @@ class Learner:
         for batch in batches.y["label"]:
             reducer.rows = len(batch)
             self.gradients(batch, reducer.buffer)
-            reducer.begin(0, reducer.buffer)
+            reducer.begin(0)
             reducer.finish()
             self.apply_gradients(reducer.buffer)
 
     def skip_reducing(self, reducer: Any) -> None:
         reducer.rows = 0
-        reducer.begin(0, reducer.buffer)
+        reducer.begin(0)
         if reducer.finish():
             self.apply_gradients(reducer.buffer)
 
