@@ -109,7 +109,8 @@ class _Loop:
         self.stacks_per_window = -(-window // longest)
         self.stack_batches = -(-window // self.stacks_per_window)
         self.window = 0  # within a stack
-        if synchronizer.cuts_stacks and window <= longest and not self._follows_schedule:
+        fits = window <= longest and settings.window != EPOCH_WINDOW
+        if fits and synchronizer.cuts_stacks and not self._follows_schedule:
             self.window, self.stack_batches = window, longest // window * window
         self.clock = current_clock()
         self.steps = 0

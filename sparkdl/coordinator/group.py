@@ -127,11 +127,7 @@ class Group:
     def waiting(self, *reasons: WaitReason) -> list[tuple[int, Wait]]:
         """Connections whose request waits for one of ``reasons``, by rank and time."""
         found = [(c, w) for c, w in self._waits.items() if w.reason in reasons]
-        return (
-            found
-            if len(found) < 2
-            else sorted(found, key=lambda item: (item[1].message.rank, item[1].since))
-        )
+        return sorted(found, key=lambda item: (item[1].message.rank, item[1].since))
 
     def wait_of(self, connection: int) -> Wait | None:
         """What the connection's request waits for; None if nothing is deferred."""

@@ -188,7 +188,7 @@ class TensorFlowLearner(KerasLearner):
         for variable, part in zip(variables, split(flat, self._layout), strict=True):
             variable.assign(own(part))
 
-    def _exchange(self, *values: Any) -> FloatArray:
+    def _exchange(self, *values: FloatArray) -> FloatArray:
         exchanger = self._exchanger
         assert exchanger is not None
         copy_slots(values, self._layout.slots, exchanger.buffer)

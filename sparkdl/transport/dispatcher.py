@@ -116,7 +116,7 @@ class Dispatcher:
             slot = self._slots.get(connection)
             if slot is None:
                 continue
-            if slot.request is None:
+            if slot.send is None:
                 slot.reply = reply
                 slot.event.set()
             elif connection == own or not (reply.meta or reply.content is Content.BLOB):

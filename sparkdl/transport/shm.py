@@ -15,7 +15,6 @@ import socket
 from sparkdl.errors import ProtocolError
 from sparkdl.transport.anonymous import anonymous_file, map_file
 from sparkdl.transport.channel import deliver_body, require_raw
-from sparkdl.transport.error_frames import error_to_meta
 from sparkdl.transport.frames import ByteArray, Content, Kind, Limits, Message
 from sparkdl.transport.framing import receive_frame, send_frame
 from sparkdl.transport.socket import open_stream
@@ -48,7 +47,7 @@ class ShmServer(StreamServer):
     def _open(self, connection: socket.socket) -> int:
         if not self._any_thread_sends:
             return super()._open(connection)
-        number = self._dispatcher.open(lambda reply: self._answer(connection, number, reply))
+        number: int = self._dispatcher.open(lambda reply: self._answer(connection, number, reply))
         return number
 
     def _exchange(self, connection: socket.socket, number: int) -> None:
@@ -59,8 +58,7 @@ class ShmServer(StreamServer):
             while True:
                 self._dispatcher.post(number, self._receive(connection, number))
         except ProtocolError as error:  # the stream is out of step: say so and close
-            failed = Message(Kind.ERROR, meta=error_to_meta(error))
-            send_frame(connection, failed, self._dispatcher.limits)
+            self._refuse(connection, error)
 
     @property
     def _any_thread_sends(self) -> bool:

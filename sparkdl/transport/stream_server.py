@@ -114,12 +114,12 @@ class StreamServer:
         send_frame(connection, Message(Kind.OK), self._dispatcher.limits)
 
     def _exchange(self, connection: socket.socket, number: int) -> None:
-        dispatcher, limits = self._dispatcher, self._dispatcher.limits
+        dispatcher = self._dispatcher
         while True:
             try:
                 message = self._receive(connection, number)
             except ProtocolError as error:  # the stream is out of step: say so and close
-                send_frame(connection, Message(Kind.ERROR, meta=error_to_meta(error)), limits)
+                self._refuse(connection, error)
                 return
             reply = dispatcher.call(number, message, lambda: is_connected(connection))
             if reply is None:
@@ -130,8 +130,11 @@ class StreamServer:
         try:
             self._send(connection, number, reply)
         except ProtocolError as error:  # it cannot be encoded; nothing of it was sent
-            failed = Message(Kind.ERROR, meta=error_to_meta(error))
-            send_frame(connection, failed, self._dispatcher.limits)
+            self._refuse(connection, error)
+
+    def _refuse(self, connection: socket.socket, error: ProtocolError) -> None:
+        reply = Message(Kind.ERROR, meta=error_to_meta(error))
+        send_frame(connection, reply, self._dispatcher.limits)
 
     def _receive(self, connection: socket.socket, number: int) -> Message:
         service = self._dispatcher.service

@@ -151,6 +151,11 @@ def test_windows_longer_than_a_stack_and_schedules_exchange_after_it() -> None:
     assert long.exchanges == plain.exchanges
     assert {r.window for r in long.exchanges} == {0}
 
+    epoch = Synchronizer()  # of fewer batches than a stack, the last of them smaller
+    epoch.cuts_stacks = True
+    run(23, EPOCH_WINDOW, sync=epoch)
+    assert [(r.batches, r.rows, r.window) for r in epoch.exchanges] == [(6, 23, 0)]
+
     sync = Synchronizer()
     sync.cuts_stacks = True
     learner = Learner()
