@@ -8,6 +8,7 @@ from sparkdl.finite import FiniteCheck
 from sparkdl.phases import current_clock
 from sparkdl.protocols import BatchStack, InGraph, Learner
 from sparkdl.ps.client import Progress, StoreAccess
+from sparkdl.ps.unwrapping import Unwrapping
 from sparkdl.run_state import RunState
 from sparkdl.weights import FloatArray, Layout
 
@@ -42,7 +43,7 @@ class RoundSynchronizer:
         self._step = -1  # of the present stack
         self._rounds = 0
         self._upload = False
-        self._error: BaseException | None = None
+        self._unwrapping = Unwrapping()
         self.parts = [slice(0, layout.size)]
         self.rows = 0
 
@@ -71,16 +72,11 @@ class RoundSynchronizer:
         """
         self._learner, self._progress, self._step = learner, progress, -1
         self._rounds = 1 if stack is None else stack.num_batches
-        try:
+        with self._unwrapping.around():
             if stack is None:
                 learner.skip_reducing(self)
             else:
                 learner.train_reducing(stack, self)
-        except Exception:
-            error, self._error = self._error, None
-            if error is not None:  # a framework wraps what its compiled call raises
-                raise error from None
-            raise
         if not self._check.settle():
             learner.reset_metrics()
         if self._upload:
@@ -123,12 +119,8 @@ class RoundSynchronizer:
             rows=self.rows,
             learning_rate=self._progress.learning_rate,
         )
-        try:
-            with self._clock.within("exchange", any_thread=True):
-                mean = self._client.push_pull(progress)
-        except BaseException as error:
-            self._error = error
-            raise
+        with self._unwrapping.inside(), self._clock.within("exchange", any_thread=True):
+            mean = self._client.push_pull(progress)
         self._upload = self._upload or self._client.upload_requested
         statistics = mean[self._layout.trained_size :]
         if self._client.round_rows:

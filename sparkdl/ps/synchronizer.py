@@ -21,6 +21,7 @@ from sparkdl.protocols import BatchStack, Learner
 from sparkdl.ps.client import Progress, StoreAccess
 from sparkdl.ps.damping import Damping
 from sparkdl.ps.rules.rule import Rule
+from sparkdl.ps.unwrapping import Unwrapping
 from sparkdl.weights import FloatArray, Layout
 
 OVERLAP_FROM = 0.25
@@ -112,6 +113,7 @@ class WindowSynchronizer:
         self._pushed = np.zeros(layout.size if overlap else 0, np.float32)  # or when it begins
         self._flight: threading.Thread | None = None
         self._error: BaseException | None = None
+        self._unwrapping = Unwrapping()
         self._progress = Progress(epoch=0, batch=0, batches=1, rows=0)  # of the present stack
         self._window = self._done = 0
 
@@ -183,13 +185,8 @@ class WindowSynchronizer:
             TransportError: The server is gone.
         """
         self._progress, self._window, self._done = progress, window, 0
-        try:
+        with self._unwrapping.around():
             learner.train_exchanging(stack, window, self)
-        except Exception:
-            error, self._error = self._error, None
-            if error is not None:  # a framework wraps what its compiled call raises
-                raise error from None
-            raise
 
     @property
     def buffer(self) -> FloatArray:
@@ -206,13 +203,9 @@ class WindowSynchronizer:
             batches=self._done - first,
             rows=whole.rows // whole.batches * (self._done - first),
         )
-        try:
-            with self._clock.within("exchange", any_thread=True):
-                self._admit(first)
-                self._rule.exchange(self._local, self._base, self._peer(progress))
-        except BaseException as error:
-            self._error = error
-            raise
+        with self._unwrapping.inside(), self._clock.within("exchange", any_thread=True):
+            self._admit(first)
+            self._rule.exchange(self._local, self._base, self._peer(progress))
 
     def _admit(self, first: int) -> None:
         try:
