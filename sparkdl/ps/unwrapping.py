@@ -24,6 +24,7 @@ class Unwrapping:
     @contextlib.contextmanager
     def around(self) -> Iterator[None]:
         """Around the framework's call: raises what was kept in place of what the framework does."""
+        self._error = None
         try:
             yield
         except Exception:
