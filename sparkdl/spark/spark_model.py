@@ -265,7 +265,7 @@ class SparkModel(ModelInference):
                 )
             arguments = FitArguments(
                 epochs, batch_size, verbose, validation_split, shuffle, checkpoint_dir, resume,
-                **check_keras_arguments(keras_fit_arguments),
+                **check_keras_arguments(type(self), keras_fit_arguments),
             )  # fmt: skip
             source = self._open(data, validation_data, columns, validation_split)
             arguments.check_spec(source.spec)

@@ -210,6 +210,10 @@ def test_models() -> None:
         SparkModel(own)
     with refused(None, UnknownArgumentError, "did you mean 'num_workers'?", "'frequency'"):
         SparkModel(dense(), num_worker=2)
+    with refused(None, UnknownArgumentError, "another call: fit(data, features=...)"):
+        SparkModel(dense(), features="x")
+    with refused(None, UnknownArgumentError, "another call: SparkModel(model, num_workers=...)"):
+        SparkModel(dense()).fit([], num_workers=2)
     with refused(None, UnknownNameError, "mode='allreduce', communicator='horovod'"):
         SparkModel(dense(), mode="horovod")
 

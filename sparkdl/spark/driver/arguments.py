@@ -146,25 +146,43 @@ def _check_class_weight(class_weight: Any) -> None:
         )
 
 
-def check_keras_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
+def check_keras_arguments(owner: type, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of Keras' own ``fit`` that :meth:`SparkModel.fit` takes, too.
 
+    Args:
+        owner: The class whose ``fit`` was called.
+        arguments: Those that ``fit`` does not name.
+
     Raises:
-        ConfigError: Another argument; the hint says what to do instead.
+        UnknownArgumentError: Another argument; the hint says what to do instead.
     """
-    for name, value in arguments.items():
+    for name in arguments:
         if name not in _KERAS_FIT_TAKEN:
-            raise ConfigError(
-                f"fit does not take {name!r}",
-                expected="the arguments of fit, and " + ", ".join(_KERAS_FIT_TAKEN),
-                received=f"{name}={shown(value)}",
-                hint=_KERAS_FIT_REFUSED.get(name, "see help(SparkModel.fit)"),
-            )
+            named = [n for n in _parameters(owner, "fit") if n != "keras_fit_arguments"]
+            raise UnknownArgumentError(
+                "argument of fit", name, [*named, *_KERAS_FIT_TAKEN],
+                hint=_KERAS_FIT_REFUSED.get(name, "") or _taken_elsewhere(owner, "fit", name),
+            )  # fmt: skip
     return dict(arguments)
 
 
+def _parameters(owner: type, method: str) -> list[str]:
+    function = getattr(owner, method, None)
+    names = inspect.signature(function).parameters if inspect.isfunction(function) else ()
+    return [name for name in names if name != "self"]
+
+
+def _taken_elsewhere(owner: type, method: str, name: str) -> str:
+    """A hint where the constructor takes an argument of ``fit``, or ``fit`` one of it."""
+    for other, call in (("__init__", f"{owner.__name__}(model, {name}=...)"),
+                        ("fit", f"fit(data, {name}=...)")):  # fmt: skip
+        if other != method and name in _parameters(owner, other):
+            return f"it is an argument of another call: {call}"
+    return ""
+
+
 def lists_its_arguments(function: Callable[P, R]) -> Callable[P, R]:
-    """A function that answers an argument it does not take with the list of those it takes.
+    """A constructor that answers an argument it does not take with the list of those it takes.
 
     Raises:
         UnknownArgumentError: From calls of the function; a ``TypeError``, as Python's own.
@@ -176,7 +194,8 @@ def lists_its_arguments(function: Callable[P, R]) -> Callable[P, R]:
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
         for name in kwargs:
             if name not in parameters:
-                raise UnknownArgumentError("argument", name, known)
+                hint = _taken_elsewhere(type(args[0]), "__init__", name)
+                raise UnknownArgumentError("argument", name, known, hint)
         return function(*args, **kwargs)
 
     return checked

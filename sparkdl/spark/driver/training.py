@@ -76,6 +76,23 @@ class StageSummary:
     off_center: float = 0.0
     measured: dict[str, float] = field(default_factory=dict)
 
+    def __str__(self) -> str:
+        workers = "1 worker" if len(self.rank_rows) == 1 else f"{len(self.rank_rows)} workers"
+        by = ", ".join(sorted(self.transports))
+        lines = [
+            f"{self.rows:,} rows per epoch, {workers} by {by}: {self.seconds:.1f} s of training; "
+            f"{self.read_s:.1f} s to read the rows"
+        ]
+        for rank, usage in sorted(self.usage.items()):
+            gpus = ", ".join(self.gpus.get(rank, ()))
+            lines.append(
+                f"rank {rank:>3}  {self.rank_rows.get(rank, 0):>10,} rows  "
+                f"{usage.memory_bytes / 1e6:,.0f} MB" + (f"  GPU {gpus}" if gpus else "")
+            )
+        if self.refused:
+            lines.append(f"{self.refused} updates were refused: they were not finite")
+        return "\n".join(lines)
+
 
 class StageLost(Exception):
     """The stage's workers were lost, by no fault of the user's code; another attempt may do.

@@ -45,7 +45,7 @@ def test_class_weights_that_have_no_meaning() -> None:
 
 
 def test_steps_are_whole_numbers_and_have_an_effect() -> None:
-    assert check_keras_arguments({"steps_per_epoch": 3, "validation_steps": 2})
+    assert check_keras_arguments(object, {"steps_per_epoch": 3, "validation_steps": 2})
     for name in ("steps_per_epoch", "validation_steps"):
         with pytest.raises(ConfigError, match=name):
             FitArguments(**{name: 0})

@@ -84,11 +84,41 @@ def test_labels_as_a_second_argument(y: Any) -> None:
     refuse_labels_apart("evaluate", "batch_size", None)
 
 
-def test_long_values_are_not_shown_in_full() -> None:
-    text = text_of(ConfigError, check_keras_arguments, {"y": np.arange(900.0).reshape(300, 3)})
-    assert "ndarray of shape (300, 3)" in text
-    text = text_of(ConfigError, check_keras_arguments, {"unknown": dict.fromkeys(range(999))})
-    assert "(dict)" in text
+class Model:
+    """As ``SparkModel``, without Keras."""
+
+    @lists_its_arguments
+    def __init__(self, model: Any, num_workers: int | None = None) -> None:
+        self.model, self.num_workers = model, num_workers
+
+    def fit(
+        self, data: Any, epochs: int = 1, callbacks: Any = None, features: Any = "features",
+        **keras_fit_arguments: Any,
+    ) -> None:  # fmt: skip
+        """See :meth:`SparkModel.fit`."""
+        check_keras_arguments(type(self), keras_fit_arguments)
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("y", "label='column'"),
+        ("callback", "did you mean 'callbacks'?"),
+        ("num_workers", "it is an argument of another call: Model(model, num_workers=...)"),
+    ],
+)
+def test_an_argument_that_fit_does_not_take(name: str, hint: str) -> None:
+    text = text_of(UnknownArgumentError, Model(None).fit, None, **{name: 1})
+    assert f"unknown argument of fit '{name}'" in text
+    for part in ("'epochs'", "'class_weight'"):
+        assert part in text
+    assert "keras_fit_arguments" not in text
+    assert hint in text
+
+
+def test_an_argument_of_fit_in_the_constructor() -> None:
+    text = text_of(UnknownArgumentError, Model, None, features="x")
+    assert "it is an argument of another call: fit(data, features=...)" in text
 
 
 def test_an_object_with_every_attribute_is_shown() -> None:
