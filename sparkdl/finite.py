@@ -97,22 +97,22 @@ class FiniteCheck:
         """
         if self._is_finite(values, first) or (learner is not None and learner.scales_loss):
             return True
-        if self._noted is None:
-            self._noted = batch
-        if self._on_nan == "skip":
+        if self.skips:
             self.refused += 1
+        elif self._noted is None:
+            self._noted = batch
         return False
 
-    def settle(self) -> bool:
-        """Whether all was finite that :meth:`notes` has seen since the last call.
+    def settle(self) -> None:
+        """Ends a compiled call.
 
         Raises:
-            NotFiniteError: It was not, with ``'raise'``.
+            NotFiniteError: Not all was finite that :meth:`notes` has seen since the last call, with
+                ``'raise'``.
         """
         noted, self._noted = self._noted, None
-        if noted is not None and self._on_nan == "raise":
+        if noted is not None:
             raise NotFiniteError(noted)
-        return noted is None
 
     def _is_finite(self, values: FloatArray, first: int) -> bool:
         if not self.looks:

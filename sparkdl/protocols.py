@@ -92,6 +92,19 @@ class Reducer(Protocol):
     def in_graph(self) -> InGraph | None:
         """How to reduce inside the compiled step, or None."""
 
+    @property
+    def skips(self) -> bool:
+        """Whether a gradient of this worker that is not finite is left out, and training goes on.
+
+        Then the learner writes the whole gradient before it hands over the first part, takes only
+        the statistics where ``finish`` returns False, and goes back to the metrics of before a
+        batch that was ``refused``.
+        """
+
+    @property
+    def refused(self) -> bool:
+        """Whether this worker's gradient of the present step was left out."""
+
     def begin(self, part: int) -> None:
         """Takes one part of this worker's gradient, which is in ``buffer``."""
 
@@ -167,6 +180,12 @@ class Learner(Protocol):
     def write_weights(self, flat: FloatArray) -> None:
         """Sets the model's variables from ``flat``, a buffer of the layout."""
 
+    def constrained(self, flat: FloatArray) -> FloatArray:
+        """Weights of all workers, made to hold the constraints of their variables.
+
+        ``flat`` itself where they do.
+        """
+
     def train(self, stack: BatchStack) -> None:
         """Trains every batch of ``stack``, one optimizer step each, in one compiled call."""
 
@@ -205,6 +224,15 @@ class Learner(Protocol):
 
     def reset_metrics(self) -> None:
         """Zeroes the metric variables (at the start of an epoch)."""
+
+    def keep_metrics(self) -> None:
+        """Remembers the metric variables as they are."""
+
+    def restore_metrics(self) -> None:
+        """Sets the metric variables to what :meth:`keep_metrics` has remembered last.
+
+        Zeroes them if it was not called since the last :meth:`reset_metrics`.
+        """
 
     def evaluate(self, stacks: Iterable[BatchStack]) -> MetricState:
         """The metric state over ``stacks`` with the present weights.

@@ -82,6 +82,7 @@ class AllReduceGradientSynchronizer:
         self.parts = parts_of(layout, part_bytes, apart=apart)
         self.in_graph = self if communicator.in_graph else None
         self._check = check or FiniteCheck("ignore", layout.trained_size)
+        self.skips, self.refused = self._check.skips, False
         self._clock = current_clock()
         self.checks_gradients = self._check.looks
         self._not_finite: NotFiniteError | None = None
@@ -137,8 +138,7 @@ class AllReduceGradientSynchronizer:
             self.checks_gradients = self._check.looks and not learner.scales_loss
         with self._explained():
             learner.train_reducing(stack, self)
-        if not self._check.settle():
-            learner.reset_metrics()
+        self._check.settle()
         if self._not_finite is not None:
             raise self._not_finite
 
@@ -168,13 +168,15 @@ class AllReduceGradientSynchronizer:
         place = self.parts[part]
         values, target = self.buffer[place], self._whole[place]  # without the flags, and with them
         if part == 0:
-            self._sent_rows = self.rows
+            self._sent_rows, self.refused = self.rows, False
             self._step += 1
-        if self._sent_rows and not self._check.notes(
-            values, place.start, self._learner, self._step
-        ):
-            self._sent_rows = 0
-            values[...] = 0
+        # What may be left out is looked at as a whole, before a part of it has gone out.
+        looked, first = (self.buffer, 0) if self.skips else (values, place.start)
+        if self._sent_rows and (part == 0 or not self.skips):
+            self.refused = not self._check.notes(looked, first, self._learner, self._step)
+            if self.refused:
+                self._sent_rows = 0
+                looked[...] = 0
         if part == 0:
             self._whole[-2], self._whole[-1] = float(self._sent_rows > 0), float(self.stop_wanted)
         if len(self.parts) == 1 and self.wire is None:

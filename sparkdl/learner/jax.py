@@ -195,8 +195,8 @@ class JaxLearner(KerasLearner):
     def metric_state(self) -> MetricState:
         return flatten_arrays(self._state[3])
 
-    def reset_metrics(self) -> None:
-        super().reset_metrics()
+    def _zero_metrics(self) -> None:
+        super()._zero_metrics()
         self._set(metrics=_copies_of(self.model.metrics_variables))
 
     def _evaluate_stack(self, stack: BatchStack) -> None:
@@ -208,10 +208,11 @@ class JaxLearner(KerasLearner):
         self._set(non_trainable=non_trainable, metrics=metrics)
 
     def _metric_values(self) -> list[Any]:
-        return self._state[3]
+        values: list[Any] = copied(self._state[3])  # the next call donates the state
+        return values
 
     def _set_metric_values(self, values: list[Any]) -> None:
-        self._set(metrics=values)
+        self._set(metrics=copied(values))
 
     # -- optimizer -----------------------------------------------------------------------------
 

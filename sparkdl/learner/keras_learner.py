@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from sparkdl.errors import ConfigError, ModelError
 from sparkdl.learner.metric_state import build_metrics, flatten_metrics
-from sparkdl.learner.model_weights import averaged_variables, layout_of
+from sparkdl.learner.model_weights import averaged_variables, constrained, layout_of
 from sparkdl.learner.optimizer_state import (
     innermost_optimizer,
     load_optimizer_state,
@@ -49,6 +49,7 @@ class KerasLearner(ABC):
         self.averaged = averaged_variables(model)
         self._layout = layout_of(self.trained, self.averaged)
         self._metrics_ready = False
+        self._kept_metrics: list[Any] | None = None
         self._has_gradient: list[bool] = []  # of each trained variable; empty: not known yet
 
     @property
@@ -90,6 +91,9 @@ class KerasLearner(ABC):
         build_metrics(self.model, *map_arrays(_one_batch, example))
         self._metrics_ready = True
 
+    def constrained(self, flat: FloatArray) -> FloatArray:
+        return constrained(self.trained, self._layout, flat)
+
     # -- windows within a stack -------------------------------------------------------------------
 
     def train_exchanging(self, stack: BatchStack, window: int, exchanger: Exchanger) -> None:
@@ -104,12 +108,24 @@ class KerasLearner(ABC):
     def train_reducing(self, stack: BatchStack, reducer: Reducer) -> None:
         for batch in stack.single_batches():
             reducer.rows = batch.num_rows
+            if reducer.skips:
+                self.keep_metrics()
             self.gradients(batch, reducer.buffer)
             self._has_gradient = reducer.agree_on_gradients(self._has_gradient)
             for part in range(len(reducer.parts)):
                 reducer.begin(part)
-            reducer.finish()
-            self.apply_gradients(reducer.buffer)
+            if reducer.finish() or not reducer.skips:
+                self.apply_gradients(reducer.buffer)
+            else:
+                self._write_statistics(reducer.buffer)
+            if reducer.skips and reducer.refused:
+                self.restore_metrics()
+
+    def _write_statistics(self, flat: FloatArray) -> None:
+        weights = np.empty(self._layout.size, np.float32)
+        self.read_weights(weights)
+        weights[self._layout.trained_size :] = flat[self._layout.trained_size :]
+        self.write_weights(weights)
 
     def skip_reducing(self, reducer: Reducer) -> None:
         reducer.rows = 0
@@ -128,7 +144,20 @@ class KerasLearner(ABC):
         return flatten_metrics(self.model)
 
     def reset_metrics(self) -> None:
+        self._zero_metrics()
+        self._kept_metrics = None
+
+    def _zero_metrics(self) -> None:
         self.model.reset_metrics()
+
+    def keep_metrics(self) -> None:
+        self._kept_metrics = self._metric_values() if self._metrics_ready else None
+
+    def restore_metrics(self) -> None:
+        if self._kept_metrics is None:
+            self._zero_metrics()
+        else:
+            self._set_metric_values(self._kept_metrics)
 
     def evaluate(self, stacks: Iterable[BatchStack]) -> MetricState:
         training: list[Any] | None = None
@@ -136,7 +165,7 @@ class KerasLearner(ABC):
             self.build_metrics(stack)
             if training is None:
                 training = self._metric_values()
-                self.reset_metrics()
+                self._zero_metrics()
             self._evaluate_stack(stack)
         if training is None:
             return np.zeros(0)

@@ -47,3 +47,30 @@ def write_model(model: Any, layout: Layout, flat: FloatArray) -> None:
     variables = [*model.trainable_variables, *averaged_variables(model)]
     for variable, value in zip(variables, layout.views(flat), strict=True):
         variable.assign(value)
+
+
+def constrained(trained: Iterable[Any], layout: Layout, flat: FloatArray) -> FloatArray:
+    """Weights that hold the constraints of their variables, as Keras has them after each step.
+
+    Changes of several workers that are added up, or a mean of their weights, need not hold them.
+    Weights that do hold them stay as they are, to the bit.
+
+    Args:
+        trained: The trained variables.
+        layout: Begins with them.
+        flat: A buffer of the layout.
+
+    Returns:
+        ``flat`` itself where it holds all of them, else a changed copy.
+    """
+    result = flat
+    for variable, slot in zip(trained, layout.slots, strict=False):
+        if variable.constraint is None:
+            continue
+        place = slice(slot.offset, slot.offset + slot.size)
+        value = keras.ops.convert_to_tensor(flat[place].reshape(slot.shape), dtype=slot.dtype)
+        held = np.asarray(keras.ops.convert_to_numpy(variable.constraint(value)), np.float32)
+        if not np.allclose(held.ravel(), flat[place], rtol=1e-5, atol=1e-7):
+            result = flat.copy() if result is flat else result
+            result[place] = held.ravel()
+    return result

@@ -229,8 +229,33 @@ class TensorFlowLearner(KerasLearner):
             if has
         ]
         self.model.optimizer.apply([g for g, _ in pairs], [v for _, v in pairs])
+        self._assign_statistics(parts)
+
+    def _assign_statistics(self, parts: list[tf.Tensor]) -> None:
         for variable, part in zip(self.averaged, parts[len(self.trained) :], strict=True):
             variable.assign(own(part))
+
+    def _trace_metrics(self) -> list[tf.Tensor]:
+        return [tf.identity(v.value) for v in self.model.metrics_variables]
+
+    def _apply_sound(self, joined: Joined, metrics: list[tf.Tensor]) -> None:
+        """A step unless no worker had a gradient; ``metrics`` again if this one's was left out."""
+
+        def apply() -> tf.Tensor:
+            self._apply_parts(joined.values)
+            return tf.constant(0)
+
+        def leave() -> tf.Tensor:
+            self._assign_statistics(joined.values)
+            return tf.constant(0)
+
+        def restore() -> tf.Tensor:
+            for variable, value in zip(self.model.metrics_variables, metrics, strict=True):
+                variable.assign(value)
+            return tf.constant(0)
+
+        tf.cond(joined.weight > 0, apply, leave)
+        tf.cond(joined.broken > 0, restore, lambda: tf.constant(0))
 
     @property
     def _optimizer_may_keep_gradients(self) -> bool:
@@ -272,7 +297,7 @@ class TensorFlowLearner(KerasLearner):
 
     def _steps_with(self, reducer: Reducer) -> ShapedCalls:
         """The compiled loop over a stack's batches, with an exchange in each step."""
-        kind = _kind(reducer)
+        kind, skips = _kind(reducer), reducer.skips
         if kind not in self._reducing:
             exchange = self._exchange_of(reducer)
 
@@ -286,8 +311,12 @@ class TensorFlowLearner(KerasLearner):
                     index: tf.Tensor, stopping: tf.Tensor, broken_at: tf.Tensor, own: tf.Tensor
                 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
                     batch = pack_batch(*map_arrays(lambda t: t[index], (x, y, weights)))
+                    before = self._trace_metrics() if skips else []
                     joined = exchange(self._trace_step(batch), weight, stop)
-                    self._apply_parts(joined.values)
+                    if skips:
+                        self._apply_sound(joined, before)
+                    else:
+                        self._apply_parts(joined.values)
                     first = tf.logical_and(broken_at < 0, joined.broken_of_all > 0)
                     return (
                         index + 1,
@@ -327,7 +356,9 @@ class TensorFlowLearner(KerasLearner):
 
     def _exchange_of(self, reducer: Reducer) -> Callable[..., Joined]:
         if reducer.in_graph is None:
-            return NumpyExchange(self._layout, lambda: self._reducer, reducer.parts)
+            return NumpyExchange(
+                self._layout, lambda: self._reducer, reducer.parts, skips=reducer.skips
+            )
         return HorovodExchange(
             self._layout, reducer.in_graph.wire, reducer.parts,
             checks=reducer.in_graph.checks_gradients,
@@ -348,7 +379,7 @@ def _kind(reducer: Reducer) -> tuple[Any, ...]:
     parts = tuple((p.start, p.stop) for p in reducer.parts)
     exchange = reducer.in_graph
     if exchange is None:
-        return (None, parts)
+        return (reducer.skips, parts)
     return (exchange.wire, "horovod", parts, exchange.checks_gradients)
 
 

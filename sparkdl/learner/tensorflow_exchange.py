@@ -84,17 +84,30 @@ class NumpyExchange:
     Args:
         layout: Of the flat buffer.
         reducer: Gives the reducer of the present run.
-        parts: See :class:`sparkdl.protocols.Reducer`.
+        parts, skips: See :class:`sparkdl.protocols.Reducer`.
     """
 
-    def __init__(self, layout: Layout, reducer: Callable[[], Reducer], parts: list[slice]) -> None:
-        self._layout, self._reducer, self._parts = layout, reducer, parts
+    def __init__(
+        self, layout: Layout, reducer: Callable[[], Reducer], parts: list[slice], *, skips: bool
+    ) -> None:
+        self._layout, self._reducer = layout, reducer
+        self._parts, self._skips = parts, skips
 
     def __call__(self, values: list[Any], weight: tf.Tensor, stop: tf.Tensor) -> Joined:
-        """The joined values; the weight and all flags travel with the reducer."""
+        """The joined values; the weight and all flags travel with the reducer.
+
+        Where gradients may be left out, ``weight`` is 0 in a step without any, and ``broken`` is 1
+        where this worker's was.
+        """
         none = tf.zeros([])
         slots = self._layout.slots
         dense = [dense_of(v, s) for v, s in zip(values, slots, strict=True)]
+        if self._skips:
+            flat, has, refused = tf.numpy_function(self._join_sound, dense, [tf.float32] * 3)
+            flat.set_shape([self._layout.size])
+            has.set_shape([])
+            refused.set_shape([])
+            return Joined(split(flat, self._layout), has, none, refused, none)
         if len(self._parts) == 1:
             flat = tf.numpy_function(self._join, dense, tf.float32)
             flat.set_shape([self._layout.size])
@@ -141,6 +154,14 @@ class NumpyExchange:
         copy_slots(values, self._layout.slots, reducer.buffer)
         reducer.begin(0)
         return self._finish()
+
+    def _join_sound(self, *values: FloatArray) -> tuple[FloatArray, Any, Any]:
+        reducer = self._reducer()
+        copy_slots(values, self._layout.slots, reducer.buffer)
+        for part in range(len(self._parts)):
+            reducer.begin(part)
+        has = reducer.finish()
+        return reducer.buffer, np.float32(has), np.float32(reducer.refused)
 
 
 class HorovodExchange:

@@ -17,6 +17,7 @@ from sparkdl.progress.events import (
     Event,
     LinesLogged,
     Metrics,
+    MetricValue,
     RunDescription,
     Sink,
     TrainingBegan,
@@ -293,6 +294,8 @@ class FitMonitor:
 
     def _end_epoch(self, epoch: EpochProgress, progress: RunProgress, speed: float | None) -> None:
         metrics = dict(self._metric_values(epoch.metrics))
+        if epoch.metrics.size and not epoch.metrics.any():  # every row was refused: 0 would be best
+            metrics = {name: _no_value(value) for name, value in metrics.items()}
         if epoch.val_metrics.size:
             held_out = self._metric_values(epoch.val_metrics)
             metrics |= {f"val_{name}": value for name, value in held_out.items()}
@@ -326,3 +329,8 @@ class FitMonitor:
         if changed:
             self._learning_rate = rate
         return Command(self._stopped, rate if changed else None, released)
+
+
+def _no_value(value: MetricValue) -> MetricValue:
+    """NaN for each number of a metric's value."""
+    return [_no_value(v) for v in value] if isinstance(value, list) else float("nan")

@@ -66,9 +66,23 @@ def choose_server_exchange(
         UnknownNameError: No such rule or codec.
     """
     chosen, window = choose_rule(config.mode, config.frequency, rule)
+    if chosen.payload == "gradient" and not chosen.blocking:
+        _require_plain_gradients(chosen, optimizer)
     transport = config.parameter_server_mode
     codec = choose_codec(compression, chosen, window, transport, optimizer)
     return ServerExchange(chosen, window, codec)
+
+
+def _require_plain_gradients(rule: Rule, optimizer: Any) -> None:
+    """The server's optimizer takes the gradients as they are; in mixed precision they are scaled,
+    and only the model's own optimizer knows by how much."""
+    if hasattr(optimizer, "inner_optimizer"):
+        raise ConfigError(
+            f"rule {rule.name!r} has an optimizer at the server, and the loss is scaled",
+            expected="a model compiled with auto_scale_loss=False, or another rule",
+            received=f"rule={rule.name!r} and a {type(optimizer).__name__}",
+            hint="rule='downpour' and mode='synchronous' step with the model's own optimizer",
+        )
 
 
 def choose_rule(mode: str, frequency: str | int, rule: Any) -> tuple[Rule, int]:

@@ -45,7 +45,8 @@ class RoundSynchronizer:
         self._upload = False
         self._unwrapping = Unwrapping()
         self.parts = [slice(0, layout.size)]
-        self.rows = 0
+        self.rows = self._sent_rows = 0
+        self.refused = False
 
     def start(self, learner: Learner) -> None:
         """Brings ``learner`` to where the others are: the server's weights, or a live rank's."""
@@ -77,8 +78,7 @@ class RoundSynchronizer:
                 learner.skip_reducing(self)
             else:
                 learner.train_reducing(stack, self)
-        if not self._check.settle():
-            learner.reset_metrics()
+        self._check.settle()
         if self._upload:
             self._upload = False
             state = RunState.of(learner, progress.epoch).to_bytes()
@@ -100,13 +100,18 @@ class RoundSynchronizer:
         """What is sent, and then what came back."""
         return self._client.buffer
 
+    @property
+    def skips(self) -> bool:
+        """See :class:`sparkdl.protocols.Reducer`."""
+        return self._check.skips
+
     def begin(self, part: int) -> None:
         """Takes this rank's gradient in ``buffer``; there is one part, the whole."""
         self._step += 1
         buffer = self._client.buffer
-        if self.rows and not self._check.notes(buffer, 0, self._learner, self._step):
-            self.rows = 0
-        if not self.rows:
+        self.refused = self.rows > 0 and not self._check.notes(buffer, 0, self._learner, self._step)
+        self._sent_rows = 0 if self.refused else self.rows
+        if not self._sent_rows:
             buffer[...] = 0
 
     def finish(self) -> bool:
@@ -115,8 +120,8 @@ class RoundSynchronizer:
         progress = Progress(
             epoch=self._progress.epoch,
             batch=done,
-            batches=1 if self.rows else 0,
-            rows=self.rows,
+            batches=1 if self._sent_rows else 0,
+            rows=self._sent_rows,
             learning_rate=self._progress.learning_rate,
         )
         with self._unwrapping.inside(), self._clock.within("exchange", any_thread=True):

@@ -126,6 +126,7 @@ class WindowSynchronizer:
         self._local[...] = center
         self._base[...] = center
         learner.write_weights(self._local)
+        self._keep_metrics(learner)
 
     def after_window(self, learner: Learner, progress: Progress) -> None:
         """One exchange: what was trained since the last one goes out, the center comes in.
@@ -143,6 +144,7 @@ class WindowSynchronizer:
                     np.copyto(self._local, self._base)
                 self._rule.exchange(self._local, self._base, self._peer(progress))
                 learner.write_weights(self._local)
+                self._keep_metrics(learner)
             if self._measures:
                 self._measure(began, time.perf_counter())
             return
@@ -151,6 +153,7 @@ class WindowSynchronizer:
         if not self._check.admits(self._pushed):
             progress = self._begin_again(learner, progress)
             np.copyto(self._pushed, self._base)
+        self._keep_metrics(learner)
         peer = self._peer(progress)
         np.subtract(self._pushed, self._base, out=peer.buffer)
         self._flight = threading.Thread(
@@ -228,9 +231,9 @@ class WindowSynchronizer:
         learner.read_weights(self._local)
         own = None if np.array_equal(self._local, self._base) else self._local.copy()
         center = self._client.pull(last=last)
-        learner.write_weights(center)
         if own is None:
             self._base[...] = center
+        learner.write_weights(learner.constrained(center))
         yield
         if own is not None:
             learner.write_weights(own)
@@ -241,7 +244,7 @@ class WindowSynchronizer:
         return 1.0 if self._damping is None else self._damping.counted
 
     def _begin_again(self, learner: Learner, progress: Progress) -> Progress:
-        """Gives the learner the center, and an optimizer and metrics without NaN.
+        """Gives the learner the center, an optimizer without NaN, and the metrics of before.
 
         Returns:
             The progress of an exchange that brings nothing.
@@ -249,8 +252,12 @@ class WindowSynchronizer:
         self._base[...] = self._client.pull()
         learner.write_weights(self._base)
         learner.load_optimizer_state(finite_state(learner.optimizer_state()))
-        learner.reset_metrics()
+        learner.restore_metrics()
         return replace(progress, rows=0)
+
+    def _keep_metrics(self, learner: Learner) -> None:
+        if self._check.skips:
+            learner.keep_metrics()
 
     def drain(self, learner: Learner) -> None:
         """Ends an exchange that is under way; to be called at an epoch's end, and at the end."""
@@ -312,7 +319,12 @@ class ServerGradientSynchronizer:
 
     def start(self, learner: Learner) -> None:
         """Takes the server's weights."""
-        learner.write_weights(self._client.pull())
+        self._take(learner, self._client.pull())
+
+    @staticmethod
+    def _take(learner: Learner, center: FloatArray) -> None:
+        """The server's optimizer knows nothing of the constraints of variables."""
+        learner.write_weights(learner.constrained(center))
 
     def step(self, learner: Learner, batch: BatchStack, progress: Progress) -> None:
         """Sends the gradient of one batch, and trains on from the center.
@@ -322,12 +334,14 @@ class ServerGradientSynchronizer:
             batch: A stack of one batch.
             progress: ``rows`` are those of the batch.
         """
+        if self._check.skips:
+            learner.keep_metrics()
         learner.gradients(batch, self._client.buffer)
         if self._check.admits(self._client.buffer, learner):
-            learner.write_weights(self._client.push_pull(progress))
+            self._take(learner, self._client.push_pull(progress))
         else:
-            learner.reset_metrics()
-            learner.write_weights(self._client.pull())
+            learner.restore_metrics()
+            self._take(learner, self._client.pull())
 
     def load_center(self, learner: Learner, last: bool) -> None:
         """Gives ``learner`` the center as it is now.
@@ -336,4 +350,4 @@ class ServerGradientSynchronizer:
             learner: It trains on from there.
             last: Whether to wait for the other workers' last commits.
         """
-        learner.write_weights(self._client.pull(last=last))
+        self._take(learner, self._client.pull(last=last))

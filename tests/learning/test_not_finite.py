@@ -194,6 +194,8 @@ def test_skip_refuses_the_update_and_counts_it(way: str) -> None:
         assert np.isfinite(weights).all()
         assert np.isfinite(state).all()
     assert np.isfinite(np.concatenate(result["losses"])).all()
+    # Of each epoch all rows count in the loss but those of the batch that was refused.
+    assert sorted(metrics[1] for metrics in result["losses"]) == [40] * 3 + [64] * 3
 
 
 @pytest.mark.parametrize("way", ["asynchronous", "synchronous", "allreduce"])
@@ -228,4 +230,4 @@ def test_infinite_gradients_of_a_scaled_loss_are_its_optimizers_affair() -> None
     check = FiniteCheck("raise", 2)
     assert check.admits(np.array([np.inf, 1], np.float32), Scaled())
     assert check.notes(np.array([np.inf, 1], np.float32), 0, Scaled())
-    assert check.settle()
+    check.settle()

@@ -47,6 +47,47 @@ def test_class_weights_are_those_of_keras(digits_df: Any, digits: Any, mode: str
         np.testing.assert_allclose(history.history[name], known.history[name], rtol=1e-4)
 
 
+@pytest.mark.parametrize("mode", ["synchronous", "allreduce"])
+@pytest.mark.parametrize("stops", [False, True])
+def test_averaged_weights_are_those_of_keras_also_after_a_stop(
+    digits_df: Any, digits: Any, mode: str, stops: bool
+) -> None:
+    x, y = digits
+
+    class Stop(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            self.model.stop_training = stops and epoch == 2
+
+    def make_model() -> Any:
+        rate = keras.optimizers.SGD(0.3, momentum=0.9, use_ema=True, ema_momentum=0.8)
+        return make_mlp(optimizer=rate)
+
+    spark_model = SparkModel(make_model(), mode, num_workers=2, batch_size=len(x))
+    spark_model.fit(digits_df, epochs=5, callbacks=[Stop()], verbose=0)
+    alone = make_model()
+    alone.fit(x, y, epochs=5, batch_size=len(x), callbacks=[Stop()], verbose=0)
+    for mine, other in zip(spark_model.model.get_weights(), alone.get_weights(), strict=True):
+        np.testing.assert_allclose(mine, other, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("rule", [None, "sgd"])
+def test_the_model_that_comes_back_holds_its_constraints(digits_df: Any, rule: Any) -> None:
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential(
+        [
+            keras.Input((64,)),
+            layers.Dense(16, "relu", kernel_constraint="non_neg"),
+            layers.Dense(10, "softmax"),
+        ]
+    )
+    model.compile(keras.optimizers.SGD(0.5), "sparse_categorical_crossentropy")
+    spark_model = SparkModel(model, "asynchronous", "batch", num_workers=2, rule=rule)
+    history = spark_model.fit(digits_df, epochs=2, validation_data=digits_df, verbose=0)
+    assert model.get_weights()[0].min() >= 0
+    found = spark_model.evaluate(digits_df)
+    assert history.history["val_loss"][-1] == pytest.approx(found["loss"], rel=1e-4)
+
+
 def test_steps_per_epoch_are_batches_of_each_worker(digits_df: Any) -> None:
     model = make_mlp()
     spark_model = SparkModel(model, "synchronous", num_workers=2, batch_size=8)

@@ -51,6 +51,8 @@ def run_fit(plan: FitPlan, monitor: FitMonitor) -> StageSummary:
         warn_of_mixed_validation(plan.num_workers, plan.at_once)
     with _slots(plan):
         summary = _run_fit(plan, monitor)
+    model = plan.trained.model  # with use_ema: the averages become the weights, once, as in Keras
+    model.optimizer.finalize_variable_values(model.trainable_variables)
     if isinstance(plan.exchange, ServerExchange) and not plan.exchange.in_step:
         _warn(plan, plan.exchange.rule, summary, monitor)
     return summary

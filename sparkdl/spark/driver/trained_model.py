@@ -7,7 +7,7 @@ from typing import Any
 
 from sparkdl.files.checkpoints import Checkpoint, Checkpoints
 from sparkdl.learner.archive import load_state, model_bytes
-from sparkdl.learner.model_weights import model_layout, write_model
+from sparkdl.learner.model_weights import constrained, model_layout, write_model
 from sparkdl.learner.optimizer_state import (
     innermost_optimizer,
     learning_rate_of,
@@ -35,7 +35,9 @@ class TrainedModel:
     def take(self, state: RunState) -> None:
         """Takes over weights, optimizer state and the rule's state, each if ``state`` has it."""
         if state.weights.size:
-            write_model(self.model, model_layout(self.model), state.weights)
+            layout = model_layout(self.model)
+            weights = constrained(self.model.trainable_variables, layout, state.weights)
+            write_model(self.model, layout, weights)
         if state.optimizer:
             load_optimizer_state(self.model, state.optimizer, keep_rate=self.keeps_rate)
         if state.rule:

@@ -202,9 +202,6 @@ def _keep(
         driver_model.take(state)
     elif not (run.kept() or RunState(0)).optimizer:  # stopped before a worker had left one
         driver_model.take(RunState(state.epoch, optimizer=state.optimizer))
-    model = driver_model.model
-    if getattr(model.optimizer, "use_ema", False) and not stopped:
-        model.optimizer.finalize_variable_values(model.trainable_variables)
 
 
 def _summary(trained: Mapping[int, TrainedRank], task: TrainTask) -> StageSummary:

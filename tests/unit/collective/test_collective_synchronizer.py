@@ -13,6 +13,7 @@ from sparkdl.collective.solo import SoloCommunicator
 from sparkdl.collective.strategy import AllReduceStrategy
 from sparkdl.collective.synchronizer import AllReduceSynchronizer
 from sparkdl.errors import ModelError
+from sparkdl.finite import FiniteCheck
 from sparkdl.reports import EpochReport, Report
 from sparkdl.testing.thread_communicator import connect_threads
 from sparkdl.weights import Layout
@@ -135,6 +136,30 @@ def test_a_step_of_nobody_changes_nothing():
     synchronizer.skip(learner)
     assert (learner.w == before).all()
     assert not learner.velocity.any()
+
+
+@pytest.mark.parametrize("wire", [None, "float16"])
+def test_a_gradient_that_is_left_out_is_left_out_of_every_part(wire):
+    layout = Layout.of([("first", (4,), "float32"), ("last", (4,), "float32")], [])
+
+    def work(communicator: Any) -> tuple[np.ndarray, bool, int]:
+        check = FiniteCheck("skip", layout.trained_size)
+        steps = AllReduceGradientSynchronizer(
+            communicator, layout, wire=wire, part_bytes=16, check=check
+        )
+        assert len(steps.parts) >= 2
+        steps.rows = 8
+        steps.buffer[...] = 1 + communicator.rank
+        if communicator.rank == 0:
+            steps.buffer[0] = np.nan  # in the part that is sent last
+        for part in range(len(steps.parts)):
+            steps.begin(part)
+        assert steps.finish()
+        return steps.buffer.copy(), steps.refused, check.refused
+
+    for rank, (joined, refused, count) in enumerate(in_threads(2, work)):
+        np.testing.assert_array_equal(joined, 2)
+        assert (refused, count) == ((True, 1) if rank == 0 else (False, 0))
 
 
 def report(rows: int) -> Report:

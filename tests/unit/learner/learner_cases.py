@@ -209,7 +209,7 @@ class Exchange:
     """A reducer and exchanger that nobody else uses; its buffer lies where TensorFlow can read it
     without a copy."""
 
-    in_graph = None
+    in_graph, skips, refused = None, False, False
 
     def __init__(self, layout, change=0.0):
         room = np.zeros(layout.size + 16, np.float32)
@@ -232,6 +232,35 @@ class Exchange:
 
     def agree_on_gradients(self, mine):
         return mine
+
+
+class SkippingExchange(Exchange):
+    """Leaves out what is not finite, as all workers together would: a step without a gradient."""
+
+    skips = True
+
+    def __init__(self, learner, parts):
+        super().__init__(learner.layout)
+        trained = self.layout_trained = learner.layout.trained_size
+        self.parts = (
+            [slice(trained, learner.layout.size), slice(0, trained)]
+            if parts == 2
+            else [slice(0, learner.layout.size)]
+        )
+        self.statistics = weights_of(learner)[trained:]
+        self.begun = []
+
+    def begin(self, part):
+        self.begun.append(part)
+        if part == 0:  # all of the gradient is there
+            self.refused = not np.isfinite(self.buffer).all()
+
+    def finish(self):
+        if self.refused:
+            self.buffer[: self.layout_trained] = 0
+            self.buffer[self.layout_trained :] = self.statistics
+        self.statistics = self.buffer[self.layout_trained :].copy()
+        return not self.refused
 
 
 class LastGradient(keras.optimizers.Optimizer):
@@ -275,6 +304,62 @@ def test_no_variable_keeps_the_memory_of_an_exchange(inside, optimizer):
     close(weights_of(learner), weights_of(alone), 1e-5)
     predicted, expected = (predict(which, {"features": x[:16]}) for which in (learner, alone))
     close(list(predicted.values()), list(expected.values()), 1e-4)
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_a_batch_that_is_left_out_leaves_no_trace(parts):
+    x, y = classes(38)
+    broken = x.copy()
+    broken[11] = np.nan  # in the second of four batches of a stack
+    clean = np.r_[0:8, 16:38]
+    alone, learner = (make_learner(dense_model("adam", norm=True)) for _ in range(2))
+    exchange = SkippingExchange(learner, parts)
+    for stack in stacks(broken, y, 8, 4):
+        learner.train_reducing(stack, exchange)
+    train_all(alone, x[clean], y[clean], 8, 4)
+    assert exchange.begun == list(range(parts)) * 5
+    close(weights_of(learner), weights_of(alone), 1e-5)
+    close(learner.metric_state(), alone.metric_state(), 1e-4)
+    assert learner.step == alone.step == 4
+
+
+def test_metrics_kept_and_restored():
+    x, y = classes(24)
+    learner = make_learner(dense_model("adam"))
+    learner.keep_metrics()  # before there are any
+    learner.restore_metrics()
+    first, second, third = stacks(x, y, 8, 1)
+    learner.train(first)
+    learner.keep_metrics()
+    kept = learner.metric_state()
+    learner.evaluate([third])
+    for _ in range(2):
+        learner.train(second)
+        learner.restore_metrics()
+        close(learner.metric_state(), kept)
+    learner.reset_metrics()
+    learner.train(second)
+    learner.restore_metrics()  # of the epoch before is nothing left
+    assert not learner.metric_state().any()
+
+
+def test_weights_of_all_workers_hold_the_constraints():
+    keras.utils.set_random_seed(1)
+    first = layers.Dense(5, kernel_constraint="non_neg", name="first")
+    last = layers.Dense(2, kernel_constraint=keras.constraints.UnitNorm(), name="last")
+    model = keras.Sequential([keras.Input((4,)), first, last])
+    model.compile("sgd", "mse", jit_compile=JIT)
+    learner = make_learner(model)
+    flat = RNG.normal(size=learner.layout.size).astype(np.float32)
+    held = learner.constrained(flat)
+    assert held is not flat
+    a, b, c, d = learner.layout.views(held)
+    before = learner.layout.views(flat)
+    close(a, np.maximum(before[0], 0))
+    close(np.linalg.norm(c, axis=0), 1)
+    close(b, before[1])
+    close(d, before[3])
+    assert learner.constrained(held) is held  # to the bit
 
 
 @pytest.mark.parametrize("window", [1, 2, 4])

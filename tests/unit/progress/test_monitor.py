@@ -77,6 +77,16 @@ def test_metrics_are_not_computed_for_nobody() -> None:
     assert len(sink.of(EpochEnded)) == 1
 
 
+def test_an_epoch_of_which_every_row_was_refused_has_no_metrics() -> None:
+    sink = Recorder()
+    monitor = make_monitor(sink)
+    monitor.begin()
+    monitor.update(report(replace(epoch(1000), metrics=np.zeros(2))))
+    loss = sink.of(EpochEnded)[0].metrics["loss"]
+    assert isinstance(loss, float)
+    assert np.isnan(loss)
+
+
 def test_validation_metrics_are_told_apart() -> None:
     sink = Recorder()
     monitor = make_monitor(sink)

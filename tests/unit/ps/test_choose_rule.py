@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from sparkdl.config import AUTO_WINDOW, EPOCH_WINDOW
+from sparkdl.config import AUTO_WINDOW, EPOCH_WINDOW, FitConfig
 from sparkdl.errors import ConfigError, UnknownNameError
-from sparkdl.ps.choice import choose_codec, choose_rule
+from sparkdl.ps.choice import choose_codec, choose_rule, choose_server_exchange
 from sparkdl.ps.codecs import DGC
 from sparkdl.ps.rules import StalenessAware, make_rule
 
@@ -66,6 +66,18 @@ def test_a_rule_brings_its_own_window() -> None:
 def test_combinations_that_make_no_sense_are_refused(mode: str, frequency: Any, rule: str) -> None:
     with pytest.raises(ConfigError):
         choose_rule(mode, frequency, rule)
+
+
+def test_gradients_of_a_scaled_loss_are_not_for_an_optimizer_at_the_server() -> None:
+    class LossScaleOptimizer:
+        inner_optimizer = None
+
+    asynchronous = FitConfig(mode="asynchronous", frequency="batch")
+    with pytest.raises(ConfigError, match="the loss is scaled"):
+        choose_server_exchange(asynchronous, "adam", None, LossScaleOptimizer())
+    assert choose_server_exchange(asynchronous, "downpour", None, LossScaleOptimizer())
+    in_step = FitConfig(mode="synchronous")
+    assert choose_server_exchange(in_step, None, None, LossScaleOptimizer())
 
 
 class _Optimizer:

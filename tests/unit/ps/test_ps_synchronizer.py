@@ -47,6 +47,9 @@ class Learner:
     def write_weights(self, flat: FloatArray) -> None:
         self.weights[...] = flat
 
+    def constrained(self, flat: FloatArray) -> FloatArray:
+        return flat
+
     def gradients(self, batch: Any, out: FloatArray) -> None:
         out[...] = (self.weights - np.asarray(batch, np.float32)[:, None]).mean(axis=0)
         out[LAYOUT.trained_size :] = np.mean(batch)
@@ -56,8 +59,8 @@ class Learner:
             reducer.rows = len(batch)
             self.gradients(batch, reducer.buffer)
             reducer.begin(0)
-            reducer.finish()
-            self.apply_gradients(reducer.buffer)
+            if reducer.finish():
+                self.apply_gradients(reducer.buffer)
 
     def skip_reducing(self, reducer: Any) -> None:
         reducer.rows = 0

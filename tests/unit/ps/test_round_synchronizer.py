@@ -121,6 +121,36 @@ def test_a_gradient_that_is_not_finite_is_left_out_of_its_round(on_nan: str) -> 
         assert np.isfinite(learner.weights).all()
 
 
+def test_after_a_gradient_that_was_left_out_the_rows_of_the_next_ones_count() -> None:
+    class OneSize(Rank):
+        """Tells the rows once per stack, as a learner of equal batches may."""
+
+        def train_reducing(self, batches: Any, reducer: Any) -> None:
+            reducer.rows = 1
+            for batch in batches.y["label"]:
+                self.gradients(batch, reducer.buffer)
+                reducer.begin(0)
+                if reducer.finish():
+                    self.apply_gradients(reducer.buffer)
+
+    with clients(BSP(), 1) as ([client], _):
+        client.join(batches_per_epoch=4)
+        learner = OneSize()
+        sync = RoundSynchronizer(client, LAYOUT, FiniteCheck("skip", LAYOUT.trained_size))
+        sync.start(learner)
+        sent: list[tuple[int, int]] = []
+        push_pull = client.push_pull
+
+        def noting(progress: Progress) -> Any:
+            sent.append((progress.rows, progress.batches))
+            return push_pull(progress)
+
+        client.push_pull = noting  # type: ignore[method-assign]
+        sync.train(learner, stack_of([1.0], [float("nan")], [1.0], [1.0]), Progress(0, 4, 4, 4))
+        assert sent == [(1, 1), (0, 0), (1, 1), (1, 1)]
+        assert learner.rounds == 3
+
+
 def test_a_lost_server_raises_the_library_s_error_from_inside_the_call() -> None:
     class Wrapping(Rank):
         """As frameworks do with what a compiled call raises."""
