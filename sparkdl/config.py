@@ -191,8 +191,9 @@ class FitConfig:
         return {**asdict(self), "max_restarts": None if self.with_server else self.restarts}
 
     def to_file(self) -> dict[str, Any]:
-        """:meth:`to_dict` without :data:`NETWORK_SETTINGS`, which are not the model's."""
-        return without_network(self.to_dict())
+        """Every setting as it was asked for, without :data:`NETWORK_SETTINGS`, which are not the
+        model's."""
+        return without_network(asdict(self))
 
 
 def without_network(arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from sparkdl.config import arguments_from_file, columns_from_file
 from sparkdl.files.model_file import ModelFile, read_model
 from sparkdl.learner.archive import model_from_bytes
-from sparkdl.spark.driver.choice import restore_rule
+from sparkdl.spark.driver.choice import is_default_rule, restore_rule
 from sparkdl.spark.spark_model import SparkModel
 
 M = TypeVar("M", bound=SparkModel)
@@ -69,7 +69,13 @@ def load_as(
     settings = arguments_from_file(file.settings, path)
     model = model_from_bytes(file.content, custom_objects, safe_mode=safe_mode, path=path)
     if "rule" not in overrides and settings.get("rule"):
-        settings["rule"] = restore_rule(settings["mode"], settings["rule"])
+        mode, rule = settings["mode"], settings["rule"]
+        to_another = overrides.get("mode", mode) != mode
+        frequency = settings.get("frequency", "auto")
+        if to_another and is_default_rule(mode, frequency, rule, model.optimizer):
+            settings["rule"] = None  # which nobody chose: the other mode has its own
+        else:
+            settings["rule"] = restore_rule(mode, rule)
     loaded = cls(model, custom_objects=custom_objects, **{**settings, **overrides})
     columns = columns_from_file(file.settings, path)
     loaded._columns = replace(loaded._columns, **columns)

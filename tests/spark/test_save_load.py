@@ -114,6 +114,27 @@ def test_settings_weights_and_overwriting(tmp_path: Path, form: str) -> None:
         same(keras.models.load_model(tmp_path / "new" / "model.keras"), first.model)
 
 
+MODES = ("synchronous", "asynchronous", "hogwild", "allreduce")
+
+
+@pytest.mark.parametrize("frequency", ["auto", "epoch", 4])
+def test_another_mode_has_its_own_rule_unless_one_was_chosen(tmp_path: Path, frequency: Any) -> None:
+    path = f"{tmp_path}/model.keras"
+    modes = MODES[:-1] if frequency == "epoch" else MODES
+    for mode in modes:
+        made = SparkModel(dense(), mode, frequency)
+        made.save(path)
+        assert load_spark_model(path).rule.config() == made.rule.config()
+        for other in modes:
+            loaded = load_spark_model(path, mode=other)
+            assert loaded.mode == other
+            assert loaded.rule.name == SparkModel(dense(), other, frequency).rule.name
+    SparkModel(dense(), "asynchronous", rule="aeasgd").save(path)
+    with pytest.raises(ConfigError, match="aeasgd"):
+        load_spark_model(path, mode="allreduce")
+    assert load_spark_model(path, mode="allreduce", rule="diloco").rule.name == "diloco"
+
+
 def test_the_columns_of_the_last_fit_are_in_the_file(frame: Any, tmp_path: Path) -> None:
     renamed = frame.withColumnsRenamed({"features": "pixels", "label": "digit"})
     first = SparkModel(dense(), "synchronous", num_workers=1)

@@ -107,6 +107,14 @@ def restore_rule(mode: str, saved: Mapping[str, Any]) -> Rule | ExchangeRule:
     return make_rule(name, **options)
 
 
+def is_default_rule(
+    mode: str, frequency: str | int, saved: Mapping[str, Any], optimizer: Any
+) -> bool:
+    """Whether a rule, as plain values, is the one of its mode where the user names none."""
+    rule = choose_exchange(FitConfig(mode=mode, frequency=frequency), None, None, optimizer).rule
+    return dict(saved) == {"name": rule.name, **rule.config()}
+
+
 def _name_of(rule: Any) -> str:
     """The name that a rule goes by, whatever form it was given in."""
     if isinstance(rule, Mapping):
