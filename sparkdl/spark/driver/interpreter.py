@@ -23,12 +23,13 @@ _NO_PROGRAM = re.compile(r'Cannot run program "([^"]+)"')
 
 @contextlib.contextmanager
 def this_interpreter(context: Any | None) -> Iterator[bool]:
-    """Within, Spark takes this process' Python for the tasks of functions that are handed to it.
+    """Within, Spark takes the right Python for the tasks of functions that are handed to it.
 
-    Only with a local master, where executors are on this machine, and only if the user has named
-    no other (``PYSPARK_PYTHON``, ``spark.pyspark.python``): Spark would start ``python3`` of the
-    PATH, which is another one where a virtual environment is used without being activated. The
-    user's own functions keep the interpreter that they had.
+    That is the one of ``spark.pyspark.python``, which PySpark heeds with spark-submit alone, else
+    with a local master, where executors are on this machine, this process': Spark would start
+    ``python3`` of the PATH, which is another one where a virtual environment is used without being
+    activated. With ``PYSPARK_PYTHON`` Spark has the right one. The user's own functions keep the
+    interpreter that they had.
 
     Args:
         context: The SparkContext; None over Spark Connect, where Spark's server chooses.
@@ -36,16 +37,15 @@ def this_interpreter(context: Any | None) -> Iterator[bool]:
     Yields:
         Whether the interpreter is another than the user's functions have.
     """
-    if context is None or not str(context.master).startswith("local"):
+    if context is None:
         yield False
         return
     with _building:  # the choice, too: another thread's must not look like the user's
         before = context.pythonExec
-        another = not _chosen(context)
-        if another:
-            context.pythonExec = sys.executable
+        right = _right_one(context)
+        context.pythonExec = right or before
         try:
-            yield another
+            yield right is not None
         finally:
             context.pythonExec = before
 
@@ -70,11 +70,13 @@ def context_of(spark: Any) -> Any | None:
     return None if is_connect(spark) else spark.sparkContext
 
 
-def _chosen(context: Any) -> bool:
-    """Whether the user named the interpreter of the tasks."""
+def _right_one(context: Any) -> str | None:
+    """The interpreter that Spark should take for the tasks; None if it does."""
     if os.environ.get("PYSPARK_PYTHON") or context.pythonExec != "python3":
-        return True
-    return context.getConf().get("spark.pyspark.python", None) is not None
+        return None
+    named: str | None = context.getConf().get("spark.pyspark.python", None)
+    is_local = str(context.master).startswith("local")
+    return named or (sys.executable if is_local else None)
 
 
 def interpreter_of(context: Any | None) -> str:
@@ -84,7 +86,7 @@ def interpreter_of(context: Any | None) -> str:
     before = str(context.pythonExec)
     with this_interpreter(context) as another:
         if another:
-            return f"{before!r} (the user's functions) or {sys.executable!r} (sparkdl's)"
+            return f"{before!r} (the user's functions) or {context.pythonExec!r} (sparkdl's)"
     return repr(before)
 
 
@@ -98,8 +100,9 @@ def interpreter_problem(error: BaseException, interpreter: str) -> ResourceError
     text = str(error)
     here = f"this process runs {sys.executable}, Python {sys.version.split()[0]}"
     hint = (
-        "before the session starts set PYSPARK_PYTHON (or spark.pyspark.python) to an interpreter "
-        f"with sparkdl-keras that every executor has; {here}"
+        "before the session starts set PYSPARK_PYTHON (or, with spark-submit, "
+        "spark.pyspark.python) to an interpreter with sparkdl-keras that every executor has; "
+        f"{here}"
     )
     program = _NO_PROGRAM.search(text)
     if program is not None:

@@ -21,6 +21,7 @@ from sparkdl.spark.driver.interpreter import (
 )
 from sparkdl.spark.driver.jobs import SparkJob
 from sparkdl.spark.driver.memory import Setting, memory_hint
+from sparkdl.spark.driver.rows_problem import rows_problem
 from sparkdl.spark.driver.session import session_problem
 from sparkdl.spark.executor.stage import Shipped, TaskBroadcast, stage_function
 
@@ -132,7 +133,11 @@ class SparkRanks:
         failure = failure_in(error)
         if failure is not None:
             raise RankFailure(failure) from error
-        problem = session_problem(self._spark) or interpreter_problem(error, self._interpreter)
+        problem = (
+            session_problem(self._spark)
+            or interpreter_problem(error, self._interpreter)
+            or rows_problem(error)
+        )
         if problem is not None:
             raise problem from error
         lost = _lost(error, self._noun, self._setting)

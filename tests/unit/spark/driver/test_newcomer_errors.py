@@ -38,6 +38,7 @@ from sparkdl.spark.driver.arguments import (
 )
 from sparkdl.spark.driver.feeding import check_streaming, fed_frame
 from sparkdl.spark.driver.function_stage import run_stage
+from sparkdl.spark.driver.rows_problem import rows_problem
 from sparkdl.spark.driver.session import session_of
 
 
@@ -408,12 +409,14 @@ def test_a_local_master_takes_this_interpreter(monkeypatch: pytest.MonkeyPatch) 
         (session("local-cluster[2,1,1024]"), sys.executable),
         (session("spark://host:7077"), "python3"),
         (session("local[2]", "/opt/python"), "/opt/python"),
-        (session("local[2]", spark_pyspark_python="/opt/python"), "python3"),
+        (session("local[2]", spark_pyspark_python="/opt/python"), "/opt/python"),
+        (session("spark://host:7077", spark_pyspark_python="/opt/python"), "/opt/python"),
+        (session("local[2]", "/my/python", spark_pyspark_python="/opt/python"), "/my/python"),
     ]:
         before = spark.sparkContext.pythonExec
         with interpreter.this_interpreter(spark.sparkContext) as another:
             assert spark.sparkContext.pythonExec == expected
-            assert another == (expected == sys.executable)
+            assert another == (expected != before)
         assert spark.sparkContext.pythonExec == before
         named = interpreter.interpreter_of(spark.sparkContext)
         assert repr(expected) in named
@@ -421,6 +424,32 @@ def test_a_local_master_takes_this_interpreter(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("PYSPARK_PYTHON", "python3")
     with interpreter.this_interpreter(session("local[2]").sparkContext) as another:
         assert not another
+
+
+PYTHON = "An exception was thrown from the Python worker:\nTraceback (most recent call last):\n"
+CAST = "[CAST_INVALID_INPUT] The value 'x' cannot be cast to \"DOUBLE\". SQLSTATE: 22018"
+
+
+@pytest.mark.parametrize(
+    ("text", "received"),
+    [
+        (f"{CAST}\n== DataFrame ==\n", CAST),
+        (f"Job aborted: Task 1 failed 4 times: {CAST}\n\tat org.apache.spark.Task.run", CAST),
+        (
+            PYTHON + '  File "/home/me/own.py", line 3, in bad\n    raise ValueError("of 20")\n'
+            "ValueError: of 20\n\n\tat org.apache.spark.api.python.BasePythonRunner: none",
+            "ValueError: of 20",
+        ),
+        (PYTHON + '  File "/x/sparkdl/spark/executor/stage.py", line 3\nValueError: ours', None),
+        ("Python worker exited unexpectedly (crashed)", None),
+        ("[UNRESOLVED_COLUMN.WITH_SUGGESTION] no column `x`. SQLSTATE: 42703", None),
+    ],
+)
+def test_rows_that_the_users_own_frame_cannot_compute(text: str, received: str | None) -> None:
+    found = rows_problem(RuntimeError(text))
+    assert (None if found is None else found.received) == received
+    if found is not None:
+        assert "noop" in str(found.hint)
 
 
 def test_the_choice_of_another_thread_is_not_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
