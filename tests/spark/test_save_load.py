@@ -118,7 +118,7 @@ MODES = ("synchronous", "asynchronous", "hogwild", "allreduce")
 
 
 @pytest.mark.parametrize("frequency", ["auto", "epoch", 4])
-def test_another_mode_has_its_own_rule_unless_one_was_chosen(tmp_path: Path, frequency: Any) -> None:
+def test_another_mode_has_its_own_rule(tmp_path: Path, frequency: Any) -> None:
     path = f"{tmp_path}/model.keras"
     modes = MODES[:-1] if frequency == "epoch" else MODES
     for mode in modes:
