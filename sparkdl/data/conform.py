@@ -144,7 +144,18 @@ def shape_error(
         row=row,
         expected=f"shape {place.spec.value_shape} per row",
         received=f"shape {tuple(shape)}",
-        hint="the shape comes from the model's input or output; reshape the column or the model",
+        hint=_one_hot_hint(shape, place.spec)
+        or "the shape comes from the model's input or output; reshape the column or the model",
+    )
+
+
+def _one_hot_hint(shape: Sequence[int | None], spec: ColumnSpec) -> str:
+    """What to do about one-hot vectors where the loss wants class numbers."""
+    if spec.classes is None or spec.classes < 2 or tuple(shape)[-1:] != (spec.classes,):
+        return ""
+    return (
+        "these look like one-hot vectors, and the loss wants class numbers: compile with "
+        "loss='categorical_crossentropy', or give y.argmax(-1)"
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Protocol
 
+from sparkdl.errors import DataError
 from sparkdl.host_load import HostLoad, LoadMeter
 from sparkdl.phases import Spans
 from sparkdl.progress.commands import Command
@@ -68,7 +69,11 @@ class FitMonitor:
         epochs: Epoch to stop at.
         first_epoch: Epoch to begin with.
         run: Which fit it is.
+        validates: Whether there are to be rows to validate on.
         clock: Seconds, for the speeds.
+
+    Raises:
+        DataError: From :meth:`update`: no worker has such a row.
     """
 
     def __init__(
@@ -80,9 +85,11 @@ class FitMonitor:
         epochs: int,
         first_epoch: int,
         run: RunDescription | None = None,
+        validates: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._run = RunDescription() if run is None else run
+        self._validates = validates
         self._steering = steering
         self._sinks: tuple[Sink, ...] = (*sinks, steering)
         self._metric_values = metric_values
@@ -210,7 +217,9 @@ class FitMonitor:
             number: replace(progress.epochs.get(number, EpochProgress()), missing=0)
             for number in range(self._epoch, epochs)
         }
+        validates, self._validates = self._validates, False  # they may lack those rows' metrics
         self.update(replace(progress, epochs=ended))
+        self._validates = validates
 
     def end_workers(self, progress: RunProgress, spans: Mapping[int, Spans]) -> None:
         """Says what the workers have done in all, and when, after the last has ended.
@@ -293,6 +302,8 @@ class FitMonitor:
             )
 
     def _end_epoch(self, epoch: EpochProgress, progress: RunProgress, speed: float | None) -> None:
+        if self._validates and epoch.metrics.size and not self._stopped_inside:
+            _require_validation(epoch)
         metrics = dict(self._metric_values(epoch.metrics))
         if epoch.metrics.size and not epoch.metrics.any():  # every row was refused: 0 would be best
             metrics = {name: _no_value(value) for name, value in metrics.items()}
@@ -329,6 +340,18 @@ class FitMonitor:
         if changed:
             self._learning_rate = rate
         return Command(self._stopped, rate if changed else None, released)
+
+
+def _require_validation(epoch: EpochProgress) -> None:
+    """Callbacks such as early stopping would wait in vain for metrics that never come."""
+    if not epoch.val_metrics.size:
+        raise DataError(
+            "there are no rows to validate on",
+            expected="at least one row in validation_data, or of the share validation_split",
+            received="0 rows on all workers",
+            hint="few rows want a larger validation_split; a column that chooses the rows must be "
+            "true in some",
+        )
 
 
 def _no_value(value: MetricValue) -> MetricValue:

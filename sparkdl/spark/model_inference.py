@@ -15,7 +15,7 @@ from sparkdl.learner.archive import encode_model, model_bytes
 from sparkdl.learner.export import export_model
 from sparkdl.learner.model_source import KerasSource
 from sparkdl.learner.signature import model_signature
-from sparkdl.spark.columns.local_data import are_arrays, as_frame, has_texts_or_sequences
+from sparkdl.spark.columns.local_data import are_arrays, as_frame, by_name, has_texts_or_sequences
 from sparkdl.spark.columns.shipped import removes_tables
 from sparkdl.spark.columns.sources import Columns, open_source
 from sparkdl.spark.driver.arguments import refuse_labels_apart, verbosity
@@ -119,6 +119,7 @@ class ModelInference(ModelSettings):
             if are_arrays(data, needs_labels=signature.needs_labels) and not has_texts_or_sequences(
                 data
             ):
+                data = by_name(data, signature)
                 state = evaluate_arrays(self.model, data, signature, batch_size=batch_size)
             else:
                 source = open_source(data, signature, columns)

@@ -307,10 +307,10 @@ def test_a_model_without_a_loss_is_not_evaluated(spark: Any, frame: Any) -> None
 @pytest.mark.parametrize(
     ("kind", "arguments", "words"),
     [
-        (ConfigError, {"validation_freq": 5}, ["'validation_freq'", "after each epoch"]),
+        (UnknownArgumentError, {"validation_freq": 5}, ["'validation_freq'", "after each epoch"]),
         (ConfigError, {"class_weight": {"a": 1.0}}, ["class_weight", "class number -> weight"]),
-        (ConfigError, {"y": 1}, ["'y'", "label='column'"]),
-        (ConfigError, {"epoch": 5}, ["'epoch'"]),
+        (UnknownArgumentError, {"y": 1}, ["'y'", "label='column'"]),
+        (UnknownArgumentError, {"epoch": 5}, ["'epoch'"]),
         (ConfigError, {"epochs": 0}, ["epochs", ">= 1"]),
         (ConfigError, {"batch_size": 0}, ["batch_size", "0"]),
         (ConfigError, {"validation_split": 1.0}, ["validation_split", "1.0"]),
@@ -388,7 +388,7 @@ def test_kinds_of_data(spark: Any, frame: Any) -> None:
         model.fit((x[:, :2], y), verbose=0)
     with refused(spark, DataError, "no array of numbers"):
         model.fit((x, np.array(["a"] * 4)), verbose=0)
-    with refused(spark, DataError, "validation_data", "other columns"):
+    with refused(spark, ConfigError, "validation_data", "arrays, as the data", "a DataFrame"):
         model.fit((x, y), validation_data=frame.select("features", "label"), verbose=0)
     with refused(spark, DataError, "other types"):
         held_out = frame.selectExpr("array(features) as features", "label")

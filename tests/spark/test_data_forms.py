@@ -12,11 +12,12 @@ from typing import Any
 
 import keras
 import numpy as np
+import pandas as pd
 import pytest
 from keras import layers
 
 from sparkdl import SparkModel
-from sparkdl.errors import DataError
+from sparkdl.errors import ConfigError, DataError
 
 N = 45
 
@@ -451,6 +452,51 @@ def test_numpy_arrays_for_several_inputs(spark: Any) -> None:
     y = {"price": arrays(1, seed=1), "kind": classes(3)}
     x = {"wide": wide, "deep": deep}
     check(lambda: two_inputs(2), (x, y), x, y, fit=True)
+
+
+def of_three_classes(loss: str = "sparse_categorical_crossentropy") -> SparkModel:
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, "softmax")])
+    model.compile("sgd", loss)
+    return SparkModel(model, "synchronous", num_workers=1, batch_size=8)
+
+
+def test_arrays_to_validate_on_beside_other_forms(spark: Any) -> None:
+    x = np.random.default_rng(1).normal(size=(24, 4)).astype("float32")
+    y = np.arange(24) % 3
+    frame = pd.DataFrame({"pixels": list(x.tolist()), "digit": y})
+    columns = {"features": "pixels", "label": "digit"}
+    losses = [
+        of_three_classes().fit((x, y), validation_data=(x, y[:, None]), verbose=0),
+        of_three_classes().fit(frame, validation_data=(x, y), verbose=0, **columns),
+    ]
+    for history in losses:
+        assert np.isfinite(history.history["val_loss"]).all()
+    with pytest.raises(ConfigError, match=r"(?s)another form.*a DataFrame"):
+        of_three_classes().fit((x, y), validation_data=spark.createDataFrame(frame), **columns)
+    one_hot = of_three_classes("categorical_crossentropy")
+    with pytest.raises(DataError, match=r"(?s)as class numbers.*to_categorical"):
+        one_hot.fit((x, y), validation_data=(x, np.eye(3)[y]))
+    with pytest.raises(DataError, match="argmax"):
+        of_three_classes().fit((x, np.eye(3)[y]))
+    with pytest.raises(DataError, match="no rows to validate on"):
+        of_three_classes().fit((x, y), validation_data=(x[:0], y[:0]), verbose=0)
+
+
+def test_lists_of_the_arrays_of_several_inputs_and_outputs_as_keras_takes_them() -> None:
+    left, right = keras.Input((4,), name="left"), keras.Input((2,), name="right")
+    both = keras.layers.Concatenate()([left, right])
+    outputs = [keras.layers.Dense(1, name="price")(both), keras.layers.Dense(2, name="size")(both)]
+    model = keras.Model([left, right], outputs)
+    model.compile("sgd", ["mse", "mse"])
+    rng = np.random.default_rng(0)
+    x = [rng.normal(size=(24, n)).astype("float32") for n in (4, 2)]
+    y = [rng.normal(size=(24, n)).astype("float32") for n in (1, 2)]
+    spark_model = SparkModel(model, "synchronous", num_workers=1, batch_size=24)
+    known = model.evaluate(x, y, verbose=0, return_dict=True)
+    assert spark_model.evaluate((x, y)) == pytest.approx(known, rel=1e-5)
+    history = spark_model.fit((x, y), validation_data=(x, y), verbose=0)
+    assert history.history["price_loss"][0] == pytest.approx(known["price_loss"], rel=1e-5)
+    assert "val_size_loss" in history.history
 
 
 def test_validation_data_must_be_stored_alike(spark: Any) -> None:

@@ -29,10 +29,21 @@ def field_of(schema: T.StructType, name: str, argument: str) -> T.StructField:
         raise expression_error(name, argument)
     if not isinstance(name, str):
         raise DataError(
-            f"{argument} must name columns", expected="str", received=f"{type(name).__name__}"
+            f"{argument} must name columns",
+            expected="str",
+            received=f"{type(name).__name__}",
+            hint=f"the column is called {str(name)!r} here" if str(name) in schema.names else "",
         )
     if name not in schema.names:
         close = difflib.get_close_matches(name, schema.names, n=1)
+        outer = name.partition(".")[0]
+        if outer in schema.names and isinstance(schema[outer].dataType, T.StructType):
+            raise DataError(
+                f"column {name!r} ({argument}) is a field of a column",
+                expected="one of " + ", ".join(repr(n) for n in schema.names),
+                received=repr(name),
+                hint=f"df.select('*', '{outer}.*') makes columns of the fields of {outer!r}",
+            )
         raise DataError(
             f"column {name!r} ({argument}) is not in the data",
             expected="one of " + ", ".join(repr(n) for n in schema.names),
@@ -77,14 +88,22 @@ def is_number(kind: T.DataType) -> bool:
     return isinstance(kind, (T.NumericType, T.BooleanType))
 
 
+_OF_TEXT = {
+    "features": "turn text into numbers first, with pyspark.ml.feature.StringIndexer, or in the "
+    "model: keras.Input((1,), dtype='string') and StringLookup or TextVectorization",
+    "label": "pyspark.ml.feature.StringIndexer turns the texts into class numbers",
+    "sample_weight": "F.col(...).cast('float') makes numbers of texts that are some",
+}
+"""What to do about a column of text, by what it was named for."""
+
+
 def wrong_type(field: T.StructField, argument: str, expected: str, hint: str = "") -> DataError:
     """The error for a column of a type that an argument does not take."""
     kind = field.dataType.simpleString()
     if not hint and isinstance(field.dataType, T.StringType):
-        hint = (
-            "turn text into numbers first, with pyspark.ml.feature.StringIndexer, or in the model: "
-            "keras.Input((1,), dtype='string') and StringLookup or TextVectorization"
-        )
+        hint = _OF_TEXT.get(argument, "")
+    if not hint and isinstance(field.dataType, T.StructType):
+        hint = f"df.select('*', '{field.name}.*') makes columns of its fields"
     element = element_of(field.dataType)[1] if isinstance(field.dataType, T.ArrayType) else None
     if isinstance(element or field.dataType, (T.DateType, T.TimestampType, T.TimestampNTZType)):
         hint = (

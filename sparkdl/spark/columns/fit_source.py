@@ -5,17 +5,25 @@ Runs on the driver.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from pyspark.sql import Column
 
+from sparkdl.data import ColumnSpec, DataSpec
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.files.arrow_file_system import NoFileSystemError
 from sparkdl.learner.signature import Signature
 from sparkdl.spark.columns.fields import expression_error
 from sparkdl.spark.columns.files import file_set, is_path
+from sparkdl.spark.columns.local_data import (
+    are_arrays,
+    arrays_as_frame,
+    by_name,
+    with_labels_like,
+)
 from sparkdl.spark.columns.sources import (
     ROLE,
     Columns,
@@ -69,19 +77,65 @@ def open_fit_source(
                 f"the workers cannot read the files by themselves, so Spark does: {error.what}"
             )
     held_out = None
+    forms = ("", "")
     origin = data
     if validation_data is not None:
         if isinstance(validation_data, (tuple, list)) and any(
             is_frame(part) or is_rdd(part) for part in validation_data
         ):
             raise in_a_tuple("validation_data", validation_data)
+        forms = _form(data, signature), _form(validation_data, signature)
+        validation_data = _like(data, validation_data, signature, columns)
         held_out = open_source(validation_data, signature, replace(columns, sample_weight=None))
         if is_frame(data):
             data, columns = _weights_apart(data, columns)
     source = open_source(data, signature, columns)
     if is_frame(data):
         source = replace(source, origin=origin)
+    if held_out is not None and forms[0] != forms[1]:
+        _check_forms(forms, source.spec, held_out.spec)
     return _add_validation(source, held_out, split, seed)
+
+
+def _check_forms(forms: tuple[str, str], training: DataSpec, held_out: DataSpec) -> None:
+    """Refuses arrays beside a DataFrame, say, where that makes them other columns."""
+    if (training.features, training.labels) == (held_out.features, held_out.labels):
+        return
+    raise ConfigError(
+        "validation_data is of another form than the data",
+        expected=f"{forms[0]}, as the data",
+        received=forms[1],
+        hint="validation_split=0.2 takes rows of the data"
+        if forms[1] != "arrays"
+        else "spark.createDataFrame(pandas.DataFrame({...})) makes a DataFrame of arrays",
+    )
+
+
+def _like(data: Any, validation_data: Any, signature: Signature, columns: Columns) -> Any:
+    """Rows to validate on in the form of those to train on, if that can be made of them."""
+    forms = _form(data, signature), _form(validation_data, signature)
+    if forms == ("arrays", "arrays"):
+        held_out, rows = (by_name(part, signature) for part in (validation_data, data))
+        return with_labels_like(held_out, rows)
+    names = columns.features, columns.label
+    if forms == ("a DataFrame", "arrays") and len(validation_data) == 2 and _are_names(names):
+        x, y = by_name(validation_data, signature)
+        if not isinstance(x, Mapping) and not isinstance(y, Mapping):
+            frame, _ = arrays_as_frame(x, y, None, data.sparkSession)
+            return frame.withColumnsRenamed({"features": names[0], "label": names[1]})
+    return validation_data
+
+
+def _form(data: Any, signature: Signature) -> str:
+    if is_frame(data):
+        return "a DataFrame"
+    if is_rdd(data):
+        return "an RDD"
+    return "arrays" if are_arrays(data, needs_labels=signature.needs_labels) else "no rows"
+
+
+def _are_names(names: Sequence[Any]) -> bool:
+    return all(isinstance(name, str) for name in names)
 
 
 def _open_files(
@@ -230,15 +284,26 @@ def _check_alike(source: Source, validation: Source) -> None:
     training, held_out = source.spec, validation.spec
     if training == held_out:
         return
-    described = [
-        ", ".join(
-            f"{e.label} as {e.source_dtype or e.kind} {e.shape}" for e in spec.entries
-        )
-        for spec in (training, held_out)
-    ]  # fmt: skip
+    pairs = list(itertools.zip_longest(training.entries, held_out.entries))
+    other = [(mine, yours) for mine, yours in pairs if mine != yours]
+    one_hot = any(
+        mine and yours and (mine.one_hot is None) != (yours.one_hot is None)
+        for mine, yours in other
+    )
     raise DataError(
         "validation_data has other columns than the training data",
-        expected=described[0],
-        received=described[1],
-        hint="the same kind of data, columns and sample weights for both",
+        expected=", ".join(_described(mine) for mine, _ in other),
+        received=", ".join(_described(yours) for _, yours in other),
+        hint="keras.utils.to_categorical(y, classes) makes one-hot vectors of class numbers"
+        if one_hot
+        else "the same kind of data, columns and sample weights for both",
     )
+
+
+def _described(spec: ColumnSpec | None) -> str:
+    """A column and all that may differ in how it is read."""
+    if spec is None:
+        return "no such column"
+    of = f" of {spec.source_dtype or spec.dtype}"
+    form = "class numbers" if spec.one_hot is not None else spec.kind + of
+    return f"{spec.label} as {form}, shape {spec.shape}"

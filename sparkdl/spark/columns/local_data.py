@@ -11,6 +11,7 @@ from pyspark.sql import Column
 
 from sparkdl.config import shown
 from sparkdl.errors import ConfigError, DataError
+from sparkdl.learner.signature import Signature
 from sparkdl.spark.columns.shipped import ship_table
 from sparkdl.spark.driver.session import session_of
 
@@ -169,6 +170,36 @@ def are_arrays(data: Any, *, needs_labels: bool) -> bool:
         return not needs_labels
     pairs = isinstance(data, list) and all(isinstance(e, tuple) and len(e) == 2 for e in data)
     return len(data) in (2, 3) and not pairs
+
+
+def by_name(data: Sequence[Any], signature: Signature) -> tuple[Any, ...]:
+    """Arrays ``(x, y, ...)`` in which Keras' lists of a model's inputs and outputs have names.
+
+    Args:
+        data: See :func:`are_arrays`.
+        signature: The model's.
+    """
+    wanted = (signature.inputs, signature.outputs, signature.outputs)
+    return tuple(_named(part, names) for part, names in zip(data, wanted, strict=False))
+
+
+def _named(values: Any, names: Mapping[str, Any]) -> Any:
+    if isinstance(values, (list, tuple)) and len(values) == len(names):
+        if len(names) > 1:
+            return dict(zip(names, values, strict=True))
+        if _is_one_array(values):
+            return values[0]
+    return values
+
+
+def with_labels_like(data: Sequence[Any], other: Sequence[Any]) -> Sequence[Any]:
+    """Arrays whose labels are ``(n,)`` or ``(n, 1)``, as those of the ``other`` arrays are."""
+    if min(len(data), len(other)) < 2:
+        return data
+    shape, wanted = np.shape(data[1]), np.shape(other[1])
+    if {len(shape), len(wanted)} == {1, 2} and (shape[1:] or wanted[1:]) == (1,):
+        return (data[0], np.reshape(data[1], (shape[0], *wanted[1:])), *data[2:])
+    return data
 
 
 def has_texts_or_sequences(data: Any) -> bool:

@@ -276,8 +276,7 @@ def _label(
         return ColumnSpec((name,), (None, None, None) if shape is None else shape, dtype, "image")
     if isinstance(kind, T.BinaryType):
         return ColumnSpec((name,), _known(shape, field), dtype, "binary")
-    hint = "turn text labels into numbers with pyspark.ml.feature.StringIndexer"
-    raise wrong_type(field, "label", "numbers, an array or an ML vector", hint)
+    raise wrong_type(field, "label", "numbers, an array or an ML vector")
 
 
 def _several_labels(

@@ -20,6 +20,7 @@ from sparkdl.spark.columns.files import FileInput, FileSet, frame_of_files, is_p
 from sparkdl.spark.columns.local_data import (
     are_arrays,
     arrays_as_frame,
+    by_name,
     has_texts_or_sequences,
     unknown_data,
 )
@@ -166,6 +167,7 @@ def open_source(data: Any, signature: Signature, columns: Columns) -> Source:
     if are_arrays(data, needs_labels=signature.needs_labels):
         if any(is_frame(part) or is_rdd(part) for part in data):
             raise in_a_tuple("data", data)
+        data = by_name(data, signature)
         if has_texts_or_sequences(data):
             frame, named = arrays_as_frame(*arrays_of(data), session_of())
             return open_source(frame, signature, replace(columns, **named))
@@ -256,6 +258,9 @@ def wanted_spec(x: Any, y: Any, weight: Any, signature: Signature) -> DataSpec:
                 f"{prefix} is no array of numbers",
                 expected="one row per entry of the first axis",
                 received=f"{array.dtype} of shape {array.shape}",
+                hint="names, y = np.unique(y, return_inverse=True) makes numbers of them"
+                if array.dtype.kind in "US" and prefix.startswith("label")
+                else "",
             )
         kind: Any = T.FloatType()
         for _ in range(array.ndim - 1):

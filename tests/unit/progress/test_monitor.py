@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from progress_cases import Clock, Recorder, epoch, make_monitor, report
+from progress_cases import Clock, Recorder, epoch, make_monitor, mean, report
 
+from sparkdl.errors import DataError
 from sparkdl.phases import Spans
 from sparkdl.progress.commands import Command
 from sparkdl.progress.events import (
@@ -24,6 +25,7 @@ from sparkdl.progress.events import (
     WorkerView,
     as_json,
 )
+from sparkdl.progress.monitor import FitMonitor
 
 
 def test_events_come_in_order() -> None:
@@ -85,6 +87,17 @@ def test_an_epoch_of_which_every_row_was_refused_has_no_metrics() -> None:
     loss = sink.of(EpochEnded)[0].metrics["loss"]
     assert isinstance(loss, float)
     assert np.isnan(loss)
+
+
+def test_rows_to_validate_on_that_are_not_there() -> None:
+    sink = Recorder()
+    monitor = FitMonitor(sink, [], mean, epochs=3, first_epoch=0, validates=True)
+    monitor.begin()
+    monitor.end_epochs(report(epoch(500, missing=1)), 1)  # of a lost stage: nobody can know
+    monitor.update(report(epoch(1000), replace(epoch(1000), val_metrics=np.array([30.0, 10.0]))))
+    assert len(sink.of(EpochEnded)) == 2
+    with pytest.raises(DataError, match="no rows to validate on"):
+        monitor.update(report(epoch(1000), epoch(1000), epoch(1000)))
 
 
 def test_validation_metrics_are_told_apart() -> None:
