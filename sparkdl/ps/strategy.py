@@ -219,7 +219,7 @@ class ServerSynchronizer:
         validation: MetricState | None,
         wait: bool,
     ) -> None:
-        """Reports the epoch's metrics; where workers own the weights, the lowest stores them."""
+        """Reports the epoch's metrics; where workers own the weights, one has stored them first."""
         if self._windows is not None:
             self._windows.drain(learner)
         if self._rounds is not None:
@@ -239,8 +239,12 @@ class ServerSynchronizer:
         self._orders = (self._session.stopped, self._session.learning_rate)
 
     def keep_state(self, learner: Learner, epoch: int) -> None:
-        """Leaves the optimizer state for a checkpoint: the lead's in step, else rank 0's."""
-        if self._holds_state:
+        """Leaves the optimizer state for a checkpoint: of one worker in step, else of rank 0.
+
+        Where workers own the weights, it is the worker that stores these, and before it does.
+        """
+        keeps = self._holds_state if self._rounds is None else self._client.snapshot_wanted(epoch)
+        if keeps:
             if self._windows is not None:
                 self._windows.drain(learner)  # its exchange would land in the buffer used here
             state = RunState(epoch, optimizer=learner.optimizer_state())
