@@ -363,7 +363,10 @@ class Synchronizer(Protocol):
         """Sends the driver what a checkpoint after ``epoch`` epochs needs from this worker."""
 
     def finish(self, learner: Learner) -> None:
-        """Tells the others that this worker has trained all of its batches."""
+        """Tells the others that this worker has trained all of its batches, or was stopped.
+
+        What it has trained since the last exchange is exchanged first.
+        """
 
     @property
     def every_batch(self) -> bool:
