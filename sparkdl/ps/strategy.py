@@ -164,6 +164,7 @@ class ServerSynchronizer:
             position=welcome.batch,
             windows_per_epoch=welcome.steps_per_epoch if in_step else None,
             done=welcome.done,
+            with_optimizer=welcome.source == "state",
         )
 
     def train(self, learner: Learner, stack: BatchStack | None, report: Report) -> None:
