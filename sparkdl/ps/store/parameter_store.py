@@ -138,9 +138,16 @@ class ParameterStore(Store):
             self._transfer.readers.add(worker.rank)
             return Entry("state")
         if self._center.on_workers:
-            self._position = self._snapshot.position
+            self._go_back()
         worker.epoch, worker.batch = self._position
         return Entry("snapshot" if self._center.on_workers else "center")
+
+    def _go_back(self) -> None:
+        """All that was trained since the snapshot is lost: it is trained again, and counts then."""
+        self._position = self._snapshot.position
+        self._group.telemetry.forget(self._position[0])
+        for worker in self._group.workers.values():
+            worker.epoch, worker.batch = self._position
 
     def leave(self, worker: Worker) -> None:
         """Forgets what is kept for a worker that is dead or done."""

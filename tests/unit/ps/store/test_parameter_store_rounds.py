@@ -12,6 +12,7 @@ from hypothesis.extra import numpy as hnp
 from ps_world import Flag, Kind, Rounds, World, code
 
 from sparkdl.ps.store.rounds import BLOCK, Payload, Round
+from sparkdl.reports import EpochReport
 from sparkdl.transport.frames import Content, Message
 
 GRADIENT = "gradient"
@@ -273,6 +274,37 @@ def test_when_all_have_died_the_first_back_starts_from_the_snapshot() -> None:
     assert world.hello(101, attempt=1, rank=1) is None  # gets the state of the first
     world.commit(100, 1.0, 1, attempt=1, rank=0)
     assert world.last(100).flags & Flag.UPLOAD
+
+
+def test_what_is_trained_again_from_the_snapshot_counts_once() -> None:
+    """Eight rows an epoch: the second one is lost half way with all of its workers."""
+    world = started(payload=GRADIENT)
+
+    def report(
+        connection: int, epoch: int, rows: int, attempt: int = 0, ended: bool = False
+    ) -> None:
+        metrics = np.array([100.0 * rows if not attempt else rows, rows])
+        said = EpochReport(epoch, rows, metrics, ended=ended)
+        world.report(connection, said, attempt=attempt)
+
+    for rank in (0, 1):
+        report(rank, 0, 4, ended=True)
+    world.send(0, Kind.SNAPSHOT, 7.0, epoch=1)
+    for rank in (0, 1):
+        world.commit(rank, 1.0, 1, epoch=1, batch=2, rows=2)
+        report(rank, 1, 2)
+    for rank in (0, 1):
+        world.drop(rank)
+    world.wait(3)
+    world.hello(100, attempt=1, rank=0)
+    status = world.status()
+    assert set(status.epochs) == {0}
+    assert status.epochs[0].rows == 8
+    assert [(w.epoch, w.batch) for w in status.workers.values()] == [(1, 0), (1, 0)]
+    report(100, 1, 8, attempt=1, ended=True)
+    totals = world.status().epochs[1]
+    assert (totals.rows, totals.ended) == (8, (0,))
+    np.testing.assert_array_equal(totals.metrics, [8.0, 8.0])
 
 
 def test_joiners_whose_only_source_died_start_from_the_snapshot() -> None:
