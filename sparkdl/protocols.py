@@ -313,12 +313,14 @@ class Start:
         windows_per_epoch: Windows that all workers take together (synchronous training), or None
             where each worker takes as many as it has.
         done: All work of this rank is committed already.
+        with_optimizer: The learner has the optimizer state of that point, too.
     """
 
     epoch: int = 0
     position: int = 0
     windows_per_epoch: int | None = None
     done: bool = False
+    with_optimizer: bool = False
 
 
 class Synchronizer(Protocol):
@@ -363,7 +365,10 @@ class Synchronizer(Protocol):
         """Sends the driver what a checkpoint after ``epoch`` epochs needs from this worker."""
 
     def finish(self, learner: Learner) -> None:
-        """Tells the others that this worker has trained all of its batches."""
+        """Tells the others that this worker has trained all of its batches, or was stopped.
+
+        What it has trained since the last exchange is exchanged first.
+        """
 
     @property
     def every_batch(self) -> bool:

@@ -133,6 +133,7 @@ class _Loop:
     def run(self, start: Start) -> None:
         """Trains the epochs from ``start`` on."""
         self.first_step = self.learner.step
+        self._go_on(start)
         self.learning_rate = self.learner.learning_rate
         self._follow_driver()  # a rank that joins late begins at the rate of the others
         position = start.position
@@ -176,10 +177,7 @@ class _Loop:
         total = self.batches.steps_per_epoch
         windows_done = position
         every_batch = self.synchronizer.every_batch
-        batches_done = position
-        if windows_of_all is not None and not every_batch:
-            batches_done = position * self.stacks_per_window * self.stack_batches
-        batches_done = min(batches_done, total)
+        batches_done = self._batches_of(position, windows_of_all)
         stacks = batches = rows = 0
         whole_epoch = self.settings.window == EPOCH_WINDOW and not every_batch
         source = self.clock.each(self.batches.stacks(epoch, self.stack_batches, batches_done))
@@ -214,6 +212,12 @@ class _Loop:
             if self.synchronizer.stopped:
                 return False
         return True
+
+    def _batches_of(self, position: int, windows_of_all: int | None) -> int:
+        """This worker's batches of an epoch up to ``position``; see :meth:`_train_epoch`."""
+        if windows_of_all is not None and not self.synchronizer.every_batch:
+            position *= self.stacks_per_window * self.stack_batches
+        return min(position, self.batches.steps_per_epoch)
 
     def _windows_of(self, stack: BatchStack) -> int:
         """Exchanges that are due when ``stack`` is trained, after which one is due."""
@@ -280,6 +284,18 @@ class _Loop:
             window=self.window,
         )
         return self.last_report
+
+    def _go_on(self, start: Start) -> None:
+        """Tells a learning-rate schedule the steps that earlier attempts have taken."""
+        per_epoch = self.batches.steps_per_epoch
+        position = self._batches_of(start.position, start.windows_per_epoch)
+        if start.windows_per_epoch is not None and self.synchronizer.every_batch:
+            per_epoch, position = start.windows_per_epoch, start.position  # a step of all workers
+        epochs = max(0, start.epoch - self.settings.first_epoch)
+        self.steps = epochs * per_epoch + position
+        if self.steps and not start.with_optimizer:
+            together = self.num_workers if self.settings.follow_schedule else 1
+            self.learner.set_step(self.first_step + self.steps * together)
 
     @property
     def _follows_schedule(self) -> bool:

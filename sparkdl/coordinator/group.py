@@ -24,7 +24,7 @@ from sparkdl.transport.frames import ByteArray, Flag, Kind, Limits, Message
 from sparkdl.transport.service import Replies
 
 WaitReason = Literal[
-    "start", "gather", "duplicate", "join", "begin", "round", "gate", "last", "epoch"
+    "start", "gather", "duplicate", "join", "begin", "round", "gate", "last", "snapshot", "epoch"
 ]
 
 

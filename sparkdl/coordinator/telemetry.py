@@ -179,6 +179,12 @@ class Telemetry:
         if report.ended:
             self._ended.setdefault(report.epoch, set()).add(rank)
 
+    def forget(self, first: int) -> None:
+        """Drops what was said of the epochs from ``first`` on: they are trained again."""
+        for epoch in [e for e in self._reports if e >= first]:
+            del self._reports[epoch]
+            self._ended.pop(epoch, None)
+
     def totals(self, since: int = 0) -> dict[int, EpochTotals]:
         """The epochs from ``since`` on; those before are forgotten, so memory stays bounded."""
         self._since = max(self._since, since)

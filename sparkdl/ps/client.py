@@ -55,9 +55,6 @@ class StoreAccess(Protocol):
     round_rows: int
 
     @property
-    def lead(self) -> bool: ...
-
-    @property
     def in_step(self) -> bool: ...
 
     @property
@@ -74,6 +71,8 @@ class StoreAccess(Protocol):
     def push(self, progress: Progress) -> None: ...
 
     def push_pull(self, progress: Progress) -> FloatArray: ...
+
+    def snapshot_wanted(self, epoch: int, batch: int = 0) -> bool: ...
 
     def snapshot(self, epoch: int, batch: int = 0) -> None: ...
 
@@ -114,11 +113,6 @@ class Client(Closing):
     def buffer(self) -> FloatArray:
         """The float32 buffer that pushes send and pulls fill."""
         return self.session.limits.dense(self.session.raw)
-
-    @property
-    def lead(self) -> bool:
-        """Whether this rank is the lowest member."""
-        return self.session.lead
 
     @property
     def in_step(self) -> bool:
@@ -175,6 +169,14 @@ class Client(Closing):
         """
         self._commit(Kind.PUSH_PULL, progress)
         return self.buffer
+
+    def snapshot_wanted(self, epoch: int, batch: int = 0) -> bool:
+        """Whether this rank is to send the weights of a position, by :meth:`snapshot`.
+
+        Waits while another rank is sending them: False says that the server has them.
+        """
+        message = Message(Kind.SNAPSHOT, flags=Flag.WAIT, epoch=epoch, batch=batch)
+        return bool(self.session.request(message, deferred=True).flags & Flag.UPLOAD)
 
     def snapshot(self, epoch: int, batch: int = 0) -> None:
         """Stores ``buffer`` (weights) as the center; for rules that wait and take gradients."""

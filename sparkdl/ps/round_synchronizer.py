@@ -85,11 +85,11 @@ class RoundSynchronizer:
             self._client.put_state(state, progress.epoch, progress.batch)
 
     def snapshot(self, learner: Learner, epoch: int, batch: int = 0) -> None:
-        """Stores the weights on the server, if this rank is the lowest live one.
+        """Returns when the server has the weights of this position: from this rank, or another.
 
         To be called by all ranks at an epoch's end (``epoch`` being the next one) and at the end.
         """
-        if self._client.lead:
+        if self._client.snapshot_wanted(epoch, batch):
             learner.read_weights(self._client.buffer)
             self._client.snapshot(epoch, batch)
 

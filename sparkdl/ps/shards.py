@@ -103,11 +103,6 @@ class ShardRouter(Closing):
         return self._clients[0].session
 
     @property
-    def lead(self) -> bool:
-        """Whether this rank is the lowest member."""
-        return self.session.lead
-
-    @property
     def num_workers(self) -> int:
         """Workers of the run."""
         return self._clients[0].num_workers
@@ -139,6 +134,10 @@ class ShardRouter(Closing):
         """Commits what ``buffer`` holds, and fills it with the center."""
         self._on_all(lambda i: self._push_pull(i, progress))
         return self.buffer
+
+    def snapshot_wanted(self, epoch: int, batch: int = 0) -> bool:
+        """Never called: only rules that wait take snapshots."""
+        raise NotImplementedError
 
     def snapshot(self, epoch: int, batch: int = 0) -> None:
         """Never called: only rules that wait take snapshots."""

@@ -142,6 +142,8 @@ class ServerSynchronizer:
         self._epoch = -1
         self._epoch_rows = 0
         self._orders: tuple[bool, float | None] = (False, None)
+        self._open: Progress | None = None  # a window whose exchange is to come
+        self._unstored: tuple[int, int] | None = None  # where this worker's own weights are
         self.keeps_state = False
 
     def start(self, learner: Learner, rows: int, batches: int, windows: int) -> Start:
@@ -154,26 +156,25 @@ class ServerSynchronizer:
         starting = self._rounds or self._gradients or self._windows
         if not welcome.done and starting is not None:
             starting.start(learner)
+        if self._rounds is not None:
+            self._unstored = (welcome.epoch, welcome.batch)
         self._take_orders()
         return Start(
             epoch=welcome.epoch,
             position=welcome.batch,
             windows_per_epoch=welcome.steps_per_epoch if in_step else None,
             done=welcome.done,
+            with_optimizer=welcome.source == "state",
         )
 
     def train(self, learner: Learner, stack: BatchStack | None, report: Report) -> None:
         """Trains a stack of batches and exchanges; None takes part with nothing."""
-        progress = Progress(
-            epoch=report.epoch,
-            batch=report.windows_done if self._rule.blocking else report.batches_done,
-            batches=report.batches,
-            rows=report.rows,
-            learning_rate=report.learning_rate,
-        )
+        progress = self._progress_of(report)
         self._tell(report)
+        self._open = None
         if self._rounds is not None:
             self._rounds.train(learner, stack, progress)
+            self._unstored = (progress.epoch, progress.batch)
         elif self._gradients is not None and stack is not None:
             self._gradients.step(learner, stack, progress)
         elif self._windows is not None and stack is not None and report.window:
@@ -189,8 +190,18 @@ class ServerSynchronizer:
     def train_on(self, learner: Learner, stack: BatchStack, report: Report) -> None:
         """Trains batches whose exchange comes later."""
         learner.train(stack)
+        self._open = self._progress_of(report)
         self._tell(report)
         self._take_orders()
+
+    def _progress_of(self, report: Report) -> Progress:
+        return Progress(
+            epoch=report.epoch,
+            batch=report.windows_done if self._rule.blocking else report.batches_done,
+            batches=report.batches,
+            rows=report.rows,
+            learning_rate=report.learning_rate,
+        )
 
     def _tell(self, report: Report) -> None:
         """Sends the driver the metrics of the epoch so far, if the loop has taken them now."""
@@ -219,11 +230,12 @@ class ServerSynchronizer:
         validation: MetricState | None,
         wait: bool,
     ) -> None:
-        """Reports the epoch's metrics; where workers own the weights, the lowest stores them."""
+        """Reports the epoch's metrics; where workers own the weights, one has stored them first."""
         if self._windows is not None:
             self._windows.drain(learner)
         if self._rounds is not None:
             self._rounds.snapshot(learner, epoch + 1)
+            self._unstored = None
         report = EpochReport(
             epoch,
             self._epoch_rows if epoch == self._epoch else 0,
@@ -239,17 +251,25 @@ class ServerSynchronizer:
         self._orders = (self._session.stopped, self._session.learning_rate)
 
     def keep_state(self, learner: Learner, epoch: int) -> None:
-        """Leaves the optimizer state for a checkpoint: the lead's in step, else rank 0's."""
-        if self._holds_state:
+        """Leaves the optimizer state for a checkpoint: of one worker in step, else of rank 0.
+
+        Where workers own the weights, it is the worker that stores these, and before it does.
+        """
+        keeps = self._holds_state if self._rounds is None else self._client.snapshot_wanted(epoch)
+        if keeps:
             if self._windows is not None:
                 self._windows.drain(learner)  # its exchange would land in the buffer used here
             state = RunState(epoch, optimizer=learner.optimizer_state())
             self._session.keep(state.to_bytes(), epoch)
 
     def finish(self, learner: Learner) -> None:
-        """Says that this worker is done."""
+        """Says that this worker is done; what it trained since an exchange, or snapshot, counts."""
         if self._windows is not None:
+            if self._open is not None:
+                self._windows.after_window(learner, self._open)
             self._windows.drain(learner)
+        if self._rounds is not None and self._unstored is not None:
+            self._rounds.snapshot(learner, *self._unstored)
         self.keeps_state = self._holds_state
         self._client.finish()
 

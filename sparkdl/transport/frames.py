@@ -90,10 +90,11 @@ class Flag(enum.IntFlag):
     NONE = 0
     STOP = 1  # reply: the driver asks workers to end
     ABORT = 2  # reply: another rank failed
-    WAIT = 4  # REPORT: answer when the driver releases the epoch; PULL: after the last commits
-    UPLOAD = 8  # round reply: send STATE_PUT, a joiner waits for it
+    WAIT = 4  # REPORT: answer when the driver releases the epoch; PULL: after the last commits;
+    # SNAPSHOT, without weights: when they are there, or this rank is to send them
+    UPLOAD = 8  # reply to a round: send STATE_PUT, a joiner waits; to SNAPSHOT: send the weights
     DONE = 16  # HELLO reply: this rank's work is already done
-    LEAD = 32  # reply: this rank is the lowest live one (it snapshots)
+    LEAD = 32  # reply: this rank is the lowest live one (it keeps the optimizer state in step)
     DUPLICATE = 64  # commit reply: this sequence had been applied before
     ENCODED = 128  # the body is a codec's payload; on a request: and the reply's may be
     CHANGE = 256  # WEIGHTS, encoded: a change of what the worker holds, not the values themselves

@@ -288,6 +288,33 @@ def test_rounds_give_the_mean_gradient_to_all(transport: str) -> None:
             client.close()
 
 
+@pytest.mark.parametrize("killed", [False, True])
+def test_one_worker_sends_the_weights_of_an_epoch_while_the_others_wait(
+    transport: str, killed: bool
+) -> None:
+    with running(transport, BSP()) as server:
+        clients = [server.client(rank) for rank in (0, 1)]
+        for thread, _ in [in_thread(c.join) for c in clients]:
+            thread.join(10)
+        assert clients[0].snapshot_wanted(1)
+        waiting, out = in_thread(lambda: clients[1].snapshot_wanted(1))
+        waiting.join(0.2)
+        assert waiting.is_alive()
+        if killed:
+            clients[0].close()
+            waiting.join(10)
+            assert out == [True]
+        sender = clients[killed]
+        sender.buffer[...] = 7
+        sender.snapshot(1)
+        waiting.join(10)
+        assert out == [killed]
+        with server.driver() as driver:
+            np.testing.assert_array_equal(pull_center(driver), np.float32(7))
+        for client in clients:
+            client.close()
+
+
 def test_rounds_of_large_weights_over_shared_memory() -> None:
     """Whose result each connection's own thread copies."""
     layout = Layout.of([("w", (SENT_BY_ANY_BYTES // 4 + 1,), "float32")])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -164,6 +165,39 @@ def test_windows_longer_than_a_stack_and_schedules_exchange_after_it() -> None:
     settings = LoopSettings(epochs=1, batch_size=4, window=2, follow_schedule=True)
     train(learner, sync, source, settings, num_rows=40, num_workers=2)
     assert learner.told_steps == [4, 8, 12, 16, 20]
+
+
+def schedule_of(start: Start, epochs: int, first_epoch: int = 0, **options: Any) -> list[int]:
+    """What one of two workers with 16 batches an epoch tells a learning-rate schedule."""
+    learner, sync = Learner(), Synchronizer(start)
+    learner.has_schedule, learner.step = True, 100  # the archive's
+    sync.every_batch = not options.get("follow_schedule", True)
+    source = Batches(rows_from_numpy(np.zeros((64, 2)), np.zeros(64)), 4, shuffle=False)
+    settings = LoopSettings(
+        epochs=epochs, first_epoch=first_epoch, batch_size=4, window=4, **options
+    )
+    train(learner, sync, source, settings, num_rows=64, num_workers=2)
+    return learner.told_steps
+
+
+@pytest.mark.parametrize("first_epoch", [0, 5])
+def test_a_retried_worker_goes_on_in_its_learning_rate_schedule(first_epoch: int) -> None:
+    whole = schedule_of(Start(), 10 - first_epoch)
+    assert whole[-1] == 100 + 2 * 16 * (10 - first_epoch)
+    retried = schedule_of(Start(epoch=8, position=4), 10, first_epoch)
+    assert retried[0] == 100 + 2 * (16 * (8 - first_epoch) + 4)  # before its first batch
+    assert retried[1:] == whole[1 - len(retried) :]
+
+
+def test_a_worker_that_begins_takes_the_schedule_as_it_is() -> None:
+    assert schedule_of(Start(), 1)[0] == 100 + 2 * 4
+    assert schedule_of(Start(epoch=0), 6, 5)[0] == 100 + 2 * 4  # of a fit that is resumed
+
+
+def test_rounds_are_the_steps_of_a_schedule_unless_the_optimizer_state_has_them() -> None:
+    start = Start(epoch=2, position=3, windows_per_epoch=20)
+    assert schedule_of(start, 3, follow_schedule=False) == [100 + 2 * 20 + 3]
+    assert schedule_of(replace(start, with_optimizer=True), 3, follow_schedule=False) == []
 
 
 def test_live_metrics_are_never_those_of_no_batch_of_the_epoch() -> None:

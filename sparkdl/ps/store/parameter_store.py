@@ -18,6 +18,7 @@ from sparkdl.ps.store.first_pulls import FirstPulls
 from sparkdl.ps.store.holdings import Holdings
 from sparkdl.ps.store.reading import Reading
 from sparkdl.ps.store.rounds import Payload, Round
+from sparkdl.ps.store.snapshot import Snapshot
 from sparkdl.ps.store.transfer import StateTransfer
 from sparkdl.transport.frames import COMMITS, Content, Flag, Kind, Limits, Message
 from sparkdl.weights import FloatArray, Layout
@@ -68,7 +69,6 @@ class ParameterStore(Store):
         self._round = Round()
         self._round_rows = 0
         self._position = (0, 0)
-        self._snapshot_position = (0, 0)
 
     # -- what the coordinator asks ---------------------------------------------------------------
 
@@ -96,6 +96,7 @@ class ParameterStore(Store):
         """Takes the run's group."""
         super().attach(group)
         self._first_pulls = FirstPulls(group)
+        self._snapshot = Snapshot(group)
         most = group.settings.max_state_bytes
         self._transfer = StateTransfer(
             8 * self.limits.dense_bytes + (64 << 20) if most is None else most
@@ -137,9 +138,16 @@ class ParameterStore(Store):
             self._transfer.readers.add(worker.rank)
             return Entry("state")
         if self._center.on_workers:
-            self._position = self._snapshot_position
+            self._go_back()
         worker.epoch, worker.batch = self._position
         return Entry("snapshot" if self._center.on_workers else "center")
+
+    def _go_back(self) -> None:
+        """All that was trained since the snapshot is lost: it is trained again, and counts then."""
+        self._position = self._snapshot.position
+        self._group.telemetry.forget(self._position[0])
+        for worker in self._group.workers.values():
+            worker.epoch, worker.batch = self._position
 
     def leave(self, worker: Worker) -> None:
         """Forgets what is kept for a worker that is dead or done."""
@@ -147,6 +155,7 @@ class ParameterStore(Store):
             self._holdings.forget(worker.rank)
         self._transfer.leave(worker.rank)
         self._first_pulls.forget(worker.rank)
+        self._snapshot.leave(worker.rank)
         if worker.dead:
             self._round.payloads.pop(worker.rank, None)
 
@@ -198,10 +207,12 @@ class ParameterStore(Store):
         self._complete_round()
         self._open_gates()
         self._answer_last_pulls()
+        self._snapshot.settle()
 
     def expire(self) -> None:
         """Ends the waits of commits that passed their limit; each error names who was missing."""
         self._first_pulls.expire()
+        self._snapshot.expire()
         group, limit_s = self._group, self._group.settings.round_timeout_s
         late = [(c, w) for c, w in group.waiting("round", "gate") if group.now - w.since > limit_s]
         missing = self.missing()
@@ -315,10 +326,13 @@ class ParameterStore(Store):
                 received=f"rule {self._rule.name!r}",
                 hint="with other rules the server itself holds the weights",
             )
+        if message.flags & Flag.WAIT:  # whether to send them
+            self._group.defer(connection, "snapshot", message)
+            return
         values = self._values(message)
-        self._preserve()
-        np.copyto(self._center.weights, values)
-        self._snapshot_position = (message.epoch, message.batch)
+        if self._snapshot.take(message):
+            self._preserve()
+            np.copyto(self._center.weights, values)
         self._group.answer(connection, Message(Kind.OK), worker)
 
     # -- rounds and gates ------------------------------------------------------------------------

@@ -127,8 +127,18 @@ def test_callbacks_see_and_steer_the_run(digits_df: Any) -> None:
     np.testing.assert_array_equal(rates.seen[1], model.get_weights()[0])
 
 
-@pytest.mark.parametrize("mode", ["allreduce", "asynchronous", "synchronous"])
-def test_a_callback_stops_in_the_middle_of_an_epoch(digits_df: Any, mode: str) -> None:
+@pytest.mark.parametrize(
+    ("mode", "frequency"),
+    [
+        ("allreduce", "batch"),
+        ("asynchronous", "batch"),
+        ("asynchronous", 100),  # a window of several stacks
+        ("synchronous", "batch"),
+    ],
+)
+def test_a_callback_stops_in_the_middle_of_an_epoch(
+    digits_df: Any, mode: str, frequency: Any
+) -> None:
     class StopsAtOnce(keras.callbacks.Callback):
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
             self.model.stop_training = True
@@ -137,11 +147,14 @@ def test_a_callback_stops_in_the_middle_of_an_epoch(digits_df: Any, mode: str) -
     for _ in range(4):
         repeated = repeated.unionAll(repeated)
     started = time.monotonic()
-    history = SparkModel(make_mlp(), mode, frequency="batch", num_workers=2, batch_size=2).fit(
-        repeated, epochs=50, verbose=0, callbacks=[StopsAtOnce()]
-    )
+    model = make_mlp()
+    spark_model = SparkModel(model, mode, frequency=frequency, num_workers=2, batch_size=2)
+    history = spark_model.fit(repeated, epochs=50, verbose=0, callbacks=[StopsAtOnce()])
     assert len(history.history["loss"]) == 1
     assert time.monotonic() - started < 60  # one whole epoch would take minutes
+    assert not np.array_equal(model.get_weights()[0], make_mlp().get_weights()[0])
+    found = spark_model.evaluate(digits_df)
+    assert found["loss"] <= history.history["loss"][-1] + 0.1  # what was trained came back
     deadline = time.monotonic() + 20
     while mapping := _mapping("memfd:sparkdl"):
         assert time.monotonic() < deadline, mapping

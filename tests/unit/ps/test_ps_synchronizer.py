@@ -12,13 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sparkdl.config import EPOCH_WINDOW, LoopSettings
 from sparkdl.coordinator.settings import Settings
+from sparkdl.data import Batches, rows_from_numpy
 from sparkdl.errors import ConfigError
 from sparkdl.finite import FiniteCheck, NotFiniteError
-from sparkdl.protocols import BatchStack
+from sparkdl.protocols import MAX_STACK, BatchStack
 from sparkdl.ps.client import Client, Progress
 from sparkdl.ps.round_synchronizer import RoundSynchronizer
-from sparkdl.ps.rules import AEASGD, BSP, Downpour, Rule
+from sparkdl.ps.rules import AEASGD, BSP, Averaging, Downpour, Rule
 from sparkdl.ps.server import ServerConfig
 from sparkdl.ps.strategy import ServerSynchronizer
 from sparkdl.ps.synchronizer import ServerGradientSynchronizer, WindowSynchronizer
@@ -26,6 +28,7 @@ from sparkdl.reports import Report
 from sparkdl.run_state import RunState
 from sparkdl.testing.inproc import InprocParameterServer
 from sparkdl.weights import FloatArray, Layout
+from sparkdl.worker import train
 
 LAYOUT = Layout.of([("w", (6,), "float32")], [("m", (2,), "float32")])
 STEP = Progress(epoch=0, batch=1, batches=1, rows=1)
@@ -476,6 +479,73 @@ def test_the_center_is_evaluated_and_training_goes_on(rule: Rule, overlap: bool 
         if isinstance(rule, Downpour):  # nothing is lost and nothing counts twice
             trained = slice(0, LAYOUT.trained_size)
             np.testing.assert_allclose(made[1].pull()[trained], 17)
+
+
+class Trained(Learner):
+    """As the loop calls it; does something at one of its batches."""
+
+    step, learning_rate, has_schedule, scales_loss = 0, 0.5, False, False
+
+    def __init__(self, at: int, action: Any) -> None:
+        super().__init__()
+        self.batches = 0
+        self._at, self._action = at, action
+
+    def train(self, stack: Any) -> None:
+        gradient = np.empty_like(self.weights)
+        for batch in stack.y["label"]:
+            self.batches += 1
+            if self.batches == self._at:
+                self._action()
+            self.gradients(batch, gradient)
+            self.apply_gradients(gradient)
+
+    def metric_state(self) -> Any:
+        return np.zeros(2)
+
+    def reset_metrics(self) -> None: ...
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize(("window", "trained"), [(40, 28), (EPOCH_WINDOW, 2 * MAX_STACK)])
+def test_a_stop_amid_a_window_commits_what_was_trained(
+    window: int, trained: int, overlap: bool
+) -> None:
+    with clients(Downpour(), 1) as ([client], server), server.driver() as driver:
+        learner = Trained(20, lambda: driver.control(stop=True))
+        rows = rows_from_numpy(np.ones((320, 1), np.float32), np.linspace(1, 2, 320))
+        train(
+            learner, ServerSynchronizer(Downpour(), client, LAYOUT, overlap),
+            Batches(rows, 4, shuffle=False, prefetch=0),
+            LoopSettings(epochs=1, batch_size=4, window=window, report_interval_s=0.0),
+            num_rows=320,
+        )  # fmt: skip
+        assert learner.batches == trained
+        assert learner.weights.any()
+        np.testing.assert_array_equal(server.center, learner.weights)
+        [worker] = server.coordinator.group.workers.values()
+        assert (worker.epoch, worker.batch, worker.rows) == (0, trained, 4 * trained)
+
+
+def test_a_stop_amid_a_window_of_workers_that_wait_commits_what_all_have_trained() -> None:
+    with clients(Averaging(), 2) as (made, server), server.driver() as driver:
+        stop = {"stop": True, "release": 0}  # as the driver orders it amid an epoch
+        learners = [Trained(20, lambda: driver.control(**stop)), Trained(0, None)]
+
+        def work(rank: int) -> None:
+            rows = rows_from_numpy(np.ones((320, 1), np.float32), np.full(320, rank + 1.0))
+            train(
+                learners[rank], ServerSynchronizer(Averaging(), made[rank], LAYOUT, False),
+                Batches(rows, 4, shuffle=False, prefetch=0),
+                LoopSettings(1, batch_size=4, window=EPOCH_WINDOW, report_interval_s=0.0),
+                num_rows=320, num_workers=2,
+            )  # fmt: skip
+
+        together(lambda: work(0), lambda: work(1))
+        assert learners[0].batches == 2 * MAX_STACK
+        np.testing.assert_array_equal(learners[0].weights, learners[1].weights)
+        np.testing.assert_array_equal(server.center, learners[0].weights)
+        assert 1 < server.center[0] < 2  # of both
 
 
 def test_the_last_evaluation_is_of_all_commits() -> None:

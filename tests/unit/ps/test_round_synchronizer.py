@@ -18,6 +18,8 @@ from sparkdl.ps.client import Progress
 from sparkdl.ps.round_synchronizer import RoundSynchronizer
 from sparkdl.ps.rules import BSP
 from sparkdl.ps.strategy import ServerSynchronizer
+from sparkdl.reports import Report
+from sparkdl.run_state import RunState
 from sparkdl.worker import train
 
 
@@ -48,7 +50,7 @@ class Rank(Learner):
     def reset_metrics(self) -> None: ...
 
 
-def run(parts: list[int], order: dict[str, Any], at: int) -> list[Rank]:
+def run(parts: list[int], order: dict[str, Any], at: int, epochs: int = 1) -> list[Rank]:
     """Two ranks with so many batches of 4 rows; the driver's order comes amid rank 0's stack."""
     with clients(BSP(), 2) as (made, server), server.driver() as driver:
         learners = [Rank(at, lambda: driver.control(**order)), Rank()]
@@ -58,13 +60,14 @@ def run(parts: list[int], order: dict[str, Any], at: int) -> list[Rank]:
             x = np.linspace(rank, rank + 1, max(count, 1), dtype=np.float32)[:count, None]
             rows = rows_from_numpy(x, x[:, 0])
             synchronizer = ServerSynchronizer(BSP(), made[rank], LAYOUT, False)
-            settings = LoopSettings(epochs=1, batch_size=4)
+            settings = LoopSettings(epochs=epochs, batch_size=4)
             train(
                 learners[rank], synchronizer, Batches(rows, 4, shuffle=False, prefetch=0),
                 settings, num_rows=count, num_workers=2,
             )  # fmt: skip
 
         together(lambda: work(0), lambda: work(1))
+        np.testing.assert_array_equal(server.center, learners[0].weights)  # what the fit returns
     np.testing.assert_array_equal(learners[0].weights, learners[1].weights)
     return learners
 
@@ -80,6 +83,38 @@ def test_all_ranks_change_the_rate_after_the_same_round(parts: list[int]) -> Non
     learners = run(parts, {"learning_rate": 0.25}, at=3)
     assert [learner.rate_changes for learner in learners] == [[MAX_STACK]] * 2
     assert [learner.rounds for learner in learners] == [40, 40]
+
+
+@pytest.mark.parametrize("stop", [{"stop": True}, {"stop": True, "release": 0}])
+def test_a_stop_in_a_later_epoch_leaves_the_weights_of_the_last_step(stop: Any) -> None:
+    """A release tells the stop at once, as after an order amid an epoch."""
+    learners = run([40, 40], stop, at=2 * MAX_STACK + 3, epochs=2)
+    assert [learner.rounds for learner in learners] == [40] * 2
+    learners = run([40, 40], stop, at=40 + 3, epochs=2)
+    assert [learner.rounds for learner in learners] == [40 + MAX_STACK] * 2
+
+
+def test_the_death_of_a_worker_after_the_last_round_loses_nothing() -> None:
+    """Rank 0 is killed while it evaluates: rank 1 has heard of no death when it ends its epoch."""
+    with clients(BSP(), 2) as (made, server):
+        learners = [Rank(), Rank()]
+        syncs = [ServerSynchronizer(BSP(), client, LAYOUT, False) for client in made]
+
+        def rounds(rank: int) -> None:
+            syncs[rank].start(learners[rank], 2, 2, 2)
+            report = Report(0, 2, 2, batches=2, rows=2, learning_rate=0.5)
+            syncs[rank].train(learners[rank], stack_of([1.0], [2.0]), report)
+
+        together(lambda: rounds(0), lambda: rounds(1))
+        made[0].close()
+        syncs[1].keep_state(learners[1], 1)
+        syncs[1].end_epoch(learners[1], 0, np.zeros(2), None, wait=False)
+        syncs[1].finish(learners[1])
+        assert learners[1].weights.any()
+        np.testing.assert_array_equal(server.center, learners[1].weights)
+        with server.driver() as driver:
+            assert RunState.from_bytes(driver.kept()).epoch == 1
+        assert syncs[1].result(learners[1], 1) is not None  # the optimizer state
 
 
 def test_every_batch_of_a_stack_is_a_commit_of_its_own() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -10,6 +12,7 @@ from hypothesis.extra import numpy as hnp
 from ps_world import Flag, Kind, Rounds, World, code
 
 from sparkdl.ps.store.rounds import BLOCK, Payload, Round
+from sparkdl.reports import EpochReport
 from sparkdl.transport.frames import Content, Message
 
 GRADIENT = "gradient"
@@ -273,6 +276,37 @@ def test_when_all_have_died_the_first_back_starts_from_the_snapshot() -> None:
     assert world.last(100).flags & Flag.UPLOAD
 
 
+def test_what_is_trained_again_from_the_snapshot_counts_once() -> None:
+    """Eight rows an epoch: the second one is lost half way with all of its workers."""
+    world = started(payload=GRADIENT)
+
+    def report(
+        connection: int, epoch: int, rows: int, attempt: int = 0, ended: bool = False
+    ) -> None:
+        metrics = np.array([100.0 * rows if not attempt else rows, rows])
+        said = EpochReport(epoch, rows, metrics, ended=ended)
+        world.report(connection, said, attempt=attempt)
+
+    for rank in (0, 1):
+        report(rank, 0, 4, ended=True)
+    world.send(0, Kind.SNAPSHOT, 7.0, epoch=1)
+    for rank in (0, 1):
+        world.commit(rank, 1.0, 1, epoch=1, batch=2, rows=2)
+        report(rank, 1, 2)
+    for rank in (0, 1):
+        world.drop(rank)
+    world.wait(3)
+    world.hello(100, attempt=1, rank=0)
+    status = world.status()
+    assert set(status.epochs) == {0}
+    assert status.epochs[0].rows == 8
+    assert [(w.epoch, w.batch) for w in status.workers.values()] == [(1, 0), (1, 0)]
+    report(100, 1, 8, attempt=1, ended=True)
+    totals = world.status().epochs[1]
+    assert (totals.rows, totals.ended) == (8, (0,))
+    np.testing.assert_array_equal(totals.metrics, [8.0, 8.0])
+
+
 def test_joiners_whose_only_source_died_start_from_the_snapshot() -> None:
     world = started(payload=GRADIENT)
     world.drop(1)
@@ -300,6 +334,76 @@ def test_a_state_out_of_bounds_is_refused(fields: dict[str, int]) -> None:
     chunk = {"content": Content.BLOB, "body": world.coordinator.buffer(0)[:16], **fields}
     assert code(world.send(0, Kind.STATE_PUT, **chunk)) == "protocol"
     assert world.answers(101) == 0
+
+
+# ------------------------------------------------------------------ snapshots
+
+
+def asks(world: World, connection: int, **fields: Any) -> Message | None:
+    """A worker asks whether to send its weights of the end of the first epoch."""
+    return world.send(connection, Kind.SNAPSHOT, flags=Flag.WAIT, **{"epoch": 1, **fields})
+
+
+def test_the_first_worker_that_asks_sends_the_weights_and_the_others_wait_for_them() -> None:
+    world = started(workers=3, payload=GRADIENT)
+    first = asks(world, 1)
+    assert first is not None
+    assert first.flags & Flag.UPLOAD
+    assert asks(world, 0) is None
+    world.send(1, Kind.SNAPSHOT, 9.0, epoch=1)
+    late = asks(world, 2)
+    assert late is not None
+    assert not (world.last(0).flags | late.flags) & Flag.UPLOAD
+    np.testing.assert_array_equal(world.center, np.full(4, 9.0))
+
+
+@pytest.mark.parametrize("ended", ["killed", "retried"])
+def test_another_worker_sends_the_weights_if_the_first_dies(ended: str) -> None:
+    world = started(workers=3, payload=GRADIENT)
+    asks(world, 0)
+    assert asks(world, 1) is None
+    assert asks(world, 2) is None
+    world.drop(0)
+    if ended == "killed":
+        world.wait(3)  # the grace
+    else:
+        world.hello(100, attempt=1, rank=0)
+    assert world.last(1).flags & Flag.UPLOAD
+    world.send(1, Kind.SNAPSHOT, 7.0, epoch=1)
+    assert world.last(2).kind is Kind.OK
+    assert not world.last(2).flags & Flag.UPLOAD
+    np.testing.assert_array_equal(world.center, np.full(4, 7.0))
+
+
+def test_a_lost_answer_on_who_sends_the_weights_is_given_again() -> None:
+    world = started(payload=GRADIENT)
+    asks(world, 0)
+    world.drop(0)
+    again = asks(world, 100, attempt=0)
+    assert again is not None
+    assert again.flags & Flag.UPLOAD
+
+
+def test_weights_of_the_past_change_nothing() -> None:
+    world = started(payload=GRADIENT)
+    world.send(1, Kind.SNAPSHOT, 9.0, epoch=2)
+    for epoch in (1, 2):  # of a worker that was silent meanwhile, and sent again
+        reply = world.send(0, Kind.SNAPSHOT, 5.0, epoch=epoch)
+        assert reply is not None
+        assert reply.kind is Kind.OK
+        answer = asks(world, 0, epoch=epoch)
+        assert answer is not None
+        assert not answer.flags & Flag.UPLOAD
+    np.testing.assert_array_equal(world.center, np.full(4, 9.0))
+
+
+def test_a_wait_for_weights_that_never_come_has_a_limit_and_names_the_rank() -> None:
+    world = started(payload=GRADIENT, round_timeout_s=20, lease_s=1000)
+    asks(world, 1)
+    asks(world, 0)
+    world.wait(21)
+    assert code(world.last(0)) == "timeout"
+    assert "missing: 1" in world.last(0).meta["what"]
 
 
 def test_the_lowest_live_rank_leads() -> None:
