@@ -47,7 +47,7 @@ class LocalFileSystem(RenamingFileSystem):
             file.flush()
             os.fsync(file.fileno())
 
-    def _replace(self, source: str, target: str) -> None:
+    def _rename(self, source: str, target: str) -> None:
         os.replace(source, target)
         with contextlib.suppress(OSError):  # the folder's entries, where the system can
             descriptor = os.open(os.path.dirname(target), os.O_RDONLY)
@@ -100,11 +100,10 @@ class ArrowFileSystem(RenamingFileSystem):
         with self.arrow.open_output_stream(path, compression=None) as file:
             file.write(content)
 
-    def _replace(self, source: str, target: str) -> None:
-        if self.find(target) == "file":  # not every system renames over a file
-            with contextlib.suppress(FileNotFoundError):  # another writer was there first
-                self.arrow.delete_file(target)
+    def _rename(self, source: str, target: str) -> None:
         self.arrow.move(source, target)
+        if self.find(source) is not None:  # fsspec's WebHDFS leaves it there without a word
+            raise FileExistsError(f"{source} was not renamed to {target}")
 
 
 def open_uri(uri: str, scheme: str) -> tuple[ArrowFileSystem, str]:

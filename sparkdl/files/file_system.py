@@ -43,40 +43,72 @@ class RenamingFileSystem(ABC):
 
     The new file has a name that nobody else has or can guess: several threads or machines that
     write one path do not mix their contents, the last rename wins. An interrupt leaves the file as
-    it was and nothing beside it.
+    it was and nothing beside it. Where the system does not rename over a file, the old one is
+    renamed first, and back if the new one does not get its name: neither is deleted before the
+    other is there.
     """
 
     plain = True
 
     def write(self, path: str, content: bytes) -> None:
         """See :class:`FileSystem`."""
+        self._refuse_folder(path)  # some systems would move the file into it
         partial = self._write_beside(path, content)
         with self._deleting_on_error(partial):
-            self._replace(partial, path)
+            try:
+                self._rename(partial, path)
+                return
+            except Exception:  # the systems refuse in many words
+                if self.find(path) != "file":
+                    raise
+            old = self._name_beside(path)
+            self._rename(path, old)  # where nothing can be renamed, this raises as well
+        try:
+            self._rename(partial, path)
+        except BaseException as error:
+            try:
+                self._rename(old, path)
+            except Exception:
+                raise OSError(
+                    f"{path} did not get its new content, which is in {partial}; the old one is in "
+                    f"{old} ({type(error).__name__}: {error})"
+                ) from error
+            self._delete_quietly(partial)
+            raise
+        self._delete_quietly(old)
 
     def check_writable(self, path: str) -> None:
         """See :class:`FileSystem`."""
+        self._refuse_folder(path)
+        self.delete(self._write_beside(path, b"ok"))
+
+    def _refuse_folder(self, path: str) -> None:
         if self.find(path) == "folder":
             raise IsADirectoryError(f"{path} is a folder")
-        self.delete(self._write_beside(path, b"ok"))
 
     def _write_beside(self, path: str, content: bytes) -> str:
         folder = os.path.dirname(path)
         if folder:
             self._make_folder(folder)
-        partial = os.path.join(folder, f".sparkdl-{secrets.token_hex(12)}.part")
+        partial = self._name_beside(path)
         with self._deleting_on_error(partial):
             self._create(partial, content)
         return partial
+
+    def _name_beside(self, path: str) -> str:
+        return os.path.join(os.path.dirname(path), f".sparkdl-{secrets.token_hex(12)}.part")
 
     @contextlib.contextmanager
     def _deleting_on_error(self, partial: str) -> Iterator[None]:
         try:
             yield
         except BaseException:
-            with contextlib.suppress(Exception):  # the error that brought us here is to be told
-                self.delete(partial)
+            self._delete_quietly(partial)  # the error that brought us here is to be told
             raise
+
+    def _delete_quietly(self, path: str) -> None:
+        with contextlib.suppress(Exception):
+            self.delete(path)
 
     @abstractmethod
     def read(self, path: str, at_most: int | None) -> bytes:
@@ -103,5 +135,5 @@ class RenamingFileSystem(ABC):
         """A new file with that content, which is on the disk when this returns."""
 
     @abstractmethod
-    def _replace(self, source: str, target: str) -> None:
-        """Renames a file over another one, or to a new name."""
+    def _rename(self, source: str, target: str) -> None:
+        """Renames a file to a new name, or over another file; raises if the system does not."""

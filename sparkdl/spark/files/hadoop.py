@@ -124,7 +124,7 @@ class HadoopFileSystem(RenamingFileSystem):
             with jvm_called():  # the content is safe when this returns
                 stream.close()
 
-    def _replace(self, source: str, target: str) -> None:
+    def _rename(self, source: str, target: str) -> None:
         # FileContext refuses 'hdfs:///a': it wants the name node that this means
         with jvm_called():
             old, new = (self._qualified(path) for path in (source, target))
@@ -135,10 +135,8 @@ class HadoopFileSystem(RenamingFileSystem):
                 )
         except OSError:  # a system without an AbstractFileSystem has no rename over a file
             with jvm_called():
-                system = self._of(target)
-                system.delete(new, False)
-                if not system.rename(old, new):
-                    raise OSError(f"{source} was not renamed") from None
+                if not self._of(target).rename(old, new):
+                    raise OSError(f"{source} was not renamed to {target}") from None
             return
         with jvm_called():
             rename = getattr(self._hadoop, "Options$Rename")

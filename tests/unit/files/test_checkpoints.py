@@ -199,9 +199,9 @@ def test_a_driver_killed_while_it_writes_the_index(monkeypatch: pytest.MonkeyPat
             raise Killed
         rename(self, source, target)
 
-    rename = ArrowFileSystem._replace
+    rename = ArrowFileSystem._rename
     with monkeypatch.context() as patched:
-        patched.setattr(ArrowFileSystem, "_replace", move)
+        patched.setattr(ArrowFileSystem, "_rename", move)
         with pytest.raises(Killed):
             checkpoints.save(keras_zip(), RunState(3))
     with pytest.warns(RuntimeWarning, match="after 3"):

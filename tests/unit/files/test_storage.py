@@ -55,6 +55,13 @@ def test_what_cannot_be_written_says_so(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == ["file", "folder"]
 
 
+def test_a_folder_is_not_written_into(folder: str) -> None:
+    storage.write_bytes(f"{folder}/a", b"inside")
+    with pytest.raises(ResourceError, match="is a folder"):
+        storage.write_bytes(folder, b"content")
+    assert storage.list_files(folder, "") == [f"{folder}/a"]
+
+
 def test_links_planted_at_a_guessed_name_are_not_followed(tmp_path: Path) -> None:
     """Before, the temporary name was the path and the process id."""
     victim = tmp_path / "victim"
@@ -112,7 +119,7 @@ def test_an_interrupt_leaves_nothing_on_other_systems(monkeypatch: pytest.Monkey
     def fail(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(ArrowFileSystem, "_replace", fail)
+    monkeypatch.setattr(ArrowFileSystem, "_rename", fail)
     with pytest.raises(KeyboardInterrupt):
         storage.write_bytes(f"memory://{folder}/a", b"after")
     names = [
@@ -120,6 +127,63 @@ def test_an_interrupt_leaves_nothing_on_other_systems(monkeypatch: pytest.Monkey
     ]
     assert names == ["a"]
     assert storage.read_bytes(f"memory://{folder}/a") == b"before"
+
+
+class Refusing(ArrowFileSystem):
+    """A folder of this machine that renames over no file, as HDFS and SMB do.
+
+    Args:
+        silent: Refuses without an error, as fsspec's WebHDFS does.
+        fails: Which renames fail, counted from 0, whatever is at the new name.
+    """
+
+    def __init__(self, *, silent: bool = False, fails: tuple[int, ...] = ()) -> None:
+        from pyarrow import fs
+
+        super().__init__(self)
+        self.local, self.silent, self.fails, self.renames = fs.LocalFileSystem(), silent, fails, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.local, name)
+
+    def move(self, source: str, target: str) -> None:
+        self.renames += 1
+        if self.renames - 1 in self.fails:
+            raise OSError("503 SlowDown")
+        if not os.path.exists(target):
+            os.rename(source, target)
+        elif not self.silent:
+            raise OSError("rename failed, errno: 5")
+
+
+@pytest.mark.parametrize("silent", [True, False])
+def test_where_nothing_is_renamed_over_a_file(tmp_path: Path, silent: bool) -> None:
+    system = Refusing(silent=silent)
+    for content in (b"one", b"two", b"three"):
+        system.write(f"{tmp_path}/a", content)
+        assert (tmp_path / "a").read_bytes() == content
+        assert os.listdir(tmp_path) == ["a"]
+
+
+@pytest.mark.parametrize("fails", [(0, 1), (2,), (0, 2), (0, 1, 2, 3)])
+def test_a_rename_that_fails_leaves_the_file_as_it_was(
+    tmp_path: Path, fails: tuple[int, ...]
+) -> None:
+    """Before, the old file was deleted first, and then the new one, too."""
+    (tmp_path / "a").write_bytes(b"before")
+    with pytest.raises(OSError, match="503 SlowDown"):
+        Refusing(fails=tuple(fails)).write(f"{tmp_path}/a", b"after")
+    assert os.listdir(tmp_path) == ["a"]
+    assert (tmp_path / "a").read_bytes() == b"before"
+
+
+def test_what_cannot_be_renamed_back_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"before")
+    with pytest.raises(OSError, match="503 SlowDown") as caught:
+        Refusing(fails=(2, 3)).write(f"{tmp_path}/a", b"after")
+    kept = {path.read_bytes(): str(path) for path in tmp_path.iterdir()}
+    assert kept.keys() == {b"before", b"after"}
+    assert all(path in str(caught.value) for path in kept.values())
 
 
 def test_threads_that_write_one_path_do_not_mix(tmp_path: Path) -> None:
