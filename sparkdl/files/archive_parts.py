@@ -25,8 +25,11 @@ _FREE_BYTES = 64 << 20
 _PIECE_BYTES = 1 << 20
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 """How parts may be packed: the ways that zipfile unpacks piece by piece."""
-_DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, ValueError, NotImplementedError, RuntimeError)
-"""What zipfile raises for a part that is not whole, or that it cannot unpack."""
+_DAMAGE = (
+    zipfile.BadZipFile, zlib.error, EOFError, ValueError, NotImplementedError, RuntimeError,
+    OverflowError,
+)  # fmt: skip
+"""What zipfile raises for an archive or a part that is not whole, or that it cannot unpack."""
 Settings = dict[str, object]
 
 
@@ -114,7 +117,7 @@ def _opened(content: bytes) -> zipfile.ZipFile:
     """
     try:
         archive = zipfile.ZipFile(io.BytesIO(content))
-    except (zipfile.BadZipFile, ValueError, NotImplementedError) as error:
+    except _DAMAGE as error:
         raise ModelError(
             "this is no Keras file",
             expected="a whole .keras file",

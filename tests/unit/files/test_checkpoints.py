@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from keras_zip import keras_zip
+from keras_zip import keras_zip, with_far_part
 
 from sparkdl.errors import ConfigError
 from sparkdl.files.arrow_file_system import ArrowFileSystem
@@ -112,6 +112,7 @@ DAMAGE = {
     "changed": _change,
     "empty": lambda p: p.write_bytes(b""),
     "gone": lambda p: p.unlink(),
+    "with a part far behind its end": lambda p: p.write_bytes(with_far_part(2**63)),
     "of plain Keras": lambda p: p.write_bytes(keras_zip()),
     "of another epoch": lambda p: p.write_bytes((p.parent / "epoch-00002.keras").read_bytes()),
 }
