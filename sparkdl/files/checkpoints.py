@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from sparkdl.errors import ConfigError, ModelError, ResourceError, SparkDLError
 from sparkdl.files import storage
 from sparkdl.files.archive_parts import check_whole, run_state_of, with_parts
+from sparkdl.files.file_system import DamagedFileError
 from sparkdl.run_state import RunState
 from sparkdl.user_warnings import warn_user
 
@@ -127,13 +128,17 @@ class Checkpoints:
         return True
 
     def after(self, epochs: int) -> Checkpoint | None:
-        """The checkpoint after ``epochs`` epochs; None if it is not there, or not whole."""
+        """The checkpoint after ``epochs`` epochs; None if it is not there, or not whole.
+
+        Raises:
+            ResourceError: It is there and cannot be read.
+        """
         name = _name_of(epochs)
         if not storage.exists(f"{self.folder}/{name}"):
             return None
         try:
             return self._read(name)
-        except (ModelError, ResourceError):
+        except ModelError:
             return None
 
     def restore(self) -> Checkpoint | None:
@@ -145,6 +150,7 @@ class Checkpoints:
 
         Raises:
             ConfigError: The index is malformed, or neither of the two newest is whole.
+            ResourceError: One is there and cannot be read, which may pass: the index stays.
         """
         index, found = self._read_index(), list[str]()
         if index is None:
@@ -155,7 +161,7 @@ class Checkpoints:
         for name in index.files:
             try:
                 checkpoint = self._read(name)
-            except (ModelError, ResourceError) as error:
+            except ModelError as error:
                 found.append(f"{name}: {_in_one_line(error)}")
                 continue
             if found:
@@ -193,10 +199,18 @@ class Checkpoints:
         """One checkpoint.
 
         Raises:
-            ResourceError: The file cannot be read.
-            ModelError: It is not whole, or is no checkpoint of the epoch in its name.
+            ModelError: It is not there, not whole, or no checkpoint of the epoch in its name.
+            ResourceError: It is there and cannot be read.
         """
-        content = storage.read_bytes(f"{self.folder}/{name}")
+        path = f"{self.folder}/{name}"
+        try:
+            content = storage.read_bytes(path)
+        except ResourceError as error:
+            if not isinstance(error, DamagedFileError) and storage.exists(path):
+                raise
+            raise ModelError(
+                error.what, expected=error.expected, received=error.received
+            ) from error
         check_whole(content)
         state = run_state_of(content)
         if state is None or state.epoch != _epoch_of(name):
@@ -223,16 +237,22 @@ class Checkpoints:
 
         All are kept: nothing tells which somebody asked for.
         """
-        try:
-            paths = storage.list_files(self.folder, ".keras")
-        except ResourceError:  # not there, or not shown: over Spark Connect, for example
-            return None
-        names = (path.rpartition("/")[2] for path in paths)
-        found = sorted(filter(_NAME.fullmatch, names), key=_epoch_of, reverse=True)
+        found = self._names()
         if not found:
             return None
         before = found[1] if len(found) > 1 else None
         return _Index(_epoch_of(found[0]), found[0], before, tuple(found[2:]))
+
+    def _names(self) -> list[str]:
+        """The checkpoints in the folder, the newest first; Spark Connect shows none.
+
+        Raises:
+            ResourceError: The folder cannot be read.
+        """
+        if not storage.exists(self.folder):
+            return []
+        names = (path.rpartition("/")[2] for path in storage.list_files(self.folder, ".keras"))
+        return sorted(filter(_NAME.fullmatch, names), key=_epoch_of, reverse=True)
 
     def _read_index(self) -> _Index | None:
         """What the index says; None if there is none.

@@ -9,7 +9,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Literal, Protocol
 
+from sparkdl.errors import ResourceError
+
 Kind = Literal["file", "folder"]
+
+
+class DamagedFileError(ResourceError):
+    """A file is there and is not what was written; to read it again gives nothing else."""
 
 
 class FileSystem(Protocol):
@@ -23,7 +29,11 @@ class FileSystem(Protocol):
         """Writes a file whole or not at all, and the folders above it."""
 
     def read(self, path: str, at_most: int | None) -> bytes:
-        """A whole file, or its first ``at_most`` bytes."""
+        """A whole file, or its first ``at_most`` bytes.
+
+        Raises:
+            DamagedFileError: The file system finds that it is not what was written.
+        """
 
     def find(self, path: str) -> Kind | None:
         """What is there; None for nothing."""

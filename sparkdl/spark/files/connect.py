@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from sparkdl.files.file_system import Kind
+from sparkdl.files.file_system import DamagedFileError, Kind
 
 CHUNK_BYTES = 4 << 20
 _SCHEMA = "part int, parts int, content binary"
@@ -63,7 +63,12 @@ class ConnectFileSystem:
         if not found:
             raise FileNotFoundError(f"no file {path}")
         if [part for part, _, _ in found] != list(range(found[0][1])):
-            raise OSError(f"{len(found)} of {found[0][1]} chunks: the file was not written whole")
+            raise DamagedFileError(
+                f"{path!r} cannot be read: the file was not written whole",
+                expected=f"{found[0][1]} chunks",
+                received=f"{len(found)}",
+                hint="the job that wrote it did not end",
+            )
         return b"".join(content for _, _, content in found)[:at_most]
 
     def find(self, path: str) -> Kind | None:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from sparkdl.files.file_system import Kind, RenamingFileSystem
+from sparkdl.files.file_system import DamagedFileError, Kind, RenamingFileSystem
 from sparkdl.launch import interrupts
 from sparkdl.spark.files.connect import ConnectFileSystem
 
@@ -162,6 +162,7 @@ def jvm_called() -> Iterator[None]:
     """Around calls of the JVM: interrupts wait, and its exceptions become OSError.
 
     Raises:
+        DamagedFileError: Hadoop's check sum of a file is another.
         FileNotFoundError: Of Java, with its first line.
         OSError: Any other exception of Java, or the JVM did not answer.
     """
@@ -174,6 +175,13 @@ def jvm_called() -> Iterator[None]:
     except Py4JJavaError as error:
         name = str(error.java_exception.getClass().getName())
         told = str(error.java_exception.toString()).splitlines()[0]
+        if name == "org.apache.hadoop.fs.ChecksumException":
+            raise DamagedFileError(
+                "a file cannot be read: its bytes have changed",
+                expected="the check sum that was written with them",
+                received=told,
+                hint="bring the file back from a copy, or delete it",
+            ) from error
         missing = name == "java.io.FileNotFoundException"
         raise (FileNotFoundError if missing else OSError)(told) from error
     except CapturedException as error:  # what PySpark makes of some of Java's

@@ -21,6 +21,7 @@ import sparkdl
 from sparkdl import SparkModel, load_spark_model
 from sparkdl.errors import ResourceError
 from sparkdl.files import file_system, storage
+from sparkdl.files.file_system import DamagedFileError
 from sparkdl.progress.events import EpochEnded
 from sparkdl.spark.files.hadoop import CHUNK_BYTES, HadoopFileSystem
 
@@ -83,6 +84,13 @@ def test_what_fails_leaves_the_file_as_it_was(
     with pytest.raises(ResourceError, match="cannot be written"):
         storage.write_bytes(path, b"after")
     assert storage.read_bytes(path) == b"before"
+
+
+def test_a_file_whose_check_sum_is_another_is_damaged(mounted: str, tmp_path: Path) -> None:
+    storage.write_bytes(f"{mounted}/a.bin", b"content")
+    (tmp_path / "behind" / "a.bin").write_bytes(b"changed")
+    with pytest.raises(DamagedFileError, match="bytes have changed"):
+        storage.read_bytes(f"{mounted}/a.bin")
 
 
 def test_a_system_without_a_rename_over_a_file(

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 from keras_zip import keras_zip, with_far_part
 
-from sparkdl.errors import ConfigError
-from sparkdl.files.arrow_file_system import ArrowFileSystem
+from sparkdl.errors import ConfigError, ResourceError
+from sparkdl.files.arrow_file_system import ArrowFileSystem, LocalFileSystem
 from sparkdl.files.checkpoints import Checkpoints
+from sparkdl.files.file_system import DamagedFileError
 from sparkdl.run_state import RunState
 
 
@@ -138,6 +139,63 @@ def test_the_one_before_a_damaged_one_is_gone_on_from(tmp_path: Path, kind: str)
     assert index(tmp_path) == {
         "epoch": 4, "file": "epoch-00004.keras", "previous": "epoch-00002.keras",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("fails", ["epoch-00003.keras", "checkpoint.json"])
+def test_a_file_that_cannot_be_read_now_is_not_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    """Before, the index forgot the newest checkpoint for ever."""
+    checkpoints = make(tmp_path, 1, 2, 3)
+    read = LocalFileSystem.read
+
+    def fail(self: LocalFileSystem, path: str, at_most: int | None) -> bytes:
+        if path.endswith(fails):
+            raise OSError("503 SlowDown")
+        return read(self, path, at_most)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LocalFileSystem, "read", fail)
+        with pytest.raises(ResourceError, match="503 SlowDown"):
+            checkpoints.restore()
+        if fails != "checkpoint.json":
+            with pytest.raises(ResourceError, match="503 SlowDown"):
+                checkpoints.after(3)
+    assert checkpoints.restore().state.epoch == 3  # type: ignore[union-attr]
+
+
+def test_a_folder_that_cannot_be_listed_now_is_not_empty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before, training began at the start, without a word."""
+    checkpoints = make(tmp_path, 1, 2, 3)
+    (tmp_path / "checkpoint.json").unlink()
+
+    def fail(*_: Any) -> Any:
+        raise OSError("503 SlowDown")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LocalFileSystem, "walk", fail)
+        with pytest.raises(ResourceError, match="503 SlowDown"):
+            checkpoints.restore()
+    with pytest.warns(RuntimeWarning, match="after 3"):
+        assert checkpoints.restore().state.epoch == 3  # type: ignore[union-attr]
+
+
+def test_what_the_file_system_finds_damaged_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoints = make(tmp_path, 1, 2, 3)
+    read = LocalFileSystem.read
+
+    def fail(self: LocalFileSystem, path: str, at_most: int | None) -> bytes:
+        if path.endswith("epoch-00003.keras"):
+            raise DamagedFileError("half a file", expected="2 chunks", received="1")
+        return read(self, path, at_most)
+
+    monkeypatch.setattr(LocalFileSystem, "read", fail)
+    with pytest.warns(RuntimeWarning, match=r"half a file \(1\).*after 2"):
+        assert checkpoints.restore().state.epoch == 2  # type: ignore[union-attr]
 
 
 def test_without_an_index_the_newest_whole_one_is_gone_on_from(tmp_path: Path) -> None:
