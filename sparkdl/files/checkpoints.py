@@ -23,6 +23,7 @@ from sparkdl.user_warnings import warn_user
 
 _INDEX = "checkpoint.json"
 _MAX_INDEX_BYTES = 1 << 16
+_DAY_S = 86_400.0
 _NAME = re.compile(r"epoch-([0-9]{5,12})\.keras")
 
 
@@ -79,10 +80,14 @@ class Checkpoints:
 
     @classmethod
     def at(cls, folder: str | None) -> Checkpoints | None:
-        """Checkpoints in ``folder``, which must be writable; None for None."""
+        """Checkpoints in ``folder``, which must be writable; None for None.
+
+        What killed drivers had begun to write there is deleted a day later.
+        """
         if folder is None:
             return None
         storage.check_writable(f"{folder}/{_INDEX}")
+        storage.delete_partial(str(folder), _DAY_S)
         return cls(str(folder).rstrip("/"))
 
     @property

@@ -4,18 +4,38 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from sparkdl.errors import ResourceError
 
 Kind = Literal["file", "folder"]
 
+_PARTIAL = re.compile(r"\.sparkdl-[0-9a-f]{24}\.part")
+
 
 class DamagedFileError(ResourceError):
     """A file is there and is not what was written; to read it again gives nothing else."""
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    """A file in a folder.
+
+    Args:
+        name: In the folder.
+        size_bytes: None where the file system does not say.
+        changed_at: When it was written, in seconds since 1970; None where it does not say.
+    """
+
+    name: str
+    size_bytes: int | None
+    changed_at: float | None
 
 
 class FileSystem(Protocol):
@@ -38,14 +58,17 @@ class FileSystem(Protocol):
     def find(self, path: str) -> Kind | None:
         """What is there; None for nothing."""
 
-    def walk(self, folder: str) -> list[str]:
-        """Paths, from the folder on, of the files in it and in the folders below it."""
+    def files_in(self, folder: str) -> list[FileEntry]:
+        """The files right in a folder, sorted by their names."""
 
     def check_writable(self, path: str) -> None:
         """Tries to write next to ``path``."""
 
     def delete(self, path: str) -> None:
         """Deletes a file."""
+
+    def delete_partial(self, folder: str, older_than_s: float) -> None:
+        """Deletes what writers that were killed have left right in a folder."""
 
 
 class RenamingFileSystem(ABC):
@@ -92,6 +115,13 @@ class RenamingFileSystem(ABC):
         self._refuse_folder(path)
         self.delete(self._write_beside(path, b"ok"))
 
+    def delete_partial(self, folder: str, older_than_s: float) -> None:
+        """See :class:`FileSystem`. Where the system does not say how old a file is, it stays."""
+        for file in self.files_in(folder):
+            old = file.changed_at is not None and file.changed_at < time.time() - older_than_s
+            if old and _PARTIAL.fullmatch(file.name):
+                self._delete_quietly(os.path.join(folder, file.name))
+
     def _refuse_folder(self, path: str) -> None:
         if self.find(path) == "folder":
             raise IsADirectoryError(f"{path} is a folder")
@@ -129,7 +159,7 @@ class RenamingFileSystem(ABC):
         """See :class:`FileSystem`."""
 
     @abstractmethod
-    def walk(self, folder: str) -> list[str]:
+    def files_in(self, folder: str) -> list[FileEntry]:
         """See :class:`FileSystem`."""
 
     @abstractmethod

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterator
 from typing import Any
 
-from sparkdl.files.file_system import DamagedFileError, Kind, RenamingFileSystem
+from sparkdl.files.file_system import DamagedFileError, FileEntry, Kind, RenamingFileSystem
 from sparkdl.launch import interrupts
 from sparkdl.spark.files.connect import ConnectFileSystem
 
@@ -95,14 +94,15 @@ class HadoopFileSystem(RenamingFileSystem):
             whole = self._whole(path)
             return str(whole.getPath()) if whole.getScheme() == "file" else None
 
-    def walk(self, folder: str) -> list[str]:
+    def files_in(self, folder: str) -> list[FileEntry]:
         """See :class:`FileSystem`."""
+        found = []
         with jvm_called():
-            top = str(self._whole(folder).getPath())
-            found, entries = [], self._of(folder).listFiles(self._hadoop.Path(folder), True)
-            while entries.hasNext():
-                found.append(str(entries.next().getPath().toUri().getPath()))
-        return sorted(os.path.relpath(path, top) for path in found)
+            for status in self._of(folder).listStatus(self._hadoop.Path(folder)):
+                if not status.isDirectory():
+                    name, size = str(status.getPath().getName()), int(status.getLen())
+                    found.append(FileEntry(name, size, status.getModificationTime() / 1000))
+        return sorted(found, key=lambda file: file.name)
 
     def delete(self, path: str) -> None:
         """See :class:`FileSystem`."""

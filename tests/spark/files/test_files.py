@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,16 @@ def test_what_fails_leaves_the_file_as_it_was(
     with pytest.raises(ResourceError, match="cannot be written"):
         storage.write_bytes(path, b"after")
     assert storage.read_bytes(path) == b"before"
+
+
+def test_what_killed_writers_left_is_deleted_by_its_age(mounted: str, tmp_path: Path) -> None:
+    for age_s in (10, 1000):
+        path = tmp_path / "behind" / f".sparkdl-{age_s:024}.part"
+        path.write_bytes(b"part")
+        os.utime(path, (time.time() - age_s, time.time() - age_s))
+    storage.delete_partial(mounted, 500)
+    assert names(tmp_path / "behind") == [f".sparkdl-{10:024}.part"]
+    assert storage.sizes_of_files(mounted, ".part") == {f"{mounted}/.sparkdl-{10:024}.part": 4}
 
 
 def test_a_file_whose_check_sum_is_another_is_damaged(mounted: str, tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import time
 import uuid
 import warnings
 from pathlib import Path
@@ -88,6 +90,34 @@ def test_what_is_cleared_is_begun_again(tmp_path: Path) -> None:
     checkpoints.clear()
     assert names(tmp_path) == []
     assert checkpoints.newest() == 0
+
+
+def test_what_killed_drivers_had_begun_to_write_is_deleted_a_day_later(tmp_path: Path) -> None:
+    """Before, three killed drivers left three files of the model's size for ever."""
+    two_days_ago = time.time() - 2 * 86_400
+    make(tmp_path, 1)
+    old = f".sparkdl-{'0' * 24}.part"
+    stay = [f".sparkdl-{'1' * 24}.part", ".sparkdl-mine.part", f"sparkdl-{'2' * 24}.part"]
+    for name in (old, *stay):
+        (tmp_path / name).write_bytes(b"part")
+        if name != stay[0]:
+            os.utime(tmp_path / name, (two_days_ago, two_days_ago))
+    (tmp_path / f".sparkdl-{'3' * 24}.part").mkdir()
+    os.utime(tmp_path / "epoch-00001.keras", (two_days_ago, two_days_ago))
+    make(tmp_path)
+    left = [*stay, f".sparkdl-{'3' * 24}.part", "checkpoint.json", "epoch-00001.keras"]
+    assert names(tmp_path) == sorted(left)
+
+
+def test_a_folder_whose_files_cannot_be_listed_can_be_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> Any:
+        raise OSError("not allowed")
+
+    monkeypatch.setattr(LocalFileSystem, "files_in", fail)
+    make(tmp_path, 1)
+    assert len(names(tmp_path)) == 2
 
 
 def test_a_folder_anywhere() -> None:
@@ -250,7 +280,7 @@ def test_a_folder_that_cannot_be_listed_now_is_not_empty(
         raise OSError("503 SlowDown")
 
     with monkeypatch.context() as patched:
-        patched.setattr(LocalFileSystem, "walk", fail)
+        patched.setattr(LocalFileSystem, "files_in", fail)
         with pytest.raises(ResourceError, match="503 SlowDown"):
             checkpoints.restore()
     with pytest.warns(RuntimeWarning, match="after 3"):

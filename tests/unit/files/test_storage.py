@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 import uuid
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,31 @@ def test_what_cannot_be_written_says_so(tmp_path: Path) -> None:
             with pytest.raises(ResourceError):
                 act()
     assert sorted(os.listdir(tmp_path)) == ["file", "folder"]
+
+
+def test_the_files_right_in_a_folder_are_listed(folder: str) -> None:
+    for name, content in (("b.x", b"12345"), ("a.x", b""), ("a.y", b"1"), ("below/c.x", b"1")):
+        storage.write_bytes(f"{folder}/{name}", content)
+    assert storage.list_files(folder, ".x") == [f"{folder}/a.x", f"{folder}/b.x"]
+    assert storage.sizes_of_files(f"{folder}/", ".x") == {f"{folder}/a.x": 0, f"{folder}/b.x": 5}
+    assert storage.list_files(f"{folder}/a.y", ".x") == [f"{folder}/a.y"]
+    with pytest.raises(ResourceError, match="cannot be read"):
+        storage.list_files(f"{folder}/nowhere", "")
+
+
+@pytest.mark.parametrize("arrow", [True, False])
+def test_what_killed_writers_left_is_deleted_by_its_age(tmp_path: Path, arrow: bool) -> None:
+    from pyarrow import fs
+
+    system = ArrowFileSystem(fs.LocalFileSystem()) if arrow else LocalFileSystem()
+    for age_s in (10, 1000):
+        path = tmp_path / f".sparkdl-{age_s:024}.part"
+        path.write_bytes(b"part")
+        os.utime(path, (time.time() - age_s, time.time() - age_s))
+    system.delete_partial(str(tmp_path), 500)
+    assert os.listdir(tmp_path) == [f".sparkdl-{10:024}.part"]
+    (file,) = system.files_in(str(tmp_path))
+    assert file.changed_at == pytest.approx(time.time() - 10, abs=5)
 
 
 def test_a_folder_is_not_written_into(folder: str) -> None:
