@@ -64,6 +64,17 @@ def read_bytes(path: str, at_most: int | None = None) -> bytes:
     return content
 
 
+def read_start(path: str, at_most: int) -> bytes:
+    """The first ``at_most`` bytes of a file, or all of it.
+
+    Raises:
+        ResourceError: The path cannot be read.
+    """
+    file_system, inner = _resolve(path)
+    with explained("read", path):
+        return file_system.read(inner, at_most)
+
+
 def create_local(path: str) -> BinaryIO | None:
     """A new file, open for writing, with the folders above it; None if ``path`` is not local.
 
