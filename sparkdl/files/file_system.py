@@ -94,19 +94,21 @@ class RenamingFileSystem(ABC):
             except Exception:  # the systems refuse in many words
                 if self.find(path) != "file":
                     raise
-            old = self._name_beside(path)
-            self._rename(path, old)  # where nothing can be renamed, this raises as well
+        old = self._name_beside(path)
         try:
+            self._rename(path, old)  # where nothing can be renamed, this raises as well
             self._rename(partial, path)
         except BaseException as error:
             try:
-                self._rename(old, path)
+                if self.find(path) is None:
+                    self._rename(old, path)
             except Exception:
                 raise OSError(
-                    f"{path} did not get its new content, which is in {partial}; the old one is in "
-                    f"{old} ({type(error).__name__}: {error})"
+                    f"{path} did not get its new content, which is in {partial}; the old one, if "
+                    f"it is not there, is in {old} ({type(error).__name__}: {error})"
                 ) from error
             self._delete_quietly(partial)
+            self._delete_quietly(old)
             raise
         self._delete_quietly(old)
 

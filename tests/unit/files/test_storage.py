@@ -161,13 +161,19 @@ class Refusing(ArrowFileSystem):
     Args:
         silent: Refuses without an error, as fsspec's WebHDFS does.
         fails: Which renames fail, counted from 0, whatever is at the new name.
+        late: Which are done, and fail then.
+        error: How they fail.
     """
 
-    def __init__(self, *, silent: bool = False, fails: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self, *, silent: bool = False, fails: tuple[int, ...] = (), late: tuple[int, ...] = (),
+        error: BaseException | None = None,
+    ) -> None:  # fmt: skip
         from pyarrow import fs
 
         super().__init__(self)
         self.local, self.silent, self.fails, self.renames = fs.LocalFileSystem(), silent, fails, 0
+        self.late, self.error = late, error or OSError("503 SlowDown")
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.local, name)
@@ -175,9 +181,11 @@ class Refusing(ArrowFileSystem):
     def move(self, source: str, target: str) -> None:
         self.renames += 1
         if self.renames - 1 in self.fails:
-            raise OSError("503 SlowDown")
+            raise self.error
         if not os.path.exists(target):
             os.rename(source, target)
+            if self.renames - 1 in self.late:
+                raise self.error
         elif not self.silent:
             raise OSError("rename failed, errno: 5")
 
@@ -201,6 +209,18 @@ def test_a_rename_that_fails_leaves_the_file_as_it_was(
         Refusing(fails=tuple(fails)).write(f"{tmp_path}/a", b"after")
     assert os.listdir(tmp_path) == ["a"]
     assert (tmp_path / "a").read_bytes() == b"before"
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError("time is over")])
+@pytest.mark.parametrize(("late", "content"), [(1, b"before"), (2, b"after")])
+def test_a_rename_that_is_done_and_fails_leaves_one_of_them(
+    tmp_path: Path, late: int, content: bytes, error: BaseException
+) -> None:
+    (tmp_path / "a").write_bytes(b"before")
+    with pytest.raises(type(error)):
+        Refusing(late=(late,), error=error).write(f"{tmp_path}/a", b"after")
+    assert os.listdir(tmp_path) == ["a"]
+    assert (tmp_path / "a").read_bytes() == content
 
 
 def test_what_cannot_be_renamed_back_is_named(tmp_path: Path) -> None:
