@@ -18,6 +18,8 @@ from sparkdl.run_state import RunState
 
 SETTINGS = "sparkdl.json"
 RUN_STATE = "sparkdl_run_state"
+RUN = "sparkdl_run"
+_MAX_RUN_BYTES = 200
 MAX_SETTINGS_BYTES = 1 << 20
 MAX_EXPANSION = 16
 """How many times larger than the file its parts may be together, beyond the first 64 MiB."""
@@ -25,21 +27,31 @@ _FREE_BYTES = 64 << 20
 _PIECE_BYTES = 1 << 20
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 """How parts may be packed: the ways that zipfile unpacks piece by piece."""
-_DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, ValueError, NotImplementedError, RuntimeError)
-"""What zipfile raises for a part that is not whole, or that it cannot unpack."""
+_DAMAGE = (
+    zipfile.BadZipFile, zlib.error, EOFError, ValueError, NotImplementedError, RuntimeError,
+    OverflowError,
+)  # fmt: skip
+"""What zipfile raises for an archive or a part that is not whole, or that it cannot unpack."""
 Settings = dict[str, object]
 
 
 def with_parts(
-    content: bytes, *, settings: Settings | None = None, state: RunState | None = None
+    content: bytes,
+    *,
+    settings: Settings | None = None,
+    state: RunState | None = None,
+    run: str | None = None,
 ) -> bytes:
-    """A ``.keras`` file with the SparkModel's settings and the run's state beside Keras' parts."""
+    """A ``.keras`` file with the SparkModel's settings, and the run's state and name, beside
+    Keras' parts."""
     buffer = io.BytesIO(content)
     with zipfile.ZipFile(buffer, "a") as archive:
         if settings is not None:
             archive.writestr(SETTINGS, json.dumps(settings))
         if state is not None:
             archive.writestr(RUN_STATE, state.to_bytes())
+        if run is not None:
+            archive.writestr(RUN, run)
     return buffer.getvalue()
 
 
@@ -72,6 +84,19 @@ def run_state_of(content: bytes) -> RunState | None:
         return RunState.from_bytes(part)
     except ProtocolError as error:
         raise _malformed(RUN_STATE, error.expected, error.received) from error
+
+
+def run_of(content: bytes) -> str:
+    """The name of the run that wrote a ``.keras`` file; empty if it does not say.
+
+    Raises:
+        ModelError: The bytes are no whole ``.keras`` file, or the name is malformed.
+    """
+    part = _read(content, RUN, _MAX_RUN_BYTES) or b""
+    try:
+        return part.decode()
+    except ValueError as error:
+        raise _malformed(RUN, "a name", f"{type(error).__name__}: {error}") from error
 
 
 def check_whole(content: bytes) -> None:
@@ -114,7 +139,7 @@ def _opened(content: bytes) -> zipfile.ZipFile:
     """
     try:
         archive = zipfile.ZipFile(io.BytesIO(content))
-    except (zipfile.BadZipFile, ValueError, NotImplementedError) as error:
+    except _DAMAGE as error:
         raise ModelError(
             "this is no Keras file",
             expected="a whole .keras file",

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 from typing import Any
 
 from sparkdl.errors import ResourceError
-from sparkdl.files.file_system import Kind, RenamingFileSystem
+from sparkdl.files.file_system import FileEntry, Kind, RenamingFileSystem
 
 
 class NoFileSystemError(ResourceError):
@@ -28,11 +29,16 @@ class LocalFileSystem(RenamingFileSystem):
             return "folder"
         return "file" if os.path.lexists(path) else None
 
-    def walk(self, folder: str) -> list[str]:
+    def files_in(self, folder: str) -> list[FileEntry]:
         """See :class:`FileSystem`."""
-        os.listdir(folder)  # raises, while os.walk finds nothing in a folder that is not there
-        paths = (os.path.join(at, name) for at, _, names in os.walk(folder) for name in names)
-        return sorted(os.path.relpath(path, folder) for path in paths)
+        found = []
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                with contextlib.suppress(FileNotFoundError):  # it was deleted, or links nowhere
+                    about = entry.stat()
+                    if not stat.S_ISDIR(about.st_mode):
+                        found.append(FileEntry(entry.name, about.st_size, about.st_mtime))
+        return sorted(found, key=lambda file: file.name)
 
     def delete(self, path: str) -> None:
         """See :class:`FileSystem`."""
@@ -47,7 +53,7 @@ class LocalFileSystem(RenamingFileSystem):
             file.flush()
             os.fsync(file.fileno())
 
-    def _replace(self, source: str, target: str) -> None:
+    def _rename(self, source: str, target: str) -> None:
         os.replace(source, target)
         with contextlib.suppress(OSError):  # the folder's entries, where the system can
             descriptor = os.open(os.path.dirname(target), os.O_RDONLY)
@@ -81,13 +87,17 @@ class ArrowFileSystem(RenamingFileSystem):
             return None
         return "folder" if kind == fs.FileType.Directory else "file"
 
-    def walk(self, folder: str) -> list[str]:
+    def files_in(self, folder: str) -> list[FileEntry]:
         """See :class:`FileSystem`."""
         from pyarrow import fs
 
-        found = self.arrow.get_file_info(fs.FileSelector(folder, recursive=True))
-        files = [info.path for info in found if info.type == fs.FileType.File]
-        return sorted(os.path.relpath(path, folder) for path in files)
+        infos = self.arrow.get_file_info(fs.FileSelector(folder))
+        found = [
+            FileEntry(info.base_name, info.size, info.mtime_ns and info.mtime_ns / 1e9)
+            for info in infos
+            if info.type == fs.FileType.File
+        ]
+        return sorted(found, key=lambda file: file.name)
 
     def delete(self, path: str) -> None:
         """See :class:`FileSystem`."""
@@ -100,11 +110,10 @@ class ArrowFileSystem(RenamingFileSystem):
         with self.arrow.open_output_stream(path, compression=None) as file:
             file.write(content)
 
-    def _replace(self, source: str, target: str) -> None:
-        if self.find(target) == "file":  # not every system renames over a file
-            with contextlib.suppress(FileNotFoundError):  # another writer was there first
-                self.arrow.delete_file(target)
+    def _rename(self, source: str, target: str) -> None:
         self.arrow.move(source, target)
+        if self.find(source) is not None:  # fsspec's WebHDFS leaves it there without a word
+            raise FileExistsError(f"{source} was not renamed to {target}")
 
 
 def open_uri(uri: str, scheme: str) -> tuple[ArrowFileSystem, str]:

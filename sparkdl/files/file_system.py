@@ -4,12 +4,38 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from sparkdl.errors import ResourceError
+
 Kind = Literal["file", "folder"]
+
+_PARTIAL = re.compile(r"\.sparkdl-[0-9a-f]{24}\.part")
+
+
+class DamagedFileError(ResourceError):
+    """A file is there and is not what was written; to read it again gives nothing else."""
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    """A file in a folder.
+
+    Args:
+        name: In the folder.
+        size_bytes: None where the file system does not say.
+        changed_at: When it was written, in seconds since 1970; None where it does not say.
+    """
+
+    name: str
+    size_bytes: int | None
+    changed_at: float | None
 
 
 class FileSystem(Protocol):
@@ -23,13 +49,17 @@ class FileSystem(Protocol):
         """Writes a file whole or not at all, and the folders above it."""
 
     def read(self, path: str, at_most: int | None) -> bytes:
-        """A whole file, or its first ``at_most`` bytes."""
+        """A whole file, or its first ``at_most`` bytes.
+
+        Raises:
+            DamagedFileError: The file system finds that it is not what was written.
+        """
 
     def find(self, path: str) -> Kind | None:
         """What is there; None for nothing."""
 
-    def walk(self, folder: str) -> list[str]:
-        """Paths, from the folder on, of the files in it and in the folders below it."""
+    def files_in(self, folder: str) -> list[FileEntry]:
+        """The files right in a folder, sorted by their names."""
 
     def check_writable(self, path: str) -> None:
         """Tries to write next to ``path``."""
@@ -37,46 +67,90 @@ class FileSystem(Protocol):
     def delete(self, path: str) -> None:
         """Deletes a file."""
 
+    def delete_partial(self, folder: str, older_than_s: float) -> None:
+        """Deletes what writers that were killed have left right in a folder."""
+
 
 class RenamingFileSystem(ABC):
     """Writes into a new file beside the wanted one, which is then renamed.
 
     The new file has a name that nobody else has or can guess: several threads or machines that
     write one path do not mix their contents, the last rename wins. An interrupt leaves the file as
-    it was and nothing beside it.
+    it was and nothing beside it. Where the system does not rename over a file, the old one is
+    renamed first, and back if the new one does not get its name: neither is deleted before the
+    other is there.
     """
 
     plain = True
 
     def write(self, path: str, content: bytes) -> None:
         """See :class:`FileSystem`."""
+        self._refuse_folder(path)  # some systems would move the file into it
         partial = self._write_beside(path, content)
         with self._deleting_on_error(partial):
-            self._replace(partial, path)
+            try:
+                self._rename(partial, path)
+                return
+            except Exception:  # the systems refuse in many words
+                if self.find(path) != "file":
+                    raise
+        old = self._name_beside(path)
+        try:
+            self._rename(path, old)  # where nothing can be renamed, this raises as well
+            self._rename(partial, path)
+        except BaseException as error:
+            try:
+                if self.find(path) is None:
+                    self._rename(old, path)
+            except Exception:
+                raise OSError(
+                    f"{path} did not get its new content, which is in {partial}; the old one, if "
+                    f"it is not there, is in {old} ({type(error).__name__}: {error})"
+                ) from error
+            self._delete_quietly(partial)
+            self._delete_quietly(old)
+            raise
+        self._delete_quietly(old)
 
     def check_writable(self, path: str) -> None:
         """See :class:`FileSystem`."""
+        self._refuse_folder(path)
+        self.delete(self._write_beside(path, b"ok"))
+
+    def delete_partial(self, folder: str, older_than_s: float) -> None:
+        """See :class:`FileSystem`. Where the system does not say how old a file is, it stays."""
+        for file in self.files_in(folder):
+            old = file.changed_at is not None and file.changed_at < time.time() - older_than_s
+            if old and _PARTIAL.fullmatch(file.name):
+                self._delete_quietly(os.path.join(folder, file.name))
+
+    def _refuse_folder(self, path: str) -> None:
         if self.find(path) == "folder":
             raise IsADirectoryError(f"{path} is a folder")
-        self.delete(self._write_beside(path, b"ok"))
 
     def _write_beside(self, path: str, content: bytes) -> str:
         folder = os.path.dirname(path)
         if folder:
             self._make_folder(folder)
-        partial = os.path.join(folder, f".sparkdl-{secrets.token_hex(12)}.part")
+        partial = self._name_beside(path)
         with self._deleting_on_error(partial):
             self._create(partial, content)
         return partial
+
+    def _name_beside(self, path: str) -> str:
+        return os.path.join(os.path.dirname(path), f".sparkdl-{secrets.token_hex(12)}.part")
 
     @contextlib.contextmanager
     def _deleting_on_error(self, partial: str) -> Iterator[None]:
         try:
             yield
         except BaseException:
-            with contextlib.suppress(Exception):  # the error that brought us here is to be told
-                self.delete(partial)
+            self._delete_quietly(partial)  # the error that brought us here is to be told
             raise
+
+    def _delete_quietly(self, path: str) -> None:
+        with contextlib.suppress(Exception):
+            self.delete(path)
 
     @abstractmethod
     def read(self, path: str, at_most: int | None) -> bytes:
@@ -87,7 +161,7 @@ class RenamingFileSystem(ABC):
         """See :class:`FileSystem`."""
 
     @abstractmethod
-    def walk(self, folder: str) -> list[str]:
+    def files_in(self, folder: str) -> list[FileEntry]:
         """See :class:`FileSystem`."""
 
     @abstractmethod
@@ -103,5 +177,5 @@ class RenamingFileSystem(ABC):
         """A new file with that content, which is on the disk when this returns."""
 
     @abstractmethod
-    def _replace(self, source: str, target: str) -> None:
-        """Renames a file over another one, or to a new name."""
+    def _rename(self, source: str, target: str) -> None:
+        """Renames a file to a new name, or over another file; raises if the system does not."""

@@ -39,5 +39,6 @@ def unpack_arrays(content: bytes, what: str) -> dict[str, npt.NDArray[Any]]:
         return found
     except ModelError as error:
         raise damaged_model(f"{what} cannot be read", error.expected, error.received) from error
-    except (ValueError, MemoryError) as error:
-        raise damaged_model(f"{what} cannot be read", "arrays of NumPy", str(error)) from error
+    except Exception as error:  # numpy reads the head of an array as Python's syntax
+        told = f"{type(error).__name__}: {str(error)[:200]}"
+        raise damaged_model(f"{what} cannot be read", "arrays of NumPy", told) from error

@@ -64,6 +64,17 @@ def read_bytes(path: str, at_most: int | None = None) -> bytes:
     return content
 
 
+def read_start(path: str, at_most: int) -> bytes:
+    """The first ``at_most`` bytes of a file, or all of it.
+
+    Raises:
+        ResourceError: The path cannot be read.
+    """
+    file_system, inner = _resolve(path)
+    with explained("read", path):
+        return file_system.read(inner, at_most)
+
+
 def create_local(path: str) -> BinaryIO | None:
     """A new file, open for writing, with the folders above it; None if ``path`` is not local.
 
@@ -95,12 +106,22 @@ def list_files(folder: str, ending: str) -> list[str]:
     Raises:
         ResourceError: The folder is not there, or cannot be read.
     """
+    return list(sizes_of_files(folder, ending))
+
+
+def sizes_of_files(folder: str, ending: str) -> dict[str, int | None]:
+    """The sizes of the files of :func:`list_files` in bytes; None where it is not known.
+
+    Raises:
+        ResourceError: The folder is not there, or cannot be read.
+    """
     file_system, inner = _resolve(folder)
     with explained("read", folder):
         if file_system.find(inner) == "file":
-            return [folder]
-        names = [name for name in file_system.walk(inner) if "/" not in name]
-    return [f"{folder.rstrip('/')}/{name}" for name in sorted(names) if name.endswith(ending)]
+            return {folder: None}
+        files = file_system.files_in(inner)
+    top = folder.rstrip("/")
+    return {f"{top}/{file.name}": file.size_bytes for file in files if file.name.endswith(ending)}
 
 
 def exists(path: str) -> bool:
@@ -146,6 +167,19 @@ def delete(path: str) -> None:
     file_system, inner = _resolve(path)
     with contextlib.suppress(OSError):
         file_system.delete(inner)
+
+
+def delete_partial(folder: str, older_than_s: float) -> None:
+    """Deletes the files that :func:`write_bytes` began right in ``folder`` and did not end, because
+    its process was killed; does nothing where that cannot be done.
+
+    Args:
+        folder: A path or URI.
+        older_than_s: Younger ones may still be written.
+    """
+    file_system, inner = _resolve(folder)
+    with contextlib.suppress(Exception):  # the next one that opens the folder tries again
+        file_system.delete_partial(inner, older_than_s)
 
 
 def _resolve(path: str) -> tuple[FileSystem, str]:

@@ -222,7 +222,8 @@ class SparkModel(ModelInference):
                 are not weighted. As in Keras, it weighs the rows of ``data`` (also those held
                 out by ``validation_split`` or a column), not rows of ``validation_data``.
             shuffle: New row order in each epoch.
-            checkpoint_dir: Folder for a checkpoint after each epoch; paths as in :meth:`save`.
+            checkpoint_dir: Folder for a checkpoint after each epoch; paths as in :meth:`save`. The
+                first takes the place of those of an earlier fit, unless ``resume`` goes on from it.
             resume: Go on from the last checkpoint in ``checkpoint_dir``; ``epochs`` is then the
                 total, as in ``keras``' ``initial_epoch``.
             sinks: Who is told what happens while the fit runs: functions of one event

@@ -121,7 +121,7 @@ class Journal:
                 raise ValueError(f"version {told['version']}, this is {VERSION}")
             trials = {t["number"]: _record(t) for t in told["trials"]}
             journal = cls(folder, told["settings"], trials, told["calls"])
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ConfigError(
                 f"{path!r} is no journal of a search",
                 expected=f"what tune.search wrote, of version {VERSION} or older",

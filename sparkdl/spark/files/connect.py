@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from sparkdl.files.file_system import Kind
+from sparkdl.files.file_system import DamagedFileError, FileEntry, Kind
 
 CHUNK_BYTES = 4 << 20
 _SCHEMA = "part int, parts int, content binary"
@@ -63,7 +63,12 @@ class ConnectFileSystem:
         if not found:
             raise FileNotFoundError(f"no file {path}")
         if [part for part, _, _ in found] != list(range(found[0][1])):
-            raise OSError(f"{len(found)} of {found[0][1]} chunks: the file was not written whole")
+            raise DamagedFileError(
+                f"{path!r} cannot be read: the file was not written whole",
+                expected=f"{found[0][1]} chunks",
+                received=f"{len(found)}",
+                hint="the job that wrote it did not end",
+            )
         return b"".join(content for _, _, content in found)[:at_most]
 
     def find(self, path: str) -> Kind | None:
@@ -80,10 +85,10 @@ class ConnectFileSystem:
         except FileNotFoundError:
             return None
 
-    def walk(self, folder: str) -> list[str]:
+    def files_in(self, folder: str) -> list[FileEntry]:
         """See :class:`FileSystem`: files that others wrote, but those with ``_`` or ``.`` first."""
         with _asked():
-            return self._names(folder)
+            return [FileEntry(n, None, None) for n in self._names(folder) if "/" not in n]
 
     def check_writable(self, path: str) -> None:
         """Makes an empty folder of that name, which counts as no file, unless there is one."""
@@ -93,6 +98,9 @@ class ConnectFileSystem:
         """See :class:`FileSystem`."""
         if self.find(path) is not None:
             self._write(path, [], "overwrite")
+
+    def delete_partial(self, folder: str, older_than_s: float) -> None:
+        """See :class:`FileSystem`: there is nothing; a job's are Spark's to delete."""
 
     def _write(self, path: str, rows: list[tuple[int, int, bytes]], how: str) -> None:
         with _asked():

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterator
 from typing import Any
 
-from sparkdl.files.file_system import Kind, RenamingFileSystem
+from sparkdl.files.file_system import DamagedFileError, FileEntry, Kind, RenamingFileSystem
 from sparkdl.launch import interrupts
 from sparkdl.spark.files.connect import ConnectFileSystem
 
@@ -95,14 +94,15 @@ class HadoopFileSystem(RenamingFileSystem):
             whole = self._whole(path)
             return str(whole.getPath()) if whole.getScheme() == "file" else None
 
-    def walk(self, folder: str) -> list[str]:
+    def files_in(self, folder: str) -> list[FileEntry]:
         """See :class:`FileSystem`."""
+        found = []
         with jvm_called():
-            top = str(self._whole(folder).getPath())
-            found, entries = [], self._of(folder).listFiles(self._hadoop.Path(folder), True)
-            while entries.hasNext():
-                found.append(str(entries.next().getPath().toUri().getPath()))
-        return sorted(os.path.relpath(path, top) for path in found)
+            for status in self._of(folder).listStatus(self._hadoop.Path(folder)):
+                if not status.isDirectory():
+                    name, size = str(status.getPath().getName()), int(status.getLen())
+                    found.append(FileEntry(name, size, status.getModificationTime() / 1000))
+        return sorted(found, key=lambda file: file.name)
 
     def delete(self, path: str) -> None:
         """See :class:`FileSystem`."""
@@ -124,7 +124,7 @@ class HadoopFileSystem(RenamingFileSystem):
             with jvm_called():  # the content is safe when this returns
                 stream.close()
 
-    def _replace(self, source: str, target: str) -> None:
+    def _rename(self, source: str, target: str) -> None:
         # FileContext refuses 'hdfs:///a': it wants the name node that this means
         with jvm_called():
             old, new = (self._qualified(path) for path in (source, target))
@@ -135,10 +135,8 @@ class HadoopFileSystem(RenamingFileSystem):
                 )
         except OSError:  # a system without an AbstractFileSystem has no rename over a file
             with jvm_called():
-                system = self._of(target)
-                system.delete(new, False)
-                if not system.rename(old, new):
-                    raise OSError(f"{source} was not renamed") from None
+                if not self._of(target).rename(old, new):
+                    raise OSError(f"{source} was not renamed to {target}") from None
             return
         with jvm_called():
             rename = getattr(self._hadoop, "Options$Rename")
@@ -164,6 +162,7 @@ def jvm_called() -> Iterator[None]:
     """Around calls of the JVM: interrupts wait, and its exceptions become OSError.
 
     Raises:
+        DamagedFileError: Hadoop's check sum of a file is another.
         FileNotFoundError: Of Java, with its first line.
         OSError: Any other exception of Java, or the JVM did not answer.
     """
@@ -176,6 +175,13 @@ def jvm_called() -> Iterator[None]:
     except Py4JJavaError as error:
         name = str(error.java_exception.getClass().getName())
         told = str(error.java_exception.toString()).splitlines()[0]
+        if name == "org.apache.hadoop.fs.ChecksumException":
+            raise DamagedFileError(
+                "a file cannot be read: its bytes have changed",
+                expected="the check sum that was written with them",
+                received=told,
+                hint="bring the file back from a copy, or delete it",
+            ) from error
         missing = name == "java.io.FileNotFoundException"
         raise (FileNotFoundError if missing else OSError)(told) from error
     except CapturedException as error:  # what PySpark makes of some of Java's

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 from sparkdl.closing import Closing
-from sparkdl.files.storage import exists, list_files, read_bytes
+from sparkdl.errors import ResourceError
+from sparkdl.files.storage import exists, read_start, sizes_of_files
 from sparkdl.progress.events import Event, Json, SearchBegan, TrainingBegan, as_json
 from sparkdl.tracking.json_lines import ENDING
 from sparkdl.tracking.page.records import Record, record_of
@@ -18,6 +19,9 @@ from sparkdl.tracking.page.records import Record, record_of
 MOST_RECORDS = 1200
 """Records of one kind that a run keeps; when there are more, every second one is left out."""
 MOST_RUNS = 200
+"""Runs that are kept, live and past: the newest."""
+MOST_FILE_BYTES = 32 << 20
+"""What is read of an event file: its beginning."""
 MOST_LOG_CHARS = 1 << 20
 """Log lines of a run that are kept, as JSON; the latest."""
 MOST_WAITING = 2000
@@ -42,13 +46,18 @@ class RunRecords:
         self.last: dict[str, Record] = {}
 
     def add(self, record: Record) -> str:
-        """Takes in the newest record; returns it as JSON."""
+        """Takes in the newest record; returns it as JSON.
+
+        Raises:
+            ValueError: JSON has no such numbers: they are not finite. Nothing was taken in.
+            RecursionError: It is too deep for JSON; nothing was taken in.
+        """
+        text = json.dumps(record, separators=(",", ":"), allow_nan=False)
         kind = str(record["kind"])
         if kind == "trial" and isinstance(record["trial"], int):
             self._trials = max(self._trials, record["trial"] + 1)
         kept = self._kept.setdefault(kind, [])
         self.last[kind] = record
-        text = json.dumps(record, separators=(",", ":"))
         entry = (self._told, text)
         self._told += 1
         self._newest[kind] = entry
@@ -115,7 +124,7 @@ class RunBook:
         self, folder: str | None = None, *, clock: Callable[[], float] = time.time
     ) -> None:
         self._folder, self._clock = folder, clock
-        self._lock = threading.Lock()
+        self._lock, self._reading = threading.Lock(), threading.Lock()
         self._runs: dict[str, RunRecords] = {}
         self._listeners: list[BookListener] = []
         self._read: dict[str, int] = {}
@@ -171,41 +180,59 @@ class RunBook:
             del self._runs[min(self._runs)]
 
     def _read_folder(self) -> None:
-        """Reads event files that have grown since the last look.
+        """Reads event files that have grown since the last look, those of the newest runs.
 
         Those of runs that have ended are read once, those of live runs not at all.
         """
         if self._folder is None or not exists(self._folder):  # the first fit makes it
             return
-        for path in list_files(self._folder, ENDING):
-            run_id = path.rsplit("/", 1)[-1].removesuffix(ENDING)
-            with self._lock:
-                run = self._runs.get(run_id)
-            if run is not None and (path not in self._read or run.ended):
-                continue
-            content = read_bytes(path)
-            if self._read.get(path) == len(content):
-                continue
-            self._read[path] = len(content)
-            read = RunRecords(run_id)
-            for record in _records_of(content):
-                read.add(record)
-            with self._lock:
-                self._runs[run_id] = read
+        with self._reading:
+            sizes = sizes_of_files(self._folder, ENDING)
+            for path in sorted(sizes, key=_run_of, reverse=True):
+                with self._lock:
+                    if len(self._runs) >= MOST_RUNS and _run_of(path) < min(self._runs):
+                        return
+                self._read_file(path, sizes[path])
+
+    def _read_file(self, path: str, size: int | None) -> None:
+        run_id = _run_of(path)
+        with self._lock:
+            run = self._runs.get(run_id)
+        if run is not None and (path not in self._read or run.ended):
+            return
+        known = self._read.get(path)
+        if size is not None and known == min(size, MOST_FILE_BYTES):
+            return
+        try:
+            content = read_start(path, MOST_FILE_BYTES)
+        except ResourceError:  # the other runs are shown
+            return
+        if known == len(content):
+            return
+        self._read[path] = len(content)
+        read = _run_in(content, run_id)
+        with self._lock:
+            if run_id not in self._runs:
+                self._forget_oldest()
+            self._runs[run_id] = read
 
 
-def _records_of(content: bytes) -> list[Record]:
-    """The records of an event file; lines that are cut or foreign are left out."""
-    found = []
+def _run_of(path: str) -> str:
+    return path.rsplit("/", 1)[-1].removesuffix(ENDING)
+
+
+def _run_in(content: bytes, run_id: str) -> RunRecords:
+    """The run in an event file; lines that are cut or foreign are left out."""
+    run = RunRecords(run_id)
     for line in content.splitlines():
         try:
             event: dict[str, Any] = json.loads(line)
             record = record_of(event, float(event["time"]))
-        except (ValueError, KeyError, TypeError, AttributeError):
+            if record is not None:
+                run.add(record)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
             continue
-        if record is not None:
-            found.append(record)
-    return found
+    return run
 
 
 class BookSink:

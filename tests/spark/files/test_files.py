@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,9 @@ import sparkdl
 from sparkdl import SparkModel, load_spark_model
 from sparkdl.errors import ResourceError
 from sparkdl.files import file_system, storage
+from sparkdl.files.file_system import DamagedFileError
 from sparkdl.progress.events import EpochEnded
-from sparkdl.spark.files.hadoop import CHUNK_BYTES
+from sparkdl.spark.files.hadoop import CHUNK_BYTES, HadoopFileSystem
 
 
 @pytest.fixture
@@ -83,6 +85,53 @@ def test_what_fails_leaves_the_file_as_it_was(
     with pytest.raises(ResourceError, match="cannot be written"):
         storage.write_bytes(path, b"after")
     assert storage.read_bytes(path) == b"before"
+
+
+def test_what_killed_writers_left_is_deleted_by_its_age(mounted: str, tmp_path: Path) -> None:
+    for age_s in (10, 1000):
+        path = tmp_path / "behind" / f".sparkdl-{age_s:024}.part"
+        path.write_bytes(b"part")
+        os.utime(path, (time.time() - age_s, time.time() - age_s))
+    storage.delete_partial(mounted, 500)
+    assert names(tmp_path / "behind") == [f".sparkdl-{10:024}.part"]
+    assert storage.sizes_of_files(mounted, ".part") == {f"{mounted}/.sparkdl-{10:024}.part": 4}
+
+
+def test_a_file_whose_check_sum_is_another_is_damaged(mounted: str, tmp_path: Path) -> None:
+    storage.write_bytes(f"{mounted}/a.bin", b"content")
+    (tmp_path / "behind" / "a.bin").write_bytes(b"changed")
+    with pytest.raises(DamagedFileError, match="bytes have changed"):
+        storage.read_bytes(f"{mounted}/a.bin")
+
+
+def test_a_system_without_a_rename_over_a_file(
+    spark: Any, mounted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hadoop has only its older rename there, which says False, or moves into a folder."""
+    spark.conf.set("fs.AbstractFileSystem.viewfs.impl", "no.such.Class")
+    try:
+        for content in (b"before", b"after"):
+            storage.write_bytes(f"{mounted}/a.bin", content)
+            assert storage.read_bytes(f"{mounted}/a.bin") == content
+        (tmp_path / "behind" / "folder").mkdir()
+        with pytest.raises(ResourceError, match="is a folder"):
+            storage.write_bytes(f"{mounted}/folder", b"content")
+        assert names(tmp_path / "behind") == ["a.bin", "folder"]
+        rename, tried = HadoopFileSystem._rename, list[str]()
+
+        def refuse(system: HadoopFileSystem, source: str, target: str) -> None:
+            tried.append(target)
+            if system.find(target) is not None:
+                raise OSError("refused")
+            rename(system, source, target)
+
+        monkeypatch.setattr(HadoopFileSystem, "_rename", refuse)
+        storage.write_bytes(f"{mounted}/a.bin", b"third")
+        assert storage.read_bytes(f"{mounted}/a.bin") == b"third"
+        assert len(tried) == 3
+        assert names(tmp_path / "behind") == ["a.bin", "folder"]
+    finally:
+        spark.conf.unset("fs.AbstractFileSystem.viewfs.impl")
 
 
 def test_what_is_read_while_others_write_is_never_mixed(mounted: str) -> None:

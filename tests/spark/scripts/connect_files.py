@@ -12,6 +12,7 @@ os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 os.environ["PYTHONPATH"] = ROOT
 sys.path.insert(0, ROOT)
+sys.path.insert(0, os.path.join(ROOT, "tests", "unit", "files"))
 
 
 def main() -> None:
@@ -19,6 +20,7 @@ def main() -> None:
     import numpy as np
     import pytest
     from connect_port import own_port
+    from keras_zip import keras_zip
     from pyspark.sql import SparkSession
 
     import sparkdl
@@ -26,6 +28,7 @@ def main() -> None:
     from sparkdl.files import storage
     from sparkdl.files.checkpoints import Checkpoints
     from sparkdl.progress.events import TrainingBegan
+    from sparkdl.run_state import RunState
     from sparkdl.spark.files.connect import CHUNK_BYTES, ConnectFileSystem
     from sparkdl.tracking.timeline import Timeline
 
@@ -74,6 +77,18 @@ def main() -> None:
         checkpoints = Checkpoints.at(f"{root}/runs")
         assert checkpoints is not None
         assert checkpoints.restore() is None
+        for epoch in (1, 2, 3):
+            checkpoints.save(keras_zip(), RunState(epoch))
+        assert Checkpoints(f"{root}/runs").restore().state.epoch == 3  # type: ignore[union-attr]
+        spark.createDataFrame(rows, "part int, parts int, content binary").write.mode(
+            "overwrite"
+        ).parquet(f"{root}/runs/epoch-00003.keras")
+        with pytest.warns(RuntimeWarning, match="not written whole"):
+            assert checkpoints.restore().state.epoch == 2  # type: ignore[union-attr]
+        Checkpoints.at(f"{root}/runs").save(keras_zip(), RunState(1))  # type: ignore[union-attr]
+        assert not storage.exists(f"{root}/runs/epoch-00002.keras")
+        checkpoints.clear()
+        assert not checkpoints.exist
 
         # a folder that another program wrote: a SavedModel
         model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])

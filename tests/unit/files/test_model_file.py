@@ -11,11 +11,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from keras_zip import keras_zip, with_part
+from keras_zip import keras_zip, with_far_part, with_part
 
 from sparkdl.errors import ConfigError, ModelError, ResourceError
 from sparkdl.files.archive_parts import RUN_STATE, SETTINGS, check_whole, run_state_of, settings_of
 from sparkdl.files.model_file import check_path, read_model, write_model
+from sparkdl.files.packed_arrays import unpack_arrays
 from sparkdl.run_state import RunState
 
 
@@ -70,6 +71,15 @@ def test_a_malformed_state_is_refused() -> None:
     for state in (b"", b"no state", RunState(1, rule=b"x").to_bytes()[:-1]):
         with pytest.raises(ModelError, match=r"sparkdl_run_state.*malformed"):
             run_state_of(with_part(keras_zip(), RUN_STATE, state))
+
+
+@pytest.mark.parametrize("offset", [2**40, 2**63, 2**64 - 1])
+def test_a_part_that_begins_far_behind_the_end_is_refused(offset: int) -> None:
+    """Before, 2^63 and more were an OverflowError."""
+    with pytest.raises(ModelError, match="malformed"):
+        check_whole(with_far_part(offset))
+    with pytest.raises(ModelError, match="cannot be read"):
+        unpack_arrays(with_far_part(offset), "the state")
 
 
 @pytest.mark.parametrize("name", [SETTINGS, RUN_STATE, "model.weights.h5"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import struct
 import tracemalloc
 import zipfile
 
@@ -64,6 +65,26 @@ def test_bytes_that_would_fill_the_memory_are_not_unpacked(method: int) -> None:
 def test_other_bytes_are_one_error(content: bytes) -> None:
     with pytest.raises(ModelError, match=r"(?s)^the state cannot be read.*hint"):
         unpack_arrays(content, "the state")
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        "(",
+        "{" + "'" * 3,
+        "-" * 9000 + "1",
+        "{[]: 1}",
+        f"{{'descr': '<f8', 'fortran_order': False, 'shape': ({2**70},)}}",
+        f"{{'descr': '<f8', 'fortran_order': False, 'shape': ({2**70}, 0)}}",
+        "{'descr': [('a',)], 'fortran_order': False, 'shape': (1,)}",
+        "{'descr': ('<f8', -3), 'fortran_order': False, 'shape': (1,)}",
+    ],
+)
+def test_heads_that_were_made_to_do_harm_are_one_error(head: str) -> None:
+    """Before: TokenError, RecursionError, TypeError, OverflowError of numpy."""
+    part = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(head)) + head.encode() + bytes(64)
+    with pytest.raises(ModelError, match=r"(?s)^the state cannot be read.*hint"):
+        unpack_arrays(npz(part), "the state")
 
 
 def test_pickles_are_not_loaded() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 import uuid
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,38 @@ def test_what_cannot_be_written_says_so(tmp_path: Path) -> None:
             with pytest.raises(ResourceError):
                 act()
     assert sorted(os.listdir(tmp_path)) == ["file", "folder"]
+
+
+def test_the_files_right_in_a_folder_are_listed(folder: str) -> None:
+    for name, content in (("b.x", b"12345"), ("a.x", b""), ("a.y", b"1"), ("below/c.x", b"1")):
+        storage.write_bytes(f"{folder}/{name}", content)
+    assert storage.list_files(folder, ".x") == [f"{folder}/a.x", f"{folder}/b.x"]
+    assert storage.sizes_of_files(f"{folder}/", ".x") == {f"{folder}/a.x": 0, f"{folder}/b.x": 5}
+    assert storage.list_files(f"{folder}/a.y", ".x") == [f"{folder}/a.y"]
+    with pytest.raises(ResourceError, match="cannot be read"):
+        storage.list_files(f"{folder}/nowhere", "")
+
+
+@pytest.mark.parametrize("arrow", [True, False])
+def test_what_killed_writers_left_is_deleted_by_its_age(tmp_path: Path, arrow: bool) -> None:
+    from pyarrow import fs
+
+    system = ArrowFileSystem(fs.LocalFileSystem()) if arrow else LocalFileSystem()
+    for age_s in (10, 1000):
+        path = tmp_path / f".sparkdl-{age_s:024}.part"
+        path.write_bytes(b"part")
+        os.utime(path, (time.time() - age_s, time.time() - age_s))
+    system.delete_partial(str(tmp_path), 500)
+    assert os.listdir(tmp_path) == [f".sparkdl-{10:024}.part"]
+    (file,) = system.files_in(str(tmp_path))
+    assert file.changed_at == pytest.approx(time.time() - 10, abs=5)
+
+
+def test_a_folder_is_not_written_into(folder: str) -> None:
+    storage.write_bytes(f"{folder}/a", b"inside")
+    with pytest.raises(ResourceError, match="is a folder"):
+        storage.write_bytes(folder, b"content")
+    assert storage.list_files(folder, "") == [f"{folder}/a"]
 
 
 def test_links_planted_at_a_guessed_name_are_not_followed(tmp_path: Path) -> None:
@@ -112,7 +145,7 @@ def test_an_interrupt_leaves_nothing_on_other_systems(monkeypatch: pytest.Monkey
     def fail(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(ArrowFileSystem, "_replace", fail)
+    monkeypatch.setattr(ArrowFileSystem, "_rename", fail)
     with pytest.raises(KeyboardInterrupt):
         storage.write_bytes(f"memory://{folder}/a", b"after")
     names = [
@@ -120,6 +153,83 @@ def test_an_interrupt_leaves_nothing_on_other_systems(monkeypatch: pytest.Monkey
     ]
     assert names == ["a"]
     assert storage.read_bytes(f"memory://{folder}/a") == b"before"
+
+
+class Refusing(ArrowFileSystem):
+    """A folder of this machine that renames over no file, as HDFS and SMB do.
+
+    Args:
+        silent: Refuses without an error, as fsspec's WebHDFS does.
+        fails: Which renames fail, counted from 0, whatever is at the new name.
+        late: Which are done, and fail then.
+        error: How they fail.
+    """
+
+    def __init__(
+        self, *, silent: bool = False, fails: tuple[int, ...] = (), late: tuple[int, ...] = (),
+        error: BaseException | None = None,
+    ) -> None:  # fmt: skip
+        from pyarrow import fs
+
+        super().__init__(self)
+        self.local, self.silent, self.fails, self.renames = fs.LocalFileSystem(), silent, fails, 0
+        self.late, self.error = late, error or OSError("503 SlowDown")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.local, name)
+
+    def move(self, source: str, target: str) -> None:
+        self.renames += 1
+        if self.renames - 1 in self.fails:
+            raise self.error
+        if not os.path.exists(target):
+            os.rename(source, target)
+            if self.renames - 1 in self.late:
+                raise self.error
+        elif not self.silent:
+            raise OSError("rename failed, errno: 5")
+
+
+@pytest.mark.parametrize("silent", [True, False])
+def test_where_nothing_is_renamed_over_a_file(tmp_path: Path, silent: bool) -> None:
+    system = Refusing(silent=silent)
+    for content in (b"one", b"two", b"three"):
+        system.write(f"{tmp_path}/a", content)
+        assert (tmp_path / "a").read_bytes() == content
+        assert os.listdir(tmp_path) == ["a"]
+
+
+@pytest.mark.parametrize("fails", [(0, 1), (2,), (0, 2), (0, 1, 2, 3)])
+def test_a_rename_that_fails_leaves_the_file_as_it_was(
+    tmp_path: Path, fails: tuple[int, ...]
+) -> None:
+    """Before, the old file was deleted first, and then the new one, too."""
+    (tmp_path / "a").write_bytes(b"before")
+    with pytest.raises(OSError, match="503 SlowDown"):
+        Refusing(fails=tuple(fails)).write(f"{tmp_path}/a", b"after")
+    assert os.listdir(tmp_path) == ["a"]
+    assert (tmp_path / "a").read_bytes() == b"before"
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError("time is over")])
+@pytest.mark.parametrize(("late", "content"), [(1, b"before"), (2, b"after")])
+def test_a_rename_that_is_done_and_fails_leaves_one_of_them(
+    tmp_path: Path, late: int, content: bytes, error: BaseException
+) -> None:
+    (tmp_path / "a").write_bytes(b"before")
+    with pytest.raises(type(error)):
+        Refusing(late=(late,), error=error).write(f"{tmp_path}/a", b"after")
+    assert os.listdir(tmp_path) == ["a"]
+    assert (tmp_path / "a").read_bytes() == content
+
+
+def test_what_cannot_be_renamed_back_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"before")
+    with pytest.raises(OSError, match="503 SlowDown") as caught:
+        Refusing(fails=(2, 3)).write(f"{tmp_path}/a", b"after")
+    kept = {path.read_bytes(): str(path) for path in tmp_path.iterdir()}
+    assert kept.keys() == {b"before", b"after"}
+    assert all(path in str(caught.value) for path in kept.values())
 
 
 def test_threads_that_write_one_path_do_not_mix(tmp_path: Path) -> None:

@@ -6,10 +6,12 @@ import math
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from sparkdl.errors import ConfigError
 from sparkdl.progress.events import Event, TrialEnded
 from sparkdl.tune import (
     Asha,
@@ -231,3 +233,10 @@ def test_what_is_not_caught_ends_the_search(tmp_path: Any) -> None:
 
     with pytest.warns(RuntimeWarning), pytest.raises(ValueError, match="trial 2"):
         run(tmp_path, Folders(value), RandomSearch(5, 1), catch=(KeyError,))
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"version": 1}', "[" * 100_000])
+def test_a_file_that_is_no_journal_is_one_error(tmp_path: Path, content: str) -> None:
+    (tmp_path / "study.json").write_text(content)
+    with pytest.raises(ConfigError, match="no journal of a search"):
+        Journal.at(str(tmp_path), {}, resume=True)

@@ -26,6 +26,7 @@ from tracking_cases import RUN, SEARCH_ID, Time, busy_fit, small_fit, small_sear
 
 from sparkdl import cli
 from sparkdl.errors import ConfigError, ResourceError
+from sparkdl.files.storage import read_start
 from sparkdl.host_load import HostLoad
 from sparkdl.phases import _memory_bytes
 from sparkdl.progress.events import (
@@ -228,6 +229,108 @@ def test_a_file_that_is_cut_or_foreign_does_not_hide_the_others(tmp_path: Path) 
     assert {line["run"]: line["state"] for line in book.runs()} == {
         RUN.run_id: "done", "cut": "running", "foreign": "running",
     }  # fmt: skip
+
+
+def write_run(folder: Path, name: str, *, ended: bool = True) -> None:
+    events: list[Any] = [TrainingBegan(0, 2, replace(RUN, run_id=name))]
+    sink = JsonLines(str(folder), clock=Time(step=1.0))
+    for event in [*events, TrainingEnded(2)] if ended else events:
+        sink.handle(event)
+    if not ended:
+        sink._file.close()  # type: ignore[union-attr]
+
+
+def counted_reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the event files that are read from now on."""
+    reads: list[str] = []
+
+    def count(path: str, at_most: int) -> bytes:
+        reads.append(Path(path).name)
+        return read_start(path, at_most)
+
+    monkeypatch.setattr(book_module, "read_start", count)
+    return reads
+
+
+def test_of_many_past_runs_the_newest_are_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before, all were kept; and after a live run, all were read again at each look."""
+    monkeypatch.setattr(book_module, "MOST_RUNS", 10)
+    for number in range(25):
+        write_run(tmp_path, f"20260101-{number:06}-a", ended=number != 20)
+    reads = counted_reads(monkeypatch)
+    book = RunBook(str(tmp_path))
+    newest = [f"20260101-{number:06}-a" for number in range(24, 14, -1)]
+    assert [line["run"] for line in book.runs()] == newest
+    assert len(reads) == 10
+    live = book.sink()
+    live.handle(TrainingBegan(0, 2, replace(RUN, run_id="20260102-000000-a")))
+    for _ in range(3):
+        assert [line["run"] for line in book.runs()] == ["20260102-000000-a", *newest[:-1]]
+    assert len(reads) == 10
+    write_run(tmp_path, "20260103-000000-a")
+    with (tmp_path / "20260101-000020-a.jsonl").open("ab") as file:
+        file.write((tmp_path / f"{newest[0]}.jsonl").read_bytes().splitlines()[-1])
+    lines = book.runs()
+    expected = ["20260103-000000-a", "20260102-000000-a", *newest[:-2]]
+    assert [line["run"] for line in lines] == expected
+    assert {line["run"]: line["state"] for line in lines}["20260101-000020-a"] == "done"
+    assert reads[10:] == ["20260103-000000-a.jsonl", "20260101-000020-a.jsonl"]
+
+
+def test_of_a_large_file_the_beginning_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(book_module, "MOST_FILE_BYTES", 1000)
+    write_run(tmp_path, "large", ended=False)
+    reads, book = counted_reads(monkeypatch), RunBook(str(tmp_path))
+    for _ in range(3):
+        with (tmp_path / "large.jsonl").open("ab") as file:
+            file.write(b"x" * 1000)
+        assert [line["model"] for line in book.runs()] == ["digits"]
+    assert len(reads) == 1
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"time": 1e999, "event": "training_ended", "stopped": false}',
+        '{"time": 1, "event": "training_ended", "stopped": NaN}',
+        '{"time": 1, "event": "training_ended", "stopped": [{"a": -1e999}]}',
+        '{"time": 1%s, "event": "training_ended", "stopped": false}' % ("0" * 400),
+        '{"time": 1, "event": "training_ended", "stopped": %s}' % ("[" * 100_000 + "]" * 100_000),
+        "[" * 100_000,
+    ],
+)  # fmt: skip
+def test_a_line_that_json_or_the_page_cannot_take_is_left_out(tmp_path: Path, line: str) -> None:
+    """Before, the list of runs raised RecursionError, or had an Infinity."""
+    write_run(tmp_path, RUN.run_id, ended=False)
+    path = tmp_path / f"{RUN.run_id}.jsonl"
+    path.write_text(path.read_text() + line + "\n" + path.read_text())
+    book = RunBook(str(tmp_path))
+    (told,) = book.runs()
+    assert (told["state"], told["model"]) == ("running", "digits")
+    assert kinds(book) == ["begin", "begin"]
+    json.dumps([told, json.loads(book.records(RUN.run_id) or "")], allow_nan=False)
+
+
+def test_a_file_that_cannot_be_read_does_not_hide_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a", "b"):
+        write_run(tmp_path, name)
+
+    def read(path: str, at_most: int) -> bytes:
+        if path.endswith("b.jsonl"):
+            raise ResourceError("no", expected="a file", received="none")
+        return read_start(path, at_most)
+
+    book = RunBook(str(tmp_path))
+    with monkeypatch.context() as patched:
+        patched.setattr(book_module, "read_start", read)
+        assert [line["run"] for line in book.runs()] == ["a"]
+    assert [line["run"] for line in book.runs()] == ["b", "a"]
 
 
 def test_a_folder_that_the_first_fit_will_make_is_empty_until_then(tmp_path: Path) -> None:
