@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import select
 import selectors
 import socket
@@ -99,7 +100,8 @@ class Greeter(Generic[S]):
     Args:
         listener: Listening stream socket; owned from now on.
         introduce: Makes a stranger of an accepted connection.
-        welcome: Takes a stranger that has shown the token, with a connection that blocks.
+        welcome: Takes a stranger that has shown the token, with a connection that blocks. Where it
+            raises, because no thread can be started, say, the stranger is turned away.
         peeks: Whether strangers leave what they hear in the socket, which then stays readable.
         name: Of the thread.
     """
@@ -179,7 +181,16 @@ class Greeter(Generic[S]):
         if known:
             self._forget(stranger)
             connection.setblocking(True)
-            self._welcome(stranger)
+            try:
+                self._welcome(stranger)
+            except Exception as error:
+                logging.getLogger(__name__).warning(
+                    "a connection was turned away: %s: %s", type(error).__name__, error
+                )
+                connection.setblocking(False)
+                with contextlib.suppress(OSError):
+                    stranger.turn_away()
+                connection.close()
         elif self._peeks:  # it would be reported as readable without end: look again later
             with contextlib.suppress(KeyError):
                 self._selector.unregister(connection)

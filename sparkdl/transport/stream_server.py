@@ -67,9 +67,15 @@ class StreamServer:
         with self._lock:
             self._members.add(stranger.connection)
             crowded = len(self._members) > self._max_connections
-        threading.Thread(
-            target=self._run, args=(stranger, crowded), name=f"sparkdl-ps-{self.name}", daemon=True
-        ).start()
+        try:
+            threading.Thread(
+                target=self._run, args=(stranger, crowded), name=f"sparkdl-ps-{self.name}",
+                daemon=True,
+            ).start()  # fmt: skip
+        except BaseException:
+            with self._lock:
+                self._members.discard(stranger.connection)
+            raise
 
     def _run(self, stranger: Stranger, crowded: bool) -> None:
         connection = stranger.connection

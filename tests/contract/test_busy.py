@@ -12,6 +12,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -151,6 +152,35 @@ def test_a_member_over_http_waits_for_room_among_the_clients() -> None:
             assert not joining.done()
             tell(7, Kind.BYE)
             assert joining.result(20) == "in"
+
+
+@pytest.mark.parametrize("mode", ["socket", "shm", "http"])
+def test_a_member_that_gets_no_thread_tries_again(
+    mode: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And the server goes on accepting; of HTTP's connections those with TLS begin in a thread."""
+    certificate = Certificate.make() if mode == "http" else None
+    listeners = Listeners.bind(ListenOptions(mode, web=mode == "http"), str(tmp_path))
+    server = Server(Coordinator(Settings(1)), TOKEN, listeners, 1, certificate).start()
+    endpoint = Endpoint(server.address, TOKEN, certificate.fingerprint if certificate else "")
+    start, failed = threading.Thread.start, []
+
+    def start_later(thread: threading.Thread) -> None:
+        if thread.name.startswith("sparkdl-ps-") and len(failed) < 2:
+            failed.append(thread.name)
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_later)
+    with contextlib.ExitStack() as stack:
+        stack.callback(server.close)
+        session = stack.enter_context(open_session(endpoint, mode=mode, rank=0))
+        assert session.meet("in") == ["in"]
+        if mode != "http":
+            [transport] = server._transports
+            assert len(transport._members) <= 2  # type: ignore[attr-defined]
+    assert len(failed) == 2
+    assert "can't start new thread" in caplog.text
 
 
 _SILENT_TOO_LONG = b"HTTP/1.1 408 Request Timeout\r\nContent-Length: 0\r\n\r\n"

@@ -191,3 +191,26 @@ def test_hundreds_of_strangers_that_say_a_byte_now_and_then_delay_no_call(served
                 with contextlib.suppress(OSError):
                     stranger.send(b"x")
     assert time.monotonic() - began < 4.5  # a stranger's own limit is 5 s
+
+
+@pytest.mark.parametrize("name", ["sparkdl-connecting", "sparkdl-replies", "sparkdl-caller"])
+def test_where_a_thread_cannot_be_started_later_calls_go_on(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, failed = threading.Thread.start, []
+
+    def start_later(thread: threading.Thread) -> None:
+        if thread.name == name and not failed:
+            failed.append(thread.name)
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_later)
+    with CallServer(Target(), TOKEN) as server:
+        client = CallClient(server.address, TOKEN, timeout_s=20.0)
+        if name == "sparkdl-connecting":
+            with pytest.raises(RuntimeError, match="can't start new thread"):
+                client.add(1)
+        assert client.add(1) == 2
+        assert failed
+        client.close()
