@@ -102,7 +102,8 @@ class Greeter(Generic[S]):
         introduce: Makes a stranger of an accepted connection.
         welcome: Takes a stranger that has shown the token, with a connection that blocks. Where it
             raises, because no thread can be started, say, the stranger is turned away.
-        peeks: Whether strangers leave what they hear in the socket, which then stays readable.
+        peeks: Whether strangers, or which ones at the moment, leave what they hear in the socket,
+            which then stays readable.
         name: Of the thread.
     """
 
@@ -112,11 +113,11 @@ class Greeter(Generic[S]):
         introduce: Callable[[socket.socket], S],
         welcome: Callable[[S], None],
         *,
-        peeks: bool = False,
+        peeks: bool | Callable[[S], bool] = False,
         name: str,
     ) -> None:
         self._listener, self._introduce, self._welcome = listener, introduce, welcome
-        self._peeks = peeks
+        self._peeks = peeks if callable(peeks) else lambda _: peeks
         self._strangers: dict[S, float] = {}  # to their deadlines, the oldest first
         self._partial: list[S] = []
         self._look_again = 0.0
@@ -191,7 +192,9 @@ class Greeter(Generic[S]):
                 with contextlib.suppress(OSError):
                     stranger.turn_away()
                 connection.close()
-        elif self._peeks:  # it would be reported as readable without end: look again later
+        elif self._peeks(
+            stranger
+        ):  # it would be reported as readable without end: look again later
             with contextlib.suppress(KeyError):
                 self._selector.unregister(connection)
             self._partial.append(stranger)

@@ -160,7 +160,7 @@ class Members:
 
         Cheroot gets each when its first request comes: it would hold a thread for it at once.
         """
-        if isinstance(stranger, FirstRequest) and stranger.knocked:
+        if isinstance(stranger, FirstRequest) and stranger.knocks:
             threading.Thread(
                 target=self._secure, args=(stranger.connection,), name="sparkdl-ps-http-tls",
                 daemon=True,

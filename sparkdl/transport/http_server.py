@@ -293,8 +293,9 @@ class HttpServer:
         self._server.prepare()
         allowance = Allowance(OPEN_PER_SECOND)
         self._greeter = Greeter(
-            listener, lambda connection: FirstRequest(connection, token, encryption, allowance),
-            members.put, peeks=True, name="sparkdl-ps-http-greeter",
+            listener, lambda connection: FirstRequest(connection, token, encrypted, allowance),
+            members.put, peeks=lambda stranger: not stranger.knocks,
+            name="sparkdl-ps-http-greeter",
         )  # fmt: skip
         self._thread = threading.Thread(
             target=self._server.serve, name="sparkdl-ps-http", daemon=True

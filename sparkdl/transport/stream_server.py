@@ -21,7 +21,7 @@ class StreamServer:
     """Accepts framed connections on ``listener`` until closed.
 
     A connection's first frame is OPEN with the token. A peer without it gets nothing but a close.
-    In an encrypted run the connection knocks before that, and begins TLS.
+    In an encrypted run the connection proves before that that it knows the token, and begins TLS.
 
     Args:
         listener: Listening stream socket; owned from now on.
@@ -61,7 +61,7 @@ class StreamServer:
     def _introduce(self, connection: socket.socket) -> FirstFrame | FirstKnock:
         if self._encryption is None:
             return FirstFrame(connection, self._token)
-        return FirstKnock(connection, self._encryption)
+        return FirstKnock(connection, self._token)
 
     def _welcome(self, stranger: Stranger) -> None:
         with self._lock:
