@@ -214,3 +214,21 @@ def test_where_a_thread_cannot_be_started_later_calls_go_on(
         assert client.add(1) == 2
         assert failed
         client.close()
+
+
+def test_both_ends_notice_a_host_that_vanished() -> None:
+    """Whether one waits, or has sent what nobody acknowledges."""
+    with CallServer(Target(), TOKEN) as server:
+        client = CallClient(server.address, TOKEN)
+        assert client.add(1) == 2
+        [at_server] = server._connections
+        for end in (client._connection, at_server):
+            assert end is not None
+            connection = end._socket
+            assert isinstance(connection, socket.socket)
+            assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+            for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT):
+                assert connection.getsockopt(socket.IPPROTO_TCP, option) <= 10
+            limit_ms = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+            assert 0 < limit_ms <= 60_000
+        client.close()
