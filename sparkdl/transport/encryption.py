@@ -186,10 +186,16 @@ def connect_encrypted(connection: socket.socket, token: str, fingerprint: str) -
 
 def _ask(connection: socket.socket, words: bytes) -> None:
     """Sends ``words``; returns when the server has answered that the client may go on."""
-    connection.sendall(words)
+    broken: OSError | None = None
+    try:
+        connection.sendall(words)
+    except (BrokenPipeError, ConnectionResetError) as error:  # its answer may say why
+        broken = error
     answer = connection.recv(1)
     if answer == BUSY:
         raise no_room()
+    if broken is not None:
+        raise broken
     if answer != GO_ON:
         raise AuthenticationError(
             "the server closed the connection at the sight of the token's proof",
