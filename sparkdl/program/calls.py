@@ -259,17 +259,16 @@ class CallClient:
         """Sends the queued calls on a new connection, and receives their results."""
         with self._lock:
             queued = [call for call in self._queued if not call.future.done()]
-            try:
-                if queued:
-                    threading.Thread(
-                        target=self._receive, args=(connection,), name="sparkdl-replies",
-                        daemon=True,
-                    ).start()  # fmt: skip
-            except BaseException:
-                connection.close()
-                raise
-            self._connecting, self._unreached = False, None
-            self._queued = []
+            if queued:
+                receiving = threading.Thread(
+                    target=self._receive, args=(connection,), name="sparkdl-replies", daemon=True
+                )
+                try:
+                    receiving.start()
+                except RuntimeError:  # the calls stay queued for another try
+                    connection.close()
+                    raise
+            self._connecting, self._unreached, self._queued = False, None, []
             if not queued:
                 connection.close()
                 return

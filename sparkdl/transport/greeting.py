@@ -192,9 +192,8 @@ class Greeter(Generic[S]):
                 with contextlib.suppress(OSError):
                     stranger.turn_away()
                 connection.close()
-        elif self._peeks(
-            stranger
-        ):  # it would be reported as readable without end: look again later
+        elif self._peeks(stranger):
+            # it would be reported as readable without end: look again later
             with contextlib.suppress(KeyError):
                 self._selector.unregister(connection)
             self._partial.append(stranger)
