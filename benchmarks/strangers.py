@@ -2,7 +2,7 @@
 
 A member exchanges 0.4 MB with a server while strangers from the same machine hold thousands of
 connections and open a thousand more each second, with one byte each; with TLS every second one
-replays a member's knock. Quiet and hostile rounds alternate. Of the strangers' connections the
+replays a member's proof. Quiet and hostile rounds alternate. Of the strangers' connections the
 server ends what is too many or too slow; new ones come at once. The script fails where members are
 slowed down by more than :data:`MOST_RATIO`, where an exchange takes longer than
 :data:`SLOWEST_MS`, or where strangers came more seldom than asked.
@@ -29,7 +29,7 @@ import numpy as np
 from sparkdl.ps.client import Client, Progress, connect
 from sparkdl.ps.rules import Downpour
 from sparkdl.ps.server import ServerConfig, ServerProcess
-from sparkdl.transport.encryption import WELCOME, Certificate, make_knock
+from sparkdl.transport.encryption import GO_ON, KNOCK, NONCE_BYTES, Certificate, proof_of
 from sparkdl.weights import Layout
 
 LAYOUT = Layout.of([("w", (100_000,), "float32")])
@@ -104,10 +104,13 @@ def measure(
             address = (web.hostname or "", web.port or 0)
         words = [b"S"]
         if encrypt:
-            words.append(make_knock(server.config.token))
             with socket.create_connection(address) as member:
-                member.sendall(words[1])
-                assert member.recv(1) == WELCOME
+                member.sendall(KNOCK)
+                nonce = member.recv(1 + NONCE_BYTES, socket.MSG_WAITALL)[1:]
+                proof = proof_of(server.config.token, nonce)
+                member.sendall(proof)
+                assert member.recv(1) == GO_ON
+            words.append(KNOCK + proof)
         with connect(server.endpoint, transport, rank=0, layout=LAYOUT) as client:
             client.join(batches_per_epoch=1)
             for number in range(rounds):

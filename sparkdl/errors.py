@@ -29,6 +29,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 BEATS = ("what", "expected", "received", "hint")
+MAX_BEAT_CHARS = 10_000
+"""Of each text that tells of an error over the network."""
 
 
 class SparkDLError(Exception):
@@ -77,7 +79,7 @@ def raised_of(beats: Mapping[str, object], rank: int) -> SparkDLError | None:
     """The error that :func:`beats_of` described on a rank; None if there is no such class.
 
     Args:
-        beats: As they came over the network: each text is cut after 10,000 characters.
+        beats: As they came over the network: each text is cut after :data:`MAX_BEAT_CHARS`.
         rank: For the message.
     """
     cls = globals().get(str(beats.get("type", "")))
@@ -85,7 +87,7 @@ def raised_of(beats: Mapping[str, object], rank: int) -> SparkDLError | None:
         return None
     if issubclass(cls, WorkerError):
         return None
-    texts = {name: str(beats.get(name, ""))[:10_000] for name in BEATS}
+    texts = {name: str(beats.get(name, ""))[:MAX_BEAT_CHARS] for name in BEATS}
     texts["what"] += f" (worker {rank})"
     return _rebuild(cls, texts["what"], texts)
 

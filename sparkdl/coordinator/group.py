@@ -10,6 +10,7 @@ from typing import Literal
 
 from sparkdl.coordinator.orders import Orders
 from sparkdl.coordinator.settings import Settings
+from sparkdl.coordinator.status import failure_of
 from sparkdl.coordinator.telemetry import Telemetry
 from sparkdl.coordinator.worker import Worker
 from sparkdl.errors import (
@@ -236,7 +237,6 @@ class Group:
             What all ranks are told.
         """
         if self.failure is None:
-            self.failure = WorkerError(
-                -1, f"{type(error).__name__}: {error}", traceback.format_exc(), hint=hint
-            )
+            described = f"{type(error).__name__}: {error}"
+            self.failure = failure_of(-1, described, traceback.format_exc(), hint=hint)
         return self.failure

@@ -5,9 +5,9 @@ from __future__ import annotations
 from sparkdl.coordinator.blobs import KeptBlob, chunk_reply
 from sparkdl.coordinator.group import Group
 from sparkdl.coordinator.lines import MAX_LINES_BYTES, LogLines, pack_lines
-from sparkdl.coordinator.status import EpochTotals, Failure, Status
+from sparkdl.coordinator.status import EpochTotals, Failure, Status, failure_of
 from sparkdl.coordinator.telemetry import lines_of, load_of, report_of, usage_of
-from sparkdl.errors import BEATS, ProtocolError, WorkerError
+from sparkdl.errors import BEATS, ProtocolError
 from sparkdl.transport.frames import BLOB_BYTES, Content, Flag, Kind, Message
 
 
@@ -76,11 +76,11 @@ class Reporting:
         stale = worker is not None and message.attempt in worker.superseded
         if group.failure is None and not stale:
             beats = message.meta.get("beats")
-            group.failure = WorkerError(
+            group.failure = failure_of(
                 message.rank,
                 str(message.meta.get("error", "unknown error")),
                 str(message.meta.get("traceback", "")),
-                beats=_texts(beats) if isinstance(beats, dict) and beats else None,
+                beats=_texts(beats) if isinstance(beats, dict) else None,
             )
         if worker is not None and worker.attempt == message.attempt:
             group.mark_dead(worker)
@@ -187,5 +187,5 @@ def bounded(epochs: dict[int, EpochTotals]) -> dict[int, EpochTotals]:
 
 
 def _texts(beats: dict[str, object]) -> dict[str, str]:
-    """Beats as a worker sent them, each a text of bounded length."""
-    return {name: str(beats[name])[:10_000] for name in ("type", *BEATS) if name in beats}
+    """Beats as a worker sent them, each a text."""
+    return {name: str(beats[name]) for name in ("type", *BEATS) if name in beats}

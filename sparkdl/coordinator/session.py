@@ -16,6 +16,7 @@ import numpy as np
 
 from sparkdl.closing import Closing
 from sparkdl.coordinator.lines import MAX_LINE_CHARS, MAX_LINES_BYTES, pack_lines
+from sparkdl.coordinator.status import failure_of
 from sparkdl.coordinator.telemetry import report_message
 from sparkdl.errors import WorkerError, beats_of
 from sparkdl.host_load import LoadMeter
@@ -181,8 +182,8 @@ class Session(Closing):
             traceback: Of it.
             beats: Of :func:`sparkdl.errors.beats_of`: the driver raises the error as itself.
         """
-        cut = {name: text[:10_000] for name, text in (beats or {}).items()}
-        meta = {"error": error[:10_000], "traceback": traceback[-100_000:], "beats": cut}
+        cut = failure_of(self.rank, error, traceback, beats=beats)
+        meta = {"error": cut.error, "traceback": cut.traceback, "beats": cut.beats}
         self.request(Message(Kind.FAIL, meta=meta))
 
     def close(self) -> None:

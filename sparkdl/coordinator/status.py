@@ -8,11 +8,42 @@ from typing import Any
 
 import numpy as np
 
-from sparkdl.errors import ProtocolError, SparkDLError, WorkerError, raised_of
+from sparkdl.errors import (
+    MAX_BEAT_CHARS,
+    ProtocolError,
+    SparkDLError,
+    WorkerError,
+    raised_of,
+)
 from sparkdl.host_load import HostLoad
 from sparkdl.phases import Usage
 from sparkdl.reports import MetricState
 from sparkdl.transport.frames import ByteArray
+
+MAX_TRACEBACK_CHARS = 100_000
+
+
+def failure_of(
+    rank: int,
+    error: str,
+    traceback: str,
+    *,
+    beats: Mapping[str, str] | None = None,
+    hint: str = "",
+) -> WorkerError:
+    """The failure of a rank, or of the server (-1), as all hear of it: cut, so that frames hold it.
+
+    Args:
+        rank: Who failed.
+        error: The exception as one line; its begin is kept.
+        traceback: Of it; its end is kept.
+        beats: Of :func:`sparkdl.errors.beats_of`, if it was an error of this library.
+        hint: What to do about it.
+    """
+    cut = {name: text[:MAX_BEAT_CHARS] for name, text in (beats or {}).items()}
+    return WorkerError(
+        rank, error[:MAX_BEAT_CHARS], traceback[-MAX_TRACEBACK_CHARS:], hint, cut or None
+    )
 
 
 @dataclass(frozen=True)

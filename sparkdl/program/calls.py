@@ -177,17 +177,17 @@ class CallClient:
         reach_s = self._connect_s if self._wait_for_ready else 0.0
         call = _Call(next(self._numbers), name, Future(), pieces, time.monotonic() + reach_s)
         with self._lock:
-            self._waiting[call.number] = call
             call.connection = connection = self._connection
             if connection is None:
-                # what the caller does with its arrays until there is a connection does not matter
-                call.pieces = [memoryview(bytes(piece)) for piece in pieces]
-                self._queued.append(call)
-                if not self._connecting:
-                    self._connecting = True
+                if not self._connecting:  # first: where no thread can be started nothing is queued
                     threading.Thread(
                         target=self._connect, name="sparkdl-connecting", daemon=True
                     ).start()
+                    self._connecting = True
+                # what the caller does with its arrays until there is a connection does not matter
+                call.pieces = [memoryview(bytes(piece)) for piece in pieces]
+                self._queued.append(call)
+            self._waiting[call.number] = call
         call.future.add_done_callback(lambda _: self._forget(call))
         if connection is not None:
             self._send(call, connection)
@@ -241,7 +241,7 @@ class CallClient:
             except AuthenticationError as error:  # an OSError, too
                 self._unreached = error
                 self._fail_queued(error)
-            except (OSError, EOFError) as error:
+            except (OSError, EOFError, RuntimeError) as error:  # RuntimeError: no thread to be had
                 self._unreached = error
                 self._fail_queued(self._lost(error), time.monotonic())
                 time.sleep(_RETRY_S)
@@ -258,16 +258,21 @@ class CallClient:
     def _begin(self, connection: MessageConnection) -> None:
         """Sends the queued calls on a new connection, and receives their results."""
         with self._lock:
-            self._connecting, self._unreached = False, None
             queued = [call for call in self._queued if not call.future.done()]
-            self._queued = []
+            if queued:
+                receiving = threading.Thread(
+                    target=self._receive, args=(connection,), name="sparkdl-replies", daemon=True
+                )
+                try:
+                    receiving.start()
+                except RuntimeError:  # the calls stay queued for another try
+                    connection.close()
+                    raise
+            self._connecting, self._unreached, self._queued = False, None, []
             if not queued:
                 connection.close()
                 return
             self._connection = connection
-            threading.Thread(
-                target=self._receive, args=(connection,), name="sparkdl-replies", daemon=True
-            ).start()
             for call in queued:
                 call.connection = connection
             try:

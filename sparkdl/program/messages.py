@@ -32,6 +32,7 @@ from sparkdl.errors import AuthenticationError, ProtocolError
 from sparkdl.program.encryption import EncryptedStream, Stream
 from sparkdl.transport.encryption import Certificate
 from sparkdl.transport.greeting import hear_bytes
+from sparkdl.transport.listening import tune
 
 _HEAD = struct.Struct("<QBI")
 _NONCE_BYTES = 32
@@ -138,7 +139,7 @@ class MessageConnection:
         self._sending = threading.Lock()
         self._socket: Stream = connection
         try:
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            tune(connection)
             connection.settimeout(_HANDSHAKE_S)
             if caller is None:
                 self._prove(token)

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -363,11 +363,16 @@ def await_stop(program: Running) -> None:
 
 
 def _is_reached(program: Running) -> bool:
-    """Whether the launching process lives; the first call may find that the connection broke."""
+    """Whether the launching process answers; the first call may find that the connection broke."""
     for _ in range(2):
-        with suppress(SparkDLError, OSError):
-            program.control.is_stopping()
+        answer = program.control.futures.is_stopping()
+        try:
+            answer.result(_ASK_S)
             return True
+        except TimeoutError:  # a connection that broke in silence: the next call makes another one
+            program.control.close()
+        except (SparkDLError, OSError):
+            pass
     return False
 
 

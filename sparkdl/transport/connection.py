@@ -194,7 +194,11 @@ class Connection:
         return self.channel
 
     def open(self) -> None:
-        """Opens the channel; where the server is busy, again for ``connect_s``."""
+        """Opens the channel; where the server is busy or resets it, again for ``connect_s``.
+
+        A server that has no room may be gone before it is heard. One that refuses connections is
+        not there, and is not tried again.
+        """
         deadline = time.monotonic() + self._timeouts.connect_s
         delay_s = 0.05
         with self._lock:
@@ -202,7 +206,7 @@ class Connection:
                 try:
                     self._open()
                     return
-                except BusyError:
+                except (BusyError, BrokenPipeError, ConnectionResetError):
                     if time.monotonic() >= deadline:
                         raise
                 time.sleep(delay_s * (0.5 + random.random()))

@@ -122,9 +122,13 @@ class Dispatcher:
             elif connection == own or not (reply.meta or reply.content is Content.BLOB):
                 self._send(slot, reply)
             else:  # a stopped peer's socket might not take it: this thread waits for nobody
-                threading.Thread(
+                sender = threading.Thread(
                     target=self._send, args=(slot, reply), name="sparkdl-ps-send", daemon=True
-                ).start()
+                )
+                try:
+                    sender.start()
+                except RuntimeError:  # there is no thread to be had, and no reply may be lost
+                    self._send(slot, reply)
 
     def _send(self, slot: _Slot, reply: Message) -> None:
         with slot.lock, contextlib.suppress(OSError):

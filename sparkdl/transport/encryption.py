@@ -4,9 +4,15 @@ Names and authorities play no part. A client accepts the one certificate whose S
 came to it beside the token, over Spark's own channel; ranks that exchange with each other show each
 other the run's certificate. Only TLS 1.3 is spoken.
 
-Before TLS begins a client *knocks*: it sends bytes that only a holder of the token can make. The
-server answers with one byte, or closes. So a stranger never gets as far as TLS, whose handshake
-would cost the server memory and time. A knock opens once: who has recorded one is a stranger.
+Before TLS begins a client *knocks*, the server sends a nonce, and the client a proof that only a
+holder of the token can make of it. So a stranger never gets as far as TLS, whose handshake would
+cost the server memory and time. A proof is good on its own connection only: nothing has to be
+remembered, and who has recorded one is a stranger at every server of the run::
+
+    client: KNOCK                   server: GO_ON, nonce
+    client: proof of the nonce      server: GO_ON               then TLS
+
+Where it has no room the server answers BUSY, where the proof is wrong it closes.
 """
 
 from __future__ import annotations
@@ -15,10 +21,8 @@ import functools
 import hashlib
 import hmac
 import os
-import secrets
 import socket
 import ssl
-import threading
 import time
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -27,15 +31,15 @@ from typing import Self
 from sparkdl.errors import AuthenticationError, ConfigError
 from sparkdl.transport.anonymous import anonymous_file
 from sparkdl.transport.error_frames import BusyError, no_room
+from sparkdl.transport.framing import receive_into
 
 KNOCK = b"SPDK"
-"""The first bytes of a knock."""
-_NONCE_BYTES = 16
-KNOCK_BYTES = len(KNOCK) + _NONCE_BYTES + 32
-WELCOME, BUSY = b"\x01", b"\x02"
-"""The answers to a knock: TLS may begin; or the server has no room now."""
+"""A client's first bytes."""
+NONCE_BYTES, PROOF_BYTES = 16, 32
+GO_ON, BUSY = b"\x01", b"\x02"
+"""What the server answers with: the client may go on; or there is no room now."""
 HANDSHAKE_S = 5.0
-"""From a knock to the first words over TLS, in all."""
+"""From the proof to the first words over TLS, in all."""
 _AGE, _LIFE = timedelta(days=1), timedelta(days=3650)
 """Clocks of hosts may differ. What ends a certificate's use is the end of its run."""
 
@@ -140,21 +144,9 @@ def _fingerprint(der: bytes) -> str:
     return hashlib.sha256(der).hexdigest()
 
 
-def make_knock(token: str) -> bytes:
-    """Bytes that only a holder of ``token`` can make; they do not tell the token."""
-    nonce = secrets.token_bytes(_NONCE_BYTES)
-    return KNOCK + nonce + _proof(token, nonce)
-
-
-def knock_matches(knock: bytes, token: str) -> bool:
-    """Whether these are :data:`KNOCK_BYTES` that :func:`make_knock` made with ``token``."""
-    nonce, proof = knock[len(KNOCK) : -32], knock[-32:]
-    whole = len(knock) == KNOCK_BYTES and knock.startswith(KNOCK)
-    return whole and hmac.compare_digest(proof, _proof(token, nonce))
-
-
-def _proof(token: str, nonce: bytes) -> bytes:
-    return hmac.new(token.encode(), b"sparkdl knock" + nonce, hashlib.sha256).digest()
+def proof_of(token: str, nonce: bytes) -> bytes:
+    """:data:`PROOF_BYTES` that only a holder of ``token`` can make; they do not tell the token."""
+    return hmac.digest(token.encode(), b"sparkdl knock" + nonce, "sha256")
 
 
 def connect_encrypted(connection: socket.socket, token: str, fingerprint: str) -> ssl.SSLSocket:
@@ -166,23 +158,16 @@ def connect_encrypted(connection: socket.socket, token: str, fingerprint: str) -
         fingerprint: Of the server's certificate.
 
     Raises:
-        AuthenticationError: The server closed at the knock, or has another certificate.
+        AuthenticationError: The server closed at the proof, or has another certificate.
         BusyError: It has no room now, or has ended a handshake that took long; another try may
             succeed.
-        OSError: The connection broke.
+        OSError, EOFError: The connection broke.
     """
     try:
-        connection.sendall(make_knock(token))
-        answer = connection.recv(1)
-        if answer == BUSY:
-            raise no_room()
-        if answer != WELCOME:
-            raise AuthenticationError(
-                "the server closed the connection at the sight of the token's proof",
-                expected="the token of this run",
-                received="another one, or a server that is going down",
-                hint="workers of an earlier run cannot join a later one",
-            )
+        _ask(connection, KNOCK)
+        nonce = bytearray(NONCE_BYTES)
+        receive_into(connection, memoryview(nonce))
+        _ask(connection, proof_of(token, bytes(nonce)))
         secured = _shake_hands(connection)
     except BaseException:
         connection.close()
@@ -197,6 +182,27 @@ def connect_encrypted(connection: socket.socket, token: str, fingerprint: str) -
             hint="something between this host and the driver answers in its place",
         )
     return secured
+
+
+def _ask(connection: socket.socket, words: bytes) -> None:
+    """Sends ``words``; returns when the server has answered that the client may go on."""
+    broken: OSError | None = None
+    try:
+        connection.sendall(words)
+    except (BrokenPipeError, ConnectionResetError) as error:  # its answer may say why
+        broken = error
+    answer = connection.recv(1)
+    if answer == BUSY:
+        raise no_room()
+    if broken is not None:
+        raise broken
+    if answer != GO_ON:
+        raise AuthenticationError(
+            "the server closed the connection at the sight of the token's proof",
+            expected="the token of this run",
+            received="another one, or a server that is going down",
+            hint="workers of an earlier run cannot join a later one",
+        )
 
 
 def _shake_hands(connection: socket.socket) -> ssl.SSLSocket:
@@ -214,41 +220,15 @@ def _shake_hands(connection: socket.socket) -> ssl.SSLSocket:
 class ServerEncryption:
     """TLS at the end of a server: one object for all of a run's ports. Thread-safe.
 
-    The knocks that it has taken are remembered, 16 bytes for each connection of a holder of the
-    token; nobody else can add to them.
-
     Args:
         certificate: The run's.
-        token: The run's secret.
     """
 
-    def __init__(self, certificate: Certificate, token: str) -> None:
-        self._context, self._token = certificate.server_context(), token
-        self._lock = threading.Lock()
-        self._taken: set[bytes] = set()
-
-    def take(self, knock: bytes) -> None:
-        """Returns for a knock that was made with the token and has not come before.
-
-        Raises:
-            AuthenticationError: It is another one.
-        """
-        received = "another token's, or other bytes"
-        if knock_matches(knock, self._token):
-            nonce = knock[len(KNOCK) : -32]
-            with self._lock:
-                if nonce not in self._taken:
-                    self._taken.add(nonce)
-                    return
-            received = "one that has come before: somebody has recorded it"
-        raise AuthenticationError(
-            "a connection without the run's token",
-            expected="a new knock made with it",
-            received=received,
-        )
+    def __init__(self, certificate: Certificate) -> None:
+        self._context = certificate.server_context()
 
     def begin(self, connection: socket.socket) -> tuple[ssl.SSLSocket, float]:
-        """The connection, after its knock was taken, for ``do_handshake()``, and a deadline.
+        """The connection, after its proof was taken, for ``do_handshake()``, and a deadline.
 
         Takes ``connection`` over, also where it fails.
 
@@ -265,7 +245,7 @@ class ServerEncryption:
         try:
             until = time.monotonic() + HANDSHAKE_S
             connection.settimeout(HANDSHAKE_S)
-            connection.sendall(WELCOME)
+            connection.sendall(GO_ON)
             secured = self._context.wrap_socket(
                 connection, server_side=True, do_handshake_on_connect=False
             )

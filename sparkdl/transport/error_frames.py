@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from sparkdl.errors import (
+    BEATS,
+    MAX_BEAT_CHARS,
     AuthenticationError,
     ConfigError,
     ProtocolError,
@@ -43,15 +45,10 @@ def _codes() -> dict[str, type[SparkDLError]]:
 
 
 def error_to_meta(error: SparkDLError) -> dict[str, Any]:
-    """An error as the meta of an ERROR frame."""
+    """An error as the meta of an ERROR frame; long texts are cut, so that it can be sent."""
     code = next(code for code, cls in _codes().items() if isinstance(error, cls))
-    meta: dict[str, Any] = {
-        "code": code,
-        "what": error.what,
-        "expected": error.expected,
-        "received": error.received,
-        "hint": error.hint,
-    }
+    meta: dict[str, Any] = {"code": code}
+    meta.update({name: str(getattr(error, name))[:MAX_BEAT_CHARS] for name in BEATS})
     if isinstance(error, WorkerError):
         meta.update(rank=error.rank, error=error.error, traceback=error.traceback)
     return meta

@@ -84,6 +84,35 @@ def send_frame(
         connection.sendall(message.body.data)
 
 
+def exchange(
+    connection: socket.socket,
+    message: Message,
+    limits: Limits,
+    buffer: Callable[[], ByteArray],
+    *,
+    inline_body: bool = True,
+) -> Message:
+    """Writes a request and reads its reply, also where the server closed before all was written.
+
+    It may have refused the request, or the connection, by then: its reply says why.
+
+    Raises:
+        EOFError: The server closed without a reply.
+        OSError: The connection broke.
+    """
+    broken: OSError | None = None
+    try:
+        send_frame(connection, message, limits, inline_body=inline_body)
+    except (BrokenPipeError, ConnectionResetError) as error:
+        broken = error
+    try:
+        return receive_frame(connection, limits, buffer, inline_body=inline_body)
+    except EOFError:
+        if broken is not None:
+            raise broken from None
+        raise
+
+
 def send_reading(connection: socket.socket, reading: PiecewiseBody) -> None:
     """Writes a body that may change: never blocks while it holds a piece of it.
 

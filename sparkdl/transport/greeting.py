@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import select
 import selectors
 import socket
@@ -99,8 +100,10 @@ class Greeter(Generic[S]):
     Args:
         listener: Listening stream socket; owned from now on.
         introduce: Makes a stranger of an accepted connection.
-        welcome: Takes a stranger that has shown the token, with a connection that blocks.
-        peeks: Whether strangers leave what they hear in the socket, which then stays readable.
+        welcome: Takes a stranger that has shown the token, with a connection that blocks. Where it
+            raises, because no thread can be started, say, the stranger is turned away.
+        peeks: Whether strangers, or which ones at the moment, leave what they hear in the socket,
+            which then stays readable.
         name: Of the thread.
     """
 
@@ -110,11 +113,11 @@ class Greeter(Generic[S]):
         introduce: Callable[[socket.socket], S],
         welcome: Callable[[S], None],
         *,
-        peeks: bool = False,
+        peeks: bool | Callable[[S], bool] = False,
         name: str,
     ) -> None:
         self._listener, self._introduce, self._welcome = listener, introduce, welcome
-        self._peeks = peeks
+        self._peeks = peeks if callable(peeks) else lambda _: peeks
         self._strangers: dict[S, float] = {}  # to their deadlines, the oldest first
         self._partial: list[S] = []
         self._look_again = 0.0
@@ -179,8 +182,18 @@ class Greeter(Generic[S]):
         if known:
             self._forget(stranger)
             connection.setblocking(True)
-            self._welcome(stranger)
-        elif self._peeks:  # it would be reported as readable without end: look again later
+            try:
+                self._welcome(stranger)
+            except Exception as error:
+                logging.getLogger(__name__).warning(
+                    "a connection was turned away: %s: %s", type(error).__name__, error
+                )
+                connection.setblocking(False)
+                with contextlib.suppress(OSError):
+                    stranger.turn_away()
+                connection.close()
+        elif self._peeks(stranger):
+            # it would be reported as readable without end: look again later
             with contextlib.suppress(KeyError):
                 self._selector.unregister(connection)
             self._partial.append(stranger)

@@ -44,8 +44,17 @@ class ReplyBody:
             self._done = None
 
 
+ANSWERED = "sparkdl.answered"
+"""Set in the environ of a request by the app that answers a member's frame."""
+
+
 class Gateway(wsgi.Gateway_10):
-    """cheroot's gateway with two short cuts past its Python-level buffers."""
+    """cheroot's gateway with two short cuts past its Python-level buffers.
+
+    A connection outlives a response only where that answers a member's frame: others may be
+    strangers', and whatever cheroot keeps it keeps for minutes, and gives it a thread at its next
+    byte.
+    """
 
     def get_environ(self) -> Any:
         environ: Any = super().get_environ()  # type: ignore[no-untyped-call]
@@ -84,7 +93,8 @@ class Gateway(wsgi.Gateway_10):
 
     def start_response(self, *arguments: Any) -> Any:
         # cheroot would read an unread body, of any size, to its end; a chunked one has no known end
-        if getattr(self.req.rfile, "remaining", True):
+        unread = getattr(self.req.rfile, "remaining", True)
+        if unread or ANSWERED not in self.env:
             self.req.close_connection = True
         return super().start_response(*arguments)
 
@@ -150,7 +160,7 @@ class Members:
 
         Cheroot gets each when its first request comes: it would hold a thread for it at once.
         """
-        if isinstance(stranger, FirstRequest) and stranger.knocked:
+        if isinstance(stranger, FirstRequest) and stranger.knocks:
             threading.Thread(
                 target=self._secure, args=(stranger.connection,), name="sparkdl-ps-http-tls",
                 daemon=True,

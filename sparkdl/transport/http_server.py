@@ -32,6 +32,7 @@ from sparkdl.transport.http_client import (
     read_meta,
 )
 from sparkdl.transport.http_gateway import (
+    ANSWERED,
     Gateway,
     GreetedServer,
     Members,
@@ -108,13 +109,11 @@ def make_app(
     clients = _Clients(dispatcher, max_clients, service.idle_s)
 
     def refuse(status: int, error: SparkDLError) -> Response:
-        response = Response(str(error) + "\n", status, mimetype="text/plain")
-        response.headers["Connection"] = "close"  # the request's body may be unread
-        return response
+        return Response(str(error) + "\n", status, mimetype="text/plain")
 
     @app.get("/health")
     def health() -> Response:
-        return _open_to_all("ok\n", "text/plain")
+        return Response("ok\n", mimetype="text/plain")
 
     @app.get("/metrics")
     def metrics() -> Response:
@@ -127,7 +126,7 @@ def make_app(
                 f"# TYPE {name} {metric.kind}",
                 f"{name} {number}",
             ]
-        return _open_to_all("\n".join(lines) + "\n", "text/plain; version=0.0.4")
+        return Response("\n".join(lines) + "\n", content_type="text/plain; version=0.0.4")
 
     @app.post(FRAME_PATH)
     def frame() -> Response:
@@ -229,18 +228,10 @@ def make_app(
     return app
 
 
-def _open_to_all(text: str, content_type: str) -> Response:
-    """An answer to whoever asks. Its connection ends: idle ones of strangers are not kept."""
-    from flask import Response
-
-    response = Response(text, content_type=content_type)
-    response.headers["Connection"] = "close"
-    return response
-
-
 def _respond(reply: Message, limits: Limits, done: Callable[[], None] | None = None) -> Response:
-    from flask import Response
+    from flask import Response, request
 
+    request.environ[ANSWERED] = True
     try:
         head = encode(reply, max_meta_bytes=limits.max_meta_bytes)
     except ProtocolError as error:
@@ -302,8 +293,9 @@ class HttpServer:
         self._server.prepare()
         allowance = Allowance(OPEN_PER_SECOND)
         self._greeter = Greeter(
-            listener, lambda connection: FirstRequest(connection, token, encryption, allowance),
-            members.put, peeks=True, name="sparkdl-ps-http-greeter",
+            listener, lambda connection: FirstRequest(connection, token, encrypted, allowance),
+            members.put, peeks=lambda stranger: not stranger.knocks,
+            name="sparkdl-ps-http-greeter",
         )  # fmt: skip
         self._thread = threading.Thread(
             target=self._server.serve, name="sparkdl-ps-http", daemon=True

@@ -58,11 +58,18 @@ def listen(bind_address: str, spec: PortSpec, *, backlog: int = 1024) -> socket.
 
 
 def tune(connection: socket.socket) -> None:
-    """No delays for small frames; a vanished host is noticed within about half a minute."""
+    """No delays for small frames; a vanished host is noticed within about half a minute.
+
+    Also where bytes are on their way to it: then no keepalive is sent, and the kernel would try for
+    a quarter of an hour. A peer that takes no bytes for so long counts as vanished, too.
+    """
     with contextlib.suppress(OSError):  # a Unix socket has none of these
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for name, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4)):
+        for name, value in (
+            ("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4),
+            ("TCP_USER_TIMEOUT", 30_000),
+        ):  # fmt: skip
             if hasattr(socket, name):
                 connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 

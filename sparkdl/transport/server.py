@@ -41,7 +41,7 @@ class Server(Closing):
         certificate: Certificate | None = None,
     ) -> None:
         self._token, self._num_workers = token, num_workers
-        self._encryption = None if certificate is None else ServerEncryption(certificate, token)
+        self._encryption = None if certificate is None else ServerEncryption(certificate)
         self._listeners = listeners
         self._transports: list[_Transport] = []
         self.service = service

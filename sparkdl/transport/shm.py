@@ -16,7 +16,7 @@ from sparkdl.errors import ProtocolError
 from sparkdl.transport.anonymous import anonymous_file, map_file
 from sparkdl.transport.channel import deliver_body, require_raw
 from sparkdl.transport.frames import ByteArray, Content, Kind, Limits, Message
-from sparkdl.transport.framing import receive_frame, send_frame
+from sparkdl.transport.framing import exchange, receive_frame, send_frame
 from sparkdl.transport.socket import open_stream
 from sparkdl.transport.stream_server import StreamServer
 
@@ -132,9 +132,8 @@ class ShmChannel:
 
     def request(self, message: Message, timeout_s: float | None) -> Message:
         self._socket.settimeout(timeout_s)
-        send_frame(self._socket, message, self._limits, inline_body=False)
-        return receive_frame(
-            self._socket, self._limits, lambda: require_raw(self._raw), inline_body=False
+        return exchange(
+            self._socket, message, self._limits, lambda: require_raw(self._raw), inline_body=False
         )
 
     def abort(self) -> None:

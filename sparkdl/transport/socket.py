@@ -10,7 +10,7 @@ from sparkdl.transport.channel import require_raw
 from sparkdl.transport.encryption import connect_encrypted
 from sparkdl.transport.error_frames import error_from_meta
 from sparkdl.transport.frames import ByteArray, Kind, Limits, Message
-from sparkdl.transport.framing import receive_frame, send_frame
+from sparkdl.transport.framing import exchange
 from sparkdl.transport.listening import shut_down, tune
 from sparkdl.transport.stream_server import StreamServer
 
@@ -60,8 +60,7 @@ class SocketChannel:
 
     def request(self, message: Message, timeout_s: float | None) -> Message:
         self._socket.settimeout(timeout_s)
-        send_frame(self._socket, message, self._limits)
-        return receive_frame(self._socket, self._limits, lambda: require_raw(self._raw))
+        return exchange(self._socket, message, self._limits, lambda: require_raw(self._raw))
 
     def abort(self) -> None:
         shut_down(self._socket)
@@ -78,9 +77,9 @@ def open_stream(connection: socket.socket, token: str, limits: Limits, **meta: b
         BusyError: It has no room now; another try may find some.
         OSError: The connection broke.
     """
-    send_frame(connection, Message(Kind.OPEN, meta={"token": token, **meta}), limits)
+    opening = Message(Kind.OPEN, meta={"token": token, **meta})
     try:
-        reply = receive_frame(connection, limits, lambda: require_raw(None))
+        reply = exchange(connection, opening, limits, lambda: require_raw(None))
     except EOFError as error:
         raise AuthenticationError(
             "the parameter server closed the connection at the sight of the token",

@@ -7,11 +7,20 @@ waits.
 from __future__ import annotations
 
 import contextlib
+import hmac
+import secrets
 import socket
 import time
 
 from sparkdl.errors import AuthenticationError, ProtocolError
-from sparkdl.transport.encryption import BUSY, KNOCK, KNOCK_BYTES, ServerEncryption
+from sparkdl.transport.encryption import (
+    BUSY,
+    GO_ON,
+    KNOCK,
+    NONCE_BYTES,
+    PROOF_BYTES,
+    proof_of,
+)
 from sparkdl.transport.error_frames import error_to_meta, no_room
 from sparkdl.transport.frames import (
     HEADER_BYTES,
@@ -85,33 +94,45 @@ class FirstFrame:
 
 
 class FirstKnock:
-    """A connection that must knock before TLS begins.
+    """A connection that must knock, and prove that it knows the token, before TLS begins.
 
     Args:
         connection: Accepted; does not block.
-        encryption: Takes knocks.
+        token: The run's secret.
     """
 
-    def __init__(self, connection: socket.socket, encryption: ServerEncryption) -> None:
+    def __init__(self, connection: socket.socket, token: str) -> None:
         self.connection = connection
-        self._encryption = encryption
+        self._token = token
+        self._nonce = b""
         self._data = bytearray()
 
     def hear(self) -> bool:
-        """Reads what has come, and no more than a knock; True once it is whole and right.
+        """Reads what has come, and answers a knock with a nonce; True once its proof has come.
 
         Raises:
             OSError, EOFError: The peer is gone.
-            AuthenticationError: It is no new knock of a holder of the token.
+            AuthenticationError: It does not knock, or does not know the token.
         """
-        whole = hear_bytes(self.connection, self._data, KNOCK_BYTES)
-        if not self._data.startswith(KNOCK[: len(self._data)]):
-            raise AuthenticationError(
-                "a connection that is not encrypted", expected="a knock", received="other bytes"
-            )
-        if not whole:
+        if not self._nonce:
+            whole = hear_bytes(self.connection, self._data, len(KNOCK))
+            if not KNOCK.startswith(self._data):
+                raise AuthenticationError(
+                    "a connection that is not encrypted", expected="a knock", received="other bytes"
+                )
+            if not whole:
+                return False
+            self._data.clear()
+            self._nonce = secrets.token_bytes(NONCE_BYTES)
+            self.connection.send(GO_ON + self._nonce)
+        if not hear_bytes(self.connection, self._data, PROOF_BYTES):
             return False
-        self._encryption.take(bytes(self._data))
+        if not hmac.compare_digest(self._data, proof_of(self._token, self._nonce)):
+            raise AuthenticationError(
+                "a connection without the run's token",
+                expected="the proof that this connection's nonce asks for",
+                received="another one",
+            )
         return True
 
     def turn_away(self) -> None:
@@ -149,7 +170,7 @@ class FirstRequest:
     Args:
         connection: Accepted; does not block.
         token: The run's secret.
-        encryption: Takes the knocks of members; None where they use no TLS.
+        encrypted: Whether members use TLS, and knock.
         allowance: Of requests for what is open to all, which take the time of the members' threads.
     """
 
@@ -157,35 +178,39 @@ class FirstRequest:
         self,
         connection: socket.socket,
         token: str,
-        encryption: ServerEncryption | None,
+        encrypted: bool,
         allowance: Allowance,
     ) -> None:
         self.connection = connection
-        self.knocked = False
-        """Whether the peer has knocked, and waits to begin TLS."""
-        self._token, self._encryption, self._allowance = token, encryption, allowance
+        self._token, self._encrypted, self._allowance = token, encrypted, allowance
+        self._knock: FirstKnock | None = None
+
+    @property
+    def knocks(self) -> bool:
+        """Whether the peer has knocked: it means to begin TLS, and its words are read."""
+        return self._knock is not None
 
     def hear(self) -> bool:
-        """Looks at what has come; True once the headers, or a knock, are whole and good.
+        """Looks at what has come; True once the headers, or the proof of a knock, are there.
 
         Raises:
             EOFError: The peer is gone.
             ProtocolError: The headers are too large.
-            AuthenticationError: There is no token, or another one; the peer has been told.
+            AuthenticationError: There is no token, or another one; the peer has been told, unless
+                it knocks.
             TransportError: There were many requests for what is open to all; it has been told.
         """
+        if self._knock is not None:
+            return self._knock.hear()
         try:
             seen = self.connection.recv(FIRST_HEADERS_BYTES, socket.MSG_PEEK)
         except BlockingIOError:
             return False
         if not seen:
             raise EOFError("the peer closed the connection")
-        if self._encryption is not None and seen.startswith(KNOCK[: len(seen)]):
-            if len(seen) < KNOCK_BYTES:
-                return False
-            self._encryption.take(self.connection.recv(KNOCK_BYTES))
-            self.knocked = True
-            return True
+        if self._encrypted and KNOCK.startswith(seen[: len(KNOCK)]):
+            self._knock = FirstKnock(self.connection, self._token)
+            return self._knock.hear()
         head, end, _ = seen.partition(b"\r\n\r\n")
         if not end:
             if len(seen) < FIRST_HEADERS_BYTES:
@@ -202,7 +227,7 @@ class FirstRequest:
         method, _, path = request.partition(" ")
         open_to_all = method == "GET" and path.split(" ")[0] in _OPEN_TO_ALL
         shown = fields.get("authorization", "")
-        known = self._encryption is None and has_token(shown, self._token)
+        known = not self._encrypted and has_token(shown, self._token)
         if not open_to_all and not known:
             self.connection.recv(FIRST_HEADERS_BYTES)
             self.connection.send(_HTTP_REFUSAL)
@@ -221,7 +246,7 @@ class FirstRequest:
         """Says that there is no room, if the peer's end takes it at once."""
         with contextlib.suppress(BlockingIOError):  # what is unread would reset the connection
             self.connection.recv(FIRST_HEADERS_BYTES)
-        self.connection.send(_HTTP_BUSY if self._encryption is None else BUSY)
+        self.connection.send(BUSY if self._encrypted else _HTTP_BUSY)
 
 
 def require_token(opening: Message, token: str) -> None:

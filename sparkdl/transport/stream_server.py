@@ -21,7 +21,7 @@ class StreamServer:
     """Accepts framed connections on ``listener`` until closed.
 
     A connection's first frame is OPEN with the token. A peer without it gets nothing but a close.
-    In an encrypted run the connection knocks before that, and begins TLS.
+    In an encrypted run the connection proves before that that it knows the token, and begins TLS.
 
     Args:
         listener: Listening stream socket; owned from now on.
@@ -61,15 +61,21 @@ class StreamServer:
     def _introduce(self, connection: socket.socket) -> FirstFrame | FirstKnock:
         if self._encryption is None:
             return FirstFrame(connection, self._token)
-        return FirstKnock(connection, self._encryption)
+        return FirstKnock(connection, self._token)
 
     def _welcome(self, stranger: Stranger) -> None:
         with self._lock:
             self._members.add(stranger.connection)
             crowded = len(self._members) > self._max_connections
-        threading.Thread(
-            target=self._run, args=(stranger, crowded), name=f"sparkdl-ps-{self.name}", daemon=True
-        ).start()
+        try:
+            threading.Thread(
+                target=self._run, args=(stranger, crowded), name=f"sparkdl-ps-{self.name}",
+                daemon=True,
+            ).start()  # fmt: skip
+        except BaseException:
+            with self._lock:
+                self._members.discard(stranger.connection)
+            raise
 
     def _run(self, stranger: Stranger, crowded: bool) -> None:
         connection = stranger.connection

@@ -4,31 +4,36 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import itertools
 import select
 import socket
 import socketserver
 import ssl
+import struct
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import numpy as np
 import pytest
 
 from sparkdl.coordinator.machine import Coordinator
 from sparkdl.coordinator.session import open_session
 from sparkdl.coordinator.settings import Settings
 from sparkdl.errors import TransportError
-from sparkdl.transport import encryption
-from sparkdl.transport import socket as socket_module
-from sparkdl.transport.address import Endpoint
-from sparkdl.transport.connection import Timeouts
+from sparkdl.transport import encryption, framing
+from sparkdl.transport.address import Address, Endpoint, boot_id
+from sparkdl.transport.connection import Connection, Timeouts
 from sparkdl.transport.encryption import Certificate, connect_encrypted
-from sparkdl.transport.frames import HEADER_BYTES, Kind, Message, encode
+from sparkdl.transport.error_frames import error_to_meta, no_room
+from sparkdl.transport.frames import HEADER_BYTES, Content, Kind, Limits, Message, encode
 from sparkdl.transport.http_client import CLIENT_HEADER, FRAME_PATH
 from sparkdl.transport.listeners import Listeners, ListenOptions
+from sparkdl.transport.openers import openers_of
 from sparkdl.transport.server import Server
 from sparkdl.transport.strangers import _HTTP_BUSY
 
@@ -71,26 +76,130 @@ def test_a_member_waits_for_room_and_is_not_told_of_a_wrong_token(encrypted: boo
             assert joining.result(20) == "in"
 
 
+@pytest.mark.parametrize("mode", ["socket", "shm"])
 def test_a_member_held_up_before_its_first_words_tries_again(
-    monkeypatch: pytest.MonkeyPatch,
+    mode: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """It is told that the server was busy, and not that its token is wrong."""
-    monkeypatch.setattr("sparkdl.transport.greeting.FIRST_WORDS_S", 0.3)
-    listeners = Listeners.bind(ListenOptions("socket", web=False), None)
-    server = Server(Coordinator(Settings(1)), TOKEN, listeners, 1, None).start()
-    send, held_up = socket_module.send_frame, []
+    """It is told that the server was busy, and not that its token is wrong.
 
-    def send_late(*arguments: Any) -> None:
+    Where the server has closed a Unix socket by then, the first words cannot even be sent.
+    """
+    monkeypatch.setattr("sparkdl.transport.greeting.FIRST_WORDS_S", 0.3)
+    listeners = Listeners.bind(ListenOptions(mode, web=False), str(tmp_path))
+    server = Server(Coordinator(Settings(1)), TOKEN, listeners, 1, None).start()
+    send, held_up = framing.send_frame, []
+
+    def send_late(*arguments: Any, **options: Any) -> None:
         if not held_up:
             held_up.append(time.sleep(1.0))
-        send(*arguments)
+        send(*arguments, **options)
 
-    monkeypatch.setattr(socket_module, "send_frame", send_late)
+    monkeypatch.setattr(framing, "send_frame", send_late)
     with contextlib.ExitStack() as stack:
         stack.callback(server.close)
         session = stack.enter_context(open_session(Endpoint(server.address, TOKEN, ""), rank=0))
         assert session.meet("in") == ["in"]
     assert held_up
+
+
+class _Refuser:
+    """A server that ends the first connections in some way, and answers OPEN on later ones."""
+
+    def __init__(self, path: Path | None, say: bytes, times: int) -> None:
+        self._say, self._times = say, times
+        self._listener = (
+            socket.socket(socket.AF_UNIX) if path is not None else socket.socket(socket.AF_INET)
+        )
+        self._listener.bind(str(path) if path is not None else ("127.0.0.1", 0))
+        self._listener.listen(8)
+        self.ended = threading.Semaphore(0)
+        self.came = 0
+        host, port = ("", 0) if path is not None else self._listener.getsockname()
+        uds = str(path) if path is not None else ""
+        mode: Any = "shm" if uds else "socket"
+        self.endpoint = Endpoint(Address("", host, port, uds, boot_id(), mode), TOKEN)
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = self._listener.accept()
+                self.came += 1
+                with connection:
+                    if self.came > self._times:
+                        connection.recv(4096)
+                        connection.sendall(encode(Message(Kind.OK)))
+                        connection.recv(1)
+                        continue
+                    connection.sendall(self._say)
+                    if not self._say and connection.family == socket.AF_INET:
+                        linger = struct.pack("ii", 1, 0)  # a reset in place of an end
+                        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+                self.ended.release()
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._thread.join(20)
+
+
+_BUSY = encode(Message(Kind.ERROR, meta=error_to_meta(no_room())))
+
+
+@pytest.mark.parametrize("mode", ["socket", "shm"])
+@pytest.mark.parametrize("say", [_BUSY, b""])
+def test_a_member_whose_connection_ends_before_its_first_words_tries_again(
+    mode: str, say: bytes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Whether the server has said why, or has just reset the connection."""
+    refuser = _Refuser(tmp_path / "u" if mode == "shm" else None, say, times=3)
+    send = framing.send_frame
+
+    tries = itertools.count(1)
+
+    def send_late(*arguments: Any, **options: Any) -> None:
+        if next(tries) <= 3:
+            assert refuser.ended.acquire(timeout=20)
+            time.sleep(0.05)
+        send(*arguments, **options)
+
+    monkeypatch.setattr(framing, "send_frame", send_late)
+    timeouts = Timeouts(connect_s=20.0)
+    limits = Limits()
+    opener = openers_of(refuser.endpoint, mode, limits, timeouts)
+    connection = Connection(opener, limits, timeouts, buffered=False, name="a member")
+    try:
+        connection.open()
+        assert refuser.came == 4
+    finally:
+        connection.close()
+        refuser.close()
+
+
+def test_a_refusal_is_heard_where_the_server_closed_before_all_was_sent() -> None:
+    ours, theirs = socket.socketpair()
+    with ours:
+        with theirs:
+            theirs.sendall(_BUSY)
+        body = np.zeros(1 << 20, np.uint8)
+        message = Message(Kind.KEEP, content=Content.BLOB, total=body.size, body=body)
+        reply = framing.exchange(ours, message, Limits(), lambda: body)
+        assert reply.meta["code"] == "busy"
+        with pytest.raises(BrokenPipeError):
+            framing.exchange(ours, message, Limits(), lambda: body)
+
+
+def test_what_resets_every_connection_is_an_error_in_the_end() -> None:
+    refuser = _Refuser(None, b"", times=1 << 30)
+    try:
+        began = time.monotonic()
+        with pytest.raises(TransportError, match="reset"):
+            open_session(refuser.endpoint, rank=0, timeouts=Timeouts(connect_s=1.0))
+        assert 0.9 < time.monotonic() - began < 10
+    finally:
+        refuser.close()
 
 
 @pytest.mark.parametrize("mode", ["socket", "http"])
@@ -151,6 +260,35 @@ def test_a_member_over_http_waits_for_room_among_the_clients() -> None:
             assert not joining.done()
             tell(7, Kind.BYE)
             assert joining.result(20) == "in"
+
+
+@pytest.mark.parametrize("mode", ["socket", "shm", "http"])
+def test_a_member_that_gets_no_thread_tries_again(
+    mode: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And the server goes on accepting; of HTTP's connections those with TLS begin in a thread."""
+    certificate = Certificate.make() if mode == "http" else None
+    listeners = Listeners.bind(ListenOptions(mode, web=mode == "http"), str(tmp_path))
+    server = Server(Coordinator(Settings(1)), TOKEN, listeners, 1, certificate).start()
+    endpoint = Endpoint(server.address, TOKEN, certificate.fingerprint if certificate else "")
+    start, failed = threading.Thread.start, []
+
+    def start_later(thread: threading.Thread) -> None:
+        if thread.name.startswith("sparkdl-ps-") and len(failed) < 2:
+            failed.append(thread.name)
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_later)
+    with contextlib.ExitStack() as stack:
+        stack.callback(server.close)
+        session = stack.enter_context(open_session(endpoint, mode=mode, rank=0))
+        assert session.meet("in") == ["in"]
+        if mode != "http":
+            [transport] = server._transports
+            assert len(transport._members) <= 2  # type: ignore[attr-defined]
+    assert len(failed) == 2
+    assert "can't start new thread" in caplog.text
 
 
 _SILENT_TOO_LONG = b"HTTP/1.1 408 Request Timeout\r\nContent-Length: 0\r\n\r\n"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import http.client
 import itertools
 import pickle
 import socket
 import ssl
+import statistics
 import threading
 import time
 from collections.abc import Iterator
@@ -33,7 +35,7 @@ from sparkdl.ps.server import ServerConfig, ServerProcess
 from sparkdl.transport import encryption
 from sparkdl.transport.address import Endpoint
 from sparkdl.transport.connection import Timeouts
-from sparkdl.transport.encryption import Certificate, knock_matches, make_knock
+from sparkdl.transport.encryption import GO_ON, KNOCK, NONCE_BYTES, Certificate, proof_of
 from sparkdl.transport.frames import BLOB_BYTES, Kind, Message, encode
 from sparkdl.transport.http_client import CLIENT_HEADER, FRAME_PATH
 from sparkdl.transport.listeners import Listeners, ListenOptions
@@ -52,7 +54,9 @@ def certificate() -> Certificate:
 
 
 @contextlib.contextmanager
-def serving(transport: str, certificate: Certificate) -> Iterator[Endpoint]:
+def serving(
+    transport: str, certificate: Certificate, token: str | None = None
+) -> Iterator[Endpoint]:
     """A parameter server in threads of this process."""
     settings = Settings(2, lease_s=5.0, grace_s=0.3)
     config = ServerConfig(
@@ -65,10 +69,11 @@ def serving(transport: str, certificate: Certificate) -> Iterator[Endpoint]:
     )
     listeners = Listeners.bind(config.listen, None)
     service = config.service(np.zeros(LAYOUT.size, np.float32))
-    server = Server(service, config.token, listeners, 2, certificate)
+    token = token or config.token
+    server = Server(service, token, listeners, 2, certificate)
     try:
         server.start()
-        yield Endpoint(server.address, config.token, certificate.fingerprint)
+        yield Endpoint(server.address, token, certificate.fingerprint)
     finally:
         server.close()
 
@@ -89,6 +94,13 @@ def port_of(endpoint: Endpoint) -> int:
     return endpoint.address.port or urlsplit(endpoint.address.http).port or 0
 
 
+def prove(connection: socket.socket, token: str) -> None:
+    """Knocks, and proves the token."""
+    connection.sendall(KNOCK)
+    answer = connection.recv(1 + NONCE_BYTES, socket.MSG_WAITALL)
+    connection.sendall(proof_of(token, answer[1:]))
+
+
 def client_of(endpoint: Endpoint, transport: str, rank: int = 0) -> Client:
     return connect(endpoint, transport, rank=rank, layout=LAYOUT, timeouts=QUICK)
 
@@ -100,7 +112,7 @@ class Eavesdropper:
         self._port = port
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
-        self.heard = bytearray()
+        self.heard, self.of_client, self.of_server = bytearray(), bytearray(), bytearray()
         self._open: list[socket.socket] = []
         self._threads: list[threading.Thread] = []
         self._begin(self._accept)
@@ -115,13 +127,14 @@ class Eavesdropper:
                 near, _ = self._listener.accept()
                 far = socket.create_connection(("127.0.0.1", self._port))
                 self._open += [near, far]
-                self._begin(self._forward, near, far)
-                self._begin(self._forward, far, near)
+                self._begin(self._forward, near, far, self.of_client)
+                self._begin(self._forward, far, near, self.of_server)
 
-    def _forward(self, source: socket.socket, target: socket.socket) -> None:
+    def _forward(self, source: socket.socket, target: socket.socket, own: bytearray) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(1 << 16):
                 self.heard += data
+                own += data
                 target.sendall(data)
         for end in (source, target):
             with contextlib.suppress(OSError):
@@ -203,8 +216,8 @@ def test_a_client_without_tls_gets_nothing(endpoint: Endpoint, transport: str) -
 def test_a_knock_without_the_token_opens_nothing(endpoint: Endpoint, transport: str) -> None:
     """Who takes over a connection after its knock may speak TLS, but not show the token."""
     with socket.create_connection(("127.0.0.1", port_of(endpoint)), 10) as raw:
-        raw.sendall(make_knock(endpoint.token))
-        assert raw.recv(1) == encryption.WELCOME
+        prove(raw, endpoint.token)
+        assert raw.recv(1) == GO_ON
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         with context.wrap_socket(raw) as stranger:
@@ -218,28 +231,60 @@ def test_a_knock_without_the_token_opens_nothing(endpoint: Endpoint, transport: 
                 assert stranger.recv(64).startswith(b"HTTP/1.1 401")
 
 
-def test_a_recorded_knock_is_refused_at_every_port(certificate: Certificate) -> None:
-    """More replays than there is room for, held open, cost the members nothing."""
+def test_a_recorded_proof_is_refused_at_every_port(certificate: Certificate) -> None:
+    """Also at a server that never heard it; more than there is room for cost the members nothing.
+
+    A stranger sends all of a member's words at once, or each when the member did.
+    """
     with (
         serving("auto", certificate) as endpoint,
+        serving("socket", certificate, endpoint.token) as sibling,
         Eavesdropper(endpoint.address.port) as eavesdropper,
         contextlib.ExitStack() as stack,
     ):
         with client_of(through(eavesdropper, endpoint, "socket"), "socket") as client:
             client.join()
-        begin = eavesdropper.heard.index(encryption.KNOCK)
-        knock = bytes(eavesdropper.heard[begin : begin + encryption.KNOCK_BYTES])
-        ports = (endpoint.address.port, urlsplit(endpoint.address.http).port)
-        for port in ports * 60:
+        nonce = eavesdropper.of_server[1 : 1 + NONCE_BYTES]
+        proof = proof_of(endpoint.token, bytes(nonce))
+        assert eavesdropper.of_client.startswith(KNOCK + proof)
+        ports = (endpoint.address.port, urlsplit(endpoint.address.http).port, sibling.address.port)
+        for number, port in enumerate(ports * 60):
             stranger = stack.enter_context(socket.create_connection(("127.0.0.1", port), 20))
-            stranger.sendall(knock)
+            stranger.sendall(KNOCK + proof if number % 2 else KNOCK)
+            assert stranger.recv(1) == GO_ON
+            assert stranger.recv(NONCE_BYTES, socket.MSG_WAITALL) != nonce
+            if not number % 2:
+                stranger.sendall(proof)
             assert stranger.recv(1) == b""
         for transport in ("socket", "http"):
             with client_of(endpoint, transport) as client:
                 client.join()
 
 
-@pytest.mark.parametrize("silent_after", ["nothing", "half a knock", "a knock", "the handshake"])
+def test_nothing_is_kept_of_a_connection_that_has_ended(endpoint: Endpoint, transport: str) -> None:
+    """Of any number of connections with the token: a run may make some each minute for weeks."""
+
+    def connect_once() -> None:
+        raw = socket.create_connection(("127.0.0.1", port_of(endpoint)), 20)
+        encryption.connect_encrypted(raw, endpoint.token, endpoint.fingerprint).close()
+
+    def kept() -> int:
+        gc.collect()
+        return len(gc.get_objects()) + sum(len(o) for o in gc.get_objects() if type(o) is set)
+
+    for _ in range(20):
+        connect_once()
+    time.sleep(0.5)
+    before = kept()
+    for _ in range(300):
+        connect_once()
+    time.sleep(0.5)
+    assert kept() - before < 150
+
+
+@pytest.mark.parametrize(
+    "silent_after", ["nothing", "half a knock", "a knock", "a proof", "the handshake"]
+)
 def test_the_silent_are_closed(
     endpoint: Endpoint, silent_after: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -248,9 +293,11 @@ def test_the_silent_are_closed(
     monkeypatch.setattr("sparkdl.transport.greeting.FIRST_WORDS_S", 0.5)
     with socket.create_connection(("127.0.0.1", port_of(endpoint)), 20) as stranger:
         if silent_after == "half a knock":
-            stranger.sendall(make_knock("x")[:20])
+            stranger.sendall(KNOCK[:2])
         elif silent_after == "a knock":
-            stranger.sendall(make_knock(endpoint.token))
+            stranger.sendall(KNOCK)
+        elif silent_after == "a proof":
+            prove(stranger, endpoint.token)
         elif silent_after == "the handshake":
             stranger = encryption.connect_encrypted(stranger, endpoint.token, endpoint.fingerprint)
         began = time.monotonic()
@@ -372,13 +419,39 @@ def test_a_certificate_shows_no_key_and_survives_pickling(certificate: Certifica
     assert Certificate.make().fingerprint != certificate.fingerprint
 
 
-def test_a_knock_proves_one_token() -> None:
-    knock = make_knock("token")
-    assert knock_matches(knock, "token")
-    assert not knock_matches(knock, "another")
-    assert not knock_matches(knock[:-1], "token")
-    assert not knock_matches(knock[:-1] + bytes([knock[-1] ^ 1]), "token")
-    assert make_knock("token") != knock
+def test_a_proof_is_one_tokens_and_one_nonces() -> None:
+    proof = proof_of("token", b"nonce")
+    assert len(proof) == encryption.PROOF_BYTES
+    assert proof == proof_of("token", b"nonce")
+    assert len({proof, proof_of("another", b"nonce"), proof_of("token", b"Nonce")}) == 3
+
+
+@pytest.mark.parametrize("piece_bytes", [1, 3, 100])
+def test_knock_and_proof_may_come_in_pieces(
+    endpoint: Endpoint, transport: str, piece_bytes: int
+) -> None:
+    with socket.create_connection(("127.0.0.1", port_of(endpoint)), 10) as raw:
+        raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for begin in range(0, len(KNOCK), piece_bytes):
+            raw.sendall(KNOCK[begin : begin + piece_bytes])
+            time.sleep(0.01)
+        answer = raw.recv(1 + NONCE_BYTES, socket.MSG_WAITALL)
+        proof = proof_of(endpoint.token, answer[1:])
+        for begin in range(0, len(proof), piece_bytes):
+            raw.sendall(proof[begin : begin + piece_bytes])
+            time.sleep(0.01)
+        assert raw.recv(1) == GO_ON
+
+
+def test_a_proof_is_heard_as_soon_as_it_comes(endpoint: Endpoint) -> None:
+    """Over HTTP, too, whose greeter only looks at what else strangers say, and does so seldom."""
+    took_s = []
+    for _ in range(30):
+        raw = socket.create_connection(("127.0.0.1", port_of(endpoint)), 20)
+        began = time.monotonic()
+        with encryption.connect_encrypted(raw, endpoint.token, endpoint.fingerprint):
+            took_s.append(time.monotonic() - began)
+    assert statistics.median(took_s) < 0.05
 
 
 # ------------------------------------------------------------------ ranks of an all-reduce

@@ -314,6 +314,65 @@ def test_pages_that_are_open_to_all_take_little_of_the_members_time(server: Serv
         assert stream.recv(64).split(b" ")[1] == b"200"
 
 
+def whole_answer(stream: socket.socket) -> bytes:
+    """All that comes until the server closes."""
+    stream.settimeout(10)
+    said = b""
+    with contextlib.suppress(ConnectionResetError):  # where a part of the request was not read
+        while piece := stream.recv(4096):
+            said += piece
+    return said
+
+
+@pytest.mark.parametrize(
+    ("request_line", "more", "status"),
+    [
+        ("GET /health", "", b"200"),
+        ("GET /metrics", "", b"200"),
+        ("GET /health", "Connection: keep-alive\r\n", b"200"),
+        ("GET /health", "Content-Length: 100\r\n", b"200"),
+        ("GET /health", "Transfer-Encoding: chunked\r\n", b"200"),
+        ("HEAD /health", "", b"401"),
+        ("GET /elsewhere", "", b"401"),
+        ("HEAD /health", "token", b"200"),
+        ("OPTIONS /health", "token", b"200"),
+        ("GET /elsewhere", "token", b"404"),
+        ("DELETE /health", "token", b"405"),
+        (f"POST {FRAME_PATH}", "token", b"413"),
+    ],
+)
+def test_a_connection_is_kept_for_frames_only(
+    server: ServerProcess, request_line: str, more: str, status: bytes
+) -> None:
+    """What a stranger may ask for ends its connection, and no second request is read from it."""
+    if more == "token":
+        more = f"Authorization: Bearer {server.config.token}\r\n"
+    words = f"{request_line} HTTP/1.1\r\nHost: x\r\n{more}\r\n".encode()
+    with tcp(server, web=True) as stream:
+        stream.sendall(2 * words)
+        said = whole_answer(stream)
+    assert said.split(b" ")[1] == status
+    assert said.count(b"HTTP/1.1 ") == 1
+
+
+def test_strangers_that_were_answered_take_no_thread(server: ServerProcess) -> None:
+    """There are more of them than the server has threads; each begins a second request."""
+    time.sleep(1.5)  # the allowance is full
+    with contextlib.ExitStack() as stack:
+        strangers = [stack.enter_context(tcp(server, web=True)) for _ in range(20)]
+        for stranger in strangers:
+            stranger.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert stranger.recv(4096).startswith(b"HTTP/1.1 200")
+        for stranger in strangers:
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                stranger.sendall(b"G")
+        began = time.monotonic()
+        with connect(server.endpoint, "http", rank=0, layout=LAYOUT) as client:
+            client.join()
+            assert client.pull()[7] == 7
+        assert time.monotonic() - began < 5  # a thread waits 20 s for the rest of a request
+
+
 # ------------------------------------------------------------------ ports and processes
 
 

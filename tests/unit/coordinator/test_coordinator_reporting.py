@@ -19,11 +19,20 @@ from sparkdl.coordinator.lines import (
 from sparkdl.coordinator.status import Failure, Status
 from sparkdl.coordinator.store import Store
 from sparkdl.coordinator.telemetry import report_message
-from sparkdl.errors import DataError, WorkerError, beats_of
+from sparkdl.errors import DataError, SparkDLError, WorkerError, beats_of
 from sparkdl.host_load import HostLoad
 from sparkdl.phases import PHASES, Usage
 from sparkdl.reports import EpochReport
-from sparkdl.transport.frames import BLOB_BYTES, Content, Flag, Kind, Message
+from sparkdl.transport.error_frames import error_from_meta
+from sparkdl.transport.frames import (
+    BLOB_BYTES,
+    MAX_META_BYTES,
+    Content,
+    Flag,
+    Kind,
+    Message,
+    encode,
+)
 
 
 def joined(workers: int = 2, **limits: Any) -> CoordinatorWorld:
@@ -360,6 +369,59 @@ def test_a_store_that_cannot_decode_a_request_ends_the_run_with_its_traceback() 
     assert reply is not None
     assert "ZeroDivisionError: in the codec" in reply.meta["error"]
     assert world.status().failure is not None
+
+
+class _LongError(_Undecodable):
+    """A store whose error says more than a frame holds."""
+
+    def decoded(self, connection: int, message: Message) -> Message:
+        raise ValueError("weights " + MAX_META_BYTES * "0")
+
+
+class _LongRefusal(_Undecodable):
+    """The same with an error of this library, which refuses one request."""
+
+    def decoded(self, connection: int, message: Message) -> Message:
+        raise DataError("weights", expected="numbers", received=MAX_META_BYTES * "0")
+
+
+def test_a_long_error_of_the_server_is_heard_by_ranks_and_driver() -> None:
+    world = CoordinatorWorld(2, _LongError())
+    reply = world.send(0, Kind.PUSH)
+    assert reply is not None
+    encode(reply)
+    heard = error_from_meta(reply.meta)
+    assert isinstance(heard, WorkerError)
+    assert heard.error.startswith("ValueError: weights 00")
+    assert len(heard.error) == 10_000
+    assert heard.traceback == 99_999 * "0" + "\n"
+    meta, _ = world.status().to_wire()
+    encode(Message(Kind.OK, meta=meta))
+
+
+def test_a_long_error_of_a_rank_is_heard_by_the_others_and_the_driver() -> None:
+    """Also where the rank's own session has not shortened it."""
+    world = joined(2)
+    long = 3_000_000 * "x"
+    world.send(1, Kind.FAIL, meta={"error": "E: " + long, "traceback": long + "the end"})
+    failure = world.status().failure
+    assert failure is not None
+    assert (failure.error[:5], len(failure.error)) == ("E: xx", 10_000)
+    assert (failure.traceback[-7:], len(failure.traceback)) == ("the end", 100_000)
+    reply = world.report(0, EpochReport(0, 1))
+    assert reply is not None
+    encode(reply)
+    meta, _ = world.status().to_wire()
+    encode(Message(Kind.OK, meta=meta))
+
+
+def test_a_long_refusal_is_heard() -> None:
+    world = CoordinatorWorld(2, _LongRefusal())
+    reply = world.send(0, Kind.PUSH)
+    assert reply is not None
+    encode(reply)
+    assert type(error_from_meta(reply.meta)) is SparkDLError  # the nearest that a frame tells
+    assert error_from_meta(reply.meta).received.startswith("000")
 
 
 # ------------------------------------------------------------------ what a rank has used

@@ -191,3 +191,44 @@ def test_hundreds_of_strangers_that_say_a_byte_now_and_then_delay_no_call(served
                 with contextlib.suppress(OSError):
                     stranger.send(b"x")
     assert time.monotonic() - began < 4.5  # a stranger's own limit is 5 s
+
+
+@pytest.mark.parametrize("name", ["sparkdl-connecting", "sparkdl-replies", "sparkdl-caller"])
+def test_where_a_thread_cannot_be_started_later_calls_go_on(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, failed = threading.Thread.start, []
+
+    def start_later(thread: threading.Thread) -> None:
+        if thread.name == name and not failed:
+            failed.append(thread.name)
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_later)
+    with CallServer(Target(), TOKEN) as server:
+        client = CallClient(server.address, TOKEN, timeout_s=20.0)
+        if name == "sparkdl-connecting":
+            with pytest.raises(RuntimeError, match="can't start new thread"):
+                client.add(1)
+        assert client.add(1) == 2
+        assert failed
+        client.close()
+
+
+def test_both_ends_notice_a_host_that_vanished() -> None:
+    """Whether one waits, or has sent what nobody acknowledges."""
+    with CallServer(Target(), TOKEN) as server:
+        client = CallClient(server.address, TOKEN)
+        assert client.add(1) == 2
+        [at_server] = server._connections
+        for end in (client._connection, at_server):
+            assert end is not None
+            connection = end._socket
+            assert isinstance(connection, socket.socket)
+            assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+            for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT):
+                assert connection.getsockopt(socket.IPPROTO_TCP, option) <= 10
+            limit_ms = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+            assert 0 < limit_ms <= 60_000
+        client.close()

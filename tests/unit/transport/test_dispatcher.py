@@ -102,6 +102,22 @@ def test_it_waits_for_no_stopped_peer_of_another() -> None:
     dispatcher.shutdown()
 
 
+def test_where_no_thread_can_be_started_it_sends_all_replies_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    dispatcher = Dispatcher(Pairs(error))
+    peers = Peer(), Peer()
+    first, second = (dispatcher.open(peer.send) for peer in peers)
+    dispatcher.post(first, REQUEST)
+    monkeypatch.setattr(threading.Thread, "start", start)
+    dispatcher.post(second, REQUEST)
+    assert [len(peer.replies) for peer in peers] == [1, 1]
+    dispatcher.shutdown()
+
+
 def test_a_request_before_the_reply_is_refused() -> None:
     dispatcher = Dispatcher(Pairs(weights))
     peer = Peer()

@@ -154,3 +154,35 @@ def test_without_descriptors_the_oldest_stranger_makes_room(
             member.sendall(PASSWORD)
             assert soon(lambda: welcome)
     assert calls[4] - calls[1] >= 2 * greeting._NO_DESCRIPTORS_S
+
+
+@pytest.mark.parametrize("peeks", [False, True])
+def test_a_member_that_cannot_be_taken_is_turned_away_and_the_next_is_not(
+    peeks: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As where no thread can be started for it."""
+    taken: list[Stranger] = []
+
+    def welcome(stranger: Stranger) -> None:
+        if not taken:
+            taken.append(stranger)
+            raise RuntimeError("can't start new thread")
+        taken.append(stranger)
+
+    listener = socket.create_server(("127.0.0.1", 0))
+    address = listener.getsockname()
+    made = Greeter(listener, lambda c: Visitor(c, peeks), welcome, peeks=peeks, name="sparkdl-test")
+    try:
+        for answer in (b"busy", b""):
+            with socket.create_connection(address, 20) as peer:
+                peer.sendall(PASSWORD)
+                if answer:
+                    assert peer.recv(10) == answer
+                    assert closed(peer)
+                else:
+                    assert soon(lambda: len(taken) == 2)
+    finally:
+        made.close()
+        for stranger in taken:
+            stranger.connection.close()
+    assert "can't start new thread" in caplog.text
