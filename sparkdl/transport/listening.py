@@ -60,15 +60,16 @@ def listen(bind_address: str, spec: PortSpec, *, backlog: int = 1024) -> socket.
 def tune(connection: socket.socket) -> None:
     """No delays for small frames; a vanished host is noticed within about half a minute.
 
-    Also where bytes are on their way to it: then no keepalive is sent, and the kernel would try for
-    a quarter of an hour. A peer that takes no bytes for so long counts as vanished, too.
+    Where bytes are on their way to it, within two minutes: then no keepalive is sent, and the kernel
+    would try for a quarter of an hour. It is not less because the kernel counts a peer that takes no
+    bytes for so long as vanished, too, and that one may only be busy.
     """
     with contextlib.suppress(OSError):  # a Unix socket has none of these
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in (
             ("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4),
-            ("TCP_USER_TIMEOUT", 30_000),
+            ("TCP_USER_TIMEOUT", 120_000),
         ):  # fmt: skip
             if hasattr(socket, name):
                 connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
