@@ -60,9 +60,9 @@ def listen(bind_address: str, spec: PortSpec, *, backlog: int = 1024) -> socket.
 def tune(connection: socket.socket) -> None:
     """No delays for small frames; a vanished host is noticed within about half a minute.
 
-    Where bytes are on their way to it, within two minutes: then no keepalive is sent, and the kernel
-    would try for a quarter of an hour. It is not less because the kernel counts a peer that takes no
-    bytes for so long as vanished, too, and that one may only be busy.
+    Where bytes are on their way to it, within two minutes: then no keepalive is sent, and the
+    kernel would try for a quarter of an hour. It is not less because the kernel counts a peer that
+    takes no bytes for so long as vanished, too, and that one may only be busy.
     """
     with contextlib.suppress(OSError):  # a Unix socket has none of these
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
