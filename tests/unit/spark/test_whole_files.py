@@ -38,7 +38,7 @@ def session(contents: list[bytes]) -> Any:
     paths = [f"viewfs:/rows/{number}" for number in range(len(contents))]
     held = pa.RecordBatch.from_pydict({"path": paths, "content": pa.array(contents, pa.binary())})
     source = SimpleNamespace(load=lambda path: Frame([held]))
-    context = SimpleNamespace(master="yarn")
+    context = SimpleNamespace(master="yarn", pythonExec="python")
     return SimpleNamespace(read=SimpleNamespace(format=lambda name: source), sparkContext=context)
 
 
