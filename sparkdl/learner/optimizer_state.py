@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparkdl.errors import ModelError
+from sparkdl.files.packed_arrays import unpack_arrays
 from sparkdl.weights import FloatArray
 
 ArrayList = list[npt.NDArray[Any]]
@@ -41,8 +42,7 @@ def load_optimizer_state(model: Any, state: bytes, *, keep_rate: bool = False) -
     optimizer = model.optimizer
     if not optimizer.built:
         optimizer.build(model.trainable_variables)
-    with np.load(io.BytesIO(state), allow_pickle=False) as arrays:
-        values = [arrays[f"arr_{i}"] for i in range(len(arrays.files))]
+    values = list(unpack_arrays(state, "the optimizer state").values())
     if len(values) != len(optimizer.variables):
         raise ModelError(
             "the optimizer state does not fit the optimizer",

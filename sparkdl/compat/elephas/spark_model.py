@@ -212,15 +212,15 @@ def _settings_in(content: bytes, path: str) -> dict[str, Any]:
     """What the HDF5 file of a model says about its training; empty if plain Keras wrote it."""
     import h5py
 
-    with h5py.File(io.BytesIO(content), mode="r") as file:
-        saved = file.attrs.get(_SETTINGS)
-    if saved is None:
-        return {}
     try:
-        settings = json.loads(saved)
-    except ValueError as error:
+        with h5py.File(io.BytesIO(content), mode="r") as file:
+            saved = file.attrs.get(_SETTINGS)
+        settings = {} if saved is None else json.loads(saved)
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         raise ModelError(
-            f"{path!r} has malformed settings", expected="JSON", received=str(error)
+            f"{path!r} has malformed settings",
+            expected="a HDF5 file with JSON",
+            received=f"{type(error).__name__}: {str(error)[:200]}",
         ) from error
     return settings if isinstance(settings, dict) else {}
 

@@ -64,11 +64,19 @@ def read_stage_file(path: str, class_name: str) -> StageFile:
     """
     import h5py
 
-    with h5py.File(io.BytesIO(storage.read_bytes(path)), mode="r") as file:
-        saved = json.loads(file.attrs.get(_SETTINGS, "{}"))
-        stored = file.get("weights")
-        weights = [] if stored is None else [np.array(stored[name]) for name in sorted(stored)]
-        kind = str(file.attrs.get("model_type", ""))
+    content = io.BytesIO(storage.read_bytes(path))
+    try:
+        with h5py.File(content, mode="r") as file:
+            saved = json.loads(file.attrs.get(_SETTINGS, "{}"))
+            stored = file.get("weights")
+            weights = [] if stored is None else [np.array(stored[name]) for name in sorted(stored)]
+            kind = str(file.attrs.get("model_type", ""))
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        raise ModelError(
+            f"{path!r} holds no {class_name}",
+            expected=f"a file that {class_name}.save wrote",
+            received=f"{type(error).__name__}: {str(error)[:200]}",
+        ) from error
     if not isinstance(saved, dict) or saved.get("class_name") != class_name:
         raise ModelError(
             f"{path!r} holds no {class_name}",

@@ -150,6 +150,13 @@ def test_a_stages_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
         np.testing.assert_array_equal(one, other)
     stage.save(f"file:{tmp_path}/other.h5")
     assert len(load_ml_transformer(f"file:{tmp_path}/other.h5").weights) == 2
+    whole = (tmp_path / "t.h5").read_bytes()
+    for damaged in (b"no file of HDF5", whole[: len(whole) // 2], b""):
+        (tmp_path / "damaged.h5").write_bytes(damaged)
+        with pytest.raises(ModelError, match="damaged"):
+            load_ml_transformer(f"{tmp_path}/damaged.h5")
+        with pytest.raises(ModelError, match="damaged"):
+            load_spark_model(f"{tmp_path}/damaged.h5")
     with pytest.raises(ResourceError, match="cannot be read"):
         load_ml_transformer(f"{tmp_path}/nothing.h5")
 
