@@ -101,11 +101,13 @@ class TensorFlowPredictor(KerasPredictor):
         super().__init__(model)
         import tensorflow as tf
 
+        from sparkdl.learner.tensorflow_calls import RankedFunctions
+
         self._tf = tf
         has_gpu = bool(tf.config.list_physical_devices("GPU"))
         # XLA pays on accelerators; on CPUs the plain graph is as fast and compiles 3x sooner.
-        self._call = tf.function(
-            model.predict_step, autograph=False, reduce_retracing=True,
+        self._calls = RankedFunctions(
+            model.predict_step, reduce_retracing=True,
             jit_compile=bool(model.jit_compile) and has_gpu,
         )  # fmt: skip
         self._passes_left = 0 if has_gpu or model.run_eagerly else _PASSES_ALONE
@@ -127,10 +129,13 @@ class TensorFlowPredictor(KerasPredictor):
 
     def _run(self, x: Any) -> Any:
         tensors = map_arrays(self._tensor, x)
-        outputs = self._call((tensors,))
+        outputs = self._call(tensors)
         if self._passes_left:
             self._count_pass(tensors, outputs)
         return outputs
+
+    def _call(self, x: Any) -> Any:
+        return self._calls.of(x)((x,))
 
     def _count_pass(self, x: Any, outputs: Any) -> None:
         """After so many passes with rows of one shape, prepares the loop over several."""
@@ -141,7 +146,7 @@ class TensorFlowPredictor(KerasPredictor):
         self._passes_left -= 1
         if self._passes_left:
             return
-        found = self._call.get_concrete_function((self._specs(x),)).structured_outputs
+        found = self._calls.of(x).get_concrete_function((self._specs(x),)).structured_outputs
         if all(spec.shape.is_fully_defined() for spec in tree.flatten(found)):
             self._outputs = self._specs(outputs)
             self._looped = self._tf.function(self._loop, autograph=False)
@@ -156,7 +161,7 @@ class TensorFlowPredictor(KerasPredictor):
         if [self._one_pass(t) for t in self._tf.nest.flatten(tensors)] == self._shapes:
             return self._looped(tensors)
         parts = [
-            self._call((self._tf.nest.map_structure(lambda t, i=i: t[i], self._apart(tensors)),))
+            self._call(self._tf.nest.map_structure(lambda t, i=i: t[i], self._apart(tensors)))
             for i in range(_PASSES)
         ]
         return self._tf.nest.map_structure(lambda *ts: self._tf.concat(ts, 0), *parts)

@@ -56,9 +56,7 @@ class TensorFlowLearner(KerasLearner):
         self._train_step = logged_step(model, "train_step")
         self._train_steps = self._compile_steps(self._train_step, with_weights=True)
         self._test_steps = self._compile_steps(logged_step(model, "test_step"), with_weights=False)
-        self._gradients = ShapedCalls(
-            tf.function(self._trace_gradients, autograph=False, reduce_retracing=True)
-        )
+        self._gradients = ShapedCalls(self._trace_gradients, reduce_retracing=True)
         self._concat = tf.function(self._trace_concat, autograph=False)
 
     # -- weights -------------------------------------------------------------------------------
@@ -128,11 +126,9 @@ class TensorFlowLearner(KerasLearner):
             )
             return self._trace_concat() if with_weights else tf.constant(0)
 
-        compiled = tf.function(
-            run, autograph=False, reduce_retracing=not self._has_several_losses,
-            jit_compile=self._jit,
-        )  # fmt: skip
-        return ShapedCalls(compiled)
+        return ShapedCalls(
+            run, reduce_retracing=not self._has_several_losses, jit_compile=self._jit
+        )
 
     @property
     def _has_several_losses(self) -> bool:
@@ -176,9 +172,7 @@ class TensorFlowLearner(KerasLearner):
             )  # fmt: skip
             return done[0]
 
-        return ShapedCalls(
-            tf.function(run, autograph=False, reduce_retracing=not self._has_several_losses)
-        )
+        return ShapedCalls(run, reduce_retracing=not self._has_several_losses)
 
     def _trace_exchange(self) -> None:
         variables = (*self.trained, *self.averaged)
@@ -331,9 +325,7 @@ class TensorFlowLearner(KerasLearner):
                 )
                 return found[1], found[2], found[3]
 
-            self._reducing[kind] = ShapedCalls(
-                tf.function(run, autograph=False, reduce_retracing=not self._has_several_losses)
-            )
+            self._reducing[kind] = ShapedCalls(run, reduce_retracing=not self._has_several_losses)
         return self._reducing[kind]
 
     def _skip_with(self, reducer: Reducer) -> Any:

@@ -929,6 +929,27 @@ def test_predict_equals_keras():
         close(value, expected[:rows])
 
 
+def test_labels_with_and_without_a_last_dimension_of_one():
+    model = keras.Sequential([keras.Input((4,)), layers.Dense(1)])
+    model.compile("sgd", "mse", jit_compile=JIT)
+    traces, step = [], model.train_step
+    model.train_step = lambda *data: (traces.append(1), step(*data))[1]
+    learner = make_learner(model)
+    x = RNG.normal(size=(30, 4)).astype(np.float32)
+    start, out, counts, results = weights_of(learner), weights_of(learner), [], []
+    for y in (x.sum(1), x.sum(1, keepdims=True)) * 2:
+        learner.write_weights(start)
+        train_all(learner, x, y, 8, 2)
+        state = learner.evaluate(stacks(x, y, 8, 2))
+        learner.gradients(next(stacks(x, y, 8, 1)), out)
+        results.append(np.concatenate([weights_of(learner), state, out]))
+        counts.append(len(traces))
+    for result in results[1:]:
+        close(result, results[0])
+    if BACKEND != "torch":  # which runs Python in each step
+        assert counts[3] == counts[1]
+
+
 def test_read_only_and_strided_rows():
     x, y = classes(16)
     x.flags.writeable = False

@@ -49,6 +49,21 @@ def test_a_model_that_was_never_compiled(rows: int) -> None:
     np.testing.assert_allclose(values, model.predict(X[:rows], verbose=0), atol=1e-6)
 
 
+class Total(keras.Model):
+    """Takes inputs with and without a last dimension of 1."""
+
+    def call(self, x: Any) -> Any:
+        return keras.ops.sum(x) + (x if len(x.shape) == 2 else x[:, None])
+
+
+def test_inputs_of_two_ranks() -> None:
+    model = Total()
+    predictor = make_predictor(model)
+    for x in (X[:8, 0], X[:8, :1], X[8:16, 0]):
+        (values,) = predictor.predict({"features": x}, 8).values()
+        np.testing.assert_allclose(values, x.sum() + x.reshape(-1, 1), atol=1e-5)
+
+
 def test_no_optimizer_travels() -> None:
     model = network()
     model.compile(keras.optimizers.Adam(), "sparse_categorical_crossentropy")
