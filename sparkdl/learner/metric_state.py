@@ -5,7 +5,7 @@ Each worker sends the vector of its own rows; the driver adds the vectors up.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import keras
@@ -47,9 +47,18 @@ def metric_results(model: Any, state: MetricState) -> dict[str, Any]:
         part = state[offset : offset + size].reshape(variable.shape)
         variable.assign(part.astype(keras.backend.standardize_dtype(variable.dtype)))
         offset += size
-    results: dict[str, Any] = {}
-    for name, value in model.get_metrics_result().items():
-        array = np.asarray(keras.ops.convert_to_numpy(value), np.float64)
-        results[name] = float(array) if array.ndim == 0 else array.tolist()
+    results = _plain(model.get_metrics_result())
     model.reset_metrics()
     return results
+
+
+def _plain(results: Mapping[str, Any]) -> dict[str, Any]:
+    """As numbers and lists; a metric that is a dict of values counts as several, as in Keras."""
+    plain: dict[str, Any] = {}
+    for name, value in results.items():
+        if isinstance(value, Mapping):
+            plain |= _plain(value)
+        else:
+            array = np.asarray(keras.ops.convert_to_numpy(value), np.float64)
+            plain[name] = float(array) if array.ndim == 0 else array.tolist()
+    return plain

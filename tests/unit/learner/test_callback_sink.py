@@ -97,3 +97,26 @@ def test_a_rate_is_read_through_wrappers_and_not_from_a_schedule() -> None:
         (keras.optimizers.SGD(schedule), None), (scaled, 0.25), (keras.optimizers.SGD(0.5), 0.5),
     ):  # fmt: skip
         assert CallbackSink(make_model(optimizer), None, epochs=1, verbose=0).learning_rate == rate
+
+
+class Two(keras.metrics.Metric):
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.total = self.add_weight(shape=(), initializer="zeros", name="total")
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        self.total.assign_add(keras.ops.sum(y_true))
+
+    def result(self) -> Any:
+        total = keras.ops.convert_to_tensor(self.total)
+        return {"u": total, "v": -total}
+
+
+def test_a_metric_that_is_a_dict_of_values_counts_as_several() -> None:
+    model = make_model()
+    model.compile("sgd", "mse", metrics=[Two(name="two")])
+    x, y = np.ones((4, 2), "float32"), np.ones((4, 1), "float32")
+    names = set(model.fit(x, y, verbose=0).history)
+    results = metric_results(model, np.array([8.0, 4.0, 3.0]))
+    assert results == {"loss": 2.0, "u": 3.0, "v": -3.0}
+    assert set(results) == names
