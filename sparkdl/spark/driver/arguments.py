@@ -224,10 +224,11 @@ def refuse_labels_apart(method: str, name: str, value: Any) -> None:
 
 
 def check_callbacks(callbacks: Any) -> None:
-    """Refuses what Keras would fail on in the middle of a fit.
+    """Refuses what Keras would fail on in the middle of a fit, and what would do nothing here.
 
     Raises:
-        ConfigError: A class instead of a callback, or something that is no callback.
+        ConfigError: A class instead of a callback, something that is no callback, or a callback of
+            Keras that acts after a number of batches, in validation, or on the epoch to begin with.
     """
     given = callbacks if isinstance(callbacks, (list, tuple)) else [callbacks]
     for callback in given:
@@ -245,6 +246,55 @@ def check_callbacks(callbacks: Any) -> None:
                 received=shown(callback),
                 hint="keras.callbacks.LambdaCallback(on_epoch_end=function) makes one",
             )
+        _check_keras_callback(callback)
+
+
+def _check_keras_callback(callback: Any) -> None:
+    """Refuses a callback of Keras that the driver cannot serve: it sees ends of epochs."""
+    kinds = {c.__name__ for c in type(callback).__mro__ if c.__module__.startswith("keras.")}
+    settings = vars(callback) if kinds else {}
+    if "BackupAndRestore" in kinds:
+        raise ConfigError(
+            "BackupAndRestore cannot set the epoch that a fit of sparkdl begins with",
+            expected="fit's own checkpoints",
+            received="BackupAndRestore, after which all epochs would be trained again",
+            hint="fit(data, checkpoint_dir='a folder', resume=True)",
+        )
+    frequency = settings.get("save_freq", "epoch")
+    if frequency != "epoch" and kinds & {"ModelCheckpoint", "OrbaxCheckpoint"}:
+        raise ConfigError(
+            f"{type(callback).__name__} cannot save after a number of batches",
+            expected="save_freq='epoch': the driver has the workers' weights when an epoch ends",
+            received=f"save_freq={frequency!r}",
+            hint="fit(data, steps_per_epoch=...) makes shorter epochs",
+        )
+    if "TensorBoard" in kinds:
+        _check_tensorboard(settings)
+    if "SwapEMAWeights" in kinds and not settings.get("swap_on_epoch"):
+        raise ConfigError(
+            "SwapEMAWeights cannot swap the weights for validation, which the workers do",
+            expected="swap_on_epoch=True",
+            received="swap_on_epoch=False",
+            hint="without the callback, use_ema=True makes the averages the weights when fit ends",
+        )
+
+
+def _check_tensorboard(settings: Mapping[str, Any]) -> None:
+    frequency = settings.get("update_freq", "epoch")
+    if frequency != "epoch":
+        raise ConfigError(
+            "TensorBoard cannot write after a number of batches",
+            expected="update_freq='epoch': the driver does not see every batch",
+            received=f"update_freq={frequency!r}",
+            hint="fit(data, steps_per_epoch=...) makes shorter epochs",
+        )
+    if settings.get("_start_batch") or settings.get("_stop_batch"):
+        raise ConfigError(
+            "TensorBoard cannot profile batches, which the workers train",
+            expected="profile_batch=0",
+            received=f"batches {settings['_start_batch']} to {settings['_stop_batch']}",
+            hint="sparkdl.tracking.Timeline(path) writes what the workers did, and when",
+        )
 
 
 def verbosity(verbose: str | int, auto: int = 1) -> int:
