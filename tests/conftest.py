@@ -51,6 +51,7 @@ _NEEDS = {
     "unit/spark/driver/test_count_workers.py": "keras",
     "unit/spark/driver/test_fit_warnings.py": "keras",
     "unit/spark/driver/test_stage_summary.py": "keras",
+    "unit/spark/driver/test_driver_metrics.py": "keras",
     "unit/spark/driver/test_keras_callbacks.py": "keras",
     "unit/spark/columns/test_other_libraries.py": "keras",
 }

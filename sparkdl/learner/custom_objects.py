@@ -20,7 +20,7 @@ def find_custom_objects(model: Any) -> dict[str, Any]:
 
     def add(thing: Any) -> None:
         target = thing if callable(thing) and hasattr(thing, "__qualname__") else type(thing)
-        if not _comes_with_keras(target) and not _is_nameless(target):
+        if not comes_with_keras(target) and not _is_nameless(target):
             found[keras.saving.get_registered_name(target)] = target
             found.setdefault(target.__name__, target)
 
@@ -50,7 +50,7 @@ def named_functions(model: Any) -> Iterator[dict[str, Any]]:
     found: dict[int, FunctionType] = {}
     layers = model._flatten_layers(include_self=True, recursive=True)
     for part in _parts([*(list(vars(layer).values()) for layer in layers), _compiled(model)]):
-        if isinstance(part, FunctionType) and _is_nameless(part) and not _comes_with_keras(part):
+        if isinstance(part, FunctionType) and _is_nameless(part) and not comes_with_keras(part):
             found[id(part)] = part
     names = {function: function.__name__ for function in found.values()}
     try:
@@ -62,7 +62,8 @@ def named_functions(model: Any) -> Iterator[dict[str, Any]]:
             function.__name__ = name
 
 
-def _comes_with_keras(target: Any) -> bool:
+def comes_with_keras(target: Any) -> bool:
+    """Whether a class, a function or the class of an object is not the user's own."""
     module = getattr(target, "__module__", "") or ""
     return module.split(".")[0] in _LIBRARIES
 
@@ -72,11 +73,16 @@ def _is_nameless(target: Any) -> bool:
     return isinstance(target, FunctionType) and "<" in target.__qualname__
 
 
+def compile_settings(model: Any) -> dict[str, Any]:
+    """The arguments that the model was compiled with; none for a ``compile`` of the user's own."""
+    compiled = getattr(model, "_compile_config", None)
+    return {} if compiled is None else dict(compiled.config)
+
+
 def _compiled(model: Any) -> list[Any]:
     """What the model was compiled with, as far as it may hold classes and functions."""
-    compiled = getattr(model, "_compile_config", None)
-    config = {} if compiled is None else compiled.config
-    parts = [config.get(name) for name in ("loss", "metrics", "weighted_metrics")]
+    settings = compile_settings(model)
+    parts = [settings.get(name) for name in ("loss", "metrics", "weighted_metrics")]
     return [getattr(model, "optimizer", None), *parts]
 
 
@@ -105,4 +111,4 @@ def _parts(thing: Any, depth: int = 0) -> Iterator[Any]:
 def _is_saved_object(thing: Any) -> bool:
     """Whether it is an object of the user's own that Keras saves, such as a constraint."""
     kind = type(thing)
-    return hasattr(kind, "get_config") and not _comes_with_keras(kind)
+    return hasattr(kind, "get_config") and not comes_with_keras(kind)

@@ -12,14 +12,37 @@ import keras
 import numpy as np
 import numpy.typing as npt
 
+from sparkdl.learner.compile_mistakes import compile_mistake
 from sparkdl.learner.structure import arrange_batch
 from sparkdl.protocols import Arrays
 from sparkdl.reports import MetricState
 
 
 def build_metrics(model: Any, x: Arrays, y: Arrays, sample_weight: Arrays | None) -> None:
-    """Creates a model's metric variables from one example batch, whose values do not matter."""
-    model._symbolic_build(data_batch=arrange_batch(model, x, y, sample_weight))
+    """Creates a model's metric variables from one example batch, whose values do not matter.
+
+    Raises:
+        ModelError: A metric, or a loss of the user's own, cannot be computed for such a batch, or
+            Keras knows none of such a name.
+        Exception: What Keras raises where the batch does not fit the model.
+    """
+    try:
+        model._symbolic_build(data_batch=arrange_batch(model, x, y, sample_weight))
+    except Exception as error:
+        _build_again(model)
+        mistake = compile_mistake(model, y, error)
+        if mistake is None:
+            raise
+        raise mistake from error
+
+
+def _build_again(model: Any) -> None:
+    """Makes Keras build loss and metrics at the next batch, and so find the same error again."""
+    for part in (model._compile_metrics, model._compile_loss):
+        if part is not None:
+            part.built = False
+    if model._compile_loss is not None:
+        model._compile_loss.metrics.clear()  # to which building adds one for each output
 
 
 def flatten_metrics(model: Any) -> MetricState:

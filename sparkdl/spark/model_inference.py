@@ -124,7 +124,7 @@ class ModelInference(ModelSettings):
             else:
                 source = open_source(data, signature, columns)
                 with held():
-                    prepare_metrics(self.model, source)
+                    prepare_metrics(self.model, source, batch_size)
                     archive = encode_model(self.model, self.custom_objects)
                 state = evaluate_source(
                     source, archive, batch_size=batch_size, use_gpu=self.use_gpu

@@ -118,7 +118,7 @@ def _train_stage(plan: FitPlan, settings: LoopSettings, monitor: FitMonitor) -> 
         # The server's process comes up while the model is written.
         starting = stack.begin(_start_run(plan))
         with interrupts.held():
-            prepare_metrics(trained.model, source)
+            prepare_metrics(trained.model, source, settings.batch_size)
             archive = encode_model(trained.model, plan.custom_objects)
         run: Run = starting.result()
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from sparkdl.errors import DataError
+from sparkdl.errors import DataError, ModelError
 from sparkdl.learner import metric_state
 from sparkdl.learner.metric_check import check_metrics_add_up
 from sparkdl.learner.signature import model_signature
@@ -17,28 +17,33 @@ from sparkdl.spark.columns.sources import Source
 class _ArrayLike:
     """Shape and dtype of a batch, for Keras' symbolic build."""
 
-    row_shape: Any
+    shape: tuple[int | None, ...]
     dtype: str
-    shape: Any = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "shape", (None, *self.row_shape))
 
 
-def prepare_metrics(model: Any, source: Source) -> None:
+def prepare_metrics(model: Any, source: Source, batch_size: int) -> None:
     """Makes the model's metric variables here, to put the workers' numbers into them.
+
+    Args:
+        model: Compiled.
+        source: The rows that it will see.
+        batch_size: Rows of a batch: that metrics cannot take labels and outputs of different
+            sizes shows only where the sizes are known.
 
     Raises:
         DataError: The model cannot take these columns.
-        ModelError: A metric's variables must not be summed.
+        ModelError: The loss or a metric cannot be computed, or a metric's variables must not be
+            summed.
     """
     spec = source.spec
     x, y, weights = (
-        {name: _ArrayLike(s.shape, s.dtype) for name, s in part.items()}
+        {name: _ArrayLike((batch_size, *s.shape), s.dtype) for name, s in part.items()}
         for part in (spec.features, spec.labels, spec.weights)
     )
     try:
         metric_state.build_metrics(model, x, y, weights or None)  # type: ignore[arg-type]
+    except ModelError:
+        raise
     except Exception as error:
         signature = model_signature(model)
         raise DataError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -144,8 +145,8 @@ def evaluate_arrays(
 
     x, y, weight = arrays_of(data)
     rows = rows_from_numpy(x, y, weight, wanted_spec(x, y, weight, signature))
-    stacks = Batches(rows, batch_size, shuffle=False).stacks(0, 8)
-    state: npt.NDArray[np.float64] = np.asarray(make_learner(model).evaluate(stacks))
+    with closing(Batches(rows, batch_size, shuffle=False).stacks(0, 8)) as stacks:
+        state: npt.NDArray[np.float64] = np.asarray(make_learner(model).evaluate(stacks))
     if not state.size:
         raise DataError(
             "there are no rows to evaluate", received="0 rows", expected="at least one row"

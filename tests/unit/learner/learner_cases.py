@@ -929,6 +929,25 @@ def test_predict_equals_keras():
         close(value, expected[:rows])
 
 
+def fails_in_a_loss(y, p):
+    return p.missing
+
+
+@pytest.mark.parametrize(
+    ("loss", "metric", "match"),
+    [
+        ("sparse_categorical_crossentropy", "auc", "metric 'auc"),
+        (fails_in_a_loss, "accuracy", "loss 'fails_in_a_loss'"),
+        ("sparse_categorical_crossentropy", "accurac", "a metric that Keras does not know"),
+    ],
+)
+def test_a_mistake_in_compile_is_told_by_its_name(loss, metric, match):
+    model = dense_model()
+    model.compile("sgd", loss, metrics=[metric])
+    with pytest.raises(ModelError, match=match):
+        make_learner(model).build_metrics(next(stacks(*classes(), 8, 2)))
+
+
 def test_labels_with_and_without_a_last_dimension_of_one():
     model = keras.Sequential([keras.Input((4,)), layers.Dense(1)])
     model.compile("sgd", "mse", jit_compile=JIT)
