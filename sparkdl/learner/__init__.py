@@ -7,6 +7,7 @@
 - ``model_weights``, ``optimizer_state``, ``metric_state``: a model's variables as buffers.
 - ``signature``, ``structure``: a model's inputs and outputs, and how named arrays go into them.
 - ``archive``, ``fingerprint``: a model as bytes, and which models share compiled steps.
+- ``compile_mistakes``, ``compile_parts``: what is wrong with a model's loss, metrics or optimizer.
 - ``metric_check``, ``local_optimizer``, ``ensemble``: what a fit asks of a model, or makes of it.
 - ``framework``: which backend runs in this process, and its start on the task's devices.
 - ``callback_sink``: Keras callbacks that run on the driver.

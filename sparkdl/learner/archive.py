@@ -157,10 +157,10 @@ def load_model_file(
 ) -> Any:
     """``keras.models.load_model``, also for classes whose constructor takes no ``name``.
 
-    Keras passes ``name``, ``trainable`` and ``dtype`` to the constructor of a custom class. A class
-    that does not take them (``def __init__(self)``) trains in Keras, but Keras cannot load it.
-    Here arguments that the constructor does not take are left out, unless the class has its own
-    ``from_config``.
+    Keras passes ``name``, ``trainable`` and ``dtype`` to the constructor of a custom layer, and
+    their like to that of a loss, a metric or an optimizer. A class that does not take them
+    (``def __init__(self)``) trains in Keras, but Keras cannot load it. Here arguments that the
+    constructor does not take are left out, unless the class has its own ``from_config``.
     """
     import keras
 
@@ -173,8 +173,10 @@ def load_model_file(
 
 @contextlib.contextmanager
 def lenient_constructors(objects: dict[str, Any]) -> Iterator[None]:
-    """Within, layer classes among ``objects`` drop arguments that they do not take."""
+    """Within, classes of Keras' kinds among ``objects`` drop arguments that they do not take."""
     import keras
+
+    kinds = (keras.Layer, keras.losses.Loss, keras.metrics.Metric, keras.optimizers.Optimizer)
 
     def from_config(cls: Any, config: dict[str, Any]) -> Any:
         accepted = inspect.signature(cls).parameters
@@ -187,10 +189,10 @@ def lenient_constructors(objects: dict[str, Any]) -> Iterator[None]:
 
     patched: list[Any] = []
     for cls in {id(c): c for c in objects.values()}.values():
-        if not (isinstance(cls, type) and issubclass(cls, keras.Layer)):
+        if not (isinstance(cls, type) and issubclass(cls, kinds)):
             continue
         parameters = inspect.signature(cls).parameters.values()
-        if any(p.kind is p.VAR_KEYWORD for p in parameters) or "from_config" in vars(cls):
+        if any(p.kind is p.VAR_KEYWORD for p in parameters) or _has_own_from_config(cls):
             continue
         cls.from_config = classmethod(from_config)  # type: ignore[attr-defined]
         patched.append(cls)
@@ -199,6 +201,11 @@ def lenient_constructors(objects: dict[str, Any]) -> Iterator[None]:
     finally:
         for cls in patched:
             del cls.from_config
+
+
+def _has_own_from_config(cls: type) -> bool:
+    kinds = (kind for kind in cls.__mro__ if not kind.__module__.startswith("keras."))
+    return any("from_config" in vars(kind) for kind in kinds)
 
 
 def restore_state(model: Any, archive: ModelArchive) -> None:

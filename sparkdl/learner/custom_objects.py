@@ -62,6 +62,12 @@ def named_functions(model: Any) -> Iterator[dict[str, Any]]:
             function.__name__ = name
 
 
+def compiled_objects(model: Any) -> list[Any]:
+    """The losses, metrics, optimizers and their like of the user's own that it is compiled with."""
+    found = _parts(_compiled(model))
+    return [part for part in found if not isinstance(part, type) and _is_saved_object(part)]
+
+
 def comes_with_keras(target: Any) -> bool:
     """Whether a class, a function or the class of an object is not the user's own."""
     module = getattr(target, "__module__", "") or ""

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparkdl.errors import ConfigError, ModelError
+from sparkdl.learner.compile_parts import require_remakable
 from sparkdl.learner.metric_state import build_metrics, flatten_metrics
 from sparkdl.learner.model_weights import averaged_variables, constrained, layout_of
 from sparkdl.learner.optimizer_state import (
@@ -286,7 +287,7 @@ def require_compiled(model: Any) -> None:
 
 
 def require_loadable(model: Any) -> None:
-    """Raises ModelError if a ``compile`` of the user's own would be lost with the workers' copy."""
+    """Raises ModelError if what the model is compiled with would be lost with the workers' copy."""
     if has_own(model, "compile") and not has_own(model, "compile_from_config"):
         raise ModelError(
             f"model {model.name!r} cannot be compiled again on the workers",
@@ -296,6 +297,7 @@ def require_loadable(model: Any) -> None:
             "by keras.saving.serialize_keras_object), compile_from_config(self, config) calls "
             "self.compile with them",
         )
+    require_remakable(model)
 
 
 def require_evaluable(model: Any) -> None:

@@ -6,6 +6,7 @@ import importlib.util
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,6 +19,7 @@ from keras import layers, ops
 from sparkdl import payload
 from sparkdl.errors import ModelError
 from sparkdl.learner.archive import ModelArchive, decode_model, encode_model
+from sparkdl.learner.keras_learner import require_loadable
 
 PARTS = '''
 import keras
@@ -144,3 +146,101 @@ def test_a_model_that_keras_cannot_save_is_said_in_few_words() -> None:
     with pytest.raises(ModelError, match="ValueError: no no") as caught:
         encode_model(keras.Sequential([keras.Input((3,)), Talking(2)]))
     assert len(str(caught.value)) < 1200
+
+
+class Bare(keras.losses.Loss):
+    """Its constructor takes neither a name nor a reduction."""
+
+    def __init__(self) -> None:
+        super().__init__(reduction="sum")
+
+    def call(self, y_true: Any, y_pred: Any) -> Any:
+        return ops.mean(ops.abs(y_true - y_pred), -1)
+
+
+class Powered(Bare):
+    def __init__(self, power: float) -> None:
+        super().__init__()
+        self.power = power
+
+
+class Forgetful(Bare):
+    def __init__(self, power: float = 1.0, **options: Any) -> None:
+        keras.losses.Loss.__init__(self, **options)
+        self._power = power
+
+
+class Told(Forgetful):
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "power": self._power}
+
+
+class Counted(keras.metrics.Mean):
+    def __init__(self, scale: float, name: str = "counted") -> None:
+        super().__init__(name=name)
+        self.scale = scale
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        super().update_state(y_pred * self.scale)
+
+
+class Slow(keras.optimizers.SGD):
+    def __init__(self, rate: float) -> None:
+        super().__init__(rate / 2)
+        self.rate = rate
+
+
+class Plain(keras.optimizers.SGD):
+    def __init__(self, learning_rate: float) -> None:
+        super().__init__(learning_rate, momentum=0.5)
+
+
+class Falling(keras.optimizers.schedules.LearningRateSchedule):
+    def __init__(self, start: float) -> None:
+        self.start = start
+
+    def __call__(self, step: Any) -> Any:
+        return self.start / (1 + ops.cast(step, "float32"))
+
+    def get_config(self) -> dict[str, Any]:
+        return {}
+
+
+@pytest.mark.parametrize(
+    ("settings", "what", "line"),
+    [
+        ({"loss": Powered(2.0)}, "loss Powered", "'power': self.power}"),
+        ({"loss": [Forgetful(2.0)]}, "loss Forgetful", "'power': self._power}"),
+        ({"metrics": [Counted(2.0)]}, "metric Counted", "'scale': self.scale}"),
+        ({"optimizer": Slow(0.1)}, "optimizer Slow", "'rate': self.rate}"),
+        ({"optimizer": keras.optimizers.SGD(Falling(0.1))}, "object Falling", "'start': self.st"),
+    ],
+)
+def test_what_would_arrive_without_an_argument_is_refused(
+    settings: dict[str, Any], what: str, line: str
+) -> None:
+    model = dense(name="m")
+    model.compile(**{"optimizer": "sgd", "loss": "mse", **settings})
+    with pytest.raises(ModelError) as caught:
+        require_loadable(model)
+    assert what in caught.value.what
+    assert f"get_config(self): return {{**super().get_config(), {line}" in caught.value.hint
+    assert len(str(caught.value)) < 600
+
+
+class Large(Counted):
+    def __init__(self) -> None:
+        super().__init__(3.0, name="large")
+
+
+@pytest.mark.parametrize("make", [Bare, Forgetful, partial(Told, 2.0)])
+def test_losses_metrics_and_optimizers_of_the_user_s_own_travel(make: Any) -> None:
+    model = dense()
+    model.compile(Plain(0.25), make(), metrics=[Large()])
+    require_loadable(model)
+    x, y = np.ones((4, 3), "float32"), np.zeros((4, 2), "float32")
+    want = model.evaluate(x, y, verbose=0)
+    there = decode_model(encode_model(model))
+    assert there.evaluate(x, y, verbose=0) == pytest.approx(want, abs=1e-6)
+    assert (float(there.optimizer.learning_rate), there.optimizer.momentum) == (0.25, 0.5)
+    assert getattr(there.loss, "_power", 0) == getattr(model.loss, "_power", 0)
