@@ -151,13 +151,13 @@ def _group(
     for number, (name, values) in enumerate(arrays.items()):
         label = column if len(arrays) == 1 else f"{column}_{number}"
         columns[label], specs[name] = _conform_one(
-            label, values, None if wanted is None else wanted[name]
+            label, values, None if wanted is None else wanted[name], column == "sample_weight"
         )
     return specs
 
 
 def _conform_one(
-    column: str, values: npt.ArrayLike, wanted: ColumnSpec | None
+    column: str, values: npt.ArrayLike, wanted: ColumnSpec | None, is_weight: bool
 ) -> tuple[Array, ColumnSpec]:
     array = np.asarray(values)
     if array.ndim == 0 or array.dtype.kind not in "biufc":
@@ -169,7 +169,7 @@ def _conform_one(
         )
     if wanted is None:
         dtype = "float32" if array.dtype == np.float64 else array.dtype.newbyteorder("=").name
-        wanted = ColumnSpec((column,), array.shape[1:], dtype)
+        wanted = ColumnSpec((column,), array.shape[1:], dtype, is_weight=is_weight)
     spec = replace(wanted, columns=(column,), kind="array", decoder=None, source_dtype=None)
     array = np.ascontiguousarray(conform(array, spec))
     shape = array.shape[1:] if spec.one_hot is None else (*array.shape[1:], spec.one_hot)

@@ -6,7 +6,7 @@ The specs are made and validated on the driver, pickled, and read by ``decode`` 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -42,6 +42,7 @@ class ColumnSpec:
             of ``shape`` is then ``C``. Stored as integers, widened batch by batch.
         classes: ``C`` demands integer labels in ``[0, C)`` and leaves them integers.
         bounds: The least and the greatest value that a label may have; None for any.
+        is_weight: The values are sample weights, which are not below 0; DataSpec sets it.
         source_dtype: For kind ``'binary'``: the dtype of the raw bytes if it is not ``dtype``.
         padding: For kinds ``'array'`` and ``'mask'``: rows differ in length, the first dimension
             of ``shape``, and each batch is padded to its longest row.
@@ -62,6 +63,7 @@ class ColumnSpec:
     classes: int | None = None
     source_dtype: str | None = None
     bounds: tuple[float, float] | None = field(default=None, compare=False)
+    is_weight: bool = field(default=False, compare=False)
     padding: Padding | None = None
 
     def __post_init__(self) -> None:
@@ -195,6 +197,15 @@ class Batch:
     num_rows: int
 
 
+_Weights = Mapping[str, ColumnSpec] | ColumnSpec | None
+
+
+def _as_weights(specs: _Weights) -> _Weights:
+    if isinstance(specs, Mapping):
+        return {name: replace(spec, is_weight=True) for name, spec in specs.items()}
+    return None if specs is None else replace(specs, is_weight=True)
+
+
 @dataclass(frozen=True)
 class DataSpec:
     """All columns of a fit: inputs, labels, sample weights and the role of a row.
@@ -211,7 +222,7 @@ class DataSpec:
 
     features: Mapping[str, ColumnSpec]
     labels: Mapping[str, ColumnSpec] = field(default_factory=dict)
-    sample_weight: Mapping[str, ColumnSpec] | ColumnSpec | None = None
+    sample_weight: _Weights = None
     role_column: str | None = None
 
     def __post_init__(self) -> None:
@@ -226,6 +237,7 @@ class DataSpec:
                 expected=f"names among the labels {sorted(self.labels)}",
                 received=f"{unknown or 'sample weights without labels'}",
             )
+        object.__setattr__(self, "sample_weight", _as_weights(self.sample_weight))
 
     @property
     def weights(self) -> dict[str, ColumnSpec]:
@@ -241,8 +253,13 @@ class DataSpec:
         """Every distinct spec once, in a fixed order; storage has one array for each."""
         found: dict[ColumnSpec, ColumnSpec] = {}
         for spec in (*self.features.values(), *self.labels.values(), *self.weights.values()):
-            if spec not in found or spec.bounds is not None:  # an input that is a label, too
-                found[spec] = spec
+            known = found.get(spec, spec)
+            if known is not spec:  # an input that is a label, too: one that is a weight
+                spec = replace(
+                    spec, bounds=spec.bounds or known.bounds,
+                    is_weight=spec.is_weight or known.is_weight,
+                )  # fmt: skip
+            found[spec] = spec
         return tuple(found.values())
 
     @property

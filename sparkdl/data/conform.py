@@ -216,9 +216,14 @@ def cast(values: Array, target: np.dtype[Any], place: ValuePlace, row: int | Non
 
 
 def check_labels(values: Array, spec: ColumnSpec, place: ValuePlace) -> Array:
-    """Returns ``values`` if they are what the loss takes: within bounds, or class numbers."""
+    """Returns ``values`` if they are what the loss takes: within bounds, or class numbers.
+
+    Sample weights are not below 0.
+    """
     if values.size == 0:
         return values
+    if spec.is_weight:
+        _check_weights(values, place)
     if spec.bounds is not None and spec.one_hot is None:
         _check_bounds(values, spec.bounds, place)
     classes = spec.num_classes
@@ -248,11 +253,31 @@ def _check_bounds(values: Array, bounds: tuple[float, float], place: ValuePlace)
     if not bad.any():
         return
     index = np.unravel_index(int(np.argmax(bad)), bad.shape)
+    limits = f"from {bounds[0]:g} to {bounds[1]:g}" if bounds[1] < math.inf else "of at least 0"
+    hint = "train on other numbers with loss='mse'"
+    if bounds == (0, 1):
+        hint = (
+            "make labels of -1 and +1 (y + 1) / 2, number several classes for "
+            f"sparse_categorical_crossentropy, and {hint}"
+        )
     raise place.error(
         "a label that the loss does not take",
         row=int(index[0]),
-        expected=f"numbers from {bounds[0]:g} to {bounds[1]:g}: the loss is a binary cross-entropy",
+        expected=f"numbers {limits}, for which the model's loss has a meaning",
         received=str(values[index]),
-        hint="make labels of -1 and +1 (y + 1) / 2, number several classes for "
-        "sparse_categorical_crossentropy, and train on other numbers with loss='mse'",
+        hint=hint,
     )
+
+
+def _check_weights(values: Array, place: ValuePlace) -> None:
+    """Refuses a weight below 0, whose row would drive the model away from its label."""
+    bad = values < 0
+    if bad.any():
+        index = np.unravel_index(int(np.argmax(bad)), bad.shape)
+        raise place.error(
+            "a sample weight below 0",
+            row=int(index[0]),
+            expected="numbers of at least 0, as for class_weight",
+            received=str(values[index]),
+            hint="a weight of 0 leaves a row out",
+        )

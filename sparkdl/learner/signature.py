@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from sparkdl.errors import ModelError
@@ -11,6 +12,15 @@ LabelKind = Literal["sparse", "binary", "dense", "own"]
 """What labels a loss takes: class numbers; numbers in [0, 1] or any numbers, both of the output's
 shape; or (a user's own) unknown."""
 _BINARY = ("binarycrossentropy", "binaryfocalcrossentropy")
+_SHARES, _AMOUNTS, _SIDES = (0.0, 1.0), (0.0, math.inf), (-1.0, 1.0)
+_RANGES = {
+    "kldivergence": _SHARES, "dice": _SHARES, "tversky": _SHARES, "categoricalhinge": _SHARES,
+    "poisson": _AMOUNTS, "meansquaredlogarithmicerror": _AMOUNTS,
+    "categoricalcrossentropy": _AMOUNTS, "categoricalfocalcrossentropy": _AMOUNTS,
+    "hinge": _SIDES, "squaredhinge": _SIDES,
+}  # fmt: skip
+"""The labels that a loss of Keras has a meaning for. Others it cuts off (``kl_divergence``), or has
+no least value for, so that training goes to minus infinity (``poisson``)."""
 Shape = tuple[int | None, ...]
 
 
@@ -36,6 +46,8 @@ class Signature:
         named_inputs: Whether the input names are the model's own (functional), so that unknown
             names can be refused.
         needs_labels: False where the model may do without: it was compiled without a loss.
+        label_ranges: Output name -> the least and the greatest label that its loss has a meaning
+            for, where it is ``'dense'`` and not any.
     """
 
     inputs: dict[str, TensorSpec]
@@ -43,10 +55,13 @@ class Signature:
     label_kinds: dict[str, LabelKind]
     named_inputs: bool
     needs_labels: bool = True
+    label_ranges: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     def label_bounds(self, output: str) -> tuple[float, float] | None:
         """The least and the greatest label that the loss of an output takes; None: any."""
-        return (0.0, 1.0) if self.label_kinds.get(output) == "binary" else None
+        if self.label_kinds.get(output) == "binary":
+            return _SHARES
+        return self.label_ranges.get(output)
 
 
 def model_signature(model: Any) -> Signature:
@@ -67,8 +82,10 @@ def model_signature(model: Any) -> Signature:
         inputs, outputs = _subclassed(model)
     kinds = _label_kinds(model, list(outputs))
     named = bool(functional) and len(inputs) > 1
-    needs_labels = getattr(model, "loss", None) is not None
-    return Signature(inputs, outputs, kinds, named, needs_labels)
+    loss = getattr(model, "loss", None)
+    names = {name: loss_name(item)[0] for name, item in loss_by_output(loss, list(outputs)).items()}
+    ranges = {output: _RANGES[name] for output, name in names.items() if name in _RANGES}
+    return Signature(inputs, outputs, kinds, named, loss is not None, ranges)
 
 
 def has_own(model: Any, *methods: str) -> bool:

@@ -141,6 +141,7 @@ def _unnamed(signature: Signature) -> Signature:
         inputs={"": replace(given, name="")},
         outputs={"": replace(made, name="")},
         label_kinds=dict(zip([""], signature.label_kinds.values(), strict=False)),
+        label_ranges=dict(zip([""], signature.label_ranges.values(), strict=False)),
     )
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from sparkdl.data import Batch, ColumnSpec, DataSpec, decode
+from sparkdl.data import Batch, ColumnSpec, DataSpec, decode, rows_from_numpy
 from sparkdl.errors import ConfigError, DataError, UnknownNameError
 
 
@@ -289,6 +289,39 @@ def test_labels_that_a_binary_cross_entropy_does_not_take(bad):
     assert "(y + 1) / 2" in text
     with pytest.raises(DataError, match="row 1 of the partition"):
         one(pa.array([[0, 1], [1, 2]]), (2,), bounds=(0, 1))
+
+
+def test_labels_below_zero_for_a_loss_of_amounts():
+    """To ``poisson`` they are a loss without a least value."""
+    bounds = (0.0, float("inf"))
+    check(one(pa.array([0.0, 7.5, 1e9]), (), kind="scalars", bounds=bounds), [0.0, 7.5, 1e9])
+    with pytest.raises(DataError, match="a label that the loss does not take") as info:
+        one(pa.array([0.0, -0.5]), (), kind="scalars", bounds=bounds)
+    assert "numbers of at least 0" in info.value.expected
+    assert info.value.hint == "train on other numbers with loss='mse'"
+
+
+def weighed(weights, of="w"):
+    spec = DataSpec(
+        {"x": ColumnSpec(("x",), (), kind="scalars")},
+        {"a": ColumnSpec(("x",), (), kind="scalars", bounds=(-1, 1))},
+        {"a": ColumnSpec((of,), (), kind="scalars")},
+    )
+    return decode(pa.record_batch({"x": pa.array([0.5, -1.0]), "w": pa.array(weights)}), spec)
+
+
+def test_sample_weights_below_zero():
+    check(weighed([0.0, 2.5]).sample_weight["a"], [0.0, 2.5])
+    assert np.isnan(weighed([float("nan"), 1.0]).sample_weight["a"][0])  # check_data finds it
+    for weights in ([1.0, -0.5], [float("nan"), -0.5], [1, -1]):
+        with pytest.raises(DataError, match="a sample weight below 0") as info:
+            weighed(weights)
+        assert "'w'" in info.value.what
+        assert "row 1" in info.value.what
+    with pytest.raises(DataError, match="a sample weight below 0"):
+        weighed([1.0, 1.0], of="x")  # which is an input and a label, too
+    with pytest.raises(DataError, match="a sample weight below 0"):
+        rows_from_numpy(np.ones((2, 1)), np.ones(2), np.array([1.0, -1.0]), None)
 
 
 def test_bounds_are_of_the_labels_that_the_loss_gets():

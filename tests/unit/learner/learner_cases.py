@@ -446,25 +446,38 @@ def test_several_inputs_and_outputs_by_name():
 
 
 @pytest.mark.parametrize(
-    ("loss", "kind"),
+    ("loss", "kind", "bounds"),
     [
-        ("binary_crossentropy", "binary"),
-        (keras.losses.BinaryCrossentropy(from_logits=True), "binary"),
-        (keras.losses.BinaryFocalCrossentropy(), "binary"),
-        (keras.losses.binary_crossentropy, "binary"),
-        ("categorical_crossentropy", "dense"),
-        ("sparse_categorical_crossentropy", "sparse"),
-        ("hinge", "dense"),
-        (lambda y, p: keras.ops.mean(p - y, -1), "own"),
+        ("binary_crossentropy", "binary", (0, 1)),
+        (keras.losses.BinaryCrossentropy(from_logits=True), "binary", (0, 1)),
+        (keras.losses.BinaryFocalCrossentropy(), "binary", (0, 1)),
+        (keras.losses.binary_crossentropy, "binary", (0, 1)),
+        ("categorical_crossentropy", "dense", (0, np.inf)),
+        (keras.losses.CategoricalFocalCrossentropy(), "dense", (0, np.inf)),
+        ("sparse_categorical_crossentropy", "sparse", None),
+        ("poisson", "dense", (0, np.inf)),
+        (keras.losses.MeanSquaredLogarithmicError(), "dense", (0, np.inf)),
+        ("msle", "dense", (0, np.inf)),
+        ("kl_divergence", "dense", (0, 1)),
+        (keras.losses.Dice(), "dense", (0, 1)),
+        (keras.losses.Tversky(), "dense", (0, 1)),
+        ("hinge", "dense", (-1, 1)),
+        (keras.losses.SquaredHinge(), "dense", (-1, 1)),
+        ("categorical_hinge", "dense", (0, 1)),
+        ("mse", "dense", None),
+        ("mape", "dense", None),
+        ("log_cosh", "dense", None),
+        (keras.losses.CosineSimilarity(), "dense", None),
+        (lambda y, p: keras.ops.mean(p - y, -1), "own", None),
     ],
 )
-def test_what_labels_a_loss_takes(loss, kind):
+def test_what_labels_a_loss_takes(loss, kind, bounds):
     model = keras.Sequential([keras.Input((3,)), layers.Dense(1, "sigmoid", name="out")])
     model.compile("sgd", loss)
     signature = model_signature(model)
     assert set(signature.label_kinds.values()) == {kind}
     (name,) = signature.outputs
-    assert signature.label_bounds(name) == ((0.0, 1.0) if kind == "binary" else None)
+    assert signature.label_bounds(name) == bounds
 
 
 def test_outputs_in_a_list():
