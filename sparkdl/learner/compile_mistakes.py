@@ -34,9 +34,9 @@ def compile_mistake(model: Any, y: Mapping[str, Any], error: Exception) -> Model
 
 def _unknown_name(model: Any) -> ModelError | None:
     for kind, module, name in _names(model):
-        known = [*module.ALL_OBJECTS_DICT, *_BY_SHAPE[kind]]
-        if name.lower() in known or _knows(module, name):
+        if name.lower() in _BY_SHAPE[kind] or _knows(module, name):
             continue
+        known = {n for n in (*module.ALL_OBJECTS_DICT, *_BY_SHAPE[kind]) if n.islower()}
         close = [repr(n) for n in difflib.get_close_matches(name.lower(), known)]
         return ModelError(
             f"model {model.name!r} is compiled with a {kind} that Keras does not know",

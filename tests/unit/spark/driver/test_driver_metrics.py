@@ -43,8 +43,14 @@ class Own(keras.losses.Loss):
 @pytest.mark.parametrize(
     ("loss", "metrics", "what", "received", "hint"),
     [
-        ("mssse", None, "a loss that Keras does not know", "loss 'mssse'", "'mse'"),
-        (KINDS[1], ["accurac"], "a metric that Keras", "metric 'accurac'", "mean 'accuracy'"),
+        ("mssse", None, "a loss that Keras does not know", "loss 'mssse'", "mean 'mse' or"),
+        (
+            KINDS[1],
+            ["accurac"],
+            "a metric that Keras",
+            "metric 'accurac'",
+            "'accuracy' or 'binary_",
+        ),
         (KINDS[1], ["xqzw"], "a metric that Keras", "metric 'xqzw'", ""),
         (own, None, "loss 'own'", "NameError: name 'unknown'", "own ("),
         (Own(), None, "loss 'own'", "'missing'", "call ("),
