@@ -10,7 +10,7 @@ import pytest
 from keras import layers
 
 from sparkdl import SparkModel
-from sparkdl.errors import DataError, WorkerError
+from sparkdl.errors import DataError
 
 SIZES = (150, 0, 7, 63)
 N = sum(SIZES)
@@ -128,11 +128,11 @@ def test_errors_in_the_data_are_named(spark: Any, rows: Any) -> None:
         SparkModel(binary()).evaluate(rdd)
 
 
-def test_a_failure_upstream_is_a_worker_error(spark: Any) -> None:
+def test_a_failure_upstream_is_the_frames_own(spark: Any) -> None:
     def broken(_: Any) -> Any:
         raise KeyError("no such user")
 
     rdd = spark.sparkContext.parallelize([1], 1).map(broken)
     df = spark.createDataFrame(rdd, "features array<float>, label int")
-    with pytest.raises(WorkerError, match="no such user"):
+    with pytest.raises(DataError, match=r"(?s)own expressions.*KeyError: 'no such user'"):
         SparkModel(binary()).evaluate(df)

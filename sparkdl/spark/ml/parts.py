@@ -12,6 +12,7 @@ from sparkdl.config import shown
 from sparkdl.errors import ConfigError, ModelError
 from sparkdl.launch import interrupts
 from sparkdl.learner.archive import ModelArchive, decode_model, encode_model, making_models
+from sparkdl.learner.keras_learner import require_loadable
 
 _COMPILED = ("optimizer", "loss", "metrics")
 
@@ -207,5 +208,7 @@ def archive_of(model: Any, custom_objects: Mapping[str, Any] | None = None) -> M
             received="one whose input shape is not known",
             hint="start it with keras.Input(shape)",
         )
+    if model.compiled:
+        require_loadable(model)
     with making_models, interrupts.held():
         return encode_model(model, dict(custom_objects or {}))
