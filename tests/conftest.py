@@ -50,6 +50,8 @@ _NEEDS = {
     "unit/ps/rules/test_rules_optimizer.py": "keras",
     "unit/spark/driver/test_count_workers.py": "keras",
     "unit/spark/driver/test_fit_warnings.py": "keras",
+    "unit/spark/driver/test_wrong_kinds.py": "keras",
+    "unit/test_call_arguments.py": "keras",
     "unit/spark/columns/test_other_libraries.py": "keras",
 }
 """A folder or file below ``tests/``, and the mark of all tests in it."""

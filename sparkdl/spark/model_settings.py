@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from copy import copy
 from typing import Any, Generic, TypeVar, overload
 
-from sparkdl.config import FitConfig
-from sparkdl.errors import ReadOnlyError
+from sparkdl.config import FitConfig, shown
+from sparkdl.errors import ReadOnlyError, closest
 from sparkdl.spark.columns.sources import Columns
 from sparkdl.spark.driver.choice import ChosenExchange
 from sparkdl.spark.driver.trained_model import TrainedModel
@@ -77,6 +77,29 @@ class ModelSettings:
         self._facts: Facts | None = None
         self._ensemble: list[Any] = []
         self._columns = Columns()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Refuses a public name that has no effect; a class of the user's own may have more.
+
+        Raises:
+            ReadOnlyError: There is no such attribute, or it cannot be assigned to.
+        """
+        cls = type(self)
+        known = getattr(cls, name, None)
+        settled = isinstance(known, property) and known.fset is None
+        added = not name.startswith("_") and not hasattr(cls, name)
+        if settled or (added and cls.__module__.startswith("sparkdl.")):
+            arguments = [n for n in dir(ModelSettings) if isinstance(getattr(cls, n), Setting)]
+            meant = closest(name, ["model", *arguments]) or "..."
+            raise ReadOnlyError(
+                f"a SparkModel has no attribute {name!r} that can be set",
+                expected="settings as arguments of SparkModel: " + ", ".join(arguments),
+                received=f"{name} = {shown(value)}",
+                hint=f"make another one: SparkModel(model, ..., {meant}={shown(value)})"
+                if meant != "model"
+                else "make another one: SparkModel(model, ...)",
+            )
+        super().__setattr__(name, value)
 
     @property
     def model(self) -> Any:

@@ -10,10 +10,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from sparkdl.call_arguments import lists_its_arguments
 from sparkdl.config import (
     FitConfig,
     UseGpu,
     require_int,
+    require_objects,
+    require_path,
 )
 from sparkdl.errors import ConfigError
 from sparkdl.files.checkpoints import Checkpoints
@@ -39,7 +42,6 @@ from sparkdl.spark.driver.arguments import (
     FitArguments,
     check_callbacks,
     check_keras_arguments,
-    lists_its_arguments,
     refuse_labels_apart,
     verbosity,
 )
@@ -172,7 +174,7 @@ class SparkModel(ModelInference):
             rule={"name": exchange.rule.name, **exchange.rule.config()},
             compression=exchange.compression,
         )
-        super().__init__(chosen, exchange, model, custom_objects or {}, decoder)
+        super().__init__(chosen, exchange, model, require_objects(custom_objects), decoder)
         self._fitting = threading.Lock()
 
     @heard()
@@ -253,7 +255,7 @@ class SparkModel(ModelInference):
             columns = Columns(features, label, sample_weight, self.decoder, self.pad)
             keras_learner.require_compiled(self.model)
             refuse_labels_apart("fit", "epochs", epochs)
-            check_callbacks(callbacks)
+            callbacks = check_callbacks(callbacks)
             if self._ensemble or (checkpoint_dir is not None and self._exchange.independent):
                 raise ConfigError(
                     "an ensemble is trained in one fit",
@@ -267,7 +269,7 @@ class SparkModel(ModelInference):
                 epochs, batch_size, verbose, validation_split, shuffle, checkpoint_dir, resume,
                 **check_keras_arguments(type(self), keras_fit_arguments),
             )  # fmt: skip
-            source = self._open(data, validation_data, columns, validation_split)
+            source = self._open(data, validation_data, columns, arguments.validation_split)
             arguments.check_spec(source.spec)
             if source.spec.role_column is not None:
                 keras_learner.require_evaluable(self.model)
@@ -278,9 +280,9 @@ class SparkModel(ModelInference):
                 self._config, self._exchange, source, profile_of_tasks
             )
             prepare_model(self.model, self._exchange, num_workers)
-            checkpoints = Checkpoints.at(checkpoint_dir)
+            checkpoints = Checkpoints.at(arguments.checkpoint_dir)
             first_epoch = arguments.initial_epoch
-            if resume and checkpoints is not None:
+            if arguments.resume and checkpoints is not None:
                 first_epoch = self._trained.restore(checkpoints) or first_epoch
             last_epoch = arguments.last_epoch(first_epoch)
             if first_epoch >= last_epoch:
@@ -323,6 +325,7 @@ class SparkModel(ModelInference):
             self._history = keras_callbacks.history
             return self._history
 
+    @lists_its_arguments
     def fit_stream(
         self,
         stream: Any,
@@ -376,9 +379,10 @@ class SparkModel(ModelInference):
             ConfigError: An argument that is not of its kind, a Spark Connect session, or a
                 ``checkpoint_dir`` of another model.
         """
-        require_int("epochs_per_batch", epochs_per_batch, 1)
-        check_stream(stream, checkpoint_dir, trigger)
-        check_callbacks(callbacks)
+        epochs_per_batch = require_int("epochs_per_batch", epochs_per_batch, 1)
+        checkpoint_dir = require_path("checkpoint_dir", checkpoint_dir)
+        check_stream(stream, trigger)
+        callbacks = check_callbacks(callbacks)
         FitArguments(epochs_per_batch, batch_size, verbose, shuffle=shuffle)  # checks them
         if self._exchange.independent:
             raise ConfigError(

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from pyspark.sql import Column
 
+from sparkdl.config import shown
 from sparkdl.data import DataSpec, to_arrow_table
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.learner.signature import Signature
@@ -127,6 +128,33 @@ def is_rdd(data: Any) -> bool:
         and hasattr(kind, "mapPartitions")
         and not hasattr(kind, "mapInArrow")
     )
+
+
+def require_frame(what: str, data: Any) -> None:
+    """Returns if ``data`` is a DataFrame of Spark.
+
+    Args:
+        what: What takes it, for the message.
+        data: What the user gave.
+
+    Raises:
+        ConfigError: It is something else.
+    """
+    if is_frame(data):
+        return
+    local = type(data).__module__.split(".")[0] in ("pandas", "polars", "pyarrow")
+    raise ConfigError(
+        f"{what} takes a DataFrame of Spark",
+        expected="a DataFrame, such as spark.read.parquet(path)",
+        received=_kind_of(data),
+        hint="spark.createDataFrame(data)"
+        if local
+        else "sparkdl.SparkModel(model).fit and predict take other forms of data, too",
+    )
+
+
+def _kind_of(data: Any) -> str:
+    return shown(data) if data is None or isinstance(data, str) else type(data).__name__
 
 
 def open_source(data: Any, signature: Signature, columns: Columns) -> Source:

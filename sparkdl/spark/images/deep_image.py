@@ -16,7 +16,7 @@ from pyspark.sql import types as T
 from sparkdl.errors import ConfigError, ModelError, UnknownNameError
 from sparkdl.learner.forward_model import LAYER
 from sparkdl.learner.model_source import ModelSource, open_model
-from sparkdl.spark.columns.sources import Columns
+from sparkdl.spark.columns.sources import Columns, require_frame
 from sparkdl.spark.images.applications import APPLICATIONS, application, class_names, make_model
 from sparkdl.spark.images.pixels import SCALE_HINTS, ImageReader, require_pillow
 from sparkdl.spark.images.saved_stage import Part, SavedImageStage
@@ -158,6 +158,7 @@ class DeepImageFeaturizer(_DeepImage):
         self._take(given)
 
     def _transform(self, dataset: Any) -> Any:
+        require_frame(f"{type(self).__name__}.transform", dataset)
         source = self._source(features=True)
         reader = self._reader(source, str(self.getOrDefault(self.scaleHint)))
         output = LAYER + self._layer if self._layer else ""
@@ -212,6 +213,7 @@ class DeepImagePredictor(_DeepImage):
         self._take(given)
 
     def _transform(self, dataset: Any) -> Any:
+        require_frame(f"{type(self).__name__}.transform", dataset)
         source = self._source(features=False)
         reader = self._reader(source, "SCALE_AREA_AVERAGING")
         predicted = self._predicted(dataset, source, reader, "")

@@ -16,7 +16,7 @@ from sparkdl.files.model_file import read_keras_file
 from sparkdl.launch import interrupts
 from sparkdl.learner.archive import making_models, model_bytes, model_from_bytes
 from sparkdl.learner.model_source import ModelSource, open_model
-from sparkdl.spark.columns.sources import Columns
+from sparkdl.spark.columns.sources import Columns, require_frame
 from sparkdl.spark.images.deep_image import as_vector
 from sparkdl.spark.images.saved_stage import Part, SavedImageStage, is_json
 from sparkdl.spark.inference.output_columns import OutputColumn
@@ -112,6 +112,7 @@ class KerasImageFileTransformer(_ImageFile, Transformer):  # type: ignore[misc]
         self._opened: tuple[str, ModelSource] | None = None
 
     def _transform(self, dataset: Any) -> Any:
+        require_frame(f"{type(self).__name__}.transform", dataset)
         path = self.getModelFile()
         with making_models, interrupts.held():  # copies in other threads share the model
             if self._opened is None or self._opened[0] != path:
