@@ -53,7 +53,11 @@ def taken_elsewhere(owner: type, method: str, name: str) -> str:
 
 
 def require_call(
-    what: str, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    what: str,
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    hint: str = "",
 ) -> None:
     """Refuses arguments that a function cannot be called with.
 
@@ -62,6 +66,7 @@ def require_call(
         function: A function; nothing is refused of one whose signature Python does not know.
         args: Its positional arguments.
         kwargs: Its arguments by name.
+        hint: What to do.
 
     Raises:
         ConfigError: There are too many, too few, or others than it takes.
@@ -78,4 +83,5 @@ def require_call(
             f"{what} cannot be called with these arguments",
             expected=f"{getattr(function, '__name__', type(function).__name__)}{signature}",
             received=f"({', '.join(given)}): {error}",
+            hint=hint,
         ) from error

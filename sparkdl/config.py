@@ -413,8 +413,9 @@ def require_path(name: str, value: Any) -> str:
     path = os.fspath(value) if isinstance(value, os.PathLike) else value
     if not isinstance(path, str) or not path.strip():
         raise ConfigError(
-            f"{name} must be a path", expected="a path or URI: a text that is not empty, or of "
-            "pathlib", received=shown(value),
+            f"{name} must say where a file or folder is",
+            expected="a path or URI: a text that is not empty, or of pathlib",
+            received=shown(value),
         )  # fmt: skip
     return path
 

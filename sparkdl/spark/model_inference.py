@@ -213,6 +213,8 @@ def _refuse_other_files(folder: str) -> None:
         raise ConfigError(
             "a SavedModel is a folder of its own",
             expected="a folder that is not there, is empty, or has a SavedModel, which is replaced",
-            received=f"{folder!r}, which has {found[0].rpartition('/')[2]!r}",
+            received=f"{folder!r}, a file"
+            if found == [folder]
+            else f"{folder!r}, which has {found[0].rpartition('/')[2]!r}",
             hint=f"export({folder + '/model'!r})",
         )

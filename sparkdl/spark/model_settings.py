@@ -86,18 +86,24 @@ class ModelSettings:
         """
         cls = type(self)
         known = getattr(cls, name, None)
-        settled = isinstance(known, property) and known.fset is None
-        added = not name.startswith("_") and not hasattr(cls, name)
-        if settled or (added and cls.__module__.startswith("sparkdl.")):
-            arguments = [n for n in dir(ModelSettings) if isinstance(getattr(cls, n), Setting)]
-            meant = closest(name, ["model", *arguments]) or "..."
+        if isinstance(known, property) and known.fset is None:
             raise ReadOnlyError(
-                f"a SparkModel has no attribute {name!r} that can be set",
+                f"{name} of a SparkModel cannot be changed",
+                expected="what fit leaves there" if name != "model" else "the model of its making",
+                received=shown(value),
+                hint="make another one: SparkModel(model, ...)" if name == "model" else "",
+            )
+        own = cls.__module__.startswith("sparkdl.")
+        if own and known is None and not name.startswith("_"):
+            arguments = [n for n in dir(cls) if isinstance(getattr(cls, n), Setting)]
+            meant = closest(name, arguments)
+            raise ReadOnlyError(
+                f"a SparkModel has no attribute {name!r}",
                 expected="settings as arguments of SparkModel: " + ", ".join(arguments),
                 received=f"{name} = {shown(value)}",
-                hint=f"make another one: SparkModel(model, ..., {meant}={shown(value)})"
-                if meant != "model"
-                else "make another one: SparkModel(model, ...)",
+                hint=f"make another one: SparkModel(spark_model.model, ..., {meant}={value!r})"
+                if meant
+                else "",
             )
         super().__setattr__(name, value)
 

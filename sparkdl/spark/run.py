@@ -214,7 +214,7 @@ def run(
     fed = fed_ranks(roles) if data is not None else None
     if feed is not None and streams:
         stream = stream_settings(feed, fed)
-    first = () if data is None else ("feed",)
+    first = () if data is None else ("its feed",)
     content = dump_function(fn, args, {} if kwargs is None else kwargs, first)
     with removes_tables():
         if feed is not None:

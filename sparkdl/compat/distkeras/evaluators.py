@@ -37,7 +37,8 @@ class AccuracyEvaluator(Evaluator):
         Raises:
             DataError: There are no rows.
         """
-        check_columns(self, dataframe, self.label_column, self.prediction_column)
+        check_columns(self, dataframe, "label_col", self.label_column)
+        check_columns(self, dataframe, "prediction_col", self.prediction_column)
         right = F.coalesce(
             column(self.label_column) == column(self.prediction_column), F.lit(False)
         )

@@ -59,7 +59,7 @@ class MinMaxTransformer(Transformer):
 
     def transform(self, dataframe: Any) -> Any:
         """The DataFrame with ``output_col``."""
-        check_columns(self, dataframe, self.input_column)
+        check_columns(self, dataframe, "input_col", self.input_column)
         if not self.is_vector:
             return dataframe.withColumn(self.output_column, self._moved(column(self.input_column)))
         values = F.transform(_array(dataframe, self.input_column), self._moved)
@@ -84,7 +84,7 @@ class BinaryLabelTransformer(Transformer):
 
     def transform(self, dataframe: Any) -> Any:
         """The DataFrame with ``output_column``."""
-        check_columns(self, dataframe, self.input_column)
+        check_columns(self, dataframe, "input_column", self.input_column)
         found = column(self.input_column).eqNullSafe(F.lit(self.label)).cast("double")
         vector = array_to_vector(F.array(found, 1 - found))
         return dataframe.withColumn(self.output_column, vector)
@@ -110,7 +110,7 @@ class StandardTransformer(Transformer):
         Raises:
             DataError: A column that does not vary, or has no values.
         """
-        check_columns(self, dataframe, *self.columns)
+        check_columns(self, dataframe, "columns", *self.columns)
         wanted = [f(column(name)) for name in self.columns for f in (F.mean, F.stddev_pop)]
         found = list(dataframe.agg(*wanted).first())
         self.means = dict(zip(self.columns, found[::2], strict=True))
@@ -143,7 +143,7 @@ class DenseTransformer(Transformer):
 
     def transform(self, dataframe: Any) -> Any:
         """The DataFrame with ``output_col``."""
-        check_columns(self, dataframe, self.input_column)
+        check_columns(self, dataframe, "input_col", self.input_column)
         vector = array_to_vector(_array(dataframe, self.input_column))
         return dataframe.withColumn(self.output_column, vector)
 
@@ -164,7 +164,7 @@ class ReshapeTransformer(Transformer):
 
     def transform(self, dataframe: Any) -> Any:
         """The DataFrame with ``output_col``; a row of another size ends Spark's job."""
-        check_columns(self, dataframe, self.input_column)
+        check_columns(self, dataframe, "input_col", self.input_column)
         values, size = _array(dataframe, self.input_column), math.prod(self.shape)
         wrong = F.concat(
             F.lit(f"ReshapeTransformer expected {size} values per row; received "),
@@ -192,7 +192,7 @@ class OneHotTransformer(Transformer):
 
     def transform(self, dataframe: Any) -> Any:
         """The DataFrame with ``output_col``; a number that is no class ends Spark's job."""
-        check_columns(self, dataframe, self.input_column)
+        check_columns(self, dataframe, "input_col", self.input_column)
         label, classes = column(self.input_column), self.output_dimensionality
         wrong = F.concat(
             F.lit(f"OneHotTransformer expected a class from 0 to {classes - 1}; received "),
@@ -230,7 +230,7 @@ class LabelIndexTransformer(Transformer):
 
     def transform(self, dataframe: Any) -> Any:
         """The DataFrame with ``output_col``."""
-        check_columns(self, dataframe, self.input_column)
+        check_columns(self, dataframe, "input_col", self.input_column)
         values = F.slice(_array(dataframe, self.input_column), 1, self.output_dimensionality)
         active = F.transform(values, lambda value: value >= self.activation_threshold)
         largest = F.array_max(values)
@@ -248,12 +248,13 @@ def column(name: str) -> Any:
     return F.col("`" + name.replace("`", "``") + "`")
 
 
-def check_columns(what: object, frame: Any, *names: str) -> None:
+def check_columns(what: object, frame: Any, argument: str, *names: str) -> None:
     """Refuses what is no DataFrame, or has not these columns.
 
     Args:
         what: What reads them.
         frame: What the user gave.
+        argument: That names them.
         *names: The columns.
 
     Raises:
@@ -262,7 +263,7 @@ def check_columns(what: object, frame: Any, *names: str) -> None:
     """
     require_frame(type(what).__name__, frame)
     for name in names:
-        field_of(frame.schema, name, type(what).__name__)
+        field_of(frame.schema, name, argument)
 
 
 def _array(frame: Any, name: str) -> Any:

@@ -142,19 +142,23 @@ def require_frame(what: str, data: Any) -> None:
     """
     if is_frame(data):
         return
-    local = type(data).__module__.split(".")[0] in ("pandas", "polars", "pyarrow")
+    kind = type(data)
+    package = kind.__module__.split(".")[0]
+    hint = ""
+    if package in ("pandas", "polars", "pyarrow"):
+        hint = "spark.createDataFrame(data) makes one of it"
+    elif isinstance(data, str):
+        hint = f"spark.read.parquet({data!r}) reads files"
+    elif isinstance(data, (list, tuple, np.ndarray)):
+        hint = "sparkdl.SparkModel(model) trains on arrays: fit((x, y))"
     raise ConfigError(
         f"{what} takes a DataFrame of Spark",
         expected="a DataFrame, such as spark.read.parquet(path)",
-        received=_kind_of(data),
-        hint="spark.createDataFrame(data)"
-        if local
-        else "sparkdl.SparkModel(model).fit and predict take other forms of data, too",
+        received=shown(data)
+        if data is None or isinstance(data, str)
+        else f"{kind.__name__} of {package}",
+        hint=hint,
     )
-
-
-def _kind_of(data: Any) -> str:
-    return shown(data) if data is None or isinstance(data, str) else type(data).__name__
 
 
 def open_source(data: Any, signature: Signature, columns: Columns) -> Source:

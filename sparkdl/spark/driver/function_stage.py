@@ -263,7 +263,10 @@ def dump_function(fn: Any, args: Any, kwargs: Any, first: Sequence[Any] = ()) ->
             expected="args: a tuple or list; kwargs: a dict",
             received=f"args {type(args).__name__}, kwargs {type(kwargs).__name__}",
         )
-    require_call("the function", fn, (*first, *args), kwargs)
+    hint = "args are its positional arguments, kwargs those by name"
+    if first:
+        hint = f"it is given {first[0]} as its first argument, args behind it"
+    require_call("the function", fn, (*first, *args), kwargs, hint)
     try:
         return dump_call(fn, args, kwargs)
     except Exception as error:

@@ -13,6 +13,7 @@ from pyspark.ml.param.shared import HasInputCol, HasOutputCol
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
+from sparkdl.call_arguments import lists_its_arguments
 from sparkdl.errors import ConfigError, ModelError, UnknownNameError
 from sparkdl.learner.forward_model import LAYER
 from sparkdl.learner.model_source import ModelSource, open_model
@@ -144,6 +145,7 @@ class DeepImageFeaturizer(_DeepImage):
         self._layer: str | None = None
         self._setDefault(scaleHint="SCALE_AREA_AVERAGING")
 
+    @lists_its_arguments
     @keyword_only  # type: ignore[untyped-decorator]
     def __init__(
         self, *, inputCol: str | None = None, outputCol: str | None = None,
@@ -200,6 +202,7 @@ class DeepImagePredictor(_DeepImage):
         self._labels: list[str] | None = None
         self._setDefault(decodePredictions=False, topK=5)
 
+    @lists_its_arguments
     @keyword_only  # type: ignore[untyped-decorator]
     def __init__(
         self, *, inputCol: str | None = None, outputCol: str | None = None,

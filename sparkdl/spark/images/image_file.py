@@ -10,6 +10,7 @@ from pyspark.ml import Estimator, Transformer
 from pyspark.ml.param import Param, Params, TypeConverters
 from pyspark.ml.param.shared import HasInputCol, HasLabelCol, HasOutputCol
 
+from sparkdl.call_arguments import lists_its_arguments
 from sparkdl.config import without_network
 from sparkdl.errors import ConfigError, UnknownNameError
 from sparkdl.files.model_file import read_keras_file
@@ -98,6 +99,7 @@ class KerasImageFileTransformer(_ImageFile, Transformer):  # type: ignore[misc]
         Params._dummy(), "outputMode", "'vector' or 'image'", TypeConverters.toString
     )
 
+    @lists_its_arguments
     @keyword_only  # type: ignore[untyped-decorator]
     def __init__(
         self, *, inputCol: str | None = None, outputCol: str | None = None,
@@ -168,6 +170,7 @@ class KerasImageFileEstimator(_ImageFile, Estimator, HasLabelCol):  # type: igno
     kerasLoss: Param[Any] = Param(Params._dummy(), "kerasLoss", "name, or loss")
     kerasFitParams: Param[Any] = Param(Params._dummy(), "kerasFitParams", "arguments of fit")
 
+    @lists_its_arguments
     @keyword_only  # type: ignore[untyped-decorator]
     def __init__(
         self, *, inputCol: str | None = None, outputCol: str | None = None,

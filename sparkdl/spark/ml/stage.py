@@ -142,7 +142,8 @@ def has_params(*specs: ParamSpec) -> Callable[[Cls], Cls]:
             inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None)
             for name in (*cls.PARTS, *sorted(names))  # type: ignore[attr-defined]
         ]
-        first = [parameter.name for parameter in parameters[:2]]
+        known = [parameter.name for parameter in parameters]
+        example = next((n for n in ("model", "keras_model_config") if n in known), known[0])
         own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
         init = cls.__init__  # type: ignore[misc]
 
@@ -151,9 +152,8 @@ def has_params(*specs: ParamSpec) -> Callable[[Cls], Cls]:
             if nameless:
                 raise ParamTypeError(
                     f"{type(self).__name__} takes its arguments by name",
-                    expected=f"{type(self).__name__}({', '.join(f'{n}=...' for n in first)}, ...)",
-                    received=shown(nameless[0]),
-                    hint="a name before each",
+                    expected=f"{type(self).__name__}({example}=..., ...)",
+                    received=f"{shown(nameless[0])} without a name",
                 )
             init(self, **arguments)
 
