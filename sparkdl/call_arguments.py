@@ -59,7 +59,7 @@ def require_call(
     kwargs: Mapping[str, Any],
     hint: str = "",
 ) -> None:
-    """Refuses arguments that a function cannot be called with.
+    """Refuses arguments that a function does not take.
 
     Args:
         what: What the function is, for the message.
@@ -80,7 +80,7 @@ def require_call(
     except TypeError as error:
         given = [repr(arg)[:60] for arg in args] + [f"{name}=..." for name in kwargs]
         raise ConfigError(
-            f"{what} cannot be called with these arguments",
+            f"{what} does not take these arguments",
             expected=f"{getattr(function, '__name__', type(function).__name__)}{signature}",
             received=f"({', '.join(given)}): {error}",
             hint=hint,

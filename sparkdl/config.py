@@ -408,7 +408,7 @@ def require_flag(name: str, value: Any) -> bool:
     return flag
 
 
-def require_path(name: str, value: Any) -> str:
+def require_path(name: str, value: Any, hint: str = "") -> str:
     """``value`` as a text if it is a path or URI, also a ``pathlib`` one; raises ConfigError."""
     path = os.fspath(value) if isinstance(value, os.PathLike) else value
     if not isinstance(path, str) or not path.strip():
@@ -416,6 +416,7 @@ def require_path(name: str, value: Any) -> str:
             f"{name} must say where a file or folder is",
             expected="a path or URI: a text that is not empty, or of pathlib",
             received=shown(value),
+            hint=hint,
         )  # fmt: skip
     return path
 

@@ -64,7 +64,7 @@ def inference(
     from pyspark.sql import types as T
 
     batch_size = require_int("batch_size", batch_size, 1)
-    content = dump_function(fn, args, {}, ("the batches",))
+    content = dump_function(fn, args, {}, "the batches before args")
     frame, names = fed_frame(data, spark)
     added = frame.sparkSession.createDataFrame([], schema).schema
     there = sorted(set(names) & set(added.names))

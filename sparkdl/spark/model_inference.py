@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from sparkdl.call_arguments import lists_its_arguments
-from sparkdl.config import COLUMNS, require_int, require_name, require_path
+from sparkdl.config import COLUMNS, require_flag, require_int, require_name, require_path
 from sparkdl.errors import ConfigError
 from sparkdl.files import storage
 from sparkdl.files.model_file import check_path, write_model
@@ -153,7 +153,7 @@ class ModelInference(ModelSettings):
             ConfigError: The path does not end in ``.keras``.
         """
         path = require_path("path", path)
-        check_path(path, overwrite=overwrite)
+        check_path(path, overwrite=require_flag("overwrite", overwrite))
         state = self._trained.beside(self._epochs_trained)
         write_model(path, model_bytes(self.model), self._file_settings(), state)
 

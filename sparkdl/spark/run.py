@@ -13,6 +13,7 @@ from sparkdl.collective.communicator import COMMUNICATORS
 from sparkdl.config import (
     UseGpu,
     check_use_gpu,
+    require_flag,
     require_int,
     require_name,
     require_path,
@@ -198,6 +199,7 @@ def run(
     network = Network(port, server_bind, server_address, worker_port, worker_bind, encrypt)
     if num_workers is not None:
         num_workers = require_int("num_workers", num_workers, 1)
+    ps_on_driver = require_flag("ps_on_driver", ps_on_driver)
     num_workers = check_roles(roles, num_workers)
     peers = _peers(tf_config, distributed, roles, ps_on_driver, is_fed=data is not None)
     if checkpoint_dir is not None:
@@ -214,8 +216,8 @@ def run(
     fed = fed_ranks(roles) if data is not None else None
     if feed is not None and streams:
         stream = stream_settings(feed, fed)
-    first = () if data is None else ("its feed",)
-    content = dump_function(fn, args, {} if kwargs is None else kwargs, first)
+    beside = "" if data is None else "its feed before args"
+    content = dump_function(fn, args, {} if kwargs is None else kwargs, beside)
     with removes_tables():
         if feed is not None:
             frame, columns = fed_frame(data, spark, streams=streams)

@@ -8,7 +8,14 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sparkdl.config import require_int, require_name, require_path, require_seconds, shown
+from sparkdl.config import (
+    require_flag,
+    require_int,
+    require_name,
+    require_path,
+    require_seconds,
+    shown,
+)
 from sparkdl.errors import ConfigError, closest
 from sparkdl.launch import interrupts
 from sparkdl.learner.voting import vote
@@ -137,6 +144,7 @@ def search(
     seed = require_int("seed", seed, 0)
     if checkpoint_dir is not None:
         checkpoint_dir = require_path("checkpoint_dir", checkpoint_dir)
+    resume = require_flag("resume", resume)
     slots_per_trial = require_int("slots_per_trial", slots_per_trial, 1)
     if keep_best is not None:
         keep_best = require_int("keep_best", keep_best, 1)

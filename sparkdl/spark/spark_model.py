@@ -14,6 +14,7 @@ from sparkdl.call_arguments import lists_its_arguments
 from sparkdl.config import (
     FitConfig,
     UseGpu,
+    require_flag,
     require_int,
     require_objects,
     require_path,
@@ -203,9 +204,9 @@ class SparkModel(ModelInference):
         Args:
             data: A DataFrame of Spark, pandas or polars, or an Arrow table; an RDD of ``(x, y)``
                 pairs or ``LabeledPoint``; arrays or lists ``(x, y)`` or ``(x, y,
-                sample_weight)``; or a path of Parquet or TFRecord files, such as
-                ``'hdfs:///rows/*.parquet'``, which the workers read by themselves: the driver
-                deals them by size, and no row goes through Spark.
+                sample_weight)``; or a path (a text or of ``pathlib``) of Parquet, Arrow or TFRecord
+                files, such as ``'hdfs:///rows/*.parquet'``, which the workers read by themselves:
+                the driver deals them by size, and no row goes through Spark.
             epochs: Passes over the data.
             batch_size: Rows per step and worker; None for the constructor's.
             verbose: 1 for a progress bar, 2 for a line per epoch, 0 for silence; ``'auto'`` for a
@@ -256,6 +257,8 @@ class SparkModel(ModelInference):
             keras_learner.require_compiled(self.model)
             refuse_labels_apart("fit", "epochs", epochs)
             callbacks = check_callbacks(callbacks)
+            profile = require_flag("profile", profile)
+            timeline = None if timeline is None else require_path("timeline", timeline)
             if self._ensemble or (checkpoint_dir is not None and self._exchange.independent):
                 raise ConfigError(
                     "an ensemble is trained in one fit",
@@ -380,7 +383,9 @@ class SparkModel(ModelInference):
                 ``checkpoint_dir`` of another model.
         """
         epochs_per_batch = require_int("epochs_per_batch", epochs_per_batch, 1)
-        checkpoint_dir = require_path("checkpoint_dir", checkpoint_dir)
+        checkpoint_dir = require_path(
+            "checkpoint_dir", checkpoint_dir, "from there it can go on after a restart"
+        )
         check_stream(stream, trigger)
         callbacks = check_callbacks(callbacks)
         FitArguments(epochs_per_batch, batch_size, verbose, shuffle=shuffle)  # checks them

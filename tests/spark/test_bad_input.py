@@ -351,6 +351,9 @@ def test_a_model_without_a_loss_is_not_evaluated(spark: Any, frame: Any) -> None
         (ConfigError, {"class_weight": {"a": 1.0}}, ["class_weight", "class number -> weight"]),
         (UnknownArgumentError, {"y": 1}, ["'y'", "label='column'"]),
         (UnknownArgumentError, {"epoch": 5}, ["'epoch'"]),
+        (ConfigError, {"profile": "yes"}, ["profile", "'yes'"]),
+        (ConfigError, {"timeline": 3}, ["timeline", "3"]),
+        (ConfigError, {"checkpoint_dir": ""}, ["checkpoint_dir", "''"]),
         (ConfigError, {"epochs": 0}, ["epochs", ">= 1"]),
         (ConfigError, {"batch_size": 0}, ["batch_size", "0"]),
         (ConfigError, {"validation_split": 1.0}, ["validation_split", "1.0"]),
@@ -524,7 +527,7 @@ def test_functions_that_cannot_be_called(spark: Any, frame: Any) -> None:
 
     for call, words in [
         (lambda: sparkdl.run(train, (1, 2, 3)), ["train(feed", "too many positional"]),
-        (lambda: sparkdl.run(train, data=frame), ["'rate'", "its feed as its first argument"]),
+        (lambda: sparkdl.run(train, data=frame), ["'rate'", "its feed before args"]),
         (lambda: sparkdl.run(train, (1,), {"rates": 1}), ["'rate'"]),
         (lambda: sparkdl.inference(train, frame, "y int"), ["'rate'", "the batches"]),
         (lambda: sparkdl.run(train, (1, 2), spark=spark.sparkContext), ["must be the session"]),

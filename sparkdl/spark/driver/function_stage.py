@@ -6,7 +6,7 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -243,14 +243,14 @@ def _missing(joined: set[int], count: int, start_timeout_s: float) -> WaitTimeou
     )
 
 
-def dump_function(fn: Any, args: Any, kwargs: Any, first: Sequence[Any] = ()) -> bytes:
+def dump_function(fn: Any, args: Any, kwargs: Any, beside: str = "") -> bytes:
     """The call as bytes.
 
     Args:
         fn: The function.
         args: The user's positional arguments.
         kwargs: The user's arguments by name.
-        first: What the function is given before ``args``, in words.
+        beside: What the function is given by place beside ``args``, in words; empty for nothing.
 
     Raises:
         ConfigError: It is no call, the function does not take these arguments, or it cannot be
@@ -263,10 +263,8 @@ def dump_function(fn: Any, args: Any, kwargs: Any, first: Sequence[Any] = ()) ->
             expected="args: a tuple or list; kwargs: a dict",
             received=f"args {type(args).__name__}, kwargs {type(kwargs).__name__}",
         )
-    hint = "args are its positional arguments, kwargs those by name"
-    if first:
-        hint = f"it is given {first[0]} as its first argument, args behind it"
-    require_call("the function", fn, (*first, *args), kwargs, hint)
+    hint = f"it is given {beside}" if beside else "args are its positional arguments"
+    require_call("the function", fn, (*[beside] * bool(beside), *args), kwargs, hint)
     try:
         return dump_call(fn, args, kwargs)
     except Exception as error:

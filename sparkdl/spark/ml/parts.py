@@ -165,7 +165,8 @@ class Parts:
 
     def _build(self, arguments: Mapping[str, Any]) -> Any:
         assert self.builder is not None
-        require_call("modelBuilder, with builderArgs,", self.builder, (), arguments)
+        hint = "builderArgs are its arguments"
+        require_call("modelBuilder", self.builder, (), arguments, hint)
         model = self.builder(**arguments)
         if not hasattr(type(model), "train_on_batch"):
             raise ModelError(
