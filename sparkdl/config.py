@@ -7,6 +7,7 @@ call of ``fit`` tells each worker's loop.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
@@ -30,6 +31,8 @@ CLASS_NAME = "class_name"
 """The name of the model's class there, where it is one of ``sparkdl.compat``."""
 _BESIDE = frozenset({COLUMNS, CLASS_NAME})
 _SHOWN_CHARS = 200
+_MAX_SEED = 2**63 - 1
+"""The largest whole number of the JVM, which draws the rows to validate on."""
 NETWORK_SETTINGS = (
     "port", "server_bind", "server_address", "worker_port", "worker_bind", "encrypt",
 )  # fmt: skip
@@ -107,23 +110,27 @@ class FitConfig:
         require_name("parameter_server_mode", self.parameter_server_mode, TRANSPORTS)
         require_name("communicator", self.communicator, COMMUNICATORS)
         require_name("on_nan", self.on_nan, ON_NAN)
-        parse_frequency(self.frequency)
         _ = self.network
         check_pad(self.pad)
         check_resources(self.resources)
         check_use_gpu(self.use_gpu)
-        require_int("batch_size", self.batch_size, 1)
-        require_int("memory_budget_mb", self.memory_budget_mb, 1)
-        require_int("seed", self.seed, 0)
-        require_seconds("start_timeout_s", self.start_timeout_s)
-        require_seconds("worker_timeout_s", self.worker_timeout_s)
+        plain: dict[str, Any] = {  # NumPy's numbers cannot be written as JSON
+            "frequency": parse_frequency(self.frequency),
+            "batch_size": require_int("batch_size", self.batch_size, 1),
+            "repartition": require_flag("repartition", self.repartition),
+            "memory_budget_mb": require_int("memory_budget_mb", self.memory_budget_mb, 1),
+            "seed": require_int("seed", self.seed, 0, _MAX_SEED),
+            "start_timeout_s": require_seconds("start_timeout_s", self.start_timeout_s),
+            "worker_timeout_s": require_seconds("worker_timeout_s", self.worker_timeout_s),
+        }
         if self.num_workers is not None:
-            require_int("num_workers", self.num_workers, 1)
+            plain["num_workers"] = require_int("num_workers", self.num_workers, 1)
         if self.max_restarts is not None:
-            require_int("max_restarts", self.max_restarts, 0)
+            plain["max_restarts"] = require_int("max_restarts", self.max_restarts, 0)
         for name in ("pad", "resources"):  # what the caller does with his dict has no effect here
-            if isinstance(getattr(self, name), Mapping):
-                object.__setattr__(self, name, dict(getattr(self, name)))
+            plain[name] = _bare_numbers(getattr(self, name))
+        for name, value in plain.items():
+            object.__setattr__(self, name, value)
         self._refuse_what_has_no_effect()
 
     def _refuse_what_has_no_effect(self) -> None:
@@ -340,44 +347,115 @@ def check_resources(resources: Any) -> None:
     )
 
 
+def bare(value: Any) -> Any:
+    """A number, flag or text of NumPy as Python's own; anything else as it is."""
+    kind = type(value)  # a Column of Spark has every attribute, its class has not
+    is_one = hasattr(kind, "dtype") and hasattr(kind, "item") and value.shape == ()
+    return value.item() if is_one else value
+
+
+def is_number(value: Any) -> bool:
+    """Whether it is a real number, NumPy's too; True and False are none."""
+    value = bare(value)
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
 def _is_finite_number(value: Any) -> bool:
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return number and math.isfinite(value)
+    return is_number(value) and math.isfinite(value)
 
 
-def require_int(name: str, value: Any, least: int) -> int:
-    """Returns ``value`` if it is a whole number of at least ``least``; raises ConfigError."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+def _bare_numbers(value: Any) -> Any:
+    """A number, or a copy of a dict of numbers, without NumPy's."""
+    if isinstance(value, Mapping):
+        return {name: bare(number) for name, number in value.items()}
+    return bare(value)
+
+
+def require_int(name: str, value: Any, least: int, most: int | None = None) -> int:
+    """``value`` as an int if it is a whole number, NumPy's too, of at least ``least``.
+
+    Raises:
+        ConfigError: It is not, or above ``most``.
+    """
+    number = bare(value)
+    whole = isinstance(number, int) and not isinstance(number, bool)
+    if not whole or number < least or (most is not None and number > most):
+        limit = "" if most is None else f" and at most {most}"
         raise ConfigError(
-            f"{name} must be a whole number of at least {least}",
-            expected=f"a whole number >= {least}",
+            f"{name} must be a whole number of at least {least}{limit}",
+            expected=f"a whole number >= {least}" + (f" and <= {most}" if most else ""),
             received=shown(value),
         )
-    return value
+    return int(number)
 
 
 def require_seconds(name: str, value: Any) -> float:
-    """Returns ``value`` if it is a number above 0; raises ConfigError."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+    """``value`` as a plain number if it is one above 0, NumPy's too; raises ConfigError."""
+    if not is_number(value) or not value > 0:
         raise ConfigError(
-            f"{name} must be a time above 0", expected="seconds > 0", received=repr(value)
+            f"{name} must be a time above 0", expected="seconds > 0", received=shown(value)
         )
-    return value
+    seconds: float = bare(value)
+    return seconds
+
+
+def require_flag(name: str, value: Any) -> bool:
+    """``value`` as a bool if it is True or False, NumPy's too; raises ConfigError."""
+    flag = bare(value)
+    if not isinstance(flag, bool):
+        raise ConfigError(
+            f"{name} must be True or False", expected="True or False", received=shown(value)
+        )
+    return flag
+
+
+def require_path(name: str, value: Any, hint: str = "") -> str:
+    """``value`` as a text if it is a path or URI, also a ``pathlib`` one; raises ConfigError."""
+    path = os.fspath(value) if isinstance(value, os.PathLike) else value
+    if not isinstance(path, str) or not path.strip():
+        raise ConfigError(
+            f"{name} must say where a file or folder is",
+            expected="a path or URI: a text that is not empty, or of pathlib",
+            received=shown(value),
+            hint=hint,
+        )  # fmt: skip
+    return path
+
+
+def require_objects(custom_objects: Any) -> dict[str, Any]:
+    """A copy of custom objects, which are empty for None; raises ConfigError."""
+    if custom_objects is None:
+        return {}
+    named = isinstance(custom_objects, Mapping)
+    if not named or not all(isinstance(name, str) for name in custom_objects):
+        nameless = custom_objects if isinstance(custom_objects, (list, tuple)) else ()
+        names = [getattr(thing, "__name__", "") for thing in nameless]
+        raise ConfigError(
+            "custom_objects must say what a model's file calls classes and functions",
+            expected="a dict: name -> class or function",
+            received=shown(custom_objects),
+            hint="custom_objects={" + ", ".join(f"{n!r}: {n}" for n in names) + "}"
+            if names and all(names)
+            else "custom_objects={'MyLayer': MyLayer}",
+        )
+    return dict(custom_objects)
 
 
 def require_name(kind: str, value: Any, known: Iterable[str], hint: str = "") -> str:
     """Returns ``value`` if it is one of ``known``; raises UnknownNameError."""
     names = list(known)
-    if value not in names:
+    if not isinstance(value, str) or value not in names:
         raise UnknownNameError(kind, value, names, hint)
     return str(value)
 
 
 def _argument_of(mode: Any) -> str:
     """A hint for a ``mode`` that is a communicator or a transport."""
-    if mode in COMMUNICATORS and mode != "auto":
+    if not isinstance(mode, str) or mode == "auto":
+        return ""
+    if mode in COMMUNICATORS:
         return f"mode='allreduce', communicator={mode!r}"
-    if mode in TRANSPORTS and mode != "auto":
+    if mode in TRANSPORTS:
         return f"mode='asynchronous', parameter_server_mode={mode!r}"
     return ""
 
@@ -385,7 +463,7 @@ def _argument_of(mode: Any) -> str:
 def shown(value: Any) -> str:
     """A value for an error message: its ``repr``, or its kind and shape where that is long."""
     kind = type(value)  # a Column of Spark has every attribute, its class has not
-    if hasattr(kind, "dtype") and hasattr(kind, "shape"):
+    if hasattr(kind, "dtype") and hasattr(kind, "shape") and value.shape != ():
         return f"{type(value).__name__} of shape {tuple(value.shape)}"
     text = repr(value)
     return (
@@ -395,9 +473,9 @@ def shown(value: Any) -> str:
 
 def parse_frequency(frequency: Any) -> str | int:
     """``'auto'``, ``'batch'``, ``'epoch'`` or a number of batches >= 1."""
-    if isinstance(frequency, int) and not isinstance(frequency, bool):
+    if is_number(frequency):
         return require_int("frequency", frequency, 1)
-    if frequency not in FREQUENCIES:
+    if not isinstance(frequency, str) or frequency not in FREQUENCIES:
         raise UnknownNameError("frequency", frequency, [*FREQUENCIES, "a number of batches"])
     return str(frequency)
 
@@ -408,7 +486,7 @@ def check_use_gpu(use_gpu: Any) -> UseGpu:
         raise ConfigError(
             "use_gpu must say whether to train on GPUs",
             expected="'auto', True or False",
-            received=repr(use_gpu),
+            received=shown(use_gpu),
             hint="'auto' takes the GPUs that Spark gives to a task, if it gives any",
         )
     return use_gpu  # type: ignore[no-any-return]

@@ -116,18 +116,22 @@ class UnknownNameError(ConfigError):
 
     def __init__(self, kind: str, name: object, known: Iterable[str], hint: str = "") -> None:
         names = [str(k) for k in known]
-        text = str(name).lower()
-        by_lower_case = {k.lower(): k for k in reversed(names)}
-        close = [k for k in names if len(text) > 2 and k.lower().startswith(text)]
-        close = close or [
-            by_lower_case[k] for k in difflib.get_close_matches(text, by_lower_case, n=1)
-        ]
+        close = closest(str(name), names)
         super().__init__(
             f"unknown {kind} {name!r}",
             expected="one of " + ", ".join(repr(k) for k in names) if names else "no such names",
             received=repr(name),
-            hint=hint or (f"did you mean {close[0]!r}?" if close else ""),
+            hint=hint or (f"did you mean {close!r}?" if close else ""),
         )
+
+
+def closest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that was most likely meant; None if none is close."""
+    names, text = list(known), name.lower()
+    by_lower_case = {k.lower(): k for k in reversed(names)}
+    begun = [k for k in names if len(text) > 2 and k.lower().startswith(text)]
+    close = difflib.get_close_matches(text, by_lower_case, n=1)
+    return begun[0] if begun else by_lower_case[close[0]] if close else None
 
 
 class UnknownArgumentError(UnknownNameError, TypeError):

@@ -41,6 +41,8 @@ class Network:
     def __post_init__(self) -> None:
         ports_of(self.port)
         ports_of(self.worker_port)
+        for name in ("server_bind", "server_address", "worker_bind"):
+            _check_address(name, getattr(self, name))
         check_worker_bind(self.worker_bind)
         check_encrypt(self.encrypt)
 
@@ -123,6 +125,16 @@ def say_what_is_in_the_clear(framework: str, encrypt: Encrypt) -> None:
         hint="encrypt='auto' or False, on a network that you trust; "
         "sparkdl.communicator() exchanges arrays encrypted",
     )
+
+
+def _check_address(name: str, address: Any) -> None:
+    """Refuses an address that is no text."""
+    if address is not None and (not isinstance(address, str) or not address.strip()):
+        raise ConfigError(
+            f"{name} must be an address",
+            expected="a name or an IP address as a text, such as '10.0.0.7', or None",
+            received=repr(address)[:200],
+        )
 
 
 def check_worker_bind(bind: Any) -> str | None:

@@ -19,6 +19,8 @@ from sparkdl.run_state import RunState
 
 HDF5 = (".h5", ".hdf5")
 """Endings of files in Keras' older format."""
+_HDF5_BEGIN = b"\x89HDF\r\n\x1a\n"
+"""How such a file begins, whatever its name is."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,13 @@ def read_model(path: str) -> ModelFile:
         ModelError: It is no ``.keras`` file, or sparkdl's parts in it are malformed.
     """
     content = storage.read_bytes(path)
+    if content.startswith(_HDF5_BEGIN):
+        raise ModelError(
+            f"{path!r} is a file of Keras' older format, which holds no settings of sparkdl",
+            expected="a .keras file",
+            received="an HDF5 file",
+            hint=f"SparkModel(keras.models.load_model({path!r}))",
+        )
     with _named(path):
         check_whole(content)
         return ModelFile(content, settings_of(content), run_state_of(content))

@@ -104,7 +104,8 @@ class FeedSettings:
         gathered = communicator.all_gather(np.array([num_rows], np.int64))
         counts = [int(count[0]) for count in gathered]
         rank = communicator.rank
-        given = equal_rows(counts[: self.fed], self.uneven)
+        fed = counts[: self.fed]
+        given = equal_rows(fed, self.uneven) if fed else []
         return RankFeed(
             rows,
             epochs=self.epochs,

@@ -270,7 +270,7 @@ class Returned:
     """What the ranks of a :class:`FunctionTask` returned.
 
     Args:
-        communicator: Name of the communicator that connected them.
+        communicator: Name of the communicator that connected them; ``''`` if none was started.
         results: Rank -> its pickled result; only those that the driver wants.
     """
 
@@ -284,7 +284,8 @@ class Returned:
             for line in result.text.splitlines():
                 show(rank, line)
         contents = {rank: r.content for rank, r in of_kind(results, "result").items()}
-        return cls(of_kind(results, "communicator")[0].text, contents)
+        communicators = of_kind(results, "communicator")
+        return cls(communicators[0].text if communicators else "", contents)
 
     def load(self, rank: int) -> Any:
         """A rank's result.

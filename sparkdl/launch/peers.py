@@ -76,6 +76,12 @@ def check_roles(roles: Mapping[str, int] | None, num_workers: int | None) -> int
     """
     if roles is None:
         return num_workers
+    if not isinstance(roles, Mapping):
+        raise ConfigError(
+            "roles must say how many ranks have each role",
+            expected="role -> number of ranks, such as {'chief': 1, 'worker': 2, 'ps': 1}",
+            received=repr(roles)[:200],
+        )
     for name, count in roles.items():
         require_name("role", name, ROLES)
         require_int(f"roles[{name!r}]", count, 1)

@@ -31,7 +31,9 @@ def model_from_json(config: str, custom_objects: dict[str, Any]) -> Any:
         ) from error
 
 
-def compile_model(model: Any, optimizer: Any, loss: Any, metrics: Any) -> None:
+def compile_model(
+    model: Any, optimizer: Any, loss: Any, metrics: Any, loss_weights: Any = None
+) -> None:
     """Compiles a model in place.
 
     Args:
@@ -39,9 +41,24 @@ def compile_model(model: Any, optimizer: Any, loss: Any, metrics: Any) -> None:
         optimizer: A name or an optimizer that no other model has; None for Keras' default.
         loss: See ``keras.Model.compile``.
         metrics: See ``keras.Model.compile``; None for none.
+        loss_weights: See ``keras.Model.compile``; None for none.
+
+    Raises:
+        ModelError: Keras knows no such optimizer, loss or metrics.
     """
-    model.compile(optimizer="rmsprop" if optimizer is None else optimizer, loss=loss,
-                  metrics=metrics)  # fmt: skip
+    try:
+        model.compile(
+            optimizer="rmsprop" if optimizer is None else optimizer, loss=loss, metrics=metrics,
+            loss_weights=loss_weights,
+        )  # fmt: skip
+    except (TypeError, ValueError) as error:
+        raise ModelError(
+            f"model {model.name!r} cannot be compiled",
+            expected="an optimizer, a loss and a list of metrics: names of Keras', or objects",
+            received=f"optimizer={optimizer!r}, loss={loss!r}, metrics={metrics!r}"[:400]
+            + f": {str(error)[:300]}",
+            hint="metrics=['accuracy'] is a list of one" if isinstance(metrics, str) else "",
+        ) from error
 
 
 def set_learning_rate(model: Any, rate: float) -> None:
@@ -70,8 +87,20 @@ def plain_form(value: Any) -> Json | None:
 
 
 def from_plain_form(config: Json) -> Any:
-    """A new object each time; the counterpart of :func:`plain_form`."""
-    return keras.saving.deserialize_keras_object(copy.deepcopy(config), safe_mode=True)
+    """A new object each time; the counterpart of :func:`plain_form`.
+
+    Raises:
+        ModelError: Keras makes nothing of it.
+    """
+    try:
+        return keras.saving.deserialize_keras_object(copy.deepcopy(config), safe_mode=True)
+    except (TypeError, ValueError) as error:
+        raise ModelError(
+            "this configuration describes no object of Keras",
+            expected="what keras.optimizers.serialize(optimizer) gives, or the like of losses and "
+            "metrics",
+            received=f"{str(config)[:200]}: {str(error)[:300]}",
+        ) from error
 
 
 def copy_callbacks(callbacks: Sequence[Any]) -> list[Any]:

@@ -9,12 +9,14 @@ from typing import Any
 
 import keras
 
+from sparkdl.call_arguments import lists_its_arguments
 from sparkdl.collective.communicator import Communicator
 from sparkdl.collective.current import current
 from sparkdl.errors import ConfigError, ModelError
 from sparkdl.learner.distributed_gradients import GradientReducer, as_dense, make_reducer
 
 
+@lists_its_arguments
 def DistributedOptimizer(
     optimizer: Any,
     *,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 
+from sparkdl.call_arguments import lists_its_arguments
 from sparkdl.config import require_name
 from sparkdl.errors import ConfigError
 from sparkdl.launch import interrupts
@@ -39,6 +40,7 @@ class HorovodRunner:
         ConfigError: ``np`` is 0 or no whole number, or the verbosity is unknown.
     """
 
+    @lists_its_arguments
     def __init__(self, *, np, driver_log_verbosity="log_callback_only"):  # type: ignore[no-untyped-def]
         if isinstance(np, bool) or not isinstance(np, int) or np == 0:
             raise ConfigError(

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from sparkdl import payload
+from sparkdl.call_arguments import lists_its_arguments
 from sparkdl.config import require_int
 from sparkdl.data.feed import Columns
 from sparkdl.data.feed_rows import to_numpy
@@ -20,6 +21,7 @@ from sparkdl.spark.driver.interpreter import context_of, this_interpreter
 from sparkdl.spark.executor.stage import MapInArrow
 
 
+@lists_its_arguments
 def inference(
     fn: Callable[..., Iterator[Any]],
     data: Any,
@@ -61,8 +63,8 @@ def inference(
     """
     from pyspark.sql import types as T
 
-    require_int("batch_size", batch_size, 1)
-    content = dump_function(fn, args, {})
+    batch_size = require_int("batch_size", batch_size, 1)
+    content = dump_function(fn, args, {}, "the batches before args")
     frame, names = fed_frame(data, spark)
     added = frame.sparkSession.createDataFrame([], schema).schema
     there = sorted(set(names) & set(added.names))

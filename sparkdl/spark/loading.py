@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from sparkdl.config import arguments_from_file, columns_from_file
+from sparkdl.config import arguments_from_file, columns_from_file, require_objects, require_path
 from sparkdl.files.model_file import ModelFile, read_model
 from sparkdl.learner.archive import model_from_bytes
 from sparkdl.spark.driver.choice import is_default_rule, restore_rule
@@ -42,6 +42,8 @@ def load_spark_model(
         ResourceError: The path cannot be read.
         ModelError: The file holds no compiled Keras model.
     """
+    path = require_path("path", path)
+    custom_objects = require_objects(custom_objects)
     return load_as(SparkModel, read_model(path), path, custom_objects, safe_mode, **overrides)
 
 

@@ -7,12 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from sparkdl.config import COLUMNS, require_int
+from sparkdl.call_arguments import lists_its_arguments
+from sparkdl.config import COLUMNS, require_flag, require_int, require_name, require_path
+from sparkdl.errors import ConfigError
+from sparkdl.files import storage
 from sparkdl.files.model_file import check_path, write_model
 from sparkdl.launch.interrupts import heard, held
 from sparkdl.learner import keras_learner, metric_state
 from sparkdl.learner.archive import encode_model, model_bytes
-from sparkdl.learner.export import export_model
+from sparkdl.learner.export import FORMATS, export_model
 from sparkdl.learner.model_source import KerasSource
 from sparkdl.learner.signature import model_signature
 from sparkdl.spark.columns.local_data import are_arrays, as_frame, by_name, has_texts_or_sequences
@@ -29,6 +32,7 @@ from sparkdl.spark.predict import predict_data
 class ModelInference(ModelSettings):
     """What a ``SparkModel`` does with its model beside training it."""
 
+    @lists_its_arguments
     def predict(
         self,
         data: Any,
@@ -79,6 +83,7 @@ class ModelInference(ModelSettings):
             batch_size=batch_size, use_gpu=self.use_gpu,
         )  # fmt: skip
 
+    @lists_its_arguments
     @heard()
     def evaluate(
         self,
@@ -134,6 +139,7 @@ class ModelInference(ModelSettings):
             print(" - ".join(f"{k}: {np.round(v, 4)}" for k, v in results.items()), flush=True)
         return results
 
+    @lists_its_arguments
     def save(self, path: str, overwrite: bool = True) -> None:
         """Writes the model with its optimizer state as a ``.keras`` file.
 
@@ -147,7 +153,8 @@ class ModelInference(ModelSettings):
             ResourceError: The path cannot be written.
             ConfigError: The path does not end in ``.keras``.
         """
-        check_path(path, overwrite=overwrite)
+        path = require_path("path", path)
+        check_path(path, overwrite=require_flag("overwrite", overwrite))
         state = self._trained.beside(self._epochs_trained)
         write_model(path, model_bytes(self.model), self._file_settings(), state)
 
@@ -156,6 +163,7 @@ class ModelInference(ModelSettings):
         columns = {"features": self._columns.features, "label": self._columns.label}
         return {**self._config.to_file(), COLUMNS: columns}
 
+    @lists_its_arguments
     def export(self, path: str, file_format: str = "tf_saved_model") -> None:
         """Writes the forward pass and the weights for runtimes without Keras and sparkdl.
 
@@ -169,7 +177,13 @@ class ModelInference(ModelSettings):
             UnknownNameError: No such format.
             ResourceError: A package that Keras needs is missing, or the path cannot be written.
             ModelError: Keras cannot export the model.
+            ConfigError: The path is a folder with other files than those of a SavedModel, which is
+                replaced.
         """
+        path = require_path("path", path)
+        require_name("format of an export", file_format, FORMATS)
+        if not FORMATS[file_format]:
+            _refuse_other_files(path)
         export_model(self.model, path, file_format)
 
     def _batch_size(self, batch_size: int | None) -> int:
@@ -183,4 +197,25 @@ class ModelInference(ModelSettings):
             sample_weight,
             self.decoder,
             self.pad,
+        )
+
+
+def _refuse_other_files(folder: str) -> None:
+    """Refuses a folder of the user's, among whose files those of a SavedModel would be.
+
+    Raises:
+        ConfigError: It has files, and is no SavedModel.
+    """
+    folder = folder.rstrip("/")
+    if not storage.exists(folder) or storage.exists(f"{folder}/saved_model.pb"):
+        return
+    found = storage.list_files(folder, "")
+    if found:
+        raise ConfigError(
+            "a SavedModel is a folder of its own",
+            expected="a folder that is not there, is empty, or has a SavedModel, which is replaced",
+            received=f"{folder!r}, a file"
+            if found == [folder]
+            else f"{folder!r}, which has {found[0].rpartition('/')[2]!r}",
+            hint=f"export({folder + '/model'!r})",
         )

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from copy import copy
 from typing import Any, Generic, TypeVar, overload
 
-from sparkdl.config import FitConfig
-from sparkdl.errors import ReadOnlyError
+from sparkdl.config import FitConfig, shown
+from sparkdl.errors import ReadOnlyError, closest
 from sparkdl.spark.columns.sources import Columns
 from sparkdl.spark.driver.choice import ChosenExchange
 from sparkdl.spark.driver.trained_model import TrainedModel
@@ -77,6 +77,35 @@ class ModelSettings:
         self._facts: Facts | None = None
         self._ensemble: list[Any] = []
         self._columns = Columns()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Refuses a public name that has no effect; a class of the user's own may have more.
+
+        Raises:
+            ReadOnlyError: There is no such attribute, or it cannot be assigned to.
+        """
+        cls = type(self)
+        known = getattr(cls, name, None)
+        if isinstance(known, property) and known.fset is None:
+            raise ReadOnlyError(
+                f"{name} of a SparkModel cannot be changed",
+                expected="what fit leaves there" if name != "model" else "the model of its making",
+                received=shown(value),
+                hint="make another one: SparkModel(model, ...)" if name == "model" else "",
+            )
+        own = cls.__module__.startswith("sparkdl.")
+        if own and known is None and not name.startswith("_"):
+            arguments = [n for n in dir(cls) if isinstance(getattr(cls, n), Setting)]
+            meant = closest(name, arguments)
+            raise ReadOnlyError(
+                f"a SparkModel has no attribute {name!r}",
+                expected="settings as arguments of SparkModel: " + ", ".join(arguments),
+                received=f"{name} = {shown(value)}",
+                hint=f"make another one: SparkModel(spark_model.model, ..., {meant}={value!r})"
+                if meant
+                else "",
+            )
+        super().__setattr__(name, value)
 
     @property
     def model(self) -> Any:

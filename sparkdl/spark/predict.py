@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from sparkdl.config import UseGpu, check_pad, require_int
+from sparkdl.call_arguments import lists_its_arguments
+from sparkdl.config import UseGpu, check_pad, require_int, require_objects
 from sparkdl.errors import ConfigError
 from sparkdl.learner.model_source import ModelSource, open_model
 from sparkdl.spark.columns.decoders import Decoder
@@ -19,6 +20,7 @@ from sparkdl.spark.inference.predict import predict_columns
 from sparkdl.spark.inference.predict_rdd import predict_rdd
 
 
+@lists_its_arguments
 def predict(
     model: Any,
     data: Any,
@@ -83,13 +85,13 @@ def predict(
         ConfigError: Columns that the model has no outputs for, no form of data that is known, or
             ``pad`` has no effect.
     """
-    require_int("batch_size", batch_size, 1)
+    batch_size = require_int("batch_size", batch_size, 1)
     check_pad(pad)
     choice = PredictionChoice(
         output_column, outputs, probability_column, class_column, layers or {}, dtype,
         handle_invalid,
     )  # fmt: skip
-    source = open_model(model, custom_objects, safe_mode=safe_mode)
+    source = open_model(model, require_objects(custom_objects), safe_mode=safe_mode)
     inputs = Columns(features, decoder=decoder, pad=pad)
     return predict_data(source, data, inputs, choice, batch_size=batch_size, use_gpu=use_gpu)
 
@@ -113,7 +115,7 @@ def predict_data(
         batch_size: Rows per forward pass.
         use_gpu: See :class:`sparkdl.SparkModel`.
     """
-    data = as_frame(read_by_spark(data))
+    data = read_by_spark(as_frame(data))
     if not is_frame(data) and not choice.is_plain:
         raise ConfigError(
             "only a DataFrame can have several columns of predictions",

@@ -8,12 +8,15 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar, get_args
 
+from sparkdl.call_arguments import lists_its_arguments
 from sparkdl.collective.communicator import COMMUNICATORS
 from sparkdl.config import (
     UseGpu,
     check_use_gpu,
+    require_flag,
     require_int,
     require_name,
+    require_path,
     require_seconds,
 )
 from sparkdl.data.feed import Uneven
@@ -24,6 +27,7 @@ from sparkdl.launch.peers import ROLES, Distributed, Peers, check_roles, fed_ran
 from sparkdl.network import Encrypt, Network, PortSpec
 from sparkdl.spark.columns.fed_files import fed_files
 from sparkdl.spark.columns.files import is_path
+from sparkdl.spark.columns.local_data import plain_path
 from sparkdl.spark.columns.shipped import removes_tables
 from sparkdl.spark.driver.capacity import default_parallelism
 from sparkdl.spark.driver.feeding import (
@@ -48,6 +52,7 @@ T = TypeVar("T")
 VERBOSITIES = ("all", "log_callback_only")
 
 
+@lists_its_arguments
 def run(
     fn: Callable[..., T],
     args: Sequence[Any] = (),
@@ -193,9 +198,13 @@ def run(
     require_name("communicator", communicator, [n for n in COMMUNICATORS if n != "solo"])
     network = Network(port, server_bind, server_address, worker_port, worker_bind, encrypt)
     if num_workers is not None:
-        require_int("num_workers", num_workers, 1)
-    peers = _peers(tf_config, distributed, roles, ps_on_driver, is_fed=data is not None)
+        num_workers = require_int("num_workers", num_workers, 1)
+    ps_on_driver = require_flag("ps_on_driver", ps_on_driver)
     num_workers = check_roles(roles, num_workers)
+    peers = _peers(tf_config, distributed, roles, ps_on_driver, is_fed=data is not None)
+    if checkpoint_dir is not None:
+        checkpoint_dir = require_path("checkpoint_dir", checkpoint_dir)
+    data = plain_path(data)
     check_streaming(data, checkpoint_dir, trigger)
     streams = is_stream(data)
     uneven = uneven or ("keep" if streams else "drop")
@@ -207,6 +216,8 @@ def run(
     fed = fed_ranks(roles) if data is not None else None
     if feed is not None and streams:
         stream = stream_settings(feed, fed)
+    beside = "" if data is None else "its feed before args"
+    content = dump_function(fn, args, {} if kwargs is None else kwargs, beside)
     with removes_tables():
         if feed is not None:
             frame, columns = fed_frame(data, spark, streams=streams)
@@ -216,7 +227,7 @@ def run(
                 feed = replace(feed, files=fed_files(data, frame, columns, fed or num_workers))
                 frame = None if feed.files is not None else frame
         task = FunctionTask(
-            dump_function(fn, args, {} if kwargs is None else kwargs),
+            content,
             secrets.token_bytes(32),
             DeviceRequest(
                 check_backend(backend),

@@ -8,8 +8,15 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sparkdl.config import require_int, require_name
-from sparkdl.errors import ConfigError
+from sparkdl.config import (
+    require_flag,
+    require_int,
+    require_name,
+    require_path,
+    require_seconds,
+    shown,
+)
+from sparkdl.errors import ConfigError, closest
 from sparkdl.launch import interrupts
 from sparkdl.learner.voting import vote
 from sparkdl.progress.events import Event, Json, SearchBegan, SearchEnded
@@ -34,6 +41,7 @@ from sparkdl.tune.journal import Journal
 from sparkdl.tune.runner import run_search
 from sparkdl.tune.samplers import Sampler
 from sparkdl.tune.searchers import AdaptiveAsha, Searcher
+from sparkdl.tune.searchers import __all__ as searchers
 from sparkdl.tune.study import Study
 from sparkdl.tune.suggestions import Value
 
@@ -133,9 +141,13 @@ def search(
     """
     require_name("mode", mode, ("auto", "min", "max"))
     require_name("keep_epoch", keep_epoch, ("last", "best"))
-    require_int("slots_per_trial", slots_per_trial, 1)
+    seed = require_int("seed", seed, 0)
+    if checkpoint_dir is not None:
+        checkpoint_dir = require_path("checkpoint_dir", checkpoint_dir)
+    resume = require_flag("resume", resume)
+    slots_per_trial = require_int("slots_per_trial", slots_per_trial, 1)
     if keep_best is not None:
-        require_int("keep_best", keep_best, 1)
+        keep_best = require_int("keep_best", keep_best, 1)
     caught = tuple(catch) if isinstance(catch, Sequence) else (catch,)
     if not all(isinstance(kind, type) and issubclass(kind, Exception) for kind in caught):
         raise ConfigError(
@@ -143,6 +155,7 @@ def search(
             expected="classes of exceptions, such as (MemoryError, ValueError)",
             received=repr(catch),
         )
+    _check_kinds(metric, searcher, timeout_s, settings)
     maximize = mode == "max" or (
         mode == "auto" and any(part in metric.lower() for part in _LARGER_IS_BETTER)
     )
@@ -216,6 +229,37 @@ def search(
     finally:
         trainer.close()
     return study
+
+
+def _check_kinds(metric: Any, searcher: Any, timeout_s: Any, settings: Any) -> None:
+    """Refuses arguments that are not of their kind, before there is a folder.
+
+    Raises:
+        ConfigError: One is not.
+    """
+    if not isinstance(metric, str) or not metric:
+        raise ConfigError(
+            "metric must name what trials are compared by",
+            expected="a name in the History, such as 'val_loss' or 'val_accuracy'",
+            received=shown(metric),
+        )
+    if searcher is not None and not isinstance(searcher, Searcher):
+        named = searcher if isinstance(searcher, type) else closest(str(searcher), searchers)
+        called = named.__name__ if isinstance(named, type) else named or "Asha"
+        raise ConfigError(
+            "searcher must be an object that decides which trial trains how long",
+            expected="a searcher of sparkdl.tune, such as tune.Asha(max_trials=64, max_epochs=27)",
+            received=shown(searcher),
+            hint=f"searcher=tune.{called}(...)",
+        )
+    if timeout_s is not None:
+        require_seconds("timeout_s", timeout_s)
+    if settings is not None and not isinstance(settings, Mapping):
+        raise ConfigError(
+            "settings must be arguments of SparkModel",
+            expected="a dict: name -> value, such as {'mode': 'synchronous'}",
+            received=shown(settings),
+        )
 
 
 def _recipe(

@@ -10,10 +10,14 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from sparkdl.call_arguments import lists_its_arguments
 from sparkdl.config import (
     FitConfig,
     UseGpu,
+    require_flag,
     require_int,
+    require_objects,
+    require_path,
 )
 from sparkdl.errors import ConfigError
 from sparkdl.files.checkpoints import Checkpoints
@@ -39,7 +43,6 @@ from sparkdl.spark.driver.arguments import (
     FitArguments,
     check_callbacks,
     check_keras_arguments,
-    lists_its_arguments,
     refuse_labels_apart,
     verbosity,
 )
@@ -172,7 +175,7 @@ class SparkModel(ModelInference):
             rule={"name": exchange.rule.name, **exchange.rule.config()},
             compression=exchange.compression,
         )
-        super().__init__(chosen, exchange, model, custom_objects or {}, decoder)
+        super().__init__(chosen, exchange, model, require_objects(custom_objects), decoder)
         self._fitting = threading.Lock()
 
     @heard()
@@ -201,9 +204,9 @@ class SparkModel(ModelInference):
         Args:
             data: A DataFrame of Spark, pandas or polars, or an Arrow table; an RDD of ``(x, y)``
                 pairs or ``LabeledPoint``; arrays or lists ``(x, y)`` or ``(x, y,
-                sample_weight)``; or a path of Parquet or TFRecord files, such as
-                ``'hdfs:///rows/*.parquet'``, which the workers read by themselves: the driver
-                deals them by size, and no row goes through Spark.
+                sample_weight)``; or a path (a text or of ``pathlib``) of Parquet, Arrow or TFRecord
+                files, such as ``'hdfs:///rows/*.parquet'``, which the workers read by themselves:
+                the driver deals them by size, and no row goes through Spark.
             epochs: Passes over the data.
             batch_size: Rows per step and worker; None for the constructor's.
             verbose: 1 for a progress bar, 2 for a line per epoch, 0 for silence; ``'auto'`` for a
@@ -254,7 +257,9 @@ class SparkModel(ModelInference):
             columns = Columns(features, label, sample_weight, self.decoder, self.pad)
             keras_learner.require_compiled(self.model)
             refuse_labels_apart("fit", "epochs", epochs)
-            check_callbacks(callbacks)
+            callbacks = check_callbacks(callbacks)
+            profile = require_flag("profile", profile)
+            timeline = None if timeline is None else require_path("timeline", timeline)
             if self._ensemble or (checkpoint_dir is not None and self._exchange.independent):
                 raise ConfigError(
                     "an ensemble is trained in one fit",
@@ -268,7 +273,7 @@ class SparkModel(ModelInference):
                 epochs, batch_size, verbose, validation_split, shuffle, checkpoint_dir, resume,
                 **check_keras_arguments(type(self), keras_fit_arguments),
             )  # fmt: skip
-            source = self._open(data, validation_data, columns, validation_split)
+            source = self._open(data, validation_data, columns, arguments.validation_split)
             arguments.check_spec(source.spec)
             if source.spec.role_column is not None:
                 keras_learner.require_evaluable(self.model)
@@ -279,9 +284,9 @@ class SparkModel(ModelInference):
                 self._config, self._exchange, source, profile_of_tasks
             )
             prepare_model(self.model, self._exchange, num_workers)
-            checkpoints = Checkpoints.at(checkpoint_dir)
+            checkpoints = Checkpoints.at(arguments.checkpoint_dir)
             first_epoch = arguments.initial_epoch
-            if resume and checkpoints is not None:
+            if arguments.resume and checkpoints is not None:
                 first_epoch = self._trained.restore(checkpoints) or first_epoch
             last_epoch = arguments.last_epoch(first_epoch)
             if first_epoch >= last_epoch:
@@ -325,6 +330,7 @@ class SparkModel(ModelInference):
             self._history = keras_callbacks.history
             return self._history
 
+    @lists_its_arguments
     def fit_stream(
         self,
         stream: Any,
@@ -378,9 +384,12 @@ class SparkModel(ModelInference):
             ConfigError: An argument that is not of its kind, a Spark Connect session, or a
                 ``checkpoint_dir`` of another model.
         """
-        require_int("epochs_per_batch", epochs_per_batch, 1)
-        check_stream(stream, checkpoint_dir, trigger)
-        check_callbacks(callbacks)
+        epochs_per_batch = require_int("epochs_per_batch", epochs_per_batch, 1)
+        checkpoint_dir = require_path(
+            "checkpoint_dir", checkpoint_dir, "from there it can go on after a restart"
+        )
+        check_stream(stream, trigger)
+        callbacks = check_callbacks(callbacks)
         FitArguments(epochs_per_batch, batch_size, verbose, shuffle=shuffle)  # checks them
         if self._exchange.independent:
             raise ConfigError(

@@ -184,12 +184,12 @@ def start_stream_fit(
     return StreamingFit(writer.start(), trainer)
 
 
-def check_stream(stream: Any, checkpoint_dir: Any, trigger: Any) -> None:
+def check_stream(stream: Any, trigger: Any) -> None:
     """Refuses what cannot be trained on by micro-batches.
 
     Raises:
         DataError: No streaming DataFrame.
-        ConfigError: A Spark Connect session, no folder, or a trigger that is none.
+        ConfigError: A Spark Connect session, or a trigger that is none.
     """
     if not is_frame(stream) or not stream.isStreaming:
         raise DataError(
@@ -205,12 +205,6 @@ def check_stream(stream: Any, checkpoint_dir: Any, trigger: Any) -> None:
             expected="a session on the driver, where the model is",
             received="a Spark Connect client: Spark would run the training on its server",
             hint="fit on frames of the rows that have come, or run this on the driver",
-        )
-    if not isinstance(checkpoint_dir, str) or not checkpoint_dir:
-        raise ConfigError(
-            "fit_stream needs a folder, so that it can go on after a restart",
-            expected="checkpoint_dir='a path or URI'",
-            received=repr(checkpoint_dir),
         )
     if trigger is not None and not isinstance(trigger, Mapping):
         raise ConfigError(

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, get_args
 
-from sparkdl.config import UseGpu, check_pad, require_int
+from sparkdl.call_arguments import lists_its_arguments
+from sparkdl.config import UseGpu, check_pad, require_int, require_objects
 from sparkdl.errors import ConfigError, ResourceError, UnknownNameError
 from sparkdl.learner.model_source import open_model
 from sparkdl.spark.columns.decoders import Decoder
@@ -20,6 +21,7 @@ from sparkdl.spark.inference.udf_task import UdfTask
 RETURNS: tuple[str, ...] = tuple(name for name in get_args(Form) if name != "raw")
 
 
+@lists_its_arguments
 def predict_udf(
     model: Any,
     *,
@@ -118,7 +120,7 @@ def _task(
     handle_invalid: str, decoder: Decoder | Mapping[str, Decoder] | None, pad: Pad | None,
     custom_objects: dict[str, Any] | None, safe_mode: bool, use_gpu: UseGpu,
 ) -> UdfTask:  # fmt: skip
-    require_int("batch_size", batch_size, 1)
+    batch_size = require_int("batch_size", batch_size, 1)
     check_pad(pad)
     if returns not in RETURNS:
         raise UnknownNameError("kind of result", returns, RETURNS)
@@ -129,7 +131,7 @@ def _task(
             received="handle_invalid='skip'",
             hint="sparkdl.predict(model, df, handle_invalid='skip') leaves rows out",
         )
-    source = open_model(model, custom_objects, safe_mode=safe_mode)
+    source = open_model(model, require_objects(custom_objects), safe_mode=safe_mode)
     signature = source.signature
     masks = mask_inputs(pad, None, signature.inputs)
     padded = {name: spec for name, spec in signature.inputs.items() if name not in masks}

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from sparkdl.call_arguments import lists_its_arguments
 from sparkdl.errors import ConfigError
 from sparkdl.options import require
 from sparkdl.tune.suggestions import Draw, Space, Trial, Value
@@ -91,6 +92,7 @@ class OptunaSampler:
         ConfigError: Optuna is not installed, or ``make`` is no function.
     """
 
+    @lists_its_arguments
     def __init__(self, make: Callable[[int], optuna.samplers.BaseSampler] | None = None) -> None:
         require(
             make is None or (callable(make) and not isinstance(make, type)),

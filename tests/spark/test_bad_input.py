@@ -15,15 +15,28 @@ from typing import Any
 
 import keras
 import numpy as np
+import pandas as pd
 import pytest
 from keras import layers
 
+import sparkdl
 from sparkdl import SparkModel
+from sparkdl.compat.distkeras.evaluators import AccuracyEvaluator
+from sparkdl.compat.distkeras.trainers import SingleTrainer
+from sparkdl.compat.distkeras.transformers import (
+    BinaryLabelTransformer,
+    DenseTransformer,
+    MinMaxTransformer,
+    OneHotTransformer,
+    StandardTransformer,
+)
+from sparkdl.compat.elephas.ml_model import ElephasEstimator
 from sparkdl.config import FitConfig
 from sparkdl.errors import (
     ConfigError,
     DataError,
     ModelError,
+    ParamTypeError,
     ReadOnlyError,
     ResourceError,
     SparkDLError,
@@ -31,6 +44,7 @@ from sparkdl.errors import (
     UnknownNameError,
 )
 from sparkdl.learner.signature import model_signature
+from sparkdl.ml import KerasClassifier, KerasTransformer
 from sparkdl.spark.columns.pairs import pair_encoder
 from sparkdl.spark.driver import plan as module
 
@@ -153,6 +167,32 @@ def test_attributes_are_read_only(mode: str, name: str, value: Any) -> None:
         setattr(model, name, value)
     assert isinstance(ReadOnlyError(""), (AttributeError, ConfigError))
     assert model.get_config() == before
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        (
+            "num_worker",
+            ["no attribute 'num_worker'", "SparkModel(spark_model.model, ..., num_workers=3)"],
+        ),
+        ("learning_rate", ["no attribute 'learning_rate'", "batch_size"]),
+        ("model", ["model of a SparkModel cannot be changed", "SparkModel(model, ...)"]),
+        ("history", ["history of a SparkModel cannot be changed"]),
+    ],
+)
+def test_no_attribute_is_added(name: str, words: list[str]) -> None:
+    model = SparkModel(dense())
+    with refused(None, ReadOnlyError, *words):
+        setattr(model, name, 3)
+
+    class Own(SparkModel):
+        """A class of the user's, whose attributes are his own business."""
+
+    own = Own(dense())
+    if not hasattr(SparkModel, name):
+        setattr(own, name, 3)
+        assert getattr(own, name) == 3
 
 
 @pytest.mark.parametrize(
@@ -311,6 +351,9 @@ def test_a_model_without_a_loss_is_not_evaluated(spark: Any, frame: Any) -> None
         (ConfigError, {"class_weight": {"a": 1.0}}, ["class_weight", "class number -> weight"]),
         (UnknownArgumentError, {"y": 1}, ["'y'", "label='column'"]),
         (UnknownArgumentError, {"epoch": 5}, ["'epoch'"]),
+        (ConfigError, {"profile": "yes"}, ["profile", "'yes'"]),
+        (ConfigError, {"timeline": 3}, ["timeline", "3"]),
+        (ConfigError, {"checkpoint_dir": ""}, ["checkpoint_dir", "''"]),
         (ConfigError, {"epochs": 0}, ["epochs", ">= 1"]),
         (ConfigError, {"batch_size": 0}, ["batch_size", "0"]),
         (ConfigError, {"validation_split": 1.0}, ["validation_split", "1.0"]),
@@ -416,6 +459,126 @@ def test_places(spark: Any, frame: Any, tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(module, "wait_for_slots", lambda s, n, *_: wait(s, n, 0.1))
     with refused(spark, ResourceError, "99 task slots", "4", "mode='asynchronous'"):
         SparkModel(dense(), mode="synchronous", num_workers=99).fit(frame, verbose=0)
+
+
+# -- estimators, other libraries' names, and functions ------------------------------------------
+
+
+def classifier(**arguments: Any) -> Any:
+    return KerasClassifier(
+        model=dense(3, 2, "sparse_categorical_crossentropy"), verbose=0, **arguments
+    )
+
+
+def elephas(**arguments: Any) -> Any:
+    config = dense().to_json()
+    return ElephasEstimator(keras_model_config=config, loss="mse", categorical=False, **arguments)
+
+
+def test_estimators_take_frames(spark: Any, frame: Any) -> None:
+    local = pd.DataFrame({"a": [1.0]})
+    spark.range(1).count()
+    for call, data, words in [
+        (classifier().fit, local, ["KerasClassifier.fit", "spark.createDataFrame"]),
+        (classifier().fit, (np.zeros((2, 3)), np.zeros(2)), ["fit((x, y))"]),
+        (classifier().fit, None, ["received: None"]),
+        (classifier().fit, "/data/x.parquet", ["spark.read.parquet('/data/x.parquet')"]),
+        (KerasTransformer(model=dense()).transform, local, ["KerasTransformer.transform"]),
+        (KerasTransformer(model=dense()).transform, None, ["received: None"]),
+        (elephas(optimizer_config="sgd").fit, frame.rdd, ["ElephasEstimator.fit", "RDD"]),
+        (DenseTransformer("a", "b").transform, local, ["DenseTransformer"]),
+    ]:
+        with refused(spark, ConfigError, "takes a DataFrame of Spark", *words):
+            call(data)
+    with refused(spark, ParamTypeError, "KerasClassifier(model=..., ...)"):
+        KerasClassifier(dense())
+
+
+def test_what_keras_cannot_compile(spark: Any, frame: Any) -> None:
+    named = "model 'sequential"
+    for call, words in [
+        (elephas(optimizer_config="sgdd").fit, ["optimizer='sgdd'", named]),
+        (SingleTrainer(dense(), "adamm", "mse").train, ["optimizer='adamm'", named]),
+        (SingleTrainer(dense(), "sgd", "mse", metrics="accuracy").train, ["metrics=['accuracy']"]),
+        (classifier(optimizer="adamm", loss="mse").fit, ["optimizer='adamm'"]),
+        (elephas(optimizer_config={"class_name": "No", "config": {}}).fit, ["'No'"]),
+    ]:
+        with refused(spark, ModelError, *words):
+            call(frame)
+
+
+def test_columns_that_dist_keras_does_not_find(spark: Any, frame: Any) -> None:
+    for stage, words in [
+        (OneHotTransformer(3, "labels", "o"), ["'labels' (input_col)", "did you mean 'label'?"]),
+        (MinMaxTransformer(0, 1, 0, 1, "zzz", "o"), ["input_col='your column'"]),
+        (MinMaxTransformer(0, 1, 0, 1, "zzz", "o", is_vector=False), ["'zzz'"]),
+        (StandardTransformer(["label", "zzz"]), ["'zzz' (columns)"]),
+        (DenseTransformer("zzz", "o"), ["'zzz' (input_col)"]),
+        (BinaryLabelTransformer("zzz", "o", "x"), ["'zzz' (input_column)"]),
+    ]:
+        with refused(spark, DataError, *words):
+            stage.transform(frame)
+    with refused(spark, DataError, "'prediction' (prediction_col)"):
+        AccuracyEvaluator().evaluate(frame)
+
+
+def test_functions_that_cannot_be_called(spark: Any, frame: Any) -> None:
+    def train(feed: Any, rate: float) -> None: ...
+
+    for call, words in [
+        (lambda: sparkdl.run(train, (1, 2, 3)), ["train(feed", "too many positional"]),
+        (lambda: sparkdl.run(train, data=frame), ["'rate'", "its feed before args"]),
+        (lambda: sparkdl.run(train, (1,), {"rates": 1}), ["'rate'"]),
+        (lambda: sparkdl.inference(train, frame, "y int"), ["'rate'", "the batches"]),
+        (lambda: sparkdl.run(train, (1, 2), spark=spark.sparkContext), ["must be the session"]),
+    ]:
+        with refused(spark, ConfigError, *words):
+            call()
+
+
+def test_where_a_model_is_written(tmp_path: Path) -> None:
+    model = SparkModel(dense())
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("")
+    for call, words in [
+        (lambda: model.export(None), ["path must say", "None"]),  # type: ignore[arg-type]
+        (lambda: model.save(3), ["path must say", "3"]),  # type: ignore[arg-type]
+        (lambda: sparkdl.load_spark_model(dense()), ["path must say", "Sequential"]),
+        (lambda: model.export(f"file:{tmp_path}/mine"), ["a folder of its own", "notes.txt"]),
+        (lambda: model.export(f"file:{tmp_path}/mine/notes.txt"), ["a file"]),
+        (lambda: SparkModel(dense(), custom_objects=[len]), ["{'len': len}"]),  # type: ignore[arg-type]
+    ]:
+        with refused(None, ConfigError, *words):
+            call()
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["notes.txt"]
+    for _ in range(2):  # an earlier export is replaced
+        model.export(f"file:{tmp_path}/served")
+    model.save(tmp_path / "model.keras")
+    assert sparkdl.load_spark_model(tmp_path / "model.keras").mode == "asynchronous"
+
+
+def test_numbers_of_numpy_and_paths(spark: Any, frame: Any, tmp_path: Path) -> None:
+    frame.select("features", "label").write.parquet(f"file:{tmp_path}/rows.parquet")
+    rows = tmp_path / "rows.parquet"
+    model = SparkModel(dense(), num_workers=np.int64(1), batch_size=np.int32(2))
+    callbacks = [keras.callbacks.History(), None]
+    folder = tmp_path / "checkpoints"
+    history = model.fit(
+        rows, epochs=np.int64(2), batch_size=np.int64(2), steps_per_epoch=np.int32(1),
+        verbose=np.int64(0), callbacks=callbacks, checkpoint_dir=folder,
+    )  # fmt: skip
+    assert len(history.history["loss"]) == 2
+    assert (folder / "checkpoint.json").exists()
+    split = model.fit(frame, validation_split=np.float32(0.5), shuffle=np.bool_(True), verbose=0)
+    assert "loss" in split.history
+    assert model.predict(rows, batch_size=np.int64(2)).count() == 4
+    assert sparkdl.predict(model.model, rows).count() == 4
+    assert model.evaluate(rows)["loss"] >= 0
+    counted = sparkdl.run(
+        lambda feed: sum(len(b["label"]) for b in feed.batches(3)), data=rows,
+        num_workers=np.int64(1),
+    )  # fmt: skip
+    assert counted == [4]
 
 
 # -- found in the data --------------------------------------------------------------------------

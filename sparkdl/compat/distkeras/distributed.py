@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
+from sparkdl.call_arguments import lists_its_arguments
 from sparkdl.compat.distkeras.single import Trainer
 from sparkdl.errors import ConfigError
 from sparkdl.ps.rules import AEASGD as AEASGDRule
@@ -31,6 +32,7 @@ class DistributedTrainer(Trainer):
 
     RULE = ""
 
+    @lists_its_arguments
     def __init__(
         self, keras_model: Any, worker_optimizer: Any, loss: Any, metrics: Any = None,
         num_workers: int = 2, batch_size: int = 32, features_col: Any = "features",
@@ -141,6 +143,7 @@ class DOWNPOUR(AsynchronousDistributedTrainer):
     RULE = "downpour"
     WINDOW = 5
 
+    @lists_its_arguments
     def __init__(
         self, keras_model: Any, worker_optimizer: Any, loss: Any, metrics: Any = None,
         num_workers: int = 2, batch_size: int = 32, features_col: Any = "features",
@@ -172,6 +175,7 @@ class AEASGD(AsynchronousDistributedTrainer):
     own, with a warning.
     """
 
+    @lists_its_arguments
     def __init__(
         self, keras_model: Any, worker_optimizer: Any, loss: Any, metrics: Any = None,
         num_workers: int = 2, batch_size: int = 32, features_col: Any = "features",
@@ -202,6 +206,7 @@ class AEASGD(AsynchronousDistributedTrainer):
 class EAMSGD(AEASGD):
     """AEASGD whose workers train by SGD with Nesterov momentum (rule ``'eamsgd'``)."""
 
+    @lists_its_arguments
     def __init__(
         self, keras_model: Any, worker_optimizer: Any, loss: Any, metrics: Any = None,
         num_workers: int = 2, batch_size: int = 32, features_col: Any = "features",
@@ -221,6 +226,7 @@ class EAMSGD(AEASGD):
 class Experimental(DOWNPOUR):
     """As ADAG; a coordinate that moved since the pull counts less (rule ``'experimental'``)."""
 
+    @lists_its_arguments
     def __init__(
         self, keras_model: Any, worker_optimizer: Any, loss: Any, metrics: Any = None,
         num_workers: int = 2, batch_size: int = 32, features_col: Any = "features",

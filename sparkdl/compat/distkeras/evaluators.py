@@ -6,7 +6,8 @@ from typing import Any
 
 from pyspark.sql import functions as F
 
-from sparkdl.compat.distkeras.transformers import column
+from sparkdl.call_arguments import lists_its_arguments
+from sparkdl.compat.distkeras.transformers import check_columns, column
 from sparkdl.errors import DataError
 
 
@@ -18,6 +19,7 @@ class Evaluator:
         prediction_col: Column of the predictions.
     """
 
+    @lists_its_arguments
     def __init__(self, label_col: str = "label", prediction_col: str = "prediction") -> None:
         self.label_column, self.prediction_column = label_col, prediction_col
 
@@ -35,6 +37,8 @@ class AccuracyEvaluator(Evaluator):
         Raises:
             DataError: There are no rows.
         """
+        check_columns(self, dataframe, "label_col", self.label_column)
+        check_columns(self, dataframe, "prediction_col", self.prediction_column)
         right = F.coalesce(
             column(self.label_column) == column(self.prediction_column), F.lit(False)
         )

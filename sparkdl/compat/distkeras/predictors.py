@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import sparkdl
+from sparkdl.call_arguments import lists_its_arguments
 from sparkdl.spark.images.deep_image import as_vector
 
 
 class Predictor:
     """Holds a Keras model."""
 
+    @lists_its_arguments
     def __init__(self, keras_model: Any) -> None:
         self.model = keras_model
 
@@ -28,6 +30,7 @@ class ModelPredictor(Predictor):
         output_col: The new column.
     """
 
+    @lists_its_arguments
     def __init__(
         self, keras_model: Any, features_col: Any = "features", output_col: str = "prediction"
     ) -> None:

@@ -10,10 +10,12 @@ import numpy as np
 
 import sparkdl
 from sparkdl import payload
+from sparkdl.call_arguments import lists_its_arguments
 from sparkdl.compat.distkeras.utils import serialize_keras_model
 from sparkdl.compat.distkeras.utils import shuffle as shuffled
 from sparkdl.errors import ConfigError
 from sparkdl.learner.archive import decode_model, making_models
+from sparkdl.learner.compiling import compile_model
 from sparkdl.learner.signature import model_signature
 from sparkdl.spark.ml.parts import archive_of
 
@@ -37,6 +39,7 @@ class Trainer:
     communication_window = 1
     """Batches between two exchanges with the server; 1 without a server."""
 
+    @lists_its_arguments
     def __init__(
         self, keras_model: Any, loss: Any, worker_optimizer: Any, metrics: Any = None,
         loss_weights: Any = None,
@@ -118,10 +121,8 @@ class Trainer:
     def _fit(self, dataframe: Any) -> sparkdl.SparkModel:
         with making_models:
             model = decode_model(self._archive)
-        model.compile(
-            optimizer=own_optimizer(self.worker_optimizer), loss=self.loss, metrics=self.metrics,
-            loss_weights=self.loss_weights,
-        )  # fmt: skip
+        optimizer = own_optimizer(self.worker_optimizer)
+        compile_model(model, optimizer, self.loss, self.metrics, self.loss_weights)
         features, label = self.features_column, self.label_column
         signature = model_signature(model)
         if isinstance(features, (list, tuple)) and len(signature.inputs) > 1:
@@ -165,6 +166,7 @@ class SingleTrainer(Trainer):
         loss_weights: See :class:`Trainer`.
     """
 
+    @lists_its_arguments
     def __init__(
         self, keras_model: Any, worker_optimizer: Any, loss: Any, metrics: Any = None,
         features_col: Any = "features", label_col: Any = "label", num_epoch: int = 1,
@@ -185,6 +187,7 @@ class AveragingTrainer(SingleTrainer):
         num_workers: Workers; the others as of :class:`SingleTrainer`.
     """
 
+    @lists_its_arguments
     def __init__(
         self, keras_model: Any, worker_optimizer: Any, loss: Any, metrics: Any = None,
         features_col: Any = "features", label_col: Any = "label", num_epoch: int = 1,
@@ -206,6 +209,7 @@ class EnsembleTrainer(SingleTrainer):
         num_epoch: Passes over the rows.
     """
 
+    @lists_its_arguments
     def __init__(
         self, keras_model: Any, worker_optimizer: Any, loss: Any, metrics: Any = None,
         features_col: Any = "features", label_col: Any = "label", batch_size: int = 32,

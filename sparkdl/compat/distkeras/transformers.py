@@ -10,7 +10,10 @@ from pyspark.ml.functions import array_to_vector, vector_to_array
 from pyspark.ml.linalg import VectorUDT
 from pyspark.sql import functions as F
 
+from sparkdl.call_arguments import lists_its_arguments
 from sparkdl.errors import ConfigError, DataError
+from sparkdl.spark.columns.fields import field_of
+from sparkdl.spark.columns.sources import require_frame
 
 
 class Transformer:
@@ -37,6 +40,7 @@ class MinMaxTransformer(Transformer):
         ConfigError: The old range is empty.
     """
 
+    @lists_its_arguments
     def __init__(
         self, o_min: float, o_max: float, n_min: float, n_max: float, input_col: str,
         output_col: str, is_vector: bool = True,
@@ -55,6 +59,7 @@ class MinMaxTransformer(Transformer):
 
     def transform(self, dataframe: Any) -> Any:
         """The DataFrame with ``output_col``."""
+        check_columns(self, dataframe, "input_col", self.input_column)
         if not self.is_vector:
             return dataframe.withColumn(self.output_column, self._moved(column(self.input_column)))
         values = F.transform(_array(dataframe, self.input_column), self._moved)
@@ -73,11 +78,13 @@ class BinaryLabelTransformer(Transformer):
         label: The value.
     """
 
+    @lists_its_arguments
     def __init__(self, input_column: str, output_column: str, label: Any) -> None:
         self.input_column, self.output_column, self.label = input_column, output_column, label
 
     def transform(self, dataframe: Any) -> Any:
         """The DataFrame with ``output_column``."""
+        check_columns(self, dataframe, "input_column", self.input_column)
         found = column(self.input_column).eqNullSafe(F.lit(self.label)).cast("double")
         vector = array_to_vector(F.array(found, 1 - found))
         return dataframe.withColumn(self.output_column, vector)
@@ -91,6 +98,7 @@ class StandardTransformer(Transformer):
         suffix: The new columns' names are the old ones with this at the end.
     """
 
+    @lists_its_arguments
     def __init__(self, columns: Sequence[str], suffix: str = "_normalized") -> None:
         self.columns, self.column_suffix = list(columns), suffix
         self.means: dict[str, float] = {}
@@ -102,6 +110,7 @@ class StandardTransformer(Transformer):
         Raises:
             DataError: A column that does not vary, or has no values.
         """
+        check_columns(self, dataframe, "columns", *self.columns)
         wanted = [f(column(name)) for name in self.columns for f in (F.mean, F.stddev_pop)]
         found = list(dataframe.agg(*wanted).first())
         self.means = dict(zip(self.columns, found[::2], strict=True))
@@ -128,11 +137,13 @@ class DenseTransformer(Transformer):
         output_col: The new column.
     """
 
+    @lists_its_arguments
     def __init__(self, input_col: str, output_col: str) -> None:
         self.input_column, self.output_column = input_col, output_col
 
     def transform(self, dataframe: Any) -> Any:
         """The DataFrame with ``output_col``."""
+        check_columns(self, dataframe, "input_col", self.input_column)
         vector = array_to_vector(_array(dataframe, self.input_column))
         return dataframe.withColumn(self.output_column, vector)
 
@@ -146,12 +157,14 @@ class ReshapeTransformer(Transformer):
         shape: Of a row.
     """
 
+    @lists_its_arguments
     def __init__(self, input_col: str, output_col: str, shape: Sequence[int]) -> None:
         self.input_column, self.output_column = input_col, output_col
         self.shape = tuple(shape)
 
     def transform(self, dataframe: Any) -> Any:
         """The DataFrame with ``output_col``; a row of another size ends Spark's job."""
+        check_columns(self, dataframe, "input_col", self.input_column)
         values, size = _array(dataframe, self.input_column), math.prod(self.shape)
         wrong = F.concat(
             F.lit(f"ReshapeTransformer expected {size} values per row; received "),
@@ -172,12 +185,14 @@ class OneHotTransformer(Transformer):
         output_col: The new column.
     """
 
+    @lists_its_arguments
     def __init__(self, output_dim: int, input_col: str, output_col: str) -> None:
         self.output_dimensionality = output_dim
         self.input_column, self.output_column = input_col, output_col
 
     def transform(self, dataframe: Any) -> Any:
         """The DataFrame with ``output_col``; a number that is no class ends Spark's job."""
+        check_columns(self, dataframe, "input_col", self.input_column)
         label, classes = column(self.input_column), self.output_dimensionality
         wrong = F.concat(
             F.lit(f"OneHotTransformer expected a class from 0 to {classes - 1}; received "),
@@ -204,6 +219,7 @@ class LabelIndexTransformer(Transformer):
         activation_threshold: See above.
     """
 
+    @lists_its_arguments
     def __init__(
         self, output_dim: int, input_col: str = "prediction", output_col: str = "prediction_index",
         default_index: int = 0, activation_threshold: float = 0.55,
@@ -214,6 +230,7 @@ class LabelIndexTransformer(Transformer):
 
     def transform(self, dataframe: Any) -> Any:
         """The DataFrame with ``output_col``."""
+        check_columns(self, dataframe, "input_col", self.input_column)
         values = F.slice(_array(dataframe, self.input_column), 1, self.output_dimensionality)
         active = F.transform(values, lambda value: value >= self.activation_threshold)
         largest = F.array_max(values)
@@ -229,6 +246,24 @@ class LabelIndexTransformer(Transformer):
 def column(name: str) -> Any:
     """A column by its exact name, dots and all."""
     return F.col("`" + name.replace("`", "``") + "`")
+
+
+def check_columns(what: object, frame: Any, argument: str, *names: str) -> None:
+    """Refuses what is no DataFrame, or has not these columns.
+
+    Args:
+        what: What reads them.
+        frame: What the user gave.
+        argument: That names them.
+        *names: The columns.
+
+    Raises:
+        ConfigError: It is no DataFrame.
+        DataError: A column is missing.
+    """
+    require_frame(type(what).__name__, frame)
+    for name in names:
+        field_of(frame.schema, name, argument)
 
 
 def _array(frame: Any, name: str) -> Any:

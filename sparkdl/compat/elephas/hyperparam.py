@@ -19,6 +19,7 @@ from sparkdl.learner.compiling import model_from_json
 from sparkdl.learner.framework import seed_everything
 from sparkdl.learner.voting import vote
 from sparkdl.spark.driver import capacity, jobs
+from sparkdl.spark.driver.function_stage import check_callable
 from sparkdl.tune.goal import Goal
 from sparkdl.tune.journal import Journal
 from sparkdl.tune.runner import OnEpoch, SegmentTraining, run_search
@@ -116,6 +117,7 @@ class HyperParamModel:
     ) -> list[list[TrialResult]]:
         """All trials that ended well, in one list, as Elephas has a list per worker."""
         count = self.num_workers * require_int("max_evals", max_evals, 1)
+        check_callable(data)
         spark = _session_of(self.spark_context)
         trainer = _FunctionTrainer(spark, Template(model), data, self.seed)
         folder = tempfile.mkdtemp(prefix="sparkdl-hyperparam-")

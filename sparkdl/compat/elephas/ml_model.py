@@ -16,12 +16,13 @@ from pyspark.ml.util import MLReadable, MLWritable
 from sparkdl import SparkModel
 from sparkdl.compat.elephas.stage_file import StageFile, read_stage_file, write_stage_file
 from sparkdl.compat.elephas.utils.model_utils import LossModelTypeMapper, ModelType
-from sparkdl.config import shown
+from sparkdl.config import require_objects, shown
 from sparkdl.errors import ConfigError, ModelError
 from sparkdl.learner.archive import making_models
 from sparkdl.learner.compiling import compile_model, from_plain_form, model_from_json
 from sparkdl.learner.signature import model_signature
 from sparkdl.spark.columns.fields import is_number
+from sparkdl.spark.columns.sources import require_frame
 from sparkdl.spark.inference.output_columns import OutputColumn
 from sparkdl.spark.ml.files import Loaded, StageContent, StageReader, StageWriter, load_model
 from sparkdl.spark.ml.outputs import append_outputs, appended
@@ -124,7 +125,7 @@ class _ElephasStage(Stage):
 
     def set_custom_objects(self: S, objects: Any) -> S:
         """Sets name -> class or function that the model uses."""
-        self._custom_objects = dict(objects or {})
+        self._custom_objects = require_objects(objects)
         return self
 
     def get_custom_objects(self) -> dict[str, Any]:
@@ -205,6 +206,7 @@ class ElephasEstimator(
         return self._set(num_workers=value)
 
     def _fit(self, df: Any) -> ElephasTransformer:
+        require_frame(f"{type(self).__name__}.fit", df)
         model = self.get_model()
         loss, optimizer = self.getOrDefault("loss"), self.getOrDefault("optimizer_config")
         if loss is None:

@@ -242,7 +242,9 @@ def _given(
     Raises:
         ConfigError: There are too many, or one is there twice.
     """
-    is_older = arguments[0] in MODES if arguments else bool(_ONLY_OLDER & set(options))
+    is_older = bool(_ONLY_OLDER & set(options))
+    if arguments:
+        is_older = isinstance(arguments[0], str) and arguments[0] in MODES
     names = _OLDER if is_older else newer
     if len(arguments) > len(names):
         raise ConfigError(

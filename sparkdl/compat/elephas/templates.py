@@ -88,7 +88,14 @@ class Template:
                 expected="a function with def in a file or a notebook's cell",
                 received=f"{type(error).__name__}: {error}",
             ) from error
-        definition = next(n for n in tree.body if isinstance(n, ast.FunctionDef))
+        definition = next((n for n in tree.body if isinstance(n, ast.FunctionDef)), None)
+        if definition is None:
+            raise ConfigError(
+                "the function has no name that it could be compiled by",
+                expected="a function with def",
+                received=ast.unparse(tree)[:200],
+                hint="def model(...): return ...",
+            )
         definition.decorator_list = []
         self._definition = definition
         finder = _Finder()

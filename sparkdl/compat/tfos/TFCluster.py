@@ -177,7 +177,7 @@ class TFCluster:
         self._check_fed("inference")
         _check_rdd(dataRDD)
         require_seconds("feed_timeout", feed_timeout)
-        content = dump_function(self._function, (self._args,), {})
+        content = dump_function(self._function, (self._args,), {}, "its context after args")
         job = self._facts.chief if "chief" in self._roles else "worker"
         default_fs = self._facts.default_fs
 

@@ -12,6 +12,7 @@ from pyspark.ml.base import Estimator, Model
 from sparkdl.compat.tfos import TFCluster
 from sparkdl.compat.tfos.nodes import MapFunction
 from sparkdl.errors import ConfigError
+from sparkdl.spark.columns.sources import require_frame
 from sparkdl.spark.ml.params import flag, text, whole
 from sparkdl.spark.ml.stage import ParamSpec, Stage, has_params
 from sparkdl.spark.predict import predict
@@ -91,6 +92,7 @@ class TFEstimator(_TrainingParams, Estimator[Any]):
         return _merged(self.args, self)
 
     def _fit(self, dataset: Any) -> TFModel:
+        require_frame(f"{type(self).__name__}.fit", dataset)
         columns = sorted(self.getOrDefault("input_mapping"))
         missing = [name for name in columns if name not in dataset.columns]
         if not columns or missing or self.getOrDefault("input_mode") != TFCluster.InputMode.SPARK:
@@ -135,6 +137,7 @@ class TFModel(_ScoringParams, Model):
         return _merged(self.args, self)
 
     def _transform(self, dataset: Any) -> Any:
+        require_frame(f"{type(self).__name__}.transform", dataset)
         merged = self.merge_args_params()
         path = merged.export_dir or merged.model_dir
         outputs = merged.output_mapping

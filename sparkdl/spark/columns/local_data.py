@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -29,8 +30,15 @@ _OF_KERAS = ("tensorflow", "torch", "jax", "jaxlib", "keras")
 """Packages whose tensors and data sets ``predict`` of Keras takes as they are."""
 
 
+def plain_path(data: Any) -> Any:
+    """A path of ``pathlib`` as a text; others as it is."""
+    return os.fspath(data) if isinstance(data, os.PathLike) else data
+
+
 def as_frame(data: Any) -> Any:
     """A pandas or polars DataFrame, or an Arrow table, as a DataFrame of Spark; others as it is.
+
+    A path of ``pathlib`` becomes a text.
 
     Raises:
         DataError: A column is of a type that Spark does not have.
@@ -46,7 +54,7 @@ def as_frame(data: Any) -> Any:
         return _spark_frame(
             lambda: data if name == "Table" else pa.Table.from_batches([data]), data
         )
-    return data
+    return plain_path(data)
 
 
 def _spark_frame(table_of: Callable[[], pa.Table], data: Any) -> Any:
@@ -103,7 +111,8 @@ def unknown_data(data: Any) -> ConfigError:
     return ConfigError(
         "this kind of data is not known",
         expected="a DataFrame of Spark, pandas or polars, an Arrow table, an RDD of (x, y) or "
-        "LabeledPoint, or a tuple of arrays or lists (x, y)",
+        "LabeledPoint, a tuple of arrays or lists (x, y), or a path of Parquet, Arrow or TFRecord "
+        "files",
         received=f"{kind.__module__}.{kind.__qualname__}",
         hint=hint,
     )

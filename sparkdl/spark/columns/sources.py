@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from pyspark.sql import Column
 
+from sparkdl.config import shown
 from sparkdl.data import DataSpec, to_arrow_table
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.learner.signature import Signature
@@ -127,6 +128,37 @@ def is_rdd(data: Any) -> bool:
         kind.__module__.startswith("pyspark.")
         and hasattr(kind, "mapPartitions")
         and not hasattr(kind, "mapInArrow")
+    )
+
+
+def require_frame(what: str, data: Any) -> None:
+    """Returns if ``data`` is a DataFrame of Spark.
+
+    Args:
+        what: What takes it, for the message.
+        data: What the user gave.
+
+    Raises:
+        ConfigError: It is something else.
+    """
+    if is_frame(data):
+        return
+    kind = type(data)
+    package = kind.__module__.split(".")[0]
+    hint = ""
+    if package in ("pandas", "polars", "pyarrow"):
+        hint = "spark.createDataFrame(data) makes one of it"
+    elif isinstance(data, str):
+        hint = f"spark.read.parquet({data!r}) reads files"
+    elif isinstance(data, (list, tuple, np.ndarray)):
+        hint = "sparkdl.SparkModel(model) trains on arrays: fit((x, y))"
+    raise ConfigError(
+        f"{what} takes a DataFrame of Spark",
+        expected="a DataFrame, such as spark.read.parquet(path)",
+        received=shown(data)
+        if data is None or isinstance(data, str)
+        else f"{kind.__name__} of {package}",
+        hint=hint,
     )
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from sparkdl.call_arguments import lists_its_arguments
 from sparkdl.config import FitConfig, require_seconds
 from sparkdl.errors import ResourceError, SparkDLError
 from sparkdl.launch import interrupts
@@ -40,6 +41,7 @@ from sparkdl.spark.driver.network import listening_address, rank_listening
 from sparkdl.spark.driver.slots import slot_pool
 
 
+@lists_its_arguments
 @interrupts.heard()
 def doctor(
     spark: Any = None,

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 import math
 import numbers
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
-from sparkdl.config import require_int, shown
+from sparkdl.call_arguments import parameters_of, taken_elsewhere
+from sparkdl.config import bare, is_number, require_flag, require_int, require_path, shown
 from sparkdl.data import DataSpec
 from sparkdl.errors import ConfigError, UnknownArgumentError
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 _KERAS_FIT_REFUSED = {
     "validation_freq": "validation rows are evaluated after each epoch",
@@ -23,6 +19,11 @@ _KERAS_FIT_REFUSED = {
     "x": "pass the data as the first argument",
     "y": "name the label column: label='column'",
 }
+_OF_A_CALLBACK = (
+    "on_epoch_end", "on_epoch_begin", "on_train_begin", "on_train_end", "on_train_batch_begin",
+    "on_train_batch_end", "set_model", "set_params",
+)  # fmt: skip
+"""What is called of each callback; no package of Keras' need be imported to know one."""
 _KERAS_FIT_TAKEN = (
     "check_data", "class_weight", "initial_epoch", "steps_per_epoch", "validation_steps",
 )  # fmt: skip
@@ -64,16 +65,22 @@ class FitArguments:
     validation_steps: int | None = None
 
     def __post_init__(self) -> None:
-        require_int("epochs", self.epochs, 1)
-        for name in ("steps_per_epoch", "validation_steps"):
+        plain: dict[str, Any] = {
+            "epochs": require_int("epochs", self.epochs, 1),
+            "initial_epoch": require_int("initial_epoch", self.initial_epoch, 0),
+            "validation_split": check_share("validation_split", self.validation_split),
+        }
+        for name in ("batch_size", "steps_per_epoch", "validation_steps"):
             if getattr(self, name) is not None:
-                require_int(name, getattr(self, name), 1)
+                plain[name] = require_int(name, getattr(self, name), 1)
+        for name in ("shuffle", "resume", "check_data"):
+            plain[name] = require_flag(name, getattr(self, name))
+        if self.checkpoint_dir is not None:
+            plain["checkpoint_dir"] = require_path("checkpoint_dir", self.checkpoint_dir)
+        for name, value in plain.items():
+            object.__setattr__(self, name, value)
         _check_class_weight(self.class_weight)
-        require_int("initial_epoch", self.initial_epoch, 0)
-        if self.batch_size is not None:
-            require_int("batch_size", self.batch_size, 1)
         verbosity(self.verbose)
-        check_share("validation_split", self.validation_split)
         if self.resume and self.checkpoint_dir is None:
             raise ConfigError(
                 "resume needs a place to resume from",
@@ -158,47 +165,12 @@ def check_keras_arguments(owner: type, arguments: Mapping[str, Any]) -> dict[str
     """
     for name in arguments:
         if name not in _KERAS_FIT_TAKEN:
-            named = [n for n in _parameters(owner, "fit") if n != "keras_fit_arguments"]
+            named = [n for n in parameters_of(owner, "fit") if n != "keras_fit_arguments"]
             raise UnknownArgumentError(
                 "argument of fit", name, [*named, *_KERAS_FIT_TAKEN],
-                hint=_KERAS_FIT_REFUSED.get(name, "") or _taken_elsewhere(owner, "fit", name),
+                hint=_KERAS_FIT_REFUSED.get(name, "") or taken_elsewhere(owner, "fit", name),
             )  # fmt: skip
     return dict(arguments)
-
-
-def _parameters(owner: type, method: str) -> list[str]:
-    function = getattr(owner, method, None)
-    names = inspect.signature(function).parameters if inspect.isfunction(function) else ()
-    return [name for name in names if name != "self"]
-
-
-def _taken_elsewhere(owner: type, method: str, name: str) -> str:
-    """A hint where the constructor takes an argument of ``fit``, or ``fit`` one of it."""
-    for other, call in (("__init__", f"{owner.__name__}(model, {name}=...)"),
-                        ("fit", f"fit(data, {name}=...)")):  # fmt: skip
-        if other != method and name in _parameters(owner, other):
-            return f"it is an argument of another call: {call}"
-    return ""
-
-
-def lists_its_arguments(function: Callable[P, R]) -> Callable[P, R]:
-    """A constructor that answers an argument it does not take with the list of those it takes.
-
-    Raises:
-        UnknownArgumentError: From calls of the function; a ``TypeError``, as Python's own.
-    """
-    parameters = inspect.signature(function).parameters
-    known = [name for name in parameters if name != "self"]
-
-    @functools.wraps(function)
-    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
-        for name in kwargs:
-            if name not in parameters:
-                hint = _taken_elsewhere(type(args[0]), "__init__", name)
-                raise UnknownArgumentError("argument", name, known, hint)
-        return function(*args, **kwargs)
-
-    return checked
 
 
 def refuse_labels_apart(method: str, name: str, value: Any) -> None:
@@ -223,14 +195,18 @@ def refuse_labels_apart(method: str, name: str, value: Any) -> None:
         )
 
 
-def check_callbacks(callbacks: Any) -> None:
-    """Refuses what Keras would fail on in the middle of a fit, and what would do nothing here.
+def check_callbacks(callbacks: Any) -> list[Any]:
+    """The callbacks in a list, without what is None, which Keras would fail on.
+
+    Args:
+        callbacks: One, several, or None.
 
     Raises:
         ConfigError: A class instead of a callback, something that is no callback, or a callback of
             Keras that acts after a number of batches, in validation, or on the epoch to begin with.
     """
-    given = callbacks if isinstance(callbacks, (list, tuple)) else [callbacks]
+    several = callbacks if isinstance(callbacks, (list, tuple)) else [callbacks]
+    given = [callback for callback in several if callback is not None]
     for callback in given:
         if isinstance(callback, type):
             raise ConfigError(
@@ -239,14 +215,17 @@ def check_callbacks(callbacks: Any) -> None:
                 received=f"the class {callback.__name__}",
                 hint=f"callbacks=[{callback.__name__}(...)]",
             )
-        if callback is not None and not hasattr(callback, "on_epoch_end"):
+        missing = [name for name in _OF_A_CALLBACK if not hasattr(callback, name)]
+        if missing:
             raise ConfigError(
                 "callbacks has something that is no callback",
-                expected="objects of keras.callbacks.Callback",
-                received=shown(callback),
-                hint="keras.callbacks.LambdaCallback(on_epoch_end=function) makes one",
+                expected="objects of keras.callbacks.Callback, or of a subclass",
+                received=f"{shown(callback)}, which has no {missing[0]}",
+                hint="keras.callbacks.LambdaCallback(on_epoch_end=function) makes one; "
+                "class Own(keras.callbacks.Callback) has all methods",
             )
         _check_keras_callback(callback)
+    return given
 
 
 def _check_keras_callback(callback: Any) -> None:
@@ -299,9 +278,10 @@ def _check_tensorboard(settings: Mapping[str, Any]) -> None:
 
 def verbosity(verbose: str | int, auto: int = 1) -> int:
     """0, 1 or 2; ``auto`` for ``'auto'``. Raises ConfigError for anything else."""
-    if verbose == "auto":
+    if isinstance(verbose, str) and verbose == "auto":
         return auto
-    if verbose not in (0, 1, 2):
+    verbose = bare(verbose)
+    if not isinstance(verbose, int) or verbose not in (0, 1, 2):
         raise ConfigError(
             "verbose must say how much to print",
             expected="'auto', 0, 1 or 2",
@@ -313,8 +293,7 @@ def verbosity(verbose: str | int, auto: int = 1) -> int:
 
 def check_share(name: str, value: Any) -> float:
     """Returns ``value`` if it is a share in [0, 1); raises ConfigError."""
-    number = isinstance(value, (int, float)) and value is not False
-    if not number or not 0.0 <= value < 1.0:
+    if not is_number(value) or not 0.0 <= value < 1.0:
         raise ConfigError(
             f"{name} must be a share of the rows", expected="0 <= share < 1", received=repr(value)
         )

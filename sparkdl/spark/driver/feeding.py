@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, get_args
 
-from sparkdl.config import require_int, require_name, require_seconds
+from sparkdl.config import require_flag, require_int, require_name, require_seconds
 from sparkdl.data.feed import Uneven
 from sparkdl.errors import ConfigError, ResourceError
 from sparkdl.launch.feeding import FeedSettings
@@ -82,16 +82,17 @@ def feed_settings(
         ConfigError: One that cannot be used, or has no effect as there are no data.
     """
     if epochs is not None:
-        require_int("epochs", epochs, 1)
+        epochs = require_int("epochs", epochs, 1)
     require_name("uneven", uneven, get_args(Uneven))
-    require_int("memory_budget_mb", memory_budget_mb, 1)
+    memory_budget_mb = require_int("memory_budget_mb", memory_budget_mb, 1)
     if stall_timeout_s is not None:
-        require_seconds("stall_timeout_s", stall_timeout_s)
+        stall_timeout_s = require_seconds("stall_timeout_s", stall_timeout_s)
     if data is None and stall_timeout_s == STALL_S:
         stall_timeout_s = None
     settings = FeedSettings(
-        (), epochs, bool(shuffle), int(seed), uneven, memory_budget_mb << 20, stall_timeout_s
-    )
+        (), epochs, require_flag("shuffle", shuffle), require_int("seed", seed, 0), uneven,
+        memory_budget_mb << 20, stall_timeout_s,
+    )  # fmt: skip
     if data is None and settings != FeedSettings(()):
         raise ConfigError(
             "run is told how to give rows to the function, and has none",
@@ -159,15 +160,9 @@ def check_streaming(data: Any, checkpoint_dir: Any, trigger: Any) -> None:
     """Refuses arguments about a stream that cannot be used, or where there is none.
 
     Raises:
-        ConfigError: No stream, a Spark Connect session, no folder, or a trigger that is none.
+        ConfigError: No stream, a Spark Connect session, or a trigger that is none.
         ResourceError: The session of the data has been stopped.
     """
-    if checkpoint_dir is not None and not (isinstance(checkpoint_dir, str) and checkpoint_dir):
-        raise ConfigError(
-            "checkpoint_dir is where a stream goes on after a restart",
-            expected="a path or URI, or None",
-            received=repr(checkpoint_dir)[:200],
-        )
     if trigger is not None and not (isinstance(trigger, Mapping) and trigger):
         raise ConfigError(
             "trigger must be arguments of Spark's trigger",

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
+from sparkdl.call_arguments import require_call
 from sparkdl.config import require_name
 from sparkdl.coordinator.driver_client import DriverClient
 from sparkdl.coordinator.host import CoordinatorHost
@@ -149,6 +150,8 @@ def _run_ranks(
         WorkerError: A rank raised.
     """
     tasks = count - on_driver
+    if rows is not None and on_driver and rows.isEmpty():  # ranks on the driver would wait
+        task, rows = _without_rows(task), None
     fed = None if task.feed is None else task.feed.fed
     if rows is None:
         frame = spark.range(0, tasks, 1, tasks)
@@ -163,7 +166,15 @@ def _run_ranks(
     with interrupts.CleanStack() as stack:
         ranks = stack.begin(launcher.launch(task))
         _follow(ranks, driver, count, task.start_timeout_s, watcher)
-        return returned(ranks, count, driver)
+        found = returned(ranks, count, driver)
+    if rows is not None and not found.communicator:  # Spark starts no tasks for what has no rows
+        return _run_ranks(spark, _without_rows(task), count, driver, None, on_driver, watcher)
+    return found
+
+
+def _without_rows(task: FunctionTask) -> FunctionTask:
+    """The task with a feed that has no rows on any rank."""
+    return task if task.feed is None else replace(task, feed=replace(task.feed, fed=0))
 
 
 def returned(ranks: Ranks, count: int, driver: DriverClient | None = None) -> Returned:
@@ -232,11 +243,18 @@ def _missing(joined: set[int], count: int, start_timeout_s: float) -> WaitTimeou
     )
 
 
-def dump_function(fn: Any, args: Any, kwargs: Any) -> bytes:
+def dump_function(fn: Any, args: Any, kwargs: Any, beside: str = "") -> bytes:
     """The call as bytes.
 
+    Args:
+        fn: The function.
+        args: The user's positional arguments.
+        kwargs: The user's arguments by name.
+        beside: What the function is given by place beside ``args``, in words; empty for nothing.
+
     Raises:
-        ConfigError: It is no call, or cannot be pickled.
+        ConfigError: It is no call, the function does not take these arguments, or it cannot be
+            pickled.
     """
     check_callable(fn)
     if not isinstance(args, (tuple, list)) or not isinstance(kwargs, Mapping):
@@ -245,6 +263,8 @@ def dump_function(fn: Any, args: Any, kwargs: Any) -> bytes:
             expected="args: a tuple or list; kwargs: a dict",
             received=f"args {type(args).__name__}, kwargs {type(kwargs).__name__}",
         )
+    hint = f"it is given {beside}" if beside else "args are its positional arguments"
+    require_call("the function", fn, (*[beside] * bool(beside), *args), kwargs, hint)
     try:
         return dump_call(fn, args, kwargs)
     except Exception as error:

@@ -6,7 +6,8 @@ import contextlib
 import subprocess
 from typing import Any
 
-from sparkdl.errors import ResourceError, SparkDLError, TransportError
+from sparkdl.config import shown
+from sparkdl.errors import ConfigError, ResourceError, SparkDLError, TransportError
 from sparkdl.launch import interrupts
 
 _JVM_END_S = 5.0
@@ -28,9 +29,17 @@ def require_running(spark: Any) -> None:
     """Returns if the session still runs.
 
     Raises:
+        ConfigError: It is no session.
         ResourceError: It was stopped.
         TransportError: The JVM of a classic session has ended.
     """
+    if not hasattr(spark, "is_stopped" if is_connect(spark) else "sparkContext"):
+        raise ConfigError(
+            "spark must be the session",
+            expected="a SparkSession, or None for the active one",
+            received=shown(spark),
+            hint="spark = SparkSession.builder.getOrCreate()",
+        )
     problem = session_problem(spark)
     if problem is not None:
         raise problem

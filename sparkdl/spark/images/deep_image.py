@@ -13,10 +13,11 @@ from pyspark.ml.param.shared import HasInputCol, HasOutputCol
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
+from sparkdl.call_arguments import lists_its_arguments
 from sparkdl.errors import ConfigError, ModelError, UnknownNameError
 from sparkdl.learner.forward_model import LAYER
 from sparkdl.learner.model_source import ModelSource, open_model
-from sparkdl.spark.columns.sources import Columns
+from sparkdl.spark.columns.sources import Columns, require_frame
 from sparkdl.spark.images.applications import APPLICATIONS, application, class_names, make_model
 from sparkdl.spark.images.pixels import SCALE_HINTS, ImageReader, require_pillow
 from sparkdl.spark.images.saved_stage import Part, SavedImageStage
@@ -144,6 +145,7 @@ class DeepImageFeaturizer(_DeepImage):
         self._layer: str | None = None
         self._setDefault(scaleHint="SCALE_AREA_AVERAGING")
 
+    @lists_its_arguments
     @keyword_only  # type: ignore[untyped-decorator]
     def __init__(
         self, *, inputCol: str | None = None, outputCol: str | None = None,
@@ -158,6 +160,7 @@ class DeepImageFeaturizer(_DeepImage):
         self._take(given)
 
     def _transform(self, dataset: Any) -> Any:
+        require_frame(f"{type(self).__name__}.transform", dataset)
         source = self._source(features=True)
         reader = self._reader(source, str(self.getOrDefault(self.scaleHint)))
         output = LAYER + self._layer if self._layer else ""
@@ -199,6 +202,7 @@ class DeepImagePredictor(_DeepImage):
         self._labels: list[str] | None = None
         self._setDefault(decodePredictions=False, topK=5)
 
+    @lists_its_arguments
     @keyword_only  # type: ignore[untyped-decorator]
     def __init__(
         self, *, inputCol: str | None = None, outputCol: str | None = None,
@@ -212,6 +216,7 @@ class DeepImagePredictor(_DeepImage):
         self._take(given)
 
     def _transform(self, dataset: Any) -> Any:
+        require_frame(f"{type(self).__name__}.transform", dataset)
         source = self._source(features=False)
         reader = self._reader(source, "SCALE_AREA_AVERAGING")
         predicted = self._predicted(dataset, source, reader, "")

@@ -10,13 +10,14 @@ from pyspark.ml import Estimator, Transformer
 from pyspark.ml.param import Param, Params, TypeConverters
 from pyspark.ml.param.shared import HasInputCol, HasLabelCol, HasOutputCol
 
+from sparkdl.call_arguments import lists_its_arguments
 from sparkdl.config import without_network
 from sparkdl.errors import ConfigError, UnknownNameError
 from sparkdl.files.model_file import read_keras_file
 from sparkdl.launch import interrupts
 from sparkdl.learner.archive import making_models, model_bytes, model_from_bytes
 from sparkdl.learner.model_source import ModelSource, open_model
-from sparkdl.spark.columns.sources import Columns
+from sparkdl.spark.columns.sources import Columns, require_frame
 from sparkdl.spark.images.deep_image import as_vector
 from sparkdl.spark.images.saved_stage import Part, SavedImageStage, is_json
 from sparkdl.spark.inference.output_columns import OutputColumn
@@ -98,6 +99,7 @@ class KerasImageFileTransformer(_ImageFile, Transformer):  # type: ignore[misc]
         Params._dummy(), "outputMode", "'vector' or 'image'", TypeConverters.toString
     )
 
+    @lists_its_arguments
     @keyword_only  # type: ignore[untyped-decorator]
     def __init__(
         self, *, inputCol: str | None = None, outputCol: str | None = None,
@@ -112,6 +114,7 @@ class KerasImageFileTransformer(_ImageFile, Transformer):  # type: ignore[misc]
         self._opened: tuple[str, ModelSource] | None = None
 
     def _transform(self, dataset: Any) -> Any:
+        require_frame(f"{type(self).__name__}.transform", dataset)
         path = self.getModelFile()
         with making_models, interrupts.held():  # copies in other threads share the model
             if self._opened is None or self._opened[0] != path:
@@ -167,6 +170,7 @@ class KerasImageFileEstimator(_ImageFile, Estimator, HasLabelCol):  # type: igno
     kerasLoss: Param[Any] = Param(Params._dummy(), "kerasLoss", "name, or loss")
     kerasFitParams: Param[Any] = Param(Params._dummy(), "kerasFitParams", "arguments of fit")
 
+    @lists_its_arguments
     @keyword_only  # type: ignore[untyped-decorator]
     def __init__(
         self, *, inputCol: str | None = None, outputCol: str | None = None,

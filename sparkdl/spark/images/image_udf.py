@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sparkdl.call_arguments import lists_its_arguments
 from sparkdl.errors import ModelError
 from sparkdl.learner.model_source import open_model
 from sparkdl.spark.driver.session import session_of
@@ -33,6 +34,7 @@ class LoadedByUser:
         return np.asarray(self.preprocessor(rgb_of(image)))
 
 
+@lists_its_arguments
 def registerKerasImageUDF(
     udf_name: str,
     keras_model_or_file_path: Any,

@@ -31,8 +31,21 @@ class PredictionChoice:
     handle_invalid: str = "error"
 
     def __post_init__(self) -> None:
+        if not isinstance(self.output_column, str) or not self.output_column:
+            raise ConfigError(
+                "output_column must name the column of predictions",
+                expected="a name",
+                received=shown(self.output_column),
+                hint="outputs=[] leaves the column out, beside layers or a class_column",
+            )
         if isinstance(self.outputs, str):
             object.__setattr__(self, "outputs", (self.outputs,))
+        elif self.outputs is not None and not isinstance(self.outputs, Iterable):
+            raise ConfigError(
+                "outputs must say which of the model's outputs become columns",
+                expected="names of outputs, output name -> column, or None for all",
+                received=shown(self.outputs),
+            )
         elif self.outputs is not None and not isinstance(self.outputs, Mapping):
             object.__setattr__(self, "outputs", tuple(self.outputs))
         if self.layers is None:

@@ -10,7 +10,7 @@ from pyspark.sql import types as T
 from sparkdl.errors import DataError
 from sparkdl.learner.predictor_archive import PredictorArchive
 from sparkdl.spark.columns.matching import make_spec
-from sparkdl.spark.columns.sources import Columns
+from sparkdl.spark.columns.sources import Columns, require_frame
 from sparkdl.spark.inference.output_columns import OutputColumn
 from sparkdl.spark.inference.predict import predict_columns
 from sparkdl.spark.ml.trained import FittedStage
@@ -30,6 +30,7 @@ def append_outputs(
     Raises:
         DataError: A column is missing, does not fit the model, or has the name of a new one.
     """
+    require_frame(f"{type(stage).__name__}.transform", frame)
     appended(stage, frame.schema, predictor, outputs)
     if not outputs:
         return frame

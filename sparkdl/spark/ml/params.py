@@ -16,6 +16,7 @@ from sparkdl.config import (
     ON_NAN,
     TRANSPORTS,
     FitConfig,
+    bare,
     check_pad,
     check_resources,
     check_use_gpu,
@@ -106,15 +107,11 @@ def class_weights(value: Any) -> dict[int, float]:
 def _checked(check: Callable[[Any], None], value: Any) -> Any:
     """A number, or a dict of numbers, that the settings of ``SparkModel`` take."""
     if isinstance(value, Mapping):
-        value = {name: _bare(number) for name, number in value.items()}
+        value = {name: bare(number) for name, number in value.items()}
     else:
-        value = _bare(value)
+        value = bare(value)
     check(value)
     return value
-
-
-def _bare(number: Any) -> Any:
-    return number.item() if isinstance(number, np.generic) else number
 
 
 _WHOLE_1, _WHOLE_0 = partial(whole, 1), partial(whole, 0)

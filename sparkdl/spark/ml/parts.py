@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sparkdl import payload
+from sparkdl.call_arguments import require_call
 from sparkdl.config import shown
 from sparkdl.errors import ConfigError, ModelError
 from sparkdl.launch import interrupts
@@ -78,9 +78,7 @@ class Parts:
         """With these callbacks: one, several, or None."""
         from sparkdl.spark.driver.arguments import check_callbacks
 
-        check_callbacks(callbacks)
-        several = callbacks if isinstance(callbacks, (list, tuple)) else [callbacks]
-        return replace(self, callbacks=tuple(c for c in several if c is not None))
+        return replace(self, callbacks=tuple(check_callbacks(callbacks)))
 
     def apart(self) -> Parts:
         """Parts whose callbacks another fit can use at the same time.
@@ -168,15 +166,8 @@ class Parts:
 
     def _build(self, arguments: Mapping[str, Any]) -> Any:
         assert self.builder is not None
-        try:
-            inspect.signature(self.builder).bind(**arguments)
-        except TypeError as error:
-            raise ConfigError(
-                "modelBuilder does not take builderArgs",
-                expected=f"{getattr(self.builder, '__name__', 'modelBuilder')}"
-                f"{inspect.signature(self.builder)}",
-                received=f"builderArgs={shown(dict(arguments))}: {error}",
-            ) from error
+        hint = "builderArgs are its arguments"
+        require_call("modelBuilder", self.builder, (), arguments, hint)
         model = self.builder(**arguments)
         if not hasattr(type(model), "train_on_batch"):
             raise ModelError(

@@ -142,11 +142,19 @@ def has_params(*specs: ParamSpec) -> Callable[[Cls], Cls]:
             inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None)
             for name in (*cls.PARTS, *sorted(names))  # type: ignore[attr-defined]
         ]
+        known = [parameter.name for parameter in parameters]
+        example = next((n for n in ("model", "keras_model_config") if n in known), known[0])
         own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
         init = cls.__init__  # type: ignore[misc]
 
         @functools.wraps(init)
-        def constructor(self: Any, **arguments: Any) -> None:
+        def constructor(self: Any, *nameless: Any, **arguments: Any) -> None:
+            if nameless:
+                raise ParamTypeError(
+                    f"{type(self).__name__} takes its arguments by name",
+                    expected=f"{type(self).__name__}({example}=..., ...)",
+                    received=f"{shown(nameless[0])} without a name",
+                )
             init(self, **arguments)
 
         constructor.__signature__ = inspect.Signature([own, *parameters])  # type: ignore[attr-defined]

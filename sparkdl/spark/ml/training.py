@@ -10,9 +10,11 @@ from pyspark.ml.base import _FitMultipleIterator
 from pyspark.ml.param import Param
 from pyspark.sql import types as T
 
+from sparkdl.config import require_objects
 from sparkdl.errors import ConfigError, DataError, NoParamError, ParamTypeError
 from sparkdl.launch import interrupts
 from sparkdl.learner.archive import ModelArchive
+from sparkdl.spark.columns.sources import require_frame
 from sparkdl.spark.ml.checks import is_validated
 from sparkdl.spark.ml.files import Loaded, StageContent, StageReader, StageWriter, load_source
 from sparkdl.spark.ml.params import BUILD_PARAMS, FIT_PARAMS, MODEL_PARAMS, snake
@@ -89,7 +91,7 @@ class TrainingStage(ColumnsStage):
 
     def setCustomObjects(self: E, objects: Any) -> E:
         """Sets name -> class or function, beside those found in the model itself."""
-        return self._with(replace(self._parts, custom_objects=dict(objects or {})))
+        return self._with(replace(self._parts, custom_objects=require_objects(objects)))
 
     def setPort(self: E, port: Any) -> E:
         """Sets the server's port; no file holds it."""
@@ -230,6 +232,7 @@ class TrainingStage(ColumnsStage):
     def _fit(self, dataset: Any) -> Any:
         if is_validated():  # also as a stage of a pipeline, whose fits know nothing of each other
             self._refuse_resume()
+        require_frame(f"{type(self).__name__}.fit", dataset)
         parts, plan = self._parts, self.plan_fit(dataset.schema)
         spark_model = SparkModel(plan.model, **plan.settings)
         history = spark_model.fit(dataset, **plan.arguments)

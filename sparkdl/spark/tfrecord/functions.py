@@ -6,9 +6,11 @@ import json
 from collections.abc import Sequence
 from typing import Any, Literal
 
+from sparkdl.call_arguments import lists_its_arguments
 from sparkdl.config import require_int, require_name
 from sparkdl.errors import ResourceError
 from sparkdl.files.streams import find_files
+from sparkdl.spark.columns.sources import require_frame
 from sparkdl.spark.columns.wire import is_vector_column
 from sparkdl.spark.driver.interpreter import context_of, this_interpreter
 from sparkdl.spark.driver.session import require_running
@@ -31,6 +33,7 @@ def register_tfrecord(spark: Any) -> None:
         spark.dataSource.register(DefaultSource)
 
 
+@lists_its_arguments
 def read_tfrecords(
     spark: Any,
     path: str | Sequence[str],
@@ -90,6 +93,7 @@ def read_tfrecords(
     return reader.load([path_for_workers(one) for one in path])
 
 
+@lists_its_arguments
 def write_tfrecords(
     df: Any,
     path: str,
@@ -124,6 +128,7 @@ def write_tfrecords(
     from pyspark.sql import functions as F
 
     require_name("mode", mode, _MODES)
+    require_frame("write_tfrecords", df)
     require_running(df.sparkSession)
     path = path_for_workers(path)
     if mode in ("error", "errorifexists", "ignore") and _holds_files(path):
@@ -136,7 +141,7 @@ def write_tfrecords(
             hint="mode='overwrite', 'append' or 'ignore'",
         )
     if rows_per_file is not None:
-        require_int("rows_per_file", rows_per_file, 1)
+        rows_per_file = require_int("rows_per_file", rows_per_file, 1)
     for field in df.schema.fields:
         if is_vector_column(field.dataType):
             column = F.col("`" + field.name.replace("`", "``") + "`")

@@ -6,6 +6,7 @@ import bisect
 from collections import deque
 from dataclasses import dataclass, field
 
+from sparkdl.call_arguments import lists_its_arguments
 from sparkdl.options import require, require_whole
 from sparkdl.tune.searchers.rungs import epochs_of_rungs, make_rungs, rungs_that_differ
 from sparkdl.tune.searchers.searcher import WORST, Searcher, worst_to_best
@@ -50,6 +51,7 @@ class Asha(Searcher):
             one above them.
     """
 
+    @lists_its_arguments
     def __init__(
         self, max_trials: int = 64, max_epochs: int = 27, divisor: float = 4, max_rungs: int = 5,
         min_early_stopping_rate: int = 0,
@@ -138,6 +140,7 @@ class AshaStopping(Asha):
         bootstrap_count: So many trials end at a rung before one may go on from it.
     """
 
+    @lists_its_arguments
     def __init__(
         self, max_trials: int = 64, max_epochs: int = 27, divisor: float = 4, max_rungs: int = 5,
         min_early_stopping_rate: int = 0, bootstrap_count: int = 0,

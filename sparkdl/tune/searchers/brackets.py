@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from sparkdl.call_arguments import lists_its_arguments
 from sparkdl.options import require, require_one_of, require_whole
 from sparkdl.tune.searchers.asha import Asha
 from sparkdl.tune.searchers.rungs import (
@@ -80,6 +81,7 @@ class AdaptiveAsha(_Brackets):
             rungs) or ``'conservative'`` (down to one rung, on which all are trained to the end).
     """
 
+    @lists_its_arguments
     def __init__(
         self, max_trials: int = 64, max_epochs: int = 27, divisor: float = 4, max_rungs: int = 5,
         mode: str = "standard",
@@ -109,6 +111,7 @@ class Hyperband(_Brackets):
         divisor: Of a rung, one trial in so many goes on.
     """
 
+    @lists_its_arguments
     def __init__(self, max_epochs: int = 27, divisor: int = 3) -> None:
         require_whole("Hyperband", "max_epochs", max_epochs, 1)
         require_whole("Hyperband", "divisor", divisor, 2)

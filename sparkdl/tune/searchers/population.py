@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from sparkdl.call_arguments import lists_its_arguments
 from sparkdl.options import require, require_share, require_whole
 from sparkdl.tune.searchers.searcher import WORST, Searcher, worst_to_best
 from sparkdl.tune.segment import Segment
@@ -38,6 +39,7 @@ class PopulationBasedTraining(Searcher):
         seed: Of the copies and the perturbations.
     """
 
+    @lists_its_arguments
     def __init__(
         self, population: int = 8, max_epochs: int = 30, interval: int = 5, quantile: float = 0.25,
         resample_probability: float = 0.25, seed: int = 0,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 
+from sparkdl.call_arguments import lists_its_arguments
 from sparkdl.options import require, require_whole
 from sparkdl.tune.searchers.searcher import WORST, Searcher
 from sparkdl.tune.segment import Segment
@@ -19,6 +20,7 @@ class RandomSearch(Searcher):
         max_epochs: Epochs of each.
     """
 
+    @lists_its_arguments
     def __init__(self, max_trials: int = 16, max_epochs: int = 10) -> None:
         owner = type(self).__name__
         require_whole(owner, "max_trials", max_trials, 1)
@@ -56,6 +58,7 @@ class Single(RandomSearch):
         max_epochs: Its epochs.
     """
 
+    @lists_its_arguments
     def __init__(self, max_epochs: int = 10) -> None:
         super().__init__(1, max_epochs)
         self._limit = 1
@@ -69,6 +72,7 @@ class Grid(RandomSearch):
         max_epochs: Epochs of each combination.
     """
 
+    @lists_its_arguments
     def __init__(self, values: Mapping[str, Sequence[Value]], max_epochs: int = 10) -> None:
         require(
             bool(values) and all(len(v) for v in values.values()),

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 from pyarrow import feather
@@ -54,6 +55,34 @@ def test_ranks_without_rows_join_the_others(spark: Any, tmp_path: Path) -> None:
 
     ranks = sparkdl.run(mean, num_workers=2, data=path, uneven="join", spark=spark)
     assert ranks == [(50.0, [50, 0]), (50.0, [50, 1])]
+
+
+@pytest.mark.parametrize("uneven", ["drop", "pad", "join", "keep"])
+def test_a_frame_without_rows_gives_an_empty_feed(spark: Any, uneven: Any) -> None:
+    """Spark starts no task at all where it knows that there are none."""
+
+    def take(feed: Any) -> tuple[int, bool, list[Any]]:
+        ended, taken = feed.should_stop(), list(feed.batches(2))
+        return sparkdl.communicator().rank, ended, taken
+
+    rows = spark.range(4).selectExpr("id", "float(id) as x")
+    local = pd.DataFrame({"x": np.zeros(0)})
+    frames = [rows.where("x > 1000"), rows.limit(0), rows.where("1 = 0"), local]
+    for data in frames if uneven == "drop" else frames[1:2]:
+        ranks = sparkdl.run(take, num_workers=2, data=data, uneven=uneven, spark=spark)
+        assert ranks == [(0, True, []), (1, True, [])]
+
+
+def test_a_frame_without_rows_beside_parameter_servers(spark: Any) -> None:
+    def take(feed: Any) -> list[Any]:
+        return list(feed.batches(2))
+
+    rows = spark.range(4).limit(0)
+    for on_driver in (True, False):
+        ranks = sparkdl.run(
+            take, data=rows, roles={"worker": 1, "ps": 1}, ps_on_driver=on_driver, spark=spark
+        )
+        assert ranks[0] == []
 
 
 @pytest.mark.parametrize("column", ["string(id) as text", "timestamp_seconds(id) as moment"])

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import types as T
 
+from sparkdl.call_arguments import lists_its_arguments
 from sparkdl.config import FitConfig, shown
 from sparkdl.data import ColumnSpec, DataSpec, decode
 from sparkdl.errors import (
@@ -33,7 +34,6 @@ from sparkdl.spark.driver import capacity, interpreter
 from sparkdl.spark.driver.arguments import (
     check_callbacks,
     check_keras_arguments,
-    lists_its_arguments,
     refuse_labels_apart,
 )
 from sparkdl.spark.driver.feeding import check_streaming, fed_frame
@@ -137,7 +137,10 @@ def test_an_object_with_every_attribute_is_shown() -> None:
 
 def test_callbacks_that_are_none() -> None:
     class EarlyStopping:
-        def on_epoch_end(self, epoch: int, logs: Any) -> None: ...
+        """As a callback of Keras, which has all methods."""
+
+        def __getattr__(self, name: str) -> Any:
+            return print
 
     check_callbacks(None)
     check_callbacks([EarlyStopping(), None])
