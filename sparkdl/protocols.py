@@ -181,10 +181,7 @@ class Learner(Protocol):
         """Sets the model's variables from ``flat``, a buffer of the layout."""
 
     def constrained(self, flat: FloatArray) -> FloatArray:
-        """Weights of all workers, made to hold the constraints of their variables.
-
-        ``flat`` itself where they do.
-        """
+        """Weights of all workers, made to hold the constraints of their variables."""
 
     def train(self, stack: BatchStack) -> None:
         """Trains every batch of ``stack``, one optimizer step each, in one compiled call."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from sparkdl.collective.rules import ExchangeRule, make_rule
+from sparkdl.collective.rules import ExchangeRule, Mean, make_rule
 from sparkdl.config import EPOCH_WINDOW, FitConfig
 from sparkdl.errors import ConfigError
 
@@ -29,6 +29,11 @@ class AllReduceExchange:
     in_step: bool = True
     all_at_once: bool = True
     independent: bool = False
+
+    @property
+    def joins_gradients(self) -> bool:
+        """Whether each step of a rank takes the mean of all ranks' gradients."""
+        return type(self.rule) is Mean
 
     @property
     def wire(self) -> str | None:

@@ -53,7 +53,6 @@ def constrained(trained: Iterable[Any], layout: Layout, flat: FloatArray) -> Flo
     """Weights that hold the constraints of their variables, as Keras has them after each step.
 
     Changes of several workers that are added up, or a mean of their weights, need not hold them.
-    Weights that do hold them stay as they are, to the bit.
 
     Args:
         trained: The trained variables.
@@ -61,7 +60,7 @@ def constrained(trained: Iterable[Any], layout: Layout, flat: FloatArray) -> Flo
         flat: A buffer of the layout.
 
     Returns:
-        ``flat`` itself where it holds all of them, else a changed copy.
+        ``flat`` itself where they change nothing, else a changed copy.
     """
     result = flat
     for variable, slot in zip(trained, layout.slots, strict=False):
@@ -70,7 +69,7 @@ def constrained(trained: Iterable[Any], layout: Layout, flat: FloatArray) -> Flo
         place = slice(slot.offset, slot.offset + slot.size)
         value = keras.ops.convert_to_tensor(flat[place].reshape(slot.shape), dtype=slot.dtype)
         held = np.asarray(keras.ops.convert_to_numpy(variable.constraint(value)), np.float32)
-        if not np.allclose(held.ravel(), flat[place], rtol=1e-5, atol=1e-7):
+        if not np.array_equal(held.ravel(), flat[place]):
             result = flat.copy() if result is flat else result
             result[place] = held.ravel()
     return result

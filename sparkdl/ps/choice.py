@@ -35,6 +35,11 @@ class ServerExchange:
         return self.rule.blocking
 
     @property
+    def joins_gradients(self) -> bool:
+        """Whether each step of a worker takes the mean of all workers' gradients."""
+        return self.rule.blocking and self.rule.payload == "gradient"
+
+    @property
     def all_at_once(self) -> bool:
         """Whether workers wait for others in some way, so that all must run at the same time."""
         return self.rule.blocking or self.rule.gated

@@ -85,6 +85,7 @@ def _run_fit(plan: FitPlan, monitor: FitMonitor) -> StageSummary:
     live = reports_live(plan.config, plan.source.spark)
     restarts = 0
     plan.trained.keeps_rate = monitor.has_callbacks
+    plan.trained.constrains = not plan.exchange.joins_gradients
     while True:
         last = settings.epochs
         if not live and (monitor.has_callbacks or plan.checkpoints is not None):

@@ -26,17 +26,22 @@ class TrainedModel:
         rule_state: What the rule keeps that no Keras optimizer has room for (an outer momentum).
         keeps_rate: The driver's callbacks may set the learning rate: then the model's own holds,
             and not that of a state, which is a worker's of some time before.
+        constrains: Weights come from several workers' steps, and need not hold the constraints that
+            each of these held.
     """
 
     model: Any
     rule_state: bytes = field(default=b"", repr=False)
     keeps_rate: bool = False
+    constrains: bool = False
 
     def take(self, state: RunState) -> None:
         """Takes over weights, optimizer state and the rule's state, each if ``state`` has it."""
         if state.weights.size:
             layout = model_layout(self.model)
-            weights = constrained(self.model.trainable_variables, layout, state.weights)
+            weights = state.weights
+            if self.constrains:
+                weights = constrained(self.model.trainable_variables, layout, weights)
             write_model(self.model, layout, weights)
         if state.optimizer:
             load_optimizer_state(self.model, state.optimizer, keep_rate=self.keeps_rate)
