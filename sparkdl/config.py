@@ -6,14 +6,22 @@ call of ``fit`` tells each worker's loop.
 
 from __future__ import annotations
 
-import math
-import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
 from sparkdl.errors import ConfigError, ModelError, UnknownNameError
 from sparkdl.network import Encrypt, Network, PortSpec, require_encryptable
+from sparkdl.values import (
+    bare_numbers,
+    is_finite_number,
+    is_number,
+    require_flag,
+    require_int,
+    require_name,
+    require_seconds,
+    shown,
+)
 
 MODES = ("asynchronous", "hogwild", "synchronous", "allreduce")
 TRANSPORTS = ("auto", "shm", "socket", "http")
@@ -30,7 +38,6 @@ COLUMNS = "columns"
 CLASS_NAME = "class_name"
 """The name of the model's class there, where it is one of ``sparkdl.compat``."""
 _BESIDE = frozenset({COLUMNS, CLASS_NAME})
-_SHOWN_CHARS = 200
 _MAX_SEED = 2**63 - 1
 """The largest whole number of the JVM, which draws the rows to validate on."""
 NETWORK_SETTINGS = (
@@ -128,7 +135,7 @@ class FitConfig:
         if self.max_restarts is not None:
             plain["max_restarts"] = require_int("max_restarts", self.max_restarts, 0)
         for name in ("pad", "resources"):  # what the caller does with his dict has no effect here
-            plain[name] = _bare_numbers(getattr(self, name))
+            plain[name] = bare_numbers(getattr(self, name))
         for name, value in plain.items():
             object.__setattr__(self, name, value)
         self._refuse_what_has_no_effect()
@@ -321,7 +328,7 @@ def check_pad(pad: Any) -> None:
     """Refuses what is no number to pad with, nor input name -> number."""
     values = list(pad.values()) if isinstance(pad, Mapping) else [pad]
     named = not isinstance(pad, Mapping) or all(isinstance(name, str) for name in pad)
-    if pad is None or (named and values and all(_is_finite_number(value) for value in values)):
+    if pad is None or (named and values and all(is_finite_number(value) for value in values)):
         return
     raise ConfigError(
         "pad must say what stands behind the end of a shorter array",
@@ -337,7 +344,7 @@ def check_resources(resources: Any) -> None:
         return
     named = isinstance(resources, Mapping) and all(isinstance(name, str) for name in resources)
     amounts = resources.values() if named else ()
-    if named and resources and all(_is_finite_number(a) and a > 0 for a in amounts):
+    if named and resources and all(is_finite_number(a) and a > 0 for a in amounts):
         return
     raise ConfigError(
         "resources must say what each task of the training stage asks of its executor",
@@ -345,108 +352,6 @@ def check_resources(resources: Any) -> None:
         received=shown(resources),
         hint="the names are those of spark.task.resource.<name>.amount, and 'cpus'",
     )
-
-
-def bare(value: Any) -> Any:
-    """A number, flag or text of NumPy as Python's own; anything else as it is."""
-    kind = type(value)  # a Column of Spark has every attribute, its class has not
-    is_one = hasattr(kind, "dtype") and hasattr(kind, "item") and value.shape == ()
-    return value.item() if is_one else value
-
-
-def is_number(value: Any) -> bool:
-    """Whether it is a real number, NumPy's too; True and False are none."""
-    value = bare(value)
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _is_finite_number(value: Any) -> bool:
-    return is_number(value) and math.isfinite(value)
-
-
-def _bare_numbers(value: Any) -> Any:
-    """A number, or a copy of a dict of numbers, without NumPy's."""
-    if isinstance(value, Mapping):
-        return {name: bare(number) for name, number in value.items()}
-    return bare(value)
-
-
-def require_int(name: str, value: Any, least: int, most: int | None = None) -> int:
-    """``value`` as an int if it is a whole number, NumPy's too, of at least ``least``.
-
-    Raises:
-        ConfigError: It is not, or above ``most``.
-    """
-    number = bare(value)
-    whole = isinstance(number, int) and not isinstance(number, bool)
-    if not whole or number < least or (most is not None and number > most):
-        limit = "" if most is None else f" and at most {most}"
-        raise ConfigError(
-            f"{name} must be a whole number of at least {least}{limit}",
-            expected=f"a whole number >= {least}" + (f" and <= {most}" if most else ""),
-            received=shown(value),
-        )
-    return int(number)
-
-
-def require_seconds(name: str, value: Any) -> float:
-    """``value`` as a plain number if it is one above 0, NumPy's too; raises ConfigError."""
-    if not is_number(value) or not value > 0:
-        raise ConfigError(
-            f"{name} must be a time above 0", expected="seconds > 0", received=shown(value)
-        )
-    seconds: float = bare(value)
-    return seconds
-
-
-def require_flag(name: str, value: Any) -> bool:
-    """``value`` as a bool if it is True or False, NumPy's too; raises ConfigError."""
-    flag = bare(value)
-    if not isinstance(flag, bool):
-        raise ConfigError(
-            f"{name} must be True or False", expected="True or False", received=shown(value)
-        )
-    return flag
-
-
-def require_path(name: str, value: Any, hint: str = "") -> str:
-    """``value`` as a text if it is a path or URI, also a ``pathlib`` one; raises ConfigError."""
-    path = os.fspath(value) if isinstance(value, os.PathLike) else value
-    if not isinstance(path, str) or not path.strip():
-        raise ConfigError(
-            f"{name} must say where a file or folder is",
-            expected="a path or URI: a text that is not empty, or of pathlib",
-            received=shown(value),
-            hint=hint,
-        )  # fmt: skip
-    return path
-
-
-def require_objects(custom_objects: Any) -> dict[str, Any]:
-    """A copy of custom objects, which are empty for None; raises ConfigError."""
-    if custom_objects is None:
-        return {}
-    named = isinstance(custom_objects, Mapping)
-    if not named or not all(isinstance(name, str) for name in custom_objects):
-        nameless = custom_objects if isinstance(custom_objects, (list, tuple)) else ()
-        names = [getattr(thing, "__name__", "") for thing in nameless]
-        raise ConfigError(
-            "custom_objects must say what a model's file calls classes and functions",
-            expected="a dict: name -> class or function",
-            received=shown(custom_objects),
-            hint="custom_objects={" + ", ".join(f"{n!r}: {n}" for n in names) + "}"
-            if names and all(names)
-            else "custom_objects={'MyLayer': MyLayer}",
-        )
-    return dict(custom_objects)
-
-
-def require_name(kind: str, value: Any, known: Iterable[str], hint: str = "") -> str:
-    """Returns ``value`` if it is one of ``known``; raises UnknownNameError."""
-    names = list(known)
-    if not isinstance(value, str) or value not in names:
-        raise UnknownNameError(kind, value, names, hint)
-    return str(value)
 
 
 def _argument_of(mode: Any) -> str:
@@ -458,17 +363,6 @@ def _argument_of(mode: Any) -> str:
     if mode in TRANSPORTS:
         return f"mode='asynchronous', parameter_server_mode={mode!r}"
     return ""
-
-
-def shown(value: Any) -> str:
-    """A value for an error message: its ``repr``, or its kind and shape where that is long."""
-    kind = type(value)  # a Column of Spark has every attribute, its class has not
-    if hasattr(kind, "dtype") and hasattr(kind, "shape") and value.shape != ():
-        return f"{type(value).__name__} of shape {tuple(value.shape)}"
-    text = repr(value)
-    return (
-        text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}... ({type(value).__name__})"
-    )
 
 
 def parse_frequency(frequency: Any) -> str | int:

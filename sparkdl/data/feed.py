@@ -17,10 +17,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from sparkdl.config import require_int
 from sparkdl.data.feed_rows import NO_ROWS, TakenRows, UntakenRows, to_numpy
 from sparkdl.data.storage import release_pages, spilling
 from sparkdl.errors import ConfigError, DataError
+from sparkdl.values import require_int
 
 Uneven = Literal["drop", "pad", "join", "keep"]
 Columns = dict[str, npt.NDArray[Any]]

@@ -14,10 +14,10 @@ import numpy as np
 
 from sparkdl.collective.builtin.sockets import listen_on, rank_addresses
 from sparkdl.collective.communicator import Communicator
-from sparkdl.config import require_int, require_name
 from sparkdl.errors import ConfigError
 from sparkdl.launch.thread_call import ThreadCall
 from sparkdl.network import RankListening
+from sparkdl.values import require_int, require_name
 
 Distributed = Literal["tensorflow", "torch", "jax"]
 ROLES = ("chief", "worker", "ps", "evaluator")

@@ -12,7 +12,6 @@ import pyarrow as pa
 
 from sparkdl.closing import Closing
 from sparkdl.collective.builtin.sockets import rank_addresses
-from sparkdl.config import require_int
 from sparkdl.data.feed import Columns, Feed
 from sparkdl.launch.feeding import FunctionFeed
 from sparkdl.launch.stream_intake import StreamIntake
@@ -24,6 +23,7 @@ from sparkdl.transport.frames import Kind, Limits, Message
 from sparkdl.transport.listeners import Listeners, ListenOptions
 from sparkdl.transport.openers import openers_of
 from sparkdl.transport.server import Server
+from sparkdl.values import require_int
 
 _TIMEOUTS = Timeouts(connect_s=10.0, reconnect_s=10.0, reply_s=60.0)
 

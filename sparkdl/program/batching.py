@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from sparkdl.config import require_int, require_seconds
 from sparkdl.errors import DataError
+from sparkdl.values import require_int, require_seconds
 
 
 def batched_handler(

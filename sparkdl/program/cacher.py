@@ -8,11 +8,11 @@ from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
 from typing import Any
 
-from sparkdl.config import require_seconds
 from sparkdl.errors import WaitTimeoutError
 from sparkdl.program.calls import list_methods
 from sparkdl.program.messages import pieces_of
 from sparkdl.program.nodes import CourierNode, Handle
+from sparkdl.values import require_seconds
 
 _MAX_RESULTS = 1024
 

@@ -12,7 +12,6 @@ from typing import Any, Literal, get_args
 import cloudpickle
 
 from sparkdl import payload
-from sparkdl.config import require_name
 from sparkdl.errors import ConfigError, DataError, WaitTimeoutError
 from sparkdl.launch.failures import RankFailure, RanksLost
 from sparkdl.launch.processes import ProcessLauncher
@@ -25,6 +24,7 @@ from sparkdl.program.nodes import Program
 from sparkdl.program.running import RETURNED, NodeTask, ProgramControl
 from sparkdl.program.serving import CallServer
 from sparkdl.program.surroundings import Surroundings
+from sparkdl.values import require_name
 
 LaunchType = Literal["threads", "processes", "spark"]
 _LOOK_S = 0.05

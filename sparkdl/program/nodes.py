@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
-from sparkdl.config import require_int
 from sparkdl.errors import ConfigError
 from sparkdl.program.serving import CALL_THREADS
+from sparkdl.values import require_int
 
 T = TypeVar("T")
 

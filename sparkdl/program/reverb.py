@@ -6,10 +6,10 @@ import importlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from sparkdl.config import require_seconds
 from sparkdl.errors import ConfigError
 from sparkdl.program.nodes import CourierNode
 from sparkdl.program.running import running, wait_for_stop
+from sparkdl.values import require_seconds
 
 
 class ReverbServing:

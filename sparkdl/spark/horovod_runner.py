@@ -5,7 +5,6 @@ from __future__ import annotations
 import secrets
 
 from sparkdl.call_arguments import lists_its_arguments
-from sparkdl.config import require_name
 from sparkdl.errors import ConfigError
 from sparkdl.launch import interrupts
 from sparkdl.launch.devices import DeviceRequest
@@ -21,6 +20,7 @@ from sparkdl.spark.driver.function_stage import (
     run_stage,
 )
 from sparkdl.spark.run import VERBOSITIES
+from sparkdl.values import require_name
 
 
 class HorovodRunner:

@@ -11,7 +11,6 @@ import pyarrow as pa
 
 from sparkdl import payload
 from sparkdl.call_arguments import lists_its_arguments
-from sparkdl.config import require_int
 from sparkdl.data.feed import Columns
 from sparkdl.data.feed_rows import to_numpy
 from sparkdl.errors import ConfigError, DataError
@@ -19,6 +18,7 @@ from sparkdl.spark.driver.feeding import fed_frame
 from sparkdl.spark.driver.function_stage import dump_function
 from sparkdl.spark.driver.interpreter import context_of, this_interpreter
 from sparkdl.spark.executor.stage import MapInArrow
+from sparkdl.values import require_int
 
 
 @lists_its_arguments

@@ -9,12 +9,12 @@ import numpy.typing as npt
 from pyspark.mllib.linalg import DenseMatrix, Matrices, Matrix, Vector, Vectors
 from pyspark.mllib.regression import LabeledPoint
 
-from sparkdl.config import shown
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.learner.signature import model_signature
 from sparkdl.spark.columns.sources import is_rdd
 from sparkdl.spark.driver.interpreter import with_this_interpreter
 from sparkdl.spark.spark_model import SparkModel
+from sparkdl.values import shown
 
 Array = npt.NDArray[Any]
 

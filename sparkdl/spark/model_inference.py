@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from sparkdl.call_arguments import lists_its_arguments
-from sparkdl.config import COLUMNS, require_flag, require_int, require_name, require_path
+from sparkdl.config import COLUMNS
 from sparkdl.errors import ConfigError
 from sparkdl.files import storage
 from sparkdl.files.model_file import check_path, write_model
@@ -27,6 +27,7 @@ from sparkdl.spark.inference.choice import Names, PredictionChoice
 from sparkdl.spark.inference.evaluate import evaluate_arrays, evaluate_source
 from sparkdl.spark.model_settings import ModelSettings
 from sparkdl.spark.predict import predict_data
+from sparkdl.values import require_flag, require_int, require_name, require_path
 
 
 class ModelInference(ModelSettings):

@@ -6,13 +6,14 @@ from collections.abc import Callable, Mapping
 from copy import copy
 from typing import Any, Generic, TypeVar, overload
 
-from sparkdl.config import FitConfig, shown
+from sparkdl.config import FitConfig
 from sparkdl.errors import ReadOnlyError, closest
 from sparkdl.spark.columns.sources import Columns
 from sparkdl.spark.driver.choice import ChosenExchange
 from sparkdl.spark.driver.trained_model import TrainedModel
 from sparkdl.spark.driver.training import StageSummary
 from sparkdl.tracking.profile import Facts, Profile, profile_of
+from sparkdl.values import shown
 
 T = TypeVar("T")
 

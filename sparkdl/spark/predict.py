@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from sparkdl.call_arguments import lists_its_arguments
-from sparkdl.config import UseGpu, check_pad, require_int, require_objects
+from sparkdl.config import UseGpu, check_pad
 from sparkdl.errors import ConfigError
 from sparkdl.learner.model_source import ModelSource, open_model
 from sparkdl.spark.columns.decoders import Decoder
@@ -18,6 +18,7 @@ from sparkdl.spark.driver.session import require_running_rdd
 from sparkdl.spark.inference.choice import Names, PredictionChoice
 from sparkdl.spark.inference.predict import predict_columns
 from sparkdl.spark.inference.predict_rdd import predict_rdd
+from sparkdl.values import require_int, require_objects
 
 
 @lists_its_arguments

@@ -10,15 +10,7 @@ from typing import Any, TypeVar, get_args
 
 from sparkdl.call_arguments import lists_its_arguments
 from sparkdl.collective.communicator import COMMUNICATORS
-from sparkdl.config import (
-    UseGpu,
-    check_use_gpu,
-    require_flag,
-    require_int,
-    require_name,
-    require_path,
-    require_seconds,
-)
+from sparkdl.config import UseGpu, check_use_gpu
 from sparkdl.data.feed import Uneven
 from sparkdl.errors import ConfigError
 from sparkdl.launch.devices import DeviceRequest
@@ -47,6 +39,13 @@ from sparkdl.spark.driver.function_stage import (
 )
 from sparkdl.spark.driver.stream_feeding import Destination
 from sparkdl.spark.streaming_run import StreamingRun
+from sparkdl.values import (
+    require_flag,
+    require_int,
+    require_name,
+    require_path,
+    require_seconds,
+)
 
 T = TypeVar("T")
 VERBOSITIES = ("all", "log_callback_only")

@@ -8,14 +8,6 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sparkdl.config import (
-    require_flag,
-    require_int,
-    require_name,
-    require_path,
-    require_seconds,
-    shown,
-)
 from sparkdl.errors import ConfigError, closest
 from sparkdl.launch import interrupts
 from sparkdl.learner.voting import vote
@@ -44,6 +36,14 @@ from sparkdl.tune.searchers import AdaptiveAsha, Searcher
 from sparkdl.tune.searchers import __all__ as searchers
 from sparkdl.tune.study import Study
 from sparkdl.tune.suggestions import Value
+from sparkdl.values import (
+    require_flag,
+    require_int,
+    require_name,
+    require_path,
+    require_seconds,
+    shown,
+)
 
 _LARGER_IS_BETTER = ("acc", "auc", "precision", "recall", "f1", "iou", "r2", "cosine", "top_k")
 

@@ -11,14 +11,7 @@ from functools import partial
 from typing import Any
 
 from sparkdl.call_arguments import lists_its_arguments
-from sparkdl.config import (
-    FitConfig,
-    UseGpu,
-    require_flag,
-    require_int,
-    require_objects,
-    require_path,
-)
+from sparkdl.config import FitConfig, UseGpu
 from sparkdl.errors import ConfigError
 from sparkdl.files.checkpoints import Checkpoints
 from sparkdl.launch.interrupts import heard
@@ -57,6 +50,7 @@ from sparkdl.spark.shared_data import SharedData
 from sparkdl.spark.streaming import OnBatch, StreamingFit, check_stream, start_stream_fit
 from sparkdl.tracking.sinks import GivenSink
 from sparkdl.user_warnings import warn_user
+from sparkdl.values import require_flag, require_int, require_objects, require_path
 
 
 class SparkModel(ModelInference):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, get_args
 
 from sparkdl.call_arguments import lists_its_arguments
-from sparkdl.config import UseGpu, check_pad, require_int, require_objects
+from sparkdl.config import UseGpu, check_pad
 from sparkdl.errors import ConfigError, ResourceError, UnknownNameError
 from sparkdl.learner.model_source import open_model
 from sparkdl.spark.columns.decoders import Decoder
@@ -17,6 +17,7 @@ from sparkdl.spark.inference.arrow_function import arrow_function, has_arrow_fun
 from sparkdl.spark.inference.choice import PredictionChoice
 from sparkdl.spark.inference.output_columns import Form
 from sparkdl.spark.inference.udf_task import UdfTask
+from sparkdl.values import require_int, require_objects
 
 RETURNS: tuple[str, ...] = tuple(name for name in get_args(Form) if name != "raw")
 

@@ -12,7 +12,6 @@ from typing import Any
 import sparkdl
 from sparkdl import payload
 from sparkdl.compat.elephas.templates import Template
-from sparkdl.config import require_int, require_name
 from sparkdl.errors import ConfigError, ModelError
 from sparkdl.launch import interrupts
 from sparkdl.learner.compiling import model_from_json
@@ -26,6 +25,7 @@ from sparkdl.tune.runner import OnEpoch, SegmentTraining, run_search
 from sparkdl.tune.searchers import RandomSearch
 from sparkdl.tune.segment import Segment
 from sparkdl.tune.suggestions import Trial
+from sparkdl.values import require_int, require_name
 
 TrialResult = dict[str, Any]
 """A trial: ``tid``, ``params``, and ``result``, which the model function returned."""

@@ -16,7 +16,6 @@ from pyspark.ml.util import MLReadable, MLWritable
 from sparkdl import SparkModel
 from sparkdl.compat.elephas.stage_file import StageFile, read_stage_file, write_stage_file
 from sparkdl.compat.elephas.utils.model_utils import LossModelTypeMapper, ModelType
-from sparkdl.config import require_objects, shown
 from sparkdl.errors import ConfigError, ModelError
 from sparkdl.learner.archive import making_models
 from sparkdl.learner.compiling import compile_model, from_plain_form, model_from_json
@@ -31,6 +30,7 @@ from sparkdl.spark.ml.parts import archive_of
 from sparkdl.spark.ml.stage import ParamSpec, Stage, has_params
 from sparkdl.spark.ml.trained import FittedStage, Trained
 from sparkdl.spark.mllib import check_classes
+from sparkdl.values import require_objects, shown
 
 S = TypeVar("S", bound="_ElephasStage")
 E = TypeVar("E", bound="ElephasEstimator")

@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 import sparkdl
-from sparkdl.config import CLASS_NAME, MODES, shown
+from sparkdl.config import CLASS_NAME, MODES
 from sparkdl.errors import ConfigError, ModelError, ResourceError
 from sparkdl.files import storage
 from sparkdl.files.model_file import HDF5, read_model
@@ -28,6 +28,7 @@ from sparkdl.spark.columns.sources import is_rdd
 from sparkdl.spark.driver.trained_model import TrainedModel
 from sparkdl.spark.loading import load_as
 from sparkdl.spark.mllib import SparkMLlibModel as _SparkMLlibModel
+from sparkdl.values import shown
 
 _OLDER = ("mode", "frequency", "parameter_server_mode", "num_workers", "custom_objects",
           "batch_size", "port")  # fmt: skip

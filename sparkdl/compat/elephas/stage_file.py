@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from sparkdl.config import shown
 from sparkdl.errors import ModelError
 from sparkdl.files import storage
+from sparkdl.values import shown
 
 _SETTINGS = "distributed_config"
 

@@ -17,13 +17,13 @@ from sparkdl.compat.tfos.nodes import (
     pickled,
     pickled_batches,
 )
-from sparkdl.config import require_seconds
 from sparkdl.errors import ConfigError, WaitTimeoutError
 from sparkdl.spark.driver.feeding import is_stream
 from sparkdl.spark.driver.function_stage import dump_function
 from sparkdl.spark.driver.interpreter import this_interpreter, with_this_interpreter
 from sparkdl.spark.run import run as run_ranks
 from sparkdl.spark.streaming_run import StreamingRun
+from sparkdl.values import require_seconds
 
 _DEFAULT_EPOCHS = 10
 _CHIEFS = ("chief", "master")

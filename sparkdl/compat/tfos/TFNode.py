@@ -8,8 +8,8 @@ from types import MappingProxyType
 from typing import Any
 
 from sparkdl.compat.tfos.TFManager import TFManager
-from sparkdl.config import require_int
 from sparkdl.errors import ConfigError
+from sparkdl.values import require_int
 
 _SCHEMES = ("hdfs://", "viewfs://", "file://", "s3://", "s3a://", "gs://", "abfss://", "wasb://")
 _WORKERS = ("chief", "master", "worker")

@@ -8,9 +8,9 @@ import math
 from pyspark.sql import Column
 from pyspark.sql import types as T
 
-from sparkdl.config import shown
 from sparkdl.errors import DataError
 from sparkdl.learner.signature import Shape
+from sparkdl.values import shown
 
 
 def expression_error(column: Column, argument: str) -> DataError:

@@ -10,11 +10,11 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql import Column
 
-from sparkdl.config import shown
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.learner.signature import Signature
 from sparkdl.spark.columns.shipped import ship_table
 from sparkdl.spark.driver.session import session_of
+from sparkdl.values import shown
 
 _LINES = {
     "tensorflow": "x, y = map(np.array, zip(*dataset.as_numpy_iterator())); fit((x, y)); for a "

@@ -13,7 +13,6 @@ from typing import Any
 from pyspark.sql import Column
 from pyspark.sql import types as T
 
-from sparkdl.config import shown
 from sparkdl.data.columns import ColumnKind, ColumnSpec, DataSpec
 from sparkdl.errors import DataError
 from sparkdl.learner.signature import Shape, Signature, TensorSpec
@@ -34,6 +33,7 @@ from sparkdl.spark.columns.sequences import (
     paddings_of,
 )
 from sparkdl.spark.columns.wire import ONES, is_vector_column
+from sparkdl.values import shown
 
 ColumnNames = str | Iterable[str]
 """One column, or several numeric ones that make up a row of an array."""

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from pyspark.sql import Column
 
-from sparkdl.config import shown
 from sparkdl.data import DataSpec, to_arrow_table
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.learner.signature import Signature
@@ -38,6 +37,7 @@ from sparkdl.spark.driver.session import (
     require_running_rdd,
     session_of,
 )
+from sparkdl.values import shown
 
 ROLE = "__sparkdl_role"
 """A column beside the user's: 0 in rows to train on, 1 in rows to validate on."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sparkdl.call_arguments import lists_its_arguments
-from sparkdl.config import FitConfig, require_seconds
+from sparkdl.config import FitConfig
 from sparkdl.errors import ResourceError, SparkDLError
 from sparkdl.launch import interrupts
 from sparkdl.launch.results import of_kind
@@ -39,6 +39,7 @@ from sparkdl.spark.driver.interpreter import interpreter_of
 from sparkdl.spark.driver.launcher import SparkLauncher
 from sparkdl.spark.driver.network import listening_address, rank_listening
 from sparkdl.spark.driver.slots import slot_pool
+from sparkdl.values import require_seconds
 
 
 @lists_its_arguments

@@ -9,9 +9,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from sparkdl.call_arguments import parameters_of, taken_elsewhere
-from sparkdl.config import bare, is_number, require_flag, require_int, require_path, shown
 from sparkdl.data import DataSpec
 from sparkdl.errors import ConfigError, UnknownArgumentError
+from sparkdl.values import (
+    bare,
+    is_number,
+    require_flag,
+    require_int,
+    require_path,
+    shown,
+)
 
 _KERAS_FIT_REFUSED = {
     "validation_freq": "validation rows are evaluated after each epoch",

@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping
 from typing import Any, get_args
 
-from sparkdl.config import require_flag, require_int, require_name, require_seconds
 from sparkdl.data.feed import Uneven
 from sparkdl.errors import ConfigError, ResourceError
 from sparkdl.launch.feeding import FeedSettings
@@ -17,6 +16,7 @@ from sparkdl.spark.columns.sources import is_frame
 from sparkdl.spark.columns.wire import is_vector_column, wire_names
 from sparkdl.spark.driver.capacity import check_barrier, default_parallelism, wait_for_slots
 from sparkdl.spark.driver.session import is_connect, require_running, session_of
+from sparkdl.values import require_flag, require_int, require_name, require_seconds
 
 STALL_S = 600.0
 """For so long a function may ask for no rows while there are some, if the user says nothing."""

@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from sparkdl.call_arguments import require_call
-from sparkdl.config import require_name
 from sparkdl.coordinator.driver_client import DriverClient
 from sparkdl.coordinator.host import CoordinatorHost
 from sparkdl.coordinator.settings import Settings
@@ -35,6 +34,7 @@ from sparkdl.spark.driver.network import certificate_of, listening_address, rank
 from sparkdl.spark.driver.slots import slot_pool
 from sparkdl.transport.listeners import ListenOptions
 from sparkdl.user_warnings import warn_user
+from sparkdl.values import require_name
 
 START_TIMEOUT_S = 300.0
 

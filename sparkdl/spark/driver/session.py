@@ -6,9 +6,9 @@ import contextlib
 import subprocess
 from typing import Any
 
-from sparkdl.config import shown
 from sparkdl.errors import ConfigError, ResourceError, SparkDLError, TransportError
 from sparkdl.launch import interrupts
+from sparkdl.values import shown
 
 _JVM_END_S = 5.0
 

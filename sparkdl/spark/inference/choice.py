@@ -6,13 +6,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import cast
 
-from sparkdl.config import shown
 from sparkdl.errors import ConfigError, UnknownNameError
 from sparkdl.learner.forward_model import LAYER
 from sparkdl.learner.predictor_archive import PredictorArchive
 from sparkdl.learner.signature import Signature
 from sparkdl.spark.inference.forward import HANDLE_INVALID, HandleInvalid
 from sparkdl.spark.inference.output_columns import NUMBER_TYPES, Form, NumberType, OutputColumn
+from sparkdl.values import shown
 
 Names = str | Mapping[str, str] | None
 """A column for the model's only output, or output name -> column; None for no column."""

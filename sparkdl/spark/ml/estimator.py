@@ -17,7 +17,6 @@ from pyspark.ml.param.shared import (
 )
 from pyspark.ml.util import MLReadable, MLWritable
 
-from sparkdl.config import require_name, shown
 from sparkdl.errors import ParamTypeError, UnknownNameError
 from sparkdl.spark.inference.output_columns import OutputColumn
 from sparkdl.spark.ml.outputs import append_outputs, appended
@@ -26,6 +25,7 @@ from sparkdl.spark.ml.parts import archive_of
 from sparkdl.spark.ml.stage import ParamSpec, has_params
 from sparkdl.spark.ml.trained import FittedStage, Trained
 from sparkdl.spark.ml.training import TrainingStage
+from sparkdl.values import require_name, shown
 
 T = TypeVar("T", bound="KerasTransformer")
 E = TypeVar("E", bound="KerasEstimator")

@@ -16,15 +16,14 @@ from sparkdl.config import (
     ON_NAN,
     TRANSPORTS,
     FitConfig,
-    bare,
     check_pad,
     check_resources,
     check_use_gpu,
     parse_frequency,
-    require_name,
 )
 from sparkdl.spark.driver.arguments import check_share, verbosity
 from sparkdl.spark.ml.stage import ParamSpec
+from sparkdl.values import bare, require_name
 
 _DEFAULTS = FitConfig()
 

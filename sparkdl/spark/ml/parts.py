@@ -8,11 +8,11 @@ from typing import Any
 
 from sparkdl import payload
 from sparkdl.call_arguments import require_call
-from sparkdl.config import shown
 from sparkdl.errors import ConfigError, ModelError
 from sparkdl.launch import interrupts
 from sparkdl.learner.archive import ModelArchive, decode_model, encode_model, making_models
 from sparkdl.learner.keras_learner import require_loadable
+from sparkdl.values import shown
 
 _COMPILED = ("optimizer", "loss", "metrics")
 

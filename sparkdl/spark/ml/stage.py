@@ -10,8 +10,8 @@ from typing import Any, ClassVar, TypeVar
 
 from pyspark.ml.param import Param, Params
 
-from sparkdl.config import shown
 from sparkdl.errors import ParamTypeError, SparkDLError, UnknownArgumentError
+from sparkdl.values import shown
 
 Self = TypeVar("Self", bound="Stage")
 Cls = TypeVar("Cls", bound=type)

@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 import numpy as np
 
 from sparkdl import payload
-from sparkdl.config import shown
 from sparkdl.errors import DataError, ModelError
 from sparkdl.launch import interrupts
 from sparkdl.learner.archive import ModelArchive, decode_model, making_models
@@ -19,6 +18,7 @@ from sparkdl.learner.signature import Signature
 from sparkdl.spark.ml.files import Loaded, StageContent, StageReader, StageWriter, load_source
 from sparkdl.spark.ml.scoring import ColumnsStage
 from sparkdl.spark.ml.summary import TrainingSummary
+from sparkdl.values import shown
 
 F = TypeVar("F", bound="FittedStage")
 

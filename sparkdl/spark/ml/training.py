@@ -10,7 +10,6 @@ from pyspark.ml.base import _FitMultipleIterator
 from pyspark.ml.param import Param
 from pyspark.sql import types as T
 
-from sparkdl.config import require_objects
 from sparkdl.errors import ConfigError, DataError, NoParamError, ParamTypeError
 from sparkdl.launch import interrupts
 from sparkdl.learner.archive import ModelArchive
@@ -24,6 +23,7 @@ from sparkdl.spark.ml.stage import has_params
 from sparkdl.spark.ml.summary import TrainingSummary
 from sparkdl.spark.ml.trained import Trained
 from sparkdl.spark.spark_model import SparkModel
+from sparkdl.values import require_objects
 
 E = TypeVar("E", bound="TrainingStage")
 

@@ -7,10 +7,10 @@ import threading
 import webbrowser
 
 from sparkdl.closing import Closing
-from sparkdl.config import require_int
 from sparkdl.tracking import sinks
 from sparkdl.tracking.page.book import RunBook
 from sparkdl.tracking.page.server import PageServer
+from sparkdl.values import require_int
 
 _ANY_ADDRESS = ("0.0.0.0", "::", "")
 

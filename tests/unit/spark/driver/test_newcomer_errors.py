@@ -16,7 +16,7 @@ import pytest
 from pyspark.sql import types as T
 
 from sparkdl.call_arguments import lists_its_arguments
-from sparkdl.config import FitConfig, shown
+from sparkdl.config import FitConfig
 from sparkdl.data import ColumnSpec, DataSpec, decode
 from sparkdl.errors import (
     ConfigError,
@@ -40,6 +40,7 @@ from sparkdl.spark.driver.feeding import check_streaming, fed_frame
 from sparkdl.spark.driver.function_stage import run_stage
 from sparkdl.spark.driver.rows_problem import rows_problem
 from sparkdl.spark.driver.session import session_of
+from sparkdl.values import shown
 
 
 def text_of(kind: type[SparkDLError], function: Any, *args: Any, **kwargs: Any) -> str:

@@ -16,15 +16,7 @@ from sparkdl import tune
 from sparkdl.compat.elephas.hyperparam import HyperParamModel
 from sparkdl.compat.elephas.spark_model import _given
 from sparkdl.compat.elephas.templates import Template
-from sparkdl.config import (
-    FitConfig,
-    require_flag,
-    require_int,
-    require_objects,
-    require_path,
-    require_seconds,
-    shown,
-)
+from sparkdl.config import FitConfig
 from sparkdl.errors import ConfigError, ModelError, SparkDLError, UnknownNameError
 from sparkdl.files.model_file import read_model
 from sparkdl.launch.peers import check_roles
@@ -36,6 +28,14 @@ from sparkdl.spark.driver.feeding import feed_settings
 from sparkdl.spark.driver.function_stage import dump_function
 from sparkdl.spark.driver.session import require_running
 from sparkdl.spark.inference.choice import PredictionChoice
+from sparkdl.values import (
+    require_flag,
+    require_int,
+    require_objects,
+    require_path,
+    require_seconds,
+    shown,
+)
 
 # -- NumPy's numbers, and paths ------------------------------------------------------------------
 
