@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import numpy as np
+
 from sparkdl.call_arguments import lists_its_arguments
 from sparkdl.config import UseGpu, check_pad
 from sparkdl.errors import ConfigError
@@ -126,7 +128,7 @@ def predict_data(
         )
     signature = source.signature
     if not (is_frame(data) or is_rdd(data)):
-        return source.predict(input_arrays(data, list(signature.inputs)), batch_size)
+        return _predict_arrays(source, input_arrays(data, signature.inputs), batch_size)
     archive = source.encode(choice.outputs_of(signature), list(choice.layers))
     if is_rdd(data):
         require_running_rdd(data)
@@ -135,3 +137,14 @@ def predict_data(
         data, archive, inputs, choice.columns(archive, signature),
         batch_size=batch_size, use_gpu=use_gpu, handle_invalid=choice.invalid,
     )  # fmt: skip
+
+
+def _predict_arrays(source: ModelSource, x: Any, batch_size: int) -> Any:
+    """What the model predicts for arrays here; nothing for no rows, of which Keras fails."""
+    from sparkdl.learner.structure import map_arrays
+
+    arrays = list(x.values()) if isinstance(x, dict) else x if isinstance(x, list) else [x]
+    if not all(isinstance(a, np.ndarray) and a.shape[:1] == (0,) for a in arrays):
+        return source.predict(x, batch_size)
+    one = map_arrays(lambda array: np.zeros((1, *array.shape[1:]), array.dtype), x)
+    return map_arrays(lambda array: array[:0], source.predict(one, batch_size))

@@ -10,8 +10,9 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql import Column
 
+from sparkdl.data.conform import matches
 from sparkdl.errors import ConfigError, DataError
-from sparkdl.learner.signature import Signature
+from sparkdl.learner.signature import Signature, TensorSpec
 from sparkdl.spark.columns.shipped import ship_table
 from sparkdl.spark.driver.session import session_of
 from sparkdl.values import shown
@@ -118,7 +119,7 @@ def unknown_data(data: Any) -> ConfigError:
     )
 
 
-def input_arrays(data: Any, inputs: Sequence[str]) -> Any:
+def input_arrays(data: Any, inputs: Mapping[str, TensorSpec]) -> Any:
     """Inputs on the driver, as ``predict`` of Keras takes them; lists of rows become arrays.
 
     Args:
@@ -128,12 +129,34 @@ def input_arrays(data: Any, inputs: Sequence[str]) -> Any:
 
     Raises:
         ConfigError: No form of data that is known, or rows that are no array.
+        DataError: Arrays that do not fit the model's inputs.
     """
+    specs = list(inputs.values())
+    if isinstance(data, Mapping) and len(data) == len(inputs) == 1:  # whatever its name is
+        return _input_array(next(iter(data.values())), specs[0])
     if isinstance(data, Mapping):
-        return {name: _input_array(part) for name, part in data.items()}
+        if set(data) != set(inputs):
+            raise DataError(
+                "the arrays are for other inputs than the model has",
+                expected=", ".join(map(repr, inputs)),
+                received=", ".join(map(repr, data)),
+            )
+        return {name: _input_array(part, inputs[name]) for name, part in data.items()}
     if isinstance(data, (list, tuple)) and (len(inputs) > 1 or _is_one_array(data)):
-        return [_input_array(part) for part in data]
-    return _input_array(data)
+        if len(data) != len(inputs):
+            raise DataError(
+                "the model has another number of inputs",
+                expected=f"an array for each of {', '.join(map(repr, inputs))}",
+                received=f"{len(data)} arrays",
+            )
+        return [_input_array(part, spec) for part, spec in zip(data, specs, strict=True)]
+    if len(inputs) > 1 and isinstance(data, np.ndarray):
+        raise DataError(
+            f"the model has {len(inputs)} inputs",
+            expected=f"a dict or list with an array for each of {', '.join(map(repr, inputs))}",
+            received=shown(data),
+        )
+    return _input_array(data, specs[0])
 
 
 def _is_one_array(data: Sequence[Any]) -> bool:
@@ -141,15 +164,18 @@ def _is_one_array(data: Sequence[Any]) -> bool:
     return len(data) == 1 and getattr(data[0], "ndim", 0) > 1
 
 
-def _input_array(data: Any) -> Any:
+def _input_array(data: Any, spec: TensorSpec) -> Any:
     if isinstance(data, (list, tuple)):
         try:
             array = np.asarray(data)
         except ValueError:  # rows of different length
             array = np.asarray(None)
         if array.dtype.kind in "biufUS":
+            _require_fit(array, spec)
             return array
     elif _is_read_by_keras(data):
+        if isinstance(data, np.ndarray) or type(data).__module__.startswith("pandas."):
+            _require_fit(np.asarray(data), spec)
         return data
     raise ConfigError(
         "predict cannot read inputs from this kind of data",
@@ -159,6 +185,30 @@ def _input_array(data: Any) -> Any:
         hint="rows of different length are for a DataFrame and pad=...: "
         "predict(spark.createDataFrame([(row,) for row in rows], 'features array<float>'))",
     )
+
+
+def _require_fit(array: Any, spec: TensorSpec) -> None:
+    """Raises DataError unless an array has an input's shape per row, and its kind of values."""
+    wanted, has = spec.shape, array.shape[1:]
+    text = spec.dtype == "string"
+    if text != (array.dtype.kind in "USO"):
+        raise DataError(
+            f"the array for input {spec.name!r} has values of another kind",
+            expected="texts" if text else f"numbers, as {spec.dtype}",
+            received=f"dtype {array.dtype}",
+            hint="" if text else f"x.astype({spec.dtype!r})",
+        )
+    if wanted is None:
+        return
+    # As Keras does, which adds a last dimension of 1, or leaves it out.
+    like = {tuple(wanted), wanted[:-1]} if wanted[-1:] == (1,) else {tuple(wanted), (*wanted, 1)}
+    if array.ndim == 0 or not any(matches(has, shape) for shape in like):
+        raise DataError(
+            f"the array for input {spec.name!r} has another shape",
+            expected=f"(rows, {', '.join('any' if d is None else str(d) for d in wanted)})",
+            received=f"{array.shape}",
+            hint="one row: x[None]" if matches(array.shape, wanted) else "",
+        )
 
 
 def _is_read_by_keras(data: Any) -> bool:

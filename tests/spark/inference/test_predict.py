@@ -213,6 +213,22 @@ def test_lists(x: np.ndarray) -> None:
         SparkModel(model).predict([[1.0, 2.0, 3.0], [1.0]])
 
 
+def test_arrays_are_checked_before_keras_has_them(x: np.ndarray) -> None:
+    spark_model = SparkModel(dense(2))
+    for empty in (x[:0], {"features": x[:0]}):
+        assert spark_model.predict(empty).shape == (0, 2)
+    left, right = keras.Input((3,), name="left"), keras.Input((2,), name="right")
+    both = layers.Concatenate()([left, right])
+    several = keras.Model([left, right], [layers.Dense(1)(both), layers.Dense(4)(both)])
+    shapes = [p.shape for p in sparkdl.predict(several, {"left": x[:0], "right": x[:0, :2]})]
+    assert shapes == [(0, 1), (0, 4)]
+    for wrong in (x[:, :2], x[0], x.astype(object), [], {"left": x, "right": x}):
+        with pytest.raises(DataError):
+            spark_model.predict(wrong)
+    with pytest.raises(DataError, match="'left', 'right'"):
+        sparkdl.predict(several, x)
+
+
 # -- in batches ---------------------------------------------------------------------------------
 
 
