@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Protocol
+from typing import Literal, Protocol
 
 from sparkdl.errors import DataError
 from sparkdl.host_load import HostLoad, LoadMeter
@@ -31,6 +31,7 @@ from sparkdl.progress.events import (
 from sparkdl.progress.run_progress import EpochProgress, RunProgress
 from sparkdl.progress.speed import EpochSpeed, RecentSpeed
 from sparkdl.reports import MetricState
+from sparkdl.user_warnings import warn_user
 
 WORKERS_INTERVAL_S = 0.5
 """Least time between two events that tell of each worker."""
@@ -69,11 +70,12 @@ class FitMonitor:
         epochs: Epoch to stop at.
         first_epoch: Epoch to begin with.
         run: Which fit it is.
-        validates: Whether there are to be rows to validate on.
+        validates: Whether there are to be rows to validate on: ``'must'``, or ``'may'`` where a
+            column chooses them; None without validation.
         clock: Seconds, for the speeds.
 
     Raises:
-        DataError: From :meth:`update`: no worker has such a row.
+        DataError: From :meth:`update`: no worker has a row to validate on, and there must be one.
     """
 
     def __init__(
@@ -85,7 +87,7 @@ class FitMonitor:
         epochs: int,
         first_epoch: int,
         run: RunDescription | None = None,
-        validates: bool = False,
+        validates: Literal["must", "may"] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._run = RunDescription() if run is None else run
@@ -217,7 +219,7 @@ class FitMonitor:
             number: replace(progress.epochs.get(number, EpochProgress()), missing=0)
             for number in range(self._epoch, epochs)
         }
-        validates, self._validates = self._validates, False  # they may lack those rows' metrics
+        validates, self._validates = self._validates, None  # they may lack those rows' metrics
         self.update(replace(progress, epochs=ended))
         self._validates = validates
 
@@ -303,7 +305,7 @@ class FitMonitor:
 
     def _end_epoch(self, epoch: EpochProgress, progress: RunProgress, speed: float | None) -> None:
         if self._validates and epoch.metrics.size and not self._stopped_inside:
-            _require_validation(epoch)
+            self._look_for_validation(epoch)
         metrics = dict(self._metric_values(epoch.metrics))
         if epoch.metrics.size and not epoch.metrics.any():  # every row was refused: 0 would be best
             metrics = {name: _no_value(value) for name, value in metrics.items()}
@@ -331,6 +333,24 @@ class FitMonitor:
         else:
             self._begin_epoch()
 
+    def _look_for_validation(self, epoch: EpochProgress) -> None:
+        """Callbacks such as early stopping would wait in vain for metrics that never come."""
+        required, self._validates = self._validates == "must", None  # one look is enough
+        if epoch.val_metrics.size:
+            return
+        if not required:
+            warn_user(
+                "no row was chosen to validate on: the column that validation_data names is true "
+                "in none, so there are no val_ metrics"
+            )
+            return
+        raise DataError(
+            "there are no rows to validate on",
+            expected="at least one row in validation_data, or of the share validation_split",
+            received="0 rows on all workers",
+            hint="few rows want a larger validation_split",
+        )
+
     def _command(self, released: int | None) -> Command | None:
         """What is to be told, if anything: a new rate, a stop, who may go on."""
         rate = self._steering.learning_rate
@@ -340,18 +360,6 @@ class FitMonitor:
         if changed:
             self._learning_rate = rate
         return Command(self._stopped, rate if changed else None, released)
-
-
-def _require_validation(epoch: EpochProgress) -> None:
-    """Callbacks such as early stopping would wait in vain for metrics that never come."""
-    if not epoch.val_metrics.size:
-        raise DataError(
-            "there are no rows to validate on",
-            expected="at least one row in validation_data, or of the share validation_split",
-            received="0 rows on all workers",
-            hint="few rows want a larger validation_split; a column that chooses the rows must be "
-            "true in some",
-        )
 
 
 def _no_value(value: MetricValue) -> MetricValue:

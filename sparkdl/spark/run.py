@@ -215,8 +215,6 @@ def run(
     fed = fed_ranks(roles) if data is not None else None
     if feed is not None and streams:
         stream = stream_settings(feed, fed)
-    beside = "" if data is None else "its feed before args"
-    content = dump_function(fn, args, {} if kwargs is None else kwargs, beside)
     with removes_tables():
         if feed is not None:
             frame, columns = fed_frame(data, spark, streams=streams)
@@ -225,6 +223,8 @@ def run(
                 num_workers = num_workers or default_parallelism(spark)
                 feed = replace(feed, files=fed_files(data, frame, columns, fed or num_workers))
                 frame = None if feed.files is not None else frame
+        beside = "" if data is None else "its feed before args"
+        content = dump_function(fn, args, {} if kwargs is None else kwargs, beside)
         task = FunctionTask(
             content,
             secrets.token_bytes(32),

@@ -294,7 +294,7 @@ class SparkModel(ModelInference):
                 partial(metric_state.metric_results, self.model),
                 epochs=last_epoch, first_epoch=first_epoch,
                 run=describe_run(self._config, arguments, self.model, num_workers),
-                validates=source.spec.role_column is not None,
+                validates=source.validates,
             )  # fmt: skip
             settings = loop_settings(
                 self._config, self._exchange, arguments, first_epoch=first_epoch,

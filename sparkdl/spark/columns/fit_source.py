@@ -207,7 +207,8 @@ def _validated_by_column(
     held_out = F.coalesce(F.col("`" + name.replace("`", "``") + "`"), F.lit(False))
     chosen = selection(data.schema, source.spec, wire_names(len(source.spec.columns)))
     frame = data.select(*chosen, held_out.cast("byte").alias(ROLE))
-    return Source(frame, replace(source.spec, role_column=ROLE), source.origin)
+    spec = replace(source.spec, role_column=ROLE)
+    return Source(frame, spec, source.origin, validates="may")
 
 
 def _weights_apart(frame: Any, columns: Columns) -> tuple[Any, Columns]:
@@ -246,7 +247,7 @@ def _add_validation(source: Source, validation: Source | None, split: float, see
         frame = source.frame.withColumn(ROLE, role)
     else:
         return source
-    return Source(frame, replace(source.spec, role_column=ROLE), origin)
+    return Source(frame, replace(source.spec, role_column=ROLE), origin, validates="must")
 
 
 def _with_weights(source: Source, other: Source) -> Source:

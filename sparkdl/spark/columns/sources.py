@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from pyspark.sql import Column
@@ -93,6 +93,8 @@ class Source:
         split: Share of the files' rows to validate on.
         seed: Of the choice of these rows.
         shared: The rows for several fits with one worker each, which then do not read ``frame``.
+        validates: Whether there must be rows to validate on, or may be (where a column chooses
+            them); None without.
     """
 
     frame: Any
@@ -102,6 +104,7 @@ class Source:
     split: float = 0.0
     seed: int = 0
     shared: SharedRows | None = None
+    validates: Literal["must", "may"] | None = None
 
     @property
     def spark(self) -> Any:

@@ -91,13 +91,16 @@ def test_an_epoch_of_which_every_row_was_refused_has_no_metrics() -> None:
 
 def test_rows_to_validate_on_that_are_not_there() -> None:
     sink = Recorder()
-    monitor = FitMonitor(sink, [], mean, epochs=3, first_epoch=0, validates=True)
+    monitor = FitMonitor(sink, [], mean, epochs=3, first_epoch=0, validates="must")
     monitor.begin()
     monitor.end_epochs(report(epoch(500, missing=1)), 1)  # of a lost stage: nobody can know
-    monitor.update(report(epoch(1000), replace(epoch(1000), val_metrics=np.array([30.0, 10.0]))))
-    assert len(sink.of(EpochEnded)) == 2
+    assert len(sink.of(EpochEnded)) == 1
     with pytest.raises(DataError, match="no rows to validate on"):
-        monitor.update(report(epoch(1000), epoch(1000), epoch(1000)))
+        monitor.update(report(epoch(1000), epoch(1000)))
+    by_column = FitMonitor(sink, [], mean, epochs=3, first_epoch=0, validates="may")
+    by_column.begin()
+    with pytest.warns(RuntimeWarning, match="no row was chosen to validate on"):
+        by_column.update(report(epoch(1000), epoch(1000)))
 
 
 def test_validation_metrics_are_told_apart() -> None:
