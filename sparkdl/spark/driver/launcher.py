@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from sparkdl import payload
-from sparkdl.errors import SparkDLError, WorkerError
+from sparkdl.errors import SparkDLError, TransportError, WorkerError
 from sparkdl.launch.failures import RankFailure, RanksLost, failure_in
 from sparkdl.launch.results import RESULT_SCHEMA, Result, join
 from sparkdl.launch.task import Task
@@ -124,6 +124,10 @@ class SparkRanks:
         """What the ranks returned; see :class:`sparkdl.launch.task.Ranks`."""
         error = self._stage.error
         if error is None:
+            # PySpark takes rows that were cut off for all of them: the JVM must still be there.
+            problem = session_problem(self._spark)
+            if isinstance(problem, TransportError):
+                raise problem
             return join(self._stage.result)
         if isinstance(error, SparkDLError):
             raise error

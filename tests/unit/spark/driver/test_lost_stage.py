@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
-from sparkdl.errors import WorkerError
+from sparkdl.errors import TransportError, WorkerError
 from sparkdl.launch.failures import RanksLost
 from sparkdl.spark.driver import launcher
 from sparkdl.spark.driver.launcher import SparkRanks, _lost
@@ -64,3 +67,23 @@ def test_memory_is_named_where_it_was_the_reason() -> None:
     text = "Container killed by YARN for exceeding physical memory limits."
     error = _lost(RuntimeError(text), "stage", {"spark.executor.memoryOverhead": "1g"}.get)
     assert "spark.executor.memoryOverhead=3584m" in error.hint
+
+
+@pytest.mark.parametrize("alive", [True, False])
+def test_rows_that_were_cut_off_with_the_jvm_are_no_results(alive: bool) -> None:
+    """PySpark returns what had come by then: a fit had "no rows to train on"."""
+
+    def is_stopped() -> bool:
+        if not alive:
+            raise ConnectionRefusedError
+        return False
+
+    jvm = SimpleNamespace(sc=lambda: SimpleNamespace(isStopped=is_stopped))
+    context = SimpleNamespace(_jsc=jvm, _gateway=SimpleNamespace(proc=None))
+    stage: Any = SimpleNamespace(error=None, result=[])
+    ranks = SparkRanks(SimpleNamespace(sparkContext=context), stage, 2, "training stage", "python")
+    if alive:
+        assert ranks.results() == []
+    else:
+        with pytest.raises(TransportError, match="JVM of Spark's driver has ended"):
+            ranks.results()
