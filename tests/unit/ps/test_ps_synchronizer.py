@@ -530,7 +530,13 @@ def test_a_stop_amid_a_window_commits_what_was_trained(
 def test_a_stop_amid_a_window_of_workers_that_wait_commits_what_all_have_trained() -> None:
     with clients(Averaging(), 2) as (made, server), server.driver() as driver:
         stop = {"stop": True, "release": 0}  # as the driver orders it amid an epoch
-        learners = [Trained(20, lambda: driver.control(**stop)), Trained(0, None)]
+        both_train = threading.Event()  # who hears of the stop before its first batch has nothing
+
+        def order() -> None:
+            assert both_train.wait(20)
+            driver.control(**stop)
+
+        learners = [Trained(20, order), Trained(1, both_train.set)]
 
         def work(rank: int) -> None:
             rows = rows_from_numpy(np.ones((320, 1), np.float32), np.full(320, rank + 1.0))
