@@ -85,7 +85,7 @@ def open_fit_source(
         ):
             raise in_a_tuple("validation_data", validation_data)
         forms = _form(data, signature), _form(validation_data, signature)
-        validation_data = _like(data, validation_data, signature, columns)
+        validation_data = _like(data, validation_data, forms, signature, columns)
         held_out = open_source(validation_data, signature, replace(columns, sample_weight=None))
         if is_frame(data):
             data, columns = _weights_apart(data, columns)
@@ -111,9 +111,22 @@ def _check_forms(forms: tuple[str, str], training: DataSpec, held_out: DataSpec)
     )
 
 
-def _like(data: Any, validation_data: Any, signature: Signature, columns: Columns) -> Any:
-    """Rows to validate on in the form of those to train on, if that can be made of them."""
-    forms = _form(data, signature), _form(validation_data, signature)
+def _like(
+    data: Any,
+    validation_data: Any,
+    forms: tuple[str, str],
+    signature: Signature,
+    columns: Columns,
+) -> Any:
+    """Rows to validate on in the form of those to train on, if that can be made of them.
+
+    Args:
+        data: Rows to train on.
+        validation_data: Rows to validate on.
+        forms: Of the two; see :func:`_form`.
+        signature: The model's.
+        columns: Which columns of the rows to train on mean what.
+    """
     if forms == ("arrays", "arrays"):
         held_out, rows = (by_name(part, signature) for part in (validation_data, data))
         return with_labels_like(held_out, rows)
@@ -127,6 +140,7 @@ def _like(data: Any, validation_data: Any, signature: Signature, columns: Column
 
 
 def _form(data: Any, signature: Signature) -> str:
+    """What rows come as, in words for messages."""
     if is_frame(data):
         return "a DataFrame"
     if is_rdd(data):
