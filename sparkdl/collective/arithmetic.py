@@ -111,13 +111,16 @@ def to_halves(array: Array, name: str, summed: int = 1) -> Array:
     Args:
         array: The values.
         name: ``'float16'`` or ``'bfloat16'``.
-        summed: Arrays that will be added up: values of float16 are cut off at 65504 over that, so
-            that their sum is no infinity either. A mean needs no more than 1.
+        summed: Arrays that will be added up: values of float16 are cut off below 65504 over that,
+            so that their sum is no infinity either, in whatever order. A mean needs no more than 1.
 
     >>> to_halves(np.float32([1, -7e4, np.nan]), 'float16').tolist()
     [1.0, -65504.0, nan]
     """
     if name != "float16":
         return array.astype(half_dtype(name))
-    most = np.float32(_MOST_FLOAT16 / summed)
+    # Each addition may round up by 2^-11, and so may the bound itself become a float16.
+    bound = _MOST_FLOAT16 / summed / (1 + 2**-11) ** (summed - 1)
+    near = np.float16(bound)
+    most = np.float32(near if near <= bound else np.nextafter(near, np.float16(0)))
     return np.clip(array, -most, most).astype(np.float16)

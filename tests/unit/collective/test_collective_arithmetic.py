@@ -64,3 +64,12 @@ def test_places_of_one_host_and_of_single_ranks():
     assert (together.num_rings, together.ring, together.edges(9)) == (0, (), [0, 3, 6, 9])
     apart = Places.of(["a", "b", "c"], 1)
     assert (apart.num_rings, apart.ring, apart.one_each) == (1, (0, 1, 2), True)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 8, 100])
+def test_the_sum_of_halves_of_all_ranks_is_no_infinity(ranks):
+    sent = [arithmetic.to_halves(np.float32([1e6, -1e6, 2.0]), "float16", ranks)] * ranks
+    total = np.empty(3, np.float16)
+    arithmetic.reduce_in_order(sent, [1.0] * ranks, np.add, total)
+    np.testing.assert_allclose(total, [65504, -65504, 2 * ranks], rtol=0.1)
+    assert np.isfinite(total).all()

@@ -133,3 +133,21 @@ def test_a_large_model_is_looked_at_in_places() -> None:
     kept = damping._change
     assert kept is not None
     assert kept.size <= MOST_VALUES
+
+
+@pytest.mark.parametrize(
+    ("batches", "difference"), [(LONG_WINDOW, 0.5 * (1 / np.sqrt(2) - 1)), (LONG_WINDOW - 1, 0.0)]
+)
+def test_two_workers_with_momentum_keep_half_of_the_difference_in_longer_windows(
+    batches: int, difference: float
+) -> None:
+    """mine = next = (1, 0), moved = (1, 1): the cosines are 1 and 1 / sqrt(2).
+
+    The difference counts by half, ``1/√2 - 1``, in longer windows; with shorter ones what momentum
+    carries over is taken out, ``1/√2 - 1 · 1/√2 = 0``.
+    """
+    damping = Damping(2, 2)
+    damping._unseen = LOOK_EVERY  # a look is due, however short the windows
+    damping.apply(np.float32([1, 0]), np.zeros(2, np.float32), batches)
+    damping.apply(np.float32([1, 0]), np.ones(2, np.float32), batches)
+    assert damping.factor == pytest.approx(1 + 10 * 0.1 * difference, abs=1e-6)

@@ -43,7 +43,8 @@ from sparkdl.tracking.page import book as book_module
 from sparkdl.tracking.page.book import RunBook
 from sparkdl.tracking.page.dashboard import Dashboard, dashboard
 from sparkdl.tracking.page.records import MOST_LINES, WORKER_FIELDS
-from sparkdl.tracking.page.server import MOST_STREAMS, page_html
+from sparkdl.tracking.page.server import MOST_STREAMS, make_app, page_html
+from sparkdl.tracking.page.visitors import REFUSAL
 from sparkdl.tracking.sinks import sinks_of
 
 
@@ -395,6 +396,20 @@ def test_without_the_token_there_is_nothing(page: Dashboard, path: str) -> None:
         assert status == 403
         assert "token" in text
         assert len(text) < 200
+
+
+@pytest.mark.parametrize("path", ["/", "/api/runs", "/api/run/x", "/api/events", "/nowhere"])
+def test_the_application_wants_the_token_of_each_request(path: str) -> None:
+    """A connection that has shown the token once stays open: its later requests are looked at."""
+    closing = threading.Event()
+    closing.set()  # a stream of events ends at once
+    browser = make_app(RunBook(), "the-token", closing).test_client()
+    for query in ("", "?token=", "?token=wrong"):
+        refused = browser.get(path + query)
+        assert refused.status_code == 403
+        assert refused.text == REFUSAL
+    wanted = 404 if path in ("/nowhere", "/api/run/x") else 200
+    assert browser.get(f"{path}?token=the-token").status_code == wanted
 
 
 def test_the_page_is_one_file_that_loads_nothing_and_may_talk_to_its_server_only(
