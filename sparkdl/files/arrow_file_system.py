@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-from typing import Any
+from typing import Any, BinaryIO
 
 from sparkdl.errors import ResourceError
 from sparkdl.files.file_system import FileEntry, Kind, RenamingFileSystem
@@ -15,12 +15,29 @@ class NoFileSystemError(ResourceError):
     """Neither pyarrow nor fsspec reaches a path from this process; Spark may."""
 
 
+def open_regular(path: str) -> BinaryIO:
+    """A file of this machine, open for reading; it has an end, and nobody is waited for.
+
+    Raises:
+        OSError: It cannot be read, or is a pipe, a device or a socket, on which a reader may wait
+            for ever.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe has no writer
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError("a folder, pipe, device or socket where a regular file was expected")
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
 class LocalFileSystem(RenamingFileSystem):
     """Files of this machine."""
 
     def read(self, path: str, at_most: int | None) -> bytes:
         """See :class:`FileSystem`."""
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             return file.read(-1 if at_most is None else at_most)
 
     def find(self, path: str) -> Kind | None:
@@ -36,7 +53,7 @@ class LocalFileSystem(RenamingFileSystem):
             for entry in entries:
                 with contextlib.suppress(FileNotFoundError):  # it was deleted, or links nowhere
                     about = entry.stat()
-                    if not stat.S_ISDIR(about.st_mode):
+                    if stat.S_ISREG(about.st_mode):
                         found.append(FileEntry(entry.name, about.st_size, about.st_mtime))
         return sorted(found, key=lambda file: file.name)
 

@@ -59,7 +59,7 @@ class FileSystem(Protocol):
         """What is there; None for nothing."""
 
     def files_in(self, folder: str) -> list[FileEntry]:
-        """The files right in a folder, sorted by their names."""
+        """The files right in a folder, sorted by their names; not pipes, devices and sockets."""
 
     def check_writable(self, path: str) -> None:
         """Tries to write next to ``path``."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO, cast
 
 from sparkdl.errors import ResourceError
-from sparkdl.files.arrow_file_system import open_uri
+from sparkdl.files.arrow_file_system import open_regular, open_uri
 from sparkdl.files.storage import SCHEME, explained, local_path
 
 _WILD = re.compile(r"[*?\[]")
@@ -170,6 +170,8 @@ def open_input(path: str, *, mapped: bool = False) -> BinaryIO:
     if mapped and isinstance(system, fs.LocalFileSystem):
         system = fs.LocalFileSystem(use_mmap=True)
     with explained("read", path):
+        if isinstance(system, fs.LocalFileSystem):
+            open_regular(place.inner).close()  # Arrow would wait for the writer of a pipe
         return cast(BinaryIO, system.open_input_file(place.inner))
 
 

@@ -159,7 +159,9 @@ def _tables_here(folder: str, size: int, model: str) -> Iterator[pa.Table]:
         paths = [
             f"{folder}/{name}"
             for name in os.listdir(folder)
-            if name.endswith(".parquet") and not name.startswith((".", "_"))
+            if name.endswith(".parquet")
+            and not name.startswith((".", "_"))
+            and os.path.isfile(f"{folder}/{name}")  # a pipe would be read for ever
         ]
         packed = sum(os.path.getsize(path) for path in paths)
     _require_sane(size, packed, model)

@@ -416,3 +416,15 @@ def test_an_index_names_checkpoints_of_its_folder_only(tmp_path: Path, content: 
         with pytest.raises(ConfigError, match=r"no index of checkpoints"):
             act()
     assert (tmp_path / "victim").read_bytes() == b"mine"
+
+
+def test_a_pipe_among_the_checkpoints_is_passed_over_or_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "epoch-00009.keras")
+    checkpoints = make(tmp_path, 1, 2)
+    (tmp_path / "checkpoint.json").unlink()
+    with pytest.warns(RuntimeWarning, match=r"checkpoint\.json is gone"):
+        assert checkpoints.restore().state.epoch == 2  # type: ignore[union-attr]
+    (tmp_path / "checkpoint.json").unlink()
+    os.mkfifo(tmp_path / "checkpoint.json")
+    with pytest.raises(ResourceError, match="regular file"):
+        checkpoints.restore()

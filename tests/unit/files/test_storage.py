@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from sparkdl.errors import ResourceError
-from sparkdl.files import file_system, storage
+from sparkdl.files import file_system, storage, streams
 from sparkdl.files.arrow_file_system import ArrowFileSystem, LocalFileSystem
 
 
@@ -312,3 +312,20 @@ def test_who_is_plugged_in_decides_for_all_paths_but_those_of_this_machine(
     assert len(asked) == 4
     with pytest.raises(ResourceError, match="nobody answers"):
         storage.exists("unreachable:/a")
+
+
+def test_only_regular_files_are_read(tmp_path: Path) -> None:
+    """A pipe has no writer, and /dev/zero no end: a reader would wait for ever."""
+    os.mkfifo(tmp_path / "pipe.x")
+    (tmp_path / "file.x").write_bytes(b"1")
+    (tmp_path / "zero.x").symlink_to("/dev/zero")
+    assert storage.sizes_of_files(str(tmp_path), ".x") == {f"{tmp_path}/file.x": 1}
+    for name in ("pipe.x", "zero.x"):
+        for read in (
+            lambda path: storage.read_bytes(path),
+            lambda path: storage.read_start(path, 10),
+            lambda path: streams.open_input(path, mapped=True),
+        ):
+            with pytest.raises(ResourceError, match="regular file"):
+                read(f"{tmp_path}/{name}")
+    assert [file.inner for file in streams.find_files(str(tmp_path))] == ["file.x"]

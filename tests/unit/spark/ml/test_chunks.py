@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -57,6 +58,7 @@ def test_files_of_any_names_and_rows_in_any_order(folder: Path) -> None:
     pq.write_table(table.take(pa.array([2, 0, 3, 1])), first)
     (folder / "_SUCCESS").touch()
     (folder / ".part.parquet.crc").write_bytes(b"crc")
+    os.mkfifo(folder / "pipe.parquet")
     assert read(folder, content) == content
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import os
 import re
 import signal
 import socket
@@ -251,6 +252,12 @@ def counted_reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(book_module, "read_start", count)
     return reads
+
+
+def test_a_pipe_in_the_folder_does_not_hide_the_others(tmp_path: Path) -> None:
+    write_run(tmp_path, "run")
+    os.mkfifo(tmp_path / "zzz.jsonl")
+    assert [line["run"] for line in RunBook(str(tmp_path)).runs()] == ["run"]
 
 
 def test_of_many_past_runs_the_newest_are_read_once(
