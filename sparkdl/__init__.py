@@ -7,7 +7,9 @@
     spark_model = SparkModel(model, mode='asynchronous')
     history = spark_model.fit(df, epochs=5, batch_size=64)
 
-Importing this package loads neither pyspark nor keras; the first use of a name does.
+Importing this package loads neither pyspark nor keras; the first use of a name does. The modules
+``ml``, ``mllib``, ``mlflow``, ``tune``, ``program``, ``tracking``, ``compat`` and ``testing`` are
+names of it, too: ``sparkdl.mlflow.autolog()``.
 """
 
 from __future__ import annotations
@@ -16,6 +18,15 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from sparkdl import compat as compat
+    from sparkdl import errors as errors
+    from sparkdl import ml as ml
+    from sparkdl import mlflow as mlflow
+    from sparkdl import mllib as mllib
+    from sparkdl import program as program
+    from sparkdl import testing as testing
+    from sparkdl import tracking as tracking
+    from sparkdl import tune as tune
     from sparkdl.collective.current import current as communicator
     from sparkdl.errors import SparkDLError as SparkDLError
     from sparkdl.learner.description import describe as describe
@@ -78,6 +89,11 @@ _HOMES = {
     "SparkDLError": "sparkdl.errors",
 }
 
+_MODULES = (
+    "compat", "errors", "ml", "mlflow", "mllib", "program", "testing", "tracking", "tune",
+)  # fmt: skip
+"""Modules for users: attributes that are imported at their first use."""
+
 __all__ = [
     "BroadcastCallback",
     "DeepImageFeaturizer",
@@ -110,6 +126,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"sparkdl.{name}")
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'sparkdl' has no attribute {name!r}")
@@ -118,4 +136,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOMES])
+    own = (name for name in globals() if name.startswith("__"))
+    return sorted([*own, *_HOMES, *_MODULES])

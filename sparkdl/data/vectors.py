@@ -14,12 +14,12 @@ import pyarrow.compute as pc
 from sparkdl.data.conform import ValuePlace, numbers_of
 from sparkdl.data.ragged import Array
 
-_FIELDS = {"type", "size", "indices", "values"}
+VECTOR_FIELDS = {"type", "size", "indices", "values"}
 
 
 def is_vector(kind: Any) -> bool:
     """Whether an Arrow type is the storage of ``pyspark.ml.linalg.VectorUDT``."""
-    return bool(pa.types.is_struct(kind)) and {f.name for f in kind} == _FIELDS
+    return bool(pa.types.is_struct(kind)) and {f.name for f in kind} == VECTOR_FIELDS
 
 
 def decode_vectors(array: Any, place: ValuePlace) -> Array:

@@ -15,6 +15,7 @@ from sparkdl.spark.driver.interpreter import context_of, this_interpreter
 from sparkdl.spark.driver.session import require_running
 from sparkdl.spark.inference.arrow_function import arrow_function, has_arrow_functions
 from sparkdl.spark.inference.choice import PredictionChoice
+from sparkdl.spark.inference.column_batches import give_rows
 from sparkdl.spark.inference.output_columns import Form
 from sparkdl.spark.inference.udf_task import UdfTask
 from sparkdl.values import require_int, require_objects
@@ -51,6 +52,9 @@ def predict_udf(
     once per Python worker; each function in a query has workers of its own, so that several
     columns of one model come sooner from :func:`sparkdl.predict`. Spark may run a function on more
     rows than it shows: ``df.limit(10).cache()`` comes first where only ten rows are wanted.
+    On Spark 4.2 and newer the session's setting
+    ``spark.sql.execution.arrow.pythonUDF.columnarInput.enabled`` becomes false, unless it was set:
+    Spark's column batches cannot hold ML vectors.
 
     Args:
         model: See :func:`sparkdl.predict`.
@@ -104,6 +108,7 @@ def register_udf(spark: Any, name: str, model: Any, **options: Any) -> Callable[
         ConfigError, ModelError: See :func:`predict_udf`.
     """
     require_running(spark)
+    give_rows(spark)
     if not isinstance(name, str) or not name.isidentifier():
         raise ConfigError(
             "a SQL function must have a name that SQL can say",
@@ -179,4 +184,7 @@ def _function(task: UdfTask, name: str | None) -> Callable[..., Any]:
             received="an older one",
             hint="sparkdl.predict(model, df) works with PySpark 4.0",
         )
-    return arrow_function(task, SparkSession.getActiveSession(), name or "sparkdl_predict")
+    session = SparkSession.getActiveSession()
+    if session is not None:
+        give_rows(session)
+    return arrow_function(task, session, name or "sparkdl_predict")

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import sparkdl
 from sparkdl import errors
 from sparkdl.errors import (
     AuthenticationError,
@@ -41,6 +42,31 @@ def test_importing_the_package_is_fast_and_loads_no_framework() -> None:
         for _ in range(3)
     )  # fmt: skip
     assert took < 0.3
+
+
+def test_modules_for_users_are_attributes_that_load_at_their_first_use() -> None:
+    code = (
+        "import sys, sparkdl; names = dir(sparkdl); "
+        "assert not {name for name in sys.modules if name.startswith('sparkdl.')}; "
+        "sparkdl.mlflow.autolog, sparkdl.tracking.JsonLines, sparkdl.program.Program; "
+        "assert sparkdl.tune.Asha and sparkdl.errors.SparkDLError; "
+        "bad = {'keras', 'pyspark', 'tensorflow'} & set(sys.modules); assert not bad, bad; "
+        "assert dir(sparkdl) == names; print(*names)"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    modules = {
+        "compat",
+        "errors",
+        "ml",
+        "mllib",
+        "mlflow",
+        "program",
+        "testing",
+        "tracking",
+        "tune",
+    }
+    names = {name for name in ran.stdout.split() if not name.startswith("__")}
+    assert names == {*modules, "tune", *sparkdl.__all__}  # no imports of the package's own
 
 
 @pytest.mark.keras

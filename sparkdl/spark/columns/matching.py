@@ -32,7 +32,7 @@ from sparkdl.spark.columns.sequences import (
     padded_spec,
     paddings_of,
 )
-from sparkdl.spark.columns.wire import ONES, is_vector_column
+from sparkdl.spark.columns.wire import ONES, holds_vectors
 from sparkdl.values import shown
 
 ColumnNames = str | Iterable[str]
@@ -196,7 +196,7 @@ def _feature(
         if not isinstance(kind, (T.BinaryType, T.StructType, T.StringType)):
             raise wrong_type(field, "features", "a binary, image or string column for a decoder")
         return ColumnSpec(columns, _known(shape, field), dtype, "decoded", decoder=decoder)
-    if is_vector_column(kind):
+    if holds_vectors(kind):
         check_vector_size(field, shape)
         return ColumnSpec(columns, (None,) if shape is None else shape, dtype, "array")
     if isinstance(kind, T.ArrayType):
@@ -266,7 +266,7 @@ def _label(
                 received=kind.simpleString(),
             )
         return ColumnSpec((name,), (1,) if shape == (1,) else (), dtype, "scalars")
-    if is_vector_column(kind):
+    if holds_vectors(kind):
         check_vector_size(field, shape)
         return ColumnSpec((name,), (None,) if shape is None else shape, dtype, "array")
     if isinstance(kind, T.ArrayType) and is_number(element_of(kind)[1]):
@@ -303,7 +303,7 @@ def _own_label(field: T.StructField) -> ColumnSpec:
     """Labels for a loss of the user's own: as they are, since only the loss knows what it wants."""
     kind = field.dataType
     depth, element = element_of(kind) if isinstance(kind, T.ArrayType) else (0, kind)
-    if is_vector_column(kind):
+    if holds_vectors(kind):
         return ColumnSpec((field.name,), (None,), "float32", "array")
     if not is_number(element):
         raise wrong_type(field, "label", "numbers, an array or an ML vector")

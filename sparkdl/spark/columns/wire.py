@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from sparkdl.data import DataSpec
+from sparkdl.data.vectors import VECTOR_FIELDS
 from sparkdl.errors import DataError
 
 if TYPE_CHECKING:
@@ -56,6 +57,15 @@ def selection(schema: T.StructType, spec: DataSpec, names: list[str]) -> list[An
 def is_vector_column(kind: T.DataType) -> bool:
     """Whether a column holds vectors of ``pyspark.ml`` or ``pyspark.mllib``."""
     return type(kind).__name__ == "VectorUDT"
+
+
+def holds_vectors(kind: T.DataType) -> bool:
+    """The same, also of files that keep a vector's fields and not its type, as ORC does."""
+    from pyspark.sql import types as T
+
+    if isinstance(kind, T.StructType):
+        return set(kind.names) == VECTOR_FIELDS
+    return is_vector_column(kind)
 
 
 def named_batches(batches: Iterable[pa.RecordBatch], spec: DataSpec) -> Iterator[pa.RecordBatch]:

@@ -20,6 +20,7 @@ from sparkdl.spark.driver.launcher import ship
 from sparkdl.spark.driver.session import require_running
 from sparkdl.spark.executor.stage import stage_function
 from sparkdl.spark.inference.arrow_function import arrow_function, has_arrow_functions
+from sparkdl.spark.inference.column_batches import as_rows
 from sparkdl.spark.inference.forward import HandleInvalid
 from sparkdl.spark.inference.output_columns import OutputColumn
 from sparkdl.spark.inference.predict_task import AppendTask, PredictTask
@@ -75,7 +76,7 @@ def _selected(frame: Any, schema: T.StructType, task: PredictTask) -> Any:
     """The columns that the model reads travel to Python, and all others stay in the JVM."""
     function = arrow_function(task, frame.sparkSession, "sparkdl_predict", once=True)
     read = [frame.columns[schema.names.index(name)] for name in task.spec.columns]
-    predicted = frame.select("*", function(*map(F.col, read)).alias(_PREDICTIONS))
+    predicted = as_rows(frame).select("*", function(*map(F.col, read)).alias(_PREDICTIONS))
     if task.handle_invalid == "skip":
         predicted = predicted.filter(F.col(_PREDICTIONS).isNotNull())
     columns = [F.col(f"{_PREDICTIONS}.{name}") for name in task.result.names]
