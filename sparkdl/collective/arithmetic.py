@@ -108,14 +108,16 @@ def half_dtype(name: str) -> Any:
 def to_halves(array: Array, name: str, summed: int = 1) -> Array:
     """A copy of float32 values in half precision, finite where they are.
 
+    An infinity stays one: where the loss is scaled, it tells the optimizer to scale less.
+
     Args:
         array: The values.
         name: ``'float16'`` or ``'bfloat16'``.
         summed: Arrays that will be added up: values of float16 are cut off below 65504 over that,
             so that their sum is no infinity either, in whatever order. A mean needs no more than 1.
 
-    >>> to_halves(np.float32([1, -7e4, np.nan]), 'float16').tolist()
-    [1.0, -65504.0, nan]
+    >>> to_halves(np.float32([1, -7e4, np.nan, np.inf]), 'float16').tolist()
+    [1.0, -65504.0, nan, inf]
     """
     if name != "float16":
         return array.astype(half_dtype(name))
@@ -123,4 +125,8 @@ def to_halves(array: Array, name: str, summed: int = 1) -> Array:
     bound = _MOST_FLOAT16 / summed / (1 + 2**-11) ** (summed - 1)
     near = np.float16(bound)
     most = np.float32(near if near <= bound else np.nextafter(near, np.float16(0)))
-    return np.clip(array, -most, most).astype(np.float16)
+    halves = np.clip(array, -most, most).astype(np.float16)
+    infinite = np.isinf(array)
+    if infinite.any():
+        halves[infinite] = array[infinite]
+    return halves

@@ -17,6 +17,9 @@ import tensorflow as tf
 from sparkdl.protocols import Reducer
 from sparkdl.weights import FloatArray, Layout, Slot
 
+_MOST_SUMMED = 64000.0
+"""Largest mean in float16 (which reaches to 65504): shares are rounded, and so are their sums."""
+
 
 def dense_of(value: Any, slot: Slot) -> tf.Tensor:
     """A tensor in float32: zeros for None (no gradient), a sparse one made dense."""
@@ -201,7 +204,7 @@ class HorovodExchange:
             wire = self._wire if self._is_trained(part.start) else None
             sent = _scaled([dense[i] for i in chosen], factor)
             if wire is not None:
-                sent = [tf.cast(t, wire) for t in sent]
+                sent = [_in_range(t, factor, wire) for t in sent]
             got = self._sum([*mine, *sent], f"part.{index}")
             if mine:
                 totals, got, mine = got[0], got[1:], []
@@ -236,6 +239,15 @@ def _scaled(dense: list[tf.Tensor], factor: tf.Tensor) -> list[tf.Tensor]:
         lambda: [tf.zeros_like(t) for t in dense],
     )
     return scaled
+
+
+def _in_range(share: tf.Tensor, factor: tf.Tensor, wire: tf.DType) -> tf.Tensor:
+    """A worker's share of a mean in half precision; finite where it is, as is the sum of all."""
+    if wire == tf.float16:
+        most = _MOST_SUMMED * factor
+        cut = tf.clip_by_value(share, -most, most)
+        share = tf.where(tf.math.is_inf(share), share, cut)
+    return tf.cast(share, wire)
 
 
 def _not_finite(tensors: list[tf.Tensor]) -> tf.Tensor:

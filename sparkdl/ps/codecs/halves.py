@@ -49,8 +49,9 @@ class Raw(Codec):
 class FP16(Codec):
     """IEEE half precision: 2 bytes per element, relative error at most 2⁻¹¹ from 6e-5 to 65504.
 
-    Larger values become ±65504 instead of infinity; smaller ones lose precision gradually, with an
-    absolute error of at most 3e-8. NaN stays NaN.
+    Larger finite values become ±65504; smaller ones lose precision gradually, with an absolute
+    error of at most 3e-8. NaN and infinity stay what they are: where the loss is scaled, they tell
+    the optimizer to scale less.
     """
 
     name: ClassVar[str] = "fp16"
@@ -69,6 +70,9 @@ class FP16(Codec):
             clipped = buffer[: part.stop - part.start]
             np.clip(array[part], -_FP16_MAX, _FP16_MAX, out=clipped)
             halves[part] = clipped
+            infinite = np.isinf(array[part])
+            if infinite.any():
+                halves[part][infinite] = array[part][infinite]
         return halves.view(np.uint8)
 
     def decode(self, payload: Payload, out: FloatArray) -> None:
