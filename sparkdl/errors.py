@@ -7,6 +7,7 @@
     │   ├── UnknownNameError              a name that is not in the list of known ones
     │   │   └── UnknownArgumentError (TypeError)   an argument that a call does not take
     │   ├── ParamTypeError (TypeError)    a value of another type than the Param of a stage has
+    │   ├── UnpicklableError (TypeError)  an object that stays in its process, and was to be sent
     │   ├── NoParamError (AttributeError) an argument of a stage that no grid can vary
     │   └── ReadOnlyError (AttributeError)   an attribute that cannot be assigned to
     ├── DataError (ValueError)            the data do not fit the model or the call
@@ -26,6 +27,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping
+from pickle import PicklingError
 from typing import Any
 
 BEATS = ("what", "expected", "received", "hint")
@@ -130,6 +132,8 @@ def closest(name: str, known: Iterable[str]) -> str | None:
     names, text = list(known), name.lower()
     by_lower_case = {k.lower(): k for k in reversed(names)}
     begun = [k for k in names if len(text) > 2 and k.lower().startswith(text)]
+    # What a name is about is its last word: worker -> num_workers rather than worker_port.
+    begun = [k for k in names if k.lower().rpartition("_")[2] in (text, f"{text}s")] + begun
     close = difflib.get_close_matches(text, by_lower_case, n=1)
     return begun[0] if begun else by_lower_case[close[0]] if close else None
 
@@ -140,6 +144,10 @@ class UnknownArgumentError(UnknownNameError, TypeError):
 
 class ParamTypeError(ConfigError, TypeError):
     """A value of another type than the Param of a pipeline stage has."""
+
+
+class UnpicklableError(ConfigError, PicklingError, TypeError):
+    """An object that cannot be sent to another process or copied, and was to be."""
 
 
 class NoParamError(ConfigError, AttributeError):

@@ -92,7 +92,7 @@ def env(given: Namespace) -> int:
     for name, value in facts.items():
         if isinstance(value, dict):
             value = ", ".join(f"{k} {v}" for k, v in value.items() if v is not None) or "none"
-        print(f"{name:<12} {value}")
+        print(f"{name:<12} {'none' if value is None else value}")
     return 0
 
 

@@ -64,6 +64,8 @@ def predict(given: Namespace) -> int:
     """``sparkdl predict``: the counterpart of ``sparkdl.predict`` and ``SparkModel.predict``."""
     chosen = {"batch_size": given.batch_size, "features": columns(given.features)}
     with spark_session(given) as spark:
+        if given.output and not given.overwrite:
+            _require_new(given.output)
         predictions = _predict_of(given)(
             read_data(spark, given), output_column=given.output_column,
             **{name: value for name, value in chosen.items() if value is not None},
@@ -78,6 +80,17 @@ def predict(given: Namespace) -> int:
         else:
             predictions.show(given.limit, truncate=80)
     return 0
+
+
+def _require_new(output: str) -> None:
+    """Refuses an output that Spark would refuse, before the model is loaded."""
+    from sparkdl.files import storage
+
+    if storage.exists(output):
+        raise ConfigError(
+            "--output exists", expected="a new path", received=repr(output),
+            hint="--overwrite replaces what is there",
+        )  # fmt: skip
 
 
 def evaluate(given: Namespace) -> int:
@@ -111,15 +124,17 @@ def estimate(given: Namespace) -> int:
     """``sparkdl estimate``: bytes and seconds of one exchange, calculated and not measured."""
     import sparkdl
 
-    if given.workers < 1 or not given.gbit > 0 or given.latency_ms < 0:
+    if given.num_workers < 1 or not given.gbit > 0 or given.latency_ms < 0:
         raise ConfigError(
             "there is nothing to estimate",
-            expected="--workers of at least 1, --gbit above 0, --latency-ms of 0 or more",
-            received=f"{given.workers}, {given.gbit}, {given.latency_ms}",
+            expected="--num-workers of at least 1, --gbit above 0, --latency-ms of 0 or more",
+            received=f"{given.num_workers}, {given.gbit}, {given.latency_ms}",
         )
     with _session_of_model(given):
         described = sparkdl.describe(_spark_model(given, {}))
-    result = exchange_costs(described.exchange_bytes, given.workers, given.gbit, given.latency_ms)
+    result = exchange_costs(
+        described.exchange_bytes, given.num_workers, given.gbit, given.latency_ms
+    )
     result["optimizer_bytes"] = described.optimizer_bytes
     if given.json:
         print(json.dumps(result))

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sparkdl import __version__
-from sparkdl.config import COMMUNICATORS, MODES
+from sparkdl.config import COMMUNICATORS, MODES, FitConfig
 
 _RUNS = "sparkdl.cli.runs"
 _MODELS, _CLUSTER = "sparkdl.cli.models", "sparkdl.cli.cluster"
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+
+
+class _Help(argparse.HelpFormatter):
+    """Help that tells the default of each option that has one."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        shown = action.help or ""
+        if action.default in (None, False, [], argparse.SUPPRESS) or "default" in shown:
+            return action.help
+        return f"{shown} (default: %(default)s)"
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -46,7 +56,7 @@ def _command(
     session: bool = True,
 ) -> argparse.ArgumentParser:
     """A command with the options that all commands have, and (``session``) those of Spark."""
-    parser = commands.add_parser(name, help=help, description=help)
+    parser = commands.add_parser(name, help=help, description=help, formatter_class=_Help)
     parser.set_defaults(command=function)
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
     if session:
@@ -78,11 +88,26 @@ def _add_data(parser: argparse.ArgumentParser, *, label: bool) -> None:
                         "by the path's ending, else parquet")  # fmt: skip
     parser.add_argument("--option", action="append", default=[], metavar="NAME=VALUE",
                         help="an option of Spark's reader; may be repeated")  # fmt: skip
-    parser.add_argument("--features", help="a column, or several numeric ones with commas between")
+    parser.add_argument("--features", help="a column, or several numeric ones with commas between "
+                        f"({_of_the_fit('features')})")  # fmt: skip
     if label:
-        parser.add_argument("--label", help="the label's column")
+        parser.add_argument("--label", help=f"the label's column ({_of_the_fit('label')})")
         parser.add_argument("--sample-weight", help="the column of row weights")
-    parser.add_argument("--batch-size", type=int, help="rows per step and worker")
+    parser.add_argument("--batch-size", type=int, help="rows per step and worker (default: "
+                        f"{FitConfig.batch_size}, or the saved model's)")  # fmt: skip
+
+
+def _of_the_fit(name: str) -> str:
+    return f"default: {name}, or that of the saved model's last fit"
+
+
+def _add_setting(group: argparse._ArgumentGroup, name: str, help: str, **options: Any) -> None:
+    """An option that is an argument of ``SparkModel``: without it the saved model's or the default
+    counts, so that the parser's own default is None."""
+    default = getattr(FitConfig, name)
+    shown = {"num_workers": "all task slots"}.get(name, "none" if default is None else default)
+    option = f"--{name.replace('_', '-')}"
+    group.add_argument(option, help=f"{help} (default: {shown})", **options)
 
 
 def _add_train(commands: Commands) -> None:
@@ -90,21 +115,27 @@ def _add_train(commands: Commands) -> None:
     _add_model(parser, functions=True)
     _add_data(parser, label=True)
     parser.add_argument("--output", required=True, help="the .keras file to write")
-    parser.add_argument("--epochs", type=int, default=1)
-    parser.add_argument("--mode", choices=MODES)
-    parser.add_argument("--frequency", help="auto, batch, epoch or a number of batches")
-    parser.add_argument("--rule", help="how an exchange changes the weights")
-    parser.add_argument("--compression", help="what travels instead of float32, e.g. int8")
-    parser.add_argument("--communicator", choices=COMMUNICATORS)
-    parser.add_argument("--num-workers", type=int)
-    parser.add_argument("--port", help="a port, or a range such as 7000-7010")
-    parser.add_argument("--server-bind", help="address that the server listens on")
-    parser.add_argument("--server-address", help="address that workers connect to")
-    parser.add_argument("--worker-port", help="ports of the ranks of mode allreduce")
-    parser.add_argument("--worker-bind", help="address or network that the ranks listen on")
-    parser.add_argument("--memory-budget-mb", type=int)
-    parser.add_argument("--seed", type=int)
-    parser.add_argument("--validation-split", type=float, default=0.0)
+    parser.add_argument("--epochs", type=int, default=1, help="passes over the rows")
+    settings = parser.add_argument_group(
+        "settings of SparkModel; for a file that its save wrote the file's are the defaults"
+    )
+    _add_setting(settings, "mode", "how workers train together", choices=MODES)
+    _add_setting(settings, "frequency", "of exchanges: auto, batch, epoch or a number of batches")
+    settings.add_argument("--rule", help="how an exchange changes the weights (default: the "
+                          "mode's)")  # fmt: skip
+    settings.add_argument("--compression", help="what travels instead of float32, e.g. int8 "
+                          "(default: none)")  # fmt: skip
+    _add_setting(settings, "communicator", "of mode allreduce", choices=COMMUNICATORS)
+    _add_setting(settings, "num_workers", "tasks that train", type=int)
+    _add_setting(settings, "port", "the server's, or a range such as 7000-7010; 0: any free one")
+    _add_setting(settings, "server_bind", "address that the server listens on")
+    _add_setting(settings, "server_address", "address that workers connect to")
+    _add_setting(settings, "worker_port", "ports of the ranks of mode allreduce; 0: any free ones")
+    _add_setting(settings, "worker_bind", "address or network that the ranks listen on")
+    _add_setting(settings, "memory_budget_mb", "larger partitions are spilled to disk", type=int)
+    _add_setting(settings, "seed", "of the row order and the validation split", type=int)
+    parser.add_argument("--validation-split", type=float, default=0.0,
+                        help="share of the rows to validate on (default: 0.0)")  # fmt: skip
     parser.add_argument("--checkpoint-dir", help="a folder for a checkpoint after each epoch")
     parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
 
@@ -114,8 +145,9 @@ def _add_predict(commands: Commands) -> None:
     _add_model(parser, others=True)
     _add_data(parser, label=False)
     parser.add_argument("--output", help="where Spark writes the rows; without it some are shown")
-    parser.add_argument("--output-format", default="parquet")
-    parser.add_argument("--output-column", default="prediction")
+    parser.add_argument("--output-format", default="parquet", help="of --output")
+    parser.add_argument("--output-column", default="prediction",
+                        help="the new column")  # fmt: skip
     parser.add_argument("--overwrite", action="store_true", help="replace what is at --output")
     parser.add_argument("--limit", type=int, default=20, help="rows to show without --output")
 
@@ -136,7 +168,9 @@ def _add_estimate(commands: Commands) -> None:
     text = "bytes and seconds of an exchange, by calculation"
     parser = _command(commands, "estimate", f"{_MODELS}:estimate", text)
     _add_model(parser, functions=True)
-    parser.add_argument("--workers", type=int, required=True)
+    workers = parser.add_mutually_exclusive_group(required=True)
+    workers.add_argument("--num-workers", type=int, help="of the run")
+    workers.add_argument("--workers", dest="num_workers", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--gbit", type=float, default=10.0, help="of each machine's network")
     parser.add_argument("--latency-ms", type=float, default=0.1, help="of one message")
 
@@ -144,28 +178,31 @@ def _add_estimate(commands: Commands) -> None:
 def _add_run(commands: Commands) -> None:
     text = "runs a script once per rank, all at the same time"
     parser = _command(commands, "run", f"{_CLUSTER}:run", text)
-    parser.add_argument("-np", "--num-proc", type=int, required=True, metavar="N")
+    parser.add_argument("-np", "--num-proc", type=int, required=True, metavar="N",
+                        help="ranks")  # fmt: skip
     parser.add_argument("--local", action="store_true",
                         help="processes of this machine, without Spark")  # fmt: skip
-    parser.add_argument("--communicator", choices=COMMUNICATORS, default="auto")
+    parser.add_argument("--communicator", choices=COMMUNICATORS, default="auto",
+                        help="what the ranks call")  # fmt: skip
     parser.add_argument("--backend", help="the Keras backend: tensorflow, jax or torch")
     parser.add_argument("--quiet", action="store_true",
                         help="show only what sparkdl.log_to_driver sends")  # fmt: skip
-    parser.add_argument("script", metavar="SCRIPT.py")
+    parser.add_argument("script", metavar="SCRIPT.py", help="what each rank runs")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="of the script")
 
 
 def _add_doctor(commands: Commands) -> None:
     text = "looks for what is wrong with a cluster; exit code 3 for an error"
     parser = _command(commands, "doctor", f"{_CLUSTER}:doctor", text)
-    parser.add_argument("--mode", choices=MODES, default="asynchronous")
-    parser.add_argument("--num-workers", type=int)
-    parser.add_argument("--port", default="0", help="a port, or a range such as 7000-7010")
-    parser.add_argument("--server-bind")
-    parser.add_argument("--server-address")
-    parser.add_argument("--worker-port", default="0")
-    parser.add_argument("--worker-bind")
-    parser.add_argument("--memory-budget-mb", type=int, default=2048)
+    parser.add_argument("--mode", choices=MODES, default=FitConfig.mode, help="of the run")
+    parser.add_argument("--num-workers", type=int, help="of the run (default: all task slots)")
+    parser.add_argument("--port", default="0", help="the server's, or a range such as 7000-7010")
+    parser.add_argument("--server-bind", help="address that the server listens on")
+    parser.add_argument("--server-address", help="address that workers connect to")
+    parser.add_argument("--worker-port", default="0", help="ports of the ranks of mode allreduce")
+    parser.add_argument("--worker-bind", help="address or network that the ranks listen on")
+    parser.add_argument("--memory-budget-mb", type=int, default=FitConfig.memory_budget_mb,
+                        help="of each worker")  # fmt: skip
     parser.add_argument("--checkpoint-dir", help="a folder that must be writable")
     parser.add_argument("--timeout", type=float, default=10.0, help="seconds for one probe")
 
@@ -181,15 +218,18 @@ def _add_package(commands: Commands) -> None:
     parser.add_argument("--output", help="the archive to write (env.tar.gz); for Kubernetes the "
                         "folder of pod templates and a service (kubernetes)")  # fmt: skip
     targets = ("yarn", "standalone", "kubernetes")
-    parser.add_argument("--for", dest="target", default="yarn", choices=targets)
+    parser.add_argument("--for", dest="target", default="yarn", choices=targets,
+                        help="where it runs")  # fmt: skip
     parser.add_argument("--kubernetes", dest="target", action="store_const", const="kubernetes",
                         help="the same as --for kubernetes")  # fmt: skip
     parser.add_argument("--image", help="for Kubernetes: that of docker/Dockerfile, or your own")
     parser.add_argument("--namespace", default="default", help="for Kubernetes")
-    parser.add_argument("--deploy-mode", default="client", choices=("client", "cluster"))
-    parser.add_argument("--num-executors", type=int, default=2)
-    parser.add_argument("--executor-cores", type=int, default=1)
-    parser.add_argument("--memory-budget-mb", type=int, default=2048)
+    parser.add_argument("--deploy-mode", default="client", choices=("client", "cluster"),
+                        help="where the driver runs")  # fmt: skip
+    parser.add_argument("--num-executors", type=int, default=2, help="of the line that submits")
+    parser.add_argument("--executor-cores", type=int, default=1, help="task slots of an executor")
+    parser.add_argument("--memory-budget-mb", type=int, default=FitConfig.memory_budget_mb,
+                        help="of each worker")  # fmt: skip
     parser.add_argument("--dry-run", action="store_true", help="print the line, pack nothing")
 
 

@@ -11,20 +11,21 @@ MOST_ROWS, MOST_VALUES = 256, 1 << 18
 """So many rows of an input are looked at, evenly spread; fewer where they have many values."""
 
 
-def off_center(rows: Rows) -> float:
-    """The part of the inputs' mean square that their mean makes up.
+def off_center(rows: Rows) -> dict[str, float]:
+    """The part of each input's mean square that its mean makes up.
 
     Args:
         rows: The rows.
 
     Returns:
-        A number in [0, 1], of the input where it is highest: 0 for inputs with mean 0, 0.75 for
-        numbers uniform in [0, 1), 1 for constants. 0 where nothing is known: no rows, or inputs
-        that are whole numbers, text or of different lengths.
+        Input name -> a number in [0, 1]: 0 for inputs with mean 0, 0.75 for numbers uniform in
+        [0, 1), 1 for constants. 0 where nothing is known: no rows, or inputs that are whole
+        numbers, text or of different lengths.
     """
-    if not rows.num_rows:
-        return 0.0
-    return max((_of_input(rows, spec) for spec in rows.spec.features.values()), default=0.0)
+    features = rows.spec.features
+    return {
+        name: _of_input(rows, spec) if rows.num_rows else 0.0 for name, spec in features.items()
+    }
 
 
 def _of_input(rows: Rows, spec: ColumnSpec) -> float:

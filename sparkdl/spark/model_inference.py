@@ -22,6 +22,7 @@ from sparkdl.spark.columns.local_data import are_arrays, as_frame, by_name, has_
 from sparkdl.spark.columns.shipped import removes_tables
 from sparkdl.spark.columns.sources import Columns, open_source
 from sparkdl.spark.driver.arguments import refuse_labels_apart, verbosity
+from sparkdl.spark.driver.labels_apart import takes_labels_apart
 from sparkdl.spark.driver.metrics import prepare_metrics
 from sparkdl.spark.inference.choice import Names, PredictionChoice
 from sparkdl.spark.inference.evaluate import evaluate_arrays, evaluate_source
@@ -84,6 +85,7 @@ class ModelInference(ModelSettings):
             batch_size=batch_size, use_gpu=self.use_gpu,
         )  # fmt: skip
 
+    @takes_labels_apart
     @lists_its_arguments
     @heard()
     def evaluate(
@@ -101,7 +103,7 @@ class ModelInference(ModelSettings):
         a mean of AUCs.
 
         Args:
-            data: See :meth:`fit`.
+            data: See :meth:`fit`, also for ``evaluate(x, y)``.
             batch_size: Rows per forward pass; None for the constructor's.
             features: See :meth:`fit`; None for those of the last ``fit`` on a DataFrame.
             label: See :meth:`fit`; None as for ``features``.

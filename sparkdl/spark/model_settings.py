@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from copy import copy
-from typing import Any, Generic, TypeVar, overload
+from typing import Any, Generic, NoReturn, TypeVar, overload
 
 from sparkdl.config import FitConfig
-from sparkdl.errors import ReadOnlyError, closest
+from sparkdl.errors import ReadOnlyError, UnpicklableError, closest
 from sparkdl.spark.columns.sources import Columns
 from sparkdl.spark.driver.choice import ChosenExchange
 from sparkdl.spark.driver.trained_model import TrainedModel
@@ -163,6 +163,20 @@ class ModelSettings:
     def get_config(self) -> dict[str, Any]:
         """The arguments as plain values (the model left out), to be saved or shown."""
         return self._config.to_dict()
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        """Refuses ``pickle``, ``copy`` and the closures of functions that go to executors.
+
+        Raises:
+            UnpicklableError: Always.
+        """
+        raise UnpicklableError(
+            "a SparkModel stays on the driver: it is neither pickled nor copied",
+            expected="its Keras model, spark_model.model, where a function of executors needs one",
+            received=repr(self),
+            hint="spark_model.save('model.keras') and sparkdl.load_spark_model('model.keras') make "
+            "another one; within a function use spark_model.model, or values taken before",
+        )
 
     def __repr__(self) -> str:
         return (

@@ -42,6 +42,7 @@ from sparkdl.spark.driver.arguments import (
 from sparkdl.spark.driver.capacity import default_parallelism
 from sparkdl.spark.driver.choice import choose_exchange, require_refusable
 from sparkdl.spark.driver.fitting import run_fit
+from sparkdl.spark.driver.labels_apart import takes_labels_apart
 from sparkdl.spark.driver.plan import FitPlan, count_workers, loop_settings, prepare_model
 from sparkdl.spark.driver.resources import resource_profile
 from sparkdl.spark.driver.telling import describe_run, facts_of, open_sinks, progress_sink
@@ -172,6 +173,7 @@ class SparkModel(ModelInference):
         super().__init__(chosen, exchange, model, require_objects(custom_objects), decoder)
         self._fitting = threading.Lock()
 
+    @takes_labels_apart
     @heard()
     def fit(
         self,
@@ -198,9 +200,10 @@ class SparkModel(ModelInference):
         Args:
             data: A DataFrame of Spark, pandas or polars, or an Arrow table; an RDD of ``(x, y)``
                 pairs or ``LabeledPoint``; arrays or lists ``(x, y)`` or ``(x, y,
-                sample_weight)``; or a path (a text or of ``pathlib``) of Parquet, Arrow or TFRecord
-                files, such as ``'hdfs:///rows/*.parquet'``, which the workers read by themselves:
-                the driver deals them by size, and no row goes through Spark.
+                sample_weight)``, also as Keras takes them (``fit(x, y, epochs=5)``; all that
+                follows has a name); or a path (a text or of ``pathlib``) of Parquet, Arrow or
+                TFRecord files, such as ``'hdfs:///rows/*.parquet'``, which the workers read by
+                themselves: the driver deals them by size, and no row goes through Spark.
             epochs: Passes over the data.
             batch_size: Rows per step and worker; None for the constructor's.
             verbose: 1 for a progress bar, 2 for a line per epoch, 0 for silence; ``'auto'`` for a

@@ -35,8 +35,10 @@ from sparkdl.progress.events import (
 )
 from sparkdl.tracking import sinks
 from sparkdl.tracking.mlflow_search import SearchRuns
+from sparkdl.tracking.mlflow_server import require_server
 from sparkdl.tracking.tensorboard import numbers_of
 from sparkdl.tracking.thinning import Thinning
+from sparkdl.user_warnings import warn_user
 
 _PARAMS_AT_ONCE = 100
 _MOST_CHARS = 6000
@@ -79,7 +81,7 @@ class MLflow:
         self._mlflow = _require_mlflow()
         self._client: Any = None
         self._run_id = ""
-        self._own = False
+        self._own = self._off = False
         self._last_epoch = 0
         self._model: Callable[[], Any] = lambda: None
         self._search: SearchRuns | None = None
@@ -92,7 +94,25 @@ class MLflow:
         self._model = model
 
     def handle(self, event: Event) -> None:
-        """Logs the event."""
+        """Logs the event. Where the run cannot be opened, a warning says so, and nothing is logged
+        of this fit.
+
+        Raises:
+            Exception: What MLflow raises later, in a run that is open.
+        """
+        if self._off:
+            return
+        begins = isinstance(event, (TrainingBegan, SearchBegan))
+        try:
+            require_server(self._mlflow.get_tracking_uri(), 0.0 if begins else 10.0)
+            self._log(event)
+        except Exception as error:
+            if not begins:
+                raise
+            self._off, self.wants_progress = True, False
+            warn_user(f"MLflow logs nothing of this fit, which goes on: {error}", RuntimeWarning)
+
+    def _log(self, event: Event) -> None:
         match event:
             case TrainingBegan():
                 self._begin(event)

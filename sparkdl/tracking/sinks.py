@@ -69,9 +69,9 @@ class GuardedSink:
             else:
                 self._sink.handle(event)
         except Exception as error:
+            self._broken = True
             if isinstance(event, (TrainingBegan, SearchBegan)):
                 raise
-            self._broken = True
             warnings.warn(
                 f"{_name_of(self._sink)} raised {type(error).__name__}: {error}; it is told "
                 "nothing more of this fit, which goes on",

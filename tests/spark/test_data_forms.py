@@ -62,7 +62,8 @@ def check(build: Any, data: Any, x: Any, y: Any, weight: Any = None, *, fit: boo
     spark_model = SparkModel(mine, mode="synchronous", num_workers=2, decoder=decoder)
     if fit:
         expected.fit(x, y, sample_weight=weight, epochs=2, shuffle=False, **options)
-        history = spark_model.fit(data, epochs=2, **options, **columns).history
+        parts = data if isinstance(data, tuple) and weight is None else (data,)  # Keras' own call
+        history = spark_model.fit(*parts, epochs=2, **options, **columns).history
         for a, b in zip(expected.get_weights(), mine.get_weights(), strict=True):
             np.testing.assert_allclose(b, a, atol=2e-5)
         assert len(history["loss"]) == 2

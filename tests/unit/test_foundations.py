@@ -184,3 +184,14 @@ def test_no_text_of_an_object_shows_a_secret() -> None:
                     given = "" if line.value is None else ast.unparse(line.value)
                     assert "repr=False" in given, f"{path}:{line.lineno} {kind.name}"
     assert found >= 8
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("worker", "num_workers"), ("workers", "num_workers"), ("size", "batch_size"),
+     ("worker_p", "worker_port"), ("modes", "mode"), ("checkpoint", "checkpoint_dir")],
+)  # fmt: skip
+def test_the_name_that_was_meant(name: str, meant: str) -> None:
+    known = ["mode", "worker_timeout_s", "worker_port", "num_workers", "batch_size",
+             "checkpoint_dir"]  # fmt: skip
+    assert errors.closest(name, known) == meant

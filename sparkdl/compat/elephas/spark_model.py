@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import io
 import json
+import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -24,6 +26,7 @@ from sparkdl.errors import ConfigError, ModelError, ResourceError
 from sparkdl.files import storage
 from sparkdl.files.model_file import HDF5, read_model
 from sparkdl.files.temporary import TemporaryFolder
+from sparkdl.learner.signature import TensorSpec, model_signature
 from sparkdl.spark.columns.sources import is_rdd
 from sparkdl.spark.driver.trained_model import TrainedModel
 from sparkdl.spark.loading import load_as
@@ -60,8 +63,10 @@ class _Names(sparkdl.SparkModel):
     def predict(self, data: Any, *arguments: Any, **options: Any) -> Any:
         """Outputs for an RDD or NumPy arrays, in order, as a list of arrays (one per row).
 
-        A DataFrame, a vector and a matrix are handled as sparkdl does.
+        An array ``(rows, inputs)`` for a model with several inputs has a column for each. A
+        DataFrame, a vector and a matrix are handled as sparkdl does.
         """
+        data = by_input(data, model_signature(self.model).inputs)
         predicted = super().predict(data, *arguments, **options)
         if is_rdd(predicted):
             return predicted.collect()
@@ -73,11 +78,18 @@ class _Names(sparkdl.SparkModel):
         """The loss, or a list of the loss and the metrics where there are metrics.
 
         Args:
-            x_test: Features, ``(rows, ...)``; or what :meth:`sparkdl.SparkModel.evaluate` takes.
+            x_test: Features, ``(rows, ...)``; for a model with several inputs also a list of
+                arrays, or one array ``(rows, inputs)``; or what
+                :meth:`sparkdl.SparkModel.evaluate` takes.
             y_test: Labels, ``(rows, ...)``.
             **options: Of :meth:`sparkdl.SparkModel.evaluate`.
         """
-        data = x_test if y_test is None else (np.asarray(x_test), np.asarray(y_test))
+        data = x_test
+        if y_test is not None:
+            inputs = model_signature(self.model).inputs
+            x = by_input(x_test, inputs) if len(inputs) > 1 else np.asarray(x_test)
+            y = y_test if isinstance(y_test, (list, Mapping)) else np.asarray(y_test)
+            data = (x, y)
         results = super().evaluate(data, **options)
         values = list(results.values())
         return values if len(values) > 1 else values[0]
@@ -124,6 +136,26 @@ class _Names(sparkdl.SparkModel):
 
     def _file_settings(self) -> dict[str, Any]:
         return {**super()._file_settings(), CLASS_NAME: type(self).__name__}
+
+
+def by_input(x: Any, inputs: Mapping[str, TensorSpec]) -> Any:
+    """One array for a model with several inputs as a list of an array for each; others as they are.
+
+    Elephas' rows of such a model are ``([input, input], label)``, and an array of them is
+    ``(rows, inputs)`` where each input is a number.
+
+    Args:
+        x: An array, or anything else.
+        inputs: The model's.
+    """
+    if not isinstance(x, np.ndarray) or len(inputs) < 2 or x.ndim < 2:
+        return x
+    sizes = [math.prod(d or 0 for d in spec.shape or ()) for spec in inputs.values()]
+    if x.ndim == 2 and x.shape[1] == len(inputs) and set(sizes) == {1}:
+        return [
+            x[:, i].reshape(len(x), *(spec.shape or ())) for i, spec in enumerate(inputs.values())
+        ]
+    return list(x) if len(x) == len(inputs) else x
 
 
 class SparkModel(_Names):

@@ -32,6 +32,7 @@ from sparkdl.spark.doctor.cluster_checks import (
 from sparkdl.spark.doctor.echo import TOKEN_BYTES, Echo
 from sparkdl.spark.doctor.executors import Executor, Executors, Facts, ask_executors, own_facts
 from sparkdl.spark.doctor.host_checks import check_hosts
+from sparkdl.spark.doctor.installed import java_version, spark_version
 from sparkdl.spark.doctor.network import Answer, ProbeTask
 from sparkdl.spark.doctor.report import Check, DoctorReport, worst
 from sparkdl.spark.driver import capacity, jobs, session
@@ -113,10 +114,12 @@ def doctor(
 def environment() -> dict[str, Any]:
     """What this process knows of its Python, its packages and its machine, as plain values.
 
-    ``'packages'`` has versions by name (None where a package is missing), ``'memory'`` and
-    ``'disk'`` bytes, ``'cpus'`` the cores that this process may use. No session is needed.
+    ``'packages'`` has versions by name (None where a package is missing), ``'spark'`` and
+    ``'java'`` the versions that a session of this process would have, ``'memory'`` and ``'disk'``
+    bytes, ``'cpus'`` the cores that this process may use. No session is needed.
     """
-    return dict(own_facts("", timeout_s=60.0))
+    facts = dict(own_facts("", timeout_s=60.0))
+    return {"spark": spark_version(), "java": java_version(), **facts}
 
 
 @dataclass

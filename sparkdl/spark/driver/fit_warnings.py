@@ -27,6 +27,9 @@ FAR_OFF_CENTER, HIGH_OFF_CENTER = 0.6, 0.8
 workers down where less than this part of their changes counts."""
 
 
+_COLUMNS_SHOWN = 5
+
+
 def warn_of_mixed_validation(num_workers: int, at_once: int) -> None:
     """Says what validation is of where workers that do not wait for each other take turns.
 
@@ -43,7 +46,20 @@ def warn_of_mixed_validation(num_workers: int, at_once: int) -> None:
         )
 
 
-def warn_of_damping(counted: float, num_workers: int, steps: int, off_center: float) -> None:
+def described(name: str, columns: Sequence[str]) -> str:
+    """An input and the columns that it is made of, for a sentence.
+
+    >>> described('pixels', ['image'])
+    "input 'pixels' (column 'image')"
+    """
+    shown = ", ".join(map(repr, columns[:_COLUMNS_SHOWN]))
+    shown += ", ..." if len(columns) > _COLUMNS_SHOWN else ""
+    return f"input {name!r} (column{'s' * (len(columns) > 1)} {shown})"
+
+
+def warn_of_damping(
+    counted: float, num_workers: int, steps: int, off_center: float, furthest: str
+) -> None:
     """Says where workers whose changes are added up learn worse than one process, and what helps.
 
     The figures are those of ``benchmarks/high_rates.py``.
@@ -52,7 +68,9 @@ def warn_of_damping(counted: float, num_workers: int, steps: int, off_center: fl
         counted: The part of their changes that counted; see :mod:`sparkdl.ps.damping`.
         num_workers: Workers that trained at the same time.
         steps: Of each worker, in all epochs.
-        off_center: See :func:`sparkdl.data.off_center.off_center`; 0 where the model centers.
+        off_center: See :func:`sparkdl.data.off_center.off_center`; of the input where it is
+            highest; 0 where the model centers.
+        furthest: That input.
     """
     if num_workers > 2 and counted < MUCH_DAMPED:
         warn_user(
@@ -70,8 +88,8 @@ def warn_of_damping(counted: float, num_workers: int, steps: int, off_center: fl
         )
     elif num_workers > 1 and off_center > FAR_OFF_CENTER and counted < HIGH_OFF_CENTER:
         warn_user(
-            f"the inputs are not centered (their mean makes up {off_center:.0%} of their mean "
-            f"square), and the learning rate is high for them: {counted:.0%} of the changes of "
+            f"{furthest} is not centered (its mean makes up {off_center:.0%} of its mean "
+            f"square), and the learning rate is high for that: {counted:.0%} of the changes of "
             f"{num_workers} workers that do not wait for each other counted (summary.counted). Two "
             "workers had 1.1 to 1.23 times the loss of one process in three such problems, and at "
             "most 1.05 with centered inputs: subtract the mean (keras.layers.Normalization does), "

@@ -19,6 +19,7 @@ from sparkdl.ps.rules.rule import Rule
 from sparkdl.spark.driver.allreduce_run import reports_live, start_all_reduce
 from sparkdl.spark.driver.capacity import count_slots, wait_for_slots
 from sparkdl.spark.driver.fit_warnings import (
+    described,
     warn_of_damping,
     warn_of_mixed_validation,
     warn_of_no_learning,
@@ -66,8 +67,12 @@ def _warn(plan: FitPlan, rule: Rule, summary: StageSummary, monitor: FitMonitor)
     if warn_of_no_learning(monitor.losses, guessing, at_once) or not rule.damps:
         return
     steps = summary.epochs * summary.rows // plan.num_workers // plan.settings.batch_size
-    raw = 0.0 if normalizes(plan.trained.model) else summary.off_center
-    warn_of_damping(summary.counted, at_once, steps, raw)
+    centers = {} if normalizes(plan.trained.model) else summary.off_center
+    furthest = max(centers, key=lambda name: centers[name], default="")
+    columns = plan.source.spec.features[furthest].columns if furthest else ()
+    warn_of_damping(
+        summary.counted, at_once, steps, centers.get(furthest, 0.0), described(furthest, columns)
+    )
 
 
 def _slots(plan: FitPlan) -> AbstractContextManager[None]:

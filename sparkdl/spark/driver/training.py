@@ -54,7 +54,7 @@ class StageSummary:
             Below 1 where changes are added up and were too much together: then the learning rate is
             high for so many workers that do not wait.
         label_mean: The mean of all workers' labels, see :func:`sparkdl.data.label_mean.label_mean`.
-        off_center: How far the inputs are from having mean 0, from 0 to 1: see
+        off_center: How far each input is from having mean 0, from 0 to 1: see
             :func:`sparkdl.data.off_center.off_center`.
         measured: Name of a communicator -> seconds of one reduction of the model's size, where
             ``communicator='auto'`` has compared them (infinity: not asked, NCCL was there).
@@ -73,7 +73,7 @@ class StageSummary:
     epochs: int = 0
     counted: float = 1.0
     label_mean: tuple[float, ...] = ()
-    off_center: float = 0.0
+    off_center: Mapping[str, float] = field(default_factory=dict)
     measured: dict[str, float] = field(default_factory=dict)
 
     def __str__(self) -> str:
@@ -239,9 +239,18 @@ def _summary(trained: Mapping[int, TrainedRank], task: TrainTask) -> StageSummar
         epochs=task.settings.epochs - task.settings.first_epoch,
         counted=sum(t.counted for t in trained.values()) / len(trained),
         label_mean=_label_mean(list(trained.values()), rows),
-        off_center=sum(t.off_center * t.rows for t in trained.values()) / rows,
+        off_center=_off_center(list(trained.values()), rows),
         measured=next(iter(trained.values())).measured,
     )
+
+
+def _off_center(trained: list[TrainedRank], rows: int) -> dict[str, float]:
+    """Each input's, a mean over all rows."""
+    found: dict[str, float] = {}
+    for one in trained:
+        for name, part in one.off_center.items():
+            found[name] = found.get(name, 0.0) + part * one.rows / rows
+    return found
 
 
 def _label_mean(trained: list[TrainedRank], rows: int) -> tuple[float, ...]:

@@ -256,7 +256,7 @@ class TrainedRank:
     spans: Spans | None = field(default=None, repr=False)
     counted: float = 1.0
     label_mean: tuple[float, ...] = ()
-    off_center: float = 0.0
+    off_center: dict[str, float] = field(default_factory=dict)
     measured: dict[str, float] = field(default_factory=dict)
 
     def batches(self) -> Iterator[pa.RecordBatch]:

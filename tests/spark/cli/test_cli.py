@@ -74,6 +74,8 @@ def test_train_evaluate_predict(
     ours = {row.a: row.prediction for row in spark.read.parquet(written).collect()}
     theirs = {row.a: row.prediction for row in by_api.predict(frame).collect()}
     assert len(ours) == 256
+    code, refused = _main(capsys, "predict", "/no/model.keras", "--data", data, "--output", written)
+    assert (code, refused["error"]["what"]) == (cli.USAGE, "--output exists")  # before the model
     assert ours == pytest.approx(theirs, abs=1e-5)
 
     code, shown = _main(capsys, "predict", path, "--data", data, "--limit", "2")
@@ -138,7 +140,8 @@ def test_inspect_and_estimate(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert described["parameters"] == 4
     assert described["exchange_bytes"] == 16
     assert [layer[1:] for layer in described["layers"]] == [["Dense", 4]]
-    code, costs = _main(capsys, "estimate", model, "--workers", "4")
+    code, costs = _main(capsys, "estimate", model, "--num-workers", "4")
+    assert _main(capsys, "estimate", model, "--workers", "4") == (code, costs)  # its name before
     assert costs["allreduce_bytes_per_worker"] == 24
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import os
@@ -63,6 +64,31 @@ def test_help_takes_less_than_a_third_of_a_second() -> None:
 def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([command, "--help"]) == cli.OK
     assert "--json" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_option_has_help_with_its_default(command: str) -> None:
+    """None and False are no defaults to tell; what is left to ``SparkModel`` says so in words."""
+    (commands,) = make_parser()._subparsers._group_actions  # type: ignore[union-attr]
+    parser = commands.choices[command]  # type: ignore[index, call-overload]
+    shown = " ".join(parser.format_help().split())
+    for action in parser._actions:
+        assert action.help, action.option_strings
+        if action.default not in (None, False, [], argparse.SUPPRESS):
+            assert f"(default: {action.default})" in shown or "default" in action.help
+    if command == "train":
+        assert "how workers train together (default: asynchronous)" in shown
+        assert "rows per step and worker (default: 32, or the saved model's)" in shown
+
+
+def test_the_number_of_workers_has_one_name(capsys: pytest.CaptureFixture[str]) -> None:
+    cli.main(["estimate", "--help"])
+    shown = capsys.readouterr().out
+    assert "--num-workers" in shown
+    assert " --workers" not in shown
+    parse = make_parser().parse_args
+    for option in ("--num-workers", "--workers"):
+        assert parse(["estimate", "m.keras", option, "3"]).num_workers == 3
 
 
 @pytest.mark.parametrize("arguments", [[], ["fly"], ["train"], ["run", "-np", "two", "a.py"]])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,8 +11,10 @@ from typing import Any
 import pytest
 from tracking_cases import busy_fit, small_fit, small_search
 
+from sparkdl.errors import TransportError
 from sparkdl.progress.events import Event, TrainingFailed, TrialBegan, TrialEnded, TrialEpochEnded
 from sparkdl.tracking import mlflow_sink
+from sparkdl.tracking.mlflow_server import require_server
 from sparkdl.tracking.mlflow_sink import MLflow, flat_parameters
 
 mlflow = pytest.importorskip("mlflow")
@@ -150,3 +153,40 @@ def test_a_trial_that_goes_on_stays_one_run(store: Any) -> None:
     history = store.get_metric_history(runs["trial 10"].info.run_id, "val_accuracy")
     assert [(m.step, m.value) for m in history] == [(0, 0.5), (2, 0.75)]
     assert runs["trial 10"].info.status == "FINISHED"
+
+
+@pytest.fixture
+def closed_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+    return port
+
+
+@pytest.mark.timeout(60)  # MLflow's own client tries for four minutes
+def test_a_server_that_is_down_is_a_warning_and_the_fit_goes_on(closed_port: int) -> None:
+    mlflow.set_tracking_uri(f"http://127.0.0.1:{closed_port}")
+    with pytest.warns(RuntimeWarning, match=r"(?s)nothing of this fit, which goes on.*not answer"):
+        log([*small_fit(), TrainingFailed("told nothing of it")], log_system_metrics=True)
+    with pytest.warns(RuntimeWarning, match="which goes on"):
+        log(small_search())
+
+
+def test_a_run_that_cannot_be_opened_is_a_warning(
+    monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    def refuses() -> None:
+        raise PermissionError("403")
+
+    monkeypatch.setattr(mlflow, "MlflowClient", refuses)
+    log(small_fit())
+    assert [w for w in recwarn if "goes on: 403" in str(w.message)]
+
+
+def test_only_a_server_of_http_is_asked_and_one_that_starts_is_waited_for(closed_port: int) -> None:
+    for uri in ("", "databricks", "file:///tmp/mlruns", "sqlite:///mlflow.db"):
+        require_server(uri, 0.0)
+    with pytest.raises(TransportError, match=f"a server at 127.0.0.1:{closed_port}"):
+        require_server(f"http://127.0.0.1:{closed_port}", 0.6)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        require_server(f"http://127.0.0.1:{listener.getsockname()[1]}/mlflow", 0.0)

@@ -100,8 +100,10 @@ def test_what_a_sink_raises_at_the_beginning_is_raised() -> None:
     def breaks(event: Event) -> None:
         raise PermissionError("no")
 
+    (sink,) = sinks_of([breaks], nothing)
     with pytest.raises(PermissionError):
-        sinks_of([breaks], nothing)[0].handle(TrainingBegan(0, 1, RUN))
+        sink.handle(TrainingBegan(0, 1, RUN))
+    sink.handle(EpochBegan(0))  # no warning that the fit, which has ended, goes on
 
 
 @pytest.mark.parametrize("wrong", ["logs", 3, object(), Kept])

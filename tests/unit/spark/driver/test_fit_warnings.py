@@ -8,6 +8,7 @@ import pytest
 
 from sparkdl.phases import Usage
 from sparkdl.spark.driver.fit_warnings import (
+    described,
     warn_of_damping,
     warn_of_mixed_validation,
     warn_of_no_learning,
@@ -29,19 +30,23 @@ def test_validation_of_workers_that_run_together(workers: int, at_once: int) -> 
 
 def test_changes_of_many_workers_that_hardly_counted() -> None:
     with pytest.warns(RuntimeWarning, match=r"high for 8 workers.*19% of them counted"):
-        warn_of_damping(0.19, 8, 5000, 0.0)
+        warn_of_damping(0.19, 8, 5000, 0.0, "")
 
 
 def test_few_steps_of_many_workers() -> None:
     with pytest.warns(RuntimeWarning, match=r"352 steps of each of 8 workers.*1\.1 to 4\.3 times"):
-        warn_of_damping(0.88, 8, 352, 0.0)
+        warn_of_damping(0.88, 8, 352, 0.0, "")
 
 
 def test_inputs_that_are_not_centered() -> None:
-    with pytest.warns(
-        RuntimeWarning, match=r"mean makes up 75% .* 65% of the changes of 2 workers"
-    ):
-        warn_of_damping(0.65, 2, 1408, 0.75)
+    assert described("x", ["age"]) == "input 'x' (column 'age')"
+    furthest = described("table", list("abcdefg"))
+    match = (
+        r"input 'table' \(columns 'a', 'b', 'c', 'd', 'e', \.\.\.\) is not centered .*"
+        "mean makes up 75% .* 65% of the changes of 2 workers"
+    )
+    with pytest.warns(RuntimeWarning, match=match):
+        warn_of_damping(0.65, 2, 1408, 0.75, furthest)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +65,7 @@ def test_changes_that_learn_as_one_process(
 ) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        warn_of_damping(counted, workers, steps, off_center)
+        warn_of_damping(counted, workers, steps, off_center, "")
 
 
 def usage(workers: int, compute_s: float, exchange_s: float) -> dict[int, Usage]:

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import pathlib
+import pickle
 from types import SimpleNamespace
 from typing import Any
 
+import keras
 import numpy as np
 import pandas as pd
 import pytest
 
 import sparkdl
-from sparkdl import tune
+from sparkdl import SparkModel, payload, tune
 from sparkdl.compat.elephas.hyperparam import HyperParamModel
 from sparkdl.compat.elephas.spark_model import _given
 from sparkdl.compat.elephas.templates import Template
 from sparkdl.config import FitConfig
-from sparkdl.errors import ConfigError, ModelError, SparkDLError, UnknownNameError
+from sparkdl.errors import (
+    ConfigError,
+    ModelError,
+    SparkDLError,
+    UnknownNameError,
+    UnpicklableError,
+)
 from sparkdl.files.model_file import read_model
 from sparkdl.launch.peers import check_roles
 from sparkdl.ml import KerasClassifier
@@ -206,3 +215,18 @@ def test_a_session_is_known_by_what_it_has() -> None:
     require_running(SimpleNamespace(sparkContext=context))
     with pytest.raises(ConfigError, match="spark must be the session"):
         require_running(context)
+
+
+@pytest.mark.parametrize("send", [pickle.dumps, copy.deepcopy, copy.copy, "closure"])
+def test_a_spark_model_is_neither_pickled_nor_copied(send: Any) -> None:
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    spark_model = SparkModel(model)
+
+    def scores(rows: Any) -> Any:
+        return spark_model.predict(rows)
+
+    with pytest.raises(UnpicklableError, match=r"(?s)driver.*load_spark_model") as info:
+        payload.dump(scores) if send == "closure" else send(spark_model)
+    assert isinstance(info.value, TypeError)
+    assert isinstance(pickle.loads(pickle.dumps(info.value)), UnpicklableError)
