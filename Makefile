@@ -16,7 +16,7 @@ SIDE_BY_SIDE := -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder --ma
 
 COMPOSE ?= docker compose
 
-.PHONY: demo cluster-demo check test test-all lint bench bench-peers horovod install java clean
+.PHONY: demo cluster-demo gpu-check check test test-all lint bench bench-peers horovod install java clean
 
 demo: install ## Trains a network on two Spark workers and shows the result
 	$(BIN)/python examples/demo.py
@@ -25,6 +25,9 @@ cluster-demo: ## The same on a standalone cluster in containers; needs Docker or
 	$(COMPOSE) -f docker/compose.yaml up --build --wait master worker
 	$(COMPOSE) -f docker/compose.yaml run --rm demo; \
 	  status=$$?; $(COMPOSE) -f docker/compose.yaml down; exit $$status
+
+gpu-check: ## Is sparkdl right and fast on this machine's GPU? Needs Keras, and PyTorch or JAX; no Spark, no network
+	$(PYTHON) tests/gpu/kit.py
 
 check: lint ## Two minutes: lint, types, and all tests without JVM, Keras and other processes
 	$(PYTEST) $(SIDE_BY_SIDE) -m "not slow and not keras and not processes and not spark"

@@ -39,6 +39,7 @@ for _name, _options in options_for_tests().items():
 _NEEDS = {
     "spark": "spark",
     "yarn": "spark",
+    "gpu": "processes",
     "parallel": "processes",
     "learning": "keras",
     "unit/learner": "keras",

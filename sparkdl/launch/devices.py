@@ -143,6 +143,8 @@ def start_framework(placement: Placement) -> None:
             TF_CPP_MIN_LOG_LEVEL=os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2"),
             TF_ENABLE_ONEDNN_OPTS=os.environ.get("TF_ENABLE_ONEDNN_OPTS"),
             JAX_PLATFORMS=os.environ.get("JAX_PLATFORMS", None if gpus else "cpu"),
+            # Else JAX takes three quarters of a GPU at once, and two workers cannot share one.
+            XLA_PYTHON_CLIENT_PREALLOCATE=os.environ.get("XLA_PYTHON_CLIENT_PREALLOCATE", "false"),
         ),
         lean_import(placement.backend),
     ):

@@ -106,10 +106,15 @@ class JaxLearner(KerasLearner):
 
     def write_weights(self, flat: FloatArray) -> None:
         self._layout.check(flat)
-        # On a CPU, JAX reads NumPy memory in place and later; the caller's buffer may change.
-        parts = self._split(flat.copy())
+        parts = self._split(self._given(flat))
         trainable, averages = parts[: len(self.trained)], parts[len(self.trained) :]
         self._set(trainable, self._with_averages(self._state[1], averages))
+
+    def _given(self, flat: FloatArray) -> Any:
+        """A buffer as JAX takes it, whatever its owner does with it later."""
+        if jax.default_backend() == "cpu":  # which reads NumPy memory in place, and later
+            return flat.copy()
+        return jax.block_until_ready(jax.device_put(flat))
 
     def _averages(self, non_trainable: list[Any]) -> list[Any]:
         return [non_trainable[i] for i in self._averaged_at]
@@ -177,7 +182,7 @@ class JaxLearner(KerasLearner):
     def apply_gradients(self, flat: FloatArray) -> None:
         self._layout.check(flat)
         trainable, non_trainable, optimizer, _ = self._state
-        trainable, optimizer, averages = self._apply(trainable, optimizer, flat.copy())
+        trainable, optimizer, averages = self._apply(trainable, optimizer, self._given(flat))
         self._set(trainable, self._with_averages(non_trainable, averages), optimizer)
 
     def _trace_apply(self, trainable: Any, optimizer: Any, flat: Any) -> Any:
