@@ -361,10 +361,11 @@ class Synchronizer(Protocol):
     def keep_state(self, learner: Learner, epoch: int) -> None:
         """Sends the driver what a checkpoint after ``epoch`` epochs needs from this worker."""
 
-    def finish(self, learner: Learner) -> None:
+    def finish(self, learner: Learner, epoch: int) -> None:
         """Tells the others that this worker has trained all of its batches, or was stopped.
 
-        What it has trained since the last exchange is exchanged first.
+        What it has trained since the last exchange is exchanged first; then what the run keeps of
+        this worker after ``epoch`` epochs goes to the driver, if there is a connection to it.
         """
 
     @property
@@ -388,9 +389,8 @@ class Synchronizer(Protocol):
         """Name of the transport or communicator in use, e.g. ``'shm'`` or ``'horovod'``."""
 
     def result(self, learner: Learner, epoch: int) -> RunState | None:
-        """After ``finish``: what the run keeps of this worker after ``epoch`` epochs, or None.
-
-        Its ``weights`` are empty where a server holds them.
+        """After ``finish``: what the run keeps of this worker, which :meth:`finish` could not send
+        to the driver; None if it could, or if the run keeps nothing of it.
         """
 
     @property

@@ -73,14 +73,14 @@ class RunState:
 
     def to_bytes(self) -> bytes:
         """Header, weights, optimizer state, rule state; little-endian."""
-        weights = np.ascontiguousarray(self.weights, np.float32).tobytes()
-        sizes = len(weights), len(self.optimizer), len(self.rule)
+        weights = np.ascontiguousarray(self.weights, np.float32).view(np.uint8)
+        sizes = weights.size, len(self.optimizer), len(self.rule)
         header = _HEADER.pack(_MAGIC, _VERSION, self.epoch, *sizes)
-        return b"".join((header, weights, self.optimizer, self.rule))
+        return b"".join((header, weights.data, self.optimizer, self.rule))
 
     @classmethod
-    def from_bytes(cls, content: bytes) -> RunState:
-        """The counterpart of :meth:`to_bytes`.
+    def from_bytes(cls, content: bytes | bytearray) -> RunState:
+        """The counterpart of :meth:`to_bytes`; the weights are a view of ``content``.
 
         Raises:
             ProtocolError: The bytes are no run state, of another version, or cut off.
@@ -99,4 +99,5 @@ class RunState:
             )
         first, second = _HEADER.size + sizes[0], _HEADER.size + sizes[0] + sizes[1]
         weights = np.frombuffer(content, np.float32, sizes[0] // 4, _HEADER.size)
-        return cls(epoch, weights, content[first:second], content[second:])
+        view = memoryview(content)
+        return cls(epoch, weights, bytes(view[first:second]), bytes(view[second:]))

@@ -59,7 +59,7 @@ def train(
     loop.run(start)
     seconds = time.perf_counter() - began
     with loop.explained():
-        synchronizer.finish(learner)
+        synchronizer.finish(learner, settings.epochs)
     return seconds
 
 

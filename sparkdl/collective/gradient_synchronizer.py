@@ -117,8 +117,9 @@ class AllReduceGradientSynchronizer:
         """Nothing beyond the learner's own state."""
         return b""
 
-    def end_run(self, learner: Learner) -> None:
+    def end_run(self, learner: Learner) -> bool:
         """Nothing to do: the last step was an exchange."""
+        return False
 
     def close(self) -> None:
         """Nothing to free."""

@@ -126,13 +126,14 @@ class RuleSynchronizer:
             return b""
         return pack_arrays(state)
 
-    def end_run(self, learner: Learner) -> None:
+    def end_run(self, learner: Learner) -> bool:
         """Exchanges what is left of a window; the learner then has the run's model."""
         self._steps.hide_center(learner)
         with self._named(0):
             if self._since_exchange:
                 self._exchange_now(learner)
             self._steps.finish(learner)
+        return True
 
     def close(self) -> None:
         """Ends the rule's threads and groups."""

@@ -53,8 +53,12 @@ class StepSynchronizer(Protocol):
     def save_state(self, learner: Learner) -> bytes:
         """What to go on from beside the learner's own state; a collective call."""
 
-    def end_run(self, learner: Learner) -> None:
-        """Exchanges what is left; the learner then has the run's model."""
+    def end_run(self, learner: Learner) -> bool:
+        """Exchanges what is left; the learner then has the run's model.
+
+        Returns:
+            Whether that may be another than at the end of the last epoch.
+        """
 
     def close(self) -> None:
         """Ends threads and groups."""
@@ -98,6 +102,7 @@ class AllReduceSynchronizer:
         self._root = 0
         self.rule_state = b""
         self._epoch = -1
+        self._kept = -1  # epochs done in the state that was left with the driver last
         self._epoch_rows = self._epoch_batches = self._rows = 0
         self._steps_done = 0
         self._stopped = False
@@ -184,21 +189,32 @@ class AllReduceSynchronizer:
     def keep_state(self, learner: Learner, epoch: int) -> None:
         """The root leaves its weights, its optimizer state and the rule's with the driver."""
         rule_state = self._steps.save_state(learner)
-        if self.keeps_state:
+        if self.keeps_state and self._control is not self._unconnected:
             state = RunState.of(learner, epoch, rule_state)
             self._control.keep(state.to_bytes(), epoch)
+        self._kept = epoch
 
-    def finish(self, learner: Learner) -> None:
-        """Waits for all ranks: one that ends before the others looks like one that failed."""
-        self._steps.end_run(learner)
+    def finish(self, learner: Learner, epoch: int) -> None:
+        """Waits for all ranks: one that ends before the others looks like one that failed.
+
+        The root leaves its state with the driver first, unless what it left last is that.
+        """
+        changed = self._steps.end_run(learner)
         self.rule_state = self._steps.save_state(learner)
         with self._clock.within("wait"):
             self._communicator.barrier()
+        connected = self._control is not self._unconnected
+        if self.keeps_state and connected and (changed or self._kept != epoch):
+            state = RunState.of(learner, epoch, self.rule_state)
+            self._control.keep(state.to_bytes(), epoch)
         self._control.finish()
 
     def result(self, learner: Learner, epoch: int) -> RunState | None:
-        """The root's weights, its optimizer state and the rule's; None on the other ranks."""
-        return RunState.of(learner, epoch, self.rule_state) if self.keeps_state else None
+        """Without a connection to the driver the root's weights, its optimizer state and the
+        rule's; None on the other ranks."""
+        if self._control is not self._unconnected or not self.keeps_state:
+            return None
+        return RunState.of(learner, epoch, self.rule_state)
 
     @property
     def refused(self) -> int:

@@ -1,6 +1,8 @@
-"""Bytes that travel in chunks, and the blob that a rank keeps with the coordinator."""
+"""Bytes that travel in chunks, and the blobs that ranks keep with the coordinator."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -81,23 +83,51 @@ def chunk_reply(blob: ByteArray, offset: int, limit: int, epoch: int = 0) -> Mes
     )
 
 
-class KeptBlob:
-    """The last whole blob that a rank kept: bytes that the coordinator does not look into.
+def _nothing() -> ByteArray:
+    return np.empty(0, np.uint8)
 
-    A new one replaces it only once all of its chunks have come, so that a rank that dies in the
-    middle leaves the former.
+
+@dataclass(frozen=True)
+class KeptBlob:
+    """A whole blob that a rank kept, and the epochs that were done; as it stands there is none."""
+
+    content: ByteArray = field(default_factory=_nothing, repr=False)
+    epoch: int = -1
+
+
+class KeptBlobs:
+    """The last whole blob of the run, and each rank's of its own: bytes that the coordinator does
+    not look into.
+
+    A new one replaces the last only once all of its chunks have come, so that a rank that dies in
+    the middle leaves the former. Several ranks may send theirs at the same time.
 
     Args:
         max_bytes: Bound of one blob.
     """
 
     def __init__(self, max_bytes: int) -> None:
-        self._assembly = Assembly("the state to keep", max_bytes)
-        self.content: ByteArray = np.empty(0, np.uint8)
-        self.epoch = -1
+        self._max_bytes = max_bytes
+        self._assemblies: dict[int, Assembly] = {}
+        self._last = KeptBlob()
+        self._own: dict[int, KeptBlob] = {}
 
     def put(self, message: Message) -> None:
-        """Takes one chunk; see :meth:`Assembly.put`."""
-        whole = self._assembly.put(message)
-        if whole is not None:
-            self.content, self.epoch = whole, message.epoch
+        """Takes one chunk; see :meth:`Assembly.put`. ``own`` in its meta: of the rank, not of the
+        run."""
+        assembly = self._assemblies.get(message.rank)
+        if assembly is None:
+            assembly = Assembly("the state to keep", self._max_bytes)
+            self._assemblies[message.rank] = assembly
+        whole = assembly.put(message)
+        if whole is None:
+            return
+        kept = KeptBlob(whole, message.epoch)
+        if message.meta.get("own"):
+            self._own[message.rank] = kept
+        else:
+            self._last = kept
+
+    def of(self, rank: int | None = None) -> KeptBlob:
+        """The run's last blob, or the one of a rank."""
+        return self._last if rank is None else self._own.get(rank, KeptBlob())

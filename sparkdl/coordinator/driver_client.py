@@ -72,22 +72,31 @@ class DriverClient(Closing):
             orders["release"] = int(release)
         self.request(Message(Kind.CONTROL, meta=dict(orders)))
 
-    def kept(self) -> bytes:
+    def kept(self, rank: int | None = None) -> bytearray:
         """The state that a worker kept last; empty if none has.
+
+        Args:
+            rank: Whose own state; None for the run's.
 
         Raises:
             ProtocolError: A newer state replaces it each time before it is read.
         """
+        wanted = {} if rank is None else {"of": rank}
         for _ in range(_READS):
-            state, epoch, total = bytearray(), -1, 1
-            while len(state) < total:
-                reply = self.request(Message(Kind.KEPT, offset=len(state)))
-                if state and (reply.epoch, reply.total) != (epoch, total):
+            state, epoch, filled = bytearray(), -1, 0
+            while not filled or filled < len(state):
+                reply = self.request(Message(Kind.KEPT, offset=filled, meta=dict(wanted)))
+                if filled and (reply.epoch, reply.total) != (epoch, len(state)):
                     break  # a newer one came meanwhile
-                epoch, total = reply.epoch, reply.total
-                state += _body(reply).data
+                if not filled:  # all of it at once: a state that grew would be copied again
+                    epoch, state = reply.epoch, bytearray(reply.total)
+                if not state:
+                    return state
+                body = _body(reply)
+                state[filled : filled + body.size] = body.data
+                filled += body.size
             else:
-                return bytes(state)
+                return state
         raise ProtocolError(
             "the state that the workers keep changes faster than it can be read",
             expected="one state to stay until it is read",

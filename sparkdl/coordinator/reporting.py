@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sparkdl.coordinator.blobs import KeptBlob, chunk_reply
+from sparkdl.coordinator.blobs import KeptBlobs, chunk_reply
 from sparkdl.coordinator.group import Group
 from sparkdl.coordinator.lines import MAX_LINES_BYTES, LogLines, pack_lines
 from sparkdl.coordinator.status import EpochTotals, Failure, Status, failure_of
@@ -21,7 +21,7 @@ class Reporting:
 
     def __init__(self, group: Group, max_blob_bytes: int) -> None:
         self._group = group
-        self._kept = KeptBlob(max_blob_bytes)
+        self._kept = KeptBlobs(max_blob_bytes)
         self._lines = LogLines()
         self._driver_seen = 0.0
 
@@ -124,9 +124,11 @@ class Reporting:
         self._group.answer(connection, Message(Kind.OK))
 
     def kept(self, connection: int, message: Message) -> None:
-        """One chunk of the blob that a worker kept; an empty one where there is none."""
+        """One chunk of the run's blob, or of a rank's own; an empty one where there is none."""
         limit = self._group.limits.chunk_bytes
-        reply = chunk_reply(self._kept.content, message.offset, limit, max(self._kept.epoch, 0))
+        rank = message.meta.get("of")
+        kept = self._kept.of(rank if isinstance(rank, int) else None)
+        reply = chunk_reply(kept.content, message.offset, limit, max(kept.epoch, 0))
         self._group.answer(connection, reply)
 
     def take_lines(self, connection: int, message: Message) -> None:

@@ -210,12 +210,13 @@ class Session(Closing):
         body = message.body
         self.request(message, 0 if body is None else body, deferred=wait)
 
-    def keep(self, state: bytes, epoch: int) -> None:
+    def keep(self, state: bytes, epoch: int, *, own: bool = False) -> None:
         """Leaves ``state``, of the end of ``epoch`` epochs, for the driver.
 
-        The coordinator keeps the last whole one; what it means is between worker and driver.
+        The coordinator keeps the last whole one of the run; what it means is between worker and
+        driver. With ``own`` it keeps one of each rank.
         """
-        self.send_blob(Kind.KEEP, state, epoch)
+        self.send_blob(Kind.KEEP, state, epoch, own=own)
 
     def log(self, lines: list[str]) -> None:
         """Sends lines that this rank printed; the driver shows them."""
@@ -276,15 +277,18 @@ class Session(Closing):
         self.learning_rate = None if math.isnan(rate) else rate
         return reply
 
-    def send_blob(self, kind: Kind, blob: bytes, epoch: int, batch: int = 0) -> None:
+    def send_blob(
+        self, kind: Kind, blob: bytes, epoch: int, batch: int = 0, *, own: bool = False
+    ) -> None:
         """Sends bytes in chunks. Overwrites ``raw``."""
+        meta = {"own": True} if own else {}
         source = np.frombuffer(blob, np.uint8)
         size = self.limits.chunk_bytes
         for offset in range(0, source.size, size):
             chunk = source[offset : offset + size]
             message = Message(
                 kind, epoch=epoch, batch=batch, offset=offset, total=source.size,
-                content=Content.BLOB,
+                content=Content.BLOB, meta=dict(meta),
             )  # fmt: skip
             self.request(message, chunk)
 

@@ -262,8 +262,12 @@ class ServerSynchronizer:
             state = RunState(epoch, optimizer=learner.optimizer_state())
             self._session.keep(state.to_bytes(), epoch)
 
-    def finish(self, learner: Learner) -> None:
-        """Says that this worker is done; what it trained since an exchange, or snapshot, counts."""
+    def finish(self, learner: Learner, epoch: int) -> None:
+        """Says that this worker is done; what it trained since an exchange, or snapshot, counts.
+
+        Before that it leaves with the server what the run keeps of it: the optimizer state, or the
+        model of its own.
+        """
         if self._windows is not None:
             if self._open is not None:
                 self._windows.after_window(learner, self._open)
@@ -271,13 +275,16 @@ class ServerSynchronizer:
         if self._rounds is not None and self._unstored is not None:
             self._rounds.snapshot(learner, *self._unstored)
         self.keeps_state = self._holds_state
+        if self._rule.independent:
+            self._session.keep(RunState.of(learner, epoch).to_bytes(), epoch, own=True)
+        elif self.keeps_state:
+            state = RunState(epoch, optimizer=learner.optimizer_state())
+            self._session.keep(state.to_bytes(), epoch)
         self._client.finish()
 
     def result(self, learner: Learner, epoch: int) -> RunState | None:
-        """The weights of a rank that trains a model of its own; the optimizer state to be kept."""
-        if self._rule.independent:
-            return RunState.of(learner, epoch)
-        return RunState(epoch, optimizer=learner.optimizer_state()) if self.keeps_state else None
+        """None: the server has it."""
+        return None
 
     @property
     def _holds_state(self) -> bool:

@@ -144,8 +144,7 @@ class AllReduceRun(CoordinatedRun):
     def kept(self) -> RunState | None:
         """What one rank left last: weights, optimizer state and the rule's."""
         with contextlib.suppress(TransportError):
-            kept = self._driver.kept()
-            return RunState.from_bytes(kept) if kept else None
+            return super().kept()
         return None
 
     def state(self) -> RunState:
@@ -160,8 +159,8 @@ class AllReduceRun(CoordinatedRun):
         return kept
 
     def result(self, trained: Mapping[int, TrainedRank]) -> RunState:
-        """What one rank returned."""
-        return returned_state(trained)
+        """What one rank left last, at its end."""
+        return self.kept() or RunState(0)
 
 
 @dataclass
@@ -212,6 +211,10 @@ class SilentRun:
     def state(self) -> RunState:
         """What the stage returned."""
         return returned_state(self.trained)
+
+    def member(self, rank: int) -> RunState | None:
+        """None: all ranks have the same model."""
+        return None
 
     def result(self, trained: Mapping[int, TrainedRank]) -> RunState:
         """Takes over what the ranks returned."""

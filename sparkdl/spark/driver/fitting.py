@@ -118,7 +118,7 @@ def _train_stage(plan: FitPlan, settings: LoopSettings, monitor: FitMonitor) -> 
         StageLost: Its workers were lost; the model is as after ``StageLost.epoch`` epochs.
     """
     trained, source = plan.trained, plan.source
-    rule_state = trained.rule_state
+    rule_state, trained.has_optimizer = trained.rule_state, False
     monitor.begin()  # the workers get the model with the learning rate of their first epoch
     with interrupts.CleanStack() as stack:
         # The server's process comes up while the model is written.

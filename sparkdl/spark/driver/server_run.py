@@ -19,7 +19,7 @@ from sparkdl.ps.server import ServerConfig, ServerProcess
 from sparkdl.ps.strategy import ServerStrategy
 from sparkdl.run_state import RunState
 from sparkdl.spark.driver.network import certificate_of, listening_address
-from sparkdl.spark.driver.training_run import CoordinatedRun, returned_state
+from sparkdl.spark.driver.training_run import CoordinatedRun
 from sparkdl.spark.executor.trainer import TrainedRank
 from sparkdl.weights import FloatArray, Layout
 
@@ -126,15 +126,10 @@ class ServerRun(CoordinatedRun):
         in_step = self.strategy.rule.blocking
         return progress_of(self._driver.status(since_epoch), self._num_workers, in_step=in_step)
 
-    def kept(self) -> RunState | None:
-        """The optimizer state that a worker kept at the end of an epoch."""
-        kept = self._driver.kept()
-        return RunState.from_bytes(kept) if kept else None
-
     def state(self) -> RunState:
         """The present center (a copy), and what :meth:`kept` has."""
         return replace(self.kept() or RunState(0), weights=pull_center(self._driver))
 
     def result(self, trained: Mapping[int, TrainedRank]) -> RunState:
-        """The center, and the optimizer state that a worker returned."""
-        return replace(returned_state(trained), weights=pull_center(self._driver))
+        """The center, and the optimizer state that a worker left with the server."""
+        return self.state()

@@ -28,12 +28,14 @@ class TrainedModel:
             and not that of a state, which is a worker's of some time before.
         constrains: Weights come from several workers' steps, and need not hold the constraints that
             each of these held.
+        has_optimizer: Whether a state with the optimizer's was taken over since that was unset.
     """
 
     model: Any
     rule_state: bytes = field(default=b"", repr=False)
     keeps_rate: bool = False
     constrains: bool = False
+    has_optimizer: bool = False
 
     def take(self, state: RunState) -> None:
         """Takes over weights, optimizer state and the rule's state, each if ``state`` has it."""
@@ -45,6 +47,7 @@ class TrainedModel:
             write_model(self.model, layout, weights)
         if state.optimizer:
             load_optimizer_state(self.model, state.optimizer, keep_rate=self.keeps_rate)
+            self.has_optimizer = True
         if state.rule:
             self.rule_state = state.rule
 

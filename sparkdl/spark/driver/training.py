@@ -180,7 +180,7 @@ def _run_on(
             _keep(driver_model, run, trained, monitor, stopped, on_epoch)
             spans = {rank: t.spans for rank, t in trained.items() if t.spans is not None}
             monitor.end_workers(run.progress(monitor.epochs_done), spans)
-            return _summary(trained, task)
+            return _summary(trained, task, run)
         finally:
             with contextlib.suppress(Exception):
                 if ranks.running:
@@ -200,16 +200,16 @@ def _keep(
     stopped = _last_epochs(run, monitor, on_epoch) or stopped
     if not stopped or monitor.stopped_inside:
         driver_model.take(state)
-    elif not (run.kept() or RunState(0)).optimizer:  # stopped before a worker had left one
+    elif not driver_model.has_optimizer:  # stopped before a worker had left one
         driver_model.take(RunState(state.epoch, optimizer=state.optimizer))
 
 
-def _summary(trained: Mapping[int, TrainedRank], task: TrainTask) -> StageSummary:
+def _summary(trained: Mapping[int, TrainedRank], task: TrainTask, run: Run) -> StageSummary:
     """What the ranks returned, for the user.
 
     Raises:
         DataError: There were no rows.
-        WorkerError: A rank's model is missing: its executor was lost after it had returned.
+        WorkerError: A rank's model is missing.
     """
     rows = sum(t.rows for t in trained.values())
     if rows == 0:
@@ -221,9 +221,9 @@ def _summary(trained: Mapping[int, TrainedRank], task: TrainTask) -> StageSummar
     members = {}
     if task.strategy.independent:
         for rank in range(task.num_workers):
-            state = trained[rank].state if rank in trained else None
+            state = run.member(rank)
             if state is None:
-                raise WorkerError(rank, "its trained model was lost with its executor")
+                raise WorkerError(rank, "it has left no trained model")
             members[rank] = state.weights
     return StageSummary(
         rows=rows,

@@ -51,6 +51,10 @@ class Run(Protocol):
             TransportError: The driver has no weights yet, or the server has ended.
         """
 
+    def member(self, rank: int) -> RunState | None:
+        """The model of its own that a rank has trained, where the models never meet; None if it
+        has left none."""
+
     def result(self, trained: Mapping[int, TrainedRank]) -> RunState:
         """The trained weights and all that goes with them, given what the ranks returned."""
 
@@ -72,6 +76,16 @@ class CoordinatedRun(ABC):
         self._driver.control(
             stop=command.stop, learning_rate=command.learning_rate, release=command.release
         )
+
+    def kept(self) -> RunState | None:
+        """What a worker left with the driver last; None if none has."""
+        kept = self._driver.kept()
+        return RunState.from_bytes(kept) if kept else None
+
+    def member(self, rank: int) -> RunState | None:
+        """The model of its own that a rank has left."""
+        kept = self._driver.kept(rank)
+        return RunState.from_bytes(kept) if kept else None
 
 
 def returned_state(trained: Mapping[int, TrainedRank]) -> RunState:

@@ -216,7 +216,7 @@ def test_ranks_agree_on_steps_stop_and_rate():
         assert not synchronizer.stopped
         synchronizer.end_epoch(learner, 0, np.zeros(2), np.ones(2), wait=True)
         synchronizer.keep_state(learner, 1)
-        synchronizer.finish(learner)
+        synchronizer.finish(learner, 1)
         assert line.finished
         assert [epoch for _, epoch in line.kept] == ([1] if rank == 1 else [])  # it has rows
         return start, synchronizer.stopped, synchronizer.learning_rate, line.sent

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from sparkdl.coordinator.blobs import Assembly, KeptBlob, chunk_reply
+from sparkdl.coordinator.blobs import Assembly, KeptBlobs, chunk_reply
 from sparkdl.coordinator.joining import introduction_of
 from sparkdl.coordinator.lines import LogLines, pack_lines, unpack_lines
 from sparkdl.coordinator.orders import Orders
@@ -252,16 +252,30 @@ def test_chunks_out_of_bounds_or_order_are_refused(message: Message) -> None:
 
 
 def test_a_kept_blob_stays_until_the_next_is_whole() -> None:
-    kept = KeptBlob(50)
-    assert (kept.content.size, kept.epoch) == (0, -1)
+    blobs = KeptBlobs(50)
+    assert (blobs.of().content.size, blobs.of().epoch) == (0, -1)
     for message, epoch in ((chunk(b"old", 0, 3), 1), (chunk(b"ne", 0, 3), 2)):
         message.epoch = epoch
-        kept.put(message)
-        assert (kept.content.tobytes(), kept.epoch) == (b"old", 1)
+        blobs.put(message)
+        assert (blobs.of().content.tobytes(), blobs.of().epoch) == (b"old", 1)
     last = chunk(b"w", 2, 3)
     last.epoch = 2
-    kept.put(last)
-    assert (kept.content.tobytes(), kept.epoch) == (b"new", 2)
+    blobs.put(last)
+    assert (blobs.of().content.tobytes(), blobs.of().epoch) == (b"new", 2)
+
+
+def test_ranks_keep_blobs_at_the_same_time_and_of_their_own() -> None:
+    blobs = KeptBlobs(50)
+    for offset, parts in ((0, (b"ol", b"ne")), (2, (b"d", b"w"))):
+        for rank, part in enumerate(parts):
+            blobs.put(chunk(part, offset, 3, rank=rank))
+    assert blobs.of().content.tobytes() == b"new"
+    for rank, part in enumerate((b"a", b"bc")):
+        message = chunk(part, 0, len(part), rank=rank)
+        message.meta["own"] = True
+        blobs.put(message)
+    assert [blobs.of(rank).content.tobytes() for rank in range(3)] == [b"a", b"bc", b""]
+    assert blobs.of().content.tobytes() == b"new"
 
 
 def test_a_blob_is_read_in_chunks() -> None:

@@ -323,11 +323,14 @@ def test_state_is_kept_whole_beside_an_exchange_under_way() -> None:
         for batch in range(1, 5):
             sync.train(learner, object(), Report(0, batch, batch, 1, 1, 0.1))
             sync.keep_state(learner, batch)
-        sync.finish(learner)
-        np.testing.assert_allclose(learner.weights, 4)
         with server.driver() as driver:
-            kept = RunState.from_bytes(driver.kept())
-        assert (kept.epoch, kept.optimizer) == (4, bytes(range(100)))
+            for epoch in (4, 9):
+                kept = RunState.from_bytes(driver.kept())
+                assert (kept.epoch, kept.optimizer) == (epoch, bytes(range(100)))
+                if epoch == 4:
+                    sync.finish(learner, 9)
+        np.testing.assert_allclose(learner.weights, 4)
+        assert sync.result(learner, 9) is None  # the server has it
 
 
 def test_overlap_raises_in_the_training_thread() -> None:

@@ -109,12 +109,12 @@ def test_the_death_of_a_worker_after_the_last_round_loses_nothing() -> None:
         made[0].close()
         syncs[1].keep_state(learners[1], 1)
         syncs[1].end_epoch(learners[1], 0, np.zeros(2), None, wait=False)
-        syncs[1].finish(learners[1])
+        syncs[1].finish(learners[1], 2)
         assert learners[1].weights.any()
         np.testing.assert_array_equal(server.center, learners[1].weights)
         with server.driver() as driver:
-            assert RunState.from_bytes(driver.kept()).epoch == 1
-        assert syncs[1].result(learners[1], 1) is not None  # the optimizer state
+            assert RunState.from_bytes(driver.kept()).epoch == 2  # the optimizer state, at its end
+        assert syncs[1].result(learners[1], 2) is None
 
 
 def test_every_batch_of_a_stack_is_a_commit_of_its_own() -> None:

@@ -15,7 +15,9 @@ from sparkdl.coordinator.session import open_session
 from sparkdl.errors import TransportError
 from sparkdl.progress.commands import Command
 from sparkdl.ps.choice import ServerExchange
+from sparkdl.ps.client import limits_of
 from sparkdl.ps.rules import make_rule
+from sparkdl.ps.strategy import ServerStrategy
 from sparkdl.reports import EpochReport
 from sparkdl.run_state import RunState
 from sparkdl.spark.driver.allreduce_run import SilentRun, start_all_reduce
@@ -44,9 +46,16 @@ def test_a_run_with_a_server_has_the_center_from_the_start() -> None:
         np.testing.assert_array_equal(run.state().weights, WEIGHTS)
         assert run.progress().joined == 0
         run.command(Command(stop=True))
-        result = run.result(
-            {0: returned(0, RunState(3, optimizer=b"momentum")), 1: returned(1, None)}
-        )
+        strategy = run.strategy
+        assert isinstance(strategy, ServerStrategy)
+        with open_session(strategy.endpoints[0], rank=1, limits=limits_of(LAYOUT)) as session:
+            session.join(rows=4, batches_per_epoch=2)
+            session.keep(RunState(3, optimizer=b"momentum").to_bytes(), 3)
+            session.keep(RunState(3, WEIGHTS + 1).to_bytes(), 3, own=True)
+            session.finish()
+        assert run.member(0) is None
+        np.testing.assert_array_equal(run.member(1).weights, WEIGHTS + 1)  # type: ignore[union-attr]
+        result = run.result({0: returned(0, None), 1: returned(1, None)})
         np.testing.assert_array_equal(result.weights, WEIGHTS)
         assert (result.epoch, result.optimizer) == (3, b"momentum")
 
