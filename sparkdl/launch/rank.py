@@ -32,6 +32,7 @@ def run_rank(
             with Child(content, rank, on_output) as child:
                 yield from child.results(batches)
         else:
+            del content  # the task has all of it
             yield from task.run(rank, batches)
     except (Exception, SystemExit) as error:
         if rank.gathering is not None and is_secondary(error):

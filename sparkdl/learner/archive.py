@@ -19,7 +19,7 @@ import uuid
 import weakref
 import zipfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sparkdl import payload
@@ -56,6 +56,10 @@ class ModelArchive:
     objects: bytes
     backend: str
     key: str
+
+    def without_content(self) -> ModelArchive:
+        """What is left to know of it once a model was made of it."""
+        return replace(self, content=b"")
 
 
 def encode_model(model: Any, custom_objects: dict[str, Any] | None = None) -> ModelArchive:

@@ -58,7 +58,13 @@ def stage_function(shipped: Shipped, num_ranks: int, rows: Any = None) -> MapInA
 
 def content_of(shipped: Shipped) -> bytes:
     """A pickled task as it was shipped."""
-    return shipped if isinstance(shipped, bytes) else shipped.value
+    if isinstance(shipped, bytes):
+        return shipped
+    content = shipped.value
+    # PySpark keeps what it has read of a broadcast, as long as the worker process is used again:
+    # with a large model that is its size once more. It is read anew from the file where needed.
+    vars(shipped).pop("_value", None)
+    return content
 
 
 def run_task(
@@ -72,7 +78,9 @@ def run_task(
 
     batches = iter(batches)
     given = batches if rows is None else batches_of(rows)
-    yield from run_rank(content, rank_of(TaskContext.get(), num_ranks), given, _print_error)
+    rank = run_rank(content, rank_of(TaskContext.get(), num_ranks), given, _print_error)
+    del content  # which may be large; the rank has it for as long as it needs it
+    yield from rank
     read_to_end(batches)
 
 

@@ -164,6 +164,8 @@ class TrainTask:
             with clock.within("read"):
                 wait([reader])
         learner = cached_learner(self.archive)
+        # The file is not needed while the model trains, and may be several times as large as it.
+        object.__setattr__(self, "archive", self.archive.without_content())
         try:
             with self.strategy.open(met, learner.layout) as synchronizer:
                 with clock.within("read"):

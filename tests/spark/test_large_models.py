@@ -1,0 +1,99 @@
+"""The trained state comes back to the driver without passing through Spark's results."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+from sparkdl import SparkModel
+
+RESULT_BYTES = 512 << 10
+"""What all results of a stage may have together: a fourth of the model's weights."""
+
+
+@pytest.fixture
+def small_results(spark: Any) -> Iterator[None]:
+    """``spark.driver.maxResultSize``, as the scheduler reads it for each stage."""
+    settings = spark.sparkContext._jsc.sc().conf()
+    name = "spark.driver.maxResultSize"
+    before = settings.get(name, "1g")
+    settings.set(name, str(RESULT_BYTES))
+    yield
+    settings.set(name, before)
+
+
+def large_model() -> Any:
+    """2.1 MB of weights, 6.4 MB with Adam's state."""
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential(
+        [
+            keras.layers.Input((4,), dtype="int32"),
+            keras.layers.Embedding(4096, 128),
+            keras.layers.GlobalAveragePooling1D(),
+            keras.layers.Dense(1),
+        ]
+    )
+    model.compile(keras.optimizers.Adam(0.01), "mse")
+    return model
+
+
+def rows() -> tuple[np.ndarray, np.ndarray]:
+    random = np.random.default_rng(0)
+    x = random.integers(0, 4096, (64, 4)).astype("int32")
+    return x, (x.sum(axis=1, keepdims=True) / 8192 - 1).astype("float32")
+
+
+def frame_of(spark: Any) -> Any:
+    pairs = [(x.tolist(), float(y[0])) for x, y in zip(*rows(), strict=True)]
+    return spark.createDataFrame(pairs, "features array<int>, label double").repartition(2)
+
+
+@pytest.mark.usefixtures("small_results")
+@pytest.mark.parametrize(
+    ("mode", "options"),
+    [
+        pytest.param("allreduce", {}, id="allreduce"),
+        pytest.param(
+            "allreduce", {"rule": "local_sgd", "frequency": 2}, id="rule", marks=pytest.mark.slow
+        ),
+        pytest.param("synchronous", {}, id="synchronous"),
+        pytest.param("asynchronous", {}, id="asynchronous", marks=pytest.mark.slow),
+        pytest.param("asynchronous", {"rule": "ensemble"}, id="ensemble"),
+    ],
+)
+def test_the_trained_state_is_no_result_of_spark(
+    spark: Any, mode: str, options: dict[str, Any]
+) -> None:
+    model = large_model()
+    before = model.get_weights()
+    spark_model = SparkModel(model, mode, num_workers=2, batch_size=8, **options)
+    spark_model.fit(frame_of(spark), epochs=2, verbose=0)
+    trained = spark_model.model.get_weights()
+    assert len(trained) % len(before) == 0  # an ensemble has those of all of its members
+    for number, weight in enumerate(trained):
+        assert np.abs(weight - before[number % len(before)]).max() > 1e-3
+    if options.get("rule") != "ensemble":  # whose members have optimizers of their own
+        assert int(model.optimizer.iterations) > 0
+        moments = [v.numpy() for v in model.optimizer.variables if v.shape == (4096, 128)]
+        assert max(np.abs(moment).max() for moment in moments) > 0
+
+
+@pytest.mark.usefixtures("small_results")
+@pytest.mark.parametrize("mode", ["allreduce", pytest.param("synchronous", marks=pytest.mark.slow)])
+def test_a_resumed_fit_is_as_one_that_was_not_ended(spark: Any, tmp_path: Path, mode: str) -> None:
+    frame = frame_of(spark).cache()
+    frame.count()
+    whole, parts = large_model(), large_model()
+    SparkModel(whole, mode, num_workers=2, batch_size=8).fit(frame, epochs=3, verbose=0)
+    for epochs in (1, 3):
+        SparkModel(parts, mode, num_workers=2, batch_size=8).fit(
+            frame, epochs=epochs, verbose=0, checkpoint_dir=str(tmp_path), resume=True
+        )
+    for of_model in (lambda m: m.weights, lambda m: m.optimizer.variables):
+        for wanted, given in zip(of_model(whole), of_model(parts), strict=True):
+            np.testing.assert_allclose(given.numpy(), wanted.numpy(), atol=1e-5)
