@@ -225,7 +225,7 @@ def arguments_from_file(settings: Mapping[str, Any], path: str) -> dict[str, Any
         path: Of the file, for the message.
 
     Raises:
-        ModelError: Settings that this version does not have.
+        ModelError: Settings that this version does not have, or no mode or rule as it was written.
     """
     strange = sorted(set(settings) - {field.name for field in fields(FitConfig)} - _BESIDE)
     if strange:
@@ -233,6 +233,15 @@ def arguments_from_file(settings: Mapping[str, Any], path: str) -> dict[str, Any
             f"{path!r} was written by another version of sparkdl",
             expected="settings that this version has",
             received=", ".join(strange),
+            hint="keras.models.load_model reads the model itself",
+        )
+    mode, rule = settings.get("mode"), settings.get("rule")
+    named = isinstance(rule, dict) and isinstance(rule.get("name"), str)
+    if settings and not (isinstance(mode, str) and (rule is None or named)):
+        raise ModelError(
+            f"{path!r} has malformed settings",
+            expected="mode: a name; rule: null, or an object with its name and its arguments",
+            received=f"mode: {shown(mode)}; rule: {shown(rule)}",
             hint="keras.models.load_model reads the model itself",
         )
     return {k: v for k, v in without_network(settings).items() if k not in _BESIDE}

@@ -14,6 +14,7 @@ from sparkdl.tune.suggestions import Space, Value
 
 _FILE = "study.json"
 _MAX_BYTES = 64 << 20
+_STATES = frozenset({"running", "waiting", "failed", "stopped"})
 VERSION = 1
 
 
@@ -119,8 +120,9 @@ class Journal:
             told = json.loads(storage.read_bytes(path, _MAX_BYTES))
             if told["version"] > VERSION:
                 raise ValueError(f"version {told['version']}, this is {VERSION}")
+            _require(isinstance(told["settings"], dict), "settings", told["settings"])
             trials = {t["number"]: _record(t) for t in told["trials"]}
-            journal = cls(folder, told["settings"], trials, told["calls"])
+            journal = cls(folder, told["settings"], trials, [_call(c) for c in told["calls"]])
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ConfigError(
                 f"{path!r} is no journal of a search",
@@ -140,7 +142,8 @@ class Journal:
         """Makes the calls again; returns the segments whose score the searcher has not heard.
 
         Raises:
-            ConfigError: The searcher gives other segments than it did.
+            ConfigError: The searcher gives other segments than it did, or the journal has a score
+                of a segment that it never gave.
         """
         open_segments: dict[int, Segment] = {}
         for call in self._calls:
@@ -160,14 +163,73 @@ class Journal:
                     searcher.built(segment.trial, record.spaces, record.params)
             else:
                 number, epochs, score = call
-                searcher.tell(int(number or 0), int(epochs or 0), float(score or 0))
-                del open_segments[int(number or 0)]
+                trial = int(number or 0)
+                if trial not in open_segments or open_segments[trial].end != epochs:
+                    raise ConfigError(
+                        f"{self.folder}/{_FILE} is no journal of a search",
+                        expected="scores of segments that the searcher gave before",
+                        received=f"a score of trial {trial} after {epochs} epochs",
+                    )
+                searcher.tell(trial, int(epochs or 0), float(score or 0))
+                del open_segments[trial]
         return list(open_segments.values())
 
 
 def _record(told: Mapping[str, object]) -> TrialRecord:
+    """A trial as it was written.
+
+    Raises:
+        ValueError, TypeError, AttributeError: It was not written so.
+    """
     record = TrialRecord(**told)  # type: ignore[arg-type]
     spaces = {n: Space(**s) for n, s in record.spaces.items()}  # type: ignore[arg-type]
     spaces = {n: replace(s, choices=tuple(s.choices)) for n, s in spaces.items()}
-    metrics = {int(epochs): values for epochs, values in record.metrics.items()}
+    metrics = {int(epochs): dict(values) for epochs, values in record.metrics.items()}
+    for name in ("number", "epochs", "kept_epoch"):
+        _require(_is_count(getattr(record, name)), name, getattr(record, name))
+    _require(record.state in _STATES, "state", record.state)
+    _require(isinstance(record.error, str), "error", record.error)
+    _require(isinstance(record.kept, bool), "kept", record.kept)
+    for value in record.params.values():
+        _require(value is None or isinstance(value, (str, int, float)), "params", value)
+    for values in (record.kept_metrics, *metrics.values()):
+        for value in values.values():
+            _require(_is_number(value), "metrics", value)
+    for space in spaces.values():
+        known = space.kind in ("float", "int", "categorical") and isinstance(space.log, bool)
+        step = (0.0,) if space.step is None else (space.step,)
+        _require(known and all(map(_is_number, (space.low, space.high, *step))), "spaces", space)
     return replace(record, spaces=spaces, metrics=metrics)
+
+
+def _call(told: list[int | float | None]) -> list[int | float | None]:
+    """A call of the searcher as it was written: a segment that it gave, or a score that it heard.
+
+    Raises:
+        ValueError: It was not written so.
+    """
+    if isinstance(told, list) and len(told) == 4:
+        *counts, parent = told
+        whole = all(map(_is_count, counts)) and (parent is None or _is_count(parent))
+    else:
+        listed = isinstance(told, list) and len(told) == 3
+        whole = listed and all(map(_is_count, told[:2])) and _is_number(told[2])
+    _require(whole, "calls", told)
+    return told
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _require(right: bool, name: str, value: object) -> None:
+    """
+    Raises:
+        ValueError: ``right`` is False.
+    """
+    if not right:
+        raise ValueError(f"{name}: {str(value)[:200]}")

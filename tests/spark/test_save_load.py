@@ -12,11 +12,12 @@ import numpy as np
 import pandas as pd
 import pytest
 from keras import layers
+from spark_models import make_mlp
 
 import sparkdl
 from sparkdl import SparkModel, load_spark_model
-from sparkdl.errors import ConfigError, DataError, ModelError, ResourceError
-from sparkdl.files.archive_parts import with_parts
+from sparkdl.errors import ConfigError, DataError, ModelError, ResourceError, SparkDLError
+from sparkdl.files.archive_parts import settings_of, with_parts
 from sparkdl.files.checkpoints import Checkpoints
 from sparkdl.learner.archive import load_state, model_bytes
 from sparkdl.run_state import RunState
@@ -273,6 +274,30 @@ def test_what_cannot_be_loaded(tmp_path: Path) -> None:
     (tmp_path / "later.keras").write_bytes(content)
     with pytest.raises(ModelError, match=r"(?s)another version.*later"):
         load_spark_model(f"{tmp_path}/later.keras")
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        *({"rule": rule} for rule in ("x", {"no": 1}, [1], -1, True, {"name": 1}, {"name": []})),
+        {"rule": {"name": "optimizer", "config": {"no": 1}}},
+        {"rule": {"name": "downpour", "damping": "x"}},
+        {"rule": {"name": "downpour", "no": 1}},
+        *({"mode": mode} for mode in (None, 1, ["x"], {"no": 1}, "x")),
+        *({name: {"no": [1]}} for name in ("frequency", "num_workers", "batch_size", "columns",
+                                           "compression", "seed", "on_nan", "use_gpu")),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_malformed_settings_are_one_clear_error(tmp_path: Path, changed: dict[str, Any]) -> None:
+    path = str(tmp_path / "m.keras")
+    make_mlp().save(path)
+    plain = Path(path).read_bytes()
+    SparkModel(make_mlp(), mode="asynchronous").save(path, overwrite=True)
+    settings = settings_of(Path(path).read_bytes())
+    Path(path).write_bytes(with_parts(plain, settings={**settings, **changed}))
+    with pytest.raises(SparkDLError):
+        load_spark_model(path)
 
 
 def test_any_compiled_keras_file_loads(tmp_path: Path) -> None:

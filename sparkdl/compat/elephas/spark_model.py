@@ -228,7 +228,13 @@ def load_spark_model(file_name: str, from_hadoop: bool = False, **overrides: Any
     content = storage.read_bytes(path)
     model = model_from_bytes(content, custom_objects, safe_mode=True, path=path)
     settings = _settings_in(content, path)
-    config = {k: v for k, v in dict(settings.get("config") or {}).items() if k in _SAVED}
+    saved = settings.get("config") or {}
+    if not isinstance(saved, dict):
+        raise ModelError(
+            f"{path!r} has malformed settings", expected="config: a JSON object",
+            received=f"a {type(saved).__name__}",
+        )  # fmt: skip
+    config = {name: value for name, value in saved.items() if name in _SAVED}
     cls = _class_named(settings.get("class_name"))
     return cls(model, custom_objects=custom_objects, **{**config, **overrides})
 

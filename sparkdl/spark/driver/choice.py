@@ -11,7 +11,7 @@ from sparkdl.collective.rules import EXCHANGE_RULES, ExchangeRule, Mean
 from sparkdl.collective.rules import make_rule as make_exchange_rule
 from sparkdl.collective.rules import rule_names as exchange_names
 from sparkdl.config import FitConfig
-from sparkdl.errors import ConfigError, ModelError
+from sparkdl.errors import ConfigError, ModelError, SparkDLError
 from sparkdl.ps.choice import ServerExchange, choose_server_exchange
 from sparkdl.ps.rules import RULES, Rule, make_rule, rule_names
 
@@ -90,7 +90,8 @@ def restore_rule(mode: str, saved: Mapping[str, Any]) -> Rule | ExchangeRule:
         saved: ``name`` and the constructor's arguments.
 
     Raises:
-        ModelError: It is a rule of the user's own, which only the user can make.
+        ModelError: It is a rule of the user's own, which only the user can make, or its arguments
+            are malformed.
     """
     options = dict(saved)
     name = options.pop("name")
@@ -102,9 +103,19 @@ def restore_rule(mode: str, saved: Mapping[str, Any]) -> Rule | ExchangeRule:
             received=repr(name),
             hint="load_spark_model(path, rule=your rule)",
         )
-    if mode == "allreduce":
-        return make_exchange_rule(name, **options)
-    return make_rule(name, **options)
+    try:
+        if mode == "allreduce":
+            return make_exchange_rule(name, **options)
+        return make_rule(name, **options)
+    except SparkDLError:
+        raise
+    except Exception as error:  # of Keras, for example, of whose optimizer it has the settings
+        raise ModelError(
+            f"the rule {name!r}, with which the model was trained, has malformed arguments",
+            expected="those that it was saved with",
+            received=f"{type(error).__name__}: {str(error)[:200]}",
+            hint="load_spark_model(path, rule=the rule)",
+        ) from error
 
 
 def is_default_rule(
