@@ -31,6 +31,8 @@ from sparkdl.learner.fingerprint import plain_config
 making_models = threading.RLock()
 """Held while a Keras model is made, saved or loaded: Keras, and what is done to the classes of a
 model's layers while it loads, keep some state per process."""
+_SAFE_HDF5 = (3, 11, 3)
+"""From this version on ``safe_mode`` holds for HDF5 files, too."""
 _MISSING = (
     r"Could not locate (class|function) '([^']+)'",
     r"Could not interpret ([a-z ]+) identifier: \{[^{}]*'function', 'config': '(\w+)'",
@@ -252,10 +254,14 @@ def model_from_bytes(
         compiled: False leaves compile settings and optimizer state out.
 
     Raises:
-        ModelError: The file holds no Keras model that can be loaded so.
+        ModelError: The file holds no Keras model that can be loaded so, or it is HDF5 and this
+            Keras would run code from it in spite of ``safe_mode``.
     """
+    hdf5 = os.fspath(path).endswith(HDF5)
+    if hdf5 and safe_mode:
+        _refuse_unsafe_hdf5(path)
     try:
-        suffix = ".h5" if os.fspath(path).endswith(HDF5) else ".keras"
+        suffix = ".h5" if hdf5 else ".keras"
         with _model_file(content, suffix) as local:
             return load_model_file(local, custom_objects, safe_mode, compiled=compiled)
     except Exception as error:
@@ -266,6 +272,25 @@ def model_from_bytes(
             hint="pass custom_objects={'MyLayer': MyLayer} for classes of your own, and "
             "safe_mode=False for Lambda layers of a file that you trust",
         ) from error
+
+
+def _refuse_unsafe_hdf5(path: str) -> None:
+    """Refuses an HDF5 file where Keras ignores ``safe_mode`` for these (CVE-2025-9905).
+
+    Raises:
+        ModelError: This Keras does.
+    """
+    import keras
+
+    version = tuple(int(part) for part in re.findall(r"\d+", keras.__version__)[:3])
+    if version < _SAFE_HDF5:
+        raise ModelError(
+            f"{path!r} cannot be loaded safely: Keras {keras.__version__} runs the code that an "
+            "HDF5 file holds, also in safe mode (CVE-2025-9905)",
+            expected="Keras 3.11.3 or newer for .h5 files, or a .keras file",
+            received=f"Keras {keras.__version__}",
+            hint="safe_mode=False, where there is that argument, loads a file that you trust",
+        )
 
 
 def _why_not_loaded(error: Exception) -> str:

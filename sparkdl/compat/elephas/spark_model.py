@@ -226,7 +226,8 @@ def load_spark_model(file_name: str, from_hadoop: bool = False, **overrides: Any
             _class_named(file.settings.get(CLASS_NAME)), file, path, custom_objects, **overrides
         )
     content = storage.read_bytes(path)
-    model = model_from_bytes(content, custom_objects, safe_mode=True, path=path)
+    safe_mode = overrides.pop("safe_mode", True)
+    model = model_from_bytes(content, custom_objects, safe_mode=safe_mode, path=path)
     settings = _settings_in(content, path)
     saved = settings.get("config") or {}
     if not isinstance(saved, dict):

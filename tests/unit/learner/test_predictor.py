@@ -179,6 +179,25 @@ def test_predictors_are_kept_by_their_weights() -> None:
         np.testing.assert_allclose(c, network(3).predict(X[:8], verbose=0), atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("version", "refused"),
+    [("3.10.0", True), ("3.11.2", True), ("3.11.3", False), ("3.12.0", False), ("4.0", False)],
+)
+def test_hdf5_is_refused_where_keras_runs_its_code_in_safe_mode(
+    tmp_path: Any, monkeypatch: Any, version: str, refused: bool
+) -> None:
+    path = str(tmp_path / "m.h5")
+    network().save(path)
+    given = open_model(path, safe_mode=False).signature
+    monkeypatch.setattr(keras, "__version__", version)
+    assert open_model(path, safe_mode=False).signature == given
+    if refused:
+        with pytest.raises(ModelError, match=rf"(?s)CVE-2025-9905.*3\.11\.3.*Keras {version}"):
+            open_model(path)
+    else:
+        assert open_model(path).signature == given
+
+
 def test_saved_models(tmp_path: Any) -> None:
     model = network()
     model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
@@ -187,7 +206,7 @@ def test_saved_models(tmp_path: Any) -> None:
     model.save(tmp_path / "m.h5")
     model.export(tmp_path / "exported", verbose=False)
     for name in ("m.keras", "m.h5", "exported"):
-        source = open_model(str(tmp_path / name))
+        source = open_model(str(tmp_path / name), safe_mode=name != "m.h5")  # of this test's own
         x = {next(iter(source.signature.inputs)): X[:5]}
         (values,) = predict(source, x).values()
         np.testing.assert_allclose(values, want[:5], atol=1e-6)
