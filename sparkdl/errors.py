@@ -190,8 +190,9 @@ class WorkerError(SparkDLError, RuntimeError):
     """A worker raised; the message ends with that worker's own traceback.
 
     Args:
-        rank: The worker's rank.
-        error: The exception as one line, e.g. ``"ValueError: bad row"``.
+        rank: The worker's rank; below 0 where it is no single worker's failure.
+        error: The exception as one line, e.g. ``"ValueError: bad row"``; what happened to all of
+            them where there is no rank.
         traceback: The worker's formatted traceback.
         beats: Of :func:`beats_of`, where the worker raised an error of this library.
     """
@@ -204,11 +205,12 @@ class WorkerError(SparkDLError, RuntimeError):
         hint: str = "",
         beats: dict[str, str] | None = None,
     ) -> None:
-        super().__init__(f"worker {rank} failed: {error}", hint=hint)
+        super().__init__(error if rank < 0 else f"worker {rank} failed: {error}", hint=hint)
         self.rank, self.error, self.traceback, self.beats = rank, error, traceback, beats
 
     def __str__(self) -> str:
         text = super().__str__()
         if not self.traceback:
             return text
-        return f"{text}\n\nTraceback on worker {self.rank}:\n{self.traceback}"
+        of = f"Traceback on worker {self.rank}" if self.rank >= 0 else "What Spark said"
+        return f"{text}\n\n{of}:\n{self.traceback}"

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import secrets
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sparkdl.errors import ConfigError, closest
+from sparkdl.files.temporary import TemporaryFolder
 from sparkdl.launch import interrupts
 from sparkdl.learner.voting import vote
 from sparkdl.progress.events import Event, Json, SearchBegan, SearchEnded
@@ -186,7 +186,8 @@ def search(
     spark = session.session_of(data)
     arguments = {"validation_data": as_frame(validation_data), **fit_arguments}
     recipe = _recipe(build, params, data, seed, slots_per_trial, settings, arguments)
-    folder = checkpoint_dir or tempfile.mkdtemp(prefix="sparkdl-tune-")
+    temporary = None if checkpoint_dir else TemporaryFolder()
+    folder = temporary.path if temporary is not None else str(checkpoint_dir)
     told: dict[str, Value] = {
         "metric": metric,
         "maximize": maximize,
@@ -199,7 +200,7 @@ def search(
     best_epochs = keep_epoch == "best"
     trainer = FitTrainer(spark, recipe, data, folder, slots_per_trial, seed, best_epochs)
     kind = Study if isinstance(recipe, BuildRecipe) else StageStudy
-    study = kind(journal, goal, trainer.load, vote, temporary=checkpoint_dir is None)
+    study = kind(journal, goal, trainer.load, vote, temporary=temporary)
     if isinstance(study, StageStudy) and isinstance(recipe, StageRecipe):
         study.recipe = recipe
     trackers = open_sinks(sinks, None, lambda: study.best_model, spark)

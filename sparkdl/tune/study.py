@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import shutil
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from sparkdl.closing import Closing
 from sparkdl.errors import ConfigError
+from sparkdl.files.temporary import TemporaryFolder
 from sparkdl.tune import plots
 from sparkdl.tune.analysis import importances
 from sparkdl.tune.goal import Goal
@@ -41,7 +41,8 @@ class Study(Closing):
         goal: Its metric.
         load: Trial record -> its model, as after ``record.model_epoch`` epochs.
         ensemble_of: Makes one model of several.
-        temporary: Whether the folder is the study's own.
+        temporary: The folder, if it is the study's own: the next process of this library on this
+            machine removes it if this one is killed.
     """
 
     def __init__(
@@ -51,15 +52,11 @@ class Study(Closing):
         load: Callable[[TrialRecord], keras.Model],
         ensemble_of: EnsembleOf,
         *,
-        temporary: bool,
+        temporary: TemporaryFolder | None,
     ) -> None:
         self._journal, self.goal = journal, goal
         self._load, self._ensemble_of = load, ensemble_of
-        self._delete = (
-            weakref.finalize(self, shutil.rmtree, journal.folder, ignore_errors=True)
-            if temporary
-            else None
-        )
+        self._delete = None if temporary is None else weakref.finalize(self, temporary.close)
 
     def close(self) -> None:
         """Deletes the checkpoints if their folder is temporary."""

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from sparkdl.files.temporary import remove_left_folders
 
 pytest.importorskip("optuna")
 PROGRAM = """
@@ -78,3 +81,36 @@ def test_killed_twice(tmp_path: Path) -> None:
     assert json.loads(found) == expected
     assert (tmp_path / "killed" / "log").read_text().splitlines() == segments
     assert len({*segments}) == len(segments)
+
+
+STUDY = """
+import sys, tempfile, time
+tempfile.tempdir = sys.argv[1]
+from sparkdl.files.temporary import TemporaryFolder
+from sparkdl.tune.goal import Goal
+from sparkdl.tune.journal import Journal
+from sparkdl.tune.study import Study
+
+folder = TemporaryFolder()
+journal = Journal.at(folder.path, {}, resume=False)
+study = Study(journal, Goal("loss", False), lambda record: None, lambda *a: None, temporary=folder)
+journal.write()
+del folder
+print("here", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
+def test_the_folder_of_a_killed_search_goes_with_the_next_process(
+    tmp_path: Path, end: signal.Signals
+) -> None:
+    command = [sys.executable, "-c", STUDY, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "here\n"
+        remove_left_folders(str(tmp_path))
+        assert len(list(tmp_path.glob("*/study.json"))) == 1  # it is in use
+        process.send_signal(end)
+    remove_left_folders(str(tmp_path))
+    assert list(tmp_path.iterdir()) == []

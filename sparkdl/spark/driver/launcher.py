@@ -144,12 +144,13 @@ class SparkRanks:
         )
         if problem is not None:
             raise problem from error
-        lost = _lost(error, self._noun, self._setting)
         if _CANCELLED.search(str(error)):  # by somebody: to begin again would defy them
             raise WorkerError(
-                lost.rank, lost.error, lost.traceback, "its Spark job was cancelled"
-            ) from error
-        raise lost from error
+                -1, f"the Spark job of the {self._noun} was cancelled", str(error)[:8000],
+                "by Spark's web page, spark.sparkContext.cancelAllJobs(), an interrupt of its job "
+                "tag or group, or a notebook's stop button",
+            ) from error  # fmt: skip
+        raise _lost(error, self._noun, self._setting) from error
 
     def results_so_far(self) -> list[Result]:
         """None: Spark has the results at the end of the stage."""

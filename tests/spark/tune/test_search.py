@@ -83,7 +83,7 @@ def test_asha_finds_a_good_model(digits_df: Any, digits: Any, capsys: Any) -> No
         assert table["val_accuracy"].iloc[0] == study.best_value
         assert {"param_rate", "param_units", "epochs", "state"} <= set(table.columns)
         assert len(study.plot().lines) == 6
-        assert Path(study._journal.folder).exists()
+        assert (Path(study._journal.folder) / "in-use").exists()  # a lock: of no killed process
         import matplotlib.pyplot as plt
 
         plt.close("all")

@@ -44,7 +44,7 @@ def study_of(folder: Path, trials: int = 30) -> Study:
             value = 0.9 - 0.1 * abs(np.log10(rate) + 2) + 0.01 * epochs
             record.metrics[epochs] = {"accuracy": float(value)}
             record.epochs = epochs
-    return Study(journal, Goal("accuracy", True), _none, _none, temporary=False)
+    return Study(journal, Goal("accuracy", True), _none, _none, temporary=None)
 
 
 def _none(*arguments: Any) -> Any:

@@ -108,7 +108,7 @@ def test_the_best_keep_theirs_and_none_is_missed(
         journal = Journal.at(str(tmp_path / str(keep_best)), {}, resume=False)
         trainer = Kept(set())
         run(journal, trainer, make(), keep_best)
-        study = Study(journal, LOSS, lambda r: r.number, lambda *a: None, temporary=False)  # type: ignore[arg-type,return-value]
+        study = Study(journal, LOSS, lambda r: r.number, lambda *a: None, temporary=None)  # type: ignore[arg-type,return-value]
         found[keep_best] = study, trainer
     assert {r.number: r.params for r in found[2][0].records} == {
         r.number: r.params for r in found[None][0].records

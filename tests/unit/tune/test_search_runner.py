@@ -114,7 +114,7 @@ def run(
         assert record.model_epoch in trainer.there[record.number]
         return record.model_epoch
 
-    return Study(journal, ACCURACY, load, lambda *a: None, temporary=False), scored  # type: ignore[arg-type,return-value]
+    return Study(journal, ACCURACY, load, lambda *a: None, temporary=None), scored  # type: ignore[arg-type,return-value]
 
 
 def test_a_first_trial_without_a_number_is_scored_worst_and_replaced(tmp_path: Any) -> None:

@@ -56,7 +56,10 @@ def test_a_cancelled_job_is_no_loss_after_which_training_begins_again(
         with pytest.raises(WorkerError) as caught:
             ranks.results()
     assert isinstance(caught.value, RanksLost) == lost
-    assert ("was cancelled" in caught.value.hint) != lost
+    wanted = "Spark gave the training stage up: " if lost else "the Spark job of the training stage"
+    assert caught.value.what.startswith(wanted) or (lost and caught.value.rank >= 0)
+    assert ("was cancelled" in caught.value.what) != lost
+    assert "worker -1" not in str(caught.value)
 
 
 def test_an_exception_without_words_is_named() -> None:
