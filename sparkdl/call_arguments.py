@@ -33,7 +33,14 @@ def lists_its_arguments(function: Callable[P, R]) -> Callable[P, R]:
                 raise UnknownArgumentError(kind, name, known, hint)
         return function(*args, **kwargs)
 
-    return checked
+    return shows_signature(checked, function)
+
+
+def shows_signature(wrapper: Callable[P, R], function: Callable[..., Any]) -> Callable[P, R]:
+    """A wrapper that shows a function's arguments also to ``inspect.getfullargspec``, which looks
+    at no ``__wrapped__``."""
+    wrapper.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
+    return wrapper
 
 
 def parameters_of(owner: type, method: str) -> list[str]:

@@ -71,6 +71,9 @@ class Spans:
     phases: npt.NDArray[np.float64]
     end_s: float
 
+    def __repr__(self) -> str:
+        return f"Spans({len(self.starts)} phases, {self.end_s:.3g} s)"
+
     def __iter__(self) -> Iterator[tuple[Phase, float, float]]:
         """``(phase, start, seconds)`` of each."""
         ends = np.append(self.starts[1:], self.end_s)

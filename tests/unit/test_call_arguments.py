@@ -112,3 +112,20 @@ def test_a_function_that_cannot_be_called_with_its_arguments() -> None:
             require_call("the function", train, args, kwargs)
         assert words in caught.value.received
         assert caught.value.expected.startswith("train(feed")
+
+
+@pytest.mark.parametrize(
+    ("function", "names"),
+    [(sparkdl.HorovodRunner.__init__, ["self"]), (SparkModel.evaluate, ["self", "data"]),
+     (SparkModel.fit, ["self", "data", "epochs"]), (sparkdl.predict, ["model", "data"])],
+)  # fmt: skip
+def test_a_checked_function_shows_its_own_arguments(function: Any, names: list[str]) -> None:
+    """Also to ``getfullargspec``, which looks at no ``__wrapped__``."""
+    found = inspect.getfullargspec(function)
+    assert found.varargs is None
+    assert found.args[: len(names)] == names
+
+
+def test_horovod_runners_arguments_are_databricks() -> None:
+    found = inspect.getfullargspec(sparkdl.HorovodRunner.__init__)
+    assert (found.args, found.kwonlyargs) == (["self"], ["np", "driver_log_verbosity"])

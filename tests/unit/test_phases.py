@@ -9,6 +9,7 @@ import pytest
 
 from sparkdl import phases
 from sparkdl.phases import PHASES, PhaseClock, Spans, current_clock, joined, recording
+from sparkdl.progress.events import WorkerTraced
 
 
 class Time:
@@ -146,3 +147,9 @@ def test_usage_tells_processor_time_and_memory() -> None:
     assert usage.memory_bytes > 1 << 20
     assert usage.cpu_s > 0
     assert (usage.bytes_sent, usage.bytes_received) == (3, 4)
+
+
+def test_the_phases_of_a_rank_print_as_one_line() -> None:
+    spans = Spans(0.0, np.arange(500.0), np.zeros(500), 500.0)
+    assert repr(spans) == "Spans(500 phases, 500 s)"
+    assert len(repr(WorkerTraced(1, spans))) < 60

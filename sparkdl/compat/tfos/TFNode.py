@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -11,7 +12,7 @@ from sparkdl.compat.tfos.TFManager import TFManager
 from sparkdl.errors import ConfigError
 from sparkdl.values import require_int
 
-_SCHEMES = ("hdfs://", "viewfs://", "file://", "s3://", "s3a://", "gs://", "abfss://", "wasb://")
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*:/")
 _WORKERS = ("chief", "master", "worker")
 
 
@@ -153,10 +154,13 @@ def hdfs_path(ctx: Any, path: str) -> str:
     >>> from types import SimpleNamespace
     >>> hdfs_path(SimpleNamespace(defaultFS='hdfs://nn:8020', working_dir='/w'), '/data')
     'hdfs://nn:8020/data'
+    >>> hdfs_path(SimpleNamespace(defaultFS='file://', working_dir='/w'), 'data')
+    'file:///w/data'
     """
-    if path.startswith(_SCHEMES):
+    if _SCHEME.match(path):
         return path
-    fs = str(ctx.defaultFS).rstrip("/") if ctx.defaultFS != "file:///" else "file://"
+    given = str(ctx.defaultFS)
+    fs = "file://" if given.rstrip("/") == "file:" else given.rstrip("/")
     if path.startswith("/"):
         return fs + path
     if fs.startswith("file://"):

@@ -8,6 +8,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
+from sparkdl.call_arguments import shows_signature
 from sparkdl.errors import ConfigError
 from sparkdl.values import shown
 
@@ -30,7 +31,7 @@ def takes_labels_apart(method: Callable[P, R]) -> Callable[P, R]:
         together: Callable[..., R] = method
         return together(args[0], *joined, **options)
 
-    return call
+    return shows_signature(call, method)
 
 
 def join_labels(method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Arguments:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from sparkdl.compat.tfos import TFManager, TFNode
 from sparkdl.compat.tfos.marker import EndPartition
 from sparkdl.compat.tfos.partition_feed import PartitionFeed
+from sparkdl.compat.tfos.TFNode import hdfs_path
 from sparkdl.errors import ConfigError, DataError, WaitTimeoutError
 
 
@@ -166,3 +168,14 @@ def test_a_function_that_stalls_is_given_up() -> None:
     with pytest.raises(WaitTimeoutError, match="in stall"):
         results(iter(range(9)), stall, timeout_s=0.2)
     goes_on.set()
+
+
+@pytest.mark.parametrize("default", ["file://", "file:///", "file:/"])
+@pytest.mark.parametrize(
+    ("path", "whole"),
+    [("/data", "file:///data"), ("data", "file:///w/data"), ("file:/data", "file:/data"),
+     ("abfss://c@a/data", "abfss://c@a/data")],
+)  # fmt: skip
+def test_paths_of_a_local_default_file_system(default: str, path: str, whole: str) -> None:
+    context = SimpleNamespace(defaultFS=default, working_dir="/w")
+    assert hdfs_path(context, path) == whole

@@ -5,7 +5,7 @@ const FIELDS = ["rank", "state", "retries", "host", "epoch", "batch", "of", "row
 const PHASES = { read: "sky", compute: "green", evaluate: "yellow", exchange: "orange", wait: "grey" };
 const PHASE_NAMES = { read: "reading rows", compute: "training", evaluate: "evaluating",
   exchange: "exchange", wait: "waiting" };
-const STATES = { joining: "sky", training: "green", waiting: "grey", finished: "blue", lost: "red" };
+const STATES = { joining: "sky", training: "green", waiting: "grey", finished: "blue", ended: "grey", lost: "red" };
 const MOST = 2400;         // records of a kind; beyond, every second one is left out
 const MOST_LINES = 400;    // log lines shown
 const SLOW = 0.7;          // a worker below this share of the median speed is marked
@@ -91,9 +91,19 @@ function rates() {  // rows per second of each worker, between looks that are fa
 
 // ---- drawing
 
+function stateOf(worker) {  // the last look at the workers may be older than the end of the run
+  if (!run.end || ["finished", "lost"].includes(worker.state)) return worker.state;
+  return run.end.kind === "end" ? "finished" : "ended";
+}
+function drawLink() {
+  const link = $("link");
+  link.textContent = !answers ? "The driver does not answer: this is the last that it said." : run && run.end ? "ended" : "live";
+  link.className = answers ? "" : "gone";
+}
 function draw() {
   waiting = false;
   drawn = performance.now();
+  drawLink();
   const has = run && (run.begin || run.search);
   $("main").hidden = !has;
   $("empty").hidden = !!has;
@@ -159,9 +169,9 @@ function drawHeadline(speeds) {
   }
   if (look) {
     const by = {};
-    for (const w of look.list) by[w.state] = (by[w.state] || 0) + 1;
+    for (const w of look.list) by[stateOf(w)] = (by[stateOf(w)] || 0) + 1;
     const rest = Object.entries(by).filter(([s]) => s !== "training").map(([s, n]) => `${n} ${s}`).join(", ");
-    cards.push(card("Workers", `${by.training || by.finished || 0} of ${begin.workers}`, by.finished === begin.workers ? "all finished" : rest || "all training"));
+    cards.push(card("Workers", `${by.training || by.finished || 0} of ${begin.workers}`, by.finished === begin.workers ? "all finished" : rest || (end ? "ended" : "all training")));
     const earlier = run.workers[Math.max(0, run.workers.length - 12)], seconds = look.t - earlier.t;
     if (look.in + look.out > 0) cards.push(card("Traffic", bytes(seconds > 0 && !end ? (look.in - earlier.in + look.out - earlier.out) / seconds : look.in + look.out)
       + (seconds > 0 && !end ? "/s" : ""), `in ${bytes(look.in)}, out ${bytes(look.out)}`));
@@ -286,9 +296,9 @@ function drawWorkers(speeds) {
       box.style.fill = `var(--${STATES[s.state]})`; title.textContent = `${s.state} for ${span(s.to - s.from)}`;
       box.append(title); strip.append(box);
     }
-    const speed = now.get(w.rank), slow = ["training", "finished"].includes(w.state) && typical && speed != null && speed < SLOW * typical;
+    const speed = now.get(w.rank), slow = ["training", "finished"].includes(stateOf(w)) && typical && speed != null && speed < SLOW * typical;
     const past = before.list.find(b => b.rank === w.rank), cpu = past && look.t > before.t && w.cpu >= past.cpu ? (w.cpu - past.cpu) / (look.t - before.t) : null;
-    return el("tr", {}, el("td", {}, `${w.rank} · ${w.host || "–"}`), el("td", {}, w.state + (w.retries ? ` (attempt ${w.retries + 1})` : "")),
+    return el("tr", {}, el("td", {}, `${w.rank} · ${w.host || "–"}`), el("td", {}, stateOf(w) + (w.retries ? ` (attempt ${w.retries + 1})` : "")),
       el("td", { class: "wide" }, strip), el("td", {}, shares), el("td", slow ? { class: "n slow", title: "slower than most workers" } : { class: "n" }, (slow ? "▼ " : "") + count(speed)),
       el("td", { class: "n wide" }, short(w.staleness, 2)), el("td", { class: "n wide" }, cpu == null || run.end ? "–" : cpu.toFixed(1)), el("td", { class: "n wide" }, bytes(w.memory || null)));
   });
@@ -356,6 +366,7 @@ async function listRuns() {
   if (chosen) $("runs").value = chosen;
   if (!runs.length) $("runs").replaceChildren(el("option", {}, "none yet"));
 }
+let answers = true;  // the driver
 let early = null;  // records that come while a run is being loaded
 async function choose(id, newest = false) {
   chosen = id;
@@ -375,13 +386,12 @@ async function choose(id, newest = false) {
 }
 function connect() {
   const stream = new EventSource(url("api/events"));
-  const link = $("link");
   stream.onopen = async () => {
-    link.textContent = "live"; link.className = "";
+    answers = true; drawLink();
     try { await listRuns(); if (chosen) await choose(chosen, followNewest); } catch (error) { stream.onerror(); }
   };
   stream.onerror = () => {
-    link.textContent = "The driver does not answer: this is the last that it said."; link.className = "gone";
+    answers = false; drawLink();
     if (stream.readyState === EventSource.CLOSED) { stream.close(); setTimeout(connect, 3000); }
   };
   stream.onmessage = event => {

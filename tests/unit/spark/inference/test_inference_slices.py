@@ -17,7 +17,7 @@ from sparkdl.launch.task import RankContext
 from sparkdl.learner.archive import ModelArchive
 from sparkdl.learner.predictor_archive import PredictorArchive
 from sparkdl.learner.signature import Signature, TensorSpec
-from sparkdl.spark.inference import forward
+from sparkdl.spark.inference import evaluate, forward
 from sparkdl.spark.inference.evaluate import evaluation_stacks
 from sparkdl.spark.inference.output_columns import OutputColumn
 from sparkdl.spark.inference.predict_task import AppendTask, PredictTask
@@ -185,6 +185,32 @@ def test_evaluate_decodes_the_rows_of_one_forward_pass_at_a_time() -> None:
         assert stack.x["x"].shape == (1, stack.num_rows, WIDTH)
     assert done == AT_A_TIME
     assert rows == list(range(ROWS))
+
+
+def stacks_of(spec: DataSpec, x: np.ndarray, batch_size: int) -> list[Any]:
+    values = pa.FixedSizeListArray.from_arrays(pa.array(x.reshape(-1)), x.shape[1])
+    halves = [values.slice(0, len(x) // 2), values.slice(len(x) // 2)]
+    records = [pa.RecordBatch.from_arrays([half], names=["x"]) for half in halves]
+    return list(evaluation_stacks(iter(records), spec, batch_size))
+
+
+@pytest.mark.parametrize(
+    ("width", "together"), [(WIDTH, 16), (None, 1), (1 << 20, 1)], ids=["fixed", "free", "large"]
+)
+def test_batches_of_one_shape_are_evaluated_in_few_calls(
+    width: int | None, together: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same batches in the same order as one at a time; none spans two Arrow batches."""
+    x = np.arange(400 * WIDTH, dtype=np.float32).reshape(400, WIDTH)
+    column = ColumnSpec(("x",), (None,) if width is None else (WIDTH,))
+    if width == 1 << 20:
+        monkeypatch.setattr(evaluate, "_MOST_BYTES", 4 * 16 * 8 * WIDTH - 1)
+    stacks = stacks_of(DataSpec({"x": column}, {}), x, 4)
+    counts = [stack.num_batches for stack in stacks]
+    found = [batch for stack in stacks for batch in stack.x["x"]]
+    assert [len(batch) for batch in found] == [4] * 100
+    np.testing.assert_array_equal(np.concatenate(found), x)
+    assert counts == ([1] * 16 + [16, 16, 1, 1] + [16] * 3 + [1, 1] if together > 1 else [1] * 100)
 
 
 @TASKS

@@ -84,8 +84,13 @@ def test_the_page_draws_a_fit_while_it_runs_and_after_its_driver_is_gone(
         assert tab.page.locator("#speed canvas").count() == 1
         sink.handle(EpochProgressed(1, 15, 20, {"loss": 0.125}, 7_777.0))
         tab.wait_for("#headline", "7,777")
+        tab.wait_for("#headline", "all training")
+        assert tab.page.locator("#link").inner_text() == "live"
         sink.handle(TrainingEnded(2))
         tab.wait_for("#headline", "Done")
+        tab.wait_for("#headline", "all finished")
+        assert tab.page.locator("#link").inner_text() == "ended"
+        assert "training" not in " ".join(tab.page.locator("#workers td").all_inner_texts())
         assert RUN.run_id in tab.page.locator("#runs option").first.get_attribute("value")
         assert tab.said == []
     tab.wait_for("#link", "does not answer")
