@@ -8,8 +8,8 @@
     history = spark_model.fit(df, epochs=5, batch_size=64)
 
 Importing this package loads neither pyspark nor keras; the first use of a name does. The modules
-``ml``, ``mllib``, ``mlflow``, ``tune``, ``program``, ``tracking``, ``compat`` and ``testing`` are
-names of it, too: ``sparkdl.mlflow.autolog()``.
+``ml``, ``mllib``, ``mlflow``, ``tune``, ``program``, ``tracking``, ``compat`` and ``testing``, and
+Databricks' module paths, are names of it, too: ``sparkdl.mlflow.autolog()``.
 """
 
 from __future__ import annotations
@@ -20,13 +20,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sparkdl import compat as compat
     from sparkdl import errors as errors
+    from sparkdl import estimators as estimators
+    from sparkdl import horovod as horovod
     from sparkdl import ml as ml
     from sparkdl import mlflow as mlflow
     from sparkdl import mllib as mllib
     from sparkdl import program as program
     from sparkdl import testing as testing
     from sparkdl import tracking as tracking
+    from sparkdl import transformers as transformers
     from sparkdl import tune as tune
+    from sparkdl import udf as udf
     from sparkdl.collective.current import current as communicator
     from sparkdl.errors import SparkDLError as SparkDLError
     from sparkdl.learner.description import describe as describe
@@ -90,7 +94,8 @@ _HOMES = {
 }
 
 _MODULES = (
-    "compat", "errors", "ml", "mlflow", "mllib", "program", "testing", "tracking", "tune",
+    "compat", "errors", "estimators", "horovod", "ml", "mlflow", "mllib", "program", "testing",
+    "tracking", "transformers", "tune", "udf",
 )  # fmt: skip
 """Modules for users: attributes that are imported at their first use."""
 

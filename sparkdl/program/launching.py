@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 import cloudpickle
 
 from sparkdl import payload
-from sparkdl.errors import ConfigError, DataError, WaitTimeoutError
+from sparkdl.errors import ConfigError, DataError, UnpicklableError, WaitTimeoutError
 from sparkdl.launch.failures import RankFailure, RanksLost
 from sparkdl.launch.processes import ProcessLauncher
 from sparkdl.launch.results import Result, of_kind
@@ -20,7 +20,7 @@ from sparkdl.launch.task import Launcher
 from sparkdl.launch.threads import ThreadLauncher
 from sparkdl.network import Network
 from sparkdl.program.needs import device_request, environments_of, refuse_restarts
-from sparkdl.program.nodes import Program
+from sparkdl.program.nodes import Placed, Program
 from sparkdl.program.running import RETURNED, NodeTask, ProgramControl
 from sparkdl.program.serving import CallServer
 from sparkdl.program.surroundings import Surroundings
@@ -31,6 +31,24 @@ _LOOK_S = 0.05
 _END_S, _END_NODE_S = 10.0, 1.0
 """Nodes have so long to end when the program stops, and so long more for each: they may share few
 cores."""
+
+
+def _packed(placed: Placed) -> bytes:
+    """A node as bytes.
+
+    Raises:
+        UnpicklableError: It has something that stays in this process.
+    """
+    try:
+        return payload.dump(placed)
+    except Exception as error:
+        raise UnpicklableError(
+            f"node {placed.name!r} cannot be sent to where it runs",
+            expected="a function or constructor, and arguments, that cloudpickle can pickle",
+            received=f"{type(error).__name__}: {str(error)[:500]}",
+            hint="make models, sessions, locks and open files in the node's function or "
+            "constructor, and give it what they are made of",
+        ) from error
 
 
 class LaunchedProgram:
@@ -50,7 +68,7 @@ class LaunchedProgram:
         self._error: BaseException | None = None
         self._returned: dict[int, Result] = {}
         token = secrets.token_bytes(32)
-        nodes = tuple(payload.dump(placed) for placed in program.placed)
+        nodes = tuple(map(_packed, program.placed))
         with ExitStack() as stack:
             where = stack.enter_context(surroundings)
             server = CallServer(

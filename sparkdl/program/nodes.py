@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar
 
 from sparkdl.errors import ConfigError
 from sparkdl.program.serving import CALL_THREADS
-from sparkdl.values import require_int
+from sparkdl.values import require_flag, require_int, require_seconds
 
 T = TypeVar("T")
 
@@ -145,8 +145,11 @@ class CourierNode:
     ) -> None:
         _check_callable("CourierNode", constructor)
         self._constructor, self._args, self._kwargs = constructor, args, kwargs
-        self.client_timeout_s, self.threads = client_timeout_s, threads
-        self.wait_for_ready = wait_for_ready
+        if client_timeout_s is not None:
+            client_timeout_s = require_seconds("client_timeout_s", client_timeout_s)
+        self.client_timeout_s = client_timeout_s
+        self.threads = require_int("threads", threads, 1)
+        self.wait_for_ready = require_flag("wait_for_ready", wait_for_ready)
 
     def configure(self, *args: Any, **kwargs: Any) -> None:
         """Sets the arguments later, for nodes that hold handles of each other."""
@@ -163,6 +166,14 @@ def _check_callable(what: str, thing: object) -> None:
         raise ConfigError(
             f"{what} is no function", expected="something to call", received=repr(thing)[:200]
         )
+
+
+def _check_label(label: object) -> None:
+    if not isinstance(label, str) or not label.strip():
+        raise ConfigError(
+            "a group of nodes needs a name", expected="a text that is not empty",
+            received=repr(label)[:200], hint="with program.group('actor'): ...",
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -245,6 +256,7 @@ class Program:
             ConfigError: Inside of another group, a group of that name exists, or a negative number.
         """
         needs = NodeNeeds(restarts, cores, gpus)
+        _check_label(label)
         if self._group is not None or any(node.label == label for node in self.placed):
             raise ConfigError(
                 f"group {label!r} cannot begin here",
@@ -277,6 +289,7 @@ class Program:
                 expected="with program.group('label'): ..., or add_node(node, label='label')",
                 received="none" if group is None else f"{self._group!r} and {label!r}",
             )
+        _check_label(group)
         index = sum(other.label == group for other in self.placed)
         self.placed.append(Placed(node, group, index, self._needs.get(group, NodeNeeds())))
         return Handle(len(self.placed) - 1, group, node.client_timeout_s, node.wait_for_ready)

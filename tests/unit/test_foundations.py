@@ -57,6 +57,10 @@ def test_modules_for_users_are_attributes_that_load_at_their_first_use() -> None
     modules = {
         "compat",
         "errors",
+        "estimators",
+        "horovod",
+        "transformers",
+        "udf",
         "ml",
         "mllib",
         "mlflow",
@@ -67,6 +71,23 @@ def test_modules_for_users_are_attributes_that_load_at_their_first_use() -> None
     }
     names = {name for name in ran.stdout.split() if not name.startswith("__")}
     assert names == {*modules, "tune", *sparkdl.__all__}  # no imports of the package's own
+
+
+@pytest.mark.keras
+def test_databricks_module_paths() -> None:
+    from sparkdl.estimators.keras_image_file_estimator import KerasImageFileEstimator
+    from sparkdl.horovod.runner_base import HorovodRunner
+    from sparkdl.horovod.tensorflow.keras import LogCallback
+    from sparkdl.transformers.keras_image import KerasImageFileTransformer
+    from sparkdl.transformers.named_image import DeepImageFeaturizer, DeepImagePredictor
+    from sparkdl.udf.keras_image_model import registerKerasImageUDF
+
+    assert sparkdl.horovod.log_to_driver is sparkdl.log_to_driver
+    for thing in (
+        DeepImageFeaturizer, DeepImagePredictor, HorovodRunner, KerasImageFileEstimator,
+        KerasImageFileTransformer, LogCallback, registerKerasImageUDF,
+    ):  # fmt: skip
+        assert getattr(sparkdl, thing.__name__) is thing
 
 
 @pytest.mark.keras

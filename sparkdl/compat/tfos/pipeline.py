@@ -2,71 +2,55 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
-from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 from pyspark.ml.base import Estimator, Model
 
 from sparkdl.compat.tfos import TFCluster
 from sparkdl.compat.tfos.nodes import MapFunction
+from sparkdl.compat.tfos.pipeline_params import (
+    SERVED,
+    HasBatchSize,
+    HasClusterSize,
+    HasDriverPSNodes,
+    HasEpochs,
+    HasExportDir,
+    HasGraceSecs,
+    HasInputMapping,
+    HasInputMode,
+    HasMasterNode,
+    HasModelDir,
+    HasNumPS,
+    HasOutputMapping,
+    HasProtocol,
+    HasReaders,
+    HasSignatureDefKey,
+    HasSteps,
+    HasTagSet,
+    HasTensorboard,
+    HasTFRecordDir,
+    Namespace,
+    TFParams,
+    TFTypeConverters,
+)
 from sparkdl.errors import ConfigError
 from sparkdl.spark.columns.sources import require_frame
-from sparkdl.spark.ml.params import flag, text, whole
-from sparkdl.spark.ml.stage import ParamSpec, Stage, has_params
 from sparkdl.spark.predict import predict
 
-_SERVED = ("serving_default", "serve")
+__all__ = [
+    "HasBatchSize", "HasClusterSize", "HasDriverPSNodes", "HasEpochs", "HasExportDir",
+    "HasGraceSecs", "HasInputMapping", "HasInputMode", "HasMasterNode", "HasModelDir", "HasNumPS",
+    "HasOutputMapping", "HasProtocol", "HasReaders", "HasSignatureDefKey", "HasSteps",
+    "HasTFRecordDir", "HasTagSet", "HasTensorboard", "Namespace", "TFEstimator", "TFModel",
+    "TFParams", "TFTypeConverters",
+]  # fmt: skip
 
 
-def _mapping(value: Any) -> dict[str, str]:
-    """Names to names."""
-    if not isinstance(value, Mapping) or not all(
-        isinstance(name, str) for pair in value.items() for name in pair
-    ):
-        raise TypeError("a dict of names to names")
-    return dict(value)
-
-
-_SHARED = (
-    ParamSpec("input_mapping", "column -> tensor", _mapping, {}, title="InputMapping"),
-    ParamSpec("batch_size", "rows per batch", partial(whole, 1), 100, title="BatchSize"),
-    ParamSpec("model_dir", "the folder of checkpoints", text, None, True, "ModelDir"),
-    ParamSpec("export_dir", "the folder of the SavedModel", text, None, True, "ExportDir"),
-)
-
-
-@has_params(
-    *_SHARED,
-    ParamSpec("cluster_size", "nodes of all roles", partial(whole, 1), 1, False, "ClusterSize"),
-    ParamSpec("num_ps", "parameter servers among them", partial(whole, 0), 0, False, "NumPS"),
-    ParamSpec("driver_ps_nodes", "servers on the driver", flag, False, False, "DriverPSNodes"),
-    ParamSpec("epochs", "times that the rows are given", partial(whole, 1), 1, False, "Epochs"),
-    ParamSpec("grace_secs", "without a meaning here", partial(whole, 0), 30, False, "GraceSecs"),
-    ParamSpec("input_mode", "InputMode.SPARK", partial(whole, 0), 1, False, "InputMode"),
-    ParamSpec("master_node", "'chief'; None: all are workers", text, "chief", True, "MasterNode"),
-    ParamSpec("protocol", "for the function", text, "grpc", False, "Protocol"),
-    ParamSpec("readers", "for the function", partial(whole, 1), 1, False, "Readers"),
-    ParamSpec("steps", "for the function", partial(whole, 1), 1000, False, "Steps"),
-    ParamSpec("tensorboard", "on the chief, while it trains", flag, False, False, "Tensorboard"),
-    ParamSpec("tfrecord_dir", "for the function", text, None, True, "TFRecordDir"),
-)  # fmt: skip
-class _TrainingParams(Stage):
-    """The Params of training."""
-
-
-@has_params(
-    *_SHARED,
-    ParamSpec("output_mapping", "tensor -> column", _mapping, {}, False, "OutputMapping"),
-    ParamSpec("signature_def_key", "of the SavedModel", text, _SERVED[0], False, "SignatureDefKey"),
-    ParamSpec("tag_set", "of the SavedModel", text, "serve", False, "TagSet"),
-)
-class _ScoringParams(Stage):
-    """The Params of scoring."""
-
-
-class TFEstimator(_TrainingParams, Estimator[Any]):
+class TFEstimator(
+    TFParams, HasInputMapping, HasClusterSize, HasNumPS, HasDriverPSNodes, HasInputMode,
+    HasMasterNode, HasProtocol, HasGraceSecs, HasTensorboard, HasModelDir, HasExportDir,
+    HasTFRecordDir, HasBatchSize, HasEpochs, HasReaders, HasSteps, Estimator[Any],
+):  # fmt: skip
     """Trains by a function on the nodes of a cluster that is fed columns of a DataFrame.
 
     ::
@@ -86,10 +70,6 @@ class TFEstimator(_TrainingParams, Estimator[Any]):
     def __init__(self, train_fn: MapFunction, tf_args: Any = None) -> None:
         super().__init__()
         self.train_fn, self.args = train_fn, tf_args
-
-    def merge_args_params(self) -> Namespace:
-        """The arguments; over them the Params that were set, beside them the other Params."""
-        return _merged(self.args, self)
 
     def _fit(self, dataset: Any) -> TFModel:
         require_frame(f"{type(self).__name__}.fit", dataset)
@@ -118,7 +98,10 @@ class TFEstimator(_TrainingParams, Estimator[Any]):
         return trained
 
 
-class TFModel(_ScoringParams, Model):
+class TFModel(
+    TFParams, HasInputMapping, HasOutputMapping, HasBatchSize, HasModelDir, HasExportDir,
+    HasSignatureDefKey, HasTagSet, Model,
+):  # fmt: skip
     """Scores a DataFrame with a SavedModel; :class:`TFEstimator` makes it.
 
     ``transform`` gives the output columns alone, as TensorFlowOnSpark does; outputs of one number
@@ -132,21 +115,17 @@ class TFModel(_ScoringParams, Model):
         super().__init__()
         self.args = tf_args
 
-    def merge_args_params(self) -> Namespace:
-        """The arguments; over them the Params that were set, beside them the other Params."""
-        return _merged(self.args, self)
-
     def _transform(self, dataset: Any) -> Any:
         require_frame(f"{type(self).__name__}.transform", dataset)
         merged = self.merge_args_params()
         path = merged.export_dir or merged.model_dir
         outputs = merged.output_mapping
-        served = merged.tag_set == "serve" and merged.signature_def_key in _SERVED
+        served = merged.tag_set == "serve" and merged.signature_def_key in SERVED
         if not path or not merged.input_mapping or not outputs or not served:
             raise ConfigError(
                 "a TFModel does not know what to score with",
                 expected="setExportDir (the folder of a SavedModel), setInputMapping (column -> "
-                f"tensor), setOutputMapping (tensor -> column), tag_set 'serve', one of {_SERVED}",
+                f"tensor), setOutputMapping (tensor -> column), tag_set 'serve', one of {SERVED}",
                 received=f"export_dir {path!r}, input_mapping {merged.input_mapping}, "
                 f"output_mapping {outputs}, tag_set {merged.tag_set!r}, "
                 f"signature_def_key {merged.signature_def_key!r}",
@@ -154,14 +133,3 @@ class TFModel(_ScoringParams, Model):
         inputs = {tensor: column for column, tensor in merged.input_mapping.items()}
         scored = predict(path, dataset, merged.batch_size, inputs, outputs=outputs)
         return scored.select([outputs[tensor] for tensor in sorted(outputs)])
-
-
-def _merged(args: Any, stage: Stage) -> Namespace:
-    """A stage's Params and the arguments that it was made with; see ``merge_args_params``."""
-    given = {} if args is None or isinstance(args, list) else args
-    merged = dict(given if isinstance(given, Mapping) else vars(given))
-    for param in stage.params:
-        known = stage.isSet(param) or param.name not in merged
-        if known and stage.isDefined(param):
-            merged[param.name] = stage.getOrDefault(param)
-    return Namespace(**merged)

@@ -68,7 +68,10 @@ def open_fit_source(
     if isinstance(validation_data, str) and is_frame(data) and _is_column(validation_data, data):
         return _validated_by_column(data, validation_data, signature, columns, split)
     paths = [data] if validation_data is None else [data, validation_data]
-    data, validation_data = read_by_spark(data), read_by_spark(validation_data)
+    data = read_by_spark(data)
+    if all(map(is_path, paths)) and validation_data in data.schema.names:
+        return _validated_by_column(data, validation_data, signature, columns, split)
+    validation_data = read_by_spark(validation_data)
     if all(map(is_path, paths)):
         try:
             return _open_files(paths, [data, validation_data], signature, columns, split, seed)

@@ -49,6 +49,20 @@ def test_files_to_validate_on(spark: Any, files: Path) -> None:
     assert len(history["val_loss"]) == 2
 
 
+def test_a_column_of_files_chooses_the_rows_to_validate_on(
+    spark: Any, digits_df: Any, tmp_path: Path
+) -> None:
+    path = f"{tmp_path}/rows.parquet"
+    held = digits_df.select("features", "label", (digits_df.id % 4 == 0).alias("held"))
+    held.write.parquet(path)
+    model = SparkModel(make_mlp(), mode="synchronous", num_workers=2)
+    history = model.fit(path, epochs=1, validation_data="held", verbose=0).history
+    assert model.summary is not None
+    assert model.summary.rows == held.where("NOT held").count()
+    scores = model.evaluate(spark.read.parquet(path).where("held"))
+    assert history["val_loss"] == pytest.approx([scores["loss"]], rel=1e-5)
+
+
 def test_files_larger_than_the_budget_go_through_disk(
     spark: Any, digits_df: Any, tmp_path: Path
 ) -> None:

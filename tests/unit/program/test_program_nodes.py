@@ -15,6 +15,7 @@ from sparkdl.errors import (
     ConfigError,
     DataError,
     UnknownNameError,
+    UnpicklableError,
     WaitTimeoutError,
     WorkerError,
 )
@@ -236,3 +237,29 @@ def test_what_is_refused_while_a_program_is_put_together() -> None:
         launch(program, "threads", network=Network())
     with pytest.raises(ConfigError, match="no program runs here"):
         stop()
+
+
+def test_a_node_that_cannot_be_pickled_is_named() -> None:
+    program = Program("locked")
+    with program.group("actor"):
+        program.add_node(PyNode(print))
+        program.add_node(PyNode(print, threading.Lock()))
+    with pytest.raises(UnpicklableError, match=r"(?s)node 'actor/1' .*'_thread.lock'.*hint: make"):
+        launch(program, "threads")
+
+
+@pytest.mark.parametrize("value", [0, -1.0, "60", True])
+def test_the_limit_of_a_call_is_a_time(value: Any) -> None:
+    with pytest.raises(ConfigError, match="client_timeout_s must be a time above 0"):
+        CourierNode(Counter, client_timeout_s=value)
+
+
+@pytest.mark.parametrize("label", ["", "  ", 3])
+def test_a_group_has_a_name(label: Any) -> None:
+    with (
+        pytest.raises(ConfigError, match="a group of nodes needs a name"),
+        Program("p").group(label),
+    ):
+        pass
+    with pytest.raises(ConfigError, match="a group of nodes needs a name"):
+        Program("p").add_node(PyNode(print), label=label)

@@ -1,0 +1,1 @@
+"""Databricks' module path of its estimator: ``keras_image_file_estimator``."""

@@ -1,0 +1,5 @@
+"""Databricks' module path of ``KerasImageFileEstimator``."""
+
+from sparkdl.spark.images.image_file import KerasImageFileEstimator
+
+__all__ = ["KerasImageFileEstimator"]

@@ -1,0 +1,5 @@
+"""Databricks' module path of what it has for Horovod: ``sparkdl.horovod.log_to_driver``."""
+
+from sparkdl.log_lines import log_to_driver
+
+__all__ = ["log_to_driver"]

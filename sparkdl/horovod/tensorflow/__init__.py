@@ -1,0 +1,1 @@
+"""Databricks' module path of what it has for TensorFlow; see ``keras``."""

@@ -1,0 +1,5 @@
+"""Databricks' module path of ``LogCallback``."""
+
+from sparkdl.learner.distributed_callbacks import LogCallback
+
+__all__ = ["LogCallback"]

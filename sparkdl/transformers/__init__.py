@@ -1,0 +1,1 @@
+"""Databricks' module paths of its image transformers: ``named_image``, ``keras_image``."""

@@ -1,0 +1,1 @@
+"""Databricks' module path of its functions of SQL: ``keras_image_model``."""

@@ -1,0 +1,5 @@
+"""Databricks' module path of ``registerKerasImageUDF``."""
+
+from sparkdl.spark.images.image_udf import registerKerasImageUDF
+
+__all__ = ["registerKerasImageUDF"]
