@@ -106,7 +106,8 @@ def evaluate_source(
     return state
 
 
-_ALONE, _TOGETHER = 16, 16
+_ALONE, _TOGETHER = 128, 16
+"""So many batches one at a time, before it pays that a call of several is compiled, too."""
 _MOST_BYTES = 32 << 20
 
 
@@ -115,8 +116,9 @@ def evaluation_stacks(
 ) -> Iterator[BatchStack]:
     """Arrow batches as stacks; one stack at a time is decoded.
 
-    A compiled call costs as much as a small network's forward pass. So after 16 batches a stack
-    has 16 of them, if they are of one shape: the same batches in the same order, and equal bits.
+    A compiled call costs as much as a small network's forward pass. So after 128 batches a
+    stack has 16 of them, if they are of one shape: the same batches in the same order, and equal
+    bits.
     """
     together = _TOGETHER if _is_stackable(spec, batch_size) else 1
     row = done = 0

@@ -201,16 +201,17 @@ def test_batches_of_one_shape_are_evaluated_in_few_calls(
     width: int | None, together: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same batches in the same order as one at a time; none spans two Arrow batches."""
-    x = np.arange(400 * WIDTH, dtype=np.float32).reshape(400, WIDTH)
+    x = np.arange(1200 * WIDTH, dtype=np.float32).reshape(1200, WIDTH)
     column = ColumnSpec(("x",), (None,) if width is None else (WIDTH,))
     if width == 1 << 20:
         monkeypatch.setattr(evaluate, "_MOST_BYTES", 4 * 16 * 8 * WIDTH - 1)
     stacks = stacks_of(DataSpec({"x": column}, {}), x, 4)
     counts = [stack.num_batches for stack in stacks]
     found = [batch for stack in stacks for batch in stack.x["x"]]
-    assert [len(batch) for batch in found] == [4] * 100
+    assert [len(batch) for batch in found] == [4] * 300
     np.testing.assert_array_equal(np.concatenate(found), x)
-    assert counts == ([1] * 16 + [16, 16, 1, 1] + [16] * 3 + [1, 1] if together > 1 else [1] * 100)
+    several = [1] * 128 + [16] + [1] * 6 + [16] * 9 + [1] * 6
+    assert counts == (several if together > 1 else [1] * 300)
 
 
 @TASKS
