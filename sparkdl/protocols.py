@@ -178,7 +178,10 @@ class Learner(Protocol):
         """Copies the model's variables into ``out``, a buffer of the layout."""
 
     def write_weights(self, flat: FloatArray) -> None:
-        """Sets the model's variables from ``flat``, a buffer of the layout."""
+        """Sets the model's variables from ``flat``, a buffer of the layout.
+
+        An element of a float64 variable that rounds to the given float32 stays as it is.
+        """
 
     def constrained(self, flat: FloatArray) -> FloatArray:
         """Weights of all workers, made to hold the constraints of their variables."""
@@ -264,6 +267,33 @@ class Learner(Protocol):
 
     def load_optimizer_state(self, state: bytes) -> None:
         """The counterpart of :meth:`optimizer_state`."""
+
+    def carried_state(self) -> bytes:
+        """The model's variables that a flat buffer does not hold, as bytes (npz).
+
+        Integers, the state of seeds, float64, and frozen variables that were changed.
+        """
+
+    def load_carried_state(self, state: bytes) -> None:
+        """The counterpart of :meth:`carried_state`; to be called before :meth:`write_weights`."""
+
+    def take_stream(self, rank: int, num_ranks: int) -> None:
+        """From now on the layers draw the random numbers of a rank's own stream.
+
+        The state of seeds travels without the rank, as the driver has it.
+        """
+
+    def mark_draws(self) -> None:
+        """An epoch begins; see :meth:`fill_draws`."""
+
+    def fill_draws(self, steps: int, steps_of_all: int) -> None:
+        """Counts the random numbers of ``steps_of_all`` steps since :meth:`mark_draws`.
+
+        This worker has taken ``steps`` of them.
+        """
+
+    def skip_draws(self, steps: int) -> None:
+        """Leaves out what an earlier attempt may have drawn in ``steps`` steps."""
 
     def optimizer_slots(self, names: list[str]) -> dict[str, FloatArray] | None:
         """The optimizer's variables of some kinds (``'_momentums'``) as flat vectors by name.

@@ -1,13 +1,14 @@
 """``RunState``: what training goes on from, in one format for every place that needs it.
 
 Checkpoints, ranks that rejoin, stages that start again and the results of a fit all hold the same
-four things. Nothing in the bytes is executed or unpickled when they are read.
+five things. Nothing in the bytes is executed or unpickled when they are read.
 """
 
 from __future__ import annotations
 
 import struct
 from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 from typing import Protocol
 
 import numpy as np
@@ -15,8 +16,9 @@ import numpy as np
 from sparkdl.errors import ProtocolError
 from sparkdl.weights import FloatArray, Layout
 
-_HEADER = struct.Struct("<4sHxxqQQQ")
-_MAGIC, _VERSION = b"SDRS", 1
+_MAGIC, _VERSION = b"SDRS", 2
+_HEADERS = {1: struct.Struct("<4sHxxqQQQ"), _VERSION: struct.Struct("<4sHxxqQQQQ")}
+"""Version -> magic, version, epoch, and the sizes of the parts; the first had nothing carried."""
 
 
 class Stateful(Protocol):
@@ -33,6 +35,10 @@ class Stateful(Protocol):
 
     def load_optimizer_state(self, state: bytes) -> None: ...
 
+    def carried_state(self) -> bytes: ...
+
+    def load_carried_state(self, state: bytes) -> None: ...
+
 
 def _no_weights() -> FloatArray:
     return np.empty(0, np.float32)
@@ -47,6 +53,8 @@ class RunState:
         weights: Flat float32 buffer of the model's layout; empty where a server holds the weights.
         optimizer: The Keras optimizer's variables, as a learner's ``optimizer_state`` returns them.
         rule: What an all-reduce rule keeps beside the optimizer (an outer momentum).
+        carried: The model's variables that ``weights`` does not hold (integers, seeds, float64), as
+            a learner's ``carried_state`` returns them.
 
     >>> RunState.from_bytes(RunState(3, np.ones(2, np.float32), b'momentum').to_bytes()).epoch
     3
@@ -56,27 +64,30 @@ class RunState:
     weights: FloatArray = field(default_factory=_no_weights, repr=False)
     optimizer: bytes = field(default=b"", repr=False)
     rule: bytes = field(default=b"", repr=False)
+    carried: bytes = field(default=b"", repr=False)
 
     @classmethod
     def of(cls, learner: Stateful, epoch: int, rule: bytes = b"") -> RunState:
-        """The weights and the optimizer state that ``learner`` has now."""
+        """All that ``learner`` has now."""
         weights = np.empty(learner.layout.size, np.float32)
         learner.read_weights(weights)
-        return cls(epoch, weights, learner.optimizer_state(), rule)
+        return cls(epoch, weights, learner.optimizer_state(), rule, learner.carried_state())
 
     def load_into(self, learner: Stateful) -> None:
-        """Sets the learner's weights and optimizer state, each if this state has it."""
+        """Sets the learner's variables and optimizer state, each if this state has it."""
+        if self.carried:  # before the weights, which decide where both have a variable
+            learner.load_carried_state(self.carried)
         if self.weights.size:
             learner.write_weights(self.weights)
         if self.optimizer:
             learner.load_optimizer_state(self.optimizer)
 
     def to_bytes(self) -> bytes:
-        """Header, weights, optimizer state, rule state; little-endian."""
+        """Header, weights, optimizer state, rule state, carried state; little-endian."""
         weights = np.ascontiguousarray(self.weights, np.float32).view(np.uint8)
-        sizes = weights.size, len(self.optimizer), len(self.rule)
-        header = _HEADER.pack(_MAGIC, _VERSION, self.epoch, *sizes)
-        return b"".join((header, weights.data, self.optimizer, self.rule))
+        sizes = weights.size, len(self.optimizer), len(self.rule), len(self.carried)
+        header = _HEADERS[_VERSION].pack(_MAGIC, _VERSION, self.epoch, *sizes)
+        return b"".join((header, weights.data, self.optimizer, self.rule, self.carried))
 
     @classmethod
     def from_bytes(cls, content: bytes | bytearray) -> RunState:
@@ -85,19 +96,22 @@ class RunState:
         Raises:
             ProtocolError: The bytes are no run state, of another version, or cut off.
         """
+        version = int.from_bytes(content[4:6], "little")
+        form = _HEADERS.get(version, _HEADERS[_VERSION])
         try:
-            magic, version, epoch, *sizes = _HEADER.unpack_from(content)
+            magic, _, epoch, *sizes = form.unpack_from(content)
         except struct.error:
-            magic, version, epoch, sizes = b"", 0, 0, []
-        whole = _HEADER.size + sum(sizes)
-        if magic != _MAGIC or version != _VERSION or len(content) != whole or sizes[0] % 4:
+            magic, epoch, sizes = b"", 0, [0]
+        whole = form.size + sum(sizes)
+        known = magic == _MAGIC and version in _HEADERS
+        if not known or len(content) != whole or sizes[0] % 4:
             raise ProtocolError(
                 "these bytes are no whole run state",
                 expected=f"{_MAGIC!r}, version {_VERSION}, {whole} bytes",
                 received=f"{magic!r}, version {version}, {len(content)} bytes",
                 hint="the file is truncated, or another version of sparkdl wrote it",
             )
-        first, second = _HEADER.size + sizes[0], _HEADER.size + sizes[0] + sizes[1]
-        weights = np.frombuffer(content, np.float32, sizes[0] // 4, _HEADER.size)
+        weights = np.frombuffer(content, np.float32, sizes[0] // 4, form.size)
+        edges = list(accumulate(sizes, initial=form.size))[1:]
         view = memoryview(content)
-        return cls(epoch, weights, bytes(view[first:second]), bytes(view[second:]))
+        return cls(epoch, weights, *(bytes(view[a:b]) for a, b in pairwise(edges)))

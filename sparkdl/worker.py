@@ -181,6 +181,8 @@ class _Loop:
         stacks = batches = rows = 0
         whole_epoch = self.settings.window == EPOCH_WINDOW and not every_batch
         source = self.clock.each(self.batches.stacks(epoch, self.stack_batches, batches_done))
+        first_batch = batches_done
+        self.learner.mark_draws()
         with closing(source):
             for stack in source:
                 stacks += 1
@@ -211,6 +213,8 @@ class _Loop:
             self._follow_driver()
             if self.synchronizer.stopped:
                 return False
+        if windows_of_all is not None and every_batch:
+            self.learner.fill_draws(batches_done - first_batch, windows_of_all - first_batch)
         return True
 
     def _batches_of(self, position: int, windows_of_all: int | None) -> int:
@@ -296,6 +300,7 @@ class _Loop:
         if self.steps and not start.with_optimizer:
             together = self.num_workers if self.settings.follow_schedule else 1
             self.learner.set_step(self.first_step + self.steps * together)
+            self.learner.skip_draws(self.steps)
 
     @property
     def _follows_schedule(self) -> bool:

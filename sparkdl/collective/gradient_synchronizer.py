@@ -21,6 +21,7 @@ from sparkdl.errors import ConfigError
 from sparkdl.finite import FiniteCheck, NotFiniteError
 from sparkdl.phases import current_clock
 from sparkdl.protocols import BatchStack, Learner
+from sparkdl.run_state import RunState
 from sparkdl.weights import FloatArray, Layout
 
 PART_BYTES = 16 << 20
@@ -232,15 +233,15 @@ class AllReduceGradientSynchronizer:
 def take_root_state(
     communicator: Communicator, learner: Learner, buffer: FloatArray, root: int
 ) -> None:
-    """Gives every rank the root's weights and optimizer state; ``buffer`` is scratch memory."""
+    """Gives every rank the root's variables and optimizer state; ``buffer`` is scratch memory."""
     learner.read_weights(buffer)
     communicator.broadcast(buffer, root, out=buffer)
     mine = communicator.rank == root
-    learner.write_weights(buffer)
-    state = np.frombuffer(learner.optimizer_state() if mine else b"", np.uint8)
-    given = communicator.all_gather(state)[root]
+    state = RunState(0, optimizer=learner.optimizer_state(), carried=learner.carried_state())
+    given = communicator.all_gather(np.frombuffer(state.to_bytes() if mine else b"", np.uint8))
     if not mine:
-        learner.load_optimizer_state(given.tobytes())
+        RunState.from_bytes(given[root].tobytes()).load_into(learner)
+    learner.write_weights(buffer)
 
 
 def parts_of(layout: Layout, part_bytes: int, *, apart: bool = False) -> list[slice]:

@@ -41,6 +41,7 @@ class ColumnSpec:
         one_hot: ``C`` turns integer labels in ``[0, C)`` into one-hot vectors; the last dimension
             of ``shape`` is then ``C``. Stored as integers, widened batch by batch.
         classes: ``C`` demands integer labels in ``[0, C)`` and leaves them integers.
+        ignored: Beside ``classes``: one more label, which the loss leaves out; None for none.
         bounds: The least and the greatest value that a label may have; None for any.
         is_weight: The values are sample weights, which are not below 0; DataSpec sets it.
         source_dtype: For kind ``'binary'``: the dtype of the raw bytes if it is not ``dtype``.
@@ -65,6 +66,7 @@ class ColumnSpec:
     bounds: tuple[float, float] | None = field(default=None, compare=False)
     is_weight: bool = field(default=False, compare=False)
     padding: Padding | None = None
+    ignored: int | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.columns, str):

@@ -234,6 +234,10 @@ def check_labels(values: Array, spec: ColumnSpec, place: ValuePlace) -> Array:
     if low >= 0 and high < classes and whole:
         return values
     bad = (values < 0) | (values >= classes) | (values != np.floor(values))
+    if spec.ignored is not None:
+        bad &= values != spec.ignored
+        if not bad.any():
+            return values
     index = np.unravel_index(int(np.argmax(bad)), bad.shape)
     raise place.error(
         "a label out of range",

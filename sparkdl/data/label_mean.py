@@ -32,8 +32,12 @@ def label_mean(rows: Rows) -> tuple[float, ...]:
     if classes is not None:
         if classes > MOST_VALUES:
             return ()
-        counts = np.bincount(stored.ravel().astype(np.int64), minlength=classes)
-        return tuple((counts / stored.size).tolist())
+        labels = stored.ravel().astype(np.int64)
+        labels = labels if spec.ignored is None else labels[labels != spec.ignored]
+        if not labels.size:
+            return ()
+        counts = np.bincount(labels, minlength=classes)
+        return tuple((counts / labels.size).tolist())
     values = stored.reshape(len(stored), -1) if stored.ndim < 2 else stored
     if values.shape[-1] > MOST_VALUES:
         return ()

@@ -19,6 +19,7 @@ import uuid
 import weakref
 import zipfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -52,12 +53,15 @@ class ModelArchive:
         key: A digest of the architecture and the compile settings, without the weights and the
             names that Keras gives. A reused worker process finds by it a model whose steps it
             has compiled before.
+        beside: What the file does not hold (:class:`sparkdl.learner.beside_file.BesideFile`); none
+            for a model that is known as a file only.
     """
 
     content: bytes
     objects: bytes
     backend: str
     key: str
+    beside: bytes = b""
 
     def without_content(self) -> ModelArchive:
         """What is left to know of it once a model was made of it."""
@@ -77,11 +81,13 @@ def encode_model(model: Any, custom_objects: dict[str, Any] | None = None) -> Mo
     optimizer = getattr(model, "optimizer", None)
     if optimizer is not None and not optimizer.built:
         optimizer.build(model.trainable_variables)
+    from sparkdl.learner.beside_file import BesideFile
     from sparkdl.learner.custom_objects import find_custom_objects, named_functions
+    from sparkdl.learner.rebuilt import compared_with_rebuilt
 
     objects = {**find_custom_objects(model), **(custom_objects or {})}
     try:
-        with making_models, named_functions(model) as functions:
+        with making_models, named_functions(model) as functions, _present_optimizer(model):
             content = _save_bytes(model)
         config = _read_config(content).decode()
         objects |= {name: f for name, f in functions.items() if json.dumps(name) in config}
@@ -92,7 +98,58 @@ def encode_model(model: Any, custom_objects: dict[str, Any] | None = None) -> Mo
             received=_in_short(error),
             hint="model.save('x.keras') and keras.models.load_model('x.keras') must both work",
         ) from error
-    return archive_of_bytes(content, objects)
+    archive = archive_of_bytes(content, objects)
+
+    def load(with_values: bool) -> Any:
+        if not with_values:
+            with contextlib.suppress(Exception):  # a layer that wants values when it is made
+                return _without_values(content, objects)
+        with _model_file(content) as path:
+            return load_model_file(path, objects, compiled=optimizer is not None)
+
+    with making_models:
+        settings, values = compared_with_rebuilt(model, archive.key, load, objects)
+    key = hashlib.sha256(f"{archive.key} {settings.key}".encode()).hexdigest()
+    return replace(archive, key=key, beside=BesideFile.of(settings, values).to_bytes())
+
+
+def _without_values(content: bytes, objects: dict[str, Any]) -> Any:
+    """The model of a ``.keras`` file, whose variables have no values and no place in memory."""
+    import keras
+
+    def make() -> Any:
+        config = json.loads(_read_config(content))
+        with lenient_constructors(objects), keras.StatelessScope(initialize_variables=False):
+            return keras.saving.deserialize_keras_object(
+                config, custom_objects=objects, safe_mode=False
+            )
+
+    # Keras keeps the variables that wait for their first value per thread. Those of this model
+    # must never get one, so it is made in a thread of its own. The policy is a thread's, too.
+    from sparkdl.learner.unsaved_settings import GlobalSettings
+
+    settings = GlobalSettings.now()
+    with ThreadPoolExecutor(1, "sparkdl-rebuilt") as thread:
+        return thread.submit(settings.within, make).result()
+
+
+@contextlib.contextmanager
+def _present_optimizer(model: Any) -> Iterator[None]:
+    """Within, Keras saves the optimizer that the model has now, as it is now.
+
+    What it saves otherwise is what was given to ``compile``: a name such as ``'adam'``, or the
+    optimizer before ``compile`` has wrapped it.
+    """
+    compiled: Any = getattr(model, "_compile_config", None)
+    given = None if compiled is None else compiled.config.get("optimizer")
+    if given is None or given is model.optimizer:
+        yield
+        return
+    compiled.config["optimizer"] = model.optimizer
+    try:
+        yield
+    finally:
+        compiled.config["optimizer"] = given
 
 
 def archive_of_bytes(content: bytes, objects: dict[str, Any]) -> ModelArchive:
@@ -138,10 +195,20 @@ def decode_model(archive: ModelArchive, *, compiled: bool = True) -> Any:
     Raises:
         ModelError: A class or function of the model is not among the archive's objects.
     """
+    from sparkdl.learner.beside_file import BesideFile
+
     objects = payload.load(archive.objects)
+    beside = BesideFile.from_bytes(archive.beside) if archive.beside else None
     try:
         with _model_file(archive.content) as path:
-            return load_model_file(path, objects, compiled=compiled)
+            if beside is None:
+                return load_model_file(path, objects, compiled=compiled)
+            with beside.settings.globals.set():
+                model = load_model_file(path, objects, compiled=compiled)
+        with making_models:
+            beside.give_settings(model, objects)
+            beside.give_values(model)
+        return model
     except Exception as error:
         missing = _missing_object(error)
         if missing is None:
@@ -218,6 +285,10 @@ def restore_state(model: Any, archive: ModelArchive) -> None:
     """Loads the archive's weights and optimizer state into an equal model (same ``key``)."""
     with making_models, _model_file(archive.content) as path:
         model.load_weights(path)
+    if archive.beside:
+        from sparkdl.learner.beside_file import BesideFile
+
+        BesideFile.from_bytes(archive.beside).give_values(model)
 
 
 def model_bytes(model: Any) -> bytes:

@@ -10,6 +10,7 @@ from typing import Any
 
 from sparkdl.learner import make_learner
 from sparkdl.learner.archive import ModelArchive, decode_model, restore_state
+from sparkdl.learner.beside_file import BesideFile
 from sparkdl.learner.predictor import make_predictor
 from sparkdl.learner.predictor_archive import PredictorArchive
 from sparkdl.protocols import Learner, Predictor
@@ -54,6 +55,19 @@ def cached_learner(archive: ModelArchive) -> Learner:
     while len(_kept) > _CAPACITY:
         _kept.popitem(last=False)
     return kept[1]
+
+
+@contextlib.contextmanager
+def keras_settings(archive: ModelArchive) -> Iterator[None]:
+    """Within, this process has the settings of Keras that the archive's model was made with.
+
+    To be left only when what the model compiles has been called: Keras asks for some of them there.
+    """
+    if not archive.beside:
+        yield
+        return
+    with BesideFile.from_bytes(archive.beside).settings.globals.set():
+        yield
 
 
 def is_kept(archive: ModelArchive) -> bool:

@@ -24,6 +24,7 @@ def plain_config(content: bytes) -> bytes:
     """
     config = json.loads(content)
     _drop_learning_rate(config)
+    _number_shared(config, {})
     if _is_plain(config.get("config") or {}):
         names: dict[str, str] = {}
         _find_names(config, names)
@@ -41,6 +42,19 @@ def _drop_learning_rate(config: dict[str, Any]) -> None:
             settings = (settings.get("inner_optimizer") or {}).get("config")
     except (KeyError, TypeError, AttributeError):
         pass
+
+
+def _number_shared(value: Any, numbers: dict[Any, int]) -> None:
+    """Numbers objects that several layers share in their order: Keras writes their addresses."""
+    if isinstance(value, list):
+        for item in value:
+            _number_shared(item, numbers)
+    if isinstance(value, dict):
+        if "shared_object_id" in value:
+            shared = value["shared_object_id"]
+            value["shared_object_id"] = numbers.setdefault(shared, len(numbers))
+        for item in value.values():
+            _number_shared(item, numbers)
 
 
 def _is_plain(config: dict[str, Any]) -> bool:

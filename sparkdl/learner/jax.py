@@ -65,6 +65,7 @@ class JaxLearner(KerasLearner):
             model.metrics_variables,
         )
         self._state = copied(tuple([v.value for v in variables] for variables in groups))
+        super().reload()
 
     def sync_model(self) -> None:
         model = self.model
@@ -107,6 +108,8 @@ class JaxLearner(KerasLearner):
     def write_weights(self, flat: FloatArray) -> None:
         self._layout.check(flat)
         parts = self._split(self._given(flat))
+        present = [*self._state[0], *self._averages(self._state[1])]
+        parts = [_more_exact(old, new) for old, new in zip(present, parts, strict=True)]
         trainable, averages = parts[: len(self.trained)], parts[len(self.trained) :]
         self._set(trainable, self._with_averages(self._state[1], averages))
 
@@ -115,6 +118,26 @@ class JaxLearner(KerasLearner):
         if jax.default_backend() == "cpu":  # which reads NumPy memory in place, and later
             return flat.copy()
         return jax.block_until_ready(jax.device_put(flat))
+
+    def _values_of(self, variables: Any) -> list[npt.NDArray[Any]]:
+        present = self._present()
+        return [np.asarray(present[id(v)]) for v in variables]
+
+    def _set_values(self, pairs: Any) -> None:
+        present = self._present()
+        for variable, value in pairs:
+            present[id(variable)] = jnp.array(value, present[id(variable)].dtype)
+        model = self.model
+        self._set(
+            [present[id(v)] for v in model.trainable_variables],
+            [present[id(v)] for v in model.non_trainable_variables],
+        )
+
+    def _present(self) -> dict[int, Any]:
+        """The values of the model's variables by the identity of the variable."""
+        model, (trainable, non_trainable, _, _) = self.model, self._state
+        found = dict(zip(map(id, model.trainable_variables), trainable, strict=True))
+        return found | dict(zip(map(id, model.non_trainable_variables), non_trainable, strict=True))
 
     def _averages(self, non_trainable: list[Any]) -> list[Any]:
         return [non_trainable[i] for i in self._averaged_at]
@@ -259,6 +282,13 @@ class JaxLearner(KerasLearner):
     def load_optimizer_state(self, state: bytes) -> None:
         super().load_optimizer_state(state)
         self._set(optimizer=_copies_of(self.model.optimizer.variables))
+
+
+def _more_exact(old: Any, new: Any) -> Any:
+    """``new``, with the elements of a float64 array that round to the same as they were."""
+    if old.dtype != jnp.float64:
+        return new
+    return jnp.where(old.astype(jnp.float32) == new.astype(jnp.float32), old, new)
 
 
 def _copies_of(variables: Iterable[Any]) -> list[Any]:

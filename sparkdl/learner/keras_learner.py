@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 from types import FunctionType
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparkdl.errors import ConfigError, ModelError
+from sparkdl.learner.carried_state import CarriedState, values_of
 from sparkdl.learner.compile_parts import require_remakable
 from sparkdl.learner.metric_state import build_metrics, flatten_metrics
 from sparkdl.learner.model_weights import averaged_variables, constrained, layout_of
@@ -22,6 +24,7 @@ from sparkdl.learner.optimizer_state import (
     read_slots,
     with_slots,
 )
+from sparkdl.learner.seed_streams import SeedStreams
 from sparkdl.learner.signature import has_own
 from sparkdl.learner.structure import arrange_batch, map_arrays
 from sparkdl.protocols import BatchStack, Exchanger, Reducer
@@ -162,6 +165,7 @@ class KerasLearner(ABC):
 
     def evaluate(self, stacks: Iterable[BatchStack]) -> MetricState:
         training: list[Any] | None = None
+        seeds = self._streams.kept()
         for stack in stacks:
             self.build_metrics(stack)
             if training is None:
@@ -172,6 +176,7 @@ class KerasLearner(ABC):
             return np.zeros(0)
         state = self.metric_state()
         self._set_metric_values(training)
+        self._streams.give_back(seeds)
         return state
 
     def _metric_values(self) -> list[Any]:
@@ -220,6 +225,42 @@ class KerasLearner(ABC):
     def load_optimizer_state(self, state: bytes) -> None:
         load_optimizer_state(self.model, state)
 
+    # -- what no flat buffer holds -----------------------------------------------------------------
+
+    @cached_property
+    def _carried(self) -> CarriedState:
+        return CarriedState(self.model, self._values_of)
+
+    @cached_property
+    def _streams(self) -> SeedStreams:
+        return SeedStreams(self.model, self._values_of, self._set_values)
+
+    def carried_state(self) -> bytes:
+        return self._carried.to_bytes(self._streams.travelling)
+
+    def load_carried_state(self, state: bytes) -> None:
+        pairs = self._carried.pairs(state)
+        self._set_values([(v, self._streams.travelling(v, value)) for v, value in pairs])
+
+    def take_stream(self, rank: int, num_ranks: int) -> None:
+        self._streams.take(rank, num_ranks)
+
+    def mark_draws(self) -> None:
+        self._streams.mark()
+
+    def fill_draws(self, steps: int, steps_of_all: int) -> None:
+        self._streams.fill(steps, steps_of_all)
+
+    def skip_draws(self, steps: int) -> None:
+        self._streams.skip(steps)
+
+    def _values_of(self, variables: Sequence[Any]) -> list[npt.NDArray[Any]]:
+        return values_of(variables)
+
+    def _set_values(self, pairs: list[tuple[Any, npt.NDArray[Any]]]) -> None:
+        for variable, value in pairs:
+            variable.assign(value)
+
     def optimizer_slots(self, names: list[str]) -> dict[str, FloatArray] | None:
         return read_slots(self.model.optimizer, self.trained, self._optimizer_arrays(), names)
 
@@ -239,8 +280,10 @@ class KerasLearner(ABC):
         Nothing to do where the model itself is trained.
         """
 
-    def reload(self) -> None:  # noqa: B027
-        """Nothing to do where the model itself is trained."""
+    def reload(self) -> None:
+        """Notes that the model was loaded: its frozen variables, and the driver's seeds."""
+        self._carried.watch()
+        self._streams.loaded()
 
 
 def _one_batch(stacked: npt.NDArray[Any]) -> Any:

@@ -27,13 +27,37 @@ def build_metrics(model: Any, x: Arrays, y: Arrays, sample_weight: Arrays | None
         Exception: What Keras raises where the batch does not fit the model.
     """
     try:
-        model._symbolic_build(data_batch=arrange_batch(model, x, y, sample_weight))
+        try:
+            model._symbolic_build(data_batch=arrange_batch(model, x, y, sample_weight))
+        except Exception:
+            if not model.run_eagerly:
+                raise
+            _build_again(model)  # code that wants numbers, as it has in each step
+            _build_on_zeros(model, x, y, sample_weight)
     except Exception as error:
         _build_again(model)
         mistake = compile_mistake(model, y, error)
         if mistake is None:
             raise
         raise mistake from error
+
+
+def _build_on_zeros(model: Any, x: Arrays, y: Arrays, sample_weight: Arrays | None) -> None:
+    made = (None if part is None else _zeros(part) for part in (x, y, sample_weight))
+    inputs, labels, weights = arrange_batch(model, *made)  # type: ignore[arg-type]
+    outputs = model(inputs, training=False)
+    model.compute_metrics(inputs, labels, outputs, sample_weight=weights)
+    model.compute_loss(inputs, labels, outputs, sample_weight=weights, training=False)
+    model.reset_metrics()
+
+
+def _zeros(arrays: Arrays) -> Arrays:
+    return {
+        name: np.zeros(
+            [size or 1 for size in array.shape], keras.backend.standardize_dtype(array.dtype)
+        )
+        for name, array in arrays.items()
+    }
 
 
 def _build_again(model: Any) -> None:

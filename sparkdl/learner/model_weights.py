@@ -46,6 +46,9 @@ def write_model(model: Any, layout: Layout, flat: FloatArray) -> None:
     """Sets a model's variables from one flat buffer."""
     variables = [*model.trainable_variables, *averaged_variables(model)]
     for variable, value in zip(variables, layout.views(flat), strict=True):
+        if keras.backend.standardize_dtype(variable.dtype) == "float64":
+            present = np.asarray(keras.ops.convert_to_numpy(variable.value))
+            value = np.where(present.astype(np.float32) == value, present, value)
         variable.assign(value)
 
 

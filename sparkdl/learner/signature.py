@@ -48,6 +48,9 @@ class Signature:
         needs_labels: False where the model may do without: it was compiled without a loss.
         label_ranges: Output name -> the least and the greatest label that its loss has a meaning
             for, where it is ``'dense'`` and not any.
+        ignored_classes: Output name -> the label whose rows or positions its loss leaves out.
+        optional_labels: The outputs without a loss, of a model without metrics: no labels are
+            needed for them.
     """
 
     inputs: dict[str, TensorSpec]
@@ -56,6 +59,8 @@ class Signature:
     named_inputs: bool
     needs_labels: bool = True
     label_ranges: dict[str, tuple[float, float]] = field(default_factory=dict)
+    ignored_classes: dict[str, int] = field(default_factory=dict)
+    optional_labels: frozenset[str] = frozenset()
 
     def label_bounds(self, output: str) -> tuple[float, float] | None:
         """The least and the greatest label that the loss of an output takes; None: any."""
@@ -83,9 +88,12 @@ def model_signature(model: Any) -> Signature:
     kinds = _label_kinds(model, list(outputs))
     named = bool(functional) and len(inputs) > 1
     loss = getattr(model, "loss", None)
-    names = {name: loss_name(item)[0] for name, item in loss_by_output(loss, list(outputs)).items()}
+    losses = loss_by_output(loss, list(outputs))
+    names = {name: loss_name(item)[0] for name, item in losses.items()}
     ranges = {output: _RANGES[name] for output, name in names.items() if name in _RANGES}
-    return Signature(inputs, outputs, kinds, named, loss is not None, ranges)
+    ignored = {name: c for name, item in losses.items() if (c := ignored_class(item)) is not None}
+    optional = _without_loss(model, losses)
+    return Signature(inputs, outputs, kinds, named, loss is not None, ranges, ignored, optional)
 
 
 def has_own(model: Any, *methods: str) -> bool:
@@ -190,6 +198,30 @@ def loss_by_output(loss: Any, outputs: list[str]) -> dict[str, Any]:
     return dict.fromkeys(outputs, loss)
 
 
+def _without_loss(model: Any, losses: dict[str, Any]) -> frozenset[str]:
+    """The outputs of which Keras' own step uses no labels; with metrics it wants those of all."""
+    own = has_own(model, "train_step", "test_step", "compute_loss", "compute_metrics")
+    if own or model._compile_metrics is not None or all(v is None for v in losses.values()):
+        return frozenset()
+    return frozenset(name for name, loss in losses.items() if loss is None)
+
+
+def ignored_class(loss: Any) -> int | None:
+    """The label whose rows or positions a loss of Keras leaves out; None where it takes all."""
+    ignored = _options(loss).get("ignore_class")
+    return None if ignored is None else int(ignored)
+
+
+def _options(loss: Any) -> dict[str, Any]:
+    """The options that a loss of Keras hands to its function."""
+    function = getattr(loss, "fn", loss)
+    options = dict(getattr(loss, "_fn_kwargs", {}))
+    while hasattr(function, "func"):  # functools.partial
+        options = {**function.keywords, **options}
+        function = function.func
+    return options
+
+
 def loss_name(loss: Any) -> tuple[str | None, bool]:
     """The name of a loss of Keras, lower case without underscores, and whether it takes logits.
 
@@ -205,14 +237,12 @@ def loss_name(loss: Any) -> tuple[str | None, bool]:
     if loss is None:
         return None, False
     function = getattr(loss, "fn", loss)
-    options = dict(getattr(loss, "_fn_kwargs", {}))
     while hasattr(function, "func"):  # functools.partial
-        options = {**function.keywords, **options}
         function = function.func
     named = function if hasattr(function, "__name__") else type(function)
     if str(named.__module__).split(".")[0] != "keras":
         return None, False
-    return named.__name__.lower().replace("_", ""), bool(options.get("from_logits", False))
+    return named.__name__.lower().replace("_", ""), bool(_options(loss).get("from_logits", False))
 
 
 def _kind(loss: Any) -> LabelKind:

@@ -40,7 +40,10 @@ def arrange_inputs(model: Any, x: Arrays) -> Any:
 
 def arrange_targets(model: Any, y: Arrays) -> Any:
     """Puts arrays by output name into the structure of the model's outputs."""
-    return arrange(y, getattr(model, "_outputs_struct", None), _names(model, "output"))
+    struct, names = getattr(model, "_outputs_struct", None), _names(model, "output")
+    if isinstance(struct, (list, tuple)) and len(struct) > 1 and set(names) > set(y):
+        return dict(y)  # as Keras takes the labels of some outputs only
+    return arrange(y, struct, names)
 
 
 def arrange(arrays: Arrays, struct: Any, names: list[str]) -> Any:

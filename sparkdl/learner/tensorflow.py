@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -36,6 +36,9 @@ from sparkdl.learner.tensorflow_exchange import (
 from sparkdl.protocols import BatchStack, Exchanger, Reducer
 from sparkdl.weights import FloatArray
 
+Steps = Callable[..., Any]
+"""``(stack, x, y, sample weights, number of batches) -> weights``."""
+
 
 class TensorFlowLearner(KerasLearner):
     """See :class:`sparkdl.protocols.Learner`."""
@@ -48,6 +51,7 @@ class TensorFlowLearner(KerasLearner):
             and bool(tf.config.list_physical_devices("GPU"))
             and not takes_strings(model)  # which XLA does not know
         )
+        self._eager = bool(model.run_eagerly)  # what is not compiled: each step as Keras takes it
         self._flat: tf.Tensor | None = None
         self._reducer: Any = None
         self._exchanger: Exchanger | None = None
@@ -56,8 +60,10 @@ class TensorFlowLearner(KerasLearner):
         self._train_step = logged_step(model, "train_step")
         self._train_steps = self._compile_steps(self._train_step, with_weights=True)
         self._test_steps = self._compile_steps(logged_step(model, "test_step"), with_weights=False)
-        self._gradients = ShapedCalls(self._trace_gradients, reduce_retracing=True)
+        traced = ShapedCalls(self._trace_gradients, reduce_retracing=True)
+        self._gradients = self._eager_gradients if self._eager else traced
         self._concat = tf.function(self._trace_concat, autograph=False)
+        self.reload()
 
     # -- weights -------------------------------------------------------------------------------
 
@@ -71,6 +77,11 @@ class TensorFlowLearner(KerasLearner):
         self._flat = None
 
     def reload(self) -> None:
+        super().reload()
+        self._flat = None
+
+    def _set_values(self, pairs: Any) -> None:
+        super()._set_values(pairs)
         self._flat = None
 
     @cached_property
@@ -95,6 +106,9 @@ class TensorFlowLearner(KerasLearner):
     def _trace_assign(self, flat: tf.Tensor) -> None:
         parts = split(flat, self._layout)
         for variable, part in zip((*self.trained, *self.averaged), parts, strict=True):
+            if part.dtype == tf.float64:  # what rounds to the same float32 is more exact
+                same = tf.cast(variable.value, tf.float32) == tf.cast(part, tf.float32)
+                part = tf.where(same, variable.value, part)
             variable.assign(part)
 
     # -- training ------------------------------------------------------------------------------
@@ -115,7 +129,19 @@ class TensorFlowLearner(KerasLearner):
         tensors: tuple[Any, Any, Any] = map_arrays(tf.convert_to_tensor, arrays)
         return tensors
 
-    def _compile_steps(self, step: Callable[[Any], Any], with_weights: bool) -> ShapedCalls:
+    def _eager_gradients(self, stack: BatchStack, x: Any, y: Any, sample_weight: Any) -> tf.Tensor:
+        return self._trace_gradients(x, y, sample_weight)
+
+    def _compile_steps(self, step: Callable[[Any], Any], with_weights: bool) -> Steps:
+        def run_eagerly(stack: BatchStack, *given: Any) -> Any:
+            *data, num_batches = given
+            for index in range(int(num_batches)):
+                step(pack_batch(*map_arrays(partial(_row, index), tuple(data))))
+            return self._trace_concat() if with_weights else tf.constant(0)
+
+        if self._eager:
+            return run_eagerly
+
         def run(x: Any, y: Any, sample_weight: Any, num_batches: tf.Tensor) -> Any:
             def body(index: tf.Tensor) -> tuple[tf.Tensor]:
                 step(pack_batch(*map_arrays(lambda t: t[index], (x, y, sample_weight))))
@@ -137,7 +163,7 @@ class TensorFlowLearner(KerasLearner):
         return isinstance(self.model.loss, (dict, list, tuple))
 
     def train_exchanging(self, stack: BatchStack, window: int, exchanger: Exchanger) -> None:
-        if self._jit or not _in_main_thread():
+        if self._jit or self._eager or not _in_main_thread():
             super().train_exchanging(stack, window, exchanger)
             return
         self.build_metrics(stack)
@@ -259,7 +285,7 @@ class TensorFlowLearner(KerasLearner):
     # -- steps with an exchange inside -----------------------------------------------------------
 
     def train_reducing(self, stack: BatchStack, reducer: Reducer) -> None:
-        if reducer.in_graph is None and not _in_main_thread():
+        if self._eager or (reducer.in_graph is None and not _in_main_thread()):
             super().train_reducing(stack, reducer)
             return
         self.build_metrics(stack)
@@ -280,7 +306,7 @@ class TensorFlowLearner(KerasLearner):
         self._flat = None
 
     def skip_reducing(self, reducer: Reducer) -> None:
-        if reducer.in_graph is None:
+        if self._eager or reducer.in_graph is None:
             super().skip_reducing(reducer)
             return
         reducer.rows = 0
@@ -355,6 +381,10 @@ class TensorFlowLearner(KerasLearner):
             self._layout, reducer.in_graph.wire, reducer.parts,
             checks=reducer.in_graph.checks_gradients,
         )  # fmt: skip
+
+
+def _row(index: int, stacked: tf.Tensor) -> tf.Tensor:
+    return stacked[index]
 
 
 def _in_main_thread() -> bool:

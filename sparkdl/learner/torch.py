@@ -43,6 +43,7 @@ class TorchLearner(KerasLearner):
         self._logged_step = logged_step(model, "train_step")
         self._train_step = self._compile(self._logged_step)
         self._test_step = self._compile(logged_step(model, "test_step"))
+        self.reload()
 
     def _compile(self, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
         if not self.model._should_torch_compile():
@@ -94,6 +95,8 @@ class TorchLearner(KerasLearner):
 
     def _assign(self, variables: Any, parts: list[torch.Tensor]) -> None:
         for variable, part in zip(variables, parts, strict=True):
+            if variable.value.dtype == torch.float64:  # what rounds to the same is more exact
+                part = torch.where(variable.value.to(part.dtype) == part, variable.value, part)
             variable.value.copy_(part)
 
     # -- training ------------------------------------------------------------------------------

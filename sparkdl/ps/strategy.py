@@ -107,6 +107,11 @@ class ServerStrategy:
         return [shard.layout for shard in shards_of(self.layout, len(self.endpoints))]
 
 
+def _beside_weights(learner: Learner, epoch: int) -> RunState:
+    """The state of a worker without its weights, which the server has."""
+    return RunState(epoch, optimizer=learner.optimizer_state(), carried=learner.carried_state())
+
+
 class ServerSynchronizer:
     """A worker's side of the server; see :class:`sparkdl.protocols.Synchronizer`.
 
@@ -259,8 +264,7 @@ class ServerSynchronizer:
         if keeps:
             if self._windows is not None:
                 self._windows.drain(learner)  # its exchange would land in the buffer used here
-            state = RunState(epoch, optimizer=learner.optimizer_state())
-            self._session.keep(state.to_bytes(), epoch)
+            self._session.keep(_beside_weights(learner, epoch).to_bytes(), epoch)
 
     def finish(self, learner: Learner, epoch: int) -> None:
         """Says that this worker is done; what it trained since an exchange, or snapshot, counts.
@@ -278,8 +282,7 @@ class ServerSynchronizer:
         if self._rule.independent:
             self._session.keep(RunState.of(learner, epoch).to_bytes(), epoch, own=True)
         elif self.keeps_state:
-            state = RunState(epoch, optimizer=learner.optimizer_state())
-            self._session.keep(state.to_bytes(), epoch)
+            self._session.keep(_beside_weights(learner, epoch).to_bytes(), epoch)
         self._client.finish()
 
     def result(self, learner: Learner, epoch: int) -> RunState | None:

@@ -142,6 +142,7 @@ def _unnamed(signature: Signature) -> Signature:
         outputs={"": replace(made, name="")},
         label_kinds=dict(zip([""], signature.label_kinds.values(), strict=False)),
         label_ranges=dict(zip([""], signature.label_ranges.values(), strict=False)),
+        ignored_classes=dict(zip([""], signature.ignored_classes.values(), strict=False)),
     )
 
 

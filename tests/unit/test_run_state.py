@@ -24,7 +24,7 @@ class Learner:
 
     def __init__(self, weights: list[float], optimizer: bytes) -> None:
         self.weights, self.optimizer = np.array(weights, np.float32), optimizer
-        self.loads = 0
+        self.loads, self.carried = 0, b"counters"
 
     def read_weights(self, out: FloatArray) -> None:
         out[...] = self.weights
@@ -39,6 +39,12 @@ class Learner:
         self.loads += 1
         self.optimizer = state
 
+    def carried_state(self) -> bytes:
+        return self.carried
+
+    def load_carried_state(self, state: bytes) -> None:
+        self.carried = state
+
 
 states = st.builds(
     RunState,
@@ -46,6 +52,7 @@ states = st.builds(
     weights=hnp.arrays(np.float32, st.integers(0, 9), elements=st.floats(width=32)),
     optimizer=st.binary(max_size=20),
     rule=st.binary(max_size=20),
+    carried=st.binary(max_size=20),
 )
 
 
@@ -53,6 +60,7 @@ states = st.builds(
 def test_a_state_comes_back_as_it_was(state: RunState) -> None:
     back = RunState.from_bytes(state.to_bytes())
     assert (back.epoch, back.optimizer, back.rule) == (state.epoch, state.optimizer, state.rule)
+    assert back.carried == state.carried
     np.testing.assert_array_equal(back.weights, state.weights)
     assert back.weights.dtype == np.float32
 
@@ -61,9 +69,17 @@ def test_a_learners_state_goes_on_in_another() -> None:
     state = RunState.of(Learner([1, 2, 3], b"momentum"), 4, b"outer")
     assert (state.epoch, state.rule) == (4, b"outer")
     other = Learner([0, 0, 0], b"")
+    other.carried = b""
     RunState.from_bytes(state.to_bytes()).load_into(other)
     np.testing.assert_array_equal(other.weights, [1, 2, 3])
-    assert other.optimizer == b"momentum"
+    assert (other.optimizer, other.carried) == (b"momentum", b"counters")
+
+
+def test_a_state_of_the_first_version_is_read() -> None:
+    first = struct.pack("<4sHxxqQQQ", b"SDRS", 1, 3, 4, 3, 4) + b"\0\0\x80\x3foptrule"
+    state = RunState.from_bytes(first)
+    assert (state.epoch, state.optimizer, state.rule) == (3, b"opt", b"rule")
+    assert (state.weights.tolist(), state.carried) == ([1.0], b"")
 
 
 def test_a_state_without_a_part_leaves_that_part_alone() -> None:
@@ -92,7 +108,7 @@ def test_weights_of_any_memory_order_are_written() -> None:
 WHOLE = RunState(3, np.ones(2, np.float32), b"opt", b"rule").to_bytes()
 
 
-@pytest.mark.parametrize("size", [0, 3, 39, 40, len(WHOLE) - 1])
+@pytest.mark.parametrize("size", [0, 3, 39, 40, 47, 48, len(WHOLE) - 1])
 def test_a_truncated_state_is_refused(size: int) -> None:
     with pytest.raises(ProtocolError, match="no whole run state") as caught:
         RunState.from_bytes(WHOLE[:size])
@@ -107,6 +123,7 @@ def test_a_truncated_state_is_refused(size: int) -> None:
         WHOLE[:4] + struct.pack("<H", 99) + WHOLE[6:],
         struct.pack("<4sHxxqQQQ", b"SDRS", 1, 0, 3, 0, 0) + b"abc",  # three quarters of a float32
         struct.pack("<4sHxxqQQQ", b"SDRS", 1, 0, 2**63, 2**63, 0),
+        struct.pack("<4sHxxqQQQQ", b"SDRS", 2, 0, 2**63, 2**63, 0, 0),
     ],
 )
 def test_bytes_that_are_no_state_are_refused(content: bytes) -> None:

@@ -28,6 +28,9 @@ class Learner:
         self.rows: list[int] = []
         self.rates: list[float] = []
         self.told_steps: list[int] = []
+        self.marks = 0
+        self.filled: list[tuple[int, int]] = []
+        self.skipped: list[int] = []
 
     def train(self, window: Any) -> None:
         self.rows.append(window.num_rows)
@@ -42,6 +45,15 @@ class Learner:
 
     def set_step(self, step: int) -> None:
         self.told_steps.append(step)
+
+    def mark_draws(self) -> None:
+        self.marks += 1
+
+    def fill_draws(self, steps: int, steps_of_all: int) -> None:
+        self.filled.append((steps, steps_of_all))
+
+    def skip_draws(self, steps: int) -> None:
+        self.skipped.append(steps)
 
     def evaluate(self, windows: Any) -> Any:
         return np.array([sum(w.num_rows for w in windows)], float)

@@ -97,11 +97,16 @@ def make_spec(
         feature_specs[mask] = mask_spec(mask, signature.inputs[mask], feature_specs[name])
     label_specs: dict[str, ColumnSpec] = {}
     if label is not None:
-        outputs = _match(label, signature.outputs, "label", "output", True)
+        optional = signature.optional_labels
+        if isinstance(label, Mapping):  # what has no loss may be left out
+            optional -= set(label)
+        needed = {name: spec for name, spec in signature.outputs.items() if name not in optional}
+        outputs = _match(label, needed, "label", "output", True)
         label_specs = {
             name: replace(
                 _label(schema, _names(columns, "label"), signature, name),
                 bounds=signature.label_bounds(name),
+                ignored=signature.ignored_classes.get(name),
             )
             for name, columns in outputs.items()
         }

@@ -28,12 +28,14 @@ def pair_encoder(signature: Signature) -> PairEncoder:
     """
     labels: dict[str, ColumnSpec] = {}
     for name, spec in signature.outputs.items():
+        if name in signature.optional_labels:
+            continue
         kind = signature.label_kinds.get(name)
         if kind == "sparse":
             shape = spec.shape or (None,)
             labels[name] = ColumnSpec(
                 (f"label {name}",), tuple(d or 1 for d in shape[:-1]), "int32", "binary",
-                classes=shape[-1],
+                classes=shape[-1], ignored=signature.ignored_classes.get(name),
             )  # fmt: skip
         elif kind == "own":
             labels[name] = ColumnSpec((f"label {name}",), (None,), "float32", "binary")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sparkdl.files.checkpoints import Checkpoint, Checkpoints
 from sparkdl.learner.archive import load_state, model_bytes
+from sparkdl.learner.carried_state import load_carried_state, untrusted_state
 from sparkdl.learner.model_weights import constrained, model_layout, write_model
 from sparkdl.learner.optimizer_state import (
     innermost_optimizer,
@@ -38,7 +39,8 @@ class TrainedModel:
     has_optimizer: bool = False
 
     def take(self, state: RunState) -> None:
-        """Takes over weights, optimizer state and the rule's state, each if ``state`` has it."""
+        """Takes over variables, optimizer state and the rule's state, each if ``state`` has it."""
+        load_carried_state(self.model, state.carried)
         if state.weights.size:
             layout = model_layout(self.model)
             weights = state.weights
@@ -61,7 +63,8 @@ class TrainedModel:
         """
         with learning_rate_set(self.model, rate):
             content = model_bytes(self.model)
-        checkpoints.save(content, self.beside(epoch))
+            beside = replace(self.beside(epoch), carried=untrusted_state(self.model))
+        checkpoints.save(content, beside)
 
     def restore(self, checkpoints: Checkpoints) -> int:
         """Loads the newest checkpoint; returns its epochs done, 0 if there is none.
@@ -89,6 +92,7 @@ class TrainedModel:
         """
         rate = learning_rate_of(self.model) if keep_rate else None
         load_state(self.model, checkpoint.model_file, folder)
+        load_carried_state(self.model, checkpoint.state.carried)
         if rate is not None:
             innermost_optimizer(self.model).learning_rate = rate
         self.rule_state = checkpoint.state.rule

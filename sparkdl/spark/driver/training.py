@@ -6,7 +6,7 @@ import contextlib
 import functools
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.errors import DataError, SparkDLError, TransportError, WorkerError
@@ -201,7 +201,7 @@ def _keep(
     if not stopped or monitor.stopped_inside:
         driver_model.take(state)
     elif not driver_model.has_optimizer:  # stopped before a worker had left one
-        driver_model.take(RunState(state.epoch, optimizer=state.optimizer))
+        driver_model.take(replace(state, weights=RunState(0).weights, rule=b""))
 
 
 def _summary(trained: Mapping[int, TrainedRank], task: TrainTask, run: Run) -> StageSummary:

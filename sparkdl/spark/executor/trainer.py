@@ -93,7 +93,10 @@ class TrainTask:
             _raise_failure(reader)  # before the framework is up, which takes seconds
             start_framework(placement)
             _raise_failure(reader)
-            trained = self._train(reader, rank, met, placement.gpus or ())
+            from sparkdl.learner.cache import keras_settings
+
+            with keras_settings(self.archive):
+                trained = self._train(reader, rank, met, placement.gpus or ())
         yield from trained.batches()
 
     def failed(self, rank: RankContext, error: Exception | SystemExit) -> Iterator[pa.RecordBatch]:
@@ -164,6 +167,7 @@ class TrainTask:
             with clock.within("read"):
                 wait([reader])
         learner = cached_learner(self.archive)
+        learner.take_stream(rank.rank, rank.num_ranks)
         # The file is not needed while the model trains, and may be several times as large as it.
         object.__setattr__(self, "archive", self.archive.without_content())
         try:

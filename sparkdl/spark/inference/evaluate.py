@@ -67,7 +67,11 @@ class EvaluateTask:
         first = next(stacks, None)  # rows that do not fit are found before the framework starts
         if first is None:
             return
-        state = self.learner(rank).evaluate(chain([first], stacks))
+        learner = self.learner(rank)
+        from sparkdl.learner.cache import keras_settings
+
+        with keras_settings(self.archive):
+            state = learner.evaluate(chain([first], stacks))
         if state.size:
             yield from Result(rank.rank, "metrics", json.dumps(state.tolist())).batches()
 

@@ -101,6 +101,15 @@ class Linear:
     def optimizer_state(self) -> bytes:
         return b"%d" % self.step
 
+    def carried_state(self) -> bytes:
+        return b""
+
+    def mark_draws(self) -> None: ...
+
+    def fill_draws(self, steps: int, steps_of_all: int) -> None: ...
+
+    def skip_draws(self, steps: int) -> None: ...
+
     def load_optimizer_state(self, state: bytes) -> None:
         self.step = int(state)
 

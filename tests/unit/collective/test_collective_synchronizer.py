@@ -40,6 +40,9 @@ class Linear:
     def optimizer_state(self) -> bytes:
         return self.velocity.tobytes()
 
+    def carried_state(self) -> bytes:
+        return b""
+
     def load_optimizer_state(self, state: bytes) -> None:
         self.velocity = np.frombuffer(state).copy()
 

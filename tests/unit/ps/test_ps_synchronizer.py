@@ -79,6 +79,15 @@ class Learner:
     def optimizer_state(self) -> bytes:
         return np.float32(self.rate).tobytes()
 
+    def carried_state(self) -> bytes:
+        return b""
+
+    def mark_draws(self) -> None: ...
+
+    def fill_draws(self, steps: int, steps_of_all: int) -> None: ...
+
+    def skip_draws(self, steps: int) -> None: ...
+
     def load_optimizer_state(self, state: bytes) -> None:
         self.loaded += 1
         self.rate = float(np.frombuffer(state, np.float32)[0])

@@ -1,0 +1,134 @@
+"""The random numbers that the layers of a model draw in training: a stream for each rank.
+
+Keras keeps the state of a ``SeedGenerator`` (one in each ``Dropout``, whatever set its seed) as a
+variable ``[seed, draws so far]``, and each draw is a function of the two. Ranks with equal states
+would draw equal masks. Here rank ``r`` draws from
+
+    [seed XOR key(r), draws],   key(0) = 0
+
+so that each rank has a stream of its own, the same in every run with these seeds, and one worker
+has Keras'. What travels and comes back to the driver is ``[seed, draws]``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+Pairs = list[tuple[Any, Array]]
+_MOST_DRAWS = 1024
+"""More than a step draws from one generator."""
+
+
+def stream_key(rank: int) -> int:
+    """31 bits that differ for every two ranks; 0 for rank 0.
+
+    >>> stream_key(0), len({stream_key(rank) for rank in range(10_000)})
+    (0, 10000)
+    """
+    key = rank & 0x7FFFFFFF
+    for shift, factor in ((16, 0x45D9F3B), (15, 0x2C1B3C6D), (16, 1)):
+        key = (key ^ (key >> shift)) * factor & 0x7FFFFFFF
+    return key
+
+
+class SeedStreams:
+    """The seeds of one model on one rank.
+
+    Args:
+        model: Built.
+        read: The present values of variables.
+        write: Sets variables.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        read: Callable[[Sequence[Any]], list[Array]],
+        write: Callable[[Pairs], None],
+    ) -> None:
+        layers = model._flatten_layers(include_self=True, recursive=True)
+        found = {id(g.state): g.state for layer in layers for g in layer._seed_generators}
+        known = {id(variable) for variable in model.variables}
+        self._seeds = [state for state in found.values() if id(state) in known]
+        self._read, self._write = read, write
+        self._key, self._ranks = 0, 1
+        self._marked: list[Array] = []
+
+    def loaded(self) -> None:
+        """The model was loaded: its seeds are those of the driver."""
+        self._key = 0
+
+    def take(self, rank: int, num_ranks: int) -> None:
+        """From now on draws the stream of ``rank``."""
+        key, self._ranks = stream_key(rank), num_ranks
+        changed, self._key = self._key ^ key, key
+        if changed:
+            self._write([(s, _keyed(v, changed)) for s, v in self._values()])
+
+    def travelling(self, variable: Any, value: Array) -> Array:
+        """The value of a variable as it travels: a seed as the driver has it."""
+        is_seed = self._key and any(variable is seed for seed in self._seeds)
+        return _keyed(value, self._key) if is_seed else value
+
+    # -- the same number of draws on all ranks -----------------------------------------------------
+
+    def mark(self) -> None:
+        """Notes the draws so far: an epoch begins."""
+        self._marked = [value for _, value in self._values()] if self._ranks > 1 else []
+
+    def fill(self, steps: int, steps_of_all: int) -> None:
+        """Counts the draws of all ranks' steps, of which this rank has taken fewer.
+
+        So all ranks have as many draws as one process on the global batches, and a run that begins
+        again from one rank's state draws what an undisturbed one does.
+
+        Args:
+            steps: Of this rank since :meth:`mark`.
+            steps_of_all: Of all ranks since then.
+        """
+        if not self._marked or not 0 < steps < steps_of_all:
+            return
+        pairs = []
+        for (seed, value), marked in zip(self._values(), self._marked, strict=True):
+            drawn, rest = divmod(int(value[1]) - int(marked[1]), steps)
+            if value[0] == marked[0] and not rest:
+                pairs.append((seed, _counted(marked, drawn * steps_of_all)))
+        self._write(pairs)
+
+    def skip(self, steps: int) -> None:
+        """Leaves out what an earlier attempt may have drawn in ``steps`` steps."""
+        self._write([(s, _counted(v, steps * _MOST_DRAWS)) for s, v in self._values()])
+
+    def kept(self) -> Pairs:
+        """The seeds, for :meth:`give_back` after an evaluation of a part of the rows.
+
+        Nothing with one worker, whose evaluation draws as Keras' does.
+        """
+        return self._values() if self._ranks > 1 else []
+
+    def give_back(self, kept: Pairs) -> None:
+        """Sets what :meth:`kept` returned."""
+        self._write(kept)
+
+    def _values(self) -> Pairs:
+        return list(zip(self._seeds, map(np.array, self._read(self._seeds)), strict=True))
+
+
+def _keyed(value: Array, key: int) -> Array:
+    result = np.array(value)
+    result[0] = np.bitwise_xor(value[0], value.dtype.type(key))
+    return result
+
+
+def _counted(value: Array, draws: int) -> Array:
+    """``draws`` more, in the numbers that the variable has."""
+    result = np.array(value)
+    bits = 8 * value.dtype.itemsize
+    counted = (int(value[1]) + draws) % (1 << (bits - (value.dtype.kind == "i")))
+    result[1] = counted
+    return result

@@ -1,0 +1,35 @@
+"""The same on JAX and PyTorch, each in a process of its own: what travels is theirs to read."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+_HERE = Path(__file__).parent
+_FILES = ("test_state_travels.py", "test_seeds.py", "test_all_models_train.py")
+
+
+@pytest.mark.parametrize("backend", ["jax", "torch"])
+def test_state_seeds_and_settings_travel(backend: str) -> None:
+    if importlib.util.find_spec(backend) is None:
+        pytest.skip(f"{backend} is not installed")
+    environment = {
+        **os.environ,
+        "KERAS_BACKEND": backend,
+        "CUDA_VISIBLE_DEVICES": "",
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true",
+        "OMP_NUM_THREADS": "1",
+    }
+    cases = [str(_HERE / name) for name in _FILES]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "--noconftest", "-k", "not asynchronous", *cases],
+        cwd=_HERE.parents[1], env=environment, capture_output=True, text=True, timeout=900,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    assert " passed" in done.stdout

@@ -1,0 +1,257 @@
+"""What the driver has is what trains: all state of a model travels, in every mode, both ways.
+
+Each model is trained by plain Keras and as a fit; all variables of model and optimizer are equal.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import whole_fit
+from test_all_models_train import CLASSES, X, as_keras, parts
+from whole_fit import MODES, values
+
+from sparkdl.errors import ModelError
+from sparkdl.learner.archive import decode_model, encode_model
+from sparkdl.learner.beside_file import BesideFile
+
+layers = keras.layers
+
+
+def compiled(stack: list[Any], optimizer: Any = None) -> Any:
+    model = keras.Sequential([keras.Input((6,)), *stack])
+    compile_again(model, optimizer)
+    return model
+
+
+def compile_again(model: Any, optimizer: Any = None) -> None:
+    model.compile(optimizer or keras.optimizers.Adam(0.05), "sparse_categorical_crossentropy")
+
+
+def dense() -> list[Any]:
+    return [layers.Dense(5, "relu"), layers.Dense(3, "softmax")]
+
+
+def frozen_variable() -> Any:
+    model = compiled(dense())
+    model.layers[0].kernel.trainable = False
+    compile_again(model)
+    return model
+
+
+def lora() -> Any:
+    model = compiled(dense())
+    for layer in model.layers:
+        layer.enable_lora(2)
+        layer.lora_kernel_b.assign(np.full(layer.lora_kernel_b.shape, 0.25))
+    compile_again(model, keras.optimizers.SGD(0.1))
+    return model
+
+
+def decay_exclusions() -> Any:
+    optimizer = keras.optimizers.AdamW(0.05, weight_decay=0.5)
+    optimizer.exclude_from_weight_decay(var_names=["bias"])
+    return compiled(dense(), optimizer)
+
+
+def exclusions_by_variable() -> Any:
+    model = compiled(dense())
+    optimizer = keras.optimizers.AdamW(0.05, weight_decay=0.5)
+    optimizer.exclude_from_weight_decay(var_list=[model.layers[0].kernel])
+    compile_again(model, optimizer)
+    return model
+
+
+class Counting(layers.Layer):
+    """Scales by a number of steps that no gradient reaches."""
+
+    def build(self, shape: Any) -> None:
+        self.steps = self.add_weight(
+            shape=(), dtype="int32", initializer="zeros", trainable=False, name="steps"
+        )
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        if training:
+            self.steps.assign(self.steps + 1)
+        return x * (1 + keras.ops.cast(self.steps, "float32") / 10)
+
+
+def counter() -> Any:
+    return compiled([Counting(), *dense()])
+
+
+class Following(keras.Model):
+    """Keeps a frozen copy of its layer that follows it, as momentum encoders do."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.online = layers.Dense(3, "softmax", name="online")
+        self.target = layers.Dense(3, "softmax", name="target")
+        self.target.trainable = False
+
+    def build(self, shape: Any) -> None:
+        self.online.build(shape)
+        self.target.build(shape)
+        self.built = True
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        return (self.online(x) + self.target(x)) / 2
+
+    def compute_loss(self, *given: Any, **named: Any) -> Any:
+        if keras.backend.backend() == "tensorflow":
+            for mine, its in zip(self.target.variables, self.online.variables, strict=True):
+                mine.assign(0.9 * mine + 0.1 * its)
+        return super().compute_loss(*given, **named)
+
+
+def following() -> Any:
+    model = Following()
+    model.build((None, 6))
+    compile_again(model)
+    return model
+
+
+def mixed_policy() -> Any:
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        model = compiled([layers.Dense(5, "relu"), layers.Dense(3)])
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(keras.optimizers.Adam(0.05), loss)
+    finally:
+        keras.config.set_dtype_policy(before)
+    return model
+
+
+def policy_without_scaling() -> Any:
+    model = mixed_policy()
+    model.compile(keras.optimizers.Adam(0.05), model.loss, auto_scale_loss=False)
+    return model
+
+
+def changed_optimizer() -> Any:
+    model = compiled(dense(), "adam")
+    model.optimizer.clipnorm = 0.05
+    model.optimizer.learning_rate = 0.05
+    return model
+
+
+def other_regularizer() -> Any:
+    model = compiled([layers.Dense(5, "relu", kernel_regularizer="l2"), layers.Dense(3, "softmax")])
+    model.layers[0].kernel.regularizer = keras.regularizers.L2(0.5)
+    return model
+
+
+class Scaled(layers.Layer):
+    """Has a number that no configuration has."""
+
+    factor = 1.0
+
+    def call(self, x: Any) -> Any:
+        return x * self.factor
+
+
+def attribute() -> Any:
+    model = compiled([Scaled(), *dense()])
+    model.layers[0].factor = 3.0
+    return model
+
+
+MODELS: dict[str, Callable[[], Any]] = {
+    f.__name__: f
+    for f in (
+        frozen_variable, lora, decay_exclusions, exclusions_by_variable, counter, following,
+        mixed_policy, policy_without_scaling, changed_optimizer, other_regularizer,
+        attribute,
+    )
+}  # fmt: skip
+HALF = ("mixed_policy", "policy_without_scaling")
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", MODELS)
+def test_all_variables_are_those_of_keras(name: str, mode: str) -> None:
+    def make() -> Any:
+        keras.utils.set_random_seed(1)  # which the layers' initial values come from
+        return MODELS[name]()
+
+    as_keras(make, CLASSES, mode, 2e-2 if name in HALF else 1e-5)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_float64_is_as_exact_as_in_keras(mode: str) -> None:
+    def make() -> Any:
+        keras.utils.set_random_seed(1)
+        stack = [layers.Dense(5, "tanh", dtype="float64"), layers.Dense(3, dtype="float64")]
+        model = keras.Sequential([keras.Input((6,), dtype="float64"), *stack])
+        model.compile(keras.optimizers.SGD(0.0), "mse")
+        return model
+
+    plain, model = make(), make()
+    whole_fit.fit(model, parts(X[:, :3], 2), mode)
+    for expected, found in zip(plain.variables, model.variables, strict=True):
+        np.testing.assert_array_equal(found.numpy(), expected.numpy())
+
+
+def test_a_second_fit_goes_on() -> None:
+    keras.utils.set_random_seed(1)
+    plain = counter()
+    keras.utils.set_random_seed(1)
+    model = counter()
+    rows = parts(CLASSES, 2)
+    for _ in range(2):
+        whole_fit.fit_plainly(plain, rows)
+        whole_fit.fit(model, rows, "allreduce")
+    assert int(model.layers[0].steps.numpy()) == int(plain.layers[0].steps.numpy()) == 8
+    for expected, found in zip(values(plain), values(model), strict=True):
+        np.testing.assert_allclose(found, expected, atol=1e-5, rtol=0)
+
+
+def test_what_a_layer_recomputes_is_carried() -> None:
+    with keras.RematScope(mode="larger_than", output_size_threshold=7):
+        stack = dense()
+    copy = decode_model(encode_model(compiled(stack)))
+    assert [layer._remat_mode for layer in copy.layers] == [stack[0]._remat_mode] * 2
+    assert copy._remat_mode is None
+
+
+def test_nothing_is_carried_of_a_model_whose_configuration_says_all() -> None:
+    model = compiled([layers.Dropout(0.5, seed=1), layers.BatchNormalization(), *dense()])
+    archive = encode_model(model)
+    whole_fit.fit(model, parts(CLASSES, 2), "allreduce")
+    model.predict(X, verbose=0)
+    assert BesideFile.from_bytes(encode_model(model).beside).settings.attributes == {}
+    assert encode_model(model).key == archive.key
+
+
+def test_loading_a_model_to_compare_it_changes_nothing_here() -> None:
+    model = compiled(dense())
+    name, numbers = keras.layers.Dense(1).name, random.getstate()
+    encode_model(model)
+    assert random.getstate() == numbers
+    assert keras.layers.Dense(1).name == f"dense_{int(name.rpartition('_')[2]) + 1}"
+
+
+class Unsaved(layers.Layer):
+    """Is given a function that its configuration does not have."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.function: Any = keras.ops.tanh
+
+    def call(self, x: Any) -> Any:
+        return self.function(x)
+
+
+def test_a_function_that_no_configuration_has_is_refused() -> None:
+    model = compiled([Unsaved(name="mine"), *dense()])
+    model.layers[0].function = lambda x: x * 2
+    with pytest.raises(ModelError, match="another one on the workers") as caught:
+        encode_model(model)
+    assert "'function' of layer 'mine'" in str(caught.value)
+    assert "get_config" in caught.value.hint
