@@ -51,7 +51,7 @@ def model() -> Any:
 def frame(spark: Any, labels: np.ndarray) -> Any:
     x = RNG.normal(size=(ROWS, 5)).astype("float32")
     rows = [(x[i].tolist(), int(labels[i])) for i in range(ROWS)]
-    return spark.createDataFrame(rows, "features array<float>, label int").coalesce(2).cache()
+    return spark.createDataFrame(rows, "features array<float>, label int").repartition(2).cache()
 
 
 def trained_by_keras(made: Any, data: Any, fits: int) -> Any:
@@ -91,7 +91,7 @@ def test_dropout_of_one_worker_is_that_of_keras(spark: Any) -> None:
         made.compile(keras.optimizers.SGD(0.1), "sparse_categorical_crossentropy")
         return made
 
-    data = frame(spark, RNG.integers(0, 3, ROWS)).coalesce(1)
+    data = frame(spark, RNG.integers(0, 3, ROWS)).coalesce(1).cache()
     mine = dropped()
     SparkModel(mine, "asynchronous", batch_size=BATCH, repartition=False).fit(
         data, epochs=EPOCHS, verbose=0, shuffle=False
