@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -17,8 +18,11 @@ from test_all_models_train import CLASSES, X, as_keras, parts
 from whole_fit import MODES, values
 
 from sparkdl.errors import ModelError
+from sparkdl.files.checkpoints import Checkpoints
 from sparkdl.learner.archive import decode_model, encode_model
 from sparkdl.learner.beside_file import BesideFile
+from sparkdl.learner.cache import cached_learner
+from sparkdl.spark.driver.trained_model import TrainedModel
 
 layers = keras.layers
 
@@ -255,3 +259,30 @@ def test_a_function_that_no_configuration_has_is_refused() -> None:
         encode_model(model)
     assert "'function' of layer 'mine'" in str(caught.value)
     assert "get_config" in caught.value.hint
+
+
+@pytest.mark.parametrize("make", [lora, counter, frozen_variable])
+def test_a_checkpoint_brings_all_of_it_back(make: Callable[[], Any], tmp_path: Path) -> None:
+    checkpoints = Checkpoints.at(str(tmp_path / "kept"))
+    assert checkpoints is not None
+    model = make()
+    whole_fit.fit(model, parts(CLASSES, 2), "allreduce")
+    before = values(model)
+    TrainedModel(model).save(checkpoints, 1)
+    whole_fit.fit(model, parts(CLASSES, 2), "allreduce")
+    assert TrainedModel(model).restore(checkpoints) == 1
+    for expected, found in zip(before, values(model), strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_a_kept_learner_gets_all_of_it_anew() -> None:
+    """The adapters are 0 at first, where the file that adds them to the kernel loses nothing."""
+    model = compiled(dense())
+    model.layers[0].enable_lora(2)
+    compile_again(model, keras.optimizers.SGD(0.1))
+    cached_learner(encode_model(model))
+    whole_fit.fit(model, parts(CLASSES, 2), "allreduce")
+    again = cached_learner(encode_model(model))
+    again.sync_model()
+    for expected, found in zip(values(model), values(again.model), strict=True):
+        np.testing.assert_array_equal(found, expected)
