@@ -97,7 +97,7 @@ class Synchronizer:
     def end_epoch(self, learner: Any, epoch: int, metrics: Any, held_out: Any, wait: bool) -> None:
         self.ended.append((epoch, metrics, held_out))
 
-    def finish(self, learner: Any) -> None:
+    def finish(self, learner: Any, epoch: int) -> None:
         self.finished = True
 
     @property
