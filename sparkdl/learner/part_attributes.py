@@ -94,7 +94,7 @@ def _is_inner(name: str, kind: type) -> bool:
 @cache
 def _attributes_of_keras() -> frozenset[str]:
     """What every layer, model, loss, metric and optimizer has."""
-    model = keras.Model(inputs := keras.Input((1,)), inputs)
+    model = keras.Model(inputs := keras.Input((1,)), keras.layers.Identity()(inputs))
     model.compile("sgd", "mse", metrics=["mae"])
     things = (
         keras.Layer(), model, keras.Sequential(), keras.losses.Loss(), keras.metrics.Mean(),
