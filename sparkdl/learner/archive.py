@@ -84,6 +84,7 @@ def encode_model(model: Any, custom_objects: dict[str, Any] | None = None) -> Mo
     from sparkdl.learner.beside_file import BesideFile
     from sparkdl.learner.custom_objects import find_custom_objects, named_functions
     from sparkdl.learner.rebuilt import compared_with_rebuilt
+    from sparkdl.learner.signature import has_own
 
     objects = {**find_custom_objects(model), **(custom_objects or {})}
     try:
@@ -103,7 +104,8 @@ def encode_model(model: Any, custom_objects: dict[str, Any] | None = None) -> Mo
     def load(with_values: bool) -> Any:
         if not with_values:
             with contextlib.suppress(Exception):  # a layer that wants values when it is made
-                return _without_values(content, objects)
+                if not has_own(model, "compile", "compile_from_config"):
+                    return _without_values(content, objects)
         with _model_file(content) as path:
             return load_model_file(path, objects, compiled=optimizer is not None)
 
@@ -118,11 +120,15 @@ def _without_values(content: bytes, objects: dict[str, Any]) -> Any:
     import keras
 
     def make() -> Any:
+        given = {"custom_objects": objects, "safe_mode": False}
         config = json.loads(_read_config(content))
-        with lenient_constructors(objects), keras.StatelessScope(initialize_variables=False):
-            return keras.saving.deserialize_keras_object(
-                config, custom_objects=objects, safe_mode=False
-            )
+        settings, config["compile_config"] = config.get("compile_config"), None
+        with lenient_constructors(objects):
+            with keras.StatelessScope(initialize_variables=False):
+                model = keras.saving.deserialize_keras_object(config, **given)
+            if settings:  # not compile_from_config, which makes the optimizer's variables
+                model.compile(**keras.saving.deserialize_keras_object(settings, **given))
+        return model
 
     # Keras keeps the variables that wait for their first value per thread. Those of this model
     # must never get one, so it is made in a thread of its own. The policy is a thread's, too.

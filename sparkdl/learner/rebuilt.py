@@ -78,8 +78,10 @@ def compared_with_rebuilt(
             with_values = _size_bytes(model) <= LARGE_BYTES
             copy = load(with_values)
             _require_same_structure(model, copy)
-            settings.apply(copy, custom_objects)
-            lossy = _lossy(model, copy) if with_values else frozenset[str]()
+            lossy = frozenset[str]()
+            if with_values:
+                settings.apply(copy, custom_objects)
+                lossy = _lossy(model, copy)
             known = _Rebuilt(tuple(part.kept() for part in compared_parts(copy)), lossy)
     _known[key] = known
     while len(_known) > _CAPACITY:
