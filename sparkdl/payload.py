@@ -53,7 +53,7 @@ def dump(thing: Any) -> bytes:
         return _dump(thing, modules_by_value=False)
 
 
-def load(content: bytes) -> Any:
+def load(content: bytes | bytearray) -> Any:
     """The counterpart of :func:`dump`."""
     return cloudpickle.loads(content)
 

@@ -68,7 +68,7 @@ class Child(Closing):
 
     def __init__(
         self,
-        task: bytes,
+        task: bytes | bytearray,
         rank: RankContext,
         on_output: Sink,
         environment: Mapping[str, str] = MappingProxyType({}),

@@ -31,7 +31,7 @@ class ChildSetup:
     """
 
     parent: int
-    task: bytes
+    task: bytes | bytearray
     rank: RankContext
     gathers: bool
     logs: bool

@@ -16,7 +16,10 @@ from sparkdl.log_lines import Sink
 
 
 def run_rank(
-    content: bytes, rank: RankContext, batches: Iterator[pa.RecordBatch], on_output: Sink
+    content: bytes | bytearray,
+    rank: RankContext,
+    batches: Iterator[pa.RecordBatch],
+    on_output: Sink,
 ) -> Iterator[pa.RecordBatch]:
     """Runs a task where its devices are; an exception becomes what the task makes of it.
 

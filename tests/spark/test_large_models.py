@@ -11,14 +11,17 @@ import numpy as np
 import pytest
 
 from sparkdl import SparkModel
+from sparkdl.spark.driver import launcher
 
 RESULT_BYTES = 512 << 10
 """What all results of a stage may have together: a fourth of the model's weights."""
 
 
 @pytest.fixture
-def small_results(spark: Any) -> Iterator[None]:
-    """``spark.driver.maxResultSize``, as the scheduler reads it for each stage."""
+def small_results(spark: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """``spark.driver.maxResultSize``, as the scheduler reads it for each stage; and small pieces on
+    the way to the executors."""
+    monkeypatch.setattr(launcher, "PIECE_BYTES", 1 << 20)
     settings = spark.sparkContext._jsc.sc().conf()
     name = "spark.driver.maxResultSize"
     before = settings.get(name, "1g")

@@ -32,6 +32,9 @@ INLINE_BYTES = 900_000
 """A task up to this size travels inside the job, which is 0.05 s sooner than a broadcast of its own
 (PySpark itself broadcasts functions of 1 MiB and more)."""
 
+PIECE_BYTES = 64 << 20
+"""So much of a large task is in one broadcast, which a JVM holds as a whole."""
+
 _CANCELLED = re.compile(r"\[(SPARK_JOB_CANCELLED|OPERATION_CANCELED)\]")
 
 
@@ -162,17 +165,18 @@ class SparkRanks:
 
 
 def ship(task: Task, context: Any | None) -> Shipped:
-    """A pickled task on its way to the executors: as it is, or as Spark's broadcast if it is large.
+    """A pickled task on its way to the executors: as it is, or a large one in Spark's broadcasts.
 
     Args:
         task: The task.
         context: The SparkContext; None over Spark Connect, which has no broadcasts.
     """
     content = payload.dump(task)
-    if len(content) > INLINE_BYTES and context is not None:
-        broadcast: TaskBroadcast = context.broadcast(content)
-        return broadcast
-    return content
+    if len(content) <= INLINE_BYTES or context is None:
+        return content
+    starts = range(0, len(content), PIECE_BYTES)
+    pieces = tuple(context.broadcast(content[start : start + PIECE_BYTES]) for start in starts)
+    return TaskBroadcast(pieces, len(content))
 
 
 def _lost(error: BaseException, noun: str, setting: Setting) -> RanksLost:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -23,26 +24,60 @@ _READ_ON_S = 5.0
 MapInArrow = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
-class TaskBroadcast(Protocol):
-    """Spark's broadcast of a pickled task."""
+class PieceBroadcast(Protocol):
+    """Spark's broadcast of a piece of a pickled task."""
 
     @property
     def value(self) -> bytes:
-        """The task."""
+        """The piece."""
 
     def destroy(self) -> None:
         """Frees it on all executors."""
 
 
+@dataclass(frozen=True)
+class TaskBroadcast:
+    """A pickled task in several broadcasts, one after another.
+
+    A JVM (the driver's, and each executor's) holds a broadcast as a whole in its heap while it
+    passes it on. Afterwards its blocks may go to the disk.
+
+    Args:
+        pieces: Spark's broadcasts.
+        size_bytes: Of the task.
+    """
+
+    pieces: tuple[PieceBroadcast, ...]
+    size_bytes: int
+
+    def read(self) -> bytearray:
+        """The task; on an executor."""
+        content, filled = bytearray(self.size_bytes), 0
+        for piece in self.pieces:
+            value = piece.value
+            content[filled : filled + len(value)] = value
+            filled += len(value)
+            # PySpark keeps what it has read of a broadcast, as long as the worker process is used
+            # again: a large model's size once more. It is read from its file again where needed.
+            if vars(piece).get("_path"):
+                vars(piece).pop("_value", None)
+        return content
+
+    def destroy(self) -> None:
+        """Frees it on all executors."""
+        for piece in self.pieces:
+            piece.destroy()
+
+
 Shipped = bytes | TaskBroadcast
-"""A pickled task on its way to the executors: by itself, or in Spark's broadcast."""
+"""A pickled task on its way to the executors: by itself, or in Spark's broadcasts."""
 
 
 def stage_function(shipped: Shipped, num_ranks: int, rows: Any = None) -> MapInArrow:
     """The function for ``mapInArrow``.
 
     Args:
-        shipped: The pickled task, or Spark's broadcast of it.
+        shipped: The pickled task, or Spark's broadcasts of it.
         num_ranks: Ranks of the launch; 0 if only Spark knows.
         rows: Spark's broadcast of the rows, see :mod:`sparkdl.spark.columns.shared_rows`; None
             where the stage brings them.
@@ -56,19 +91,16 @@ def stage_function(shipped: Shipped, num_ranks: int, rows: Any = None) -> MapInA
     return run
 
 
-def content_of(shipped: Shipped) -> bytes:
+def content_of(shipped: Shipped) -> bytes | bytearray:
     """A pickled task as it was shipped."""
-    if isinstance(shipped, bytes):
-        return shipped
-    content = shipped.value
-    # PySpark keeps what it has read of a broadcast, as long as the worker process is used again:
-    # with a large model that is its size once more. It is read anew from the file where needed.
-    vars(shipped).pop("_value", None)
-    return content
+    return shipped if isinstance(shipped, bytes) else shipped.read()
 
 
 def run_task(
-    batches: Iterator[pa.RecordBatch], content: bytes, num_ranks: int = 0, rows: Any = None
+    batches: Iterator[pa.RecordBatch],
+    content: bytes | bytearray,
+    num_ranks: int = 0,
+    rows: Any = None,
 ) -> Iterator[pa.RecordBatch]:
     """Runs a pickled task as the rank that this task of Spark is, and reads its input to the end.
 

@@ -76,7 +76,7 @@ def arrow_function(
 
 
 def run_arguments(
-    arguments: Iterable[pa.Array | tuple[pa.Array, ...]], content: bytes
+    arguments: Iterable[pa.Array | tuple[pa.Array, ...]], content: bytes | bytearray
 ) -> Iterator[pa.Array]:
     """What the function does on the executor.
 

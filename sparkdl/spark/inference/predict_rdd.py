@@ -59,7 +59,7 @@ def predict_rdd(
     return with_this_interpreter(rdd.mapPartitions(run))
 
 
-def predict_rows(rows: Iterable[Any], content: bytes) -> Iterator[Any]:
+def predict_rows(rows: Iterable[Any], content: bytes | bytearray) -> Iterator[Any]:
     """On the executor: predictions for an iterator of examples, a batch at a time."""
     task: PredictRowsTask = payload.load(content)
     iterator = iter(rows)
