@@ -8,7 +8,9 @@ exchange" is the time that a worker spends in each (the phase ``exchange`` of it
 for the other worker included). "Longer than bare" is what a step (or a window) takes longer than
 the bare steps in it: that adds what the server takes of the cores that train, a step in two halves,
 and caches that hold something else afterwards. "Alone" are the same rounds in processes that do
-nothing else. With ``on_nan='ignore'`` nobody looks whether updates are finite. Medians.
+nothing else. With ``on_nan='ignore'`` nobody looks whether updates are finite. "Processor" is what
+a step takes of the cores, of a worker and (for each worker's step) of the server: with as many
+cores as workers, the sum bounds the rate. It hardly depends on what else the machine does. Medians.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import argparse
 import base64
 import os
 import pickle
+import secrets
 import statistics
 import subprocess
 import sys
@@ -29,12 +32,18 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 sys.path.insert(0, os.path.dirname(__file__))
 import workload
 
+from sparkdl.collective.strategy import AllReduceStrategy
 from sparkdl.config import LoopSettings
+from sparkdl.coordinator.host import CoordinatorHost
+from sparkdl.coordinator.settings import Settings
 from sparkdl.phases import PhaseClock, recording
+from sparkdl.protocols import Strategy
 from sparkdl.ps.client import Progress, connect
 from sparkdl.ps.rules import BSP, Downpour, Rule
 from sparkdl.ps.server import ServerConfig, ServerProcess
 from sparkdl.ps.strategy import ServerStrategy
+from sparkdl.spark.executor.barrier_strategy import BarrierStrategy
+from sparkdl.transport.listeners import ListenOptions
 from sparkdl.weights import Layout
 
 STACK = 16
@@ -48,6 +57,7 @@ class Case:
     rule: Rule | None
     window: int
     on_nan: str = "raise"
+    all_reduce: bool = False
 
     def longer(self, step: float, bare: float) -> float | None:
         """Seconds that a window takes longer than its steps without any exchange."""
@@ -58,6 +68,7 @@ CASES = [
     Case("bare", None, STACK),
     Case("synchronous, alone", BSP(), 0),
     Case("synchronous, every batch", BSP(), 1),
+    Case("allreduce, every batch", None, 1, all_reduce=True),
     Case("asynchronous, every batch", Downpour(), 1),
     Case("asynchronous, every 4", Downpour(), 4),
     Case("asynchronous, every 16", Downpour(), STACK),
@@ -80,7 +91,8 @@ class Identity:
 def work(rank: int, rows: int) -> None:
     """A worker's process: a job per line of standard input.
 
-    Of each it prints the seconds that it took, and those of them that went into exchanges.
+    Of each it prints the seconds that it took, those of them that went into exchanges, and those
+    of the processor.
     """
     import tensorflow as tf
 
@@ -96,6 +108,7 @@ def work(rank: int, rows: int) -> None:
     print("ready", flush=True)
     for line in sys.stdin:
         strategy, window = pickle.loads(base64.b64decode(line))
+        used = time.process_time()
         if strategy is None:
             began = time.perf_counter()
             for stack in batches.stacks(0, window):
@@ -114,7 +127,7 @@ def work(rank: int, rows: int) -> None:
                     learner, synchronizer, batches, settings, num_rows=rows, num_workers=2
                 )
                 within = clock.usage().seconds["exchange"]
-        print(seconds, within, flush=True)
+        print(seconds, within, time.process_time() - used, flush=True)
 
 
 def exchange_alone(strategy: ServerStrategy, rank: int, layout: Layout, rounds: int) -> float:
@@ -147,21 +160,30 @@ class Workers:
             assert process.stdout is not None
             assert process.stdout.readline().strip() == "ready"
 
-    def run(self, strategy: ServerStrategy | None, window: int) -> tuple[float, float]:
-        """Seconds of the slowest worker, and the most that one of them spent in exchanges."""
+    def run(self, strategy: Strategy | None, window: int) -> tuple[float, float, float]:
+        """Seconds of the slowest worker, the most that one of them spent in exchanges, and the
+        processor's seconds of a worker."""
         job = base64.b64encode(pickle.dumps((strategy, window))).decode()
         for process in self._processes:
             assert process.stdin is not None
             process.stdin.write(job + "\n")
             process.stdin.flush()
         lines = [p.stdout.readline().split() for p in self._processes if p.stdout is not None]
-        return max(float(line[0]) for line in lines), max(float(line[1]) for line in lines)
+        used = statistics.mean(float(line[2]) for line in lines)
+        return max(float(line[0]) for line in lines), max(float(line[1]) for line in lines), used
 
     def close(self) -> None:
         for process in self._processes:
             assert process.stdin is not None
             process.stdin.close()
             process.wait()
+
+
+def _processor_s(pid: int) -> float:
+    """What a process has used of the processor so far."""
+    with open(f"/proc/{pid}/stat") as file:
+        numbers = file.read().rpartition(")")[2].split()
+    return (int(numbers[11]) + int(numbers[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def main() -> None:
@@ -184,28 +206,47 @@ def main() -> None:
         workers = Workers(args.workers, args.rows)
         stack.callback(workers.close)
 
-        def run(case: Case) -> tuple[float, float]:
+        def run(case: Case) -> tuple[float, float, float, float]:
+            if case.all_reduce:
+                return run_all_reduce(case)
             if case.rule is None:
-                return workers.run(None, case.window)
+                return *workers.run(None, case.window), 0.0
             rule: Any = case.rule.bind(args.workers)
             config = ServerConfig(layout, rule, args.workers, mode=args.transport)
             with ServerProcess(config, center) as server:
                 strategy = ServerStrategy((server.endpoint,), layout, rule, on_nan=case.on_nan)
-                return workers.run(strategy, case.window)
+                server.wait_ready()
+                before = _processor_s(server.pid)
+                told = workers.run(strategy, case.window)
+                return *told, (_processor_s(server.pid) - before) / args.workers
+
+        def run_all_reduce(case: Case) -> tuple[float, float, float, float]:
+            listen = ListenOptions("socket", 0, "127.0.0.1", "127.0.0.1", web=False)
+            options: Any = {"bind_host": "127.0.0.1"}
+            gradients = AllReduceStrategy(
+                secrets.token_bytes(32), layout, "builtin", options, on_nan=case.on_nan
+            )
+            with CoordinatorHost(Settings(args.workers), listen) as host:
+                return *workers.run(BarrierStrategy(gradients, host.endpoint), case.window), 0.0
 
         for case in CASES:
             run(case)
-        found: dict[str, list[tuple[float, float]]] = {case.name: [] for case in CASES}
+        found: dict[str, list[tuple[float, float, float, float]]] = {c.name: [] for c in CASES}
         for _ in range(args.repeats):
             for case in CASES:
                 found[case.name].append(run(case))
     steps = -(-args.rows // workload.BATCH)
-    bare = statistics.median(whole for whole, _ in found["bare"]) / steps
-    print("| case | ms per step | rows/s, all workers | ms in an exchange | ms longer than bare |")
-    print("|---|---|---|---|---|")
+    bare = statistics.median(told[0] for told in found["bare"]) / steps
+    print(
+        "| case | ms per step | rows/s, all workers | ms in an exchange | ms longer than bare "
+        "| processor ms of a worker's step | and of the server |"
+    )
+    print("|---|---|---|---|---|---|---|")
     for case in CASES:
-        step = statistics.median(whole for whole, _ in found[case.name]) / steps
-        within = statistics.median(part for _, part in found[case.name])
+        step, within, used, served = (
+            statistics.median(told[i] for told in found[case.name]) for i in range(4)
+        )
+        step /= steps
         exchanges = -(-steps // max(1, case.window))
         longer = case.longer(step, bare)
         cells = [
@@ -213,6 +254,8 @@ def main() -> None:
             f"{args.workers * args.rows / (step * steps):,.0f}" if case.window else "",
             f"{1e3 * within / exchanges:.2f}" if case.rule is not None else "",
             "" if longer is None else f"{1e3 * longer:.2f}",
+            f"{1e3 * used / steps:.3f}",
+            f"{1e3 * served / steps:.3f}",
         ]
         print("| " + " | ".join([case.name, *cells]) + " |", flush=True)
 

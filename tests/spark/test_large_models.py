@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -100,3 +102,12 @@ def test_a_resumed_fit_is_as_one_that_was_not_ended(spark: Any, tmp_path: Path, 
     for of_model in (lambda m: m.weights, lambda m: m.optimizer.variables):
         for wanted, given in zip(of_model(whole), of_model(parts), strict=True):
             np.testing.assert_allclose(given.numpy(), wanted.numpy(), atol=1e-5)
+
+
+def test_a_large_model_over_connect() -> None:
+    """Neither the plan with the model, nor what comes back, is larger than Spark's limits."""
+    script = Path(__file__).parent / "scripts" / "connect_large.py"
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert "LARGE OK" in done.stdout, done.stdout[-2000:] + done.stderr[-4000:]

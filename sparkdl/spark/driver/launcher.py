@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
+import secrets
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from sparkdl import payload
 from sparkdl.errors import SparkDLError, TransportError, WorkerError
+from sparkdl.files.temporary import TemporaryFolder
 from sparkdl.launch.failures import RankFailure, RanksLost, failure_in
 from sparkdl.launch.results import RESULT_SCHEMA, Result, join
 from sparkdl.launch.task import Task
@@ -20,10 +23,11 @@ from sparkdl.spark.driver.interpreter import (
     this_interpreter,
 )
 from sparkdl.spark.driver.jobs import SparkJob
+from sparkdl.spark.driver.large_results import collect_in_pieces
 from sparkdl.spark.driver.memory import Setting, memory_hint
 from sparkdl.spark.driver.rows_problem import rows_problem
 from sparkdl.spark.driver.session import session_problem
-from sparkdl.spark.executor.stage import Shipped, TaskBroadcast, stage_function
+from sparkdl.spark.executor.stage import Shipped, TaskBroadcast, TaskFile, stage_function
 
 if TYPE_CHECKING:
     from pyspark.resource import ResourceProfile
@@ -34,6 +38,9 @@ INLINE_BYTES = 900_000
 
 PIECE_BYTES = 64 << 20
 """So much of a large task is in one broadcast, which a JVM holds as a whole."""
+
+FILE_BYTES = 32 << 20
+"""A larger task goes over Spark Connect as a file: each is kept until the session ends."""
 
 _CANCELLED = re.compile(r"\[(SPARK_JOB_CANCELLED|OPERATION_CANCELED)\]")
 
@@ -72,7 +79,8 @@ class SparkLauncher:
         """Starts the stage; leaving cancels it. See :class:`sparkdl.launch.task.Launcher`."""
         spark = self._frame.sparkSession
         context = context_of(spark)
-        shipped = ship(task, context)
+        shipped = ship(task, context, spark)
+        is_large = isinstance(shipped, TaskFile)  # then what comes back may be as large
         function = stage_function(shipped, self._num_ranks, self._rows)
         frame = self._frame
 
@@ -81,7 +89,7 @@ class SparkLauncher:
                 results = frame.mapInArrow(
                     function, RESULT_SCHEMA, barrier=self._barrier, profile=self._profile
                 )
-            return results.collect()
+            return collect_in_pieces(results) if is_large else results.collect()
 
         stage = SparkJob(spark, run, self._description)
         try:
@@ -164,19 +172,33 @@ class SparkRanks:
         return None if found is None else str(found)
 
 
-def ship(task: Task, context: Any | None) -> Shipped:
+def ship(task: Task, context: Any | None, connect: Any = None) -> Shipped:
     """A pickled task on its way to the executors: as it is, or a large one in Spark's broadcasts.
 
     Args:
         task: The task.
         context: The SparkContext; None over Spark Connect, which has no broadcasts.
+        connect: Without a context the session, if a large task may stay in it as a file.
     """
     content = payload.dump(task)
+    if context is None and connect is not None and len(content) > FILE_BYTES:
+        return _in_file(connect, content)
     if len(content) <= INLINE_BYTES or context is None:
         return content
     starts = range(0, len(content), PIECE_BYTES)
     pieces = tuple(context.broadcast(content[start : start + PIECE_BYTES]) for start in starts)
     return TaskBroadcast(pieces, len(content))
+
+
+def _in_file(spark: Any, content: bytes) -> TaskFile:
+    """A task as a file of a session of Spark Connect, whose plans have at most 128 MiB."""
+    name = f"sparkdl-task-{secrets.token_hex(8)}"
+    with TemporaryFolder() as folder:
+        path = os.path.join(folder.path, name)
+        with open(path, "wb") as file:
+            file.write(content)
+        spark.addArtifacts(path, file=True)
+    return TaskFile(name)
 
 
 def _lost(error: BaseException, noun: str, setting: Setting) -> RanksLost:

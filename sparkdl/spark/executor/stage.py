@@ -69,8 +69,29 @@ class TaskBroadcast:
             piece.destroy()
 
 
-Shipped = bytes | TaskBroadcast
-"""A pickled task on its way to the executors: by itself, or in Spark's broadcasts."""
+@dataclass(frozen=True)
+class TaskFile:
+    """A pickled task in a file of the session's, where there are no broadcasts (Spark Connect).
+
+    Args:
+        name: Of the file, as ``SparkFiles`` knows it on the executors.
+    """
+
+    name: str
+
+    def read(self) -> bytes:
+        """The task; on an executor."""
+        from pyspark import SparkFiles
+
+        with open(SparkFiles.get(self.name), "rb") as file:
+            return file.read()
+
+    def destroy(self) -> None:
+        """Nothing: the file goes with the session."""
+
+
+Shipped = bytes | TaskBroadcast | TaskFile
+"""A pickled task on its way to the executors: by itself, in Spark's broadcasts, or in a file."""
 
 
 def stage_function(shipped: Shipped, num_ranks: int, rows: Any = None) -> MapInArrow:
