@@ -193,6 +193,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--transport", default="shm")
     parser.add_argument("--work", type=int)
+    parser.add_argument("--only", nargs="*", help="cases whose names begin so; bare is always run")
     args = parser.parse_args()
     if args.work is not None:
         work(args.work, args.rows)
@@ -229,11 +230,13 @@ def main() -> None:
             with CoordinatorHost(Settings(args.workers), listen) as host:
                 return *workers.run(BarrierStrategy(gradients, host.endpoint), case.window), 0.0
 
-        for case in CASES:
+        wanted = ("bare", *(args.only or [""]))
+        cases = [case for case in CASES if case.name.startswith(wanted)]
+        for case in cases:
             run(case)
-        found: dict[str, list[tuple[float, float, float, float]]] = {c.name: [] for c in CASES}
+        found: dict[str, list[tuple[float, float, float, float]]] = {c.name: [] for c in cases}
         for _ in range(args.repeats):
-            for case in CASES:
+            for case in cases:
                 found[case.name].append(run(case))
     steps = -(-args.rows // workload.BATCH)
     bare = statistics.median(told[0] for told in found["bare"]) / steps
@@ -242,7 +245,7 @@ def main() -> None:
         "| processor ms of a worker's step | and of the server |"
     )
     print("|---|---|---|---|---|---|---|")
-    for case in CASES:
+    for case in cases:
         step, within, used, served = (
             statistics.median(told[i] for told in found[case.name]) for i in range(4)
         )

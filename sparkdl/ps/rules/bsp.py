@@ -37,6 +37,11 @@ class BSP(Rule):
     def __post_init__(self) -> None:
         require_payload(self.name, self.payload)
 
+    @property
+    def replies_mean(self) -> bool:
+        """Unless a subclass has an ``update`` of its own."""
+        return type(self).update is BSP.update and self.payload == "gradient"
+
     def update(
         self, center: FloatArray, delta: FloatArray, state: State, commit: Commit, out: FloatArray
     ) -> None:

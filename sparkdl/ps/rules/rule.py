@@ -96,6 +96,12 @@ class Rule:
     default_window: ClassVar[int] = 8
     independent: ClassVar[bool] = False
 
+    @property
+    def replies_mean(self) -> bool:
+        """Whether ``update`` writes the mean that it gets into ``out`` and does nothing else: then
+        it is not called. For rules that block and take gradients."""
+        return False
+
     def bind(self, num_workers: int) -> Rule:
         """The rule to use in a run of ``num_workers``, with options that depend on it filled in.
 

@@ -73,6 +73,10 @@ class Center:
             return
         payloads = sorted(round_.payloads.items())
         messages: list[Message] = [payload.message for _, payload in payloads]
+        if self.on_workers and self.rule.replies_mean:
+            round_.mean(self.result)
+            self._encode_result()
+            return
         mean = payloads[0][1].values  # reduced in place: nobody needs this payload afterwards
         round_.mean(mean)
         commit = Commit(

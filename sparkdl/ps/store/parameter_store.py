@@ -202,6 +202,9 @@ class ParameterStore(Store):
 
     def settle(self) -> None:
         """Answers the first pulls, completes the round, opens the gates, answers the last pulls."""
+        if all(wait.reason == "round" for wait in self._group.waits):  # as after most commits
+            self._complete_round()
+            return
         for connection, wait in self._first_pulls.take():
             self._answer_pull(connection, wait.message, self._group.workers[wait.message.rank])
         self._complete_round()

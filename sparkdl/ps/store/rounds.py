@@ -48,11 +48,15 @@ class Round:
             return
         weights = [np.float32(rows / total) for _, rows in parts]
         scratch = np.empty((2, min(BLOCK, out.size)), np.float32)
+        apart = not any(np.may_share_memory(values, out) for values, _ in parts[1:])
         for start in range(0, out.size, BLOCK):
             block = slice(start, min(start + BLOCK, out.size))
             total_block, part = scratch[:, : block.stop - block.start]
+            if apart:
+                total_block = out[block]
             np.multiply(parts[0][0][block], weights[0], out=total_block)
             for (values, _), weight in zip(parts[1:], weights[1:], strict=True):
                 np.multiply(values[block], weight, out=part)
                 total_block += part
-            out[block] = total_block
+            if not apart:
+                out[block] = total_block

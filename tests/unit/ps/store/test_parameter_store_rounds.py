@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from ps_world import Flag, Kind, Rounds, World, code
 
+from sparkdl.ps.rules.bsp import BSP
 from sparkdl.ps.store.rounds import BLOCK, Payload, Round
 from sparkdl.reports import EpochReport
 from sparkdl.transport.frames import Content, Message
@@ -413,3 +414,34 @@ def test_the_lowest_live_rank_leads() -> None:
     world.commit(1, 1.0, 1)
     world.wait(3)
     assert world.last(1).flags & Flag.LEAD
+
+
+@pytest.mark.parametrize("place", [None, 0, 1, 2])
+def test_the_mean_may_be_written_over_any_payload(place: int | None) -> None:
+    """The same bits as apart, also where the payload is another view of the same memory."""
+    random = np.random.default_rng(0)
+    size = 2 * BLOCK + 5
+    sent = [random.standard_normal(size).astype(np.float32) for _ in range(3)]
+
+    def mean(values: list[Any], out: Any) -> Any:
+        round_ = Round()
+        for rank, (array, rows) in enumerate(zip(values, (3, 4, 5), strict=True)):
+            round_.payloads[rank] = Payload(rank, array, Message(Kind.PUSH_PULL, rows=rows))
+        round_.mean(out)
+        return out.copy()
+
+    wanted = mean(sent, np.empty(size, np.float32))
+    np.testing.assert_allclose(wanted, np.average(sent, 0, [3, 4, 5]), atol=1e-6)
+    copies = [array.copy() for array in sent]
+    out = np.empty(size, np.float32) if place is None else copies[place][:]
+    np.testing.assert_array_equal(mean(copies, out), wanted)
+
+
+def test_a_subclass_with_an_update_of_its_own_is_asked() -> None:
+    class Doubled(BSP):
+        def update(self, center: Any, delta: Any, state: Any, commit: Any, out: Any) -> None:
+            np.multiply(delta, 2, out=out)
+
+    assert BSP().replies_mean
+    assert not BSP(payload="delta").replies_mean
+    assert not Doubled().replies_mean
