@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from sparkdl.errors import ProtocolError
 from sparkdl.transport.frames import ByteArray, Content, Kind, Message
+
+
+_READS = 5
 
 
 class Assembly:
@@ -131,3 +135,36 @@ class KeptBlobs:
     def of(self, rank: int | None = None) -> KeptBlob:
         """The run's last blob, or the one of a rank."""
         return self._last if rank is None else self._own.get(rank, KeptBlob())
+
+
+def read_kept(request: Callable[[Message], Message], rank: int | None = None) -> bytearray:
+    """The run's last blob, or the one of a rank, read in chunks; empty if there is none.
+
+    Args:
+        request: Sends a frame, and returns the reply.
+        rank: Whose.
+
+    Raises:
+        ProtocolError: A newer one replaces it each time before it is read.
+    """
+    wanted = {} if rank is None else {"of": rank}
+    for _ in range(_READS):
+        state, epoch, filled = bytearray(), -1, 0
+        while not filled or filled < len(state):
+            reply = request(Message(Kind.KEPT, offset=filled, meta=dict(wanted)))
+            if filled and (reply.epoch, reply.total) != (epoch, len(state)):
+                break  # a newer one came meanwhile
+            if not filled:  # all of it at once: a state that grew would be copied again
+                epoch, state = reply.epoch, bytearray(reply.total)
+            if not state:
+                return state
+            body = np.empty(0, np.uint8) if reply.body is None else reply.body
+            state[filled : filled + body.size] = body.data
+            filled += body.size
+        else:
+            return state
+    raise ProtocolError(
+        "the state that the workers keep changes faster than it can be read",
+        expected="one state to stay until it is read",
+        received=f"{_READS} newer ones in a row",
+    )

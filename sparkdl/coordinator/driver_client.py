@@ -7,15 +7,13 @@ from collections.abc import Callable
 import numpy as np
 
 from sparkdl.closing import Closing
+from sparkdl.coordinator.blobs import read_kept
 from sparkdl.coordinator.lines import unpack_lines
 from sparkdl.coordinator.status import Status
-from sparkdl.errors import ProtocolError
 from sparkdl.transport.address import Endpoint
 from sparkdl.transport.connection import Connection, Opener, Timeouts
 from sparkdl.transport.frames import ByteArray, Kind, Limits, Message
 from sparkdl.transport.openers import explained, openers_of
-
-_READS = 5
 
 
 class DriverClient(Closing):
@@ -81,27 +79,7 @@ class DriverClient(Closing):
         Raises:
             ProtocolError: A newer state replaces it each time before it is read.
         """
-        wanted = {} if rank is None else {"of": rank}
-        for _ in range(_READS):
-            state, epoch, filled = bytearray(), -1, 0
-            while not filled or filled < len(state):
-                reply = self.request(Message(Kind.KEPT, offset=filled, meta=dict(wanted)))
-                if filled and (reply.epoch, reply.total) != (epoch, len(state)):
-                    break  # a newer one came meanwhile
-                if not filled:  # all of it at once: a state that grew would be copied again
-                    epoch, state = reply.epoch, bytearray(reply.total)
-                if not state:
-                    return state
-                body = _body(reply)
-                state[filled : filled + body.size] = body.data
-                filled += body.size
-            else:
-                return state
-        raise ProtocolError(
-            "the state that the workers keep changes faster than it can be read",
-            expected="one state to stay until it is read",
-            received=f"{_READS} newer ones in a row",
-        )
+        return read_kept(self.request, rank)
 
     def take_lines(self) -> list[tuple[int, str]]:
         """``(rank, line)`` of what the ranks printed since the last call."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from sparkdl.closing import Closing
+from sparkdl.coordinator.blobs import read_kept
 from sparkdl.coordinator.lines import MAX_LINE_CHARS, MAX_LINES_BYTES, pack_lines
 from sparkdl.coordinator.status import failure_of
 from sparkdl.coordinator.telemetry import report_message
@@ -217,6 +218,10 @@ class Session(Closing):
         driver. With ``own`` it keeps one of each rank.
         """
         self.send_blob(Kind.KEEP, state, epoch, own=own)
+
+    def kept(self) -> bytearray:
+        """The state that a rank has left last; empty if none has. Overwrites ``raw``."""
+        return read_kept(self.request)
 
     def log(self, lines: list[str]) -> None:
         """Sends lines that this rank printed; the driver shows them."""

@@ -68,6 +68,10 @@ class TensorFlowLearner(KerasLearner):
     # -- weights -------------------------------------------------------------------------------
 
     def read_weights(self, out: FloatArray) -> None:
+        if self._reducer is not None:  # within a compiled call, which may hold all threads
+            variables = (*self.trained, *self.averaged)
+            copy_slots([v.numpy() for v in variables], self._layout.slots, out)
+            return
         flat = self._concat() if self._flat is None else self._flat
         np.copyto(out, np.asarray(flat))  # without the copy that flat.numpy() would make first
 

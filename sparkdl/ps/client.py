@@ -15,8 +15,11 @@ number, so it counts exactly once.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
+
+import numpy as np
 
 from sparkdl.closing import Closing
 from sparkdl.coordinator.session import Session, Welcome, open_session
@@ -51,8 +54,8 @@ class Progress:
 class StoreAccess(Protocol):
     """The part of :class:`Client` that synchronizers use; of a router over several, too."""
 
-    upload_requested: bool
     round_rows: int
+    give_state: Callable[[], bytes] | None
 
     @property
     def in_step(self) -> bool: ...
@@ -76,9 +79,9 @@ class StoreAccess(Protocol):
 
     def snapshot(self, epoch: int, batch: int = 0) -> None: ...
 
-    def put_state(self, state: bytes, epoch: int, batch: int) -> None: ...
-
     def get_state(self) -> bytes: ...
+
+    def kept(self) -> bytearray: ...
 
 
 class Client(Closing):
@@ -88,6 +91,9 @@ class Client(Closing):
     With shm it is the mailbox itself; it changes identity after a reconnect, so ask for it each
     time instead of keeping it.
 
+    Where the workers hold the weights, ``give_state`` returns the state of this one as it is before
+    the round to which it pushes: a push hands it to the server when another rank waits for it.
+
     Args:
         session: The worker's session; closed with the client.
         compression: Of the run; None sends float32. Over shm, where nothing crosses a network,
@@ -96,8 +102,8 @@ class Client(Closing):
 
     def __init__(self, session: Session, compression: Compression | None = None) -> None:
         self.session = session
-        self.upload_requested = False
         self.round_rows = 0
+        self.give_state: Callable[[], bytes] | None = None
         self._coder: Coder | None = None
         if compression is not None and (
             session.transport != "shm" or compression.codec.shapes_training
@@ -186,7 +192,6 @@ class Client(Closing):
     def put_state(self, state: bytes, epoch: int, batch: int) -> None:
         """Uploads weights and optimizer state for a joiner. Overwrites ``buffer``."""
         self.session.send_blob(Kind.STATE_PUT, state, epoch, batch)
-        self.upload_requested = False
 
     def get_state(self) -> bytes:
         """What a member uploaded for this joiner. Overwrites ``buffer``."""
@@ -203,6 +208,10 @@ class Client(Closing):
             total = reply.total
             state += reply.body.data
         return bytes(state)
+
+    def kept(self) -> bytearray:
+        """The state that a worker left last for the driver; empty if none has."""
+        return self.session.kept()
 
     # -- inside ----------------------------------------------------------------------------------
 
@@ -223,9 +232,24 @@ class Client(Closing):
             body = self._coder.encode(self.buffer, progress.rows)
             self._ask_encoded(message)
         reply = self.session.request(message, body, deferred=True)
+        while reply.flags & Flag.UPLOAD:
+            self._upload(progress)
+            reply = self.session.request(message, body, deferred=True)
         self._decode(reply)
         self.round_rows = reply.rows
-        self.upload_requested = bool(reply.flags & Flag.UPLOAD)
+
+    def _upload(self, progress: Progress) -> None:
+        """Hands over this worker's state of before the round; what it pushes stays as it is."""
+        if self.give_state is None:
+            raise ProtocolError(
+                "the server asks a worker for a state that it does not have",
+                expected="workers that hold the weights",
+                received="a worker that takes them from the server",
+                hint="install the same sparkdl on the driver and on all executors",
+            )
+        pushed = self.buffer.copy()
+        self.put_state(self.give_state(), progress.epoch, progress.batch - 1)
+        np.copyto(self.buffer, pushed)
 
     def _ask_encoded(self, message: Message) -> None:
         """Marks a request as one whose reply may be encoded, from what this worker holds."""

@@ -18,9 +18,9 @@ class RoundSynchronizer:
 
     The weights live on the workers and stay equal on all. A stack of batches is one compiled call,
     which makes one round for each of its batches: this object is the
-    :class:`~sparkdl.protocols.Reducer` that the learner calls from inside that call. A joiner gets
-    weights and optimizer state from a live rank, which sends them between two stacks; if none is
-    left, the joiner starts from the last snapshot.
+    :class:`~sparkdl.protocols.Reducer` that the learner calls from inside that call. A round waits
+    for the next attempt of a rank that was lost. It gets weights and optimizer state from a live
+    rank, as they are before that round; if none is left, it starts from the last snapshot.
 
     Args:
         client: Connected; has said HELLO.
@@ -42,21 +42,43 @@ class RoundSynchronizer:
         self._progress = Progress(epoch=0, batch=0, batches=1, rows=0)
         self._step = -1  # of the present stack
         self._rounds = 0
-        self._upload = False
         self._unwrapping = Unwrapping()
         self.parts = [slice(0, layout.size)]
         self.rows = self._sent_rows = 0
         self.refused = False
 
-    def start(self, learner: Learner) -> None:
-        """Brings ``learner`` to where the others are: the server's weights, or a live rank's."""
-        if self._client.source == "state":
+    def start(self, learner: Learner, epoch: int = 0) -> bool:
+        """Brings ``learner`` to where the others are: the server's weights, or a live rank's.
+
+        Args:
+            learner: Its weights and optimizer state are set.
+            epoch: Epochs that are done.
+
+        Returns:
+            Whether it has the optimizer state of that moment, too.
+        """
+        source, with_optimizer = self._client.source, True
+        if source == "state":
             RunState.from_bytes(self._client.get_state()).load_into(learner)
         else:
+            kept = self._client.kept() if source == "snapshot" else b""
+            state = RunState.from_bytes(kept) if kept else RunState(0)
+            with_optimizer = state.epoch == epoch and bool(state.optimizer)
+            if with_optimizer:
+                learner.load_optimizer_state(state.optimizer)
             learner.write_weights(self._client.pull())
         weights = np.empty(self._layout.size, np.float32)
         learner.read_weights(weights)
         self._statistics[...] = weights[self._layout.trained_size :]
+        self._learner, self._client.give_state = learner, self._state
+        return with_optimizer
+
+    def _state(self) -> bytes:
+        """The learner's state before the present round, of which it has done the forward pass."""
+        assert self._learner is not None
+        state = RunState.of(self._learner, self._progress.epoch)
+        state.weights[self._layout.trained_size :] = self._statistics
+        return state.to_bytes()
 
     def train(self, learner: Learner, stack: BatchStack | None, progress: Progress) -> None:
         """The rounds of a stack of batches; None is one round without a batch.
@@ -79,10 +101,6 @@ class RoundSynchronizer:
             else:
                 learner.train_reducing(stack, self)
         self._check.settle()
-        if self._upload:
-            self._upload = False
-            state = RunState.of(learner, progress.epoch).to_bytes()
-            self._client.put_state(state, progress.epoch, progress.batch)
 
     def snapshot(self, learner: Learner, epoch: int, batch: int = 0) -> None:
         """Returns when the server has the weights of this position: from this rank, or another.
@@ -126,7 +144,6 @@ class RoundSynchronizer:
         )
         with self._unwrapping.inside(), self._clock.within("exchange", any_thread=True):
             mean = self._client.push_pull(progress)
-        self._upload = self._upload or self._client.upload_requested
         statistics = mean[self._layout.trained_size :]
         if self._client.round_rows:
             self._statistics[...] = statistics

@@ -85,8 +85,8 @@ class ShardRouter(Closing):
         ConfigError: The rule waits for all workers in rounds, which only one server can hold.
     """
 
-    upload_requested = False
     round_rows = 0
+    give_state: Callable[[], bytes] | None = None
     in_step = False
     source = "center"
 
@@ -143,12 +143,12 @@ class ShardRouter(Closing):
         """Never called: only rules that wait take snapshots."""
         raise NotImplementedError
 
-    def put_state(self, state: bytes, epoch: int, batch: int) -> None:
+    def get_state(self) -> bytes:
         """Never called: only rules that wait hand a state to a joiner."""
         raise NotImplementedError
 
-    def get_state(self) -> bytes:
-        """Never called: only rules that wait hand a state to a joiner."""
+    def kept(self) -> bytearray:
+        """Never called: only workers that hold the weights go back to what they left."""
         raise NotImplementedError
 
     def finish(self) -> None:

@@ -158,18 +158,22 @@ class ServerSynchronizer:
         """
         in_step = self._rule.blocking
         welcome = self._client.join(rows=rows, batches_per_epoch=windows if in_step else batches)
-        starting = self._rounds or self._gradients or self._windows
-        if not welcome.done and starting is not None:
+        starting = self._gradients or self._windows
+        with_optimizer = False
+        if self._rounds is not None and not welcome.done:
+            with_optimizer = self._rounds.start(learner, welcome.epoch)
+        elif not welcome.done and starting is not None:
             starting.start(learner)
         if self._rounds is not None:
             self._unstored = (welcome.epoch, welcome.batch)
-        self._take_orders()
+        if welcome.source != "state":  # else the others have yet to follow what they were told last
+            self._take_orders()
         return Start(
             epoch=welcome.epoch,
             position=welcome.batch,
             windows_per_epoch=welcome.steps_per_epoch if in_step else None,
             done=welcome.done,
-            with_optimizer=welcome.source == "state",
+            with_optimizer=with_optimizer,
         )
 
     def train(self, learner: Learner, stack: BatchStack | None, report: Report) -> None:

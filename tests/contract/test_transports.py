@@ -384,12 +384,16 @@ def test_a_joiners_state_travels_in_chunks(transport: str) -> None:
         greeting, welcome = in_thread(joiner.join)
         time.sleep(0.3)
         state = os.urandom(3 * LAYOUT.size_bytes + 17)
-        clients[0].push_pull(replace(STEP, batch=5))
-        assert clients[0].upload_requested
-        clients[0].put_state(state, 0, 5)
+        clients[0].give_state = lambda: state
+        clients[0].buffer[...] = 3
+        pushing, result = in_thread(lambda: clients[0].push_pull(replace(STEP, batch=6)).copy())
         greeting.join(10)
         assert (welcome[0].source, welcome[0].batch) == ("state", 5)
         assert joiner.get_state() == state
+        joiner.buffer[...] = 5
+        joiner.push_pull(replace(STEP, batch=6))
+        pushing.join(10)
+        np.testing.assert_array_equal(result[0], np.full(LAYOUT.size, 4))  # the push is as it was
         for client in (clients[0], joiner):
             client.close()
 
@@ -428,7 +432,7 @@ time.sleep(60)
 """
 
 
-def test_a_round_completes_without_a_killed_worker(remote: str) -> None:
+def test_a_round_waits_for_the_next_attempt_of_a_killed_worker(remote: str) -> None:
     import pickle
 
     with running(remote, BSP(), lease_s=1.5) as server, server.client(0) as client:
@@ -448,6 +452,13 @@ def test_a_round_completes_without_a_killed_worker(remote: str) -> None:
         worker.kill()
         worker.wait()
         worker.stdout.close()
+        thread.join(3)  # longer than the lease
+        assert not out
+        client.give_state = lambda: b"of before the round"
+        with server.client(1, attempt=1) as successor:
+            assert successor.join().source == "state"
+            assert successor.get_state() == b"of before the round"
+            successor.push_pull(STEP)
         thread.join(20)
         assert len(out) == 1
         assert not isinstance(out[0], SparkDLError)

@@ -69,6 +69,7 @@ class ParameterStore(Store):
         self._round = Round()
         self._round_rows = 0
         self._position = (0, 0)
+        self._entered: dict[int, int | None] = {}
 
     # -- what the coordinator asks ---------------------------------------------------------------
 
@@ -121,7 +122,8 @@ class ParameterStore(Store):
         """Lets a worker in.
 
         A late one takes the center; where the workers hold the weights it gets the state of a
-        member, which :meth:`_state_put` brings, or the last snapshot if no member is left.
+        member, which :meth:`_state_put` brings, or the last snapshot if no member is left. Where
+        they train in rounds it goes on at the round that is open: its rank is missing there.
         """
         group = self._group
         if self._gated:  # a latecomer must not hold back those who are ahead
@@ -129,25 +131,47 @@ class ParameterStore(Store):
             worker.clock = max(worker.clock, min(others, default=0))
         if not late and not self.together:
             self._first_pulls.expect(worker.rank)
-        if not late or not self.in_step:
-            return Entry("center")
+        entry = Entry("center") if not late or not self.in_step else self._enter_rounds(worker)
+        if entry is not None:
+            self._entered[worker.rank] = worker.attempt
+        return entry
+
+    def _enter_rounds(self, worker: Worker) -> Entry | None:
+        """The next attempt of a rank that was lost: it trains all that this rank has yet to."""
+        group = self._group
+        entry = Entry("center")
         if self._center.on_workers and group.members():
             if not self._transfer.fresh:
-                return None  # the next round's reply asks a member to upload its state
-            worker.epoch, worker.batch = self._transfer.position
+                return None  # a member that waits in the open round is asked for it
             self._transfer.readers.add(worker.rank)
-            return Entry("state")
-        if self._center.on_workers:
+            entry = Entry("state")
+        elif self._center.on_workers:
             self._go_back()
-        worker.epoch, worker.batch = self._position
-        return Entry("snapshot" if self._center.on_workers else "center")
+            entry = Entry("snapshot")
+        worker.epoch, worker.batch = self._open_position()
+        self._round.payloads.pop(worker.rank, None)  # of the former attempt: it is trained again
+        return entry
+
+    def _open_position(self) -> tuple[int, int]:
+        """Where the open round begins: in the epoch of those who wait in it already."""
+        for _, payload in sorted(self._round.payloads.items()):
+            return payload.message.epoch, payload.message.batch - 1
+        return self._transfer.position if self._transfer.fresh else self._position
 
     def _go_back(self) -> None:
-        """All that was trained since the snapshot is lost: it is trained again, and counts then."""
+        """All that was trained since the snapshot is lost: it is trained again, and counts then.
+
+        A worker that was silent for long may come back with later weights: it is refused.
+        """
+        group = self._group
         self._position = self._snapshot.position
-        self._group.telemetry.forget(self._position[0])
-        for worker in self._group.workers.values():
+        group.telemetry.forget(self._position[0])
+        for worker in group.workers.values():
             worker.epoch, worker.batch = self._position
+        self._entered.clear()
+        self._round, self._transfer.fresh = Round(), False
+        for connection, wait in group.waiting("round"):
+            group.refuse(connection, self._dropped(group.workers[wait.message.rank]))
 
     def leave(self, worker: Worker) -> None:
         """Forgets what is kept for a worker that is dead or done."""
@@ -156,7 +180,7 @@ class ParameterStore(Store):
         self._transfer.leave(worker.rank)
         self._first_pulls.forget(worker.rank)
         self._snapshot.leave(worker.rank)
-        if worker.dead:
+        if worker.finished:
             self._round.payloads.pop(worker.rank, None)
 
     def disconnect(self, connection: int) -> None:
@@ -165,7 +189,12 @@ class ParameterStore(Store):
 
     def missing(self) -> list[int]:
         """Ranks that the present round waits for."""
-        return [w.rank for w in self._group.members() if w.rank not in self._round.payloads]
+        return [w.rank for w in self._of_a_round() if w.rank not in self._round.payloads]
+
+    def _of_a_round(self) -> list[Worker]:
+        """The ranks whose rows a round wants: a lost one's, too, whose next attempt brings them."""
+        found = [w for w in self._group.workers.values() if not w.finished]
+        return sorted(found, key=lambda worker: worker.rank)
 
     def decoded(self, connection: int, message: Message) -> Message:
         """A commit with its values instead of their payload; needs no lock.
@@ -208,6 +237,7 @@ class ParameterStore(Store):
         for connection, wait in self._first_pulls.take():
             self._answer_pull(connection, wait.message, self._group.workers[wait.message.rank])
         self._complete_round()
+        self._ask_for_state()
         self._open_gates()
         self._answer_last_pulls()
         self._snapshot.settle()
@@ -216,21 +246,23 @@ class ParameterStore(Store):
         """Ends the waits of commits that passed their limit; each error names who was missing."""
         self._first_pulls.expire()
         self._snapshot.expire()
-        group, limit_s = self._group, self._group.settings.round_timeout_s
-        late = [(c, w) for c, w in group.waiting("round", "gate") if group.now - w.since > limit_s]
+        group, limits = self._group, self._group.settings
         missing = self.missing()
-        for connection, wait in late:
-            if wait.reason == "gate":
+        lost = [rank for rank in missing if not group.workers[rank].alive]
+        for connection, wait in group.waiting("round", "gate"):
+            in_round = wait.reason == "round"
+            limit_s = limits.start_timeout_s if in_round and lost else limits.round_timeout_s
+            if group.now - wait.since <= limit_s:
+                continue
+            if not in_round:
                 slowest = min((w.clock for w in self._training()), default=0)
                 missing = [w.rank for w in self._training() if w.clock == slowest]
             group.time_out(
                 connection, f"rank {wait.message.rank}'s turn after its commit", missing, limit_s,
-                "raise round_timeout_s?",
+                f"rank {lost[0]} was lost, and no new attempt has joined: are there free slots for "
+                "it? start_timeout_s is how long the others wait" if in_round and lost
+                else "raise round_timeout_s?",
             )  # fmt: skip
-        for _, wait in late:  # only now, so that no error names a rank that did commit
-            payload = self._round.payloads.get(wait.message.rank)
-            if payload is not None and payload.message is wait.message:
-                group.mark_dead(group.workers[wait.message.rank])
 
     # -- commits ---------------------------------------------------------------------------------
 
@@ -243,14 +275,9 @@ class ParameterStore(Store):
             self._answer_again(connection, message, worker)
             return None
         if self._rule.blocking:
-            if not worker.member:
-                raise TransportError(
-                    f"rank {worker.rank} was dropped from the rounds",
-                    expected=f"a sign of life every {group.settings.lease_s:g} s, and a broken "
-                    f"connection back within {group.settings.grace_s:g} s",
-                    received=f"nothing from attempt {worker.attempt} for longer",
-                    hint="the task's next attempt joins again",
-                )
+            if self._entered.get(worker.rank, -1) != worker.attempt:
+                raise self._dropped(worker)
+            worker.member = True  # it was silent for long; the round has waited for it
             self._round.payloads[worker.rank] = Payload(connection, values, message)
             group.defer(connection, "round", message)
             return None
@@ -279,6 +306,17 @@ class ParameterStore(Store):
             group.answer(connection, self._weights(connection, message), worker)
         return None
 
+    def _dropped(self, worker: Worker) -> TransportError:
+        """The error for a worker whose run has gone back to a snapshot without it."""
+        limits = self._group.settings
+        return TransportError(
+            f"rank {worker.rank} was dropped from the rounds",
+            expected=f"a sign of life every {limits.lease_s:g} s, and a broken "
+            f"connection back within {limits.grace_s:g} s",
+            received=f"nothing from attempt {worker.attempt} for longer",
+            hint="the task's next attempt joins again",
+        )
+
     def _values(self, message: Message) -> FloatArray:
         """The values of a commit, in the buffer that they arrived in."""
         body = message.body
@@ -298,8 +336,6 @@ class ParameterStore(Store):
         else:
             reply = self._weights(connection, message)
         reply.flags |= Flag.DUPLICATE
-        if self._transfer.uploader == worker.rank:
-            reply.flags |= Flag.UPLOAD  # it may have been told in the reply that was lost
         self._group.answer(connection, reply, worker)
 
     def _pull(self, connection: int, message: Message) -> None:
@@ -342,9 +378,8 @@ class ParameterStore(Store):
 
     def _complete_round(self) -> None:
         group = self._group
-        members = group.members() if self._rule.blocking else []
         payloads = self._round.payloads
-        if not members or any(w.rank not in payloads for w in members):
+        if not payloads or self.missing():
             return
         finished, self._round = self._round, Round()
         self._transfer.fresh = False
@@ -354,7 +389,6 @@ class ParameterStore(Store):
         group.clock += 1
         self.rounds += 1
         group.orders.latch()
-        uploader = self._choose_uploader(members)
         for rank, payload in sorted(payloads.items()):
             worker, message = group.workers[rank], payload.message
             worker.advance(message)
@@ -363,10 +397,7 @@ class ParameterStore(Store):
             wait = group.wait_of(payload.connection)
             if wait is None or wait.message is not message:
                 continue  # its connection broke meanwhile; a resend gets the result
-            reply = self._result(message, rows)
-            if rank == uploader:
-                reply.flags |= Flag.UPLOAD
-            group.answer(payload.connection, reply, worker)
+            group.answer(payload.connection, self._result(message, rows), worker)
 
     def _training(self) -> list[Worker]:
         """Members that will commit again: they do not wait for the others' last commits."""
@@ -432,14 +463,24 @@ class ParameterStore(Store):
 
     # -- the state of a joiner -------------------------------------------------------------------
 
-    def _choose_uploader(self, members: list[Worker]) -> int | None:
-        """The lowest member, if a joiner waits for the state and nobody sends it yet."""
-        waits = self._center.on_workers and bool(self._group.waiting("join"))
-        if not waits or self._transfer.uploader is not None:
-            return None
-        present = [w.rank for w in members if w.reachable]
-        self._transfer.uploader = present[0] if present else None
-        return self._transfer.uploader
+    def _ask_for_state(self) -> None:
+        """Has a member of the open round send its state, if a joiner waits for one.
+
+        It is the state in which the round began, for no round passes a rank that is missing. The
+        member sends its commit again afterwards.
+        """
+        group, transfer = self._group, self._transfer
+        if not self._center.on_workers or transfer.fresh or not group.waiting("join"):
+            return
+        for connection, wait in group.waiting("round"):
+            worker = group.workers[wait.message.rank]
+            asked = transfer.uploader in (None, worker.rank)
+            if not (asked and worker.member and worker.reachable):
+                continue
+            transfer.uploader = worker.rank
+            del self._round.payloads[worker.rank]  # its buffer is needed for the state
+            reply = Message(Kind.OK, flags=Flag.UPLOAD, sequence=worker.applied)
+            group.answer(connection, reply, worker)
 
     def _state_put(self, connection: int, message: Message) -> None:
         group = self._group

@@ -90,7 +90,7 @@ def loop_settings(
         shuffle=arguments.shuffle,
         seed=config.seed + _SEED_STEP * epochs_trained,
         wait_for_driver=exchange.in_step and has_callbacks,
-        keep_state=not config.with_server or wanted_by_driver,
+        keep_state=not config.with_server or wanted_by_driver or exchange.joins_gradients,
         follow_schedule=not exchange.in_step,
         check_data=arguments.check_data,
         steps_per_epoch=arguments.steps_per_epoch,

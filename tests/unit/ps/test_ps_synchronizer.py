@@ -99,9 +99,11 @@ def stack_of(*batches: list[float]) -> BatchStack:
 
 
 @contextmanager
-def clients(rule: Rule, count: int) -> Iterator[tuple[list[Client], InprocParameterServer]]:
-    config = ServerConfig(LAYOUT, rule, count, settings=Settings(count, grace_s=0.2))
-    with InprocParameterServer(config, np.zeros(LAYOUT.size, np.float32)) as server:
+def clients(
+    rule: Rule, count: int, layout: Layout = LAYOUT
+) -> Iterator[tuple[list[Client], InprocParameterServer]]:
+    config = ServerConfig(layout, rule, count, settings=Settings(count, grace_s=0.2))
+    with InprocParameterServer(config, np.zeros(layout.size, np.float32)) as server:
         made = [server.client(rank) for rank in range(count)]
         try:
             yield made, server

@@ -104,24 +104,83 @@ def test_the_mean_goes_block_by_block() -> None:
     np.testing.assert_allclose(out, values.mean(axis=0), rtol=1e-5, atol=1e-6)
 
 
-def test_the_round_goes_on_without_a_dead_rank() -> None:
+def test_the_round_waits_for_the_next_attempt_of_a_lost_rank() -> None:
     world = started(workers=3)
     world.commit(0, 1.0, 1)
     world.commit(1, 3.0, 1)
     world.drop(2)
+    world.wait(30)  # far beyond the grace
     assert world.answers(0) == 1
-    world.wait(3)  # the grace
+    welcome = world.hello(102, attempt=1, rank=2)
+    assert welcome is not None
+    assert (welcome.epoch, welcome.batch) == (0, 0)
+    world.commit(102, 5.0, 1, attempt=1, rank=2)
+    np.testing.assert_array_equal(world.bodies[0], np.full(4, 3.0))
+
+
+def test_what_a_rank_sent_before_it_was_lost_counts_once() -> None:
+    """The round completes with it, and the next attempt goes on behind it."""
+    world = started()
+    world.commit(1, 3.0, 1)
+    world.drop(1)
+    world.wait(30)
+    world.commit(0, 1.0, 1)
     np.testing.assert_array_equal(world.bodies[0], np.full(4, 2.0))
+    welcome = world.hello(101, attempt=1, rank=1)
+    assert welcome is not None
+    assert welcome.batch == 1
 
 
-def test_the_lease_ends_a_silent_rank() -> None:
+def test_what_a_rank_sent_is_trained_again_if_its_next_attempt_comes_before_the_round() -> None:
+    world = started()
+    world.commit(1, 3.0, 1)
+    world.drop(1)
+    welcome = world.hello(101, attempt=1, rank=1)
+    assert welcome is not None
+    assert welcome.batch == 0
+    assert world.commit(0, 1.0, 1) is None
+    world.commit(101, 3.0, 1, attempt=1, rank=1)
+    np.testing.assert_array_equal(world.bodies[0], np.full(4, 2.0))
+    assert world.clock == 1
+
+
+def test_a_silent_rank_is_waited_for_and_goes_on_where_it_was() -> None:
     world = started(lease_s=10)
     world.commit(0, 1.0, 1)
-    for _ in range(3):
+    for _ in range(5):
         world.wait(4)
         world.send(0, Kind.HEARTBEAT, rank=0)
-    assert world.last(0).kind in (Kind.WEIGHTS, Kind.OK)
-    np.testing.assert_array_equal(world.center, np.full(4, 1.0))
+    assert not world.status().workers[1].alive
+    assert world.answers(0) == 6  # of the HELLO and the heartbeats
+    world.commit(1, 3.0, 1)
+    np.testing.assert_array_equal(world.bodies[0], np.full(4, 2.0))
+    assert world.status().workers[1].member
+
+
+def test_a_silent_rank_that_has_sent_its_part_stops_nobody() -> None:
+    world = started(lease_s=10)
+    world.commit(1, 3.0, 1)
+    for _ in range(5):
+        world.wait(4)
+        world.send(0, Kind.HEARTBEAT, rank=0)
+    world.commit(0, 1.0, 1)
+    np.testing.assert_array_equal(world.bodies[0], np.full(4, 2.0))
+    assert world.clock == 1
+    assert world.commit(0, 1.0, 2) is None
+
+
+def test_a_lost_rank_that_never_comes_back_is_named_in_one_error() -> None:
+    world = started(workers=3, start_timeout_s=50, round_timeout_s=1000, lease_s=1000)
+    world.commit(0, 1.0, 1)
+    world.commit(1, 1.0, 1)
+    world.drop(2)
+    world.wait(49)
+    assert world.answers(0) == 1
+    world.wait(2)
+    for rank in (0, 1):
+        assert code(world.last(rank)) == "timeout"
+        assert "missing: 2" in world.last(rank).meta["what"]
+        assert "rank 2 was lost" in world.last(rank).meta["hint"]
 
 
 def test_a_broken_connection_may_come_back_within_the_grace() -> None:
@@ -156,14 +215,18 @@ def test_a_lost_reply_still_tells_the_rows_of_its_round() -> None:
     assert reply.rows == 5
 
 
-def test_a_dropped_rank_that_comes_back_is_told() -> None:
-    world = started()
+def test_a_silent_rank_that_the_others_have_gone_back_without_is_told() -> None:
+    world = started(payload=GRADIENT, lease_s=10)
+    assert world.commit(1, 1.0, 1) is None
     world.drop(0)
-    world.wait(3)
-    reply = world.commit(0, 1.0, 1)
-    assert code(reply) == "transport"
-    assert reply is not None
-    assert "dropped" in reply.meta["what"]
+    world.wait(11)
+    welcome = world.hello(100, attempt=1, rank=0)
+    assert welcome is not None
+    assert welcome.meta["source"] == "snapshot"
+    for reply in (world.last(1), world.commit(1, 1.0, 1)):
+        assert code(reply) == "transport"
+        assert reply is not None
+        assert "dropped" in reply.meta["what"]
 
 
 def test_finished_ranks_leave_the_rounds() -> None:
@@ -213,23 +276,23 @@ def test_a_joiner_of_delta_rounds_starts_from_the_center() -> None:
     world.commit(1, 1.0, 1, epoch=1, batch=5)
     world.drop(1)
     world.wait(3)
-    world.commit(0, 1.0, 2, epoch=1, batch=6)
+    world.commit(0, 1.0, 2, epoch=2, batch=1)
     welcome = world.hello(101, attempt=1, rank=1)
     assert welcome is not None
-    assert (welcome.epoch, welcome.batch, welcome.meta["source"]) == (1, 6, "center")
-    assert world.commit(0, 1.0, 3) is None  # nobody passes the joiner
-    world.commit(101, 1.0, 1, attempt=1, rank=1)
-    assert world.last(0).clock == 3
+    assert (welcome.epoch, welcome.batch, welcome.meta["source"]) == (2, 0, "center")
+    world.commit(101, 1.0, 1, attempt=1, rank=1, epoch=2, batch=1)
+    assert world.last(0).clock == 2
 
 
 def test_a_joiner_of_gradient_rounds_gets_a_live_ranks_state() -> None:
     world = started(workers=3, payload=GRADIENT)
+    for rank in range(3):
+        world.commit(rank, 1.0, 1, epoch=0, batch=1)
     world.drop(2)
     assert world.hello(102, attempt=1, rank=2) is None  # takes over; waits for a state
-    assert world.commit(0, 1.0, 1, epoch=0, batch=1) is None
-    world.commit(1, 1.0, 1, epoch=0, batch=1)
-    assert world.last(0).flags & Flag.UPLOAD
-    assert not world.last(1).flags & Flag.UPLOAD
+    world.commit(0, 1.0, 2, epoch=0, batch=2)
+    asked = world.last(0)
+    assert (asked.kind, asked.flags & Flag.UPLOAD) == (Kind.OK, Flag.UPLOAD)
     assert world.commit(1, 1.0, 2, epoch=0, batch=2) is None
     blob = np.arange(100, dtype=np.uint8)
     for part in (slice(0, 60), slice(60, 100)):
@@ -240,10 +303,20 @@ def test_a_joiner_of_gradient_rounds_gets_a_live_ranks_state() -> None:
     assert state is not None
     assert state.body is not None
     np.testing.assert_array_equal(state.body, blob)
-    assert world.commit(0, 4.0, 2) is None  # the round waits for the joiner
-    world.commit(102, 1.0, 1, attempt=1, rank=2)
+    assert world.commit(0, 4.0, 2, batch=2) is None  # the same commit; the round waits for all
+    world.commit(102, 1.0, 1, attempt=1, rank=2, batch=2)
     np.testing.assert_array_equal(world.bodies[1], np.full(4, 2.0))
     assert not world.last(0).flags & Flag.UPLOAD
+
+
+def test_a_rank_that_lost_the_question_for_its_state_is_asked_again() -> None:
+    world = started(payload=GRADIENT)
+    world.drop(1)
+    assert world.hello(101, attempt=1, rank=1) is None
+    world.commit(0, 1.0, 1)
+    world.drop(0)
+    world.commit(100, 1.0, 1, attempt=0)
+    assert world.last(100).flags & Flag.UPLOAD
 
 
 def test_another_rank_uploads_if_the_first_dies() -> None:
@@ -251,9 +324,8 @@ def test_another_rank_uploads_if_the_first_dies() -> None:
     world.drop(2)
     world.hello(102, attempt=1, rank=2)
     world.commit(0, 1.0, 1)
-    world.commit(1, 1.0, 1)
     assert world.last(0).flags & Flag.UPLOAD
-    world.commit(1, 1.0, 2)
+    assert world.commit(1, 1.0, 1) is None
     world.drop(0)
     world.wait(3)
     assert world.last(1).flags & Flag.UPLOAD
@@ -411,8 +483,8 @@ def test_the_lowest_live_rank_leads() -> None:
     world = started(payload=GRADIENT)
     assert world.last(0).flags & Flag.LEAD
     world.drop(0)
-    world.commit(1, 1.0, 1)
     world.wait(3)
+    world.send(1, Kind.HEARTBEAT)
     assert world.last(1).flags & Flag.LEAD
 
 
