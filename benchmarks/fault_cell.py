@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import fault_counts
 import numpy as np
 import psutil
 
@@ -113,7 +114,8 @@ class Fault:
     Args:
         kind: Which, for example ``'kill-worker'``.
         moment: ``'start'`` (the workers are up and import Keras), ``'exchange'`` (one end of an
-            exchange waits for the other), ``'mid'`` (after an epoch) or ``'end'`` (after the last).
+            exchange waits for the other), ``'mid'`` (after an epoch), ``'amid'`` (in the middle of
+            one), ``'checkpoint'`` (while one is written) or ``'end'`` (after the last).
         spark: The session.
     """
 
@@ -127,7 +129,9 @@ class Fault:
         self.at = time.monotonic()
         alive(f"{self.kind} now")
         verb, _, whom = self.kind.partition("-")
-        if self.kind == "stopped-context":
+        if fault_counts.counts(self.kind):
+            self._fire_counted(whom)
+        elif self.kind == "stopped-context":
             self.spark.stop()
         elif self.kind == "interrupt":
             os.kill(os.getpid(), signal.SIGINT)
@@ -136,6 +140,26 @@ class Fault:
             if verb == "stop":
                 go_on_later(pid, STOP_S)
             os.kill(pid, signal.SIGKILL if verb == "kill" else signal.SIGSTOP)
+
+    def _fire_counted(self, what: str) -> None:
+        """Kills a worker, both, or an executor; or makes one silent for longer than its lease."""
+        pids = [worker.pid for worker in training()]
+        if what == "silent":
+            go_on_later(pids[-1], 3 * fault_counts.LEASE_S)
+            os.kill(pids[-1], signal.SIGSTOP)
+            return
+        if what in ("executor", "third"):
+            victims = [self._executor_of(pids[-1])]
+        else:
+            victims = pids if what == "both" else pids[-1:]
+        for pid in victims:
+            os.kill(pid, signal.SIGKILL)
+
+    @staticmethod
+    def _executor_of(pid: int) -> int:
+        """The executor in which a worker trains."""
+        own = {process.pid for process in executors()}
+        return next(p.pid for p in psutil.Process(pid).parents() if p.pid in own)
 
     def _victim(self, whom: str) -> int:
         if whom == "driver":
@@ -156,6 +180,15 @@ class Fault:
             process.suspend()
         time.sleep(0.4)
         self.fire()
+
+    def _after(self, seconds: float) -> Callable[[], None]:
+        """Fires so much later, in the middle of an epoch."""
+
+        def act() -> None:
+            time.sleep(seconds)
+            self.fire()
+
+        return act
 
     def at_start(self) -> None:
         """Waits in the background for the start of the stage, and fires."""
@@ -183,17 +216,25 @@ class Fault:
         import keras
 
         fault = self
-        epochs = {"exchange": EXCHANGE_EPOCH, "mid": MID_EPOCH, "end": EPOCHS - 1}
+        epochs = {
+            "exchange": EXCHANGE_EPOCH, "mid": MID_EPOCH, "end": EPOCHS - 1, "amid": EXCHANGE_EPOCH,
+            "checkpoint": EXCHANGE_EPOCH,
+        }  # fmt: skip
         fired: list[int] = []
+        began = [time.monotonic()]
 
         class AtEpoch(keras.callbacks.Callback):
             def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
                 alive(f"epoch {epoch} is done")
-                if epoch != epochs.get(fault.moment) or fired:
+                took_s, began[0] = time.monotonic() - began[0], time.monotonic()
+                again = fault.kind == "count-twice" and epoch == EXCHANGE_EPOCH + 2
+                if (epoch != epochs.get(fault.moment) and not again) or (fired and not again):
                     return
                 fired.append(epoch)
                 if fault.moment == "exchange":
                     act: Callable[[], None] = fault._fire_in_exchange
+                elif fault.moment == "amid":
+                    act = fault._after(min(took_s, 2.0) / 2)
                 elif fault.kind == "stopped-context":  # as from another cell of a notebook
                     act = fault.fire
                 else:
@@ -207,11 +248,11 @@ class Fault:
 # -- the fit --------------------------------------------------------------------------------------
 
 
-def start_spark(spill_folder: Path | None) -> Any:
-    """Two executors of one core, which spill into a folder."""
+def start_spark(spill_folder: Path | None, executors: int = 2) -> Any:
+    """Executors of one core, which spill into a folder."""
     from pyspark.sql import SparkSession
 
-    builder = SparkSession.builder.master("local-cluster[2,1,1024]")
+    builder = SparkSession.builder.master(f"local-cluster[{executors},1,1024]")
     if spill_folder is not None:
         builder = builder.config("spark.executorEnv.TMPDIR", str(spill_folder))
     return (
@@ -234,6 +275,8 @@ def digits() -> tuple[np.ndarray, np.ndarray]:
 
 def make_frame(spark: Any, kind: str, mode: str) -> Any:
     """The digits, some copies of them; with a NaN in one row for ``nan``, larger for a spill."""
+    if fault_counts.counts(kind):
+        return fault_counts.make_frame(spark, mode)
     x, y = digits()
     rows = [(x[i].tolist(), int(y[i])) for i in range(len(x))]
     if kind == "nan":
@@ -281,7 +324,10 @@ def fit(
     from sparkdl import SparkModel
 
     budget = {"memory_budget_mb": 1} if kind == "full-spill" else {}
-    spark_model = SparkModel(make_model(kind), mode, num_workers=2, batch_size=16, **budget)
+    if fault_counts.counts(kind):
+        spark_model = fault_counts.make_spark_model(kind, mode)
+    else:
+        spark_model = SparkModel(make_model(kind), mode, num_workers=2, batch_size=16, **budget)
     callbacks = [] if fault is None else [fault.callback()]
     spark_model.fit(frame, epochs=epochs, verbose=0, callbacks=callbacks, **options)
     return spark_model
@@ -358,7 +404,7 @@ def run(spark: Any, cell: str, folder: Path, resume: bool) -> dict[str, Any]:
     frame = make_frame(spark, kind, mode)
     fault = None if resume else Fault(kind, moment, spark)
     options: dict[str, Any] = {}
-    if kind in ("kill-driver", "truncated-checkpoints", "full-checkpoint"):
+    if kind in ("kill-driver", "truncated-checkpoints", "full-checkpoint", "count-checkpoint"):
         place = "small" if kind == "full-checkpoint" else f"checkpoints-{mode}"
         options = {"checkpoint_dir": str(folder / place), "resume": resume}
     if kind == "truncated-checkpoints":
@@ -385,9 +431,11 @@ def run(spark: Any, cell: str, folder: Path, resume: bool) -> dict[str, Any]:
     report["seconds"] = round(ended - since, 2)
     report["fired"] = moment == "any" or (fault is not None and fault.at is not None)
     report["warnings"] = [str(w.message)[:300] for w in told if w.category is RuntimeWarning]
-    if models:
+    if models and fault_counts.counts(kind):
+        report["counts"] = fault_counts.found(models[0].model, EPOCHS)
+    elif models:
         report["accuracy"] = min(accuracy(m.model, kind) for m in models)
-        report["epochs"] = [len(m.history.history["loss"]) for m in models]
+    report["epochs"] = [len(m.history.history["loss"]) for m in models]
     report["left"] = left_in_driver(spark)
     if kind in SMALL:  # nobody else sees that file system
         report["left"] += [f"file {p}" for p in (folder / "small").rglob("*sparkdl-*")]
@@ -398,7 +446,10 @@ def run(spark: Any, cell: str, folder: Path, resume: bool) -> dict[str, Any]:
 
 def run_all(cells: list[str], folder: Path, resume: bool) -> None:
     """The cells one after the other in one session, and a fit without a fault after the last."""
-    spark = start_spark(folder / "small" if cells[0].startswith("full-spill/") else None)
+    spark = start_spark(
+        folder / "small" if cells[0].startswith("full-spill/") else None,
+        3 if cells[0].startswith("count-third/") else 2,
+    )
     alive("Spark is up")
     reports: dict[str, Any] = {}
     for cell in cells:

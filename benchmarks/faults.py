@@ -39,7 +39,7 @@ GONE_WITHIN_S = 15.0
 DRIVER_S = 280.0
 SMALL_DISKS = {"full-spill": 2 << 20, "full-checkpoint": 160 << 10}
 """Bytes of the file system that fills up."""
-ALONE = {"kill-driver", "kill-jvm", "stopped-context", *SMALL_DISKS}
+ALONE = {"kill-driver", "kill-jvm", "stopped-context", "count-third", *SMALL_DISKS}
 """Faults after which a driver has no session, or that need one of their own."""
 CUT = "cut off"
 SHARED = "°"
@@ -70,6 +70,7 @@ class Promise:
     resumed: dict[str, int] = field(default_factory=dict)
 
 
+COUNTED = "Each row was trained 8 times, although a worker was killed amid an epoch"
 STOPPED = "The right model: nobody takes 20 s of silence for a death"
 PROMISES = {
     "kill-worker": Promise(
@@ -118,6 +119,15 @@ PROMISES = {
         "A warning, and the right model from the checkpoint before", epochs=None
     ),
     "two-fits": Promise("Both models right: the fits share the slots, or take turns"),
+    "count-worker": Promise(COUNTED, ("amid",)),
+    "count-executor": Promise("the same, of an executor", ("amid",)),
+    "count-twice": Promise("the same, of two workers one after the other", ("amid",)),
+    "count-both": Promise("the same, of both workers at once", ("amid",)),
+    "count-checkpoint": Promise("the same, while a checkpoint is written", ("checkpoint",)),
+    "count-silent": Promise(
+        "the same, if a worker is silent for longer than `worker_timeout_s`", ("amid",)
+    ),
+    "count-third": Promise("the same, of an executor while a third one is free", ("amid",)),
 }  # fmt: skip
 
 
@@ -302,7 +312,13 @@ def judge(cell: Cell, report: dict[str, Any]) -> str:
     else:
         if error:
             return f"not the promised model: {error[:300]}"
-        if report["accuracy"] < 0.95:
+        counted = report.get("counts")
+        if counted is not None and counted["rows_off"]:
+            return (
+                f"{counted['rows_off']} of {counted['rows']} rows were not trained 8 times, but "
+                f"{counted['least']:g} to {counted['most']:g} times"
+            )
+        if counted is None and report["accuracy"] < 0.95:
             return f"not the right model: accuracy {report['accuracy']:.3f}"
         expected = promise.epochs or report.get("expected_epochs")
         if promise.resumed:
@@ -365,7 +381,9 @@ def _told(kind: str, result: dict[str, Any] | None) -> str:
     if result["outcome"] == "error":
         return f"error, {result['seconds']:.1f} s{shared}"
     return (
-        f"resumed; gone in {result['seconds']:.0f} s" if kind == "kill-driver" else "model" + shared
+        f"resumed; gone in {result['seconds']:.0f} s"
+        if kind == "kill-driver"
+        else ("0 rows off" if "counts" in result else "model") + shared
     )
 
 

@@ -105,6 +105,8 @@ class Batches:
             first ones.
         repeat: Whether epochs go on where the one before ended; only with ``steps``.
         class_weight: Class -> weight of its rows, see :class:`ClassWeights`.
+        by_content: Begin with the order that the rows' content decides, where the rows have one,
+            and not with the order in which they came.
     """
 
     def __init__(
@@ -119,7 +121,9 @@ class Batches:
         steps: int | None = None,
         repeat: bool = False,
         class_weight: Mapping[int, float] | None = None,
+        by_content: bool = False,
     ) -> None:
+        self._begin = rows.order if by_content else None
         self.rows, self.shuffle, self.seed, self.rank = rows, shuffle, seed, rank
         self.prefetch = prefetch
         self.repeats = repeat and steps is not None and len(rows) > 0
@@ -186,15 +190,17 @@ class Batches:
     def _order(self, epoch: int) -> _Order | None:
         if self.repeats:
             return _Passes(self._order_of_pass, len(self.rows), epoch * self.plan.num_rows)
-        return self._order_of_pass(epoch) if self.shuffle else None
+        plain = not self.shuffle and self._begin is None
+        return None if plain else self._order_of_pass(epoch)
 
     def _order_of_pass(self, number: int) -> _Order:
         if not self.shuffle:
-            return _OwnOrder()
+            return _OwnOrder() if self._begin is None else _GivenOrder(self._begin)
         key = (self.rank, number)
         storage = self.rows.storage
         if storage.block_rows is None:
-            return _FullOrder(len(self.rows), self.seed, key)
+            rows = len(self.rows) if self._begin is None else self._begin
+            return _FullOrder(rows, self.seed, key)
         return _BlockOrder(storage, storage.block_rows, self.seed, key)
 
     def _gather(self, order: _Order | None, first: int, count: int) -> BatchStack:
@@ -235,6 +241,16 @@ class _OwnOrder:
         return np.arange(start, stop, dtype=np.int64)
 
 
+class _GivenOrder:
+    """The rows in an order that is known."""
+
+    def __init__(self, order: IndexArray) -> None:
+        self._order = order
+
+    def indices(self, start: int, stop: int) -> IndexArray:
+        return self._order[start:stop]
+
+
 class _Passes:
     """One pass over the rows after the other, from position ``first`` of all passes on."""
 
@@ -264,15 +280,20 @@ def _generator(seed: int, key: tuple[int, ...]) -> np.random.Generator:
 
 
 class _FullOrder:
-    """A uniform permutation of all rows, drawn when first asked for."""
+    """A uniform permutation of all rows, drawn when first asked for.
 
-    def __init__(self, num_rows: int, seed: int, key: tuple[int, ...]) -> None:
-        self._num_rows, self._seed, self._key = num_rows, seed, key
+    Args:
+        rows: How many there are, or their numbers in the order that is permuted.
+        seed, key: Of the draw.
+    """
+
+    def __init__(self, rows: int | IndexArray, seed: int, key: tuple[int, ...]) -> None:
+        self._rows, self._seed, self._key = rows, seed, key
         self._order: IndexArray | None = None
 
     def indices(self, start: int, stop: int) -> IndexArray:
         if self._order is None:
-            self._order = _generator(self._seed, self._key).permutation(self._num_rows)
+            self._order = _generator(self._seed, self._key).permutation(self._rows)
         return self._order[start:stop]
 
 

@@ -44,9 +44,16 @@ class Partition(Closing):
 
     def under(self, spec: DataSpec) -> Partition:
         """The same rows under other names of inputs and outputs, with equal ``spec.entries``."""
+        train, validation = self.train, self.validation
         return Partition(
-            Rows(spec, self.train.storage), Rows(spec, self.validation.storage, "validation")
+            Rows(spec, train.storage, "training", train.order),
+            Rows(spec, validation.storage, "validation", validation.order),
         )
+
+    def find_order(self) -> None:
+        """Gives the rows an order that their content decides; see :meth:`Rows.find_order`."""
+        self.train.find_order()
+        self.validation.find_order()
 
     @property
     def is_spilled(self) -> bool:

@@ -7,7 +7,8 @@ import numpy.typing as npt
 
 from sparkdl.data.columns import Batch, ColumnSpec, DataSpec
 from sparkdl.data.ragged import IndexArray, Ragged
-from sparkdl.data.storage import Storage
+from sparkdl.data.row_order import content_order
+from sparkdl.data.storage import MemoryStorage, Storage
 from sparkdl.errors import DataError
 
 _SCAN_BYTES = 1 << 22
@@ -24,10 +25,17 @@ class Rows:
         spec: The columns.
         storage: One column per ``spec.entries``, in that order.
         name: What the rows are, for error messages: ``'training'`` or ``'validation'``.
+        order: Their numbers in an order that does not depend on how they came; None: not known.
     """
 
-    def __init__(self, spec: DataSpec, storage: Storage, name: str = "training") -> None:
-        self.spec, self.name = spec, name
+    def __init__(
+        self,
+        spec: DataSpec,
+        storage: Storage,
+        name: str = "training",
+        order: IndexArray | None = None,
+    ) -> None:
+        self.spec, self.name, self.order = spec, name, order
         self._entries = spec.entries
         self._storage: Storage | None = storage
         self.num_rows = storage.num_rows
@@ -50,6 +58,11 @@ class Rows:
                 hint="finish the epoch before the partition is closed",
             )
         return self._storage
+
+    def find_order(self) -> None:
+        """Sets ``order`` by the content of the rows, once; rows on disk are left as they came."""
+        if self.order is None and isinstance(self.storage, MemoryStorage):
+            self.order = content_order(self.storage.columns, self.num_rows)
 
     @property
     def row_bytes(self) -> int:

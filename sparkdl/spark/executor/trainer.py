@@ -146,7 +146,10 @@ class TrainTask:
                 lambda: read_partition(
                     noted(), self.spec, settings.memory_budget_bytes, settings.spill_dir
                 ),
-            ).under(self.spec)
+            )
+            if settings.shuffle:
+                partition.find_order()
+            partition = partition.under(self.spec)
         finally:
             begun.set()
         return partition, time.perf_counter() - began
@@ -181,12 +184,13 @@ class TrainTask:
                         partition.train, settings.batch_size, shuffle=settings.shuffle,
                         seed=settings.seed, rank=rank.rank, steps=settings.steps_per_epoch,
                         repeat=True, class_weight=settings.class_weight,
+                        by_content=settings.shuffle,
                     )  # fmt: skip
                     held_out = None
                     if self.validate:
                         held_out = Batches(
                             partition.validation, settings.batch_size, shuffle=False,
-                            steps=settings.validation_steps,
+                            steps=settings.validation_steps, by_content=settings.shuffle,
                         )  # fmt: skip
                     rows = source.plan.num_rows
                     labels = () if settings.class_weight else label_mean(partition.train)

@@ -1,0 +1,74 @@
+"""How often each row was trained in a fit with a fault in it: a model whose weights are counters.
+
+The model has one weight per row, and its loss is minus the weight of each row in the batch. SGD
+adds ``rate / rows of the step`` to the weights of these rows, which the rate makes 1. So after the
+fit the weights say how often each row counted: in all modes ``epochs`` times, whatever died.
+
+    python benchmarks/faults.py --results faults.jsonl --only count-
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+BATCH = 16
+WORKERS = 2
+ROWS = {"asynchronous": 1 << 17, "hogwild": 1 << 17, "synchronous": 1 << 13, "allreduce": 1 << 14}
+"""So many that an epoch takes about a second, so that a fault comes amid one."""
+RULES: dict[str, Any] = {
+    "asynchronous": {"name": "downpour", "damping": False},
+    "hogwild": {"name": "hogwild", "damping": False},
+}
+"""Damping would make workers' changes count in part, which is right, but no count."""
+LEASE_S = 4.0
+"""A worker that is silent for longer counts as dead, in ``count-silent``."""
+
+
+def counts(kind: str) -> bool:
+    """Whether a fault's cell counts rows."""
+    return kind.startswith("count-")
+
+
+def make_frame(spark: Any, mode: str) -> Any:
+    """The numbers of the rows, in partitions that Spark deals to the workers evenly."""
+    from pyspark.sql import functions as F
+
+    numbers = spark.range(0, ROWS[mode], 1, 4)
+    features = F.array(F.col("id").cast("int")).alias("features")
+    return numbers.select(features, F.lit(0.0).cast("float").alias("label"))
+
+
+def make_model(mode: str) -> Any:
+    import keras
+
+    def uncounted(y_true: Any, y_pred: Any) -> Any:
+        return -keras.ops.mean(y_pred, axis=-1)
+
+    inputs = keras.Input((1,), dtype="int32")
+    counters = keras.layers.Embedding(ROWS[mode], 1, embeddings_initializer="zeros")
+    model = keras.Model(inputs, keras.layers.Flatten()(counters(inputs)))
+    joined = mode in ("synchronous", "allreduce")
+    model.compile(keras.optimizers.SGD(float(BATCH * (WORKERS if joined else 1))), uncounted)
+    return model
+
+
+def make_spark_model(kind: str, mode: str) -> Any:
+    from sparkdl import SparkModel
+
+    lease = {"worker_timeout_s": LEASE_S} if kind == "count-silent" else {}
+    return SparkModel(
+        make_model(mode), mode, num_workers=WORKERS, batch_size=BATCH, rule=RULES.get(mode), **lease
+    )
+
+
+def found(model: Any, epochs: int) -> dict[str, Any]:
+    """What a cell reports: how many rows were trained more or less often than ``epochs`` times."""
+    trained = np.asarray(model.get_weights()[0])[:, 0]
+    return {
+        "rows": len(trained),
+        "rows_off": int(np.sum(trained != epochs)),
+        "least": float(trained.min()),
+        "most": float(trained.max()),
+    }
