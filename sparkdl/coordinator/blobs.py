@@ -10,7 +10,6 @@ import numpy as np
 from sparkdl.errors import ProtocolError
 from sparkdl.transport.frames import ByteArray, Content, Kind, Message
 
-
 _READS = 5
 
 

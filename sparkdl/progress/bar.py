@@ -15,6 +15,7 @@ from sparkdl.progress.events import (
     MetricValue,
     TrainingBegan,
     TrainingFailed,
+    WorkersAwaited,
     WorkersJoined,
 )
 
@@ -62,6 +63,12 @@ class ProgressBar:
             case WorkersJoined() if self._live:
                 s = "" if event.workers == 1 else "s"
                 self._write(f"{event.workers} worker{s} joined", "")
+            case WorkersAwaited() if event.ranks:
+                s, was = ("", "was") if len(event.ranks) == 1 else ("s", "were")
+                ranks = ", ".join(map(str, event.ranks))
+                again = "it is" if not s else "they are"
+                line = f"worker{s} {ranks} {was} lost; the others wait until {again} started again"
+                self._write(line, "\n")
             case EpochProgressed() if self._live:
                 self._write(self._steps(event), "")
             case EpochEnded() if self._live:

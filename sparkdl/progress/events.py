@@ -82,6 +82,19 @@ class WorkersJoined:
 
 
 @dataclass(frozen=True)
+class WorkersAwaited:
+    """Workers that train in step wait for some that were lost, until these are started again.
+
+    Args:
+        epoch: Counted from 0.
+        ranks: Of those that were lost; empty when all are back.
+    """
+
+    epoch: int
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class EpochProgressed:
     """Some steps of an epoch are done (several a second, not one event per batch).
 
@@ -298,6 +311,7 @@ Event = (
     TrainingBegan
     | EpochBegan
     | WorkersJoined
+    | WorkersAwaited
     | EpochProgressed
     | WorkersProgressed
     | LinesLogged

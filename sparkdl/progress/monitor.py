@@ -24,6 +24,7 @@ from sparkdl.progress.events import (
     TrainingBegan,
     TrainingEnded,
     TrainingFailed,
+    WorkersAwaited,
     WorkersJoined,
     WorkersProgressed,
     WorkerTraced,
@@ -101,6 +102,7 @@ class FitMonitor:
         self._load_weights: Callable[[], None] = lambda: None
         self._training = self._in_epoch = self._stopped = self._stopped_inside = False
         self._batches = self._workers = 0
+        self._awaited: tuple[int, ...] = ()
         self._learning_rate: float | None = None
         self._rate_between: float | None = None
         self._workers_due = self._lines_due = 0.0
@@ -171,6 +173,9 @@ class FitMonitor:
         if progress.joined != self._workers and not self._batches and self._epoch < self._epochs:
             self._workers = progress.joined
             self._tell(WorkersJoined(self._epoch, progress.joined))
+        if progress.awaited != self._awaited and self._epoch < self._epochs:
+            self._awaited = progress.awaited
+            self._tell(WorkersAwaited(self._epoch, progress.awaited))
         if now >= self._workers_due and progress.workers and self._wants_progress:
             self._workers_due = now + WORKERS_INTERVAL_S
             self._tell_workers(progress)

@@ -46,6 +46,7 @@ class RunProgress:
         staleness: Mean commits between a pull and the commit that followed it.
         workers: Each that has joined, by rank.
         bytes_in, bytes_out: Of all frames that the coordinator took and sent.
+        awaited: Ranks that were lost, where the others train in step and wait for them.
     """
 
     epochs: dict[int, EpochProgress] = field(default_factory=dict)
@@ -57,6 +58,7 @@ class RunProgress:
     workers: tuple[WorkerView, ...] = ()
     bytes_in: int = 0
     bytes_out: int = 0
+    awaited: tuple[int, ...] = ()
 
 
 def progress_of(status: Status, num_workers: int, *, in_step: bool) -> RunProgress:
@@ -100,7 +102,16 @@ def progress_of(status: Status, num_workers: int, *, in_step: bool) -> RunProgre
         ),
         bytes_in=status.bytes_in,
         bytes_out=status.bytes_out,
+        awaited=_awaited(status) if in_step else (),
     )
+
+
+def _awaited(status: Status) -> tuple[int, ...]:
+    """Ranks that were lost; none before all have begun, and none once one is through."""
+    workers = status.workers
+    if not status.started or any(worker.finished for worker in workers.values()):
+        return ()
+    return tuple(sorted(rank for rank, worker in workers.items() if not worker.member))
 
 
 def _view(rank: int, worker: WorkerStatus, waits: bool) -> WorkerView:

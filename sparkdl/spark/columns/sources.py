@@ -37,10 +37,13 @@ from sparkdl.spark.driver.session import (
     require_running_rdd,
     session_of,
 )
+from sparkdl.user_warnings import warn_user
 from sparkdl.values import shown
 
 ROLE = "__sparkdl_role"
 """A column beside the user's: 0 in rows to train on, 1 in rows to validate on."""
+_PLACE = "__sparkdl_place"
+_SORTS = "spark.sql.execution.sortBeforeRepartition"
 
 
 @dataclass(frozen=True)
@@ -236,11 +239,16 @@ def read_by_spark(data: Any) -> Any:
     return frame_of_files(session_of(), data) if is_path(data) else data
 
 
-def spread(source: Source, num_workers: int) -> Any:
+def spread(source: Source, num_workers: int, *, in_order: bool = False) -> Any:
     """The rows in ``num_workers`` partitions; as they are where a cached frame has as many.
 
     Looking at the partitions of a frame that is not cached could run Spark jobs. Workers that read
     files or shared rows by themselves get a partition each that says nothing.
+
+    Args:
+        source: The rows.
+        num_workers: How many partitions.
+        in_order: See :func:`dealt`.
     """
     if source.files or source.shared is not None:
         return source.spark.range(0, num_workers, 1, num_workers)
@@ -250,7 +258,52 @@ def spread(source: Source, num_workers: int) -> Any:
         # The user's frame keeps its plan between fits; that of our selection is new each time.
         if cached and source.origin.rdd.getNumPartitions() == num_workers:
             return source.frame
-    return source.frame.repartition(num_workers)
+    return dealt(source.frame, num_workers, in_order=in_order)
+
+
+def dealt(frame: Any, num_workers: int, *, in_order: bool) -> Any:
+    """The rows dealt in turn to ``num_workers`` partitions.
+
+    Which rows a partition gets is decided by what the rows hold (Spark sorts them by their hash
+    before it deals them), in which order they arrive there by chance.
+
+    Args:
+        frame: Of the rows.
+        num_workers: How many partitions.
+        in_order: Whether the rows of each partition have the order that they have in the frame.
+    """
+    if not in_order:
+        return frame.repartition(num_workers)
+    from pyspark.sql import functions as F
+
+    numbered = frame.withColumn(_PLACE, F.monotonically_increasing_id())
+    return numbered.repartition(num_workers).sortWithinPartitions(_PLACE).drop(_PLACE)
+
+
+def warn_of_chance(source: Source, *, repartition: bool) -> None:
+    """Warns where the frame has other rows, or deals them otherwise, each time it is computed.
+
+    Spark Connect does not say.
+
+    Args:
+        source: The rows.
+        repartition: Whether they are to be dealt to the workers.
+    """
+    frame = source.origin
+    if source.files or frame is None or is_connect(source.spark):
+        return
+    if not frame._jdf.queryExecution().withCachedData().deterministic():
+        warn_user(
+            "the rows are computed by chance (rand(), uuid(), a non-deterministic function, or an "
+            "aggregate such as first() or collect_list()): another fit, and a worker that is "
+            "started again, may see other rows. Write them to files first, or cache them: "
+            "df.cache()"
+        )
+    elif repartition and source.spark.conf.get(_SORTS, "true").lower() == "false":
+        warn_user(
+            f"{_SORTS} is false: Spark deals the rows to the workers by the order in which they "
+            "arrive, so another fit, and a worker that is started again, may see other rows"
+        )
 
 
 # -- NumPy --------------------------------------------------------------------------------------

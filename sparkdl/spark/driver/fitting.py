@@ -16,6 +16,7 @@ from sparkdl.learner.normalizing import normalizes
 from sparkdl.progress.monitor import FitMonitor
 from sparkdl.ps.choice import ServerExchange
 from sparkdl.ps.rules.rule import Rule
+from sparkdl.spark.columns.sources import warn_of_chance
 from sparkdl.spark.driver.allreduce_run import reports_live, start_all_reduce
 from sparkdl.spark.driver.capacity import count_slots, wait_for_slots
 from sparkdl.spark.driver.fit_warnings import (
@@ -50,6 +51,7 @@ def run_fit(plan: FitPlan, monitor: FitMonitor) -> StageSummary:
     validates = plan.source.spec.role_column is not None
     if validates and not (plan.exchange.in_step or plan.exchange.independent):
         warn_of_mixed_validation(plan.num_workers, plan.at_once)
+    warn_of_chance(plan.source, repartition=plan.config.repartition)
     with _slots(plan):
         summary = _run_fit(plan, monitor)
     model = plan.trained.model  # with use_ema: the averages become the weights, once, as in Keras

@@ -18,7 +18,7 @@ from sparkdl.progress.commands import Command
 from sparkdl.progress.monitor import FitMonitor
 from sparkdl.run_state import RunState
 from sparkdl.spark.columns.shared_rows import SharedRows
-from sparkdl.spark.columns.sources import Source, spread
+from sparkdl.spark.columns.sources import Source, dealt, spread
 from sparkdl.spark.driver.capacity import PartitionsError
 from sparkdl.spark.driver.launcher import SparkLauncher, SparkRanks
 from sparkdl.spark.driver.trained_model import TrainedModel
@@ -145,12 +145,13 @@ def train_stage(
     run_on = functools.partial(
         _run_on, driver_model, run, task, monitor, barrier, on_epoch, profile, source.shared
     )
+    workers, in_order = task.num_workers, not task.settings.shuffle
     try:
-        return run_on(spread(source, task.num_workers) if spreads else source.frame)
+        return run_on(spread(source, workers, in_order=in_order) if spreads else source.frame)
     except PartitionsError:
         if not spreads:
             raise
-        return run_on(source.frame.repartition(task.num_workers))  # a cached frame was not spread
+        return run_on(dealt(source.frame, workers, in_order=in_order))  # a cached one was not
 
 
 def _run_on(

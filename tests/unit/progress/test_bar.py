@@ -22,6 +22,7 @@ from sparkdl.progress.events import (
     TrainingBegan,
     TrainingEnded,
     TrainingFailed,
+    WorkersAwaited,
     WorkersJoined,
 )
 from sparkdl.progress.monitor import FitMonitor
@@ -202,3 +203,15 @@ def test_a_quiet_run_writes_nothing_into_a_log_file(capsys: pytest.CaptureFixtur
     assert capsys.readouterr().out == ""
     monitor.update(report(epoch(1000)))
     assert capsys.readouterr().out == "Epoch 1/1 - loss: 1.0000\n"
+
+
+@pytest.mark.parametrize("stream", [io.StringIO, Terminal])
+def test_lost_workers_are_told(stream: type[io.StringIO]) -> None:
+    told: list[Event] = [
+        TrainingBegan(0, 1), EpochBegan(0), WorkersAwaited(0, (1,)), WorkersAwaited(0, ()),
+        WorkersAwaited(0, (0, 2)),
+    ]  # fmt: skip
+    text = shown(stream(), told)
+    assert "worker 1 was lost; the others wait until it is started again\n" in text
+    assert "workers 0, 2 were lost; the others wait until they are started again\n" in text
+    assert text.count("lost") == 2

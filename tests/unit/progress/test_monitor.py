@@ -19,6 +19,7 @@ from sparkdl.progress.events import (
     Event,
     LinesLogged,
     TrainingFailed,
+    WorkersAwaited,
     WorkersJoined,
     WorkersProgressed,
     WorkerTraced,
@@ -52,6 +53,16 @@ def test_events_come_in_order() -> None:
     assert [(e.epoch, e.batches) for e in sink.of(EpochProgressed)] == [(0, 40), (1, 10)]
     assert monitor.losses == (1.0, 0.5)
     assert (monitor.epochs_done, monitor.stopped) == (2, False)
+
+
+def test_lost_workers_are_told_once_and_that_they_are_back() -> None:
+    sink = Recorder()
+    monitor = make_monitor(sink)
+    monitor.begin()
+    for awaited in ((), (1,), (1,), (0, 1), ()):
+        monitor.update(replace(report(epoch(400, missing=2)), awaited=awaited))
+    told = [event.ranks for event in sink.of(WorkersAwaited)]
+    assert told == [(1,), (0, 1), ()]
 
 
 def test_an_epoch_that_a_lost_stage_has_not_reported_whole_ends_and_the_next_one_goes_on() -> None:

@@ -35,6 +35,16 @@ def test_an_epoch_of_workers_in_step_ends_without_one_that_waits_to_join() -> No
     assert progress_of(told, 2, in_step=True).epochs[0].missing == 0
 
 
+def test_lost_workers_are_awaited_by_those_in_step() -> None:
+    lost, joining = replace(WORKER, alive=False, member=False), replace(WORKER, member=False)
+    told = replace(status(WORKER, lost, joining), started=True)
+    assert progress_of(told, 3, in_step=True).awaited == (1, 2)
+    assert progress_of(told, 3, in_step=False).awaited == ()
+    assert progress_of(replace(told, started=False), 3, in_step=True).awaited == ()
+    through = replace(status(replace(WORKER, finished=True, member=False), lost), started=True)
+    assert progress_of(through, 2, in_step=True).awaited == ()
+
+
 def test_progress_counts_the_batches_of_all_workers() -> None:
     progress = progress_of(status(replace(WORKER, epoch=1, batch=2), WORKER), 2, in_step=False)
     assert progress.epochs[0].batches == 10 + 3
