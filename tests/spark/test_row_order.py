@@ -50,7 +50,7 @@ def test_without_shuffling_rows_keep_the_order_of_the_frame(spark: Any) -> None:
     assert alone == list(range(5000))
     parts = rows_of_partitions(dealt(numbers, 3, in_order=True))
     assert all(part == sorted(part) for part in parts)
-    assert sorted(sum(parts, [])) == list(range(5000))
+    assert sorted(row for part in parts for row in part) == list(range(5000))
 
 
 def test_one_worker_without_shuffling_is_plain_keras(spark: Any) -> None:
@@ -91,9 +91,9 @@ def test_rows_that_are_computed_by_chance_are_warned_of(spark: Any) -> None:
         SparkModel(model, "synchronous", num_workers=1).fit(kept, **fit)
         SparkModel(model, "synchronous", num_workers=1).fit(plain, validation_split=0.2, **fit)
     kept.unpersist()
-    with pytest.warns(RuntimeWarning, match="sortBeforeRepartition"):
-        spark.conf.set("spark.sql.execution.sortBeforeRepartition", "false")
-        try:
+    spark.conf.set("spark.sql.execution.sortBeforeRepartition", "false")
+    try:
+        with pytest.warns(RuntimeWarning, match="sortBeforeRepartition"):
             SparkModel(model, "synchronous", num_workers=1).fit(plain, **fit)
-        finally:
-            spark.conf.unset("spark.sql.execution.sortBeforeRepartition")
+    finally:
+        spark.conf.unset("spark.sql.execution.sortBeforeRepartition")

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparkdl.data import row_order
+from sparkdl.data import Batches, row_order, rows_from_numpy
 from sparkdl.data.ragged import Ragged
 from sparkdl.data.row_order import content_order
 
@@ -84,3 +84,28 @@ def test_all_sixteen_bits_of_signs_are_told_apart() -> None:
     """Sums of words in which only the highest bit differs are equal: the second key decides."""
     signs = 1 - 2 * ((np.arange(1 << 12)[:, None] >> np.arange(12)) & 1)
     check([signs.astype("float32")], 1 << 12)
+
+
+@pytest.mark.parametrize(("shuffle", "steps"), [(True, None), (False, None), (True, 3)])
+def test_batches_of_rows_that_came_in_another_order_are_equal(
+    shuffle: bool, steps: int | None
+) -> None:
+    x = GENERATOR.integers(0, 4, (50, 3)).astype("float32")
+    found = []
+    for seed in range(3):
+        came = x[np.random.default_rng(seed).permutation(50)]
+        rows = rows_from_numpy(came, came.sum(axis=1))
+        rows.find_order()
+        batches = Batches(
+            rows, 8, shuffle=shuffle, seed=7, steps=steps, repeat=True, by_content=True
+        )
+        found.append([s.x["features"].tobytes() for e in (0, 1) for s in batches.stacks(e, 2, e)])
+    assert found[0] == found[1] == found[2]
+
+
+def test_rows_that_are_not_asked_for_their_content_come_as_they_are() -> None:
+    x = GENERATOR.normal(size=(20, 3)).astype("float32")
+    rows = rows_from_numpy(x, x[:, 0])
+    rows.find_order()
+    [stack] = Batches(rows, 20, shuffle=False).stacks(0, 1)
+    np.testing.assert_array_equal(stack.x["features"][0], x)
