@@ -39,6 +39,13 @@ WANTED = {
     "large-metrics": (("any",), EVERY),
     "truncated-checkpoints": (("any",), EVERY),
     "two-fits": (("any",), EVERY),
+    "count-worker": (("amid",), EVERY),
+    "count-executor": (("amid",), EVERY),
+    "count-twice": (("amid",), EVERY),
+    "count-both": (("amid",), EVERY),
+    "count-checkpoint": (("checkpoint",), EVERY),
+    "count-silent": (("amid",), EVERY),
+    "count-third": (("amid",), EVERY),
 }
 """Fault -> when it comes, and in which modes: what the matrix must have at least."""
 
@@ -68,11 +75,14 @@ def test_the_matrix(faults: Any) -> None:
         for moment in moments
         for mode in modes
     }
-    assert len(wanted) == 131
+    assert len(wanted) == 159
     assert wanted - {*cells} == set()
 
 
-def test_how_long_things_are_stopped_and_may_take(faults: Any) -> None:
+def test_how_long_things_are_stopped_and_may_take(
+    faults: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(FILE.parent))
     assert loaded(FILE.with_name("fault_cell.py")).STOP_S == 20
     assert faults.ERROR_WITHIN_S == faults.GONE_WITHIN_S == 15
 
@@ -116,6 +126,12 @@ def test_what_holds(faults: Any) -> None:
     resumed = GOOD | {"epochs": [5]}
     assert verdict("kill-driver", "mid", **resumed) == "held"
     assert "expected 5" in verdict("kill-driver", "mid", **GOOD)  # began again at 0
+    counted = {"rows": 100, "rows_off": 0, "least": 8.0, "most": 8.0}
+    exact = {**GOOD, "counts": counted}
+    del exact["accuracy"]
+    assert verdict("count-worker", "amid", **exact) == "held"
+    exact["counts"] = counted | {"rows_off": 3, "least": 5.0}
+    assert "3 of 100 rows" in verdict("count-worker", "amid", **exact)
     cut = GOOD | {"expected_epochs": 2, "warnings": ["a checkpoint is not whole"]}
     assert verdict("truncated-checkpoints", "any", **cut | {"epochs": [2]}) == "held"
     assert "expected 2" in verdict("truncated-checkpoints", "any", **cut | {"epochs": [1]})
