@@ -274,6 +274,12 @@ class Learner(Protocol):
         Integers, the state of seeds, float64, and frozen variables that were changed.
         """
 
+    def carried_state_at(self, steps: int, wanted: int) -> bytes:
+        """The same with the random numbers of ``wanted`` steps since :meth:`mark_draws`.
+
+        This worker has taken ``steps``, of which the last may not be done.
+        """
+
     def load_carried_state(self, state: bytes) -> None:
         """The counterpart of :meth:`carried_state`; to be called before :meth:`write_weights`."""
 

@@ -238,6 +238,12 @@ class KerasLearner(ABC):
     def carried_state(self) -> bytes:
         return self._carried.to_bytes(self._streams.travelling)
 
+    def carried_state_at(self, steps: int, wanted: int) -> bytes:
+        streams = self._streams
+        return self._carried.to_bytes(
+            lambda v, value: streams.travelling(v, streams.at(v, value, steps, wanted))
+        )
+
     def load_carried_state(self, state: bytes) -> None:
         pairs = self._carried.pairs(state)
         self._set_values([(v, self._streams.travelling(v, value)) for v, value in pairs])

@@ -81,6 +81,21 @@ class SeedStreams:
         """Notes the draws so far: an epoch begins."""
         self._marked = [value for _, value in self._values()] if self._ranks > 1 else []
 
+    def at(self, variable: Any, value: Array, steps: int, wanted: int) -> Array:
+        """A variable's value as it was, or will be, ``wanted`` steps after :meth:`mark`.
+
+        Args:
+            variable: A seed's state counts the draws of these steps; any other is as it is.
+            value: Its value now.
+            steps: Of this rank since then.
+            wanted: Of all ranks.
+        """
+        for seed, marked in zip(self._seeds, self._marked, strict=False):
+            if seed is variable and steps > 0 and value[0] == marked[0]:
+                drawn, rest = divmod(int(value[1]) - int(marked[1]), steps)
+                return value if rest else _counted(marked, drawn * wanted)
+        return value
+
     def fill(self, steps: int, steps_of_all: int) -> None:
         """Counts the draws of all ranks' steps, of which this rank has taken fewer.
 

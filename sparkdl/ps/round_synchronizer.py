@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from sparkdl.finite import FiniteCheck
@@ -39,9 +41,10 @@ class RoundSynchronizer:
         self._check = check or FiniteCheck("ignore", layout.trained_size)
         self._statistics = np.zeros(layout.size - layout.trained_size, np.float32)
         self._learner: Learner | None = None
-        self._progress = Progress(epoch=0, batch=0, batches=1, rows=0)
+        self._progress = Progress(epoch=-1, batch=0, batches=1, rows=0)
         self._step = -1  # of the present stack
         self._rounds = 0
+        self._first = self._own_steps = 0  # of the present epoch: its first round here, own steps
         self._unwrapping = Unwrapping()
         self.parts = [slice(0, layout.size)]
         self.rows = self._sent_rows = 0
@@ -65,7 +68,7 @@ class RoundSynchronizer:
             state = RunState.from_bytes(kept) if kept else RunState(0)
             with_optimizer = state.epoch == epoch and bool(state.optimizer)
             if with_optimizer:
-                learner.load_optimizer_state(state.optimizer)
+                state.load_into(learner)
             learner.write_weights(self._client.pull())
         weights = np.empty(self._layout.size, np.float32)
         learner.read_weights(weights)
@@ -78,7 +81,14 @@ class RoundSynchronizer:
         assert self._learner is not None
         state = RunState.of(self._learner, self._progress.epoch)
         state.weights[self._layout.trained_size :] = self._statistics
-        return state.to_bytes()
+        before = self._done - 1 - self._first
+        carried = self._learner.carried_state_at(self._own_steps, before)
+        return replace(state, carried=carried).to_bytes()
+
+    @property
+    def _done(self) -> int:
+        """Rounds of the epoch when the present one is done."""
+        return self._progress.batch - self._rounds + self._step + 1
 
     def train(self, learner: Learner, stack: BatchStack | None, progress: Progress) -> None:
         """The rounds of a stack of batches; None is one round without a batch.
@@ -93,8 +103,11 @@ class RoundSynchronizer:
             NotFiniteError: A gradient was not finite, with ``on_nan='raise'``.
             TransportError: The server is gone.
         """
+        rounds = 1 if stack is None else stack.num_batches
+        if self._learner is not learner or progress.epoch != self._progress.epoch:
+            self._first, self._own_steps = progress.batch - rounds, 0
         self._learner, self._progress, self._step = learner, progress, -1
-        self._rounds = 1 if stack is None else stack.num_batches
+        self._rounds = rounds
         with self._unwrapping.around():
             if stack is None:
                 learner.skip_reducing(self)
@@ -126,6 +139,7 @@ class RoundSynchronizer:
     def begin(self, part: int) -> None:
         """Takes this rank's gradient in ``buffer``; there is one part, the whole."""
         self._step += 1
+        self._own_steps += self.rows > 0
         buffer = self._client.buffer
         self.refused = self.rows > 0 and not self._check.notes(buffer, 0, self._learner, self._step)
         self._sent_rows = 0 if self.refused else self.rows
@@ -134,10 +148,9 @@ class RoundSynchronizer:
 
     def finish(self) -> bool:
         """One round; False if no rank had rows: the buffer then holds no gradient."""
-        done = self._progress.batch - self._rounds + self._step + 1
         progress = Progress(
             epoch=self._progress.epoch,
-            batch=done,
+            batch=self._done,
             batches=1 if self._sent_rows else 0,
             rows=self._sent_rows,
             learning_rate=self._progress.learning_rate,

@@ -40,6 +40,7 @@ class Counters:
     def __init__(self, global_rows: int, dies_at: int = -1, attempt: int = 0) -> None:
         self.weights = np.zeros(LAYOUT.size, np.float32)
         self.steps, self.seen = 0, 0
+        self.draws = self.drawn = 0
         self._global_rows, self._dies_at = global_rows, dies_at
 
     def read_weights(self, out: FloatArray) -> None:
@@ -52,6 +53,7 @@ class Counters:
         return flat
 
     def gradients(self, labels: Any, out: FloatArray) -> None:
+        self.draws, self.drawn = self.draws + 1, self.drawn + 1
         out[...] = 0
         out[np.asarray(labels, np.int64).reshape(-1)] = -1.0 / len(labels)
         self.weights[ROWS:] += 1  # the statistics move before the gradients are joined
@@ -93,6 +95,24 @@ class Counters:
         self.steps = int.from_bytes(state, "little")
 
     def set_step(self, step: int) -> None: ...
+
+    def mark_draws(self) -> None:
+        self.drawn = 0
+
+    def fill_draws(self, steps: int, steps_of_all: int) -> None: ...
+
+    def skip_draws(self, steps: int) -> None: ...
+
+    def carried_state(self) -> bytes:
+        return self.draws.to_bytes(4, "little")
+
+    def carried_state_at(self, steps: int, wanted: int) -> bytes:
+        """The draws of the steps since the epoch began, of which there is one in each."""
+        assert steps == self.drawn
+        return (self.draws - steps + wanted).to_bytes(4, "little")
+
+    def load_carried_state(self, state: bytes) -> None:
+        self.draws = int.from_bytes(state, "little")
 
     def metric_state(self) -> Any:
         return np.zeros(2)
@@ -186,6 +206,7 @@ def test_gradients_in_rounds(kills: dict[int, list[int]]) -> None:
     np.testing.assert_array_equal(run.center[:ROWS], np.full(ROWS, EPOCHS))
     for learner in run.learners.values():
         assert learner.steps == EPOCHS * ROWS // (2 * BATCH)
+        assert learner.draws == learner.steps
         np.testing.assert_array_equal(learner.weights, undisturbed.learners[0].weights)
     np.testing.assert_array_equal(run.center, undisturbed.center)
 
