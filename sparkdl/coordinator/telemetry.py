@@ -168,16 +168,19 @@ class Telemetry:
 
     def __init__(self) -> None:
         self._reports: dict[int, dict[tuple[int, int], EpochReport]] = {}
-        self._ended: dict[int, set[int]] = {}
+        self._ended: dict[int, dict[int, int]] = {}  # epoch -> rank -> the attempt that ended it
         self._since = 0
 
     def record(self, rank: int, attempt: int, report: EpochReport) -> None:
         """Replaces what this attempt said of that epoch."""
         if report.epoch < self._since:
             return  # the driver is through with that epoch
+        ended = self._ended.setdefault(report.epoch, {})
+        if ended.get(rank, attempt) != attempt:
+            return  # an earlier attempt has told all of it, and died before it told the store
         self._reports.setdefault(report.epoch, {})[rank, attempt] = report
         if report.ended:
-            self._ended.setdefault(report.epoch, set()).add(rank)
+            ended[rank] = attempt
 
     def forget(self, first: int) -> None:
         """Drops what was said of the epochs from ``first`` on: they are trained again."""

@@ -250,9 +250,12 @@ class ParameterStore(Store):
         missing = self.missing()
         lost = [rank for rank in missing if not group.workers[rank].alive]
         for connection, wait in group.waiting("round", "gate"):
-            in_round = wait.reason == "round"
-            limit_s = limits.start_timeout_s if in_round and lost else limits.round_timeout_s
-            if group.now - wait.since <= limit_s:
+            in_round, since = wait.reason == "round", wait.since
+            limit_s = limits.round_timeout_s
+            if in_round and lost:
+                limit_s = limits.start_timeout_s
+                since = max(since, *(group.workers[rank].last_seen for rank in lost))
+            if group.now - since <= limit_s:
                 continue
             if not in_round:
                 slowest = min((w.clock for w in self._training()), default=0)

@@ -480,3 +480,19 @@ def test_a_malformed_heartbeat_is_refused(meta: Any) -> None:
     world = joined()
     assert code(world.send(0, Kind.HEARTBEAT, meta=meta)) == "protocol"
     assert world.status().workers[0].load is None
+
+
+def test_an_epoch_that_a_lost_attempt_has_told_whole_counts_once() -> None:
+    """Its successor begins behind the epoch's last batch, and evaluates the same rows again."""
+    world = CoordinatorWorld(2)
+    world.join(0, 1)
+    whole = EpochReport(0, 8, np.array([3.0, 8.0]), ended=True, val_metrics=np.array([1.0, 2.0]))
+    world.report(1, whole)
+    world.drop(1)
+    world.hello(101, attempt=1, rank=1)
+    again = EpochReport(0, 0, np.zeros(2), ended=True, val_metrics=np.array([1.0, 2.0]))
+    world.report(101, again, attempt=1, rank=1)
+    totals = world.status().epochs[0]
+    assert (totals.rows, totals.ended) == (8, (1,))
+    np.testing.assert_array_equal(totals.metrics, [3.0, 8.0])
+    np.testing.assert_array_equal(totals.val_metrics, [1.0, 2.0])

@@ -173,6 +173,8 @@ def test_a_lost_rank_that_never_comes_back_is_named_in_one_error() -> None:
     world = started(workers=3, start_timeout_s=50, round_timeout_s=1000, lease_s=1000)
     world.commit(0, 1.0, 1)
     world.commit(1, 1.0, 1)
+    world.wait(40)
+    world.send(2, Kind.HEARTBEAT)
     world.drop(2)
     world.wait(49)
     assert world.answers(0) == 1
