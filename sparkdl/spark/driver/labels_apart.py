@@ -43,12 +43,19 @@ def join_labels(method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
         kwargs: Its arguments by name.
 
     Raises:
-        ConfigError: See :func:`takes_labels_apart`.
+        ConfigError: See :func:`takes_labels_apart`; or ``x`` is no array.
     """
     given, options = list(args), dict(kwargs)
     for place, name in enumerate(("x", "y")):
         if len(given) == place and are_arrays(options.get(name)):
             given.append(options.pop(name))
+    if not given and "x" in options:
+        raise ConfigError(
+            f"{method} takes data that are no arrays without a name",
+            expected=f"{method}(df, features='column', label='column'), or {method}(x=x, y=y) with "
+            "arrays",
+            received=f"x={shown(options['x'])}",
+        )
     if len(given) < 2 or not (are_arrays(given[0]) and are_arrays(given[1])):
         return args, dict(kwargs)
     if len(given) > 2:

@@ -48,6 +48,8 @@ def test_other_calls_are_what_they_were(second: Any) -> None:
     assert same(data, (X, Y))
     assert (epochs, weight) == (second, "weight")
     assert Model().fit("rows.parquet", 2)[:2] == ("rows.parquet", 2)
+    with pytest.raises(ConfigError, match=r"(?s)without a name.*fit\(df, features=.*x='rows"):
+        Model().fit(x="rows.parquet")
     with pytest.raises(TypeError, match="unexpected keyword argument 'y'"):
         Model().fit("rows.parquet", y="label")
 
