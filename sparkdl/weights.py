@@ -5,7 +5,8 @@ A buffer has two sections::
     [ trained: variables the optimizer moves | averaged: running statistics (BatchNorm) ]
 
 Update rules act on the trained section; the averaged section is always averaged, never summed.
-Integer variables, seeds and counters are not in the buffer: workers do not exchange them.
+Integer variables, seeds and counters are not in the buffer: workers do not exchange them at each
+step; they travel beside it (``RunState.carried``).
 """
 
 from __future__ import annotations

@@ -29,8 +29,8 @@ def plain_copy(value: Any) -> Any:
     """The value with Keras' own lists and dicts as those of Python."""
     if isinstance(value, dict):
         return {key: plain_copy(item) for key, item in value.items()}
-    for kind in (list, set):
-        if isinstance(value, kind):
+    for kind in (list, set, tuple):
+        if isinstance(value, kind) and not hasattr(value, "_fields"):
             return kind(plain_copy(item) for item in value)
     return value
 
