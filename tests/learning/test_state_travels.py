@@ -23,7 +23,8 @@ from sparkdl.files.checkpoints import Checkpoints
 from sparkdl.learner import archive, rebuilt
 from sparkdl.learner.archive import decode_model, encode_model
 from sparkdl.learner.beside_file import BesideFile
-from sparkdl.learner.cache import cached_learner
+from sparkdl.learner.cache import cached_learner, keras_settings
+from sparkdl.learner.unsaved_settings import GlobalSettings
 from sparkdl.spark.driver.trained_model import TrainedModel
 
 layers = keras.layers
@@ -308,3 +309,20 @@ def test_a_large_model_is_compared_without_values(
         np.testing.assert_array_equal(found, expected)
     if make is attribute:
         assert copy.layers[0].factor == 3.0
+
+
+def test_settings_of_keras_reach_the_worker_and_end_with_the_task() -> None:
+    before = GlobalSettings.now()
+    keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
+    keras.config.set_epsilon(1e-5)
+    try:
+        first = encode_model(compiled(dense()))
+    finally:
+        keras.config.set_floatx(before.floatx)
+        keras.config.set_dtype_policy("float32")
+        keras.config.set_epsilon(before.epsilon)
+    with keras_settings(first):
+        assert (keras.config.floatx(), keras.config.epsilon()) == ("float64", 1e-5)
+        assert decode_model(first).variables[0].dtype == "float64"
+    assert GlobalSettings.now() == before
