@@ -111,3 +111,17 @@ def test_a_large_model_over_connect() -> None:
         [sys.executable, str(script)], capture_output=True, text=True, timeout=300, check=False
     )
     assert "LARGE OK" in done.stdout, done.stdout[-2000:] + done.stderr[-4000:]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["allreduce", "synchronous", "asynchronous"])
+def test_480_mb_of_weights_and_optimizer_state(tmp_path: Path, mode: str) -> None:
+    """Executors of 2 GB, 256 MB of results at most; a second epoch from the first's checkpoint."""
+    script = Path(__file__).parent / "scripts" / "large_model.py"
+    done = subprocess.run(
+        [sys.executable, str(script), mode, str(tmp_path)],
+        capture_output=True, text=True, timeout=900, check=False,
+    )  # fmt: skip
+    assert "LARGE OK" in done.stdout, done.stdout[-2000:] + done.stderr[-4000:]
+    (jvms,) = (line.split()[1:] for line in done.stdout.splitlines() if line.startswith("JVMS"))
+    assert max(map(int, jvms)) < 1200, jvms  # before: 1,400 MB, and then dead
