@@ -101,9 +101,9 @@ class TensorFlowPredictor(KerasPredictor):
         super().__init__(model)
         import tensorflow as tf
 
-        from sparkdl.learner.tensorflow_calls import RankedFunctions
+        from sparkdl.learner.tensorflow_calls import RankedFunctions, compiled_apart
 
-        self._tf = tf
+        self._tf, self._compiled_apart = tf, compiled_apart
         has_gpu = bool(tf.config.list_physical_devices("GPU"))
         # XLA pays on accelerators; on CPUs the plain graph is as fast and compiles 3x sooner.
         self._calls = RankedFunctions(
@@ -149,7 +149,7 @@ class TensorFlowPredictor(KerasPredictor):
         found = self._calls.of(x).get_concrete_function((self._specs(x),)).structured_outputs
         if all(spec.shape.is_fully_defined() for spec in tree.flatten(found)):
             self._outputs = self._specs(outputs)
-            self._looped = self._tf.function(self._loop, autograph=False)
+            self._looped = self._compiled_apart(self._loop)
             self._passes = _PASSES
 
     def _specs(self, tensors: Any) -> Any:

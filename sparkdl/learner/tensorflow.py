@@ -22,7 +22,7 @@ from sparkdl.learner.optimizer_state import innermost_optimizer
 from sparkdl.learner.signature import takes_strings
 from sparkdl.learner.step_logs import logged_step
 from sparkdl.learner.structure import map_arrays, pack_batch
-from sparkdl.learner.tensorflow_calls import ShapedCalls
+from sparkdl.learner.tensorflow_calls import ShapedCalls, compiled_apart
 from sparkdl.learner.tensorflow_exchange import (
     HorovodExchange,
     Joined,
@@ -62,7 +62,7 @@ class TensorFlowLearner(KerasLearner):
         self._test_steps = self._compile_steps(logged_step(model, "test_step"), with_weights=False)
         traced = ShapedCalls(self._trace_gradients, reduce_retracing=True)
         self._gradients = self._eager_gradients if self._eager else traced
-        self._concat = tf.function(self._trace_concat, autograph=False)
+        self._concat = compiled_apart(self._trace_concat)
         self.reload()
 
     # -- weights -------------------------------------------------------------------------------
@@ -373,7 +373,7 @@ class TensorFlowLearner(KerasLearner):
 
                 return tf.cond(joined.weight > 0, apply, lambda: joined.stop)
 
-            self._skipping[kind] = tf.function(run, autograph=False)
+            self._skipping[kind] = compiled_apart(run)
         return self._skipping[kind]
 
     def _exchange_of(self, reducer: Reducer) -> Callable[..., Joined]:

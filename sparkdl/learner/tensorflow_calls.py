@@ -3,11 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
 
 from sparkdl.protocols import Arrays, BatchStack
+
+
+def compiled_apart(function: Callable[..., Any], **options: Any) -> Any:
+    """``tf.function`` of a function that is compiled anew for each model.
+
+    TensorFlow counts how often functions are traced by where their code stands, and warns of
+    "retracing" when the fifth model of a process comes, though each has a function of its own. What
+    has no code, as a ``partial``, is counted by itself.
+
+    Args:
+        function: What to compile.
+        options: For ``tf.function``.
+    """
+    return tf.function(partial(function), autograph=False, **options)
 
 
 class RankedFunctions:
@@ -29,7 +44,7 @@ class RankedFunctions:
         """The ``tf.function`` for such arguments: tensors, or structures of tensors."""
         ranks = tuple((t.shape.rank, t.dtype) for t in tf.nest.flatten(arguments) if t is not None)
         if ranks not in self._compiled:
-            self._compiled[ranks] = tf.function(self._function, autograph=False, **self._options)
+            self._compiled[ranks] = compiled_apart(self._function, **self._options)
         return self._compiled[ranks]
 
 

@@ -89,7 +89,8 @@ def main() -> None:
                 frame, epochs=epochs, verbose=0, checkpoint_dir=folder, resume=True
             )
             losses += history.history["loss"]
-        assert len(losses) == 2 and losses[1] < losses[0], losses
+        assert len(losses) == 2, losses
+        assert losses[1] < losses[0], losses
         moved = np.abs(model.layers[0].embeddings.numpy() - before).max(axis=1) > 1e-3
         assert moved[:256].all()  # the ids of the rows
         assert not moved[256:].any()
