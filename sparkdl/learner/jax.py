@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparkdl.learner.captured_gradients import captured_gradients, match_gradients
-from sparkdl.learner.jax_steps import StackedSteps, copied, with_types_of
+from sparkdl.learner.jax_steps import HostCopy, StackedSteps, copied, with_types_of
 from sparkdl.learner.keras_learner import KerasLearner, require_one_batch
 from sparkdl.learner.metric_state import flatten_arrays
 from sparkdl.learner.step_logs import stateless_logged_step
@@ -52,6 +52,7 @@ class JaxLearner(KerasLearner):
         self._apply = self._compile(self._trace_apply, donate=(0, 1))
         self._concat = jax.jit(self._trace_concat)
         self._split = jax.jit(self._trace_split)
+        self._copy_to_host = HostCopy()
         self.reload()
 
     # -- state ---------------------------------------------------------------------------------
@@ -103,7 +104,7 @@ class JaxLearner(KerasLearner):
     def read_weights(self, out: FloatArray) -> None:
         self._layout.check(out)
         trainable, non_trainable, _, _ = self._state
-        np.copyto(out, np.asarray(self._concat(trainable, self._averages(non_trainable))))
+        self._copy_to_host(self._concat(trainable, self._averages(non_trainable)), out)
 
     def write_weights(self, flat: FloatArray) -> None:
         self._layout.check(flat)
@@ -185,7 +186,7 @@ class JaxLearner(KerasLearner):
             trainable, optimizer, non_trainable, metrics, batch
         )
         self._set(non_trainable=non_trainable, metrics=metrics)
-        np.copyto(out, np.asarray(flat))
+        self._copy_to_host(flat, out)
 
     def _trace_gradients(
         self, trainable: Any, optimizer: Any, non_trainable: Any, metrics: Any, batch: Any

@@ -95,3 +95,30 @@ def with_types_of(new: Any, old: Any) -> Any:
     leaves = [jnp.asarray(a, b.dtype) for a, b in zip(
         jax.tree.leaves(new), jax.tree.leaves(old), strict=True)]  # fmt: skip
     return jax.tree.unflatten(jax.tree.structure(old), leaves)
+
+
+class HostCopy:
+    """Copies arrays of JAX' device into NumPy memory.
+
+    From a GPU they go by way of memory that the GPU writes to by itself and that JAX uses again:
+    new memory for each copy takes longer than the copy, since its pages come one by one (34 MB of
+    an H100: 29 ms, and 4.4 ms this way).
+    """
+
+    def __init__(self) -> None:
+        self._pinned = None if jax.default_backend() == "cpu" else pinned_copy()
+
+    def __call__(self, array: Any, out: npt.NDArray[Any]) -> None:
+        """Copies ``array`` into ``out``."""
+        np.copyto(out, np.asarray(array if self._pinned is None else self._pinned(array)))
+
+
+def pinned_copy() -> Callable[[Any], Any] | None:
+    """A compiled copy into the device's pinned host memory; None if JAX knows none of it."""
+    device = jax.devices()[0]
+    if all(memory.kind != "pinned_host" for memory in device.addressable_memories()):
+        return None
+    place = jax.sharding.SingleDeviceSharding(device, memory_kind="pinned_host")
+    # The barrier keeps JAX from handing its input back.
+    copy: Callable[[Any], Any] = jax.jit(lax.optimization_barrier, out_shardings=place)
+    return copy
