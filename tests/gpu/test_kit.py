@@ -44,9 +44,9 @@ def test_without_a_gpu_the_full_sizes_are_refused() -> None:
 
 
 def test_an_unknown_check_is_named() -> None:
-    done = _run("--small", "--checks", "weigths")
+    done = _run("--small", "--checks", "no-such")
     assert done.returncode == 2
-    assert "weigths" in done.stderr
+    assert "no-such" in done.stderr
 
 
 def test_a_figure_that_is_not_as_wanted_fails_the_kit(
