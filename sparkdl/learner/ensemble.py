@@ -8,9 +8,9 @@ from typing import Any
 import keras
 
 from sparkdl.errors import ModelError
+from sparkdl.learner.carried_state import load_carried_state
 from sparkdl.learner.model_weights import model_layout, write_model
 from sparkdl.learner.optimizer_state import innermost_optimizer
-from sparkdl.weights import FloatArray
 
 
 def require_cloneable(model: Any) -> None:
@@ -25,12 +25,12 @@ def require_cloneable(model: Any) -> None:
         )
 
 
-def build_ensemble(model: Any, weights: Sequence[FloatArray]) -> tuple[Any, list[Any]]:
+def build_ensemble(model: Any, states: Sequence[RunState]) -> tuple[Any, list[Any]]:
     """Copies of ``model``, and a model of their mean: ``mean(x) = Σ member_i(x) / k``.
 
     Args:
         model: Compiled and built; Sequential or functional. Not changed.
-        weights: A flat buffer of its layout for each member.
+        states: Of each member: weights, and the variables that these do not hold.
 
     Returns:
         The mean, compiled as ``model`` is (with a fresh optimizer), and its members, which it
@@ -42,11 +42,12 @@ def build_ensemble(model: Any, weights: Sequence[FloatArray]) -> tuple[Any, list
     require_cloneable(model)
     layout = model_layout(model)
     members = []
-    for number, flat in enumerate(weights):
+    for number, state in enumerate(states):
         member = keras.models.clone_model(model)
         member.name = f"{model.name}_{number}"  # the layers of a model have names of their own
         member.set_weights(model.get_weights())
-        write_model(member, layout, flat)
+        load_carried_state(member, state.carried)
+        write_model(member, layout, state.weights)
         members.append(member)
     struct = getattr(model, "_inputs_struct", None)
     inputs = keras.tree.map_structure(

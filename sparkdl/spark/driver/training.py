@@ -24,7 +24,6 @@ from sparkdl.spark.driver.launcher import SparkLauncher, SparkRanks
 from sparkdl.spark.driver.trained_model import TrainedModel
 from sparkdl.spark.driver.training_run import Run
 from sparkdl.spark.executor.trainer import TrainedRank, TrainTask
-from sparkdl.weights import FloatArray
 
 if TYPE_CHECKING:
     from pyspark.resource import ResourceProfile
@@ -66,7 +65,7 @@ class StageSummary:
     transports: frozenset[str]
     gpus: dict[int, tuple[str, ...]]
     pids: dict[int, int]
-    members: dict[int, FloatArray] = field(default_factory=dict, repr=False)
+    members: dict[int, RunState] = field(default_factory=dict, repr=False)
     refused: int = 0
     rank_rows: dict[int, int] = field(default_factory=dict)
     usage: dict[int, Usage] = field(default_factory=dict)
@@ -225,7 +224,7 @@ def _summary(trained: Mapping[int, TrainedRank], task: TrainTask, run: Run) -> S
             state = run.member(rank)
             if state is None:
                 raise WorkerError(rank, "it has left no trained model")
-            members[rank] = state.weights
+            members[rank] = state
     return StageSummary(
         rows=rows,
         seconds=max(t.seconds for t in trained.values()),

@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 
 from sparkdl.errors import ModelError
+from sparkdl.files.packed_arrays import pack_arrays
 from sparkdl.learner.ensemble import build_ensemble
 from sparkdl.learner.model_weights import model_layout
+from sparkdl.run_state import RunState
 
 
 def sequential() -> keras.Model:
@@ -38,7 +40,7 @@ def test_the_mean_predicts_the_mean_of_its_members(kind: str, tmp_path: object) 
     model.compile("adam", loss)
     layout = model_layout(model)
     weights = [rng.uniform(0.1, 1, layout.size).astype("float32") for _ in range(3)]
-    mean, members = build_ensemble(model, weights)
+    mean, members = build_ensemble(model, [RunState(1, flat) for flat in weights])
     x = rng.normal(size=(7, 5)).astype("float32")
     data = x if kind == "sequential" else {"a": x, "b": 2 * x}
     predictions = [member.predict(data, verbose=0) for member in members]
@@ -65,3 +67,19 @@ def test_a_subclassed_model_is_refused() -> None:
 
     with pytest.raises(ModelError, match="Sequential or functional"):
         build_ensemble(Own(), [])
+
+
+def test_a_member_has_its_own_counters() -> None:
+    model = sequential()
+    model.compile("adam", "mse")
+    layout = model_layout(model)
+    seed = next(i for i, v in enumerate(model.variables) if "seed" in v.path)
+    states = [
+        RunState(
+            1, np.zeros(layout.size, np.float32),
+            carried=pack_arrays({f"model {seed}": np.array([7, draws])}),
+        )
+        for draws in (3, 4)
+    ]  # fmt: skip
+    _, members = build_ensemble(model, states)
+    assert [np.asarray(m.variables[seed].numpy()).tolist() for m in members] == [[7, 3], [7, 4]]
