@@ -11,6 +11,7 @@ from sparkdl.errors import ModelError
 from sparkdl.learner.carried_state import load_carried_state
 from sparkdl.learner.model_weights import model_layout, write_model
 from sparkdl.learner.optimizer_state import innermost_optimizer
+from sparkdl.run_state import RunState
 
 
 def require_cloneable(model: Any) -> None:
