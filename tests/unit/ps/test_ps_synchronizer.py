@@ -82,6 +82,9 @@ class Learner:
     def carried_state(self) -> bytes:
         return b""
 
+    def carried_state_at(self, steps: int, wanted: int) -> bytes:
+        return b""
+
     def mark_draws(self) -> None: ...
 
     def fill_draws(self, steps: int, steps_of_all: int) -> None: ...
