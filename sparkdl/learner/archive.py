@@ -65,7 +65,7 @@ class ModelArchive:
 
     def without_content(self) -> ModelArchive:
         """What is left to know of it once a model was made of it."""
-        return replace(self, content=b"")
+        return replace(self, content=b"", beside=b"")
 
 
 def encode_model(model: Any, custom_objects: dict[str, Any] | None = None) -> ModelArchive:

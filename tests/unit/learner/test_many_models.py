@@ -1,4 +1,4 @@
-"""Many models in one process: each compiles functions of its own, of which TensorFlow says nothing."""
+"""Many models in one process: each compiles functions of its own, and TensorFlow says nothing."""
 
 from __future__ import annotations
 
