@@ -7,6 +7,7 @@ time.
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 from sparkdl.launch.results import CHUNK_BYTES, RESULT_SCHEMA, Row
@@ -42,4 +43,5 @@ def collect_in_pieces(results: Any) -> list[Row]:
             rows += part
         return rows
     finally:
-        kept.unpersist()
+        with contextlib.suppress(Exception):  # the session may be gone, and the error says so
+            kept.unpersist()

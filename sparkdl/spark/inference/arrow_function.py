@@ -54,7 +54,7 @@ def arrow_function(
     """
     context = None if session is None else context_of(session)
     warn_of_shared_gpus(session, task.use_gpu)
-    shipped = ship(task, context)
+    shipped = ship(task, context, session)
 
     def run(arguments: Iterator[Any]) -> Iterator[Any]:
         from sparkdl.spark.executor.stage import content_of

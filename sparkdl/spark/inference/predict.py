@@ -95,7 +95,7 @@ def _appended(frame: Any, schema: T.StructType, task: PredictTask) -> Any:
         T.StructField(name, field.dataType, field.nullable, field.metadata)
         for name, field in zip(wire_names(len(every)), every, strict=True)
     ]
-    function = stage_function(ship(appending, context), 0)
+    function = stage_function(ship(appending, context, frame.sparkSession), 0)
     with this_interpreter(context):
         return frame.mapInArrow(function, T.StructType(returned))
 
