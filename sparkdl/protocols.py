@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import numpy.typing as npt
 
+from sparkdl.changes import VariableChanges
 from sparkdl.reports import EpochReport, MetricState, Report
 from sparkdl.run_state import RunState
 from sparkdl.weights import FloatArray, Layout
@@ -314,6 +315,9 @@ class Learner(Protocol):
     def reload(self) -> None:
         """Reads the variables of the Keras model again, after someone else has changed them."""
 
+    def take_changes(self, changes: VariableChanges) -> None:
+        """Gives variables of the model and of its optimizer what the driver's callbacks wrote."""
+
 
 class Predictor(Protocol):
     """A model that only runs forward. Not thread-safe."""
@@ -380,8 +384,9 @@ class Synchronizer(Protocol):
 
         Args:
             learner: Has trained its batches of an epoch.
-            last: No epoch follows: the weights are those that the fit returns. Waits until the
-                other workers that take part have trained their batches, too.
+            last: The weights are those that the driver takes: no epoch follows, or its callbacks
+                look at them. Waits until the other workers that take part have trained their
+                batches, too.
         """
 
     def end_epoch(
@@ -423,6 +428,12 @@ class Synchronizer(Protocol):
     @property
     def transport(self) -> str:
         """Name of the transport or communicator in use, e.g. ``'shm'`` or ``'horovod'``."""
+
+    def take_changes(self, learner: Learner) -> None:
+        """Gives ``learner`` what the driver's callbacks wrote to the model, if it is time.
+
+        Where the workers train in step, it is for all of them at the same step.
+        """
 
     def result(self, learner: Learner, epoch: int) -> RunState | None:
         """After ``finish``: what the run keeps of this worker, which :meth:`finish` could not send

@@ -148,7 +148,8 @@ class _Loop:
             held_out = None
             if self.validation is not None:
                 stacks = self.validation.stacks(0, _longest_stack(self.validation))
-                last = epoch + 1 == self.settings.epochs
+                # Where the driver looks at the weights, they are those that were evaluated.
+                last = epoch + 1 == self.settings.epochs or self.settings.wait_for_driver
                 with (
                     self.clock.within("evaluate"),
                     self.synchronizer.weights_of_run(self.learner, last),
@@ -322,7 +323,8 @@ class _Loop:
         return self.learner.metric_state()
 
     def _follow_driver(self) -> None:
-        """Sets the learning rate that the driver asks for, once."""
+        """Sets what the driver's callbacks wrote: variables, and the learning rate, once each."""
+        self.synchronizer.take_changes(self.learner)
         rate = self.synchronizer.learning_rate
         if rate is not None and rate != self.rate:
             self.learner.set_learning_rate(rate)

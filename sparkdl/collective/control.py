@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from sparkdl.changes import VariableChanges
 from sparkdl.reports import EpochReport
 
 
@@ -29,6 +30,13 @@ class Control(Protocol):
         """Tells the driver that this rank has trained all its epochs."""
 
     @property
+    def changes(self) -> int:
+        """How many changes of variables the driver asks this rank to have taken."""
+
+    def take_changes(self, count: int) -> list[VariableChanges]:
+        """What the driver's callbacks wrote to the model since the last call, up to ``count``."""
+
+    @property
     def stopped(self) -> bool:
         """Whether the driver has asked all ranks to stop."""
 
@@ -45,6 +53,7 @@ class NoControl:
 
     stopped = False
     learning_rate: float | None = None
+    changes = 0
 
     def __init__(self) -> None:
         self.unreported: dict[int, EpochReport] = {}
@@ -59,6 +68,10 @@ class NoControl:
 
     def keep(self, state: bytes, epoch: int) -> None:
         """Does nothing."""
+
+    def take_changes(self, count: int) -> list[VariableChanges]:
+        """There are none."""
+        return []
 
     def finish(self) -> None:
         """Does nothing."""

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sparkdl.changes import VariableChanges
 from sparkdl.collective.arithmetic import to_halves
 from sparkdl.collective.communicator import Communicator, ReduceHandle
 from sparkdl.errors import ConfigError
@@ -117,6 +118,12 @@ class AllReduceGradientSynchronizer:
     def save_state(self, learner: Learner) -> bytes:
         """Nothing beyond the learner's own state."""
         return b""
+
+    def take_changes(self, learner: Learner, changes: VariableChanges) -> None:
+        """Takes the learner's statistics again."""
+        if changes.offsets:
+            learner.read_weights(self.buffer)
+            self._statistics[...] = self.buffer[self.layout.trained_size :]
 
     def end_run(self, learner: Learner) -> bool:
         """Nothing to do: the last step was an exchange."""

@@ -6,6 +6,7 @@ import abc
 
 import numpy as np
 
+from sparkdl.changes import VariableChanges
 from sparkdl.collective.rules import (
     Exchange,
     GradientExchange,
@@ -64,6 +65,9 @@ class RuleSteps(abc.ABC):
     def keep(self, learner: Learner, state: State) -> bool:
         """Puts the rule's state into the learner's optimizer; False if it has no room for it."""
         return False
+
+    def take_changes(self, changes: VariableChanges) -> None:  # noqa: B027
+        """Called when the learner has been given ``changes``."""
 
     def finish(self, learner: Learner) -> None:  # noqa: B027
         """Called after the last exchange."""
@@ -150,6 +154,16 @@ class OptimizerSteps(FilledSteps):
             learner.set_step(self._number)
         return None
 
+    def take_changes(self, changes: VariableChanges) -> None:
+        if changes.optimizer:
+            raise ConfigError(
+                "a callback wrote to the optimizer, whose state this rule keeps by itself",
+                expected="callbacks that write the model's variables, or the learning rate",
+                received=f"{len(changes.optimizer)} changed variables of the optimizer",
+                hint="rule=None (the mean of the gradients) trains with Keras' optimizer",
+            )
+        changes.write_into(self._flat)
+
     def keep(self, learner: Learner, state: State) -> bool:
         if self._fits:
             names = self._exchange.optimizer.keras_slots()
@@ -198,6 +212,10 @@ class WeightsSteps(RuleSteps):
         total, count = state[:2] - self._counted
         self._counted = state[:2]
         return float(total / count) if count > 0 else None
+
+    def take_changes(self, changes: VariableChanges) -> None:
+        changes.write_into(self._flat)
+        changes.write_into(self._exchange.center)
 
     def show_center(self, learner: Learner) -> None:
         self._counted = np.zeros(2)  # metrics begin at zero with each epoch

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
+from sparkdl.changes import VariableChanges
 from sparkdl.collective.communicator import Communicator
 from sparkdl.collective.gradient_synchronizer import take_root_state
 from sparkdl.collective.rule_steps import steps_of
@@ -125,6 +126,10 @@ class RuleSynchronizer:
         if self._steps.keep(learner, state) or not state:
             return b""
         return pack_arrays(state)
+
+    def take_changes(self, learner: Learner, changes: VariableChanges) -> None:
+        """Gives the rule's own copies of the weights the same values."""
+        self._steps.take_changes(changes)
 
     def end_run(self, learner: Learner) -> bool:
         """Exchanges what is left of a window; the learner then has the run's model."""

@@ -8,6 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
+from sparkdl.changes import VariableChanges
 from sparkdl.collective.communicator import Communicator
 from sparkdl.collective.control import Control, NoControl
 from sparkdl.collective.gradient_synchronizer import AllReduceGradientSynchronizer
@@ -27,9 +28,10 @@ class StepSynchronizer(Protocol):
     """
 
     stop_wanted: bool
-    """Set by the caller: the driver has asked this rank to stop."""
+    """Set by the caller: the driver has an order for this rank: to stop, or to take changes."""
     stop_agreed: bool
-    """Whether the driver has asked any rank to stop; all ranks see it at the same step."""
+    """Whether the driver has an order for any rank; all ranks see it at the same step. The caller
+    takes it back when the ranks have agreed on what the order is."""
 
     def start(self, learner: Learner, root: int = 0, scale: float = 1.0, steps: int = 0) -> None:
         """Gives every rank the root's weights and optimizer state.
@@ -53,6 +55,13 @@ class StepSynchronizer(Protocol):
     def save_state(self, learner: Learner) -> bytes:
         """What to go on from beside the learner's own state; a collective call."""
 
+    def take_changes(self, learner: Learner, changes: VariableChanges) -> None:
+        """The learner was given ``changes``, on all ranks at this step.
+
+        Raises:
+            ConfigError: They are of variables that the rule keeps by itself.
+        """
+
     def end_run(self, learner: Learner) -> bool:
         """Exchanges what is left; the learner then has the run's model.
 
@@ -67,9 +76,9 @@ class StepSynchronizer(Protocol):
 class AllReduceSynchronizer:
     """The :class:`~sparkdl.protocols.Synchronizer` of training without a server.
 
-    The ranks agree on the number of steps of an epoch at the start; on stopping, after each
-    :data:`~sparkdl.protocols.MAX_STACK` steps and at the end of an epoch; and on the learning rate
-    at the end of an epoch. So all ranks always do the same.
+    The ranks agree on the number of steps of an epoch at the start; on stopping and on what the
+    driver's callbacks wrote, after each :data:`~sparkdl.protocols.MAX_STACK` steps and at the end
+    of an epoch; and on the learning rate at the end of an epoch. So all ranks always do the same.
 
     Args:
         communicator: Connected.
@@ -107,6 +116,7 @@ class AllReduceSynchronizer:
         self._steps_done = 0
         self._stopped = False
         self._learning_rate: float | None = None
+        self._changes = self._changes_taken = 0
 
     def start(self, learner: Learner, rows: int, batches: int, windows: int) -> Start:
         """Agrees on the steps of an epoch, and takes the weights of the root.
@@ -144,7 +154,10 @@ class AllReduceSynchronizer:
                     rows_done=self._rows,
                 )
             )
-        self._steps.stop_wanted = self._control.stopped
+        if self._steps.stop_agreed and self._steps_done % MAX_STACK == 0:
+            self._agree()
+        due = self._control.changes > self._changes
+        self._steps.stop_wanted = self._control.stopped or due
 
     def train_on(self, learner: Learner, stack: BatchStack, report: Report) -> None:
         """The same as :meth:`train`: here every batch may end with an exchange."""
@@ -177,14 +190,28 @@ class AllReduceSynchronizer:
             rows_done=self._rows,
         )
         self._control.report(report, wait=wait)
-        rate = self._control.learning_rate
-        mine = np.array([self._control.stopped, rate is not None, rate or 0.0], np.float64)
+        self._learning_rate = self._agree()
+        self._steps.end_epoch(learner)
+
+    def _agree(self) -> float | None:
+        """Agrees on what the driver has asked any of the ranks; returns its learning rate."""
+        told, rate = self._control, self._control.learning_rate
+        mine = np.array([told.stopped, told.changes, rate is not None, rate or 0.0], np.float64)
         with self._clock.within("wait"):
             gathered = self._communicator.all_gather(mine)
         self._stopped = self._stopped or any(bool(t[0]) for t in gathered)
-        rates = [float(t[2]) for t in gathered if t[1]]
-        self._learning_rate = rates[0] if rates else None
-        self._steps.end_epoch(learner)
+        self._changes = max(int(t[1]) for t in gathered)
+        self._steps.stop_agreed = False
+        return next((float(t[3]) for t in gathered if t[2]), None)
+
+    def take_changes(self, learner: Learner) -> None:
+        """Gives ``learner`` the changes that the ranks have agreed on."""
+        if self._changes == self._changes_taken:
+            return
+        for changes in self._control.take_changes(self._changes):
+            learner.take_changes(changes)
+            self._steps.take_changes(learner, changes)
+        self._changes_taken = self._changes
 
     def keep_state(self, learner: Learner, epoch: int) -> None:
         """The root leaves its weights, its optimizer state and the rule's with the driver."""
@@ -239,8 +266,6 @@ class AllReduceSynchronizer:
     @property
     def stopped(self) -> bool:
         """Whether all ranks stop here."""
-        if self._steps.stop_agreed and self._steps_done % MAX_STACK == 0:
-            self._stopped = True
         return self._stopped
 
     @property

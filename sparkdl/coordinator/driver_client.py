@@ -6,13 +6,14 @@ from collections.abc import Callable
 
 import numpy as np
 
+from sparkdl.changes import VariableChanges
 from sparkdl.closing import Closing
 from sparkdl.coordinator.blobs import read_kept
 from sparkdl.coordinator.lines import unpack_lines
 from sparkdl.coordinator.status import Status
 from sparkdl.transport.address import Endpoint
 from sparkdl.transport.connection import Connection, Opener, Timeouts
-from sparkdl.transport.frames import ByteArray, Kind, Limits, Message
+from sparkdl.transport.frames import ByteArray, Content, Kind, Limits, Message
 from sparkdl.transport.openers import explained, openers_of
 
 
@@ -39,6 +40,7 @@ class DriverClient(Closing):
         self._connection = Connection(
             opener, self.limits, timeouts, buffered=True, name="the driver", check=check
         )
+        self._changes_sent = 0
         with explained(opener, timeouts):
             self._connection.open()
 
@@ -56,12 +58,18 @@ class DriverClient(Closing):
         stop: bool = False,
         learning_rate: float | None = None,
         release: int | None = None,
+        changes: VariableChanges | None = None,
     ) -> None:
-        """Asks all workers to stop, sets their learning rate, or lets them pass an epoch's end.
+        """Asks all workers to stop, sets their learning rate, lets them pass an epoch's end, or
+        gives variables of their models other values.
 
-        All three take effect together: where ranks train in step, at one step for all ranks.
+        All of it takes effect together: where ranks train in step, at one step for all ranks.
         """
         orders: dict[str, float | int | bool] = {}
+        if changes:
+            self._send(changes.to_bytes())
+            self._changes_sent += 1
+            orders["changes"] = self._changes_sent
         if stop:
             orders["stop"] = True
         if learning_rate is not None:
@@ -69,6 +77,12 @@ class DriverClient(Closing):
         if release is not None:
             orders["release"] = int(release)
         self.request(Message(Kind.CONTROL, meta=dict(orders)))
+
+    def _send(self, changes: bytes) -> None:
+        source, size = np.frombuffer(changes, np.uint8), self.limits.chunk_bytes
+        for offset in range(0, source.size, size):
+            message = Message(Kind.CHANGES, offset=offset, total=source.size, content=Content.BLOB)
+            self._connection.request(message, source[offset : offset + size])
 
     def kept(self, rank: int | None = None) -> bytearray:
         """The state that a worker kept last; empty if none has.

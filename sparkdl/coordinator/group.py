@@ -157,6 +157,8 @@ class Group:
             reply.flags |= Flag.ABORT
         if worker is not None:
             reply.rank = worker.rank
+            if worker.changes_taken < self.orders.changes_told:
+                reply.meta["changes"] = self.orders.changes_told
             if worker.rank == min((w.rank for w in self.members()), default=worker.rank):
                 reply.flags |= Flag.LEAD
 

@@ -53,6 +53,8 @@ class Coordinator:
             Kind.CONTROL: self._control,
             Kind.KEPT: self._reporting.kept,
             Kind.TAKE_LINES: self._reporting.take_lines,
+            Kind.CHANGES: self._changes,
+            Kind.TAKE_CHANGES: self._reporting.take_changes,
         }
 
     @property
@@ -212,3 +214,8 @@ class Coordinator:
 
     def _control(self, connection: int, message: Message) -> None:
         self._reporting.control(connection, message, started=self._joining.started)
+
+    def _changes(self, connection: int, message: Message) -> None:
+        changes = self._reporting.changes(connection, message)
+        if changes is not None:
+            self._store.write(changes)

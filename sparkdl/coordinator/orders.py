@@ -1,4 +1,5 @@
-"""What the driver asks of all workers: to stop, another learning rate, to pass an epoch's end."""
+"""What the driver asks of all workers: to stop, another learning rate, to take what its callbacks
+wrote to the model, to pass an epoch's end."""
 
 from __future__ import annotations
 
@@ -22,8 +23,10 @@ class Orders:
 
     def __init__(self, latched: bool) -> None:
         self._latched = latched
-        self._stop, self._learning_rate = False, math.nan
+        self._stop, self._learning_rate, self._changes = False, math.nan, 0
         self._told = (False, math.nan)
+        self.changes_told = 0
+        """How many changes of variables the workers are told to take, since the run began."""
         self.released_epoch = -1
 
     def take(self, meta: Mapping[str, Any], *, started: bool) -> None:
@@ -36,13 +39,15 @@ class Orders:
             stop = self._stop or bool(meta.get("stop", False))
             learning_rate = float(meta.get("learning_rate", self._learning_rate))
             released = int(meta.get("release", self.released_epoch))
+            changes = int(meta.get("changes", self._changes))
         except (TypeError, ValueError) as error:
             raise ProtocolError(
                 "a malformed CONTROL frame",
-                expected="stop: a truth value; learning_rate: a number; release: an epoch",
+                expected="stop: a truth value; learning_rate: a number; release: an epoch; "
+                "changes: how many there are",
                 received=str(error),
             ) from error
-        self._stop, self._learning_rate = stop, learning_rate
+        self._stop, self._learning_rate, self._changes = stop, learning_rate, changes
         if not self._latched or "release" in meta or not started:
             self.latch()
         self.released_epoch = max(self.released_epoch, released)
@@ -50,6 +55,7 @@ class Orders:
     def latch(self) -> None:
         """From now on workers are told the driver's present orders."""
         self._told = (self._stop, self._learning_rate)
+        self.changes_told = self._changes
 
     def stamp(self, reply: Message) -> None:
         """Writes what workers are told into a reply."""

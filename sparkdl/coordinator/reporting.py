@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from sparkdl.changes import VariableChanges
 from sparkdl.coordinator.blobs import KeptBlobs, chunk_reply
 from sparkdl.coordinator.group import Group
+from sparkdl.coordinator.kept_changes import KeptChanges
 from sparkdl.coordinator.lines import MAX_LINES_BYTES, LogLines, pack_lines
 from sparkdl.coordinator.status import EpochTotals, Failure, Status, failure_of
 from sparkdl.coordinator.telemetry import lines_of, load_of, report_of, usage_of
@@ -22,6 +24,7 @@ class Reporting:
     def __init__(self, group: Group, max_blob_bytes: int) -> None:
         self._group = group
         self._kept = KeptBlobs(max_blob_bytes)
+        self._changes = KeptChanges(max_blob_bytes)
         self._lines = LogLines()
         self._driver_seen = 0.0
 
@@ -94,7 +97,24 @@ class Reporting:
             group.mark_dead(worker)
         group.answer(connection, Message(Kind.OK))
 
+    def take_changes(self, connection: int, message: Message) -> None:
+        """One chunk of what the driver's callbacks wrote to the model."""
+        group = self._group
+        worker = group.identify(connection, message)
+        reply = self._changes.read(message, group.limits.chunk_bytes)
+        if reply.offset + reply.body_bytes == reply.total:
+            worker.changes_taken = max(worker.changes_taken, reply.sequence)
+            self._changes.forget(min((w.changes_taken for w in group.members()), default=0))
+        group.answer(connection, reply, worker)
+
     # -- driver ----------------------------------------------------------------------------------
+
+    def changes(self, connection: int, message: Message) -> VariableChanges | None:
+        """One chunk of changes that a CONTROL will tell of; the changes, once they are whole."""
+        require_driver(message)
+        whole = self._changes.put(message)
+        self._group.answer(connection, Message(Kind.OK))
+        return whole
 
     def status(self, connection: int, message: Message, *, started: bool, rounds: int) -> Status:
         """The run as it is now; epochs from ``message.epoch`` on."""
@@ -113,12 +133,7 @@ class Reporting:
 
     def control(self, connection: int, message: Message, *, started: bool) -> None:
         """The driver's orders."""
-        if message.rank >= 0:
-            raise ProtocolError(
-                "only the driver may send CONTROL",
-                expected="rank -1",
-                received=f"rank {message.rank}",
-            )
+        require_driver(message)
         self._driver_seen = self._group.now
         self._group.orders.take(message.meta, started=started)
         self._group.answer(connection, Message(Kind.OK))
@@ -163,6 +178,16 @@ class Reporting:
                     connection, "the driver's release of the next epoch", ["driver"], limit_s,
                     "is the driver's process stopped or busy?",
                 )  # fmt: skip
+
+
+def require_driver(message: Message) -> None:
+    """Raises ProtocolError for what only the driver may send, from a worker."""
+    if message.rank >= 0:
+        raise ProtocolError(
+            f"only the driver may send {message.kind.name}",
+            expected="rank -1",
+            received=f"rank {message.rank}",
+        )
 
 
 def bounded(epochs: dict[int, EpochTotals]) -> dict[int, EpochTotals]:

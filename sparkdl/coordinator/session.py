@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from sparkdl.changes import VariableChanges
 from sparkdl.closing import Closing
 from sparkdl.coordinator.blobs import read_kept
 from sparkdl.coordinator.lines import MAX_LINE_CHARS, MAX_LINES_BYTES, pack_lines
@@ -96,6 +97,9 @@ class Session(Closing):
         self.stopped = False
         self.aborted = False
         self.learning_rate: float | None = None
+        self.changes = 0
+        """How many changes of variables the driver asks this rank to have taken."""
+        self._changes_taken = 0
         self.clock = 0
         self.lead = False
         self.sequence = 0
@@ -219,6 +223,24 @@ class Session(Closing):
         """
         self.send_blob(Kind.KEEP, state, epoch, own=own)
 
+    def take_changes(self, count: int) -> list[VariableChanges]:
+        """What the driver's callbacks wrote to the model since the last call. Overwrites ``raw``.
+
+        Args:
+            count: How many there are since the run began, at most :attr:`changes` of any rank.
+        """
+        taken = []
+        while self._changes_taken < count:
+            content, number, total = bytearray(), self._changes_taken + 1, 1
+            while len(content) < total:
+                message = Message(Kind.TAKE_CHANGES, sequence=number, offset=len(content))
+                reply = self.request(message)
+                number, total = reply.sequence, reply.total
+                content += b"" if reply.body is None else reply.body.data
+            self._changes_taken = number
+            taken.append(VariableChanges.from_bytes(bytes(content)))
+        return taken
+
     def kept(self) -> bytearray:
         """The state that a rank has left last; empty if none has. Overwrites ``raw``."""
         return read_kept(self.request)
@@ -280,6 +302,7 @@ class Session(Closing):
         self.lead = bool(reply.flags & Flag.LEAD)
         rate = reply.learning_rate
         self.learning_rate = None if math.isnan(rate) else rate
+        self.changes = max(self.changes, int(reply.meta.get("changes", 0)))
         return reply
 
     def send_blob(

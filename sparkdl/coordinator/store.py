@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from sparkdl.changes import VariableChanges
 from sparkdl.coordinator.group import Group
 from sparkdl.coordinator.worker import Worker
 from sparkdl.transport.frames import Kind, Limits, Message
@@ -97,6 +98,9 @@ class Store:
 
     def disconnect(self, connection: int) -> None:
         """The connection is gone."""
+
+    def write(self, changes: VariableChanges) -> None:
+        """Takes what the driver's callbacks wrote, as far as the store has those variables."""
 
     def settle(self) -> None:
         """Answers the deferred requests that can be answered now."""

@@ -58,6 +58,7 @@ class Worker:
     said: Introduction = field(default_factory=Introduction)
     usage: Usage | None = None
     load: HostLoad | None = None
+    changes_taken: int = 0
 
     @property
     def alive(self) -> bool:
@@ -75,6 +76,7 @@ class Worker:
             if self.attempt is not None:
                 self.superseded.add(self.attempt)
             self.attempt, self.applied, self.member = message.attempt, 0, False
+            self.changes_taken = 0
         self.connection, self.lost_at, self.dead = connection, None, False
         self.last_seen = now
 

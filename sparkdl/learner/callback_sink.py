@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import keras
 
+from sparkdl.changes import VariableChanges
+from sparkdl.errors import ModelError
+from sparkdl.learner.callback_kinds import acts_on_batches, may_act
+from sparkdl.learner.callback_writes import WriteWatch, write_changes
 from sparkdl.progress.events import (
     EpochBegan,
     EpochEnded,
     EpochProgressed,
     Event,
+    Metrics,
     TrainingBegan,
     TrainingEnded,
 )
+
+_VALIDATION = "val_"
 
 
 def at_least_one(callbacks: Any) -> Any:
@@ -25,24 +34,36 @@ def at_least_one(callbacks: Any) -> Any:
 class CallbackSink:
     """Calls the user's Keras callbacks, and keeps Keras' ``History``.
 
-    Batch events come whenever the workers report something new (several times a second), not once
-    per batch. Callbacks may set the learning rate of the model's optimizer, and
-    ``model.stop_training``.
+    Batch events come whenever the workers report something new (several times a second), and once
+    at an epoch's end; not once per batch. Callbacks may write variables of the model and of its
+    optimizer, set the learning rate, and set ``model.stop_training``.
 
     Args:
         model: The driver's compiled model.
         callbacks: The user's, or None.
         epochs: Epoch to stop at.
         verbose: What callbacks find in ``params``.
+        waits: Whether the workers wait at an epoch's end, so that the weights which callbacks see
+            there are those that the workers go on with.
     """
 
-    def __init__(self, model: Any, callbacks: Any, *, epochs: int, verbose: int) -> None:
+    def __init__(
+        self, model: Any, callbacks: Any, *, epochs: int, verbose: int, waits: bool = True
+    ) -> None:
         self._model = model
         self.has_callbacks = bool(callbacks)
+        given = list(callbacks or [])
         self._callbacks = keras.callbacks.CallbackList(
-            callbacks, add_history=True, add_progbar=False, model=model,
+            given, add_history=True, add_progbar=False, model=model,
             verbose=verbose, epochs=epochs, steps=None,
         )  # fmt: skip
+        self._watch = WriteWatch(model) if any(map(may_act, given)) else None
+        self._watches_batches = any(map(acts_on_batches, given))
+        self._waits = waits
+        self._written = VariableChanges()  # since the last take
+        self._last_written = VariableChanges()  # since the weights were loaded last
+        self._batches = 0  # of the present epoch that callbacks have seen
+        self._logs: dict[str, Any] = {}
 
     @property
     def wants_progress(self) -> bool:
@@ -50,22 +71,128 @@ class CallbackSink:
         return self.has_callbacks
 
     def handle(self, event: Event) -> None:
-        """Calls the methods of the callbacks that the event stands for."""
+        """Calls the methods of the callbacks that the event stands for.
+
+        Raises:
+            ModelError: A callback wrote what the workers cannot take.
+        """
         match event:
             case TrainingBegan():
                 self._model.stop_training = False
                 self._callbacks.on_train_begin()
             case EpochBegan():
+                self._batches = 0
                 self._callbacks.on_epoch_begin(event.epoch)
             case EpochProgressed():
-                self._callbacks.on_train_batch_begin(event.batches - 1)
-                self._callbacks.on_train_batch_end(event.batches - 1, dict(event.metrics))
+                self._show_batch(event.batches, event.batches_per_epoch, event.metrics)
             case EpochEnded():
-                self._callbacks.on_epoch_end(event.epoch, dict(event.metrics))
+                self._end_epoch(event)
             case TrainingEnded():
-                self._callbacks.on_train_end()
+                self._callbacks.on_train_end(dict(self._logs))
+                return
             case _:
-                pass
+                return
+        if self._watch is not None:
+            self._watch.check_parts()
+
+    def _show_batch(self, batches: int, batches_per_epoch: int, metrics: Metrics) -> None:
+        if self._callbacks.params["steps"] != batches_per_epoch:
+            self._callbacks.set_params({**self._callbacks.params, "steps": batches_per_epoch})
+        watch = self._watch if self._watches_batches else None
+        if watch is not None:
+            self._collect()
+        self._batches = batches
+        self._callbacks.on_train_batch_begin(batches - 1)
+        self._callbacks.on_train_batch_end(batches - 1, dict(metrics))
+        if watch is not None:
+            found = watch.found()
+            self._refuse_weights(found, "at a batch's begin or end")
+            self._take(found)
+
+    def _end_epoch(self, event: EpochEnded) -> None:
+        """The last batch, if nobody has seen it, the validation, and the epoch's end, as in Keras.
+
+        Where a callback stops the training inside an epoch, no batch follows.
+        """
+        logs = dict(event.metrics)
+        held_out = {
+            name.removeprefix(_VALIDATION): value
+            for name, value in logs.items()
+            if name.startswith(_VALIDATION)
+        }
+        if self.has_callbacks and event.batches > self._batches and not self.stop_wanted:
+            trained = {n: v for n, v in logs.items() if not n.startswith(_VALIDATION)}
+            self._show_batch(event.batches, event.batches_per_epoch, trained)
+        if held_out:
+            self._callbacks.on_test_begin()
+            self._callbacks.on_test_batch_begin(0)
+            self._callbacks.on_test_batch_end(0, dict(held_out))
+            self._callbacks.on_test_end(dict(held_out))
+        self._logs = logs
+        self._callbacks.on_epoch_end(event.epoch, dict(logs))
+
+    # -- what callbacks write ----------------------------------------------------------------------
+
+    def model_sent(self) -> None:
+        """The workers were sent the model as it is: what callbacks write from now on counts."""
+        self._written = self._last_written = VariableChanges()
+        if self._watch is not None:
+            self._watch.begin()
+
+    @contextlib.contextmanager
+    def loading(self) -> Iterator[None]:
+        """Within, the workers' weights are loaded into the model: no callback wrote them."""
+        self._collect()
+        yield
+        self._last_written = VariableChanges()
+        if self._watch is not None:
+            self._watch.look()
+
+    def take_changes(self) -> VariableChanges:
+        """What callbacks wrote since the last call.
+
+        Raises:
+            ModelError: They wrote what the workers cannot take.
+        """
+        self._collect()
+        written, self._written = self._written, VariableChanges()
+        return written
+
+    def write_again(self) -> None:
+        """Sets what callbacks wrote since the weights were loaded, which were loaded again."""
+        write_changes(self._model, self._last_written)
+        if self._watch is not None:
+            self._watch.look()
+
+    def _collect(self) -> None:
+        if self._watch is None:
+            return
+        found = self._watch.found()
+        if not self._waits:
+            self._refuse_weights(found, "while workers take turns or train models of their own")
+        self._take(found)
+
+    def _take(self, found: VariableChanges) -> None:
+        if found:
+            self._written = self._written.followed_by(found)
+            self._last_written = self._last_written.followed_by(found)
+
+    def _refuse_weights(self, found: VariableChanges, when: str) -> None:
+        """The driver has the weights of an epoch's end: a callback would set them back to those."""
+        if not found.offsets:
+            return
+        names = [self._model.variables[number].path for number in sorted(found.offsets)]
+        raise ModelError(
+            f"a callback wrote weights of model {self._model.name!r} {when}",
+            expected="weights to be written in on_epoch_end or on_epoch_begin, while all workers "
+            "wait; elsewhere variables that are not trained, and the learning rate",
+            received=f"other values of {', '.join(names[:3])}"
+            + (f" and {len(names) - 3} more" if len(names) > 3 else ""),
+            hint="the workers have gone on from the weights that the driver has; a constraint of "
+            "the variable is held after each step",
+        )
+
+    # -- what the driver reads -------------------------------------------------------------------
 
     @property
     def stop_wanted(self) -> bool:

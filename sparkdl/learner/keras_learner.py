@@ -12,7 +12,9 @@ import keras
 import numpy as np
 import numpy.typing as npt
 
+from sparkdl.changes import VariableChanges
 from sparkdl.errors import ConfigError, ModelError
+from sparkdl.learner.callback_writes import write_changes
 from sparkdl.learner.carried_state import CarriedState, values_of
 from sparkdl.learner.compile_parts import require_remakable
 from sparkdl.learner.metric_state import build_metrics, flatten_metrics
@@ -277,6 +279,13 @@ class KerasLearner(ABC):
 
     def _optimizer_arrays(self) -> list[npt.NDArray[Any]]:
         return [np.asarray(v.numpy()) for v in self.model.optimizer.variables]
+
+    # -- what the driver's callbacks wrote -------------------------------------------------------
+
+    def take_changes(self, changes: VariableChanges) -> None:
+        self.sync_model()
+        write_changes(self.model, changes)
+        self.reload()
 
     # -- the Keras model itself ------------------------------------------------------------------
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Literal, Protocol
 
+from sparkdl.changes import VariableChanges
 from sparkdl.errors import DataError
 from sparkdl.host_load import HostLoad, LoadMeter
 from sparkdl.phases import Spans
@@ -55,6 +57,18 @@ class Steering(Sink, Protocol):
     @property
     def learning_rate(self) -> float | None:
         """The rate to train with; None where a schedule says it."""
+
+    def model_sent(self) -> None:
+        """The workers were sent the model as it is now."""
+
+    def loading(self) -> AbstractContextManager[None]:
+        """Within, the workers' weights are loaded into the model."""
+
+    def take_changes(self) -> VariableChanges:
+        """What it wrote to variables of the model since the last call."""
+
+    def write_again(self) -> None:
+        """Writes that once more, after the weights that it wrote to were loaded again."""
 
 
 class FitMonitor:
@@ -151,6 +165,15 @@ class FitMonitor:
     def watch(self, load_weights: Callable[[], None]) -> None:
         """From now on ``load_weights`` loads the workers' present weights into the model."""
         self._load_weights = load_weights
+        self._steering.model_sent()
+
+    def loaded_again(self, epoch: int) -> None:
+        """The model was set to the workers' weights after ``epoch`` epochs, once more.
+
+        What callbacks wrote to them at that epoch's end is written again.
+        """
+        if epoch == self._epoch:
+            self._steering.write_again()
 
     def begin(self) -> None:
         """Says that training begins, and that its first epoch does; later calls do nothing.
@@ -318,7 +341,8 @@ class FitMonitor:
             held_out = self._metric_values(epoch.val_metrics)
             metrics |= {f"val_{name}": value for name, value in held_out.items()}
         if self.has_callbacks and not self._stopped_inside:
-            self._load_weights()
+            with self._steering.loading():
+                self._load_weights()
         if epoch.seconds:
             speed = epoch.rows / epoch.seconds
         target = progress.batches_per_epoch
@@ -357,14 +381,16 @@ class FitMonitor:
         )
 
     def _command(self, released: int | None) -> Command | None:
-        """What is to be told, if anything: a new rate, a stop, who may go on."""
+        """What is to be told, if anything: a new rate, a stop, who may go on, what was written."""
         rate = self._steering.learning_rate
         changed = rate is not None and rate != self._learning_rate
-        if not (changed or self._stopped or released is not None):
+        # Where the training stops, what callbacks write (the best weights) is for the driver alone.
+        written = None if self._stopped else self._steering.take_changes() or None
+        if not (changed or self._stopped or released is not None or written is not None):
             return None
         if changed:
             self._learning_rate = rate
-        return Command(self._stopped, rate if changed else None, released)
+        return Command(self._stopped, rate if changed else None, released, written)
 
 
 def _no_value(value: MetricValue) -> MetricValue:

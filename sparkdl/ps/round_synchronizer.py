@@ -70,6 +70,10 @@ class RoundSynchronizer:
             if with_optimizer:
                 state.load_into(learner)
             learner.write_weights(self._client.pull())
+        self.take_statistics(learner)
+
+    def take_statistics(self, learner: Learner) -> None:
+        """Takes the learner's statistics again, after someone else has changed them."""
         weights = np.empty(self._layout.size, np.float32)
         learner.read_weights(weights)
         self._statistics[...] = weights[self._layout.trained_size :]

@@ -146,7 +146,8 @@ class ServerSynchronizer:
             )
         self._epoch = -1
         self._epoch_rows = 0
-        self._orders: tuple[bool, float | None] = (False, None)
+        self._orders: tuple[bool, float | None, int] = (False, None, 0)
+        self._changes_taken = 0
         self._open: Progress | None = None  # a window whose exchange is to come
         self._unstored: tuple[int, int] | None = None  # where this worker's own weights are
         self.keeps_state = False
@@ -158,6 +159,8 @@ class ServerSynchronizer:
         """
         in_step = self._rule.blocking
         welcome = self._client.join(rows=rows, batches_per_epoch=windows if in_step else batches)
+        self._take_orders()
+        self.take_changes(learner)  # before the weights, which are newer
         starting = self._gradients or self._windows
         with_optimizer = False
         if self._rounds is not None and not welcome.done:
@@ -257,7 +260,24 @@ class ServerSynchronizer:
 
     def _take_orders(self) -> None:
         """From now on the loop is told what the server has told last."""
-        self._orders = (self._session.stopped, self._session.learning_rate)
+        session = self._session
+        self._orders = (session.stopped, session.learning_rate, session.changes)
+
+    def take_changes(self, learner: Learner) -> None:
+        """Gives ``learner`` what the server has told of last."""
+        due = self._orders[2]
+        if due == self._changes_taken:
+            return
+        if self._windows is not None:
+            self._windows.drain(learner)  # its exchange would land in the buffer used here
+        for changes in self._session.take_changes(due):
+            if self._windows is not None:
+                self._windows.take_changes(learner, changes)
+            else:
+                learner.take_changes(changes)
+        if self._rounds is not None:
+            self._rounds.take_statistics(learner)
+        self._changes_taken = due
 
     def keep_state(self, learner: Learner, epoch: int) -> None:
         """Leaves the optimizer state for a checkpoint: of one worker in step, else of rank 0.

@@ -14,6 +14,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from sparkdl.changes import VariableChanges
 from sparkdl.errors import ConfigError
 from sparkdl.finite import FiniteCheck, NotFiniteError, finite_state
 from sparkdl.phases import current_clock
@@ -258,6 +259,11 @@ class WindowSynchronizer:
     def _keep_metrics(self, learner: Learner) -> None:
         if self._check.skips:
             learner.keep_metrics()
+
+    def take_changes(self, learner: Learner, changes: VariableChanges) -> None:
+        """Gives ``learner`` the changes, which the center has too: no part of the next commit."""
+        learner.take_changes(changes)
+        changes.write_into(self._base)
 
     def drain(self, learner: Learner) -> None:
         """Ends an exchange that is under way; to be called at an epoch's end, and at the end."""

@@ -16,6 +16,7 @@ from sparkdl.errors import ConfigError
 from sparkdl.files.checkpoints import Checkpoints
 from sparkdl.launch.interrupts import heard
 from sparkdl.learner import keras_learner, metric_state
+from sparkdl.learner.callback_kinds import may_act
 from sparkdl.learner.callback_sink import CallbackSink
 from sparkdl.learner.ensemble import build_ensemble
 from sparkdl.learner.signature import model_signature
@@ -43,7 +44,13 @@ from sparkdl.spark.driver.capacity import default_parallelism
 from sparkdl.spark.driver.choice import choose_exchange, require_refusable
 from sparkdl.spark.driver.fitting import run_fit
 from sparkdl.spark.driver.labels_apart import takes_labels_apart
-from sparkdl.spark.driver.plan import FitPlan, count_workers, loop_settings, prepare_model
+from sparkdl.spark.driver.plan import (
+    FitPlan,
+    count_workers,
+    loop_settings,
+    prepare_model,
+    waits_for_callbacks,
+)
 from sparkdl.spark.driver.resources import resource_profile
 from sparkdl.spark.driver.telling import describe_run, facts_of, open_sinks, progress_sink
 from sparkdl.spark.model_inference import ModelInference
@@ -288,8 +295,12 @@ class SparkModel(ModelInference):
             last_epoch = arguments.last_epoch(first_epoch)
             if first_epoch >= last_epoch:
                 return self._nothing_to_do(callbacks, first_epoch, last_epoch)
+            waits = waits_for_callbacks(
+                self._exchange, num_workers, at_once, any_given=bool(callbacks),
+                any_acts=any(map(may_act, callbacks)),
+            )  # fmt: skip
             keras_callbacks = CallbackSink(
-                self.model, callbacks, epochs=last_epoch, verbose=verbosity(verbose)
+                self.model, callbacks, epochs=last_epoch, verbose=verbosity(verbose), waits=waits
             )
             trackers = open_sinks(sinks, timeline, lambda: self.model, source.spark, began_at)
             monitor = FitMonitor(
@@ -302,7 +313,7 @@ class SparkModel(ModelInference):
             settings = loop_settings(
                 self._config, self._exchange, arguments, first_epoch=first_epoch,
                 epochs_trained=self._epochs_trained, has_callbacks=monitor.has_callbacks,
-                keep_spans=any(sink.wants_spans for sink in trackers),
+                waits=waits, keep_spans=any(sink.wants_spans for sink in trackers),
             )  # fmt: skip
             plan = FitPlan(
                 self._config, self._exchange, self._trained, self._custom_objects, source,

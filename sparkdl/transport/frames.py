@@ -53,9 +53,11 @@ class Kind(enum.IntEnum):
     FINISH = 8
     BYE = 9
     STATUS = 10  # driver
-    CONTROL = 11  # driver: stop, learning_rate, release
+    CONTROL = 11  # driver: stop, learning_rate, release, changes
     KEPT = 12  # driver: one chunk of the blob that a worker kept there
     TAKE_LINES = 13  # driver: the lines that came since the last look
+    CHANGES = 14  # driver: one chunk of what its callbacks wrote to the model; see CONTROL
+    TAKE_CHANGES = 15  # one chunk of that, for a worker
     # -- a store's
     PULL = 32
     PUSH = 33

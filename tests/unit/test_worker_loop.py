@@ -97,6 +97,9 @@ class Synchronizer:
     def end_epoch(self, learner: Any, epoch: int, metrics: Any, held_out: Any, wait: bool) -> None:
         self.ended.append((epoch, metrics, held_out))
 
+    def take_changes(self, learner: Any) -> None:
+        """There are none."""
+
     def finish(self, learner: Any, epoch: int) -> None:
         self.finished = True
 

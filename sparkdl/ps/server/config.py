@@ -35,6 +35,7 @@ class ServerConfig:
         token: The run's secret; made up if empty.
         codec: What commits and their replies may be encoded with; None takes no encoded ones.
         certificate: For TLS over TCP; None for no encryption.
+        together: All workers begin at the same moment, also where the rule does not ask for it.
     """
 
     layout: Layout
@@ -48,6 +49,7 @@ class ServerConfig:
     token: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
     codec: Codec | None = None
     certificate: Certificate | None = None
+    together: bool = False
 
     def __post_init__(self) -> None:
         _ = self.listen
@@ -65,7 +67,9 @@ class ServerConfig:
 
     def service(self, center: FloatArray) -> Coordinator:
         """The coordinator with the store; ``center`` is taken over, not copied."""
-        store = ParameterStore(self.layout, center, self.rule, self.compression())
+        store = ParameterStore(
+            self.layout, center, self.rule, self.compression(), together=self.together
+        )
         return Coordinator(self.limits(), store)
 
     def compression(self) -> Compression | None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from sparkdl.changes import VariableChanges
 from sparkdl.coordinator.group import Group
 from sparkdl.coordinator.store import Entry, Store, Work
 from sparkdl.coordinator.worker import Worker
@@ -37,6 +38,7 @@ class ParameterStore(Store):
         center: Initial weights; taken over, not copied.
         rule: How commits change the center.
         compression: What workers may send encoded; None refuses encoded commits.
+        together: All ranks begin at the same moment, whatever the rule is.
     """
 
     kinds = frozenset(
@@ -56,7 +58,10 @@ class ParameterStore(Store):
         center: FloatArray,
         rule: Rule,
         compression: Compression | None = None,
+        *,
+        together: bool = False,
     ) -> None:
+        self._together = together
         encoded = 0 if compression is None else compression.max_bytes
         self.limits = Limits(dense_bytes=layout.size_bytes, encoded_bytes=encoded)
         self.rounds = 0
@@ -76,7 +81,7 @@ class ParameterStore(Store):
     @property
     def together(self) -> bool:
         """Whether all ranks begin at the same moment: where any of them waits for others."""
-        return self._rule.blocking or self._gated
+        return self._together or self._rule.blocking or self._gated
 
     @property
     def in_step(self) -> bool:
@@ -228,6 +233,12 @@ class ParameterStore(Store):
         else:
             self._state_get(connection, message)
         return None
+
+    def write(self, changes: VariableChanges) -> None:
+        """Sets what the driver's callbacks wrote to the weights."""
+        if changes.offsets:
+            self._preserve()
+            changes.write_into(self._center.weights)
 
     def settle(self) -> None:
         """Answers the first pulls, completes the round, opens the gates, answers the last pulls."""

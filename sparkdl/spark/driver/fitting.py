@@ -157,6 +157,7 @@ def _train_stage(plan: FitPlan, settings: LoopSettings, monitor: FitMonitor) -> 
             else:
                 lost.epoch = kept.epoch
                 trained.take(kept)
+                monitor.loaded_again(kept.epoch)
                 monitor.end_epochs(run.progress(monitor.epochs_done), kept.epoch)
             raise
 
@@ -170,8 +171,9 @@ def _start_run(
     if isinstance(plan.exchange, ServerExchange):
         center = read_model(model, layout)
         return ServerRun.start(
-            plan.config, plan.exchange, layout, center, plan.num_workers, plan.at_once, spark
-        )
+            plan.config, plan.exchange, layout, center, plan.num_workers, plan.at_once, spark,
+            waits=plan.settings.wait_for_driver,
+        )  # fmt: skip
     rule = plan.exchange.rule.bind(plan.num_workers, optimizer_config(model.optimizer))
     return start_all_reduce(
         plan.config, plan.exchange, rule, layout, plan.trained.rule_state, plan.num_workers, spark

@@ -68,6 +68,7 @@ def loop_settings(
     first_epoch: int,
     epochs_trained: int,
     has_callbacks: bool,
+    waits: bool,
     keep_spans: bool,
 ) -> LoopSettings:
     """What each worker's loop is told.
@@ -79,6 +80,7 @@ def loop_settings(
         first_epoch: Epoch to begin with.
         epochs_trained: Epochs that earlier fits trained.
         has_callbacks: Whether the driver has callbacks, which want the weights of each epoch.
+        waits: Whether the workers wait at an epoch's end until callbacks have run.
         keep_spans: Whether a timeline is wanted.
     """
     wanted_by_driver = has_callbacks or arguments.checkpoint_dir is not None
@@ -89,7 +91,7 @@ def loop_settings(
         window=exchange.window,
         shuffle=arguments.shuffle,
         seed=config.seed + _SEED_STEP * epochs_trained,
-        wait_for_driver=exchange.in_step and has_callbacks,
+        wait_for_driver=waits,
         keep_state=not config.with_server or wanted_by_driver or exchange.joins_gradients,
         follow_schedule=not exchange.in_step,
         check_data=arguments.check_data,
@@ -99,6 +101,27 @@ def loop_settings(
         memory_budget_bytes=config.memory_budget_mb << 20,
         keep_spans=keep_spans,
     )
+
+
+def waits_for_callbacks(
+    exchange: ChosenExchange, num_workers: int, at_once: int, *, any_given: bool, any_acts: bool
+) -> bool:
+    """Whether the workers wait at an epoch's end until callbacks have run.
+
+    Where they train in step they do for any callback. Elsewhere they do for one that may write to
+    the model, or wants the weights that its logs are of: if all workers run at the same time, for
+    one that waited for a worker without a slot would wait for ever.
+
+    Args:
+        exchange: What the workers exchange, and when.
+        num_workers: Workers of the run.
+        at_once: How many of them run at the same time (0: unknown).
+        any_given: Whether there are callbacks.
+        any_acts: Whether one of them acts so.
+    """
+    if exchange.in_step:
+        return any_given
+    return any_acts and not exchange.independent and max(at_once, 1) >= num_workers
 
 
 def _plain(class_weight: Mapping[int, float] | None) -> dict[int, float] | None:

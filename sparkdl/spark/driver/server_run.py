@@ -31,10 +31,14 @@ class ServerRun(CoordinatedRun):
         server: The process beside the driver.
         strategy: How the workers reach it.
         num_workers: Workers of the run.
+        waits: Whether they wait at an epoch's end although the rule does not ask for it.
     """
 
-    def __init__(self, server: ServerProcess, strategy: ServerStrategy, num_workers: int) -> None:
+    def __init__(
+        self, server: ServerProcess, strategy: ServerStrategy, num_workers: int, waits: bool = False
+    ) -> None:
         self._server, self.strategy, self._num_workers = server, strategy, num_workers
+        self._in_step = strategy.rule.blocking or waits
         self._connected: DriverClient | None = None
 
     @classmethod
@@ -48,6 +52,8 @@ class ServerRun(CoordinatedRun):
         num_workers: int,
         at_once: int,
         spark: Any,
+        *,
+        waits: bool = False,
     ) -> Iterator[Future[ServerRun]]:
         """Starts the server's process in the background; leaving the context ends it.
 
@@ -59,6 +65,7 @@ class ServerRun(CoordinatedRun):
             num_workers: Workers of the run.
             at_once: How many of them begin together (0: unknown).
             spark: The session.
+            waits: Whether the workers wait for the driver at an epoch's end.
         """
         network = config.network
         bind, advertised = listening_address(spark, network)
@@ -78,6 +85,7 @@ class ServerRun(CoordinatedRun):
             ),
             codec=None if exchange.codec is None else exchange.codec.bind(num_workers),
             certificate=certificate_of(spark, network),
+            together=waits,
         )
 
         def begin() -> ServerRun:
@@ -90,7 +98,7 @@ class ServerRun(CoordinatedRun):
                 on_nan=config.on_nan,
                 at_once=at_once,
             )
-            return cls(server, strategy, num_workers)
+            return cls(server, strategy, num_workers, waits)
 
         with ThreadPoolExecutor(1, thread_name_prefix="sparkdl-server") as pool:
             starting = pool.submit(begin)
@@ -123,8 +131,8 @@ class ServerRun(CoordinatedRun):
 
     def progress(self, since_epoch: int = 0) -> RunProgress:
         """What the workers have reported."""
-        in_step = self.strategy.rule.blocking
-        return progress_of(self._driver.status(since_epoch), self._num_workers, in_step=in_step)
+        status = self._driver.status(since_epoch)
+        return progress_of(status, self._num_workers, in_step=self._in_step)
 
     def state(self) -> RunState:
         """The present center (a copy), and what :meth:`kept` has."""

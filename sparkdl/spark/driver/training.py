@@ -197,11 +197,11 @@ def _keep(
 ) -> None:
     """Leaves the trained weights and all that goes with them in the driver's model."""
     state = run.result(trained)
-    stopped = _last_epochs(run, monitor, on_epoch) or stopped
     if not stopped or monitor.stopped_inside:
         driver_model.take(state)
     elif not driver_model.has_optimizer:  # stopped before a worker had left one
         driver_model.take(replace(state, weights=RunState(0).weights, rule=b""))
+    _last_epochs(run, monitor, on_epoch)  # only now: callbacks may write to the trained weights
 
 
 def _summary(trained: Mapping[int, TrainedRank], task: TrainTask, run: Run) -> StageSummary:
@@ -295,8 +295,8 @@ def _watch(
     return stopped
 
 
-def _last_epochs(run: Run, monitor: FitMonitor, on_epoch: Callable[[int], None] | None) -> bool:
-    """Shows epochs that ended after the last look; True if a callback stops there."""
+def _last_epochs(run: Run, monitor: FitMonitor, on_epoch: Callable[[int], None] | None) -> None:
+    """Shows epochs that ended after the last look."""
     before = monitor.epochs_done
     if monitor.lines_due(last=True):
         monitor.hear(run.take_lines())
@@ -305,7 +305,6 @@ def _last_epochs(run: Run, monitor: FitMonitor, on_epoch: Callable[[int], None] 
         run.command(command)
     if monitor.epochs_done > before and on_epoch is not None:
         on_epoch(monitor.epochs_done)
-    return command is not None and command.stop
 
 
 def _results(ranks: SparkRanks, run: Run, barrier: bool) -> list[Result]:

@@ -74,8 +74,9 @@ class CoordinatedRun(ABC):
     def command(self, command: Command) -> None:
         """Tells the workers."""
         self._driver.control(
-            stop=command.stop, learning_rate=command.learning_rate, release=command.release
-        )
+            stop=command.stop, learning_rate=command.learning_rate, release=command.release,
+            changes=command.changes,
+        )  # fmt: skip
 
     def kept(self) -> RunState | None:
         """What a worker left with the driver last; None if none has."""

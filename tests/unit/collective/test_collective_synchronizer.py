@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sparkdl.changes import VariableChanges
 from sparkdl.collective.gradient_synchronizer import AllReduceGradientSynchronizer
 from sparkdl.collective.solo import SoloCommunicator
 from sparkdl.collective.strategy import AllReduceStrategy
@@ -173,8 +174,9 @@ def report(rows: int) -> Report:
 class Line:
     """A scripted line to the driver, which asks to stop after some reports."""
 
-    def __init__(self, stop_after: int, learning_rate: float | None) -> None:
+    def __init__(self, stop_after: int, learning_rate: float | None, changes: int = 0) -> None:
         self.learning_rate = learning_rate
+        self.changes = changes
         self.stop_after = stop_after
         self.joined: tuple[int, int] | None = None
         self.sent: list[tuple[EpochReport, bool]] = []
@@ -193,6 +195,9 @@ class Line:
 
     def keep(self, state: bytes, epoch: int) -> None:
         self.kept.append((state, epoch))
+
+    def take_changes(self, count: int) -> list[VariableChanges]:
+        return [VariableChanges({0: np.array(v, np.float32)}) for v in range(1, count + 1)]
 
     def finish(self) -> None:
         self.finished = True
@@ -254,6 +259,33 @@ def test_all_ranks_stop_at_the_same_step():
 
     first, second = in_threads(2, work)
     assert first == second == 32
+
+
+def test_all_ranks_take_what_callbacks_wrote_at_the_same_step():
+    """Told to one rank only, in the middle of an epoch; the training does not stop."""
+
+    def work(communicator: Any) -> list[tuple[int, int]]:
+        steps = [0]
+        found: list[tuple[int, int]] = []
+
+        class Noting(Linear):
+            def take_changes(self, changes: VariableChanges) -> None:
+                found.append((steps[0], int(changes.model[0])))
+
+        rank = communicator.rank
+        line = Line(99, None, changes=2 if rank == 1 else 0)
+        synchronizer = AllReduceSynchronizer(communicator, LAYOUT, line)
+        learner = Noting(seed=rank)
+        synchronizer.start(learner, rows=400, batches=100, windows=100)
+        while steps[0] < 64:
+            synchronizer.train(learner, Batches([(np.ones((4, 3)), np.ones(4))] * 16), report(4))
+            steps[0] += 16
+            synchronizer.take_changes(learner)
+            assert not synchronizer.stopped
+        return found
+
+    first, second = in_threads(2, work)
+    assert first == second == [(32, 1), (32, 2)]
 
 
 @pytest.mark.parametrize("wire", [None, "float16", "bfloat16"])

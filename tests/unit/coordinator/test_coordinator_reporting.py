@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from coordinator_world import DRIVER, Apart, CoordinatorWorld, code
 
+from sparkdl.changes import VariableChanges
 from sparkdl.coordinator.lines import (
     KEPT_CHARS,
     KEPT_LINES,
@@ -192,6 +193,48 @@ def test_ranks_that_exchange_among_themselves_hear_of_orders_at_once() -> None:
     beat = world.send(1, Kind.HEARTBEAT)
     assert beat is not None
     assert beat.flags & Flag.STOP
+
+
+def written(world: CoordinatorWorld, number: int, **values: float) -> None:
+    changes = VariableChanges({int(name[1:]): np.array(v) for name, v in values.items()})
+    blob = np.frombuffer(changes.to_bytes(), np.uint8)
+    assert world.blob(DRIVER, Kind.CHANGES, blob, rank=-1) is not None
+    assert world.last(DRIVER).kind is Kind.OK
+    world.control(changes=number)
+
+
+def taken(world: CoordinatorWorld, rank: int, number: int) -> tuple[int, dict[int, float]]:
+    """The number of the changes that a rank is given, and their values."""
+    reply = world.send(rank, Kind.TAKE_CHANGES, sequence=number)
+    assert reply is not None
+    assert reply.body is not None, reply
+    changes = VariableChanges.from_bytes(reply.body.tobytes())
+    return reply.sequence, {k: float(v) for k, v in changes.model.items()}
+
+
+def test_every_rank_takes_what_callbacks_wrote_in_order_also_one_that_comes_late() -> None:
+    world = CoordinatorWorld(3, Apart())
+    world.join(0, 1)
+    written(world, 1, v4=0.5)
+    written(world, 2, v4=0.25, v7=3)
+    for rank in (0, 1):
+        assert world.report(rank, EpochReport(0, 1)).meta["changes"] == 2
+        assert taken(world, rank, 1) == (1, {4: 0.5})
+        assert taken(world, rank, 2) == (2, {4: 0.25, 7: 3})
+        assert "changes" not in world.report(rank, EpochReport(0, 1)).meta
+    assert taken(world, 1, 1) == (2, {4: 0.25, 7: 3})  # which sets all that the first one set
+    world.join(2)
+    assert world.last(2).meta["changes"] == 2
+    assert taken(world, 2, 1) == (2, {4: 0.25, 7: 3})
+
+
+def test_changes_come_from_the_driver_alone_and_are_read_before_they_are_told() -> None:
+    world = joined()
+    blob = np.frombuffer(VariableChanges({0: np.ones(2)}).to_bytes(), np.uint8)
+    assert code(world.blob(0, Kind.CHANGES, blob)) == "protocol"
+    assert code(world.blob(DRIVER, Kind.CHANGES, blob[:-3].copy(), rank=-1)) == "protocol"
+    assert code(world.send(0, Kind.TAKE_CHANGES, sequence=1)) == "protocol"
+    assert "changes" not in world.report(0, EpochReport(0, 1)).meta
 
 
 # ------------------------------------------------------------------ failure

@@ -56,7 +56,9 @@ def test_a_fit_s_events_are_those_of_keras() -> None:
     monitor.end()
     assert calls.names == [
         "on_train_begin", "on_epoch_begin", "on_train_batch_begin", "on_train_batch_end",
-        "on_epoch_end", "on_epoch_begin", "on_epoch_end", "on_train_end",
+        "on_train_batch_begin", "on_train_batch_end", "on_epoch_end",
+        "on_epoch_begin", "on_train_batch_begin", "on_train_batch_end", "on_epoch_end",
+        "on_train_end",
     ]  # fmt: skip
     assert logs == [(0, {"loss": 2.0}), (1, {"loss": 2.0})]
     assert sink.history.epoch == [0, 1]

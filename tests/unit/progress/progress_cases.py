@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 import numpy as np
 
+from sparkdl.changes import VariableChanges
 from sparkdl.progress.events import Event, Metrics
 from sparkdl.progress.monitor import FitMonitor
 from sparkdl.progress.run_progress import EpochProgress, RunProgress
@@ -40,6 +42,16 @@ class Recorder:
     def handle(self, event: Event) -> None:
         self.events.append(event)
         self.on_event(self, event)
+
+    def model_sent(self) -> None: ...
+
+    def loading(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def take_changes(self) -> VariableChanges:
+        return VariableChanges()
+
+    def write_again(self) -> None: ...
 
     def of(self, kind: type[E]) -> list[E]:
         return [e for e in self.events if isinstance(e, kind)]

@@ -193,6 +193,8 @@ def test_a_quiet_run_writes_nothing_into_a_log_file(capsys: pytest.CaptureFixtur
 
         def handle(self, event: Event) -> None: ...
 
+        def take_changes(self) -> None: ...
+
     monitor = FitMonitor(
         NoCallbacks(), [ProgressBar(1)], mean, epochs=1, first_epoch=0, clock=Clock()
     )

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from test_ps_synchronizer import LAYOUT, Learner, clients, stack_of, together
 
+from sparkdl.changes import VariableChanges
 from sparkdl.config import LoopSettings
 from sparkdl.data import Batches, rows_from_numpy
 from sparkdl.errors import TransportError
@@ -32,6 +33,7 @@ class Rank(Learner):
         super().__init__()
         self.rounds = 0
         self.rate_changes: list[int] = []
+        self.changed: list[tuple[int, float]] = []
         self._at, self._action = at, action
 
     def apply_gradients(self, flat: Any) -> None:
@@ -43,6 +45,9 @@ class Rank(Learner):
     def set_learning_rate(self, value: float) -> None:
         self.rate, self.learning_rate = value, value
         self.rate_changes.append(self.rounds)
+
+    def take_changes(self, changes: VariableChanges) -> None:
+        self.changed.append((self.rounds, float(changes.model[5])))
 
     def metric_state(self) -> Any:
         return np.zeros(2)
@@ -82,6 +87,13 @@ def test_all_ranks_stop_after_the_same_round(parts: list[int]) -> None:
 def test_all_ranks_change_the_rate_after_the_same_round(parts: list[int]) -> None:
     learners = run(parts, {"learning_rate": 0.25}, at=3)
     assert [learner.rate_changes for learner in learners] == [[MAX_STACK]] * 2
+    assert [learner.rounds for learner in learners] == [40, 40]
+
+
+@pytest.mark.parametrize("parts", [[40, 40], [40, 23]])
+def test_all_ranks_take_what_callbacks_wrote_after_the_same_round(parts: list[int]) -> None:
+    learners = run(parts, {"changes": VariableChanges({5: np.array(0.5)})}, at=3)
+    assert [learner.changed for learner in learners] == [[(MAX_STACK, 0.5)]] * 2
     assert [learner.rounds for learner in learners] == [40, 40]
 
 

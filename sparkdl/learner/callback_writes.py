@@ -1,0 +1,157 @@
+"""What callbacks write to the driver's model: found by comparing, and written on a worker."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import numpy as np
+
+from sparkdl.changes import VariableChanges
+from sparkdl.errors import ModelError
+from sparkdl.learner.model_weights import averaged_variables
+from sparkdl.learner.optimizer_state import innermost_optimizer
+
+_Marks = tuple[list[bytes], list[bytes]]
+
+
+class WriteWatch:
+    """Finds which variables of a compiled model, and of its optimizer, have got other values.
+
+    The optimizer's learning rate is left out, which travels by itself, and the states of seed
+    generators, of which each worker has its own.
+
+    Args:
+        model: Compiled and built.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._parts: dict[str, Any] = {}
+        self._marks: _Marks = ([], [])
+
+    def begin(self) -> None:
+        """Remembers the parts of the model, which are to stay, and looks."""
+        self._parts = _parts_of(self._model)
+        self.look()
+
+    def look(self) -> None:
+        """From now on writes count."""
+        self._marks = self._marked()
+
+    def found(self) -> VariableChanges:
+        """What was written since the last look; looks again. Nothing before the begin.
+
+        Raises:
+            ModelError: A part of the model was replaced, added, removed or frozen.
+        """
+        self.check_parts()
+        if not self._parts:
+            return VariableChanges()
+        before, self._marks = self._marks, self._marked()
+        optimizer = self._model.optimizer
+        rate = getattr(innermost_optimizer(self._model), "_learning_rate", None)
+        kept = {id(rate), *(id(v) for v in _seed_states(self._model))}
+
+        def changed(variables: list[Any], old: list[bytes], new: list[bytes]) -> dict[int, Any]:
+            return {
+                i: np.array(variable.numpy())
+                for i, variable in enumerate(variables)
+                if old[i : i + 1] != new[i : i + 1] and id(variable) not in kept
+            }
+
+        model = changed(self._model.variables, before[0], self._marks[0])
+        places = _places(self._model)
+        offsets = {
+            i: places[id(v)] for i, v in enumerate(self._model.variables)
+            if i in model and id(v) in places
+        }  # fmt: skip
+        return VariableChanges(
+            model, changed(optimizer.variables, before[1], self._marks[1]), offsets
+        )
+
+    def check_parts(self) -> None:
+        """Raises ModelError if a part of the model is not what it was at the begin."""
+        now = _parts_of(self._model) if self._parts else {}
+        for what, part in now.items():
+            if part != self._parts[what]:
+                raise ModelError(
+                    f"a callback changed {what} of model {self._model.name!r} while workers train",
+                    expected="callbacks that write values: variables of the model and of its "
+                    "optimizer, the learning rate, model.stop_training",
+                    received=f"a change of {what}, which the workers' copies of the model do not "
+                    "take",
+                    hint="end fit, change the model, compile it and call fit again: a second fit "
+                    "goes on from the first",
+                )
+
+    def _marked(self) -> _Marks:
+        optimizer = self._model.optimizer
+        return _digests(self._model.variables), _digests(optimizer.variables)
+
+
+def write_changes(model: Any, changes: VariableChanges) -> None:
+    """Sets what callbacks wrote on the driver, in an equal model.
+
+    Raises:
+        ModelError: The model has other variables than the driver's.
+    """
+    owners: tuple[tuple[list[Any], Mapping[int, Any]], ...] = (
+        (model.variables, changes.model),
+        (model.optimizer.variables, changes.optimizer),
+    )
+    for variables, values in owners:
+        for number, value in values.items():
+            shape = tuple(variables[number].shape) if number < len(variables) else None
+            if shape != value.shape:
+                raise ModelError(
+                    "a callback wrote a variable that the worker's model does not have",
+                    expected=f"variable {number} of shape {value.shape}",
+                    received=f"{len(variables)} variables, this one of shape {shape}",
+                    hint="does the model build other layers on the executors?",
+                )
+            variables[number].assign(value)
+
+
+def _digests(variables: list[Any]) -> list[bytes]:
+    """What tells values apart: as good as the values, without a second model in memory."""
+    found = []
+    for variable in variables:
+        value = np.ascontiguousarray(variable.numpy())
+        found.append(hashlib.blake2b(value.reshape(-1).view(np.uint8).data).digest())
+    return found
+
+
+def _parts_of(model: Any) -> dict[str, Any]:
+    """What must stay as it is while workers train; the keys say it in a message."""
+    layers = [
+        layer
+        for layer in model._flatten_layers(include_self=True, recursive=True)
+        if not isinstance(layer, keras.metrics.Metric)
+    ]
+    return {
+        "the optimizer": id(model.optimizer),
+        "the loss": id(model._compile_loss),
+        "the layers": [id(layer) for layer in layers],
+        "the variables": [id(v) for v in model.variables],
+        "which variables are trainable": [id(v) for v in model.trainable_variables],
+    }
+
+
+def _seed_states(model: Any) -> list[Any]:
+    return [
+        generator.state
+        for layer in model._flatten_layers(include_self=True, recursive=True)
+        for generator in layer._seed_generators
+    ]
+
+
+def _places(model: Any) -> dict[int, int]:
+    """id of a variable that the workers exchange -> where it begins in their flat buffer."""
+    places, offset = {}, 0
+    for variable in [*model.trainable_variables, *averaged_variables(model)]:
+        places[id(variable)] = offset
+        offset += int(np.prod(variable.shape, dtype=np.int64))
+    return places
