@@ -212,6 +212,7 @@ class AllReduceSynchronizer:
             learner.take_changes(changes)
             self._steps.take_changes(learner, changes)
         self._changes_taken = self._changes
+        self._kept = -1  # what the driver has is of before
 
     def keep_state(self, learner: Learner, epoch: int) -> None:
         """The root leaves its weights, its optimizer state and the rule's with the driver."""
