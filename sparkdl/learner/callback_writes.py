@@ -8,6 +8,7 @@ from typing import Any
 
 import keras
 import numpy as np
+import numpy.typing as npt
 
 from sparkdl.changes import VariableChanges
 from sparkdl.errors import ModelError
@@ -15,6 +16,7 @@ from sparkdl.learner.model_weights import averaged_variables
 from sparkdl.learner.optimizer_state import innermost_optimizer
 
 _Marks = tuple[list[bytes], list[bytes]]
+_Pairs = list[tuple[Any, npt.NDArray[Any]]]
 
 
 class WriteWatch:
@@ -93,26 +95,35 @@ class WriteWatch:
 
 
 def write_changes(model: Any, changes: VariableChanges) -> None:
-    """Sets what callbacks wrote on the driver, in an equal model.
+    """Sets what callbacks wrote, in a Keras model that is the driver's or an equal one."""
+    for pairs in changed_pairs(model, changes):
+        for variable, value in pairs:
+            variable.assign(value)
+
+
+def changed_pairs(model: Any, changes: VariableChanges) -> tuple[_Pairs, _Pairs]:
+    """Each variable of a model, and of its optimizer, that has a new value, with the value.
 
     Raises:
         ModelError: The model has other variables than the driver's.
     """
-    owners: tuple[tuple[list[Any], Mapping[int, Any]], ...] = (
-        (model.variables, changes.model),
-        (model.optimizer.variables, changes.optimizer),
+    return (
+        _paired(model.variables, changes.model),
+        _paired(model.optimizer.variables, changes.optimizer),
     )
-    for variables, values in owners:
-        for number, value in values.items():
-            shape = tuple(variables[number].shape) if number < len(variables) else None
-            if shape != value.shape:
-                raise ModelError(
-                    "a callback wrote a variable that the worker's model does not have",
-                    expected=f"variable {number} of shape {value.shape}",
-                    received=f"{len(variables)} variables, this one of shape {shape}",
-                    hint="does the model build other layers on the executors?",
-                )
-            variables[number].assign(value)
+
+
+def _paired(variables: list[Any], values: Mapping[int, Any]) -> _Pairs:
+    for number, value in values.items():
+        shape = tuple(variables[number].shape) if number < len(variables) else None
+        if shape != value.shape:
+            raise ModelError(
+                "a callback wrote a variable that the worker's model does not have",
+                expected=f"variable {number} of shape {value.shape}",
+                received=f"{len(variables)} variables, this one of shape {shape}",
+                hint="does the model build other layers on the executors?",
+            )
+    return [(variables[number], value) for number, value in values.items()]
 
 
 def _digests(variables: list[Any]) -> list[bytes]:

@@ -280,6 +280,10 @@ class JaxLearner(KerasLearner):
     def _optimizer_arrays(self) -> list[npt.NDArray[Any]]:
         return [np.asarray(value) for value in self._state[2]]
 
+    def _set_optimizer_values(self, pairs: Any) -> None:
+        with self._optimizer_scope():
+            super()._set_optimizer_values(pairs)
+
     def load_optimizer_state(self, state: bytes) -> None:
         super().load_optimizer_state(state)
         self._set(optimizer=_copies_of(self.model.optimizer.variables))

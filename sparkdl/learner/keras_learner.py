@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from sparkdl.changes import VariableChanges
 from sparkdl.errors import ConfigError, ModelError
-from sparkdl.learner.callback_writes import write_changes
+from sparkdl.learner.callback_writes import changed_pairs
 from sparkdl.learner.carried_state import CarriedState, values_of
 from sparkdl.learner.compile_parts import require_remakable
 from sparkdl.learner.metric_state import build_metrics, flatten_metrics
@@ -283,9 +283,13 @@ class KerasLearner(ABC):
     # -- what the driver's callbacks wrote -------------------------------------------------------
 
     def take_changes(self, changes: VariableChanges) -> None:
-        self.sync_model()
-        write_changes(self.model, changes)
-        self.reload()
+        model, optimizer = changed_pairs(self.model, changes)
+        self._set_values(model)
+        self._set_optimizer_values(optimizer)
+
+    def _set_optimizer_values(self, pairs: list[tuple[Any, npt.NDArray[Any]]]) -> None:
+        for variable, value in pairs:
+            variable.assign(value)
 
     # -- the Keras model itself ------------------------------------------------------------------
 

@@ -73,7 +73,7 @@ class Writes(keras.callbacks.Callback):
         if epoch == 1:
             for variable in self.model.optimizer.variables:
                 if "momentum" in variable.path:
-                    variable.assign(keras.ops.zeros_like(variable))
+                    variable.assign(np.zeros(variable.shape))
 
 
 def same_weights(one: Any, other: Any) -> None:

@@ -33,7 +33,11 @@ def start(backend: str) -> tuple[subprocess.Popen[str], IO[str]]:
         "TF_NUM_INTEROP_THREADS": "1",
     }
     output = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115
-    cases = [str(_HERE / "learner_cases.py"), str(_HERE / "own_step_cases.py")]
+    cases = [
+        str(_HERE / "learner_cases.py"),
+        str(_HERE / "own_step_cases.py"),
+        str(_HERE / "callback_cases.py"),
+    ]
     arguments = ["-q", "-ra", "--noconftest", "--durations=5", *cases]
     process = subprocess.Popen(
         [sys.executable, "-m", "pytest", *arguments],
