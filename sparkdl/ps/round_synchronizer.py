@@ -71,14 +71,14 @@ class RoundSynchronizer:
                 state.load_into(learner)
             learner.write_weights(self._client.pull())
         self.take_statistics(learner)
+        self._learner, self._client.give_state = learner, self._state
+        return with_optimizer
 
     def take_statistics(self, learner: Learner) -> None:
         """Takes the learner's statistics again, after someone else has changed them."""
         weights = np.empty(self._layout.size, np.float32)
         learner.read_weights(weights)
         self._statistics[...] = weights[self._layout.trained_size :]
-        self._learner, self._client.give_state = learner, self._state
-        return with_optimizer
 
     def _state(self) -> bytes:
         """The learner's state before the present round, of which it has done the forward pass."""
