@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import keras
+
+from sparkdl.user_warnings import warn_user
 
 _READ_LOGS = (
     keras.callbacks.Callback,
@@ -38,10 +41,20 @@ def acts_on_batches(callback: Any) -> bool:
     return own and may_act(callback)
 
 
-def waits_for_validation(callback: Any) -> str | None:
-    """The ``val_`` metric that a callback of Keras acts on; None for none."""
-    monitor = getattr(callback, "monitor", None)
-    watches = isinstance(monitor, str) and monitor.startswith("val_")
-    if isinstance(callback, keras.callbacks.ModelCheckpoint):
-        watches = watches and callback.save_best_only
-    return monitor if watches and type(callback).__module__.startswith("keras.") else None
+def warn_of_waiting_in_vain(callbacks: Iterable[Any], *, validates: bool) -> None:
+    """Warns of callbacks of Keras that act on a ``val_`` metric, where nothing is validated.
+
+    Args:
+        callbacks: The user's.
+        validates: Whether there are rows to validate on.
+    """
+    for callback in () if validates else callbacks:
+        monitor = getattr(callback, "monitor", None)
+        best = getattr(callback, "save_best_only", True)
+        of_keras = type(callback).__module__.startswith("keras.")
+        if of_keras and best and isinstance(monitor, str) and monitor.startswith("val_"):
+            warn_user(
+                f"{type(callback).__name__} acts on {monitor!r}, which there is not without "
+                "validation_data or validation_split: it will do nothing; "
+                f"monitor={monitor.removeprefix('val_')!r} is the metric of the training rows"
+            )

@@ -16,7 +16,7 @@ from sparkdl.errors import ConfigError
 from sparkdl.files.checkpoints import Checkpoints
 from sparkdl.launch.interrupts import heard
 from sparkdl.learner import keras_learner, metric_state
-from sparkdl.learner.callback_kinds import may_act
+from sparkdl.learner.callback_kinds import may_act, warn_of_waiting_in_vain
 from sparkdl.learner.callback_sink import CallbackSink
 from sparkdl.learner.ensemble import build_ensemble
 from sparkdl.learner.signature import model_signature
@@ -295,6 +295,7 @@ class SparkModel(ModelInference):
             last_epoch = arguments.last_epoch(first_epoch)
             if first_epoch >= last_epoch:
                 return self._nothing_to_do(callbacks, first_epoch, last_epoch)
+            warn_of_waiting_in_vain(callbacks, validates=source.validates is not None)
             waits = waits_for_callbacks(
                 self._exchange, num_workers, at_once, any_given=bool(callbacks),
                 any_acts=any(map(may_act, callbacks)),

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
 from functools import partial
 from typing import Any
 
 import keras
 import numpy as np
+import pytest
 
+from sparkdl.errors import ModelError
+from sparkdl.learner.callback_kinds import acts_on_batches, may_act, warn_of_waiting_in_vain
 from sparkdl.learner.callback_sink import CallbackSink
 from sparkdl.learner.metric_state import metric_results
 from sparkdl.progress.commands import Command
@@ -122,3 +126,122 @@ def test_a_metric_that_is_a_dict_of_values_counts_as_several() -> None:
     results = metric_results(model, np.array([8.0, 4.0, 3.0]))
     assert results == {"loss": 2.0, "u": 3.0, "v": -3.0}
     assert set(results) == names
+
+
+def test_a_callback_that_would_wait_for_validation_in_vain_is_told_of() -> None:
+    callbacks = [
+        keras.callbacks.EarlyStopping("val_loss"),
+        keras.callbacks.ReduceLROnPlateau("val_accuracy"),
+        keras.callbacks.ModelCheckpoint("m.keras", save_best_only=True),
+        keras.callbacks.ModelCheckpoint("m.keras"),
+        keras.callbacks.EarlyStopping("loss"),
+    ]
+    with pytest.warns(RuntimeWarning, match="without validation_data") as told:
+        warn_of_waiting_in_vain(callbacks, validates=False)
+    assert [str(w.message).split()[0] for w in told] == [
+        "EarlyStopping", "ReduceLROnPlateau", "ModelCheckpoint",
+    ]  # fmt: skip
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warn_of_waiting_in_vain(callbacks, validates=True)
+
+
+def test_which_callbacks_make_workers_wait() -> None:
+    kinds = keras.callbacks
+    reading = [
+        kinds.CSVLogger("x"), kinds.TerminateOnNaN(), kinds.EarlyStopping("loss"), kinds.Callback(),
+    ]  # fmt: skip
+    assert not any(map(may_act, reading))
+    acting = [
+        kinds.EarlyStopping("loss", restore_best_weights=True), kinds.ModelCheckpoint("x.keras"),
+        kinds.LambdaCallback(on_epoch_end=print), kinds.ReduceLROnPlateau("loss"), Calls(),
+    ]  # fmt: skip
+    assert all(map(may_act, acting))
+    assert acts_on_batches(kinds.LambdaCallback(on_train_batch_end=print))
+    assert not acts_on_batches(kinds.ReduceLROnPlateau("loss"))
+
+
+def test_validation_the_last_batch_and_the_end_are_seen_with_their_logs() -> None:
+    seen: list[tuple[str, Any]] = []
+
+    class Sees(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            seen.append((f"batch {batch}", logs))
+            assert self.params["steps"] == 10
+
+        def on_test_begin(self, logs: Any = None) -> None:
+            seen.append(("test begins", logs))
+
+        def on_test_end(self, logs: Any = None) -> None:
+            seen.append(("test ends", logs))
+
+        def on_train_end(self, logs: Any = None) -> None:
+            seen.append(("train ends", logs))
+
+    model = make_model()
+    sink = CallbackSink(model, [Sees()], epochs=1, verbose=0)
+    monitor = FitMonitor(sink, [], partial(metric_results, model), epochs=1, first_epoch=0)
+    monitor.begin()
+    epoch = EpochProgress(0, 10, 40, np.array([80.0, 40.0]), np.array([12.0, 4.0]))
+    monitor.update(RunProgress({0: epoch}, 10, 40, 2))
+    monitor.end()
+    assert seen == [
+        ("batch 9", {"loss": 2.0}), ("test begins", {}), ("test ends", {"loss": 3.0}),
+        ("train ends", {"loss": 2.0, "val_loss": 3.0}),
+    ]  # fmt: skip
+
+
+def test_a_nan_in_a_short_epoch_stops() -> None:
+    model = make_model()
+    sink = CallbackSink(model, [keras.callbacks.TerminateOnNaN()], epochs=3, verbose=0)
+    monitor = FitMonitor(sink, [], partial(metric_results, model), epochs=3, first_epoch=0)
+    monitor.begin()
+    epoch = EpochProgress(0, 1, 4, np.array([np.nan, 4.0]), np.empty(0))
+    assert monitor.update(RunProgress({0: epoch}, 1, 4, 1)) == Command(stop=True, release=0)
+
+
+def writing_monitor(callback: Any, *, waits: bool = True) -> tuple[Any, FitMonitor]:
+    model = make_model(keras.optimizers.SGD(0.5, momentum=0.9))
+    model.optimizer.build(model.trainable_variables)
+    sink = CallbackSink(model, [callback], epochs=3, verbose=0, waits=waits)
+    monitor = FitMonitor(sink, [], partial(metric_results, model), epochs=3, first_epoch=0)
+    monitor.begin()
+    monitor.watch(lambda: model.layers[0].kernel.assign(np.full((2, 1), 5.0)))  # it was trained
+    return model, monitor
+
+
+def test_what_is_written_goes_with_the_release_and_what_is_loaded_does_not() -> None:
+    class Halves(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            bias = self.model.layers[0].bias
+            bias.assign(bias + 1)
+
+    model, monitor = writing_monitor(Halves())
+    command = monitor.update(progress((0, 10)))
+    assert command is not None
+    assert command.release == 0
+    assert command.changes is not None
+    assert {k: v.tolist() for k, v in command.changes.model.items()} == {1: [1.0]}
+    assert dict(command.changes.offsets) == {1: 2}
+    model.layers[0].bias.assign([0.0])  # a stage that begins again loads the epoch's state
+    monitor.loaded_again(1)
+    assert model.layers[0].bias.numpy().tolist() == [1.0]
+
+
+def test_weights_that_are_written_where_they_are_old_are_an_error() -> None:
+    class Clips(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            self.model.layers[0].kernel.assign(np.zeros((2, 1)))
+
+    _, monitor = writing_monitor(Clips(), waits=False)
+    with pytest.raises(ModelError, match="take turns"):
+        monitor.update(progress((0, 10)))
+
+    clips = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: clip())
+    model, monitor = writing_monitor(clips)
+
+    def clip() -> None:
+        model.layers[0].kernel.assign(np.zeros((2, 1)))
+
+    with pytest.raises(ModelError, match="at a batch's"):
+        monitor.update(progress((1, 5)))
