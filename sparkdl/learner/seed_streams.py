@@ -12,6 +12,7 @@ has Keras'. What travels and comes back to the driver is ``[seed, draws]``.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -69,6 +70,12 @@ class SeedStreams:
         changed, self._key = self._key ^ key, key
         if changed:
             self._write([(s, _keyed(v, changed)) for s, v in self._values()])
+
+    @property
+    def number(self) -> int | None:
+        """A number made of this rank's seeds; None for a model without seeds."""
+        values = [value.tobytes() for _, value in self._values()]
+        return zlib.crc32(b"".join(values)) if values else None
 
     def travelling(self, variable: Any, value: Array) -> Array:
         """The value of a variable as it travels: a seed as the driver has it."""

@@ -99,6 +99,14 @@ class TorchLearner(KerasLearner):
                 part = torch.where(variable.value.to(part.dtype) == part, variable.value, part)
             variable.value.copy_(part)
 
+    def take_stream(self, rank: int, num_ranks: int) -> None:
+        super().take_stream(rank, num_ranks)
+        number = self._streams.number
+        if num_ranks > 1 and number is not None:
+            # A Dropout without a seed draws from PyTorch's own generator, which begins with the
+            # same number in every process.
+            torch.manual_seed(number)
+
     # -- training ------------------------------------------------------------------------------
 
     def train(self, stack: BatchStack) -> None:

@@ -30,8 +30,9 @@ def test_state_seeds_and_settings_travel(backend: str) -> None:
         "OMP_NUM_THREADS": "1",
     }
     cases = [str(_HERE / name) for name in _FILES]
+    options = ["-q", "--noconftest", "-k", "allreduce and not eagerly"]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "--noconftest", "-k", "allreduce and not eagerly", *cases],
+        [sys.executable, "-m", "pytest", *options, *cases],
         cwd=_HERE.parents[1], env=environment, capture_output=True, text=True, timeout=900,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
