@@ -56,6 +56,7 @@ _NEEDS = {
     "unit/spark/driver/test_keras_callbacks.py": "keras",
     "unit/spark/driver/test_wrong_kinds.py": "keras",
     "unit/test_call_arguments.py": "keras",
+    "unit/spark/columns/test_label_bounds.py": "keras",
     "unit/spark/columns/test_other_libraries.py": "keras",
 }
 """A folder or file below ``tests/``, and the mark of all tests in it."""

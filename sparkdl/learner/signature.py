@@ -21,6 +21,11 @@ _RANGES = {
 }  # fmt: skip
 """The labels that a loss of Keras has a meaning for. Others it cuts off (``kl_divergence``), or has
 no least value for, so that training goes to minus infinity (``poisson``)."""
+_OF_CLASSES = frozenset({
+    "categoricalcrossentropy", "categoricalfocalcrossentropy", "categoricalhinge", "kldivergence",
+    "dice", "tversky",
+})  # fmt: skip
+"""The losses of Keras that compare a vector with one place for each class."""
 Shape = tuple[int | None, ...]
 
 
@@ -51,6 +56,8 @@ class Signature:
         ignored_classes: Output name -> the label whose rows or positions its loss leaves out.
         optional_labels: The outputs without a loss, of a model without metrics: no labels are
             needed for them.
+        number_losses: Output name -> its loss, where that is one of Keras' which compares numbers,
+            one for each unit: a class number there is no one-hot vector.
     """
 
     inputs: dict[str, TensorSpec]
@@ -61,6 +68,7 @@ class Signature:
     label_ranges: dict[str, tuple[float, float]] = field(default_factory=dict)
     ignored_classes: dict[str, int] = field(default_factory=dict)
     optional_labels: frozenset[str] = frozenset()
+    number_losses: dict[str, str] = field(default_factory=dict)
 
     def label_bounds(self, output: str) -> tuple[float, float] | None:
         """The least and the greatest label that the loss of an output takes; None: any."""
@@ -93,7 +101,14 @@ def model_signature(model: Any) -> Signature:
     ranges = {output: _RANGES[name] for output, name in names.items() if name in _RANGES}
     ignored = {name: c for name, item in losses.items() if (c := ignored_class(item)) is not None}
     optional = _without_loss(model, losses)
-    return Signature(inputs, outputs, kinds, named, loss is not None, ranges, ignored, optional)
+    numbers = {
+        output: name
+        for output, name in names.items()
+        if name is not None and kinds[output] != "sparse" and name not in _OF_CLASSES
+    }
+    return Signature(
+        inputs, outputs, kinds, named, loss is not None, ranges, ignored, optional, numbers
+    )
 
 
 def has_own(model: Any, *methods: str) -> bool:

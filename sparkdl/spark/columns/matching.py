@@ -263,6 +263,8 @@ def _label(
     dtype = "float32"
     if is_number(kind):
         if shape and math.prod(d or 0 for d in shape) > 1:
+            if output in signature.number_losses:
+                raise one_number_error(f"label {name!r}", output, signature)
             if len(shape) == 1 and shape[0] is not None:
                 return ColumnSpec((name,), shape, dtype, "scalars", one_hot=shape[0])
             raise DataError(
@@ -282,6 +284,18 @@ def _label(
     if isinstance(kind, T.BinaryType):
         return ColumnSpec((name,), _known(shape, field), dtype, "binary")
     raise wrong_type(field, "label", "numbers, an array or an ML vector")
+
+
+def one_number_error(what: str, output: str, signature: Signature) -> DataError:
+    """The error for one number where a loss compares as many as the output has units."""
+    shape, loss = signature.outputs[output].shape, signature.number_losses[output]
+    return DataError(
+        f"{what} does not fit output {output!r}",
+        expected=f"an array of shape {shape}: loss {loss} compares numbers, one for each unit",
+        received="one number per row",
+        hint="a last layer of one unit, Dense(1), for one number; for classes "
+        "loss='sparse_categorical_crossentropy' or 'categorical_crossentropy'",
+    )
 
 
 def _several_labels(

@@ -16,6 +16,7 @@ import numpy as np
 from sparkdl.data import ColumnSpec
 from sparkdl.errors import DataError
 from sparkdl.learner.signature import Signature, TensorSpec
+from sparkdl.spark.columns.matching import one_number_error
 from sparkdl.spark.columns.wire import pack_problem
 from sparkdl.spark.executor.stage import read_to_end
 
@@ -41,7 +42,7 @@ def pair_encoder(signature: Signature) -> PairEncoder:
             labels[name] = ColumnSpec((f"label {name}",), (None,), "float32", "binary")
         else:
             labels[name] = replace(_fixed(spec, "output"), bounds=signature.label_bounds(name))
-    return PairEncoder(rdd_features(signature), labels)
+    return PairEncoder(rdd_features(signature), labels, signature)
 
 
 def rdd_features(signature: Signature) -> dict[str, ColumnSpec]:
@@ -101,8 +102,13 @@ class PairEncoder:
     error of Spark's, retried and without its beats.
     """
 
-    def __init__(self, features: dict[str, ColumnSpec], labels: dict[str, ColumnSpec]) -> None:
-        self.features, self.labels = features, labels
+    def __init__(
+        self,
+        features: dict[str, ColumnSpec],
+        labels: dict[str, ColumnSpec],
+        signature: Signature | None = None,
+    ) -> None:
+        self.features, self.labels, self._signature = features, labels, signature
 
     def __call__(self, rows: Iterable[Any]) -> Iterator[tuple[bytes | str | None, ...]]:
         rows = iter(rows)
@@ -127,7 +133,15 @@ class PairEncoder:
                 expected="a pair (x, y) or a LabeledPoint",
                 received=f"{type(row).__qualname__}",
             )
-        return [*_encode(x, self.features, number, "x"), *_encode(y, self.labels, number, "y")]
+        return [*_encode(x, self.features, number, "x"), *self._encode_labels(y, number)]
+
+    def _encode_labels(self, y: Any, number: int) -> Iterator[bytes]:
+        if self._signature is not None and np.ndim(y) == 0:
+            for name, spec in self.labels.items():
+                several = math.prod(d or 0 for d in spec.shape) > 1
+                if several and name in self._signature.number_losses:
+                    raise one_number_error(f"y of row {number}", name, self._signature)
+        return _encode(y, self.labels, number, "y")
 
 
 def _encode(value: Any, specs: Mapping[str, ColumnSpec], number: int, side: str) -> Iterator[bytes]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import keras
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -11,7 +12,7 @@ from pyspark.sql import types as T
 
 from sparkdl.data import DataSpec, decode, rows_from_numpy
 from sparkdl.errors import DataError
-from sparkdl.learner.signature import LabelKind, Signature, TensorSpec
+from sparkdl.learner.signature import LabelKind, Signature, TensorSpec, model_signature
 from sparkdl.spark.columns.matching import make_spec
 from sparkdl.spark.columns.pairs import pair_encoder
 from sparkdl.spark.columns.sources import wanted_spec
@@ -43,9 +44,32 @@ def test_labels_of_a_column() -> None:
     assert read(dense, [-1.0, 7.0]).tolist() == [[-1.0], [7.0]]
 
 
-def test_class_numbers_for_several_sigmoids_are_one_hot() -> None:
-    spec = make_spec(SCHEMA, signature("binary", 3), "features", "label")
-    assert read(spec, [2.0, 0.0]).tolist() == [[0, 0, 1], [1, 0, 0]]
+@pytest.mark.parametrize(
+    ("loss", "fits"),
+    [
+        ("categorical_crossentropy", True), (keras.losses.CategoricalFocalCrossentropy(), True),
+        ("mse", False), ("binary_crossentropy", False), (keras.losses.Huber(), False),
+    ],
+)  # fmt: skip
+def test_class_numbers_are_one_hot_where_the_loss_is_of_classes(loss: Any, fits: bool) -> None:
+    """A forgotten Dense(1) must not train as a classifier."""
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3)])
+    model.compile("sgd", loss)
+    known = model_signature(model)
+    (output,) = known.outputs
+    encoder = pair_encoder(known)
+    rows = [(np.array(x), y) for x, y in zip(X, [2, 0], strict=True)]
+    if fits:
+        spec = make_spec(SCHEMA, known, "features", "label")
+        batch = pa.record_batch(
+            {"features": pa.array(X, pa.list_(pa.float32())), "label": [2.0, 0.0]}
+        )
+        assert decode(batch, spec).y[output].tolist() == [[0, 0, 1], [1, 0, 0]]
+        assert all(row[-1] is None for row in encoder(rows))
+        return
+    with pytest.raises(DataError, match=r"(?s)compares numbers.*Dense\(1\)"):
+        make_spec(SCHEMA, known, "features", "label")
+    assert "compares numbers" in str(next(iter(encoder(rows)))[-1])
 
 
 def test_labels_of_arrays_are_refused_on_the_driver() -> None:
