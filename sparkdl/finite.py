@@ -85,6 +85,10 @@ class FiniteCheck:
         self.refused += 1
         return False
 
+    def is_sound(self, values: FloatArray, learner: LossScaling) -> bool:
+        """What :meth:`notes` would say of a whole flat buffer; nothing is counted."""
+        return self._is_finite(values, 0) or learner.scales_loss
+
     def notes(
         self, values: FloatArray, first: int, learner: LossScaling | None, batch: int = 0
     ) -> bool:

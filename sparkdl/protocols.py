@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 import numpy.typing as npt
 
 from sparkdl.changes import VariableChanges
@@ -127,6 +128,39 @@ class Reducer(Protocol):
         Returns:
             What the workers know together; empty if none of them knows.
         """
+
+    def agree_on_terms(self, mine: int) -> int:
+        """Tells the other workers how many terms of the loss have a denominator of their own.
+
+        As :meth:`agree_on_gradients`: a worker without a batch cannot know, and its first call
+        waits for those of the others.
+
+        Args:
+            mine: Terms that are no means over rows; below 0 on a worker that does not know.
+
+        Returns:
+            What the workers know together; 0 where there is no other worker, or where one without
+            a batch has no part in :meth:`add_up`.
+        """
+
+    def add_up(self, numbers: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """The sums of a few numbers over all workers, before ``begin`` of a step.
+
+        Args:
+            numbers: As many on each worker, which all call it equally often. Zeros on a worker
+                without a batch.
+        """
+
+    def is_sound(self, learner: LossScaling) -> bool:
+        """Whether ``begin`` would take the gradient in ``buffer``, where ``skips``."""
+
+
+class LossScaling(Protocol):
+    """A learner, as far as infinite gradients may be meant."""
+
+    @property
+    def scales_loss(self) -> bool:
+        """See :class:`Learner`."""
 
 
 class Exchanger(Protocol):

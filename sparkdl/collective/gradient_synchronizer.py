@@ -21,7 +21,7 @@ from sparkdl.collective.communicator import Communicator, ReduceHandle
 from sparkdl.errors import ConfigError
 from sparkdl.finite import FiniteCheck, NotFiniteError
 from sparkdl.phases import current_clock
-from sparkdl.protocols import BatchStack, Learner
+from sparkdl.protocols import BatchStack, Learner, LossScaling
 from sparkdl.run_state import RunState
 from sparkdl.weights import FloatArray, Layout
 
@@ -97,6 +97,7 @@ class AllReduceGradientSynchronizer:
         self.stop_wanted = False
         self.stop_agreed = False
         self._has_gradient: list[bool] | None = None
+        self._num_terms: int | None = None
         self._handles: list[tuple[slice, npt.NDArray[Any], ReduceHandle]] = []
 
     def start(self, learner: Learner, root: int = 0, scale: float = 1.0, steps: int = 0) -> None:
@@ -235,6 +236,22 @@ class AllReduceGradientSynchronizer:
             known = [values for values in gathered if values.size]
             self._has_gradient = np.any(known, axis=0).tolist() if known else []
         return self._has_gradient
+
+    def agree_on_terms(self, mine: int) -> int:
+        """How many terms have denominators; see :class:`sparkdl.protocols.Reducer`."""
+        if self._num_terms is None:
+            known = self.communicator.all_gather(np.array([mine], np.int64))
+            self._num_terms = 0 if len(known) == 1 else max(0, *(int(n[0]) for n in known))
+        return self._num_terms
+
+    def add_up(self, numbers: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """Sums over all ranks; see :class:`sparkdl.protocols.Reducer`."""
+        with self._clock.within("exchange", any_thread=True):
+            return self.communicator.all_reduce(numbers)
+
+    def is_sound(self, learner: LossScaling) -> bool:
+        """Whether the gradient in ``buffer`` would be taken."""
+        return self._check.is_sound(self.buffer, learner)
 
 
 def take_root_state(

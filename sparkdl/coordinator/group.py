@@ -25,7 +25,17 @@ from sparkdl.transport.frames import ByteArray, Flag, Kind, Limits, Message
 from sparkdl.transport.service import Replies
 
 WaitReason = Literal[
-    "start", "gather", "duplicate", "join", "begin", "round", "gate", "last", "snapshot", "epoch"
+    "start",
+    "gather",
+    "duplicate",
+    "join",
+    "begin",
+    "round",
+    "gate",
+    "last",
+    "snapshot",
+    "epoch",
+    "sums",
 ]
 
 

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparkdl.learner.captured_gradients import captured_gradients, match_gradients
+from sparkdl.learner.denominators import Terms, followed, forward_terms
 from sparkdl.learner.jax_steps import HostCopy, StackedSteps, copied, with_types_of
 from sparkdl.learner.keras_learner import KerasLearner, require_one_batch
 from sparkdl.learner.metric_state import flatten_arrays
@@ -49,6 +50,7 @@ class JaxLearner(KerasLearner):
         self._train_steps = StackedSteps(self._train_step, self._compiles)
         self._test_steps = StackedSteps(self._test_step, self._compiles)
         self._gradients = self._compile(self._trace_gradients, donate=(2, 3))
+        self._denominators = self._compile(self._trace_denominators)
         self._apply = self._compile(self._trace_apply, donate=(0, 1))
         self._concat = jax.jit(self._trace_concat)
         self._split = jax.jit(self._trace_split)
@@ -176,24 +178,52 @@ class JaxLearner(KerasLearner):
     def _compile(self, function: Callable[..., Any], donate: tuple[int, ...] = ()) -> Any:
         return jax.jit(function, donate_argnums=donate) if self._compiles else function
 
-    def gradients(self, stack: BatchStack, out: FloatArray) -> None:
+    def weighed_gradients(
+        self, stack: BatchStack, out: FloatArray, factors: FloatArray | None
+    ) -> None:
         require_one_batch(stack)
         self._layout.check(out)
         self.build_metrics(stack)
-        batch = jax.tree.map(lambda a: a[0], self.arranged(stack))
-        trainable, non_trainable, optimizer, metrics = self._state
-        flat, non_trainable, metrics = self._gradients(
-            trainable, optimizer, non_trainable, metrics, batch
-        )
+        flat, non_trainable, metrics = self._gradients(*self._state_and_batch(stack), factors)
         self._set(non_trainable=non_trainable, metrics=metrics)
         self._copy_to_host(flat, out)
 
-    def _trace_gradients(
+    def _state_and_batch(self, stack: BatchStack) -> tuple[Any, ...]:
+        """The state and the one batch of a stack, as the gradients' function takes them."""
+        trainable, non_trainable, optimizer, metrics = self._state
+        batch = jax.tree.map(lambda a: a[0], self.arranged(stack))
+        return trainable, optimizer, non_trainable, metrics, batch
+
+    def find_terms(self, stack: BatchStack) -> None:
+        if self._compiles:  # the call that follows finds what is traced here
+            self._gradients.trace(*self._state_and_batch(stack), None)
+        else:
+            jax.eval_shape(self._trace_gradients, *self._state_and_batch(stack), None)
+
+    def denominators(self, stack: BatchStack) -> npt.NDArray[Any]:
+        return np.asarray(self._denominators(*self._state_and_batch(stack)))
+
+    def _trace_denominators(
         self, trainable: Any, optimizer: Any, non_trainable: Any, metrics: Any, batch: Any
     ) -> Any:
+        model, state = self.model, (trainable, non_trainable, optimizer, metrics)
+        groups = model.trainable_variables, model.non_trainable_variables
+        mapping = [
+            pair
+            for group, values in zip(groups, state[:2], strict=True)
+            for pair in zip(group, values, strict=True)
+        ]
+        return forward_terms(model, pack_batch(*batch), mapping, state).stacked()
+
+    def _trace_gradients(
+        self, trainable: Any, optimizer: Any, non_trainable: Any, metrics: Any, batch: Any,
+        factors: Any,
+    ) -> Any:  # fmt: skip
         state = (trainable, non_trainable, optimizer, metrics)
-        with captured_gradients(self.model.optimizer) as captured:
+        terms = Terms.with_factors(factors)
+        with followed(terms, self.model), captured_gradients(self.model.optimizer) as captured:
             after = with_types_of(self._model_step(state, pack_batch(*batch))[1], state)
+        self._counted = terms.counted
         gradients = match_gradients(self.model, captured, self.trained)
         self._has_gradient = [g is not None for g in gradients]
         parts = [

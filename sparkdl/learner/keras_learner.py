@@ -17,6 +17,7 @@ from sparkdl.errors import ConfigError, ModelError
 from sparkdl.learner.callback_writes import changed_pairs
 from sparkdl.learner.carried_state import CarriedState, values_of
 from sparkdl.learner.compile_parts import require_remakable
+from sparkdl.learner.denominators import Numbers, factors
 from sparkdl.learner.metric_state import build_metrics, flatten_metrics
 from sparkdl.learner.model_weights import averaged_variables, constrained, layout_of
 from sparkdl.learner.optimizer_state import (
@@ -57,6 +58,7 @@ class KerasLearner(ABC):
         self._metrics_ready = False
         self._kept_metrics: list[Any] | None = None
         self._has_gradient: list[bool] = []  # of each trained variable; empty: not known yet
+        self._counted: list[bool] | None = None  # of each term of the loss; None: not known yet
 
     @property
     def layout(self) -> Layout:
@@ -74,7 +76,19 @@ class KerasLearner(ABC):
     def train(self, stack: BatchStack) -> None: ...
 
     @abstractmethod
-    def gradients(self, stack: BatchStack, out: FloatArray) -> None: ...
+    def weighed_gradients(
+        self, stack: BatchStack, out: FloatArray, factors: FloatArray | None
+    ) -> None:
+        """:meth:`gradients`, with a factor for each term of the loss that is no mean over rows."""
+
+    @abstractmethod
+    def find_terms(self, stack: BatchStack) -> None:
+        """Sets ``_counted``: which terms the loss has that are no means over rows; see
+        :class:`sparkdl.learner.denominators.Terms`."""
+
+    @abstractmethod
+    def denominators(self, stack: BatchStack) -> npt.NDArray[Any]:
+        """Of each of these terms for one batch, before its gradient; 0 for a sum over rows."""
 
     @abstractmethod
     def apply_gradients(self, flat: FloatArray) -> None: ...
@@ -111,12 +125,18 @@ class KerasLearner(ABC):
 
     # -- steps in two halves ---------------------------------------------------------------------
 
+    def gradients(self, stack: BatchStack, out: FloatArray) -> None:
+        self.weighed_gradients(stack, out, None)
+
     def train_reducing(self, stack: BatchStack, reducer: Reducer) -> None:
         for batch in stack.single_batches():
             reducer.rows = batch.num_rows
             if reducer.skips:
                 self.keep_metrics()
-            self.gradients(batch, reducer.buffer)
+            if self.agree_on_terms(batch, reducer):
+                self._compute_weighed(batch, reducer)
+            else:
+                self.gradients(batch, reducer.buffer)
             self._has_gradient = reducer.agree_on_gradients(self._has_gradient)
             for part in range(len(reducer.parts)):
                 reducer.begin(part)
@@ -135,11 +155,67 @@ class KerasLearner(ABC):
 
     def skip_reducing(self, reducer: Reducer) -> None:
         reducer.rows = 0
-        self._has_gradient = reducer.agree_on_gradients([]) or self._has_gradient
+        self._agree_without_batch(reducer)
         for part in range(len(reducer.parts)):
             reducer.begin(part)
         if reducer.finish():
             self.apply_gradients(reducer.buffer)
+
+    def _agree_without_batch(self, reducer: Reducer) -> None:
+        """What the others agree on and add up, in the order in which they do."""
+        self._add_nothing_up(reducer, reducer.agree_on_terms(-1))
+        self._has_gradient = reducer.agree_on_gradients([]) or self._has_gradient
+
+    # -- denominators ------------------------------------------------------------------------------
+
+    def agree_on_terms(self, batch: BatchStack, reducer: Reducer) -> int:
+        """How many terms of the loss need a factor; 0 where this is the only worker."""
+        if self._counted is None:
+            self.build_metrics(batch)
+            self.find_terms(batch)
+            assert self._counted is not None
+        return reducer.agree_on_terms(len(self._counted))
+
+    def compute_weighed(self, batch: BatchStack, reducer: Reducer) -> tuple[Numbers, Numbers]:
+        """Writes a gradient with factors, for which all workers tell their denominators.
+
+        Returns:
+            This worker's rows and the denominator of each term (0 for a sum over rows), and the
+            sums of all workers'.
+        """
+        mine = np.array([batch.num_rows, *self.denominators(batch)], np.float64)
+        of_all = reducer.add_up(mine)
+        weights = factors(self._counted or [], mine, of_all)
+        self.weighed_gradients(batch, reducer.buffer, weights)
+        return mine, of_all
+
+    def skip_weighed(self, reducer: Reducer, num_terms: int) -> None:
+        """Adds up with the others, without a batch, what :meth:`compute_weighed` does."""
+        reducer.add_up(np.zeros(1 + num_terms))
+
+    def _compute_weighed(self, batch: BatchStack, reducer: Reducer) -> None:
+        """Writes the gradient of a loss whose terms have denominators of their own."""
+        if not reducer.skips:
+            self.compute_weighed(batch, reducer)
+            return
+        before = np.empty(self._layout.size, np.float32)
+        self.read_weights(before)
+        mine, of_all = self.compute_weighed(batch, reducer)
+        # What is left out leaves its denominators out, too.
+        sound = reducer.is_sound(self)
+        left = reducer.add_up(mine if sound else np.zeros_like(mine))
+        if sound and left[0] != of_all[0]:
+            self.write_weights(before)  # the statistics of before
+            self.restore_metrics()
+            weights = factors(self._counted or [], mine, left)
+            self.weighed_gradients(batch, reducer.buffer, weights)
+
+    def _add_nothing_up(self, reducer: Reducer, num_terms: int) -> None:
+        """Takes part in what :meth:`_compute_weighed` adds up."""
+        if num_terms:
+            self.skip_weighed(reducer, num_terms)
+            if reducer.skips:
+                reducer.add_up(np.zeros(1 + num_terms))
 
     def know_gradients(self, agree: Callable[[list[bool]], list[bool]]) -> None:
         self._has_gradient = agree(self._has_gradient) or self._has_gradient

@@ -14,9 +14,11 @@ from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
 from sparkdl.learner.captured_gradients import captured_gradients, match_gradients
+from sparkdl.learner.denominators import Terms, followed, forward_terms
 from sparkdl.learner.keras_learner import KerasLearner, require_one_batch
 from sparkdl.learner.optimizer_state import innermost_optimizer
 from sparkdl.learner.signature import takes_strings
@@ -60,8 +62,9 @@ class TensorFlowLearner(KerasLearner):
         self._train_step = logged_step(model, "train_step")
         self._train_steps = self._compile_steps(self._train_step, with_weights=True)
         self._test_steps = self._compile_steps(logged_step(model, "test_step"), with_weights=False)
-        traced = ShapedCalls(self._trace_gradients, reduce_retracing=True)
-        self._gradients = self._eager_gradients if self._eager else traced
+        self._gradients = self._compile_batch(self._trace_gradients)
+        self._weighed_gradients = self._compile_batch(self._trace_weighed)
+        self._denominators = self._compile_batch(self._trace_denominators)
         self._concat = compiled_apart(self._trace_concat)
         self.reload()
 
@@ -133,8 +136,10 @@ class TensorFlowLearner(KerasLearner):
         tensors: tuple[Any, Any, Any] = map_arrays(tf.convert_to_tensor, arrays)
         return tensors
 
-    def _eager_gradients(self, stack: BatchStack, x: Any, y: Any, sample_weight: Any) -> tf.Tensor:
-        return self._trace_gradients(x, y, sample_weight)
+    def _compile_batch(self, function: Callable[..., tf.Tensor]) -> Steps:
+        if self._eager:
+            return lambda stack, *given: function(*given)
+        return ShapedCalls(function, reduce_retracing=not self._has_several_losses)
 
     def _compile_steps(self, step: Callable[[Any], Any], with_weights: bool) -> Steps:
         def run_eagerly(stack: BatchStack, *given: Any) -> Any:
@@ -219,19 +224,46 @@ class TensorFlowLearner(KerasLearner):
         exchanger.exchange()
         return exchanger.buffer
 
-    def gradients(self, stack: BatchStack, out: FloatArray) -> None:
+    def weighed_gradients(
+        self, stack: BatchStack, out: FloatArray, factors: FloatArray | None
+    ) -> None:
         require_one_batch(stack)
         self.build_metrics(stack)
-        np.copyto(out, np.asarray(self._gradients(stack, *self._tensors(stack, 0))))
+        data = self._tensors(stack, 0)
+        if factors is None:
+            flat = self._gradients(stack, *data)
+        else:
+            flat = self._weighed_gradients(stack, *data, tf.convert_to_tensor(factors))
+        np.copyto(out, np.asarray(flat))
         self._flat = None
 
-    def _trace_gradients(self, x: Any, y: Any, sample_weight: Any) -> tf.Tensor:
-        return flatten(self._trace_step(pack_batch(x, y, sample_weight)), self._layout.slots)
+    def find_terms(self, stack: BatchStack) -> None:
+        data = self._tensors(stack, 0)
+        if isinstance(self._gradients, ShapedCalls):
+            self._gradients.compiled(stack, *data)
+        else:
+            few = map_arrays(lambda tensor: tensor[:2], data)
+            self._counted = forward_terms(self.model, pack_batch(*few)).counted
 
-    def _trace_step(self, batch: Any) -> list[Any]:
+    def denominators(self, stack: BatchStack) -> npt.NDArray[Any]:
+        return np.asarray(self._denominators(stack, *self._tensors(stack, 0)))
+
+    def _trace_denominators(self, x: Any, y: Any, sample_weight: Any) -> tf.Tensor:
+        return forward_terms(self.model, pack_batch(x, y, sample_weight)).stacked()
+
+    def _trace_gradients(self, x: Any, y: Any, sample_weight: Any) -> tf.Tensor:
+        return self._trace_weighed(x, y, sample_weight, None)
+
+    def _trace_weighed(self, x: Any, y: Any, sample_weight: Any, factors: Any) -> tf.Tensor:
+        step = self._trace_step(pack_batch(x, y, sample_weight), factors)
+        return flatten(step, self._layout.slots)
+
+    def _trace_step(self, batch: Any, factors: Any = None) -> list[Any]:
         """The gradients of one batch (None where there is none), and the statistics after it."""
-        with captured_gradients(self.model.optimizer) as captured:
+        terms = Terms.with_factors(factors)
+        with followed(terms, self.model), captured_gradients(self.model.optimizer) as captured:
             self._train_step(batch)
+        self._counted = terms.counted
         gradients = match_gradients(self.model, captured, self.trained)
         self._has_gradient = [g is not None for g in gradients]
         return [*gradients, *(v.value for v in self.averaged)]
@@ -289,15 +321,20 @@ class TensorFlowLearner(KerasLearner):
     # -- steps with an exchange inside -----------------------------------------------------------
 
     def train_reducing(self, stack: BatchStack, reducer: Reducer) -> None:
-        if self._eager or (reducer.in_graph is None and not _in_main_thread()):
+        if not self._steps_in_graph(reducer):
             super().train_reducing(stack, reducer)
             return
         self.build_metrics(stack)
         self._reducer, reducer.rows = reducer, stack.num_rows // stack.num_batches
-        steps = self._steps_with(reducer)
         given = (*self._tensors(stack), tf.constant(stack.num_batches), *_weight_and_stop(reducer))
-        if not self._has_gradient:
-            steps.compiled(stack, *given)  # tracing finds which variables have one
+        if self._counted is None or not self._has_gradient:
+            # tracing finds which variables have one, and the terms of the loss
+            self._steps_with(reducer, 0).compiled(stack, *given)
+        num_terms = reducer.agree_on_terms(len(self._counted or []))
+        if num_terms and reducer.skips:
+            super().train_reducing(stack, reducer)
+            return
+        steps = self._steps_with(reducer, num_terms)
         reducer.agree_on_gradients(self._has_gradient)
         try:
             stopping, broken_at, own = steps(stack, *given)
@@ -314,14 +351,31 @@ class TensorFlowLearner(KerasLearner):
             super().skip_reducing(reducer)
             return
         reducer.rows = 0
+        num_terms = reducer.agree_on_terms(-1)
         self._has_gradient = reducer.agree_on_gradients([]) or self._has_gradient
-        agreed = self._skip_with(reducer)(*_weight_and_stop(reducer))
+        agreed = self._skip_with(reducer, num_terms)(*_weight_and_stop(reducer))
         reducer.agree_on_stop(float(agreed))
         self._flat = None
 
-    def _steps_with(self, reducer: Reducer) -> ShapedCalls:
-        """The compiled loop over a stack's batches, with an exchange in each step."""
-        kind, skips = _kind(reducer), reducer.skips
+    def _steps_in_graph(self, reducer: Reducer) -> bool:
+        return not self._eager and (reducer.in_graph is not None or _in_main_thread())
+
+    def _agree_without_batch(self, reducer: Reducer) -> None:
+        num_terms = reducer.agree_on_terms(-1)
+        if not self._steps_in_graph(reducer) or (num_terms and reducer.skips):
+            super()._agree_without_batch(reducer)
+            return
+        self._has_gradient = reducer.agree_on_gradients([]) or self._has_gradient
+        self._add_nothing_up(reducer, num_terms)
+
+    def _steps_with(self, reducer: Reducer, num_terms: int) -> ShapedCalls:
+        """The compiled loop over a stack's batches, with an exchange in each step.
+
+        Args:
+            reducer: Makes the exchange.
+            num_terms: Terms of the loss whose denominators the workers tell each other before.
+        """
+        kind, skips = (*_kind(reducer), num_terms), reducer.skips
         if kind not in self._reducing:
             exchange = self._exchange_of(reducer)
 
@@ -336,7 +390,11 @@ class TensorFlowLearner(KerasLearner):
                 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
                     batch = pack_batch(*map_arrays(lambda t: t[index], (x, y, weights)))
                     before = self._trace_metrics() if skips else []
-                    joined = exchange(self._trace_step(batch), weight, stop)
+                    factors = None
+                    if num_terms:
+                        denominators = forward_terms(self.model, batch).stacked()
+                        factors = exchange.factors(denominators, self._counted or [], weight)
+                    joined = exchange(self._trace_step(batch, factors), weight, stop)
                     if skips:
                         self._apply_sound(joined, before)
                     else:
@@ -358,14 +416,16 @@ class TensorFlowLearner(KerasLearner):
             self._reducing[kind] = ShapedCalls(run, reduce_retracing=not self._has_several_losses)
         return self._reducing[kind]
 
-    def _skip_with(self, reducer: Reducer) -> Any:
-        kind = _kind(reducer)
+    def _skip_with(self, reducer: Reducer, num_terms: int) -> Any:
+        kind = (*_kind(reducer), num_terms)
         if kind not in self._skipping:
             exchange = self._exchange_of(reducer)
 
             def run(weight: tf.Tensor, stop: tf.Tensor) -> tf.Tensor:
                 values = [tf.zeros(s.shape) for s in self._layout.slots]
-                joined = exchange(values, weight, stop)
+                before = exchange.skip_factors(num_terms) if num_terms else []
+                with tf.control_dependencies(before):
+                    joined = exchange(values, weight, stop)
 
                 def apply() -> tf.Tensor:
                     self._apply_parts(joined.values)
@@ -376,7 +436,7 @@ class TensorFlowLearner(KerasLearner):
             self._skipping[kind] = compiled_apart(run)
         return self._skipping[kind]
 
-    def _exchange_of(self, reducer: Reducer) -> Callable[..., Joined]:
+    def _exchange_of(self, reducer: Reducer) -> NumpyExchange | HorovodExchange:
         if reducer.in_graph is None:
             return NumpyExchange(
                 self._layout, lambda: self._reducer, reducer.parts, skips=reducer.skips

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from sparkdl.learner.denominators import factors
 from sparkdl.protocols import Reducer
 from sparkdl.weights import FloatArray, Layout, Slot
 
@@ -128,6 +129,30 @@ class NumpyExchange:
         typed = [tf.cast(v, s.dtype) for v, s in zip(joined, slots, strict=True)]
         return Joined(typed, weight, none, none, none)
 
+    def factors(
+        self, denominators: tf.Tensor, counted: Sequence[bool], weight: tf.Tensor
+    ) -> tf.Tensor:
+        """The factor of each term of the loss; see :mod:`sparkdl.learner.denominators`.
+
+        Args:
+            denominators: This worker's; 0 for a sum over rows.
+            counted: Which terms have one.
+            weight: Not used: the reducer knows the rows.
+        """
+
+        def add_up(own: FloatArray) -> FloatArray:
+            reducer = self._reducer()
+            mine = np.array([reducer.rows, *own], np.float64)
+            return factors(counted, mine, reducer.add_up(mine))
+
+        found = tf.numpy_function(add_up, [denominators], tf.float32)
+        found.set_shape([len(counted)])
+        return found
+
+    def skip_factors(self, num_terms: int) -> list[tf.Tensor]:
+        """Never called: a step without a batch calls the reducer itself."""
+        raise NotImplementedError
+
     def _begin(self, index: int, chosen: list[int]) -> Callable[..., Any]:
         slots = [self._layout.slots[i] for i in chosen]
 
@@ -213,6 +238,25 @@ class HorovodExchange:
                     tensor = tf.math.divide_no_nan(tensor, totals[0])
                 joined[i] = tf.cast(tensor, slots[i].dtype)
         return Joined(joined, totals[0], totals[1], broken, totals[2])
+
+    def factors(
+        self, denominators: tf.Tensor, counted: Sequence[bool], weight: tf.Tensor
+    ) -> tf.Tensor:
+        """The factor of each term of the loss; see :mod:`sparkdl.learner.denominators`.
+
+        Args:
+            denominators: This worker's; 0 for a sum over rows.
+            counted: Which terms have one.
+            weight: This worker's, in proportion to its rows.
+        """
+        of_all = self._sum([tf.concat([weight[None], denominators], 0)], "denominators")[0]
+        more_rows = tf.math.divide_no_nan(of_all[0], weight)
+        shares = tf.math.divide_no_nan(denominators, of_all[1:])
+        return tf.where(counted, shares * more_rows, more_rows)
+
+    def skip_factors(self, num_terms: int) -> list[tf.Tensor]:
+        """The other workers' sums of denominators, in a step without a batch."""
+        return self._sum([tf.zeros([1 + num_terms])], "denominators")
 
     def _is_trained(self, offset: int) -> bool:
         return offset < self._layout.trained_size

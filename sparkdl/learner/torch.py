@@ -19,10 +19,11 @@ import numpy.typing as npt
 import torch
 
 from sparkdl.learner.captured_gradients import captured_gradients, match_gradients
+from sparkdl.learner.denominators import Numbers, Terms, factors, followed, forward_terms
 from sparkdl.learner.keras_learner import KerasLearner, require_one_batch
 from sparkdl.learner.step_logs import logged_step
 from sparkdl.learner.structure import map_arrays, pack_batch
-from sparkdl.protocols import BatchStack
+from sparkdl.protocols import BatchStack, Reducer
 from sparkdl.weights import FloatArray
 
 # PyTorch has no (or hardly any) operations on these; Keras takes the wider type, too.
@@ -144,18 +145,61 @@ class TorchLearner(KerasLearner):
             torch.nn.Module.train(self.model, mode)
 
     def _tensors(self, stack: BatchStack) -> Any:
-        return map_arrays(self._tensor, self.arranged(stack))
+        x, y, weights = map_arrays(self._tensor, self.arranged(stack))
+        # Keras multiplies weights with a mask in place: the rows of the partition, without a copy.
+        return x, y, map_arrays(torch.clone, weights)
 
     def _tensor(self, array: npt.NDArray[Any]) -> torch.Tensor:
         return tensor_of(array, self._device)
 
-    def gradients(self, stack: BatchStack, out: FloatArray) -> None:
+    def find_terms(self, stack: BatchStack) -> None:
+        self._set_training(True)
+        batch = map_arrays(lambda tensor: tensor[:2], _batch(self._tensors(stack), 0))
+        # What plain PyTorch layers keep is no variable of Keras, whose changes are left out.
+        buffers = [(b, b.clone()) for b in torch.nn.Module.buffers(self.model)]
+        with torch.random.fork_rng():
+            self._counted = forward_terms(self.model, batch).counted
+        with torch.no_grad():
+            for buffer, value in buffers:
+                buffer.copy_(value)
+
+    def denominators(self, stack: BatchStack) -> npt.NDArray[Any]:
+        """Never called: a step asks for the factors itself."""
+        raise NotImplementedError
+
+    def compute_weighed(self, batch: BatchStack, reducer: Reducer) -> tuple[Numbers, Numbers]:
+        """See :class:`KerasLearner`. PyTorch computes what it is told, so a forward pass for the
+        denominators alone would be a whole one: each term asks for its factor where it is met."""
+        mine, of_all = [float(batch.num_rows)], [0.0]
+
+        def factor(index: int, denominator: Any) -> Any:
+            own = 0.0 if denominator is None else float(denominator)
+            numbers = np.array([batch.num_rows, own])
+            total = reducer.add_up(numbers)
+            mine.append(own)
+            of_all[0] = float(total[0])
+            of_all.append(float(total[1]))
+            return factors([denominator is not None], numbers, total)[0]
+
+        self._compute_gradients(batch, reducer.buffer, Terms(factor))
+        return np.array(mine), np.array(of_all)
+
+    def skip_weighed(self, reducer: Reducer, num_terms: int) -> None:
+        for _ in range(num_terms):
+            reducer.add_up(np.zeros(2))
+
+    def weighed_gradients(
+        self, stack: BatchStack, out: FloatArray, factors: FloatArray | None
+    ) -> None:
+        self._compute_gradients(stack, out, Terms.with_factors(factors))
+
+    def _compute_gradients(self, stack: BatchStack, out: FloatArray, terms: Terms) -> None:
         require_one_batch(stack)
         self._layout.check(out)
         self.build_metrics(stack)
         self._set_training(True)
         batch = _batch(self._tensors(stack), 0)
-        with captured_gradients(self.model.optimizer) as captured:
+        with followed(terms, self.model), captured_gradients(self.model.optimizer) as captured:
             self._logged_step(batch)
         gradients = match_gradients(self.model, captured, self.trained)
         self._has_gradient = [g is not None for g in gradients]

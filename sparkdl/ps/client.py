@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from sparkdl.closing import Closing
 from sparkdl.coordinator.session import Session, Welcome, open_session
@@ -74,6 +75,10 @@ class StoreAccess(Protocol):
     def push(self, progress: Progress) -> None: ...
 
     def push_pull(self, progress: Progress) -> FloatArray: ...
+
+    def add_up(
+        self, numbers: npt.NDArray[np.float64], number: int, progress: Progress
+    ) -> npt.NDArray[np.float64]: ...
 
     def snapshot_wanted(self, epoch: int, batch: int = 0) -> bool: ...
 
@@ -175,6 +180,23 @@ class Client(Closing):
         """
         self._commit(Kind.PUSH_PULL, progress)
         return self.buffer
+
+    def add_up(
+        self, numbers: npt.NDArray[np.float64], number: int, progress: Progress
+    ) -> npt.NDArray[np.float64]:
+        """The sums of a few numbers over all ranks that have rows in the present round.
+
+        Args:
+            numbers: This rank's.
+            number: Which sums of this round they are: all ranks number them alike.
+            progress: That of the commit to come.
+        """
+        message = Message(Kind.ADD_UP, offset=number, meta={"numbers": numbers.tolist()})
+        reply = self.session.request(message, deferred=True)
+        while reply.flags & Flag.UPLOAD:
+            self._upload(progress)
+            reply = self.session.request(message, deferred=True)
+        return np.array(reply.meta["sums"], np.float64)
 
     def snapshot_wanted(self, epoch: int, batch: int = 0) -> bool:
         """Whether this rank is to send the weights of a position, by :meth:`snapshot`.

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 
 from sparkdl.finite import FiniteCheck
 from sparkdl.phases import current_clock
-from sparkdl.protocols import BatchStack, InGraph, Learner
+from sparkdl.protocols import BatchStack, InGraph, Learner, LossScaling
 from sparkdl.ps.client import Progress, StoreAccess
 from sparkdl.ps.unwrapping import Unwrapping
 from sparkdl.run_state import RunState
@@ -49,6 +50,8 @@ class RoundSynchronizer:
         self.parts = [slice(0, layout.size)]
         self.rows = self._sent_rows = 0
         self.refused = False
+        self._sums = 0  # of the present round
+        self._entered = False  # whether the present step has sent something
 
     def start(self, learner: Learner, epoch: int = 0) -> bool:
         """Brings ``learner`` to where the others are: the server's weights, or a live rank's.
@@ -142,25 +145,35 @@ class RoundSynchronizer:
 
     def begin(self, part: int) -> None:
         """Takes this rank's gradient in ``buffer``; there is one part, the whole."""
-        self._step += 1
-        self._own_steps += self.rows > 0
+        self._enter_step()
         buffer = self._client.buffer
         self.refused = self.rows > 0 and not self._check.notes(buffer, 0, self._learner, self._step)
         self._sent_rows = 0 if self.refused else self.rows
         if not self._sent_rows:
             buffer[...] = 0
 
-    def finish(self) -> bool:
-        """One round; False if no rank had rows: the buffer then holds no gradient."""
-        progress = Progress(
+    def _enter_step(self) -> None:
+        """Counts a step when its first message is about to go out."""
+        if not self._entered:
+            self._entered = True
+            self._step += 1
+            self._own_steps += self.rows > 0
+
+    def _progress_of_step(self) -> Progress:
+        return Progress(
             epoch=self._progress.epoch,
             batch=self._done,
             batches=1 if self._sent_rows else 0,
             rows=self._sent_rows,
             learning_rate=self._progress.learning_rate,
         )
+
+    def finish(self) -> bool:
+        """One round; False if no rank had rows: the buffer then holds no gradient."""
+        progress = self._progress_of_step()
         with self._unwrapping.inside(), self._clock.within("exchange", any_thread=True):
             mean = self._client.push_pull(progress)
+        self._sums, self._entered = 0, False
         statistics = mean[self._layout.trained_size :]
         if self._client.round_rows:
             self._statistics[...] = statistics
@@ -175,3 +188,18 @@ class RoundSynchronizer:
     def agree_on_gradients(self, mine: list[bool]) -> list[bool]:
         """What this rank knows; ranks do not tell each other."""
         return mine
+
+    def agree_on_terms(self, mine: int) -> int:
+        """What this rank knows; the server waits for no sums of a rank without rows."""
+        return max(0, mine) if self._client.num_workers > 1 else 0
+
+    def add_up(self, numbers: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """Sums over all ranks that have a batch; see :class:`sparkdl.protocols.Reducer`."""
+        self._sums += 1
+        self._enter_step()
+        with self._unwrapping.inside(), self._clock.within("exchange", any_thread=True):
+            return self._client.add_up(numbers, self._sums, self._progress_of_step())
+
+    def is_sound(self, learner: LossScaling) -> bool:
+        """Whether the gradient in ``buffer`` would be taken."""
+        return self._check.is_sound(self._client.buffer, learner)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from sparkdl.closing import Closing
 from sparkdl.coordinator.session import Session, Welcome
@@ -134,6 +135,12 @@ class ShardRouter(Closing):
         """Commits what ``buffer`` holds, and fills it with the center."""
         self._on_all(lambda i: self._push_pull(i, progress))
         return self.buffer
+
+    def add_up(
+        self, numbers: npt.NDArray[np.float64], number: int, progress: Progress
+    ) -> npt.NDArray[np.float64]:
+        """Never called: only rules that wait add numbers up."""
+        raise NotImplementedError
 
     def snapshot_wanted(self, epoch: int, batch: int = 0) -> bool:
         """Never called: only rules that wait take snapshots."""

@@ -65,6 +65,7 @@ class Kind(enum.IntEnum):
     SNAPSHOT = 35  # weights become the center (gradient rules)
     STATE_PUT = 36  # one chunk of weights + optimizer state for a joiner
     STATE_GET = 37
+    ADD_UP = 38  # a few numbers, in the meta; answered with their sums over the ranks of the round
     # -- a stream's
     NEXT_ROWS = 48  # a rank says where it listens, asks for rows, or takes none any more
     OFFER = 49  # driver: the ranks have the rows of a micro-batch; or there are no more

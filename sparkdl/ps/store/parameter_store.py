@@ -20,6 +20,7 @@ from sparkdl.ps.store.holdings import Holdings
 from sparkdl.ps.store.reading import Reading
 from sparkdl.ps.store.rounds import Payload, Round
 from sparkdl.ps.store.snapshot import Snapshot
+from sparkdl.ps.store.sums import Sums
 from sparkdl.ps.store.transfer import StateTransfer
 from sparkdl.transport.frames import COMMITS, Content, Flag, Kind, Limits, Message
 from sparkdl.weights import FloatArray, Layout
@@ -49,6 +50,7 @@ class ParameterStore(Store):
             Kind.SNAPSHOT,
             Kind.STATE_PUT,
             Kind.STATE_GET,
+            Kind.ADD_UP,
         }
     )
 
@@ -103,6 +105,7 @@ class ParameterStore(Store):
         super().attach(group)
         self._first_pulls = FirstPulls(group)
         self._snapshot = Snapshot(group)
+        self._sums = Sums(group)
         most = group.settings.max_state_bytes
         self._transfer = StateTransfer(
             8 * self.limits.dense_bytes + (64 << 20) if most is None else most
@@ -194,7 +197,8 @@ class ParameterStore(Store):
 
     def missing(self) -> list[int]:
         """Ranks that the present round waits for."""
-        return [w.rank for w in self._of_a_round() if w.rank not in self._round.payloads]
+        here = {w.message.rank for _, w in self._group.waiting("sums")} | {*self._round.payloads}
+        return [w.rank for w in self._of_a_round() if w.rank not in here]
 
     def _of_a_round(self) -> list[Worker]:
         """The ranks whose rows a round wants: a lost one's, too, whose next attempt brings them."""
@@ -230,6 +234,8 @@ class ParameterStore(Store):
             self._take_snapshot(connection, message)
         elif message.kind is Kind.STATE_PUT:
             self._state_put(connection, message)
+        elif message.kind is Kind.ADD_UP:
+            self._add_up(connection, message)
         else:
             self._state_get(connection, message)
         return None
@@ -247,6 +253,7 @@ class ParameterStore(Store):
             return
         for connection, wait in self._first_pulls.take():
             self._answer_pull(connection, wait.message, self._group.workers[wait.message.rank])
+        self._sums.settle([w.rank for w in self._of_a_round()], self._round.payloads)
         self._complete_round()
         self._ask_for_state()
         self._open_gates()
@@ -260,8 +267,8 @@ class ParameterStore(Store):
         group, limits = self._group, self._group.settings
         missing = self.missing()
         lost = [rank for rank in missing if not group.workers[rank].alive]
-        for connection, wait in group.waiting("round", "gate"):
-            in_round, since = wait.reason == "round", wait.since
+        for connection, wait in group.waiting("round", "gate", "sums"):
+            in_round, since = wait.reason != "gate", wait.since
             limit_s = limits.round_timeout_s
             if in_round and lost:
                 limit_s = limits.start_timeout_s
@@ -289,9 +296,7 @@ class ParameterStore(Store):
             self._answer_again(connection, message, worker)
             return None
         if self._rule.blocking:
-            if self._entered.get(worker.rank, -1) != worker.attempt:
-                raise self._dropped(worker)
-            worker.member = True  # it was silent for long; the round has waited for it
+            self._enter_round(worker)
             self._round.payloads[worker.rank] = Payload(connection, values, message)
             group.defer(connection, "round", message)
             return None
@@ -330,6 +335,16 @@ class ParameterStore(Store):
             received=f"nothing from attempt {worker.attempt} for longer",
             hint="the task's next attempt joins again",
         )
+
+    def _enter_round(self, worker: Worker) -> None:
+        if self._entered.get(worker.rank, -1) != worker.attempt:
+            raise self._dropped(worker)
+        worker.member = True  # it was silent for long; the round has waited for it
+
+    def _add_up(self, connection: int, message: Message) -> None:
+        worker = self._group.identify(connection, message)
+        self._enter_round(worker)
+        self._sums.take(connection, message)
 
     def _values(self, message: Message) -> FloatArray:
         """The values of a commit, in the buffer that they arrived in."""
@@ -393,7 +408,7 @@ class ParameterStore(Store):
     def _complete_round(self) -> None:
         group = self._group
         payloads = self._round.payloads
-        if not payloads or self.missing():
+        if not payloads or any(w.rank not in payloads for w in self._of_a_round()):
             return
         finished, self._round = self._round, Round()
         self._transfer.fresh = False
@@ -486,13 +501,13 @@ class ParameterStore(Store):
         group, transfer = self._group, self._transfer
         if not self._center.on_workers or transfer.fresh or not group.waiting("join"):
             return
-        for connection, wait in group.waiting("round"):
+        for connection, wait in group.waiting("round", "sums"):
             worker = group.workers[wait.message.rank]
             asked = transfer.uploader in (None, worker.rank)
             if not (asked and worker.member and worker.reachable):
                 continue
             transfer.uploader = worker.rank
-            del self._round.payloads[worker.rank]  # its buffer is needed for the state
+            self._round.payloads.pop(worker.rank, None)  # its buffer is needed for the state
             reply = Message(Kind.OK, flags=Flag.UPLOAD, sequence=worker.applied)
             group.answer(connection, reply, worker)
 
