@@ -423,9 +423,9 @@ class TensorFlowLearner(KerasLearner):
 
             def run(weight: tf.Tensor, stop: tf.Tensor) -> tf.Tensor:
                 values = [tf.zeros(s.shape) for s in self._layout.slots]
-                before = exchange.skip_factors(num_terms) if num_terms else []
-                with tf.control_dependencies(before):
-                    joined = exchange(values, weight, stop)
+                if num_terms:
+                    weight = exchange.skip_factors(num_terms, weight)
+                joined = exchange(values, weight, stop)
 
                 def apply() -> tf.Tensor:
                     self._apply_parts(joined.values)

@@ -149,7 +149,7 @@ class NumpyExchange:
         found.set_shape([len(counted)])
         return found
 
-    def skip_factors(self, num_terms: int) -> list[tf.Tensor]:
+    def skip_factors(self, num_terms: int, weight: tf.Tensor) -> tf.Tensor:
         """Never called: a step without a batch calls the reducer itself."""
         raise NotImplementedError
 
@@ -254,9 +254,14 @@ class HorovodExchange:
         shares = tf.math.divide_no_nan(denominators, of_all[1:])
         return tf.where(counted, shares * more_rows, more_rows)
 
-    def skip_factors(self, num_terms: int) -> list[tf.Tensor]:
-        """The other workers' sums of denominators, in a step without a batch."""
-        return self._sum([tf.zeros([1 + num_terms])], "denominators")
+    def skip_factors(self, num_terms: int, weight: tf.Tensor) -> tf.Tensor:
+        """Takes part in the sums of denominators without a batch; returns ``weight``, which is 0.
+
+        TensorFlow leaves out an operation without state whose result nobody needs, even if another
+        one has to wait for it. So the weight that the exchange takes is made of the sums.
+        """
+        of_all = self._sum([tf.fill([1 + num_terms], weight)], "denominators")[0]
+        return tf.minimum(weight, of_all[0])
 
     def _is_trained(self, offset: int) -> bool:
         return offset < self._layout.trained_size

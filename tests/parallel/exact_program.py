@@ -119,6 +119,9 @@ def cases(backend: str, size: int, light: bool = False) -> list[Case]:
         Case("momentum", "long", driver="stop"),
         Case("adam", "empty", driver="rate"),
         Case("momentum", "uneven", model="padded", classes=True),
+        Case("momentum", "empty", model="masked"),
+        Case("momentum", "uneven", model="masked"),
+        Case("slow", "uneven", model="sums"),
     ]
     if backend == "tensorflow":
         found += [
@@ -130,6 +133,9 @@ def cases(backend: str, size: int, light: bool = False) -> list[Case]:
             Case("adam", "uneven", model="words"),
             Case("adam", "uneven", "horovod", model="words"),
             Case("momentum", "uneven", "horovod", model="padded", classes=True),
+            Case("momentum", "empty", "horovod", model="masked"),
+            Case("momentum", "uneven", "horovod", model="masked"),
+            Case("slow", "uneven", "horovod", model="sums"),
             Case("scaled", "uneven", model="half"),
             Case("scaled", "uneven", "horovod", model="half"),
             Case("scaled", "uneven", model="half", wire="float16"),
@@ -152,6 +158,7 @@ def optimizers() -> dict[str, Any]:
     schedule = o.schedules.ExponentialDecay(0.1, 10, 0.9)
     return {
         "sgd": lambda: o.SGD(0.05),
+        "slow": lambda: o.SGD(0.005, momentum=0.9),
         "momentum": lambda: o.SGD(0.05, momentum=0.9, nesterov=True),
         "adam": lambda: o.Adam(0.01),
         "adamw": lambda: o.AdamW(0.01, weight_decay=0.05, global_clipnorm=0.5),
@@ -216,6 +223,16 @@ def models() -> dict[str, Any]:
             ]
         )
 
+    def masked() -> Any:
+        """A label for each position; positions without a word count nothing."""
+        return keras.Sequential(
+            [
+                keras.Input((12,), dtype="int32"),
+                layers.Embedding(20, 4, mask_zero=True),
+                layers.Dense(3),
+            ]
+        )
+
     def half() -> Any:
         policy = "mixed_float16"
         return keras.Sequential(
@@ -229,6 +246,7 @@ def models() -> dict[str, Any]:
 
     return {
         "mlp": mlp, "norm": norm, "words": words, "padded": padded, "half": half, "idle": Idle,
+        "masked": masked, "sums": mlp,
     }  # fmt: skip
 
 
@@ -245,6 +263,12 @@ def parts_of(case: Case, size: int) -> list[Part]:
         x[edges[-2] + 3 * BATCH] = 1e30  # infinite in half precision, on the last rank alone
     if case.model == "words":
         x = np.abs(x * 6).astype("int32") % 20  # many a word comes twice in a batch
+    if case.model == "masked":  # short rows on the first rank that has some, long ones on the last
+        x = np.abs(x * 6).astype("int32") % 19 + 1
+        short = np.arange(len(x)) < edges[-1] // 2
+        lengths = np.where(short, rng.integers(1, 4, len(x)), rng.integers(8, 13, len(x)))
+        x *= np.arange(12) < lengths[:, None]
+        y = rng.integers(0, 3, x.shape).astype("int32")
     if case.model == "padded":  # rows of 1 to 12 words; 0 is no word
         x = np.abs(x * 6).astype("int32") % 19 + 1
         x *= np.arange(12) < rng.integers(1, 13, len(x))[:, None]
@@ -281,7 +305,7 @@ class Trainee:
 
     def __init__(self, model: str, optimizer: str) -> None:
         self.model = models()[model]()
-        loss = _loss()
+        loss = _loss("sum" if model == "sums" else "sum_over_batch_size")
         self.model.compile(optimizers()[optimizer](), loss, jit_compile=_backend() == "jax")
         self.model.optimizer.build(self.model.trainable_variables)
         self._fresh = [np.array(v.numpy()) for v in self.model.optimizer.variables]
@@ -307,10 +331,10 @@ def _backend() -> str:
     return str(keras.backend.backend())
 
 
-def _loss() -> Any:
+def _loss(reduction: str = "sum_over_batch_size") -> Any:
     import keras
 
-    return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    return keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction=reduction)
 
 
 # -- all ranks together --------------------------------------------------------------------------
