@@ -114,6 +114,7 @@ class RoundSynchronizer:
         if self._learner is not learner or progress.epoch != self._progress.epoch:
             self._first, self._own_steps = progress.batch - rounds, 0
         self._learner, self._progress, self._step = learner, progress, -1
+        self._sums, self._entered = 0, False
         self._rounds = rounds
         with self._unwrapping.around():
             if stack is None:
