@@ -234,6 +234,10 @@ def _joined(parts: list[Any]) -> Any:
     return None if parts[0] is None else np.concatenate(parts)
 
 
+def _is_finite(weights: Any) -> bool:
+    return weights is None or bool(np.isfinite(weights).all())
+
+
 def started(case: Case) -> Any:
     keras.utils.set_random_seed(3)
     model = case.make()
@@ -254,7 +258,7 @@ def by_keras(case: Case, parts: list[Data]) -> tuple[np.ndarray, dict[str, float
         reset()
         for step in range(max(-(-len(p["x"]) // BATCH) for p in parts)):
             cut = slice(step * BATCH, (step + 1) * BATCH)
-            here = [p for p in parts if len(p["x"][cut])]
+            here = [p for p in parts if len(p["x"][cut]) and _is_finite(_cut(p["w"], cut))]
             x, y, w = (_joined([_cut(p[k], cut) for p in here]) for k in ("x", "y", "w"))
             logs = model.train_on_batch(x, y, sample_weight=w, return_dict=True)
     return read_model(model, model_layout(model)), logs, first
@@ -365,3 +369,15 @@ def check(case: Case, size: int, way: str) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_workers_divide_by_what_one_process_would(name: str, size: int, way: str) -> None:
     check(CASES[name], size, way)
+
+
+@pytest.mark.parametrize(("size", "way"), [(2, "allreduce"), (3, "synchronous")])
+def test_a_batch_that_is_left_out_leaves_its_denominator_out(size: int, way: str) -> None:
+    case = CASES["mask, weights"]
+    parts = data_of(case, SIZES[size])
+    parts[-1]["w"][BATCH : 2 * BATCH] = np.nan  # the last worker's second batch
+    expected, logs, _ = by_keras(case, parts)
+    weights, told = by_workers(case, parts, way, on_nan="skip")
+    for own_weights in weights:
+        np.testing.assert_allclose(own_weights, expected, rtol=0, atol=case.bound)
+    assert told["loss"] == pytest.approx(float(logs["loss"]), rel=1e-5)
