@@ -42,6 +42,7 @@ _NEEDS = {
     "gpu": "processes",
     "parallel": "processes",
     "learning": "keras",
+    "parity": "keras",
     "unit/learner": "keras",
     "unit/collective/test_choose_exchange.py": "keras",
     "unit/launch/test_function.py": "processes",

@@ -82,6 +82,8 @@ def load_as(
     loaded = cls(model, custom_objects=custom_objects, **{**settings, **overrides})
     columns = columns_from_file(file.settings, path)
     loaded._columns = replace(loaded._columns, **columns)
-    if file.state is not None and not {"mode", "rule"} & set(overrides):
-        loaded._trained.rule_state = file.state.rule
+    if file.state is not None:
+        loaded._epochs_trained = file.state.epoch  # the next fit's row order is not the first's
+        if not {"mode", "rule"} & set(overrides):
+            loaded._trained.rule_state = file.state.rule
     return loaded

@@ -1,0 +1,311 @@
+"""``SparkModel`` without a JVM: Spark's part is played by two Python processes and an Arrow table.
+
+Everything else is the library's own: the checks, the plan, the archive of the model, the task and
+its pickle, the server or the coordinator with their sockets, the monitor with its callbacks, what
+the ranks return and what becomes of it in the driver's model. The server runs in this process,
+since a process of its own takes longer to start than such a fit to train.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import secrets
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection, Listener
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pyarrow as pa
+
+from sparkdl import SparkModel, payload
+from sparkdl.closing import Closing
+from sparkdl.launch.failures import RankFailure
+from sparkdl.launch.results import Result, join
+from sparkdl.launch.task import Task
+from sparkdl.learner.signature import model_signature
+from sparkdl.ps.server.config import ServerConfig
+from sparkdl.spark.columns import fit_source, sources
+from sparkdl.spark.columns.sources import ROLE, Source
+from sparkdl.transport.address import Endpoint
+from sparkdl.transport.listeners import Listeners
+from sparkdl.transport.server import Server
+
+HERE = Path(__file__).parent
+WORKERS = 2
+TASK_S = 240.0
+"""A rank that has not answered after so long hangs."""
+
+
+# -- the workers -----------------------------------------------------------------------------------
+
+
+class Workers(Closing):
+    """Python processes that run ranks, as Spark's Python workers do; they live for many fits."""
+
+    def __init__(self, count: int = WORKERS) -> None:
+        key = secrets.token_bytes(16)
+        folder = tempfile.mkdtemp(prefix="parity-")
+        self._listener = Listener(f"{folder}/workers", authkey=key)
+        path = os.pathsep.join([str(HERE), str(HERE.parent.parent), *filter(None, sys.path)])
+        environment = {**os.environ, "PARITY_KEY": key.hex(), "PYTHONPATH": path}
+        command = [sys.executable, str(HERE / "rank_process.py"), str(self._listener.address)]
+        self._processes = [
+            subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL)
+            for _ in range(count)
+        ]
+        self._connections = [self._listener.accept() for _ in range(count)]
+        self.jobs = 0
+
+    def run(self, content: bytes, frames: Sequence[bytes], barrier: bool) -> list[Future[Any]]:
+        """Starts a task on a rank for each frame; each future has what a rank returned."""
+        pool = ThreadPoolExecutor(len(frames), thread_name_prefix="parity-rank")
+        self.jobs += 1
+        futures = [
+            pool.submit(_ask, connection, (content, rank, self.jobs, len(frames), barrier, frame))
+            for rank, (connection, frame) in enumerate(zip(self._connections, frames, strict=False))
+        ]
+        pool.shutdown(wait=False)
+        return futures
+
+    def close(self) -> None:
+        """Ends the processes."""
+        for connection in self._connections:
+            connection.close()
+        for process in self._processes:
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self._listener.close()
+
+
+def _ask(connection: Connection, request: tuple[Any, ...]) -> Any:
+    connection.send(request)
+    if not connection.poll(TASK_S):
+        raise TimeoutError(f"rank {request[1]} did not end within {TASK_S:g} s")
+    kind, value = connection.recv()
+    if kind == "raised":
+        raise value
+    return value
+
+
+# -- what stands for Spark -------------------------------------------------------------------------
+
+
+class LocalContext:
+    """What the driver asks of a SparkContext of ``local[2]``."""
+
+    master = f"local[{WORKERS}]"
+    defaultParallelism = WORKERS
+    applicationId = "parity"
+
+    def getConf(self) -> LocalConf:
+        return LocalConf()
+
+
+class LocalConf:
+    """The settings of a session to which nobody gave any."""
+
+    def get(self, name: str, default: str | None = None) -> str | None:
+        return {"spark.master": LocalContext.master}.get(name, default)
+
+
+class LocalSession:
+    """What the driver asks of a session.
+
+    Args:
+        workers: The processes that are its executors' Python workers.
+        sizes: Rows to train on of each partition, in order.
+        held_out: Rows to validate on of each partition.
+    """
+
+    conf = LocalConf()
+    sparkContext = LocalContext()
+
+    def __init__(self, workers: Workers, sizes: Sequence[int], held_out: Sequence[int]) -> None:
+        self.workers, self.sizes, self.held_out = workers, sizes, held_out
+
+    def createDataFrame(self, table: pa.Table) -> LocalFrame:
+        return LocalFrame(self, table)
+
+
+@dataclass(frozen=True)
+class LocalFrame:
+    """An Arrow table as a DataFrame: as much of one as ``fit`` and ``evaluate`` use."""
+
+    sparkSession: LocalSession
+    table: pa.Table
+
+    def toDF(self, *names: str) -> LocalFrame:
+        return replace(self, table=self.table.rename_columns(list(names)))
+
+    def repartition(self, count: int) -> LocalFrame:
+        assert count == len(self.sparkSession.sizes)
+        return self
+
+    def partitions(self) -> list[bytes]:
+        """The rows of each partition as an Arrow stream."""
+        table, session = self.table, self.sparkSession
+        if ROLE not in table.column_names:
+            return [_stream(part) for part in _cut(table, session.sizes)]
+        roles = np.asarray(table[ROLE])
+        train = _cut(table.filter(pa.array(roles == 0)), session.sizes)
+        held_out = _cut(table.filter(pa.array(roles == 1)), session.held_out)
+        both = zip(train, held_out, strict=True)
+        return [_stream(pa.concat_tables(parts)) for parts in both]
+
+
+def _cut(table: pa.Table, sizes: Sequence[int]) -> list[pa.Table]:
+    assert table.num_rows == sum(sizes), (table.num_rows, sizes)
+    edges = np.cumsum([0, *sizes])
+    return [table.slice(a, b - a) for a, b in itertools.pairwise(edges.tolist())]
+
+
+def _stream(table: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return sink.getvalue().to_pybytes()
+
+
+class LocalLauncher:
+    """In the place of :class:`sparkdl.spark.driver.launcher.SparkLauncher`."""
+
+    def __init__(self, frame: LocalFrame, num_ranks: int, *, barrier: bool, **_: Any) -> None:
+        self._frame, self._num_ranks, self._barrier = frame, num_ranks, barrier
+
+    @contextlib.contextmanager
+    def launch(self, task: Task) -> Iterator[LocalRanks]:
+        frames = self._frame.partitions()
+        assert self._num_ranks in (0, len(frames))
+        workers = self._frame.sparkSession.workers
+        ranks = LocalRanks(workers.run(payload.dump(task), frames, self._barrier))
+        try:
+            yield ranks
+        finally:
+            ranks.wait(TASK_S)
+
+
+class LocalRanks:
+    """Ranks in the processes of :class:`Workers`."""
+
+    def __init__(self, futures: list[Future[Any]]) -> None:
+        self._futures = futures
+        self._ended = threading.Event()
+        self._left = len(futures)
+        self._lock = threading.Lock()
+        for future in futures:
+            future.add_done_callback(self._one_ended)
+
+    def _one_ended(self, _: Any) -> None:
+        with self._lock:
+            self._left -= 1
+            if not self._left:
+                self._ended.set()
+
+    @property
+    def running(self) -> bool:
+        return not self._ended.is_set()
+
+    def wait(self, timeout_s: float) -> bool:
+        return self._ended.wait(timeout_s)
+
+    def results(self) -> list[Result]:
+        errors = [e for e in (future.exception() for future in self._futures) if e is not None]
+        failure = next((e for e in errors if isinstance(e, RankFailure)), None)
+        if failure is not None or errors:
+            raise failure or errors[0]
+        rows = (row for future in self._futures for batch in future.result() for row in batch)
+        return join(Result(**row) for row in rows)
+
+    def results_so_far(self) -> list[Result]:
+        return []
+
+
+class ServerInThreads:
+    """In the place of :class:`sparkdl.ps.server.ServerProcess`: the same, in this process."""
+
+    def __init__(self, config: ServerConfig, center: Any, *, wait: bool = True) -> None:
+        listeners = Listeners.bind(config.listen, None)
+        self._server = Server(
+            config.service(center), config.token, listeners, config.num_workers, None
+        ).start()
+        self.endpoint = Endpoint(self._server.address, config.token, "")
+
+    def check(self) -> None: ...
+
+    def wait_ready(self) -> None: ...
+
+    def stop(self) -> None:
+        self._server.close()
+
+
+class LocalSparkModel(SparkModel):
+    """A ``SparkModel`` whose session is a :class:`LocalSession`."""
+
+    _session: LocalSession
+
+    @classmethod
+    def of(cls, session: LocalSession) -> type[LocalSparkModel]:
+        """The class for one session."""
+        return type("SessionSparkModel", (cls,), {"_session": session})
+
+    def _open(self, data: Any, validation_data: Any, columns: Any, split: float) -> Source:
+        """As the library's, but the rows of both roles are put together by Arrow, not by Spark."""
+        signature = model_signature(self.model)
+        source = sources.open_source(data, signature, columns)
+        if validation_data is None:
+            return source
+        held_out = sources.open_source(validation_data, signature, columns)
+        frames = [_weighted(source, held_out), _weighted(held_out, source)]
+        fit_source._check_alike(*frames)
+        tables = [
+            f.frame.table.append_column(ROLE, pa.array([role] * f.frame.table.num_rows, pa.int8()))
+            for role, f in enumerate(frames)
+        ]
+        frame = LocalFrame(self._session, pa.concat_tables(tables))
+        return Source(frame, replace(frames[0].spec, role_column=ROLE), validates="must")
+
+    def fit(self, *arguments: Any, **named: Any) -> Any:
+        with without_spark(self._session):
+            return super().fit(*arguments, **named)
+
+
+def _weighted(source: Source, other: Source) -> Source:
+    """The rows with weights of 1, where only the ``other`` rows have weights."""
+    if source.spec.weights or not other.spec.weights:
+        return source
+    table = source.frame.table
+    have, want = len(source.spec.columns), len(other.spec.columns)
+    for name in sources.wire_names(want)[have:]:
+        kind = other.frame.table.schema.field(name).type
+        table = table.append_column(name, pa.array(np.ones(table.num_rows)).cast(kind))
+    spec = replace(source.spec, sample_weight=other.spec.sample_weight)
+    return replace(source, frame=LocalFrame(source.frame.sparkSession, table), spec=spec)
+
+
+@contextlib.contextmanager
+def without_spark(session: LocalSession) -> Iterator[None]:
+    """Within, the driver finds this session, and starts ranks in its workers."""
+    places = {
+        "sparkdl.spark.columns.sources.session_of": lambda *_: session,
+        "sparkdl.spark.driver.training.SparkLauncher": LocalLauncher,
+        "sparkdl.spark.inference.evaluate.SparkLauncher": LocalLauncher,
+        "sparkdl.spark.driver.server_run.ServerProcess": ServerInThreads,
+        "sparkdl.spark.driver.training.POLL_S": 0.01,
+    }
+    with contextlib.ExitStack() as stack:
+        for place, stand_in in places.items():
+            stack.enter_context(mock.patch(place, stand_in))
+        yield

@@ -1,0 +1,611 @@
+"""The parts of which the models of the parity tests are made: layers, losses, metrics, callbacks.
+
+Values are small and functions smooth, so that rounding does not grow in the few steps of a case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+from keras import layers, ops
+
+VOCABULARY = 8
+FEATURES = 6
+LENGTH = 5
+
+
+# -- classes of a user's own -----------------------------------------------------------------------
+
+
+class Scaled(layers.Layer):
+    """A layer with a weight and a constructor's argument of its own."""
+
+    def __init__(self, factor: float = 0.5, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.factor = factor
+
+    def build(self, shape: Any) -> None:
+        self.scale = self.add_weight(shape=(shape[-1],), initializer="ones", name="scale")
+        super().build(shape)
+
+    def call(self, x: Any) -> Any:
+        return x * self.scale * ops.cast(self.factor, x.dtype)
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "factor": self.factor}
+
+
+class Counting(layers.Layer):
+    """Counts the batches that it was trained on, and computes with the count."""
+
+    def build(self, shape: Any) -> None:
+        self.count = self.add_weight(
+            shape=(), initializer="zeros", dtype="int32", trainable=False, name="count"
+        )
+        super().build(shape)
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        if training:
+            self.count.assign_add(1)
+        return x * (1.0 + 0.01 * ops.cast(self.count, x.dtype))
+
+
+class Tempered(layers.Layer):
+    """Divides by a temperature that is not trained, which callbacks may change."""
+
+    def build(self, shape: Any) -> None:
+        self.temperature = self.add_weight(
+            shape=(), initializer="ones", trainable=False, name="temperature"
+        )
+        super().build(shape)
+
+    def call(self, x: Any) -> Any:
+        return x / ops.cast(self.temperature, x.dtype)
+
+
+class Penalized(layers.Layer):
+    """Adds a loss of its own: the mean square of what goes through it."""
+
+    def call(self, x: Any) -> Any:
+        self.add_loss(0.1 * ops.mean(ops.square(x)))
+        return x
+
+
+class OwnLoss(keras.losses.Loss):
+    """A mean squared error with an argument."""
+
+    def __init__(self, power: float = 2.0, name: str = "own", **kwargs: Any) -> None:
+        super().__init__(name=name, **kwargs)
+        self.power = power
+
+    def call(self, y_true: Any, y_pred: Any) -> Any:
+        difference = ops.abs(y_pred - ops.cast(y_true, y_pred.dtype))
+        return ops.mean(ops.power(difference + 1e-3, self.power), axis=-1)
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "power": self.power}
+
+
+def own_function(y_true: Any, y_pred: Any) -> Any:
+    """A loss that is a function."""
+    return ops.mean(ops.square(y_pred - ops.cast(y_true, y_pred.dtype)), axis=-1)
+
+
+class MeanOutput(keras.metrics.Metric):
+    """The mean of the outputs, weighted."""
+
+    def __init__(self, name: str = "mean_output", **kwargs: Any) -> None:
+        super().__init__(name=name, **kwargs)
+        self.total = self.add_variable((), "zeros", name="total")
+        self.number = self.add_variable((), "zeros", name="number")
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        values = ops.mean(ops.reshape(y_pred, (ops.shape(y_pred)[0], -1)), axis=-1)
+        values = ops.cast(values, self.dtype)
+        if sample_weight is None:
+            weights = ops.ones_like(values)
+        else:
+            weights = ops.cast(ops.reshape(sample_weight, (-1,)), self.dtype)
+        self.total.assign_add(ops.sum(values * weights))
+        self.number.assign_add(ops.sum(weights))
+
+    def result(self) -> Any:
+        return ops.divide_no_nan(self.total, self.number)
+
+
+class Subclassed(keras.Model):
+    """A model of one input whose layers are attributes.
+
+    Args:
+        stack: The layers, in order.
+    """
+
+    def __init__(self, stack: list[Any], **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.stack = list(stack)
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        for layer in self.stack:
+            takes = getattr(layer, "_call_has_training_arg", False)
+            x = layer(x, training=training) if takes else layer(x)
+        return x
+
+    def get_config(self) -> dict[str, Any]:
+        stack = [keras.saving.serialize_keras_object(layer) for layer in self.stack]
+        return {**super().get_config(), "stack": stack}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
+        config = dict(config)
+        stack = [keras.saving.deserialize_keras_object(c) for c in config.pop("stack")]
+        return cls(stack, **config)
+
+
+class OwnStep(keras.Model):
+    """A functional model whose loss is computed by ``compute_loss`` of its own."""
+
+    def compute_loss(
+        self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None,
+        training: bool = True,
+    ) -> Any:  # fmt: skip
+        loss = super().compute_loss(x, y, y_pred, sample_weight, training)
+        return loss + 0.1 * ops.mean(ops.square(y_pred))
+
+
+CUSTOM = {
+    c.__name__: c
+    for c in (Scaled, Counting, Tempered, Penalized, OwnLoss, MeanOutput, Subclassed, OwnStep)
+} | {"own_function": own_function}
+
+
+# -- layers ----------------------------------------------------------------------------------------
+
+Apply = Callable[[Any], Any]
+FREE = frozenset({"float32", "float64", "mixed_float16", "mixed_bfloat16"})
+
+
+@dataclass(frozen=True)
+class Block:
+    """A step of a model: tensor -> tensor.
+
+    Args:
+        takes: Kinds of tensors that it takes: ``'vector'`` (n, f), ``'sequence'`` (n, t, f),
+            ``'image'`` (n, h, w, c).
+        make: Makes the layers once, and returns what applies them.
+        gives: The kind of tensor that comes out; empty for the same.
+        by: ``'batch'`` where its result for a row depends on the other rows of the batch,
+            ``'random'`` where it draws random numbers.
+        simple: Whether it is one layer, for models that are a list of layers.
+    """
+
+    takes: str
+    make: Callable[[], Apply]
+    gives: str = ""
+    by: str = ""
+    simple: bool = True
+
+
+def _one(kind: Any, *arguments: Any, **named: Any) -> Callable[[], Apply]:
+    return lambda: kind(*arguments, **named)
+
+
+def _residual() -> Apply:
+    inner = layers.Dense(FEATURES, activation="tanh")
+    fit = layers.Dense(FEATURES)
+
+    def apply(x: Any) -> Any:
+        x = fit(x)
+        return layers.Add()([x, inner(x)])
+
+    return apply
+
+
+def _shared() -> Apply:
+    dense, fit = layers.Dense(FEATURES, activation="tanh"), layers.Dense(FEATURES)
+    return lambda x: dense(dense(fit(x)))
+
+
+def _nested() -> Apply:
+    fit = layers.Dense(4)
+    given = keras.Input((4,))
+    inner = keras.Model(given, layers.Dense(4, activation="tanh")(layers.Dense(3)(given)))
+    return lambda x: inner(fit(x))
+
+
+def _attention() -> Apply:
+    attention, norm = layers.MultiHeadAttention(2, 3), layers.LayerNormalization()
+    return lambda x: norm(x + attention(x, x)) if x.shape[-1] else None
+
+
+def _causal() -> Apply:
+    attention = layers.MultiHeadAttention(2, 3)
+    return lambda x: attention(x, x, use_causal_mask=True)
+
+
+def _grouped() -> Apply:
+    attention = layers.GroupQueryAttention(3, 2, 1)
+    return lambda x: attention(x, x)
+
+
+def _dot_attention() -> Apply:
+    attention = layers.Attention(use_scale=True)
+    return lambda x: attention([x, x])
+
+
+def _partly() -> Apply:
+    dense, last = layers.Dense(5, activation="tanh"), layers.Dense(5)
+
+    def apply(x: Any) -> Any:
+        x = last(dense(x))
+        dense.trainable = False
+        return x
+
+    return apply
+
+
+def _kernel_frozen() -> Apply:
+    dense = layers.Dense(5, activation="tanh")
+
+    def apply(x: Any) -> Any:
+        x = dense(x)
+        dense.kernel.trainable = False
+        return x
+
+    return apply
+
+
+def _lora() -> Apply:
+    dense = layers.Dense(5, activation="tanh")
+
+    def apply(x: Any) -> Any:
+        x = dense(x)
+        dense.enable_lora(2)
+        return x
+
+    return apply
+
+
+def _adapted() -> Apply:
+    layer = layers.Normalization()
+    layer.adapt(np.random.default_rng(5).normal(1.0, 2.0, (20, FEATURES)).astype("float32"))
+    return layer
+
+
+def _frozen_norm() -> Apply:
+    layer = layers.BatchNormalization()
+    layer.trainable = False
+    return layer
+
+
+_DENSE = {"activation": "tanh"}
+BLOCKS: dict[str, Block] = {
+    "dense": Block("vector sequence", _one(layers.Dense, 5, **_DENSE)),
+    "relu": Block("vector sequence", _one(layers.Dense, 7, activation="gelu")),
+    "penalty": Block(
+        "vector sequence",
+        _one(
+            layers.Dense,
+            4,
+            kernel_regularizer=keras.regularizers.L1L2(1e-2, 1e-2),
+            bias_regularizer="l2",
+            activity_regularizer=keras.regularizers.L2(1e-2),
+        ),
+    ),
+    "constraint": Block(
+        "vector sequence",
+        _one(
+            layers.Dense,
+            4,
+            kernel_constraint=keras.constraints.MaxNorm(0.8),
+            bias_constraint="non_neg",
+            bias_initializer="ones",
+        ),
+    ),
+    "unit norm": Block(
+        "vector sequence", _one(layers.Dense, 4, kernel_constraint=keras.constraints.UnitNorm())
+    ),
+    "orthogonal": Block(
+        "vector",
+        _one(layers.Dense, 4, kernel_regularizer=keras.regularizers.OrthogonalRegularizer(0.01)),
+    ),
+    "einsum": Block("vector", _one(layers.EinsumDense, "ab,bc->ac", 5, bias_axes="c")),
+    "prelu": Block("vector", _one(layers.PReLU, alpha_initializer="ones")),
+    "layer norm": Block("vector sequence image", _one(layers.LayerNormalization, epsilon=0.1)),
+    "rms norm": Block("vector sequence", _one(layers.RMSNormalization, epsilon=0.1)),
+    "group norm": Block("image", _one(layers.GroupNormalization, 1, epsilon=0.1)),
+    "unit": Block("vector", _one(layers.UnitNormalization)),
+    "batch norm": Block(
+        "vector image", _one(layers.BatchNormalization, momentum=0.8, epsilon=0.1), by="batch"
+    ),
+    "frozen norm": Block("vector image", _frozen_norm),
+    "spectral": Block("vector", lambda: layers.SpectralNormalization(layers.Dense(4)), by="batch"),
+    "normalization": Block("features", _adapted, gives="vector"),
+    "dropout": Block("vector sequence image", _one(layers.Dropout, 0.3), by="random"),
+    "seeded dropout": Block("vector", _one(layers.Dropout, 0.3, seed=42), by="random"),
+    "noise": Block("vector", _one(layers.GaussianNoise, 0.1), by="random"),
+    "activity": Block("vector sequence", _one(layers.ActivityRegularization, 1e-2, 1e-2)),
+    "own layer": Block("vector sequence image", _one(Scaled, 0.8)),
+    "own loss": Block("vector sequence", _one(Penalized)),
+    "counting": Block("vector", _one(Counting)),
+    "tempered": Block("vector", _one(Tempered)),
+    "residual": Block("vector", _residual, simple=False),
+    "shared": Block("vector", _shared, simple=False),
+    "nested": Block("vector", _nested, simple=False),
+    "lora": Block("vector sequence", _lora, simple=False),
+    "frozen": Block("vector sequence", _partly, simple=False),
+    "frozen kernel": Block("vector", _kernel_frozen, simple=False),
+    "conv": Block("image", _one(layers.Conv2D, 3, 2, **_DENSE)),
+    "strided": Block("image", _one(layers.Conv2D, 3, 3, strides=2, padding="same", groups=1)),
+    "depthwise": Block("image", _one(layers.DepthwiseConv2D, 2, depth_multiplier=2)),
+    "separable": Block("image", _one(layers.SeparableConv2D, 3, 2)),
+    "transposed": Block("image", _one(layers.Conv2DTranspose, 2, 2)),
+    "pooling": Block("image", _one(layers.AveragePooling2D, 2, padding="same")),
+    "flatten": Block("image", _one(layers.Flatten), gives="vector"),
+    "global": Block("image", _one(layers.GlobalAveragePooling2D), gives="vector"),
+    "conv1d": Block("sequence", _one(layers.Conv1D, 4, 2, padding="causal", **_DENSE)),
+    "masking": Block("sequence", _one(layers.Masking)),
+    "lstm": Block("sequence", _one(layers.LSTM, 4), gives="vector"),
+    "lstm sequence": Block("sequence", _one(layers.LSTM, 4, return_sequences=True)),
+    "gru": Block("sequence", _one(layers.GRU, 4), gives="vector"),
+    "rnn": Block("sequence", _one(layers.SimpleRNN, 4), gives="vector"),
+    "bidirectional": Block("sequence", lambda: layers.Bidirectional(layers.GRU(3)), gives="vector"),
+    "stacked cells": Block(
+        "sequence",
+        lambda: layers.RNN([layers.LSTMCell(3), layers.GRUCell(3)], return_sequences=True),
+    ),
+    "recurrent dropout": Block(
+        "sequence",
+        _one(layers.GRU, 4, dropout=0.2, recurrent_dropout=0.2, seed=3),
+        gives="vector",
+        by="random",
+    ),
+    "distributed": Block(
+        "sequence", lambda: layers.TimeDistributed(layers.Dense(4, activation="tanh"))
+    ),
+    "attention": Block("sequence", _attention, simple=False),
+    "causal attention": Block("sequence", _causal, simple=False),
+    "grouped attention": Block("sequence", _grouped, simple=False),
+    "dot attention": Block("sequence", _dot_attention, simple=False),
+    "average": Block("sequence", _one(layers.GlobalAveragePooling1D), gives="vector"),
+    "maximum": Block("sequence", _one(layers.GlobalMaxPooling1D), gives="vector"),
+}
+INPUTS: dict[str, tuple[tuple[int, ...], str, str]] = {
+    "vector": ((FEATURES,), "float32", "vector"),
+    "image": ((6, 6, 2), "float32", "image"),
+    "sequence": ((LENGTH, 3), "float32", "sequence"),
+    "tokens": ((LENGTH,), "int32", "sequence"),
+    "masked tokens": ((LENGTH,), "int32", "sequence"),
+}
+"""Name of an input -> its shape, its dtype, and the kind of tensor that its first layer gives."""
+
+
+# -- losses ----------------------------------------------------------------------------------------
+
+CLASSES = 3
+
+
+@dataclass(frozen=True)
+class Head:
+    """What a model ends with, and what its labels are.
+
+    Args:
+        takes: The kind of tensor that it takes.
+        units: Outputs of the last layer.
+        activation: Of the last layer.
+        labels: ``'numbers'``, ``'shares'``, ``'signs'``, ``'bits'``, ``'classes'``, ``'one-hot'``,
+            ``'ignored'``: classes, some of them -1, ``'positions'`` or ``'ignored positions'``:
+            one of a class for each position.
+        loss: Its losses by name.
+        metrics: Its metrics by name.
+    """
+
+    takes: str
+    units: int
+    activation: str | None
+    labels: str
+    loss: dict[str, Callable[[dict[str, Any]], Any]]
+    metrics: dict[str, Callable[[], Any]]
+
+
+def _loss(kind: str, /, **options: Any) -> Callable[[dict[str, Any]], Any]:
+    return lambda more: getattr(keras.losses, kind)(**options, **more)
+
+
+def _metric(kind: str, /, *arguments: Any, **options: Any) -> Callable[[], Any]:
+    return lambda: getattr(keras.metrics, kind)(*arguments, **options)
+
+
+_SPARSE_METRICS: dict[str, Callable[[], Any]] = {
+    "accuracy": lambda: "accuracy",
+    "sparse top k": _metric("SparseTopKCategoricalAccuracy", 2),
+    "sparse crossentropy": _metric("SparseCategoricalCrossentropy", name="ce"),
+}
+HEADS: dict[str, Head] = {
+    "numbers": Head(
+        "vector", 2, None, "numbers",
+        {
+            "mse": _loss("MeanSquaredError"), "mae": _loss("MeanAbsoluteError"),
+            "huber": _loss("Huber", delta=0.5), "logcosh": _loss("LogCosh"),
+            "cosine": _loss("CosineSimilarity"), "own class": lambda more: OwnLoss(1.5, **more),
+            "own function": lambda more: own_function,
+        },
+        {
+            "mae": lambda: "mae", "r2": _metric("R2Score"), "rmse": _metric("RootMeanSquaredError"),
+            "cosine": _metric("CosineSimilarity"), "own": MeanOutput,
+            "function": lambda: own_function,
+        },
+    ),
+    "shares": Head(
+        "vector", 3, "softmax", "shares",
+        {"kl": _loss("KLDivergence"), "poisson": _loss("Poisson"), "dice": _loss("Dice"),
+         "crossentropy": _loss("CategoricalCrossentropy", label_smoothing=0.1)},
+        {"kl": _metric("KLDivergence"), "own": MeanOutput},
+    ),
+    "signs": Head(
+        "vector", 1, "tanh", "signs",
+        {"hinge": _loss("Hinge"), "squared hinge": _loss("SquaredHinge")},
+        {"hinge": _metric("Hinge"), "own": MeanOutput},
+    ),
+    "bits": Head(
+        "vector", 1, "sigmoid", "bits",
+        {"crossentropy": _loss("BinaryCrossentropy", label_smoothing=0.1),
+         "focal": _loss("BinaryFocalCrossentropy", apply_class_balancing=True)},
+        {"accuracy": lambda: "accuracy", "auc": _metric("AUC", name="auc"),
+         "precision": _metric("Precision", thresholds=[0.3, 0.5], name="precision"),
+         "recall": _metric("Recall", name="recall"), "f1": _metric("F1Score", threshold=0.5),
+         "iou": _metric("BinaryIoU", name="iou")},
+    ),
+    "logits": Head(
+        "vector", 2, None, "several bits",
+        {"crossentropy": _loss("BinaryCrossentropy", from_logits=True),
+         "focal": _loss("BinaryFocalCrossentropy", from_logits=True, gamma=1.5)},
+        {"auc": _metric("AUC", from_logits=True, multi_label=True, num_labels=2, name="auc"),
+         "accuracy": _metric("BinaryAccuracy", threshold=0.0, name="accuracy")},
+    ),
+    "classes": Head(
+        "vector", CLASSES, "softmax", "classes",
+        {"crossentropy": _loss("SparseCategoricalCrossentropy")}, _SPARSE_METRICS,
+    ),
+    "class logits": Head(
+        "vector", CLASSES, None, "classes",
+        {"crossentropy": _loss("SparseCategoricalCrossentropy", from_logits=True)},
+        {"accuracy": lambda: "accuracy"},
+    ),
+    "ignored": Head(
+        "vector", CLASSES, "softmax", "ignored",
+        {"crossentropy": _loss("SparseCategoricalCrossentropy", ignore_class=-1)},
+        {"iou": _metric("MeanIoU", CLASSES, ignore_class=-1, sparse_y_pred=False, name="iou")},
+    ),
+    "one-hot": Head(
+        "vector", CLASSES, "softmax", "one-hot",
+        {"crossentropy": _loss("CategoricalCrossentropy", label_smoothing=0.1),
+         "focal": _loss("CategoricalFocalCrossentropy"), "hinge": _loss("CategoricalHinge"),
+         "tversky": _loss("Tversky")},
+        {"accuracy": lambda: "accuracy", "auc": _metric("AUC", name="auc"),
+         "f1": _metric("F1Score", average="macro", name="f1"),
+         "top k": _metric("TopKCategoricalAccuracy", 2), "recall": _metric("Recall", class_id=1)},
+    ),
+    "positions": Head(
+        "sequence", CLASSES, "softmax", "positions",
+        {"crossentropy": _loss("SparseCategoricalCrossentropy")}, _SPARSE_METRICS,
+    ),
+    "ignored positions": Head(
+        "sequence", CLASSES, None, "ignored positions",
+        {"crossentropy": _loss(
+            "SparseCategoricalCrossentropy", from_logits=True, ignore_class=-1)},
+        {},
+    ),
+    "sequences": Head(
+        "sequence", 2, None, "number sequences",
+        {"mse": _loss("MeanSquaredError"), "huber": _loss("Huber", delta=0.5)},
+        {"mae": lambda: "mae"},
+    ),
+}  # fmt: skip
+
+
+# -- optimizers ------------------------------------------------------------------------------------
+
+_EPSILON = {"epsilon": 1e-3}
+"""Large: a gradient that is nothing but rounding stays small in what the optimizer does."""
+OPTIMIZERS: dict[str, Callable[[Any, dict[str, Any]], Any]] = {
+    "sgd": lambda rate, more: keras.optimizers.SGD(rate, **more),
+    "momentum": lambda rate, more: keras.optimizers.SGD(rate, 0.9, nesterov=True, **more),
+    "adam": lambda rate, more: keras.optimizers.Adam(rate, **_EPSILON, **more),
+    "amsgrad": lambda rate, more: keras.optimizers.Adam(rate, amsgrad=True, **_EPSILON, **more),
+    "adamw": lambda rate, more: keras.optimizers.AdamW(
+        rate, **{"weight_decay": 0.1, **_EPSILON, **more}
+    ),
+    "adagrad": lambda rate, more: keras.optimizers.Adagrad(rate, **_EPSILON, **more),
+    "rmsprop": lambda rate, more: keras.optimizers.RMSprop(
+        rate, momentum=0.5, centered=True, **_EPSILON, **more
+    ),
+    "adadelta": lambda rate, more: keras.optimizers.Adadelta(rate, **_EPSILON, **more),
+    "adamax": lambda rate, more: keras.optimizers.Adamax(rate, **_EPSILON, **more),
+    "nadam": lambda rate, more: keras.optimizers.Nadam(rate, **_EPSILON, **more),
+    "ftrl": lambda rate, more: keras.optimizers.Ftrl(rate, **more),
+    "lamb": lambda rate, more: keras.optimizers.Lamb(rate, **_EPSILON, **more),
+    "adafactor": lambda rate, more: keras.optimizers.Adafactor(rate, **more),
+}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "clipnorm": {"clipnorm": 0.05},
+    "clipvalue": {"clipvalue": 0.02},
+    "global clipnorm": {"global_clipnorm": 0.1},
+    "decay": {"weight_decay": 0.1},
+    "exclusion": {"weight_decay": 0.2},  # and exclude_from_weight_decay
+    "ema": {"use_ema": True, "ema_momentum": 0.8},
+    "ema overwrite": {"use_ema": True, "ema_momentum": 0.8, "ema_overwrite_frequency": 3},
+    "accumulation": {"gradient_accumulation_steps": 2},
+    "loss scale": {"loss_scale_factor": 64.0},
+}
+SCHEDULES: dict[str, Callable[[float], Any]] = {
+    "": lambda rate: rate,
+    "exponential": lambda rate: keras.optimizers.schedules.ExponentialDecay(rate, 3, 0.7),
+    "cosine": lambda rate: keras.optimizers.schedules.CosineDecay(
+        rate / 2, 9, warmup_target=rate, warmup_steps=2
+    ),
+    "pieces": lambda rate: keras.optimizers.schedules.PiecewiseConstantDecay(
+        [2, 5], [rate, rate / 2, rate / 4]
+    ),
+}
+
+
+# -- callbacks -------------------------------------------------------------------------------------
+
+
+class Reads(keras.callbacks.Callback):
+    """Keeps what it sees: the methods that were called, their metrics, the sum of the weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Any] = []
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self.seen.append(("train begin", sorted(logs or {})))
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.seen.append(("epoch begin", epoch, sorted(logs or {})))
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        total = sum(float(np.abs(w).sum()) for w in self.model.get_weights())
+        self.seen.append(("epoch end", epoch, sorted(logs or {}), total))
+
+    def on_train_end(self, logs: Any = None) -> None:
+        self.seen.append(("train end", sorted(logs or {})))
+
+
+class Halves(keras.callbacks.Callback):
+    """Halves all kernels after the first epoch."""
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        if epoch == 0:
+            for variable in self.model.trainable_variables:
+                if "kernel" in variable.path:
+                    variable.assign(variable * 0.5)
+
+
+class Warms(keras.callbacks.Callback):
+    """Raises the temperature of each such layer at the beginning of an epoch."""
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        for layer in self.model.layers:
+            if isinstance(layer, Tempered):
+                layer.temperature.assign(1.0 + 0.5 * epoch)
+
+
+CALLBACKS: dict[str, Callable[[], Any]] = {
+    "reads": Reads,
+    "rates": lambda: keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.5),
+    "plateau": lambda: keras.callbacks.ReduceLROnPlateau("loss", 0.5, patience=0, min_delta=10.0),
+    "stops": lambda: keras.callbacks.EarlyStopping("loss", min_delta=10.0, patience=1),
+    "restores": lambda: keras.callbacks.EarlyStopping(
+        "loss", min_delta=10.0, patience=1, restore_best_weights=True
+    ),
+    "nan": keras.callbacks.TerminateOnNaN,
+    "halves": Halves,
+    "warms": Warms,
+    "swaps": lambda: keras.callbacks.SwapEMAWeights(swap_on_epoch=True),
+}

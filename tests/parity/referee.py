@@ -1,0 +1,332 @@
+"""The two sides of a case: plain Keras on the global batches, and sparkdl; and their comparison."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import keras
+import numpy as np
+from case import Arrays, Case, build, callbacks_of, class_weight, cut, rows
+from local_spark import LocalSession, LocalSparkModel, Workers, without_spark
+from parts import CUSTOM, Reads
+
+from sparkdl import SparkModel
+from sparkdl.data import Batches, rows_from_numpy
+from sparkdl.errors import SparkDLError
+from sparkdl.files.model_file import read_model
+from sparkdl.learner.archive import encode_model
+from sparkdl.learner.metric_state import metric_results
+from sparkdl.learner.signature import model_signature
+from sparkdl.spark.columns.local_data import by_name
+from sparkdl.spark.columns.sources import Columns, open_source
+from sparkdl.spark.driver.metrics import prepare_metrics
+from sparkdl.spark.driver.plan import _SEED_STEP
+from sparkdl.spark.inference.evaluate import evaluate_source
+from sparkdl.spark.loading import load_as
+
+EPOCHS = 2
+LIMITS = {"bfloat16": 2e-2, "float16": 1e-3}
+"""How far two results may be apart where it is not 1e-5; bfloat16 has 8 bits of precision."""
+
+
+@dataclass
+class Outcome:
+    """All that a user can see of a training.
+
+    Args:
+        variables: Path -> value of the model's variables, without those of random seeds.
+        optimizer: The optimizer's variables, in order.
+        histories: Of each fit.
+        evaluated: What ``evaluate`` says of rows that were not trained on.
+        predicted: By output.
+        seen: What a callback saw.
+    """
+
+    variables: dict[str, np.ndarray]
+    optimizer: dict[str, np.ndarray]
+    histories: list[dict[str, list[float]]]
+    evaluated: dict[str, Any]
+    predicted: list[np.ndarray]
+    seen: list[Any] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Refused:
+    """One error before a job."""
+
+    error: SparkDLError
+
+
+def values_of(variables: Sequence[Any]) -> dict[str, np.ndarray]:
+    named = {}
+    for number, variable in enumerate(variables):
+        if "seed" in variable.path.rsplit("/", 1)[-1]:
+            continue
+        value = np.asarray(keras.ops.convert_to_numpy(variable.value))
+        named[f"{number} {variable.path}"] = value.astype("float64")
+    return named
+
+
+# -- plain Keras -----------------------------------------------------------------------------------
+
+
+class GlobalBatches(keras.utils.PyDataset):
+    """Step t has the t-th batch of each worker, as one batch."""
+
+    def __init__(self, case: Case, parts: list[tuple[Arrays, Arrays, Arrays]], seed: int) -> None:
+        super().__init__()
+        self._case, self._parts, self._epoch = case, parts, 0
+        self._seed = seed
+
+    def begin(self, epoch: int) -> None:
+        self._epoch = epoch
+
+    def __len__(self) -> int:
+        return max(-(-_count(part) // self._case.batch) for part in self._parts)
+
+    def __getitem__(self, step: int) -> Any:
+        picked = []
+        for rank, part in enumerate(self._parts):
+            order = self._order(rank, _count(part))
+            places = order[step * self._case.batch : (step + 1) * self._case.batch]
+            if len(places):
+                picked.append([{n: a[places] for n, a in arrays.items()} for arrays in part])
+        joined = [
+            {name: np.concatenate([arrays[name] for arrays in group]) for name in group[0]}
+            for group in zip(*picked, strict=True)
+        ]
+        return as_keras(*joined)
+
+    def _order(self, rank: int, count: int) -> np.ndarray:
+        if not self._case.shuffle or not count:
+            return np.arange(count)
+        numbers = rows_from_numpy(np.arange(count, dtype="float32")[:, None])
+        batches = Batches(numbers, max(count, 1), seed=self._seed, rank=rank, prefetch=0)
+        stacks = list(batches.stacks(self._epoch, 1))
+        return np.concatenate([s.x["features"].ravel() for s in stacks]).astype(int)
+
+
+def _count(part: tuple[Arrays, Arrays, Arrays]) -> int:
+    return len(next(iter(part[0].values())))
+
+
+def as_keras(x: Arrays, y: Arrays, w: Arrays) -> tuple[Any, ...]:
+    """Rows as Keras takes them: single arrays, or lists in the model's order."""
+
+    def plain(arrays: Arrays) -> Any:
+        values = list(arrays.values())
+        return values[0] if len(values) == 1 else tuple(values)
+
+    return (plain(x), plain(y), plain(w)) if w else (plain(x), plain(y))
+
+
+class _Begins(keras.callbacks.Callback):
+    def __init__(self, batches: GlobalBatches) -> None:
+        super().__init__()
+        self._batches = batches
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._batches.begin(epoch)
+
+
+def train_with_keras(case: Case) -> Outcome:
+    """Plain Keras, in this process, eagerly: to trace so small a model takes longer."""
+    model = build(case)
+    model.run_eagerly = True
+    parts = parts_of(case)
+    held_out = rows(case, case.held_out, 1) if case.held_out else None
+    seen: list[Any] = []
+    histories = []
+    trained = 0
+    for what in case.fits:
+        if what == "save":
+            model = reloaded(model)
+            model.run_eagerly = True
+            continue
+        batches = GlobalBatches(case, parts, _SEED_STEP * trained)
+        callbacks = callbacks_of(case)
+        validation = None
+        if held_out is not None:
+            validation = as_keras(*held_out)
+        first, last = epochs_of(what)
+        history = model.fit(
+            batches, epochs=last, initial_epoch=first, verbose=0, shuffle=False,
+            callbacks=[_Begins(batches), *callbacks], class_weight=class_weight(case),
+            validation_data=validation, validation_batch_size=case.batch,
+        )  # fmt: skip
+        trained += len(history.epoch)
+        histories.append(history.history)
+        seen += [c.seen for c in callbacks if isinstance(c, Reads)]
+    x, y, w = (*as_keras(*rows(case, 7, 2)), None)[:3]
+    evaluated = model.evaluate(x, y, sample_weight=w, batch_size=3, verbose=0, return_dict=True)
+    predicted = model.predict_on_batch(x)
+    return outcome_of(model, histories, evaluated, predicted, seen)
+
+
+def epochs_of(what: str) -> tuple[int, int]:
+    return {"fit": (0, EPOCHS), "on": (EPOCHS, EPOCHS + 1), "again": (0, 1)}[what]
+
+
+def parts_of(case: Case) -> list[tuple[Arrays, Arrays, Arrays]]:
+    every = rows(case, sum(case.sizes))
+    return [
+        tuple({name: array[place] for name, array in arrays.items()} for arrays in every)  # type: ignore[misc]
+        for place in cut(case.sizes)
+    ]
+
+
+def reloaded(model: Any) -> Any:
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "model.keras")
+        model.save(path)
+        return keras.models.load_model(path, custom_objects=CUSTOM, safe_mode=False)
+
+
+def outcome_of(
+    model: Any, histories: Any, evaluated: Any, predicted: Any, seen: list[Any]
+) -> Outcome:
+    several = predicted if isinstance(predicted, (list, tuple)) else [predicted]
+    return Outcome(
+        values_of(model.variables),
+        values_of(model.optimizer.variables),
+        [{k: np.asarray(v, "float64").tolist() for k, v in h.items()} for h in histories],
+        {k: np.asarray(v, "float64").tolist() for k, v in evaluated.items()},
+        [np.asarray(keras.ops.convert_to_numpy(p), "float64") for p in several],
+        seen,
+    )
+
+
+# -- sparkdl ---------------------------------------------------------------------------------------
+
+
+def train_with_sparkdl(case: Case, mode: str, workers: Workers) -> Outcome | Refused:
+    """``SparkModel`` in ``mode``, on the workers' processes."""
+    even = [case.held_out // len(case.sizes)] * len(case.sizes)
+    even[-1] += case.held_out - sum(even)
+    session = LocalSession(workers, case.sizes, even)
+    model = build(case)
+    held_out = as_keras(*rows(case, case.held_out, 1)) if case.held_out else None
+    data = as_keras(*rows(case, sum(case.sizes)))
+    seen: list[Any] = []
+    histories = []
+    jobs = workers.jobs
+    settings: dict[str, Any] = {"mode": mode, "batch_size": case.batch, "frequency": "batch"}
+    try:
+        spark_model: SparkModel = LocalSparkModel.of(session)(
+            model, num_workers=len(case.sizes), custom_objects=CUSTOM, **settings
+        )
+        for what in case.fits:
+            if what == "save":
+                spark_model = _reloaded(spark_model, session)
+                continue
+            callbacks = callbacks_of(case)
+            first, last = epochs_of(what)
+            history = spark_model.fit(
+                data, epochs=last, initial_epoch=first, verbose=0, shuffle=case.shuffle,
+                callbacks=callbacks or None, class_weight=class_weight(case),
+                validation_data=held_out,
+            )  # fmt: skip
+            histories.append(history.history)
+            seen += [c.seen for c in callbacks if isinstance(c, Reads)]
+    except SparkDLError as error:
+        if workers.jobs > jobs:
+            raise
+        return Refused(error)
+    fresh = as_keras(*rows(case, 7, 2))
+    evaluated = evaluate_on_workers(spark_model, fresh, session)
+    predicted = spark_model.predict(fresh[0], batch_size=7)
+    return outcome_of(spark_model.model, histories, evaluated, predicted, seen)
+
+
+def evaluate_on_workers(
+    spark_model: SparkModel, data: Any, session: LocalSession
+) -> dict[str, Any]:
+    """``evaluate`` as of a DataFrame: each partition on a worker, of sizes 5 and 2 (or 7)."""
+    session.sizes = [5, 2] if len(session.sizes) > 1 else [7]
+    model = spark_model.model
+    with without_spark(session):
+        signature = model_signature(model)
+        source = open_source(by_name(data, signature), signature, Columns())
+        prepare_metrics(model, source, 3)
+        archive = encode_model(model, spark_model.custom_objects)
+        state = evaluate_source(source, archive, batch_size=3, use_gpu="auto")
+    results: dict[str, Any] = metric_results(model, state)
+    return results
+
+
+def _reloaded(spark_model: SparkModel, session: LocalSession) -> SparkModel:
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "model.keras")
+        spark_model.save(path)
+        return load_as(LocalSparkModel.of(session), read_model(path), path, CUSTOM, False)
+
+
+# -- comparison ------------------------------------------------------------------------------------
+
+
+def differences(case: Case, keras_: Outcome, ours: Outcome) -> list[str]:
+    """What differs beyond rounding, a line each."""
+    limit = next((limit for name, limit in LIMITS.items() if name in case.policy), 1e-5)
+    found: list[str] = []
+
+    def compare(what: str, expected: Any, received: Any, scale: float = 1.0) -> None:
+        a, b = np.asarray(expected, "float64"), np.asarray(received, "float64")
+        if a.shape != b.shape:
+            found.append(f"{what}: shape {b.shape}, Keras {a.shape}")
+            return
+        off = np.abs(a - b) > scale * limit * (1.0 + np.abs(a))
+        off |= np.isnan(a) != np.isnan(b)
+        if off.any():
+            place = np.unravel_index(int(np.argmax(np.abs(a - b))), a.shape) if a.shape else ()
+            found.append(f"{what}: {b[place]:.7g}, Keras {a[place]:.7g}")
+
+    def compare_named(what: str, expected: dict[str, Any], received: dict[str, Any]) -> None:
+        if sorted(expected) != sorted(received):
+            found.append(f"{what}: {sorted(received)}, Keras {sorted(expected)}")
+            return
+        for (name, a), (_, b) in zip(
+            sorted(expected.items()), sorted(received.items()), strict=True
+        ):
+            compare(f"{what} {name}", a, b)
+
+    compare_named("weights", keras_.variables, ours.variables)
+    mine, theirs = list(ours.optimizer.items()), list(keras_.optimizer.items())
+    if len(mine) != len(theirs):
+        found.append(f"optimizer: {[*ours.optimizer]}, Keras {[*keras_.optimizer]}")
+    for (_, a), (name, b) in zip(mine, theirs, strict=False):
+        compare(f"optimizer {name}", b, a)
+    for number, (a, b) in enumerate(zip(keras_.histories, ours.histories, strict=True)):
+        compare_named(f"history of fit {number}", a, b)
+    compare_named("evaluate", keras_.evaluated, ours.evaluated)
+    for number, (a, b) in enumerate(zip(keras_.predicted, ours.predicted, strict=True)):
+        compare(f"predict {number}", a, b)
+    for mine, theirs in zip(ours.seen, keras_.seen, strict=True):
+        compare_seen(mine, theirs, found, limit)
+    return found
+
+
+def compare_seen(ours: list[Any], expected: list[Any], found: list[str], limit: float) -> None:
+    """What callbacks saw, call by call."""
+    for mine, theirs in zip(ours, expected, strict=False):
+        a, b = mine, theirs
+        if len(a) == 4 and len(b) == 4:
+            if abs(a[3] - b[3]) > 100 * limit * (1 + abs(b[3])):
+                found.append(f"a callback saw {a}, Keras {b}")
+            a, b = a[:3], b[:3]
+        if a != b:
+            found.append(f"a callback saw {a}, Keras {b}")
+    if len(ours) != len(expected):
+        found.append(f"a callback was called {len(ours)} times, Keras {len(expected)}")
+
+
+@contextlib.contextmanager
+def silent() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
