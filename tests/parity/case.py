@@ -12,9 +12,9 @@ import keras
 import numpy as np
 from keras import layers
 from keras.src.backend.common import global_state
+from own_parts import CALLBACKS, OwnStep, Subclassed
 from parts import (
     BLOCKS,
-    CALLBACKS,
     CLASSES,
     FEATURES,
     HEADS,
@@ -25,8 +25,6 @@ from parts import (
     SCHEDULES,
     VOCABULARY,
     Head,
-    OwnStep,
-    Subclassed,
 )
 
 Arrays = dict[str, np.ndarray]
@@ -40,7 +38,8 @@ class Case:
         inputs: Names of inputs, of ``parts.INPUTS``; several are joined after their blocks.
         blocks: Names of layers, of ``parts.BLOCKS``, in order; each goes to the first input that
             can take it, and after the join to the whole.
-        form: ``'functional'``, ``'sequential'``, ``'subclassed'`` or ``'own step'``.
+        form: ``'functional'``, ``'named'`` (with dicts of inputs and outputs), ``'sequential'``,
+            ``'subclassed'`` or ``'own step'``.
         heads: ``'<head>:<loss>'`` for each output.
         reduction: Of the losses; empty for Keras' default.
         weights: Which there are: ``'rows'``, ``'positions'``, ``'classes'``, ``'losses'``.
@@ -58,6 +57,7 @@ class Case:
         held_out: Rows to validate on, of all workers together.
         batch: Rows of a batch.
         shuffle: Whether each epoch has an order of its own.
+        steps: ``steps_per_execution`` that the model is compiled with.
         eager: Whether the model is compiled to run eagerly.
         seed: Of weights and rows.
     """
@@ -80,6 +80,7 @@ class Case:
     held_out: int = 0
     batch: int = 4
     shuffle: bool = False
+    steps: int = 1
     eager: bool = False
     seed: int = 0
 
@@ -163,6 +164,9 @@ def _functional(case: Case) -> Callable[[], Any]:
         for name, (head, _) in zip(case.output_names(), case.parts_of_heads, strict=True)
     ]
     kind = OwnStep if case.form == "own step" else keras.Model
+    if case.form == "named":
+        by_name = dict(zip(case.output_names(), outputs, strict=True))
+        return lambda: keras.Model({tensor.name: tensor for tensor in inputs}, by_name)
     given = inputs[0] if len(inputs) == 1 else inputs
     return lambda: kind(given, outputs[0] if len(outputs) == 1 else outputs)
 
@@ -218,7 +222,7 @@ def _compile(model: Any, case: Case) -> None:
         [head.metrics[m]() for m in case.metrics if m in head.metrics]
         for head, _ in case.parts_of_heads
     ]
-    several = len(losses) > 1
+    several = len(losses) > 1 or case.form == "named"
     names = case.output_names()
     settings: dict[str, Any] = {
         "loss": dict(zip(names, losses, strict=True)) if several else losses[0],
@@ -228,6 +232,8 @@ def _compile(model: Any, case: Case) -> None:
     }
     if "losses" in case.weights:
         settings["loss_weights"] = dict(zip(names, (0.7, 2.0), strict=False)) if several else [0.7]
+    if case.steps > 1:
+        settings["steps_per_execution"] = case.steps
     model.compile(optimizer, run_eagerly=case.eager, **settings)
 
 
@@ -240,7 +246,9 @@ def rows(case: Case, count: int, salt: int = 0) -> tuple[Arrays, Arrays, Arrays]
     x: Arrays = {}
     for name in case.inputs:
         shape, dtype, _ = INPUTS[name]
-        if dtype == "int32":
+        if dtype == "uint8":
+            x[name] = rng.integers(0, 4, (count, *shape)).astype("uint8")
+        elif dtype == "int32":
             length = rng.integers(1, LENGTH + 1, (count, 1))
             real = np.arange(LENGTH) < length
             x[name] = (rng.integers(1, VOCABULARY, (count, LENGTH)) * real).astype("int32")
@@ -271,6 +279,10 @@ def _labels(rng: np.random.Generator, kind: str, count: int) -> np.ndarray:
     if kind == "shares":
         shares: np.ndarray = rng.dirichlet(np.ones(3), count).astype("float32")
         return shares
+    if kind == "flat numbers":
+        return rng.normal(0, 1, count).astype("float32")
+    if kind == "flat bits":
+        return rng.integers(0, 2, count).astype("int64")
     if kind == "signs":
         return (2 * rng.integers(0, 2, (count, 1)) - 1).astype("float32")
     if kind == "bits":

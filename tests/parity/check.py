@@ -100,15 +100,17 @@ def _described(case: Case, found: dict[str, list[str]], workers: Workers) -> str
     return "\n".join(lines)
 
 
-def simplified(case: Case, modes: Sequence[str], workers: Workers) -> Case:
+def simplified(
+    case: Case, modes: Sequence[str], workers: Workers, give_up_at: float | None = None
+) -> Case:
     """A case with fewer choices that still fails in one of the modes."""
-    give_up_at = time.monotonic() + SIMPLIFY_S
+    give_up_at = give_up_at or time.monotonic() + SIMPLIFY_S
     for simpler in _simpler(case):
         if time.monotonic() > give_up_at:
             break
         try:
             if {*check(simpler, workers)} & {*modes}:
-                return simplified(simpler, modes, workers)
+                return simplified(simpler, modes, workers, give_up_at)
         except Exception:  # Keras itself does not train it
             continue
     return case

@@ -1,4 +1,4 @@
-"""The parts of which the models of the parity tests are made: layers, losses, metrics, callbacks.
+"""The parts of which the models of the parity tests are made: layers, losses, metrics, optimizers.
 
 Values are small and functions smooth, so that rounding does not grow in the few steps of a case.
 """
@@ -11,155 +11,21 @@ from typing import Any
 
 import keras
 import numpy as np
-from keras import layers, ops
+from keras import layers
+from own_parts import (
+    Counting,
+    MeanOutput,
+    Measuring,
+    OwnLoss,
+    Penalized,
+    Scaled,
+    Tempered,
+    own_function,
+)
 
 VOCABULARY = 8
 FEATURES = 6
 LENGTH = 5
-
-
-# -- classes of a user's own -----------------------------------------------------------------------
-
-
-class Scaled(layers.Layer):
-    """A layer with a weight and a constructor's argument of its own."""
-
-    def __init__(self, factor: float = 0.5, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.factor = factor
-
-    def build(self, shape: Any) -> None:
-        self.scale = self.add_weight(shape=(shape[-1],), initializer="ones", name="scale")
-        super().build(shape)
-
-    def call(self, x: Any) -> Any:
-        return x * self.scale * ops.cast(self.factor, x.dtype)
-
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "factor": self.factor}
-
-
-class Counting(layers.Layer):
-    """Counts the batches that it was trained on, and computes with the count."""
-
-    def build(self, shape: Any) -> None:
-        self.count = self.add_weight(
-            shape=(), initializer="zeros", dtype="int32", trainable=False, name="count"
-        )
-        super().build(shape)
-
-    def call(self, x: Any, training: bool = False) -> Any:
-        if training:
-            self.count.assign_add(1)
-        return x * (1.0 + 0.01 * ops.cast(self.count, x.dtype))
-
-
-class Tempered(layers.Layer):
-    """Divides by a temperature that is not trained, which callbacks may change."""
-
-    def build(self, shape: Any) -> None:
-        self.temperature = self.add_weight(
-            shape=(), initializer="ones", trainable=False, name="temperature"
-        )
-        super().build(shape)
-
-    def call(self, x: Any) -> Any:
-        return x / ops.cast(self.temperature, x.dtype)
-
-
-class Penalized(layers.Layer):
-    """Adds a loss of its own: the mean square of what goes through it."""
-
-    def call(self, x: Any) -> Any:
-        self.add_loss(0.1 * ops.mean(ops.square(x)))
-        return x
-
-
-class OwnLoss(keras.losses.Loss):
-    """A mean squared error with an argument."""
-
-    def __init__(self, power: float = 2.0, name: str = "own", **kwargs: Any) -> None:
-        super().__init__(name=name, **kwargs)
-        self.power = power
-
-    def call(self, y_true: Any, y_pred: Any) -> Any:
-        difference = ops.abs(y_pred - ops.cast(y_true, y_pred.dtype))
-        return ops.mean(ops.power(difference + 1e-3, self.power), axis=-1)
-
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "power": self.power}
-
-
-def own_function(y_true: Any, y_pred: Any) -> Any:
-    """A loss that is a function."""
-    return ops.mean(ops.square(y_pred - ops.cast(y_true, y_pred.dtype)), axis=-1)
-
-
-class MeanOutput(keras.metrics.Metric):
-    """The mean of the outputs, weighted."""
-
-    def __init__(self, name: str = "mean_output", **kwargs: Any) -> None:
-        super().__init__(name=name, **kwargs)
-        self.total = self.add_variable((), "zeros", name="total")
-        self.number = self.add_variable((), "zeros", name="number")
-
-    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
-        values = ops.mean(ops.reshape(y_pred, (ops.shape(y_pred)[0], -1)), axis=-1)
-        values = ops.cast(values, self.dtype)
-        if sample_weight is None:
-            weights = ops.ones_like(values)
-        else:
-            weights = ops.cast(ops.reshape(sample_weight, (-1,)), self.dtype)
-        self.total.assign_add(ops.sum(values * weights))
-        self.number.assign_add(ops.sum(weights))
-
-    def result(self) -> Any:
-        return ops.divide_no_nan(self.total, self.number)
-
-
-class Subclassed(keras.Model):
-    """A model of one input whose layers are attributes.
-
-    Args:
-        stack: The layers, in order.
-    """
-
-    def __init__(self, stack: list[Any], **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.stack = list(stack)
-
-    def call(self, x: Any, training: bool = False) -> Any:
-        for layer in self.stack:
-            takes = getattr(layer, "_call_has_training_arg", False)
-            x = layer(x, training=training) if takes else layer(x)
-        return x
-
-    def get_config(self) -> dict[str, Any]:
-        stack = [keras.saving.serialize_keras_object(layer) for layer in self.stack]
-        return {**super().get_config(), "stack": stack}
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
-        config = dict(config)
-        stack = [keras.saving.deserialize_keras_object(c) for c in config.pop("stack")]
-        return cls(stack, **config)
-
-
-class OwnStep(keras.Model):
-    """A functional model whose loss is computed by ``compute_loss`` of its own."""
-
-    def compute_loss(
-        self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None,
-        training: bool = True,
-    ) -> Any:  # fmt: skip
-        loss = super().compute_loss(x, y, y_pred, sample_weight, training)
-        return loss + 0.1 * ops.mean(ops.square(y_pred))
-
-
-CUSTOM = {
-    c.__name__: c
-    for c in (Scaled, Counting, Tempered, Penalized, OwnLoss, MeanOutput, Subclassed, OwnStep)
-} | {"own_function": own_function}
 
 
 # -- layers ----------------------------------------------------------------------------------------
@@ -330,6 +196,11 @@ BLOCKS: dict[str, Block] = {
     "activity": Block("vector sequence", _one(layers.ActivityRegularization, 1e-2, 1e-2)),
     "own layer": Block("vector sequence image", _one(Scaled, 0.8)),
     "own loss": Block("vector sequence", _one(Penalized)),
+    "measuring": Block("vector sequence", _one(Measuring)),
+    "lambda": Block(
+        "vector sequence image", lambda: layers.Lambda(lambda x: x * 0.5 + 0.1, name="scaling")
+    ),
+    "rescaling": Block("image", _one(layers.Rescaling, 0.5, offset=0.1)),
     "counting": Block("vector", _one(Counting)),
     "tempered": Block("vector", _one(Tempered)),
     "residual": Block("vector", _residual, simple=False),
@@ -376,6 +247,7 @@ BLOCKS: dict[str, Block] = {
 INPUTS: dict[str, tuple[tuple[int, ...], str, str]] = {
     "vector": ((FEATURES,), "float32", "vector"),
     "image": ((6, 6, 2), "float32", "image"),
+    "bytes": ((4, 4, 1), "uint8", "image"),
     "sequence": ((LENGTH, 3), "float32", "sequence"),
     "tokens": ((LENGTH,), "int32", "sequence"),
     "masked tokens": ((LENGTH,), "int32", "sequence"),
@@ -459,6 +331,22 @@ HEADS: dict[str, Head] = {
          "recall": _metric("Recall", name="recall"), "f1": _metric("F1Score", threshold=0.5),
          "iou": _metric("BinaryIoU", name="iou")},
     ),
+    "flat numbers": Head(
+        "vector",
+        1,
+        None,
+        "flat numbers",
+        {"mse": _loss("MeanSquaredError"), "huber": _loss("Huber", delta=0.5)},
+        {"mae": lambda: "mae", "r2": _metric("R2Score")},
+    ),
+    "flat bits": Head(
+        "vector",
+        1,
+        "sigmoid",
+        "flat bits",
+        {"crossentropy": _loss("BinaryCrossentropy")},
+        {"accuracy": lambda: "accuracy", "auc": _metric("AUC", name="auc")},
+    ),
     "logits": Head(
         "vector", 2, None, "several bits",
         {"crossentropy": _loss("BinaryCrossentropy", from_logits=True),
@@ -526,6 +414,10 @@ OPTIMIZERS: dict[str, Callable[[Any, dict[str, Any]], Any]] = {
     "adadelta": lambda rate, more: keras.optimizers.Adadelta(rate, **_EPSILON, **more),
     "adamax": lambda rate, more: keras.optimizers.Adamax(rate, **_EPSILON, **more),
     "nadam": lambda rate, more: keras.optimizers.Nadam(rate, **_EPSILON, **more),
+    "lion": lambda rate, more: keras.optimizers.Lion(rate / 10, **more),
+    "schedule free": lambda rate, more: keras.optimizers.ScheduleFreeAdamW(
+        rate, warmup_steps=3, **_EPSILON, **more
+    ),
     "ftrl": lambda rate, more: keras.optimizers.Ftrl(rate, **more),
     "lamb": lambda rate, more: keras.optimizers.Lamb(rate, **_EPSILON, **more),
     "adafactor": lambda rate, more: keras.optimizers.Adafactor(rate, **more),
@@ -550,62 +442,4 @@ SCHEDULES: dict[str, Callable[[float], Any]] = {
     "pieces": lambda rate: keras.optimizers.schedules.PiecewiseConstantDecay(
         [2, 5], [rate, rate / 2, rate / 4]
     ),
-}
-
-
-# -- callbacks -------------------------------------------------------------------------------------
-
-
-class Reads(keras.callbacks.Callback):
-    """Keeps what it sees: the methods that were called, their metrics, the sum of the weights."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[Any] = []
-
-    def on_train_begin(self, logs: Any = None) -> None:
-        self.seen.append(("train begin", sorted(logs or {})))
-
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        self.seen.append(("epoch begin", epoch, sorted(logs or {})))
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        total = sum(float(np.abs(w).sum()) for w in self.model.get_weights())
-        self.seen.append(("epoch end", epoch, sorted(logs or {}), total))
-
-    def on_train_end(self, logs: Any = None) -> None:
-        self.seen.append(("train end", sorted(logs or {})))
-
-
-class Halves(keras.callbacks.Callback):
-    """Halves all kernels after the first epoch."""
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        if epoch == 0:
-            for variable in self.model.trainable_variables:
-                if "kernel" in variable.path:
-                    variable.assign(variable * 0.5)
-
-
-class Warms(keras.callbacks.Callback):
-    """Raises the temperature of each such layer at the beginning of an epoch."""
-
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        for layer in self.model.layers:
-            if isinstance(layer, Tempered):
-                layer.temperature.assign(1.0 + 0.5 * epoch)
-
-
-CALLBACKS: dict[str, Callable[[], Any]] = {
-    "reads": Reads,
-    "rates": lambda: keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.5),
-    "plateau": lambda: keras.callbacks.ReduceLROnPlateau("loss", 0.5, patience=0, min_delta=10.0),
-    "stops": lambda: keras.callbacks.EarlyStopping("loss", min_delta=10.0, patience=1),
-    "restores": lambda: keras.callbacks.EarlyStopping(
-        "loss", min_delta=10.0, patience=1, restore_best_weights=True
-    ),
-    "nan": keras.callbacks.TerminateOnNaN,
-    "halves": Halves,
-    "warms": Warms,
-    "swaps": lambda: keras.callbacks.SwapEMAWeights(swap_on_epoch=True),
 }

@@ -14,7 +14,7 @@ import keras
 import numpy as np
 from case import Arrays, Case, build, callbacks_of, class_weight, cut, rows
 from local_spark import LocalSession, LocalSparkModel, Workers, without_spark
-from parts import CUSTOM, Reads
+from own_parts import CUSTOM, Reads
 
 from sparkdl import SparkModel
 from sparkdl.data import Batches, rows_from_numpy
@@ -101,7 +101,7 @@ class GlobalBatches(keras.utils.PyDataset):
             {name: np.concatenate([arrays[name] for arrays in group]) for name in group[0]}
             for group in zip(*picked, strict=True)
         ]
-        return as_keras(*joined)
+        return as_keras(self._case, *joined)
 
     def _order(self, rank: int, count: int) -> np.ndarray:
         if not self._case.shuffle or not count:
@@ -116,10 +116,15 @@ def _count(part: tuple[Arrays, Arrays, Arrays]) -> int:
     return len(next(iter(part[0].values())))
 
 
-def as_keras(x: Arrays, y: Arrays, w: Arrays) -> tuple[Any, ...]:
-    """Rows as Keras takes them: single arrays, or lists in the model's order."""
+def as_keras(case: Case, x: Arrays, y: Arrays, w: Arrays) -> tuple[Any, ...]:
+    """Rows as Keras takes them: single arrays, tuples in the model's order, or dicts by name."""
 
     def plain(arrays: Arrays) -> Any:
+        if case.form == "named":
+            return {
+                f"in_{name}".replace(" ", "_") if arrays is x else name: array
+                for name, array in arrays.items()
+            }
         values = list(arrays.values())
         return values[0] if len(values) == 1 else tuple(values)
 
@@ -153,7 +158,7 @@ def train_with_keras(case: Case) -> Outcome:
         callbacks = callbacks_of(case)
         validation = None
         if held_out is not None:
-            validation = as_keras(*held_out)
+            validation = as_keras(case, *held_out)
         first, last = epochs_of(what)
         history = model.fit(
             batches, epochs=last, initial_epoch=first, verbose=0, shuffle=False,
@@ -163,7 +168,7 @@ def train_with_keras(case: Case) -> Outcome:
         trained += len(history.epoch)
         histories.append(history.history)
         seen += [c.seen for c in callbacks if isinstance(c, Reads)]
-    x, y, w = (*as_keras(*rows(case, 7, 2)), None)[:3]
+    x, y, w = (*as_keras(case, *rows(case, 7, 2)), None)[:3]
     evaluated = model.evaluate(x, y, sample_weight=w, batch_size=3, verbose=0, return_dict=True)
     predicted = model.predict_on_batch(x)
     return outcome_of(model, histories, evaluated, predicted, seen)
@@ -191,7 +196,8 @@ def reloaded(model: Any) -> Any:
 def outcome_of(
     model: Any, histories: Any, evaluated: Any, predicted: Any, seen: list[Any]
 ) -> Outcome:
-    several = predicted if isinstance(predicted, (list, tuple)) else [predicted]
+    several = [*predicted.values()] if isinstance(predicted, dict) else predicted
+    several = several if isinstance(several, (list, tuple)) else [several]
     return Outcome(
         values_of(model.variables),
         values_of(model.optimizer.variables),
@@ -211,8 +217,8 @@ def train_with_sparkdl(case: Case, mode: str, workers: Workers) -> Outcome | Ref
     even[-1] += case.held_out - sum(even)
     session = LocalSession(workers, case.sizes, even)
     model = build(case)
-    held_out = as_keras(*rows(case, case.held_out, 1)) if case.held_out else None
-    data = as_keras(*rows(case, sum(case.sizes)))
+    held_out = as_keras(case, *rows(case, case.held_out, 1)) if case.held_out else None
+    data = as_keras(case, *rows(case, sum(case.sizes)))
     seen: list[Any] = []
     histories = []
     jobs = workers.jobs
@@ -238,7 +244,7 @@ def train_with_sparkdl(case: Case, mode: str, workers: Workers) -> Outcome | Ref
         if workers.jobs > jobs:
             raise
         return Refused(error)
-    fresh = as_keras(*rows(case, 7, 2))
+    fresh = as_keras(case, *rows(case, 7, 2))
     evaluated = evaluate_on_workers(spark_model, fresh, session)
     predicted = spark_model.predict(fresh[0], batch_size=7)
     return outcome_of(spark_model.model, histories, evaluated, predicted, seen)

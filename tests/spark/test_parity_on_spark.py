@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from case import Arrays, Case, build, rows
-from parts import CUSTOM
+from own_parts import CUSTOM
 from referee import differences, outcome_of, train_with_keras
 
 from sparkdl import SparkModel
