@@ -26,8 +26,9 @@ _NO_SETTINGS = frozenset({
     "build_config",
 })  # fmt: skip
 """Attributes of Keras that follow from how far a model is built, or from its configuration."""
-_SETTINGS = frozenset({"_run_eagerly", "_jit_compile"})
-"""Settings of Keras that begin with an underscore, and no configuration follows their change."""
+_SETTINGS = frozenset({"_run_eagerly", "_jit_compile", "_fn_kwargs"})
+"""Settings of Keras that begin with an underscore, and not all are in a configuration: arguments of
+a loss or a metric are there (``delta`` of Huber, ``axis`` of CosineSimilarity)."""
 
 
 @dataclass(frozen=True)

@@ -9,5 +9,9 @@ EXAMPLES: dict[str, tuple[str, Case]] = {
         "A fit after save and load has the row order of a second fit, not that of the first again.",
         Case(fits=("fit", "save", "again"), sizes=(13, 7), shuffle=True),
     ),
+    "argument of a loss": (
+        "Keras writes no delta of Huber and no axis of CosineSimilarity into a configuration.",
+        Case(heads=("numbers:huber",)),
+    ),
 }
 """Name -> why it is here, and the case."""
