@@ -145,6 +145,8 @@ def _functional(case: Case) -> Callable[[], Any]:
         tensor = given
         if "tokens" in name:
             tensor = layers.Embedding(VOCABULARY, 4, mask_zero=name.startswith("masked"))(given)
+        elif name == "bytes":
+            tensor = layers.Rescaling(0.25)(given)
         tensors.append((tensor, kind))
     for name in case.blocks:
         block = BLOCKS[name]
@@ -186,6 +188,8 @@ def _listed(case: Case) -> Callable[[], Any]:
     stack: list[Any] = []
     if "tokens" in name:
         stack.append(layers.Embedding(VOCABULARY, 4, mask_zero=name.startswith("masked")))
+    elif name == "bytes":
+        stack.append(layers.Rescaling(0.25))
     for block in (BLOCKS[b] for b in case.blocks):
         assert block.simple
         stack.append(block.make())

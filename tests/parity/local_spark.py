@@ -133,7 +133,9 @@ class LocalSession:
     conf = LocalConf()
     sparkContext = LocalContext()
 
-    def __init__(self, workers: Workers, sizes: Sequence[int], held_out: Sequence[int]) -> None:
+    def __init__(
+        self, workers: Workers | None, sizes: Sequence[int], held_out: Sequence[int]
+    ) -> None:
         self.workers, self.sizes, self.held_out = workers, sizes, held_out
 
     def createDataFrame(self, table: pa.Table) -> LocalFrame:
@@ -149,10 +151,6 @@ class LocalFrame:
 
     def toDF(self, *names: str) -> LocalFrame:
         return replace(self, table=self.table.rename_columns(list(names)))
-
-    def repartition(self, count: int) -> LocalFrame:
-        assert count == len(self.sparkSession.sizes)
-        return self
 
     def partitions(self) -> list[bytes]:
         """The rows of each partition as an Arrow stream."""
@@ -190,6 +188,7 @@ class LocalLauncher:
         frames = self._frame.partitions()
         assert self._num_ranks in (0, len(frames))
         workers = self._frame.sparkSession.workers
+        assert workers is not None
         ranks = LocalRanks(workers.run(payload.dump(task), frames, self._barrier))
         try:
             yield ranks
@@ -300,6 +299,7 @@ def without_spark(session: LocalSession) -> Iterator[None]:
     """Within, the driver finds this session, and starts ranks in its workers."""
     places = {
         "sparkdl.spark.columns.sources.session_of": lambda *_: session,
+        "sparkdl.spark.columns.sources.dealt": lambda frame, *_, **__: frame,
         "sparkdl.spark.driver.training.SparkLauncher": LocalLauncher,
         "sparkdl.spark.inference.evaluate.SparkLauncher": LocalLauncher,
         "sparkdl.spark.driver.server_run.ServerProcess": ServerInThreads,

@@ -414,7 +414,7 @@ OPTIMIZERS: dict[str, Callable[[Any, dict[str, Any]], Any]] = {
     "adadelta": lambda rate, more: keras.optimizers.Adadelta(rate, **_EPSILON, **more),
     "adamax": lambda rate, more: keras.optimizers.Adamax(rate, **_EPSILON, **more),
     "nadam": lambda rate, more: keras.optimizers.Nadam(rate, **_EPSILON, **more),
-    "lion": lambda rate, more: keras.optimizers.Lion(rate / 10, **more),
+    "lion": lambda rate, more: keras.optimizers.Lion(rate, **more),
     "schedule free": lambda rate, more: keras.optimizers.ScheduleFreeAdamW(
         rate, warmup_steps=3, **_EPSILON, **more
     ),

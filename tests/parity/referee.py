@@ -6,18 +6,19 @@ import contextlib
 import os
 import tempfile
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import keras
 import numpy as np
+import pyarrow as pa
 from case import Arrays, Case, build, callbacks_of, class_weight, cut, rows
 from local_spark import LocalSession, LocalSparkModel, Workers, without_spark
 from own_parts import CUSTOM, Reads
 
 from sparkdl import SparkModel
-from sparkdl.data import Batches, rows_from_numpy
+from sparkdl.data import Batches, read_partition
 from sparkdl.errors import SparkDLError
 from sparkdl.files.model_file import read_model
 from sparkdl.learner.archive import encode_model
@@ -25,6 +26,7 @@ from sparkdl.learner.metric_state import metric_results
 from sparkdl.learner.signature import model_signature
 from sparkdl.spark.columns.local_data import by_name
 from sparkdl.spark.columns.sources import Columns, open_source
+from sparkdl.spark.columns.wire import named_batches
 from sparkdl.spark.driver.metrics import prepare_metrics
 from sparkdl.spark.driver.plan import _SEED_STEP
 from sparkdl.spark.inference.evaluate import evaluate_source
@@ -76,12 +78,60 @@ def values_of(variables: Sequence[Any]) -> dict[str, np.ndarray]:
 # -- plain Keras -----------------------------------------------------------------------------------
 
 
+class Orders:
+    """In which order sparkdl takes the rows of a worker: that is its own choice.
+
+    Args:
+        case: What is trained.
+        model: For which the rows are.
+    """
+
+    def __init__(self, case: Case, model: Any) -> None:
+        session = LocalSession(None, case.sizes, ())
+        signature = model_signature(model)
+        every = rows(case, sum(case.sizes))
+        with without_spark(session):
+            data = by_name(as_keras(case, *every), signature)
+            source = open_source(data, signature, Columns())
+        self._rows = []
+        for stream in source.frame.partitions():
+            with pa.ipc.open_stream(stream) as batches:
+                partition = read_partition(named_batches(batches, source.spec), source.spec)
+            if case.shuffle:
+                partition.find_order()
+            self._rows.append(partition.under(source.spec).train)
+        self._places = [_keys(x, y) for x, y, _ in parts_of(case)]
+
+    def order(self, rank: int, seed: int, epoch: int) -> np.ndarray:
+        """The numbers of the rows of a rank, as it trains them in an epoch."""
+        rows = self._rows[rank]
+        taken = Batches(rows, len(rows), seed=seed, rank=rank, prefetch=0, by_content=True)
+        (stack,) = taken.stacks(epoch, 1)
+        x, y = ({n: a[0] for n, a in group.items()} for group in (stack.x, stack.y))
+        left = list(self._places[rank])
+        order = []
+        for key in _keys(x, y):
+            order.append(left.index(key))
+            left[order[-1]] = b""
+        return np.asarray(order)
+
+
+def _keys(x: Mapping[str, np.ndarray], y: Mapping[str, np.ndarray]) -> list[bytes]:
+    """The content of each row."""
+    if not len(next(iter(x.values()))):
+        return []
+    arrays = [a.reshape(len(a), -1).astype("float64") for a in (*x.values(), *y.values())]
+    return [row.tobytes() for row in np.concatenate(arrays, axis=1)]
+
+
 class GlobalBatches(keras.utils.PyDataset):
     """Step t has the t-th batch of each worker, as one batch."""
 
-    def __init__(self, case: Case, parts: list[tuple[Arrays, Arrays, Arrays]], seed: int) -> None:
+    def __init__(
+        self, case: Case, parts: list[tuple[Arrays, Arrays, Arrays]], orders: Orders, seed: int
+    ) -> None:
         super().__init__()
-        self._case, self._parts, self._epoch = case, parts, 0
+        self._case, self._parts, self._epoch, self._orders = case, parts, 0, orders
         self._seed = seed
 
     def begin(self, epoch: int) -> None:
@@ -106,10 +156,7 @@ class GlobalBatches(keras.utils.PyDataset):
     def _order(self, rank: int, count: int) -> np.ndarray:
         if not self._case.shuffle or not count:
             return np.arange(count)
-        numbers = rows_from_numpy(np.arange(count, dtype="float32")[:, None])
-        batches = Batches(numbers, max(count, 1), seed=self._seed, rank=rank, prefetch=0)
-        stacks = list(batches.stacks(self._epoch, 1))
-        return np.concatenate([s.x["features"].ravel() for s in stacks]).astype(int)
+        return self._orders.order(rank, self._seed, self._epoch)
 
 
 def _count(part: tuple[Arrays, Arrays, Arrays]) -> int:
@@ -144,7 +191,7 @@ def train_with_keras(case: Case) -> Outcome:
     """Plain Keras, in this process, eagerly: to trace so small a model takes longer."""
     model = build(case)
     model.run_eagerly = True
-    parts = parts_of(case)
+    parts, orders = parts_of(case), Orders(case, model)
     held_out = rows(case, case.held_out, 1) if case.held_out else None
     seen: list[Any] = []
     histories = []
@@ -154,7 +201,7 @@ def train_with_keras(case: Case) -> Outcome:
             model = reloaded(model)
             model.run_eagerly = True
             continue
-        batches = GlobalBatches(case, parts, _SEED_STEP * trained)
+        batches = GlobalBatches(case, parts, orders, _SEED_STEP * trained)
         callbacks = callbacks_of(case)
         validation = None
         if held_out is not None:
