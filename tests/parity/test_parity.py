@@ -19,7 +19,7 @@ from examples import EXAMPLES
 
 HERE = Path(__file__).parent
 CASES = 60
-"""Of each in two modes, or in three with one worker: 150 runs."""
+"""Each in two modes, or in three with one worker: 150 runs."""
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -29,6 +29,7 @@ def test_example(name: str, workers: Workers) -> None:
     assert not found, f"{why}\n{case!r}\n{json.dumps(found, indent=1)}"
 
 
+@pytest.mark.slow
 def test_drawn_cases(workers: Workers) -> None:
     report = check_many(CASES, workers)
     print(report)
@@ -45,7 +46,8 @@ def test_many_drawn_cases(workers: Workers) -> None:
 
 
 @pytest.mark.parametrize("backend", ["jax", "torch"])
-@pytest.mark.parametrize("count", [12, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [3, 200])
 def test_drawn_cases_of_another_backend(backend: str, count: int) -> None:
     pytest.importorskip(backend)
     arguments = [str(count)] if count < 100 else [str(count), str(random.randrange(2**32))]
