@@ -45,8 +45,6 @@ KNOWN: dict[str, Callable[[Case], bool]] = {
         _several(c)
         and (_uses(c, ["penalty", "activity", "own loss", "orthogonal"]) or c.form == "own step")
     ),
-    "metrics at the end of a training": lambda c: "reads" in c.callbacks,
-    "callbacks that write": lambda c: bool({"halves", "warms", "swaps"} & {*c.callbacks}),
     "tables of embeddings": lambda c: (
         keras.backend.backend() == "tensorflow"
         and bool({*SPARSE_READERS} & {*c.inputs})
