@@ -25,6 +25,7 @@ SAMPLE = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", SAMPLE, ids=repr)
 def test_case(spark: Any, case: Case) -> None:
     expected = train_with_keras(case)
