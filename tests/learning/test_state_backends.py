@@ -1,6 +1,7 @@
 """The same on JAX and PyTorch, each in a process of its own, for one of the exact modes.
 
-A loss that looks at numbers is left out: JAX traces gradients also where it compiles nothing.
+A loss that looks at numbers is left out: JAX traces gradients also where it compiles nothing. So is
+half precision: JAX rounds a batch and its halves otherwise.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def test_state_seeds_and_settings_travel(backend: str) -> None:
         "OMP_NUM_THREADS": "1",
     }
     cases = [str(_HERE / name) for name in _FILES]
-    options = ["-q", "--noconftest", "-k", "allreduce and not eagerly"]
+    options = ["-q", "--noconftest", "-k", "allreduce and not eagerly and not policy"]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *options, *cases],
         cwd=_HERE.parents[1], env=environment, capture_output=True, text=True, timeout=900,
