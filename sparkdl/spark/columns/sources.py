@@ -292,7 +292,9 @@ def warn_of_chance(source: Source, *, repartition: bool) -> None:
     frame = source.origin
     if source.files or frame is None or is_connect(source.spark):
         return
-    if not frame._jdf.queryExecution().withCachedData().deterministic():
+    level = frame.storageLevel
+    kept = level.useMemory or level.useDisk  # its plan may be from before
+    if not (kept or frame._jdf.queryExecution().withCachedData().deterministic()):
         warn_user(
             "the rows are computed by chance (rand(), uuid(), a non-deterministic function, or an "
             "aggregate such as first() or collect_list()): another fit, and a worker that is "
