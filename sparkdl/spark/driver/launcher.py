@@ -28,6 +28,7 @@ from sparkdl.spark.driver.memory import Setting, memory_hint
 from sparkdl.spark.driver.rows_problem import rows_problem
 from sparkdl.spark.driver.session import session_problem
 from sparkdl.spark.executor.stage import Shipped, TaskBroadcast, TaskFile, stage_function
+from sparkdl.spark.versions import arrow_stage
 
 if TYPE_CHECKING:
     from pyspark.resource import ResourceProfile
@@ -86,8 +87,8 @@ class SparkLauncher:
 
         def run() -> Any:
             with this_interpreter(context):
-                results = frame.mapInArrow(
-                    function, RESULT_SCHEMA, barrier=self._barrier, profile=self._profile
+                results = arrow_stage(
+                    frame, function, RESULT_SCHEMA, barrier=self._barrier, profile=self._profile
                 )
             return collect_in_pieces(results) if is_large else results.collect()
 

@@ -94,7 +94,11 @@ def _take(rows: list[pa.RecordBatch], count: int) -> pa.RecordBatch:
             rows.insert(0, first.slice(count))
         taken.append(first.slice(0, count))
         count -= len(taken[-1])
-    return pa.concat_batches(taken)
+    if len(taken) == 1:
+        return taken[0]
+    # pa.concat_batches came with pyarrow 19.
+    (joined,) = pa.Table.from_batches(taken).combine_chunks().to_batches()
+    return joined
 
 
 def _structs(predicted: Predicted) -> pa.Array:
