@@ -5,7 +5,7 @@ Everything else of the package calls these functions and knows one Spark.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Protocol
 
 import pyarrow as pa
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pyspark.resource import ResourceProfile
     from pyspark.sql import DataFrame, Row
 
-ArrowFunction = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+ArrowFunction = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
 class Stage(Protocol):
@@ -48,10 +48,13 @@ def arrow_stage(
         barrier: Whether all tasks start together.
         profile: What each task of the stage is given; None: as the session says.
     """
+    stage: Stage
     if profile is None:
-        return frame.mapInArrow(function, schema, barrier=barrier)
-    if spark_version() >= (4, 0):
-        return frame.mapInArrow(function, schema, barrier=barrier, profile=profile)
-    # Spark 3.5 gives resources to stages of RDDs alone: here the stage that the function runs in.
-    rows = frame.mapInArrow(function, schema, barrier=barrier).rdd
-    return rows.withResources(profile)
+        stage = frame.mapInArrow(function, schema, barrier=barrier)
+    elif spark_version() >= (4, 0):
+        stage = frame.mapInArrow(function, schema, barrier=barrier, profile=profile)
+    else:
+        # Spark 3.5 gives resources to stages of RDDs alone: here that of the function.
+        rows = frame.mapInArrow(function, schema, barrier=barrier).rdd
+        stage = rows.withResources(profile)
+    return stage
