@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from typing import Any
 
@@ -17,7 +18,7 @@ from sparkdl.collective.rules import make_rule as make_exchange_rule
 from sparkdl.collective.synchronizer import AllReduceSynchronizer
 from sparkdl.config import EPOCH_WINDOW, LoopSettings
 from sparkdl.data import Batches, rows_from_numpy
-from sparkdl.errors import DataError, ModelError, TransportError
+from sparkdl.errors import DataError, ModelError, SparkDLError, TransportError
 from sparkdl.finite import FiniteCheck, NotFiniteError
 from sparkdl.learner import make_learner
 from sparkdl.learner.model_weights import model_layout, read_model
@@ -131,8 +132,13 @@ def run(way: str, on_nan: str, *, poison: bool = True, overflow: bool = False) -
         with InprocParameterServer(server_config, read_model(models[0], layout)) as server:
 
             def through_server(rank: int) -> None:
-                with server.client(rank) as client:
-                    loop(rank, ServerSynchronizer(rule, client, layout, False, checks[rank]))
+                try:
+                    with server.client(rank) as client:
+                        loop(rank, ServerSynchronizer(rule, client, layout, False, checks[rank]))
+                except SparkDLError as error:  # as a rank's task does: no other attempt comes
+                    with contextlib.closing(server.session(rank)) as session:
+                        session.fail(str(error), "", None)
+                    raise
 
             together(through_server)
             center = server.center.copy()
