@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from sparkdl.slices import Slices
 from sparkdl.weights import FloatArray
 
 PIECE = 1 << 18
@@ -86,16 +88,25 @@ class FiniteCheck:
         return False
 
     def notes(
-        self, values: FloatArray, first: int, learner: LossScaling | None, batch: int = 0
+        self,
+        values: FloatArray,
+        first: int,
+        learner: LossScaling | None,
+        batch: int = 0,
+        slices: Sequence[Slices] = (),
     ) -> bool:
         """The same for a part of the buffer that begins at ``first``, inside a compiled step.
 
-        ``batch`` is the number of the step in the compiled call.
+        ``batch`` is the number of the step in the compiled call; ``slices`` are the gradients that
+        the buffer lacks.
 
         It does not raise there: the caller sends nothing of this step, and calls :meth:`settle`
         after the compiled call.
         """
-        if self._is_finite(values, first) or (learner is not None and learner.scales_loss):
+        finite = self._is_finite(values, first) and (
+            not self.looks or all(is_finite(s.rows) for s in slices)
+        )
+        if finite or (learner is not None and learner.scales_loss):
             return True
         if self.skips:
             self.refused += 1

@@ -57,6 +57,8 @@ class KerasLearner(ABC):
         self._metrics_ready = False
         self._kept_metrics: list[Any] | None = None
         self._has_gradient: list[bool] = []  # of each trained variable; empty: not known yet
+        # Those whose gradients are slices (only TensorFlow has any); None: not known yet.
+        self._sliced: tuple[int, ...] | None = None
 
     @property
     def layout(self) -> Layout:
@@ -116,12 +118,12 @@ class KerasLearner(ABC):
             reducer.rows = batch.num_rows
             if reducer.skips:
                 self.keep_metrics()
-            self.gradients(batch, reducer.buffer)
-            self._has_gradient = reducer.agree_on_gradients(self._has_gradient)
+            self._gradients_for(batch, reducer)
+            self._agree_with(reducer)
             for part in range(len(reducer.parts)):
                 reducer.begin(part)
             if reducer.finish() or not reducer.skips:
-                self.apply_gradients(reducer.buffer)
+                self._apply_joined(reducer)
             else:
                 self._write_statistics(reducer.buffer)
             if reducer.skips and reducer.refused:
@@ -130,16 +132,40 @@ class KerasLearner(ABC):
     def _write_statistics(self, flat: FloatArray) -> None:
         weights = np.empty(self._layout.size, np.float32)
         self.read_weights(weights)
-        weights[self._layout.trained_size :] = flat[self._layout.trained_size :]
+        statistics = self._layout.size - self._layout.trained_size
+        weights[self._layout.trained_size :] = flat[flat.size - statistics :]
         self.write_weights(weights)
 
     def skip_reducing(self, reducer: Reducer) -> None:
         reducer.rows = 0
-        self._has_gradient = reducer.agree_on_gradients([]) or self._has_gradient
+        self._learn_from(reducer)
         for part in range(len(reducer.parts)):
             reducer.begin(part)
         if reducer.finish():
-            self.apply_gradients(reducer.buffer)
+            self._apply_joined(reducer)
+
+    def _gradients_for(self, batch: BatchStack, reducer: Reducer) -> None:
+        """The gradient of one batch, where ``reducer`` takes it from."""
+        self.gradients(batch, reducer.buffer)
+
+    def _apply_joined(self, reducer: Reducer) -> None:
+        """One optimizer step with what ``reducer`` has joined."""
+        self.apply_gradients(reducer.buffer)
+
+    def _agree_with(self, reducer: Reducer) -> None:
+        """Tells the other workers which variables have a gradient, and of which form."""
+        sliced = (self._sliced or ()) if reducer.takes_slices else ()
+        mine = [int(has) + (i in sliced) for i, has in enumerate(self._has_gradient)]
+        self._has_gradient = [kind > 0 for kind in reducer.agree_on_gradients(mine)]
+
+    def _learn_from(self, reducer: Reducer) -> None:
+        """The same for a worker without a batch, which does not know."""
+        kinds = reducer.agree_on_gradients([])
+        if kinds:
+            self._has_gradient = [kind > 0 for kind in kinds]
+            self._sliced = tuple(i for i, kind in enumerate(kinds) if kind > 1)
+        if self._sliced and reducer.takes_slices:
+            reducer.send_as_slices(self._sliced)
 
     def know_gradients(self, agree: Callable[[list[bool]], list[bool]]) -> None:
         self._has_gradient = agree(self._has_gradient) or self._has_gradient

@@ -27,11 +27,17 @@ from sparkdl.learner.tensorflow_exchange import (
     HorovodExchange,
     Joined,
     NumpyExchange,
+    as_arrays,
+    as_slices,
     copy_slots,
     dense_of,
+    flat_rows,
     flatten,
+    in_form,
     own,
+    sliced_places,
     split,
+    with_slices,
 )
 from sparkdl.protocols import BatchStack, Exchanger, Reducer
 from sparkdl.weights import FloatArray
@@ -55,6 +61,7 @@ class TensorFlowLearner(KerasLearner):
         self._flat: tf.Tensor | None = None
         self._reducer: Any = None
         self._exchanger: Exchanger | None = None
+        self._apply_apart: dict[tuple[int, ...], Any] = {}
         self._reducing: dict[tuple[Any, ...], ShapedCalls] = {}
         self._skipping: dict[tuple[Any, ...], Any] = {}
         self._train_step = logged_step(model, "train_step")
@@ -62,6 +69,8 @@ class TensorFlowLearner(KerasLearner):
         self._test_steps = self._compile_steps(logged_step(model, "test_step"), with_weights=False)
         traced = ShapedCalls(self._trace_gradients, reduce_retracing=True)
         self._gradients = self._eager_gradients if self._eager else traced
+        apart = ShapedCalls(self._trace_apart_gradients, reduce_retracing=True)
+        self._apart_gradients = self._eager_apart_gradients if self._eager else apart
         self._concat = compiled_apart(self._trace_concat)
         self.reload()
 
@@ -135,6 +144,11 @@ class TensorFlowLearner(KerasLearner):
 
     def _eager_gradients(self, stack: BatchStack, x: Any, y: Any, sample_weight: Any) -> tf.Tensor:
         return self._trace_gradients(x, y, sample_weight)
+
+    def _eager_apart_gradients(
+        self, stack: BatchStack, x: Any, y: Any, sample_weight: Any
+    ) -> list[tf.Tensor]:
+        return self._trace_apart_gradients(x, y, sample_weight)
 
     def _compile_steps(self, step: Callable[[Any], Any], with_weights: bool) -> Steps:
         def run_eagerly(stack: BatchStack, *given: Any) -> Any:
@@ -233,8 +247,68 @@ class TensorFlowLearner(KerasLearner):
         with captured_gradients(self.model.optimizer) as captured:
             self._train_step(batch)
         gradients = match_gradients(self.model, captured, self.trained)
+        if self._sliced is None:
+            self._sliced = sliced_places(gradients)
         self._has_gradient = [g is not None for g in gradients]
         return [*gradients, *(v.value for v in self.averaged)]
+
+    @property
+    def _places(self) -> tuple[int, ...]:
+        """Numbers of the variables whose gradients are slices, as far as is known."""
+        return self._sliced or ()
+
+    def _trace_exchanged(self, batch: Any) -> list[Any]:
+        """The same; gradients of equal forms for all batches, as the exchange takes them."""
+        values = self._trace_step(batch)
+        reducer = self._reducer
+        sliced = self._places if reducer.takes_slices else ()
+        return [in_form(v, i in sliced) if v is not None else None for i, v in enumerate(values)]
+
+    def _gradients_for(self, batch: BatchStack, reducer: Reducer) -> None:
+        if not reducer.takes_slices:
+            super()._gradients_for(batch, reducer)
+            return
+        self.build_metrics(batch)
+        self._reducer = reducer
+        try:
+            flat, *rows = self._apart_gradients(batch, *self._tensors(batch, 0))
+        finally:
+            self._reducer = None
+        if self._places:
+            reducer.send_as_slices(self._places)
+            reducer.slices = as_slices(self._places, [np.asarray(t) for t in rows])
+        np.copyto(reducer.buffer, np.asarray(flat))
+        self._flat = None
+
+    def _trace_apart_gradients(self, x: Any, y: Any, sample_weight: Any) -> list[tf.Tensor]:
+        values = self._trace_exchanged(pack_batch(x, y, sample_weight))
+        dense = [v for i, v in enumerate(values) if i not in self._places]
+        rows = [t for i in self._places for t in flat_rows(values[i])]
+        return [flatten(dense, self._layout.without(self._places).slots), *rows]
+
+    def _apply_joined(self, reducer: Reducer) -> None:
+        places = tuple(s.place for s in reducer.slices)
+        if not places:
+            super()._apply_joined(reducer)
+            return
+        if places not in self._apply_apart:
+            self._apply_apart[places] = self._compile_apart(places)
+        arrays = [reducer.buffer, *as_arrays(reducer.slices)]
+        self._apply_apart[places](*(tf.convert_to_tensor(a) for a in arrays))
+        self._flat = None
+
+    def _compile_apart(self, places: tuple[int, ...]) -> Any:
+        """A step with what is joined, where the gradients of some variables are slices."""
+        dense = self._layout.without(places)
+        specs = [tf.TensorSpec([dense.size], tf.float32)]
+        for i in places:
+            specs.append(tf.TensorSpec([None], tf.int32))
+            specs.append(tf.TensorSpec([None, self._layout.slots[i].width], tf.float32))
+
+        def apply(flat: tf.Tensor, *rows: tf.Tensor) -> None:
+            self._apply_parts(with_slices(self._layout, places, split(flat, dense), rows))
+
+        return tf.function(apply, autograph=False).get_concrete_function(*specs)
 
     def apply_gradients(self, flat: FloatArray) -> None:
         self._layout.check(flat)
@@ -244,18 +318,18 @@ class TensorFlowLearner(KerasLearner):
     def _trace_apply(self, flat: tf.Tensor) -> None:
         self._apply_parts(split(flat, self._layout))
 
-    def _apply_parts(self, parts: list[tf.Tensor]) -> None:
+    def _apply_parts(self, parts: list[Any]) -> None:
         known = self._has_gradient or [True] * len(self.trained)
         kept = self._optimizer_may_keep_gradients
         pairs = [
-            (own(g) if kept else g, v)
+            (tf.nest.map_structure(own, g, expand_composites=True) if kept else g, v)
             for g, v, has in zip(parts[: len(self.trained)], self.trained, known, strict=True)
             if has
         ]
         self.model.optimizer.apply([g for g, _ in pairs], [v for _, v in pairs])
         self._assign_statistics(parts)
 
-    def _assign_statistics(self, parts: list[tf.Tensor]) -> None:
+    def _assign_statistics(self, parts: list[Any]) -> None:
         for variable, part in zip(self.averaged, parts[len(self.trained) :], strict=True):
             variable.assign(own(part))
 
@@ -294,12 +368,10 @@ class TensorFlowLearner(KerasLearner):
             return
         self.build_metrics(stack)
         self._reducer, reducer.rows = reducer, stack.num_rows // stack.num_batches
-        steps = self._steps_with(reducer)
         given = (*self._tensors(stack), tf.constant(stack.num_batches), *_weight_and_stop(reducer))
-        if not self._has_gradient:
-            steps.compiled(stack, *given)  # tracing finds which variables have one
-        reducer.agree_on_gradients(self._has_gradient)
         try:
+            steps = self._steps_with(reducer, stack, given)
+            self._agree_with(reducer)
             stopping, broken_at, own = steps(stack, *given)
         finally:
             self._reducer = None  # the learner outlives the run; what the run mapped shall not
@@ -313,16 +385,24 @@ class TensorFlowLearner(KerasLearner):
         if self._eager or reducer.in_graph is None:
             super().skip_reducing(reducer)
             return
-        reducer.rows = 0
-        self._has_gradient = reducer.agree_on_gradients([]) or self._has_gradient
-        agreed = self._skip_with(reducer)(*_weight_and_stop(reducer))
+        self._reducer, reducer.rows = reducer, 0
+        self._learn_from(reducer)
+        try:
+            agreed = self._skip_with(reducer)(*_weight_and_stop(reducer))
+        finally:
+            self._reducer = None
         reducer.agree_on_stop(float(agreed))
         self._flat = None
 
-    def _steps_with(self, reducer: Reducer) -> ShapedCalls:
+    def _steps_with(
+        self, reducer: Reducer, stack: BatchStack, given: tuple[Any, ...]
+    ) -> ShapedCalls:
         """The compiled loop over a stack's batches, with an exchange in each step."""
-        kind, skips = _kind(reducer), reducer.skips
-        if kind not in self._reducing:
+        if self._places and reducer.takes_slices:
+            reducer.send_as_slices(self._places)
+        skips = reducer.skips
+        steps = self._reducing.get(_kind(reducer))
+        if steps is None:
             exchange = self._exchange_of(reducer)
 
             def run(  # weight: this worker's among all, weights: of the samples
@@ -336,7 +416,7 @@ class TensorFlowLearner(KerasLearner):
                 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
                     batch = pack_batch(*map_arrays(lambda t: t[index], (x, y, weights)))
                     before = self._trace_metrics() if skips else []
-                    joined = exchange(self._trace_step(batch), weight, stop)
+                    joined = exchange(self._trace_exchanged(batch), weight, stop)
                     if skips:
                         self._apply_sound(joined, before)
                     else:
@@ -355,8 +435,11 @@ class TensorFlowLearner(KerasLearner):
                 )
                 return found[1], found[2], found[3]
 
-            self._reducing[kind] = ShapedCalls(run, reduce_retracing=not self._has_several_losses)
-        return self._reducing[kind]
+            steps = ShapedCalls(run, reduce_retracing=not self._has_several_losses)
+            # To trace it finds which variables have a gradient, and which of these are slices.
+            steps.compiled(stack, *given)
+            self._reducing[_kind(reducer)] = steps
+        return steps
 
     def _skip_with(self, reducer: Reducer) -> Any:
         kind = _kind(reducer)
@@ -378,9 +461,8 @@ class TensorFlowLearner(KerasLearner):
 
     def _exchange_of(self, reducer: Reducer) -> Callable[..., Joined]:
         if reducer.in_graph is None:
-            return NumpyExchange(
-                self._layout, lambda: self._reducer, reducer.parts, skips=reducer.skips
-            )
+            return NumpyExchange(self._layout, lambda: self._reducer)
+
         return HorovodExchange(
             self._layout, reducer.in_graph.wire, reducer.parts,
             checks=reducer.in_graph.checks_gradients,
@@ -405,7 +487,7 @@ def _kind(reducer: Reducer) -> tuple[Any, ...]:
     parts = tuple((p.start, p.stop) for p in reducer.parts)
     exchange = reducer.in_graph
     if exchange is None:
-        return (reducer.skips, parts)
+        return (reducer.skips, reducer.takes_slices, parts)
     return (exchange.wire, "horovod", parts, exchange.checks_gradients)
 
 
