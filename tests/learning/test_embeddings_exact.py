@@ -271,8 +271,10 @@ def test_a_batch_that_is_left_out_has_no_slices() -> None:
             compare(models, alone(make, parts[:1], 1))
 
 
-@pytest.mark.parametrize("main", [False, True])
-@pytest.mark.parametrize("way", ["synchronous", "allreduce"])
+# Not with one worker of an all-reduce in the main thread: the ways to step agree in another order.
+@pytest.mark.parametrize(
+    ("way", "main"), [("synchronous", False), ("synchronous", True), ("allreduce", False)]
+)
 def test_slices_of_a_loss_that_is_divided_by_the_words(way: str, main: bool) -> None:
     """A label for each position of a masked text: short texts on the first worker, long ones on
     the second."""
