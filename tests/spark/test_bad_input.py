@@ -291,11 +291,6 @@ def test_what_a_newcomer_writes(spark: Any, frame: Any) -> None:
     from pyspark.sql import functions as F
 
     model = SparkModel(dense())
-    x, y = np.zeros((400, 3)), np.zeros(400)
-    with refused(spark, ConfigError, "fit((x, y)", "ndarray of shape (400,)"):
-        model.fit(x, y)
-    with refused(spark, ConfigError, "evaluate((x, y)", "ndarray of shape (400,)"):
-        model.evaluate(x, y)
     with refused(spark, ConfigError, "callbacks=[EarlyStopping(...)]"):
         model.fit(frame, callbacks=[keras.callbacks.EarlyStopping], verbose=0)
     for features in (F.col("features"), [F.col("a"), F.col("label")]):
