@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparkdl.changes import VariableChanges
+from sparkdl.finite import LossScaling
 from sparkdl.reports import EpochReport, MetricState, Report
 from sparkdl.run_state import RunState
 from sparkdl.weights import FloatArray, Layout
@@ -153,14 +154,6 @@ class Reducer(Protocol):
 
     def is_sound(self, learner: LossScaling) -> bool:
         """Whether ``begin`` would take the gradient in ``buffer``, where ``skips``."""
-
-
-class LossScaling(Protocol):
-    """A learner, as far as infinite gradients may be meant."""
-
-    @property
-    def scales_loss(self) -> bool:
-        """See :class:`Learner`."""
 
 
 class Exchanger(Protocol):

@@ -19,9 +19,9 @@ from sparkdl.changes import VariableChanges
 from sparkdl.collective.arithmetic import to_halves
 from sparkdl.collective.communicator import Communicator, ReduceHandle
 from sparkdl.errors import ConfigError
-from sparkdl.finite import FiniteCheck, NotFiniteError
+from sparkdl.finite import FiniteCheck, LossScaling, NotFiniteError
 from sparkdl.phases import current_clock
-from sparkdl.protocols import BatchStack, Learner, LossScaling
+from sparkdl.protocols import BatchStack, Learner
 from sparkdl.run_state import RunState
 from sparkdl.weights import FloatArray, Layout
 

@@ -32,7 +32,7 @@ a loss or a metric are there (``delta`` of Huber, ``axis`` of CosineSimilarity).
 
 
 @dataclass(frozen=True)
-class Part:
+class ComparedPart:
     """What can be compared of one layer, loss, metric or optimizer.
 
     Args:
@@ -49,12 +49,12 @@ class Part:
     own: bool
     attributes: Mapping[str, Any]
 
-    def kept(self) -> Part:
+    def kept(self) -> ComparedPart:
         """The same without the object."""
-        return Part(None, self.label, self.kind, self.own, self.attributes)
+        return ComparedPart(None, self.label, self.kind, self.own, self.attributes)
 
 
-def compared_parts(model: Any) -> list[Part]:
+def compared_parts(model: Any) -> list[ComparedPart]:
     """The layers of a model, what it was compiled with, and its optimizers, in one order."""
     things = [("layer", thing) for thing in parts_of(model)]
     settings = compile_settings(model)
@@ -70,7 +70,7 @@ def compared_parts(model: Any) -> list[Part]:
     return [_part(what, thing) for what, thing in things]
 
 
-def _part(what: str, thing: Any) -> Part:
+def _part(what: str, thing: Any) -> ComparedPart:
     kind, own = type(thing), not comes_with_keras(type(thing))
     attributes = {
         name: form_of(value)
@@ -80,7 +80,7 @@ def _part(what: str, thing: Any) -> Part:
     attributes = {name: form for name, form in attributes.items() if form is not UNKNOWN}
     name = getattr(thing, "name", None) or kind.__name__
     label = f"{what} {name!r}" if what != "optimizer" else f"optimizer {kind.__name__}"
-    return Part(thing, label, f"{kind.__module__}.{kind.__qualname__}", own, attributes)
+    return ComparedPart(thing, label, f"{kind.__module__}.{kind.__qualname__}", own, attributes)
 
 
 def _is_inner(name: str, kind: type) -> bool:

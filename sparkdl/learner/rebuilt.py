@@ -24,7 +24,7 @@ from sparkdl.learner.carried_state import (
     values_of,
     variables_by_name,
 )
-from sparkdl.learner.part_attributes import Part, compared_parts
+from sparkdl.learner.part_attributes import ComparedPart, compared_parts
 from sparkdl.learner.unsaved_settings import Attributes, UnsavedSettings, parts_of
 from sparkdl.learner.value_forms import is_plain, plain_copy
 
@@ -45,7 +45,7 @@ class _Rebuilt:
         lossy: Names of the variables whose values the file did not bring back.
     """
 
-    parts: tuple[Part, ...]
+    parts: tuple[ComparedPart, ...]
     lossy: frozenset[str]
 
 
@@ -149,7 +149,7 @@ def _names(kinds: Sequence[str]) -> str:
     return f"[{', '.join(kind.rpartition('.')[2] for kind in kinds)}]"
 
 
-def _differences(model: Any, kept: tuple[Part, ...]) -> Attributes:
+def _differences(model: Any, kept: tuple[ComparedPart, ...]) -> Attributes:
     """Number of a part -> its attributes that a loaded model lacks, and must be given.
 
     Raises:

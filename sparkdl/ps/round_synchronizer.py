@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from sparkdl.finite import FiniteCheck
+from sparkdl.finite import FiniteCheck, LossScaling
 from sparkdl.phases import current_clock
-from sparkdl.protocols import BatchStack, InGraph, Learner, LossScaling
+from sparkdl.protocols import BatchStack, InGraph, Learner
 from sparkdl.ps.client import Progress, StoreAccess
 from sparkdl.ps.unwrapping import Unwrapping
 from sparkdl.run_state import RunState

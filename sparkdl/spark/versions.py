@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 ArrowFunction = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
-class Stage(Protocol):
+class ArrowStage(Protocol):
     """Rows that are computed when they are asked for: a DataFrame or an RDD."""
 
     def collect(self) -> list[Row]: ...
@@ -38,7 +38,7 @@ def arrow_stage(
     *,
     barrier: bool = False,
     profile: ResourceProfile | None = None,
-) -> Stage:
+) -> ArrowStage:
     """A function on the Arrow batches of every partition, in one stage that is not started yet.
 
     Args:
@@ -48,7 +48,7 @@ def arrow_stage(
         barrier: Whether all tasks start together.
         profile: What each task of the stage is given; None: as the session says.
     """
-    stage: Stage
+    stage: ArrowStage
     if profile is None:
         stage = frame.mapInArrow(function, schema, barrier=barrier)
     elif spark_version() >= (4, 0):
