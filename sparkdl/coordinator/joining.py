@@ -59,7 +59,7 @@ class Joining:
             return
         for connection, wait in group.waiting("duplicate"):
             worker = group.workers[wait.message.rank]
-            if worker.finished or not worker.reachable:
+            if worker.finished or not worker.reachable or self._store.gives_way(wait.since):
                 self._enter(connection, wait.message, worker)
         starters = group.waiting("start")
         if starters and len(starters) == group.settings.num_workers:

@@ -89,6 +89,10 @@ class Store:
         """Lets a worker in; None: not yet. ``late``: the others have begun before."""
         return Entry()
 
+    def gives_way(self, since: float) -> bool:
+        """Whether a live attempt leaves its rank to the next one, which has waited ``since``."""
+        return False
+
     def welcome(self) -> Mapping[str, bool | str]:
         """More that a worker is told when it joins."""
         return {}

@@ -64,7 +64,7 @@ SLOW = (
     "count-twice/amid/synchronous", "count-both/amid/synchronous", "count-silent/amid/synchronous",
     "count-checkpoint/checkpoint/synchronous", "count-third/amid/synchronous",
     "count-executor/amid/asynchronous", "count-executor/amid/allreduce",
-    "count-executor/amid/synchronous",  # does not hold each time: docs/reliability.md
+    "count-executor/amid/synchronous",
 )  # fmt: skip
 
 

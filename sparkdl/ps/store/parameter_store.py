@@ -25,6 +25,9 @@ from sparkdl.ps.store.transfer import StateTransfer
 from sparkdl.transport.frames import COMMITS, Content, Flag, Kind, Limits, Message
 from sparkdl.weights import FloatArray, Layout
 
+GIVE_WAY_S = 5.0
+"""A lost rank's own attempt has this long to come before a live rank leaves its slot to it."""
+
 
 class ParameterStore(Store):
     """Weights that all workers share, changed by a rule; a store of a coordinator.
@@ -148,17 +151,34 @@ class ParameterStore(Store):
         """The next attempt of a rank that was lost: it trains all that this rank has yet to."""
         group = self._group
         entry = Entry("center")
-        if self._center.on_workers and group.members():
-            if not self._transfer.fresh:
-                return None  # a member that waits in the open round is asked for it
+        if self._center.on_workers and self._transfer.fresh:
             self._transfer.readers.add(worker.rank)
             entry = Entry("state")
+        elif self._center.on_workers and group.members():
+            return None  # a member that waits in the open round is asked for its state
         elif self._center.on_workers:
             self._go_back()
             entry = Entry("snapshot")
         worker.epoch, worker.batch = self._open_position()
         self._round.payloads.pop(worker.rank, None)  # of the former attempt: it is trained again
         return entry
+
+    def gives_way(self, since: float) -> bool:
+        """Whether the round that is open needs the slot of a live rank for one that was lost.
+
+        Spark runs a whole stage again where an executor took rows of it along: then the copy of a
+        rank that lives may hold the only free slot, and the lost rank waits for ever. The copy goes
+        on in the place of the live attempt, from its state, and that attempt's slot becomes free.
+        """
+        return self._needs_slot(since) and (self._transfer.fresh or not self._center.on_workers)
+
+    def _needs_slot(self, since: float) -> bool:
+        group = self._group
+        return (
+            self.in_step
+            and group.now - since >= GIVE_WAY_S
+            and any(not w.alive for w in self._of_a_round())
+        )
 
     def _open_position(self) -> tuple[int, int]:
         """Where the open round begins: in the epoch of those who wait in it already."""
@@ -493,13 +513,16 @@ class ParameterStore(Store):
     # -- the state of a joiner -------------------------------------------------------------------
 
     def _ask_for_state(self) -> None:
-        """Has a member of the open round send its state, if a joiner waits for one.
+        """Has a member of the open round send its state, if a joiner or a copy waits for one.
 
         It is the state in which the round began, for no round passes a rank that is missing. The
         member sends its commit again afterwards.
         """
         group, transfer = self._group, self._transfer
-        if not self._center.on_workers or transfer.fresh or not group.waiting("join"):
+        if not self._center.on_workers or transfer.fresh:
+            return
+        copies = [wait for _, wait in group.waiting("duplicate") if self._needs_slot(wait.since)]
+        if not copies and not group.waiting("join"):
             return
         for connection, wait in group.waiting("round", "sums"):
             worker = group.workers[wait.message.rank]

@@ -30,6 +30,8 @@ class StateTransfer:
     @fresh.setter
     def fresh(self, value: bool) -> None:
         self._fresh = value
+        if not self.readers and self.uploader is None:
+            self._blob = None
 
     def put(self, message: Message) -> None:
         """Takes one chunk.
@@ -58,7 +60,8 @@ class StateTransfer:
 
     def leave(self, rank: int) -> None:
         """``rank`` is gone: it neither reads nor uploads any more."""
-        self.read_by(rank)
+        if rank in self.readers:
+            self.read_by(rank)
         if self.uploader == rank:
             self.uploader = None
 

@@ -333,6 +333,60 @@ def test_another_rank_uploads_if_the_first_dies() -> None:
     assert world.last(1).flags & Flag.UPLOAD
 
 
+def test_the_copy_of_a_live_rank_goes_on_in_its_place_where_a_rank_is_lost() -> None:
+    """Spark's only free slot runs rank 0 again, which lives; rank 1, which is lost, needs a slot."""
+    world = started(payload=GRADIENT)
+    for rank in (0, 1):
+        world.commit(rank, 1.0, 1, epoch=0, batch=1)
+    world.drop(1)
+    world.wait(3)
+    assert world.commit(0, 5.0, 2, epoch=0, batch=2) is None
+    assert world.hello(100, attempt=1, rank=0) is None
+    world.wait(4)
+    assert not world.last(0).flags & Flag.UPLOAD  # rank 1 itself may still come
+    world.wait(2)
+    assert world.last(0).flags & Flag.UPLOAD
+    world.blob(0, Kind.STATE_PUT, np.arange(9, dtype=np.uint8), epoch=0, batch=1, total=9)
+    welcome = world.last(100)
+    assert (welcome.epoch, welcome.batch, welcome.meta["source"]) == (0, 1, "state")
+    world.commit(0, 5.0, 2, epoch=0, batch=2)  # the former attempt ends with an error
+    assert "superseded" in world.last(0).meta["what"]
+    state = world.send(100, Kind.STATE_GET, attempt=1, rank=0, offset=0)
+    assert state is not None
+    np.testing.assert_array_equal(state.body, np.arange(9))
+    assert world.commit(100, 5.0, 1, attempt=1, epoch=0, batch=2) is None
+    assert world.hello(101, attempt=1, rank=1) is None  # in the slot that became free
+    assert world.last(100).flags & Flag.UPLOAD
+    world.blob(
+        100, Kind.STATE_PUT, np.arange(9, dtype=np.uint8), attempt=1, epoch=0, batch=1, total=9
+    )
+    assert world.last(101).batch == 1
+    world.commit(100, 5.0, 1, attempt=1, epoch=0, batch=2)
+    world.commit(101, 1.0, 1, attempt=1, epoch=0, batch=2)
+    np.testing.assert_array_equal(world.bodies[100], np.full(4, 3.0))
+
+
+def test_the_copy_of_a_live_rank_waits_where_no_rank_is_lost() -> None:
+    world = started(payload=GRADIENT)
+    assert world.commit(0, 5.0, 1, epoch=0, batch=1) is None
+    assert world.hello(100, attempt=1, rank=0) is None
+    world.wait(30)
+    world.commit(1, 1.0, 1, epoch=0, batch=1)
+    np.testing.assert_array_equal(world.bodies[0], np.full(4, 3.0))
+    assert not world.last(0).flags & Flag.UPLOAD
+
+
+def test_rounds_of_changes_need_no_state_for_a_copy() -> None:
+    world = started()
+    world.drop(1)
+    world.wait(3)
+    assert world.commit(0, 5.0, 1, epoch=0, batch=1) is None
+    assert world.hello(100, attempt=1, rank=0) is None
+    world.wait(6)
+    assert world.last(100).meta["source"] == "center"
+    assert code(world.last(0)) == "transport"
+
+
 def test_when_all_have_died_the_first_back_starts_from_the_snapshot() -> None:
     world = started(payload=GRADIENT)
     world.commit(0, 1.0, 1, epoch=0, batch=1)
