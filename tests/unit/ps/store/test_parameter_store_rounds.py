@@ -334,7 +334,7 @@ def test_another_rank_uploads_if_the_first_dies() -> None:
 
 
 def test_the_copy_of_a_live_rank_goes_on_in_its_place_where_a_rank_is_lost() -> None:
-    """Spark's only free slot runs rank 0 again, which lives; rank 1, which is lost, needs a slot."""
+    """Spark's only free slot runs rank 0 again, which lives; the lost rank 1 needs a slot."""
     world = started(payload=GRADIENT)
     for rank in (0, 1):
         world.commit(rank, 1.0, 1, epoch=0, batch=1)
