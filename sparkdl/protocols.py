@@ -7,7 +7,7 @@ sends to each worker, to make its synchronizer from. NumPy and protocols only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -466,10 +466,6 @@ class Synchronizer(Protocol):
         """After ``finish``: what the run keeps of this worker, which :meth:`finish` could not send
         to the driver; None if it could, or if the run keeps nothing of it.
         """
-
-    @property
-    def measured(self) -> Mapping[str, float]:
-        """Name of a communicator -> seconds of one reduction, where the faster one was chosen."""
 
     @property
     def refused(self) -> int:

@@ -13,7 +13,7 @@ each, by what the launcher provides (in Spark a barrier stage's ``allGather``)::
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol, Unpack, runtime_checkable
 
 import numpy.typing as npt
@@ -68,10 +68,6 @@ class Communicator(Protocol):
     @property
     def in_graph(self) -> bool:
         """Whether a compiled TensorFlow step may call Horovod's operations itself."""
-
-    @property
-    def measured(self) -> Mapping[str, float]:
-        """Name of a communicator -> seconds of one reduction, where ``'auto'`` measured it."""
 
     @property
     def rank(self) -> int:
@@ -205,7 +201,7 @@ class HorovodOptions(BuiltinOptions, total=False):
 class ConnectorOptions(HorovodOptions, total=False):
     """Arguments of any connector; one refuses what it does not know."""
 
-    size_bytes: int
+    calls_horovod: bool
 
 
 # Imported when used: Horovod imports TensorFlow, and tests need no sockets.
@@ -223,8 +219,8 @@ def make_communicator(
     """The connector of a communicator, by name.
 
     Args:
-        name: ``'builtin'``, ``'horovod'``, ``'solo'``, or ``'auto'``: the faster of the first two
-            among those that work on all ranks.
+        name: ``'builtin'``, ``'horovod'``, ``'solo'``, or ``'auto'``: Horovod where it reduces on
+            GPUs on all ranks, else the built-in one.
         rank: This rank, from 0.
         **options: The connector's own (``timeout_s``, ``bind_host``, …).
 

@@ -67,6 +67,14 @@ def unavailable() -> str:
     return "" if hvd.gloo_built() else "Horovod is built without Gloo"
 
 
+def reduces_on_gpus() -> bool:
+    """Whether Horovod reduces on this process' GPUs, by NCCL. Imports TensorFlow."""
+    gpus = importlib.import_module("tensorflow").config.list_logical_devices("GPU")
+    if not gpus or unavailable():
+        return False
+    return bool(importlib.import_module("horovod.tensorflow").nccl_built())
+
+
 class CannotStartError(ResourceError):
     """Horovod imports on all ranks and starts on some of them only; raised on all."""
 
@@ -282,19 +290,6 @@ class HorovodCommunicator(OrderedCommunicator):
             ).numpy()
         )
         np.copyto(data, result)
-
-    def reduce_plainly(self, array: Array) -> Array:
-        """The sum, as a compiled step reduces it: without first agreeing on the operation."""
-        return self._do(  # type: ignore[no-any-return]
-            lambda: self._hvd.allreduce(
-                self._tf.constant(array), op=self._hvd.Sum, name=f"sparkdl.plain.{array.size}"
-            ).numpy()
-        )
-
-    @property
-    def reduces_on_gpus(self) -> bool:
-        """Whether Horovod reduces on this rank's GPUs, by NCCL."""
-        return bool(self._hvd.nccl_built()) and bool(self._tf.config.list_logical_devices("GPU"))
 
     def _barrier(self) -> None:
         self._builtin.barrier()

@@ -5,9 +5,7 @@ from __future__ import annotations
 import importlib
 import logging
 import socket
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Unpack
 
 import numpy as np
@@ -22,6 +20,7 @@ from sparkdl.collective.horovod import (
     CannotStartError,
     HorovodCommunicator,
     gather_reasons,
+    reduces_on_gpus,
     unavailable,
 )
 from sparkdl.collective.member import Member
@@ -83,35 +82,23 @@ class HorovodConnector:
             builtin.close()
             raise
 
-    def connect_faster(
-        self, members: Sequence[Member], token: bytes, size_bytes: int
+    def connect_if_useful(
+        self, members: Sequence[Member], token: bytes, calls_horovod: bool
     ) -> OrderedCommunicator:
-        """The faster of Horovod and the built-in communicator; see :class:`AutoConnector`."""
+        """Horovod, or the built-in communicator; see :class:`AutoConnector`."""
         builtin = self._connect_builtin(members, token)
         try:
-            if self._encrypted or _lacking(builtin, members):
+            if self._encrypted or not (calls_horovod or _all_reduce_on_gpus(builtin)):
                 return builtin
-            known = _known(builtin, members, size_bytes)
-            if known is not None and known.builtin_wins:
-                builtin.measured = known.seconds
+            if _lacking(builtin, members):
                 return builtin
             try:
-                horovod = HorovodCommunicator(builtin, members, self._interface, self._timeout_s)
+                return HorovodCommunicator(builtin, members, self._interface, self._timeout_s)
             except CannotStartError as error:
-                if not size_bytes:
+                if calls_horovod:
                     raise
                 _LOG.warning("%s; the built-in communicator reduces in its place", error)
                 return builtin
-            if not size_bytes:
-                return horovod
-            if known is None:
-                known = _measure(builtin, horovod, size_bytes)
-                _KNOWN[_key(members, size_bytes)] = known
-            if known.builtin_wins:
-                horovod.leave()
-            chosen = builtin if known.builtin_wins else horovod
-            chosen.measured = known.seconds
-            return chosen
         except BaseException:
             builtin.close()
             raise
@@ -132,98 +119,44 @@ class HorovodConnector:
 
 
 class AutoConnector:
-    """The faster of Horovod and the built-in communicator, measured when the ranks have met.
+    """Horovod where it reduces on GPUs (NCCL) on all ranks, else the built-in communicator.
 
-    Both reduce a buffer of ``size_bytes`` some times; the slowest rank's median counts. A process
-    remembers the answer, so that a later fit connects at once. Without measuring Horovod is taken
-    where it reduces on GPUs (NCCL), and the built-in communicator where a rank lacks Horovod or
-    cannot start it, and in encrypted runs.
+    The choice follows from what is installed and never from the clock, so that two runs of one
+    fit round alike. The built-in communicator is also taken where a rank lacks Horovod or cannot
+    start it, and in encrypted runs.
 
     Args:
         rank: This rank, from 0.
-        size_bytes: Of what the ranks will reduce most often; 0 takes Horovod wherever it imports
-            on all ranks, for functions that call it by themselves.
+        calls_horovod: The ranks run functions that may call Horovod by themselves: Horovod is
+            taken wherever it imports on all ranks.
         **options: Of :class:`HorovodConnector`.
     """
 
     name = "auto"
 
     def __init__(
-        self, rank: int, *, size_bytes: int = 0, **options: Unpack[HorovodOptions]
+        self, rank: int, *, calls_horovod: bool = True, **options: Unpack[HorovodOptions]
     ) -> None:
         self._horovod = HorovodConnector(rank, **options)
-        self._size_bytes = size_bytes
+        self._calls_horovod = calls_horovod
 
     def prepare(self) -> Member:
         """Opens the sockets of the built-in communicator; imports no framework."""
         return _named(self._horovod.prepare(), self.name)
 
     def connect(self, members: Sequence[Member], token: bytes) -> OrderedCommunicator:
-        """Connects the built-in communicator, and Horovod where that is faster."""
+        """Connects the built-in communicator, and Horovod where that is of use."""
         _refuse_others(members, self.name)
-        return self._horovod.connect_faster(members, token, self._size_bytes)
+        return self._horovod.connect_if_useful(members, token, self._calls_horovod)
 
     def close(self) -> None:
         """Closes the sockets, unless a communicator uses them. Can be repeated."""
         self._horovod.close()
 
 
-@dataclass(frozen=True)
-class _Comparison:
-    """What was measured: the name of a communicator -> seconds of one reduction."""
-
-    seconds: Mapping[str, float]
-
-    @property
-    def builtin_wins(self) -> bool:
-        return self.seconds["builtin"] <= self.seconds["horovod"]
-
-
-_MOST_BYTES = 32 << 20
-"""Larger buffers take proportionally longer with either communicator."""
-_KNOWN: dict[tuple[str | int, ...], _Comparison] = {}
-
-
-def _key(members: Sequence[Member], size_bytes: int) -> tuple[str | int, ...]:
-    """What a comparison depends on: the ranks' hosts, and about how much they reduce."""
-    return (*(m.host_id for m in members), size_bytes.bit_length())
-
-
-def _known(
-    builtin: OrderedCommunicator, members: Sequence[Member], size_bytes: int
-) -> _Comparison | None:
-    """What all ranks remember of an earlier comparison; None if one of them remembers nothing."""
-    known = _KNOWN.get(_key(members, size_bytes))
-    mine = -1.0 if known is None else float(known.builtin_wins)
-    answers = np.array([float(answer) for answer in builtin.all_gather(np.float64(mine))])
-    return known if (answers == mine).all() and mine >= 0 else None
-
-
-def _measure(
-    builtin: OrderedCommunicator, horovod: HorovodCommunicator, size_bytes: int
-) -> _Comparison:
-    """Reduces a buffer with both; the same on all ranks, for the slowest one's times count."""
-    buffer = np.zeros(max(1, min(size_bytes, _MOST_BYTES) // 4), np.float32)
-    repeats = 9 if buffer.nbytes < 1 << 20 else 3
-    ways: dict[str, Callable[[], object]] = {
-        "builtin": lambda: builtin.all_reduce(buffer, out=buffer),
-        "horovod": lambda: horovod.reduce_plainly(buffer),
-    }
-    times = {name: np.empty(repeats) for name in ways}
-    for reduce in ways.values():  # the first one makes connections and buffers
-        reduce()
-    for number in range(repeats):
-        for name, reduce in ways.items():
-            builtin.barrier()
-            began = time.perf_counter()
-            reduce()
-            times[name][number] = time.perf_counter() - began
-    medians = np.array([np.median(times[name]) for name in ways])
-    on_gpus = float(horovod.reduces_on_gpus)
-    slowest = builtin.all_reduce(medians, "max")
-    if builtin.all_reduce(np.float64(on_gpus), "min") > 0:
-        slowest[list(ways).index("builtin")] = np.inf
-    return _Comparison(dict(zip(ways, slowest.tolist(), strict=True)))
+def _all_reduce_on_gpus(builtin: OrderedCommunicator) -> bool:
+    """Whether Horovod would reduce on every rank's GPUs; the same on all ranks."""
+    return float(builtin.all_reduce(np.float64(reduces_on_gpus()), "min")) > 0
 
 
 def _lacking(builtin: OrderedCommunicator, members: Sequence[Member]) -> dict[int, str]:

@@ -143,8 +143,8 @@ class AllReduceStrategy:
     def connector(self, rank: int) -> Connector:
         """The connector of a rank's communicator."""
         options: ConnectorOptions = {**self.options}
-        if self.communicator == "auto":  # it measures with what will be reduced
-            options["size_bytes"] = self.layout.size_bytes
+        if self.communicator == "auto":
+            options["calls_horovod"] = False
         return make_communicator(self.communicator, rank=rank, **options)
 
     @contextlib.contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Protocol
 
 import numpy as np
@@ -273,11 +273,6 @@ class AllReduceSynchronizer:
     def learning_rate(self) -> float | None:
         """The learning rate that the driver has set, or None."""
         return self._learning_rate
-
-    @property
-    def measured(self) -> Mapping[str, float]:
-        """Name of a communicator -> seconds of one reduction, where the faster one was chosen."""
-        return self._communicator.measured
 
     @property
     def transport(self) -> str:

@@ -322,11 +322,6 @@ class ServerSynchronizer:
         return self._session.lead if self._rule.blocking else self._session.rank == 0
 
     @property
-    def measured(self) -> dict[str, float]:
-        """Empty: a transport is chosen by where the worker is."""
-        return {}
-
-    @property
     def refused(self) -> int:
         """Updates that were refused because they were not finite."""
         return self._check.refused

@@ -186,11 +186,18 @@ def horovod_state(c: Any) -> dict[str, Any]:
     return {"inside": inside, "after": (bool(hvd.is_initialized()), left)}
 
 
-def choice(c: Any) -> tuple[str, dict[str, float], bool]:
-    """Which communicator was chosen, what was measured, and whether Horovod is up."""
+def choice(c: Any) -> tuple[str, bool]:
+    """Which communicator was chosen, and whether Horovod is up."""
     import horovod.tensorflow as hvd
 
-    return c.name, dict(c.measured), bool(hvd.is_initialized())
+    return c.name, bool(hvd.is_initialized())
+
+
+def pretend_gpus(c: Any) -> None:
+    """Horovod counts as one that reduces on GPUs, so that ``'auto'`` wants it in a fit, too."""
+    from sparkdl.collective import horovod_connector
+
+    horovod_connector.reduces_on_gpus = lambda: True
 
 
 def occupy_horovod(c: Any) -> bool:

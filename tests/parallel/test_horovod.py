@@ -43,33 +43,27 @@ def test_connecting_again_in_the_same_process_and_the_environment_restored():
 
 
 @needs_horovod
-def test_auto_takes_the_faster_one_and_remembers_it():
-    world = ProcessWorld([None] * 2, name="auto", size_bytes=400_000)
+def test_auto_takes_horovod_for_functions_and_the_builtin_one_without_gpus():
+    world = ProcessWorld([None] * 2, name="auto", calls_horovod=False)
     try:
-        told = world.run("choice")
-        assert told[0] == told[1]
-        name, seconds, horovod_is_up = told[0]
-        assert set(seconds) == {"builtin", "horovod"}
-        assert all(0 < value < 60 for value in seconds.values())
-        assert name == min(seconds, key=seconds.get)
-        assert horovod_is_up == (name == "horovod")
+        assert world.run("choice") == [("builtin", False)] * 2
         assert world.run("large_mean", size=1000, value=3.0) == [3.0] * 2
-        world.connect_again(size_bytes=400_000)
-        assert world.run("choice") == told  # the same figures: nothing was measured again
-        world.connect_again(size_bytes=0)  # for functions that call Horovod by themselves
-        assert world.run("choice") == [("horovod", {}, True)] * 2
+        world.connect_again()
+        assert world.run("choice") == [("horovod", True)] * 2
+        assert world.run("large_mean", size=1000, value=3.0) == [3.0] * 2
     finally:
         world.close()
 
 
 @needs_horovod
 def test_auto_goes_on_without_horovod_where_a_rank_cannot_start_it():
-    world = ProcessWorld([None] * 2, name="auto", size_bytes=0)
+    world = ProcessWorld([None] * 2, name="auto")
     try:
         assert [a["after"] for a in world.run("horovod_state")] == [(False, [])] * 2  # closed
         assert world.run("occupy_horovod") == [False, True]
-        world.connect_again(size_bytes=400_000)
-        assert world.run("choice") == [("builtin", {}, False), ("builtin", {}, True)]
+        world.run("pretend_gpus")
+        world.connect_again(calls_horovod=False)
+        assert world.run("choice") == [("builtin", False), ("builtin", True)]
         assert world.run("large_mean", size=1000, value=3.0) == [3.0] * 2
     finally:
         world.close()

@@ -16,18 +16,11 @@ from sparkdl.spark.columns.sources import dealt
 
 @pytest.mark.parametrize("mode", ["synchronous", "allreduce"])
 def test_two_fits_with_one_seed_are_equal_to_the_bit(digits_df: Any, mode: str) -> None:
-    """The rows come out of a shuffle, in another order each time, as they do after a join.
-
-    With ``communicator='auto'`` one fit may take Horovod and another the built-in communicator,
-    whichever was the faster just then; the two round differently.
-    """
+    """The rows come out of a shuffle, in another order each time, as they do after a join."""
     frame = digits_df.filter("id < 1000").repartition(7).repartition(5)
     weights = []
     for _ in range(3):
-        spark_model = SparkModel(
-            make_mlp(), mode, num_workers=2, batch_size=32, seed=3,
-            **({"communicator": "builtin"} if mode == "allreduce" else {}),
-        )  # fmt: skip
+        spark_model = SparkModel(make_mlp(), mode, num_workers=2, batch_size=32, seed=3)
         spark_model.fit(frame, epochs=2, verbose=0)
         weights.append(spark_model.model.get_weights())
     for other in weights[1:]:

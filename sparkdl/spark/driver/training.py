@@ -55,8 +55,6 @@ class StageSummary:
         label_mean: The mean of all workers' labels, see :func:`sparkdl.data.label_mean.label_mean`.
         off_center: How far each input is from having mean 0, from 0 to 1: see
             :func:`sparkdl.data.off_center.off_center`.
-        measured: Name of a communicator -> seconds of one reduction of the model's size, where
-            ``communicator='auto'`` has compared them (infinity: not asked, NCCL was there).
     """
 
     rows: int
@@ -73,7 +71,6 @@ class StageSummary:
     counted: float = 1.0
     label_mean: tuple[float, ...] = ()
     off_center: Mapping[str, float] = field(default_factory=dict)
-    measured: dict[str, float] = field(default_factory=dict)
 
     def __str__(self) -> str:
         workers = "1 worker" if len(self.rank_rows) == 1 else f"{len(self.rank_rows)} workers"
@@ -240,7 +237,6 @@ def _summary(trained: Mapping[int, TrainedRank], task: TrainTask, run: Run) -> S
         counted=sum(t.counted for t in trained.values()) / len(trained),
         label_mean=_label_mean(list(trained.values()), rows),
         off_center=_off_center(list(trained.values()), rows),
-        measured=next(iter(trained.values())).measured,
     )
 
 

@@ -215,7 +215,6 @@ class TrainTask:
             counted=synchronizer.counted,
             label_mean=labels,
             off_center=center,
-            measured=dict(synchronizer.measured),
             unreported=synchronizer.unreported,
             state=synchronizer.result(learner, settings.epochs),
             usage=clock.usage(),
@@ -249,7 +248,6 @@ class TrainedRank:
         counted: The part of its changes that counted, a mean over its exchanges.
         label_mean: See :func:`sparkdl.data.label_mean.label_mean`; empty with class weights.
         off_center: See :func:`sparkdl.data.off_center.off_center`.
-        measured: Name of a communicator -> seconds of one reduction; empty if none was measured.
     """
 
     rank: int
@@ -267,7 +265,6 @@ class TrainedRank:
     counted: float = 1.0
     label_mean: tuple[float, ...] = ()
     off_center: dict[str, float] = field(default_factory=dict)
-    measured: dict[str, float] = field(default_factory=dict)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """The counterpart of :meth:`all_of`."""

@@ -53,13 +53,11 @@ def test_it_learns_and_a_second_fit_goes_on(digits_df: Any, communicator: str) -
 
 
 @pytest.mark.skipif(not importlib.util.find_spec("horovod"), reason="make horovod")
-def test_auto_takes_the_faster_communicator_and_says_so(digits_df: Any) -> None:
+def test_auto_takes_the_builtin_communicator_without_gpus(digits_df: Any) -> None:
     spark_model = SparkModel(make_mlp(), "allreduce", num_workers=2)
     spark_model.fit(digits_df, epochs=1, verbose=0)
-    summary = spark_model.summary
-    assert summary is not None
-    assert set(summary.measured) == {"builtin", "horovod"}
-    assert summary.transports == {min(summary.measured, key=lambda n: summary.measured[n])}
+    assert spark_model.summary is not None
+    assert spark_model.summary.transports == {"builtin"}
 
 
 OPTIMIZERS = {

@@ -1,17 +1,15 @@
-"""Where Horovod is not tried, although it imports, and where it is taken unmeasured."""
+"""Where Horovod is not tried, although it imports, and where it is of use."""
 
 from __future__ import annotations
 
 import sys
-import time
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
-import numpy as np
 import pytest
 
-from sparkdl.collective.horovod_connector import _measure, unreachable
+from sparkdl.collective.horovod import reduces_on_gpus
+from sparkdl.collective.horovod_connector import unreachable
 from sparkdl.collective.member import Member
-from sparkdl.collective.solo import SoloCommunicator
 
 IPV4 = (Member("10.0.0.5", 1, "a"), Member("10.0.0.6", 2, "b"))
 IPV6 = (Member("fd77::5", 1, "a"), Member("fd77::6", 2, "b"))
@@ -36,19 +34,16 @@ def test_ranks_of_one_host_meet_on_its_loopback() -> None:
     assert unreachable((IPV6[0], IPV6[0])) == ""
 
 
-class Delayed:
-    """Horovod, as far as it is measured: a reduction takes so long."""
-
-    def __init__(self, seconds: float, on_gpus: bool) -> None:
-        self._seconds, self.reduces_on_gpus = seconds, on_gpus
-
-    def reduce_plainly(self, buffer: np.ndarray) -> None:
-        time.sleep(self._seconds)
-
-
-@pytest.mark.parametrize("on_gpus", [False, True])
-def test_what_reduces_on_gpus_is_taken_however_slow_and_else_the_faster(on_gpus: bool) -> None:
-    found = _measure(SoloCommunicator(), Delayed(0.02, on_gpus), 4096)  # type: ignore[arg-type]
-    assert found.seconds["horovod"] >= 0.02
-    assert found.builtin_wins is not on_gpus
-    assert (found.seconds["builtin"] == np.inf) is on_gpus
+@pytest.mark.parametrize("gpus", [[], ["GPU:0"]])
+@pytest.mark.parametrize("nccl", [False, True])
+def test_horovod_reduces_on_gpus_where_both_are_there(
+    monkeypatch: pytest.MonkeyPatch, gpus: list[str], nccl: bool
+) -> None:
+    tensorflow = SimpleNamespace(config=SimpleNamespace(list_logical_devices=lambda kind: gpus))
+    adaptor = SimpleNamespace(
+        nccl_built=lambda: nccl, gloo_built=lambda: True, is_initialized=lambda: False
+    )
+    monkeypatch.setitem(sys.modules, "tensorflow", tensorflow)
+    monkeypatch.setitem(sys.modules, "horovod.tensorflow", adaptor)
+    monkeypatch.setitem(sys.modules, "horovod.runner.http.http_server", ModuleType("http_server"))
+    assert reduces_on_gpus() == (bool(gpus) and nccl)
