@@ -15,11 +15,19 @@ PYTEST := $(BIN)/python -m pytest tests -q
 SIDE_BY_SIDE := -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder --max-worker-restart=0
 
 COMPOSE ?= docker compose
+# Says how far pip is: in a terminal in one line, in a log now and then. Errors come as ever.
+PROGRESS = awk -v terminal="$$(test -t 2 && echo yes)" '\
+  /^Collecting / { found++; \
+    if (terminal) printf "\r\033[K  %d found: %s", found, $$2; \
+    else if (found % 40 == 0) print "  " found " found: " $$2 " ..."; fflush() } \
+  /^Installing collected/ { if (terminal) printf "\r\033[K"; \
+    print "  " found " found; now they are installed ..."; fflush() } \
+  /^Successfully installed/ { print "  done." }'
 
 .PHONY: demo cluster-demo gpu-check check test test-all lint bench bench-peers horovod install java clean
 
 demo: install ## Trains a network on two Spark workers and shows the result
-	$(BIN)/python examples/demo.py
+	@$(BIN)/python examples/demo.py
 
 cluster-demo: ## The same on a standalone cluster in containers; needs Docker or another engine
 	$(COMPOSE) -f docker/compose.yaml up --build --wait master worker
@@ -62,8 +70,9 @@ $(STAMP): pyproject.toml constraints.txt
 	    echo "Install it (Debian: apt-get install python3 python3-venv) or: make PYTHON=python3.12 ..."; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || \
 	  { echo "python3 -m venv failed. Debian: apt-get install python3-venv"; exit 1; }
-	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	@echo "Setting up $(VENV), once: $$(grep -c == constraints.txt) packages at most, some minutes ..."
+	@$(BIN)/python -m pip install --quiet --upgrade pip
+	@set -o pipefail; $(BIN)/python -m pip install -c constraints.txt -e '.[dev]' | $(PROGRESS)
 	@touch $(STAMP)
 
 # Where Horovod cannot be built, its tests skip and say so; all else is tested. WITHOUT_HOROVOD=1

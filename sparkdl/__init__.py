@@ -7,7 +7,8 @@
     spark_model = SparkModel(model, mode='asynchronous')
     history = spark_model.fit(df, epochs=5, batch_size=64)
 
-Importing this package loads neither pyspark nor keras; the first use of a name does. The modules
+Importing this package loads neither pyspark nor keras; the first use of a name does. A later import
+of TensorFlow holds back what it writes about itself (:mod:`sparkdl.start_lines`). The modules
 ``ml``, ``mllib``, ``mlflow``, ``tune``, ``program``, ``tracking``, ``compat`` and ``testing``, and
 Databricks' module paths, are names of it, too: ``sparkdl.mlflow.autolog()``.
 """
@@ -16,6 +17,8 @@ from __future__ import annotations
 
 import importlib
 from typing import TYPE_CHECKING, Any
+
+from sparkdl.start_lines import hold_start_lines
 
 if TYPE_CHECKING:
     from sparkdl import compat as compat
@@ -128,6 +131,9 @@ __all__ = [
     "run",
     "write_tfrecords",
 ]
+
+
+hold_start_lines()
 
 
 def __getattr__(name: str) -> Any:

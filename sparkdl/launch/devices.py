@@ -20,6 +20,7 @@ from sparkdl.errors import ResourceError
 from sparkdl.learner.framework import running_backend, start_backend
 from sparkdl.learner.lean_import import lean_import
 from sparkdl.nvidia import ask_nvidia
+from sparkdl.start_lines import start_lines_held
 
 _FRAMEWORKS = {"tensorflow": "tensorflow", "jax": "jax", "torch": "torch"}
 _started = False
@@ -147,6 +148,7 @@ def start_framework(placement: Placement) -> None:
             XLA_PYTHON_CLIENT_PREALLOCATE=os.environ.get("XLA_PYTHON_CLIENT_PREALLOCATE", "false"),
         ),
         lean_import(placement.backend),
+        start_lines_held(),
     ):
         start_backend(placement.backend, placement.cores)
     _started, _seen = True, gpus
