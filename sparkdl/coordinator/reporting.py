@@ -35,7 +35,7 @@ class Reporting:
         group = self._group
         worker = group.identify(connection, message)
         report, usage = report_of(message), usage_of(message)
-        group.telemetry.record(worker.rank, message.attempt, report)
+        group.telemetry.record(worker.rank, message.attempt, report, group.now)
         worker.usage = usage or worker.usage
         if not worker.commits and report.rows_done:
             worker.epoch, worker.batch = report.epoch, report.batches_done

@@ -106,6 +106,8 @@ class EpochTotals:
         rows, val_rows: Rows trained and evaluated.
         metrics, val_metrics: Sums of the ranks' metric states, float64; empty for none.
         ended: Ranks that have ended it.
+        seconds: From the end of the epoch before to its own, as far as it has ended; None for the
+            first epoch, before which ranks start and compile.
     """
 
     rows: int
@@ -113,6 +115,7 @@ class EpochTotals:
     metrics: MetricState
     val_metrics: MetricState
     ended: tuple[int, ...]
+    seconds: float | None = None
 
 
 @dataclass(frozen=True)
@@ -178,7 +181,15 @@ class Status:
         meta = {
             "workers": {str(rank): _to_wire(worker) for rank, worker in self.workers.items()},
             "epochs": [
-                [n, e.rows, e.val_rows, e.metrics.size, e.val_metrics.size, list(e.ended)]
+                [
+                    n,
+                    e.rows,
+                    e.val_rows,
+                    e.metrics.size,
+                    e.val_metrics.size,
+                    list(e.ended),
+                    e.seconds,
+                ]
                 for n, e in self.epochs.items()
             ],
             "failure": None if self.failure is None else asdict(self.failure),
@@ -199,13 +210,14 @@ class Status:
         start = 0
         try:
             numbers = np.frombuffer(body.tobytes(), "<f8")
-            for number, rows, val_rows, size, val_size, ended in meta["epochs"]:
+            for number, rows, val_rows, size, val_size, ended, seconds in meta["epochs"]:
                 middle, stop = start + size, start + size + val_size
                 if not start <= middle <= stop <= numbers.size:
                     raise ValueError(f"numbers {start} to {stop} of {numbers.size}")
                 epochs[number] = EpochTotals(
-                    rows, val_rows, numbers[start:middle], numbers[middle:stop], tuple(ended)
-                )
+                    rows, val_rows, numbers[start:middle], numbers[middle:stop], tuple(ended),
+                    None if seconds is None else float(seconds),
+                )  # fmt: skip
                 start = stop
             if start != numbers.size:
                 raise ValueError(f"{start} numbers of {numbers.size}")

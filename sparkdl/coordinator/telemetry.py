@@ -169,10 +169,11 @@ class Telemetry:
     def __init__(self) -> None:
         self._reports: dict[int, dict[tuple[int, int], EpochReport]] = {}
         self._ended: dict[int, dict[int, int]] = {}  # epoch -> rank -> the attempt that ended it
+        self._ended_at: dict[int, float] = {}  # epoch -> when the last rank had ended it
         self._since = 0
 
-    def record(self, rank: int, attempt: int, report: EpochReport) -> None:
-        """Replaces what this attempt said of that epoch."""
+    def record(self, rank: int, attempt: int, report: EpochReport, now: float) -> None:
+        """Replaces what this attempt said of that epoch at ``now``, in seconds."""
         if report.epoch < self._since:
             return  # the driver is through with that epoch
         ended = self._ended.setdefault(report.epoch, {})
@@ -181,12 +182,14 @@ class Telemetry:
         self._reports.setdefault(report.epoch, {})[rank, attempt] = report
         if report.ended:
             ended[rank] = attempt
+            self._ended_at[report.epoch] = now
 
     def forget(self, first: int) -> None:
         """Drops what was said of the epochs from ``first`` on: they are trained again."""
         for epoch in [e for e in self._reports if e >= first]:
             del self._reports[epoch]
             self._ended.pop(epoch, None)
+            self._ended_at.pop(epoch, None)
 
     def totals(self, since: int = 0) -> dict[int, EpochTotals]:
         """The epochs from ``since`` on; those before are forgotten, so memory stays bounded."""
@@ -194,6 +197,8 @@ class Telemetry:
         for epoch in [e for e in self._reports if e < self._since]:
             del self._reports[epoch]
             self._ended.pop(epoch, None)
+        for epoch in [e for e in self._ended_at if e < self._since - 1]:
+            del self._ended_at[epoch]
         result: dict[int, EpochTotals] = {}
         for epoch in sorted(e for e in self._reports if e >= since):
             reports = list(self._reports[epoch].values())
@@ -203,8 +208,13 @@ class Telemetry:
                 metrics=sum_states([r.metrics for r in reports]),
                 val_metrics=sum_states([r.val_metrics for r in reports]),
                 ended=tuple(sorted(self._ended.get(epoch, ()))),
+                seconds=self._seconds(epoch),
             )
         return result
+
+    def _seconds(self, epoch: int) -> float | None:
+        began, ended = self._ended_at.get(epoch - 1), self._ended_at.get(epoch)
+        return None if began is None or ended is None else max(0.0, ended - began)
 
 
 def sum_states(states: list[MetricState]) -> MetricState:

@@ -87,6 +87,7 @@ def progress_of(status: Status, num_workers: int, *, in_step: bool) -> RunProgre
             rows=totals.rows,
             metrics=totals.metrics,
             val_metrics=totals.val_metrics,
+            seconds=totals.seconds,
         )
     commits = sum(w.clock for w in workers.values())
     stale = sum(w.staleness_mean * w.clock for w in workers.values())

@@ -49,7 +49,8 @@ WORKER = WorkerStatus(
 
 def equal(one: EpochTotals, other: EpochTotals) -> bool:
     return (
-        (one.rows, one.val_rows, one.ended) == (other.rows, other.val_rows, other.ended)
+        (one.rows, one.val_rows, one.ended, one.seconds)
+        == (other.rows, other.val_rows, other.ended, other.seconds)
         and np.array_equal(one.metrics, other.metrics)
         and np.array_equal(one.val_metrics, other.val_metrics)
     )
@@ -60,7 +61,7 @@ def test_a_status_comes_back_as_it_was(epochs: dict[int, Any]) -> None:
     status = Status(
         workers={0: WORKER, 11: WORKER},
         epochs={
-            number: EpochTotals(rows, val_rows, metrics, val_metrics, (0, 11))
+            number: EpochTotals(rows, val_rows, metrics, val_metrics, (0, 11), 1.5)
             for number, (rows, val_rows, metrics, val_metrics) in epochs.items()
         },
         failure=Failure(3, "ValueError: x", "trace"),
@@ -184,9 +185,22 @@ def test_states_of_ranks_without_rows_add_nothing() -> None:
 def test_telemetry_forgets_what_the_driver_is_through_with() -> None:
     telemetry = Telemetry()
     for epoch in range(100):
-        telemetry.record(0, 0, EpochReport(epoch, 1, np.ones(3), ended=True))
+        telemetry.record(0, 0, EpochReport(epoch, 1, np.ones(3), ended=True), 2.0 * epoch)
         assert list(telemetry.totals(epoch)) == [epoch]
     assert len(telemetry._reports) == len(telemetry._ended) == 1
+    assert len(telemetry._ended_at) == 2
+
+
+def test_each_epoch_has_a_duration_of_its_own_also_where_the_driver_looks_rarely() -> None:
+    """Two ranks: an epoch lasts from the end of the one before, on the slower rank, to its own."""
+    telemetry = Telemetry()
+    for epoch, ends in enumerate([(9.0, 10.0), (12.5, 11.0), (20.0, 19.0)]):
+        for rank, now in sorted(enumerate(ends), key=lambda end: end[1]):
+            telemetry.record(rank, 0, EpochReport(epoch, 1, np.ones(3), ended=True), now)
+    assert [totals.seconds for totals in telemetry.totals().values()] == [None, 2.5, 7.5]
+    assert [totals.seconds for totals in telemetry.totals(2).values()] == [7.5]
+    telemetry.record(0, 0, EpochReport(3, 1, np.ones(3), ended=False), 21.0)
+    assert telemetry.totals(3)[3].seconds is None
 
 
 # ------------------------------------------------------------------ blobs
