@@ -50,6 +50,7 @@ class Assembly:
             return None  # it made the former blob whole
         if offset == 0:
             self._sender, self._blob, self._filled = sender, np.empty(total, np.uint8), 0
+            self._last = None  # a new blob, which may be as large as the former
         fits = sender == self._sender and total == self._blob.size
         if not fits or offset > self._filled or offset + chunk.size > total:
             raise ProtocolError(

@@ -238,6 +238,17 @@ def test_a_new_first_chunk_begins_a_new_blob() -> None:
     assert whole.tobytes() == b"xyzuv"
 
 
+def test_blobs_of_one_size_follow_each_other() -> None:
+    """As the states of one model at the end of each epoch do."""
+    assembly = Assembly("it", 50)
+    for blob in (b"first", b"other", b"third"):
+        assert assembly.put(chunk(blob[:3], 0, 5)) is None
+        whole = assembly.put(chunk(blob[3:], 3, 5))
+        assert whole is not None
+        assert whole.tobytes() == blob
+        assert assembly.put(chunk(blob[3:], 3, 5)) is None  # its answer was lost
+
+
 def test_a_blob_given_out_is_not_written_to_again() -> None:
     assembly = Assembly("it", 50)
     first = assembly.put(chunk(b"abc", 0, 3))
