@@ -29,8 +29,8 @@ from transport import NoRule, timed
 
 from sparkdl.ps.client import Progress, connect
 from sparkdl.ps.server import ServerConfig, ServerProcess
-from sparkdl.transport.encryption import Certificate
 from sparkdl.weights import Layout
+from sparkdl.wire.tls import Certificate
 
 WANTED = 0.8
 AS_FAST = 0.95

@@ -29,8 +29,8 @@ import numpy as np
 from sparkdl.ps.client import Client, Progress, connect
 from sparkdl.ps.rules import Downpour
 from sparkdl.ps.server import ServerConfig, ServerProcess
-from sparkdl.transport.encryption import GO_ON, KNOCK, NONCE_BYTES, Certificate, proof_of
 from sparkdl.weights import Layout
+from sparkdl.wire.tls import GO_ON, KNOCK, NONCE_BYTES, Certificate, proof_of
 
 LAYOUT = Layout.of([("w", (100_000,), "float32")])
 PAUSE_S = 0.005

@@ -24,7 +24,7 @@ from sparkdl.errors import UnknownNameError
 from sparkdl.network import ListeningOptions
 
 if TYPE_CHECKING:
-    from sparkdl.transport.encryption import Certificate
+    from sparkdl.wire.tls import Certificate
 
 __all__ = [
     "COMMUNICATORS",

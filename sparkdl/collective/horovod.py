@@ -26,7 +26,6 @@ import numpy as np
 
 from sparkdl.collective.arguments import OPS, dtype_name
 from sparkdl.collective.arithmetic import Array, put_scaled, reduction_factors, shard_edges
-from sparkdl.collective.builtin.sockets import interface_addresses
 from sparkdl.collective.horovod_rendezvous import start_on
 from sparkdl.collective.member import Member
 from sparkdl.collective.ordered import OrderedCommunicator
@@ -38,6 +37,7 @@ from sparkdl.errors import (
     SparkDLError,
     TransportError,
 )
+from sparkdl.wire.hosts import interface_addresses
 
 _KINDS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast")
 _WIRE = {

@@ -12,9 +12,10 @@ from sparkdl.coordinator.machine import Coordinator
 from sparkdl.coordinator.settings import Settings
 from sparkdl.coordinator.store import Store
 from sparkdl.transport.address import Endpoint
-from sparkdl.transport.encryption import Certificate
-from sparkdl.transport.listeners import Listeners, ListenOptions, loopback_of
+from sparkdl.transport.listeners import Listeners, ListenOptions
 from sparkdl.transport.server import Server
+from sparkdl.wire.hosts import loopback_of
+from sparkdl.wire.tls import Certificate
 
 
 class CoordinatorHost(Closing):

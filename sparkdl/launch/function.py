@@ -38,7 +38,7 @@ from sparkdl.launch.task import RaisingTask, RankContext
 from sparkdl.log_lines import Sink, log_through, show
 from sparkdl.network import THIS_HOST, RankListening
 from sparkdl.transport.address import Endpoint
-from sparkdl.transport.encryption import Certificate
+from sparkdl.wire.tls import Certificate
 
 _LINES_IN_FAILURE = 2000
 """Characters of unsent lines that a failure carries."""

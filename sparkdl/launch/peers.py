@@ -12,12 +12,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-from sparkdl.collective.builtin.sockets import listen_on, rank_addresses
 from sparkdl.collective.communicator import Communicator
 from sparkdl.errors import ConfigError
 from sparkdl.launch.thread_call import ThreadCall
 from sparkdl.network import RankListening
 from sparkdl.values import require_int, require_name
+from sparkdl.wire.hosts import rank_addresses
+from sparkdl.wire.listening import listen
 
 Distributed = Literal["tensorflow", "torch", "jax"]
 ROLES = ("chief", "worker", "ps", "evaluator")
@@ -150,7 +151,7 @@ def peer_environment(
 def _addresses(communicator: Communicator, listening: RankListening) -> list[str]:
     """``host:port`` of every rank."""
     bind, host = rank_addresses(listening.bind, towards=listening.towards)
-    with listen_on(bind, listening.port) as held:
+    with listen(bind, listening.port) as held:
         mine = f"[{host}]" if ":" in host else host
         told = np.frombuffer(f"{mine}:{held.getsockname()[1]}".encode(), np.uint8)
         addresses = [bytes(a).decode() for a in communicator.all_gather(told)]

@@ -11,19 +11,19 @@ from typing import Protocol
 import pyarrow as pa
 
 from sparkdl.closing import Closing
-from sparkdl.collective.builtin.sockets import rank_addresses
 from sparkdl.data.feed import Columns, Feed
 from sparkdl.launch.feeding import FunctionFeed
 from sparkdl.launch.stream_intake import StreamIntake
 from sparkdl.network import RankListening
 from sparkdl.transport.address import Endpoint
 from sparkdl.transport.connection import Connection, Timeouts
-from sparkdl.transport.encryption import Certificate
 from sparkdl.transport.frames import Kind, Limits, Message
 from sparkdl.transport.listeners import Listeners, ListenOptions
 from sparkdl.transport.openers import openers_of
 from sparkdl.transport.server import Server
 from sparkdl.values import require_int
+from sparkdl.wire.hosts import rank_addresses
+from sparkdl.wire.tls import Certificate
 
 _TIMEOUTS = Timeouts(connect_s=10.0, reconnect_s=10.0, reply_s=60.0)
 

@@ -13,7 +13,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from sparkdl.collective.builtin.sockets import own_host_id
 from sparkdl.errors import (
     AuthenticationError,
     ProtocolError,
@@ -22,7 +21,8 @@ from sparkdl.errors import (
 )
 from sparkdl.program.deadlines import Deadlines
 from sparkdl.program.messages import CallMessage, MessageConnection, MessageKind, pieces_of
-from sparkdl.transport.encryption import Certificate
+from sparkdl.wire.hosts import host_id
+from sparkdl.wire.tls import Certificate
 
 LOOPBACK = "127.0.0.1"
 LIST_METHODS = "__methods__"
@@ -69,7 +69,7 @@ class CallAddress:
 
     def is_near(self) -> bool:
         """Whether a caller here uses :attr:`local_port`."""
-        return self.local_port != 0 and self.host_id == own_host_id()
+        return self.local_port != 0 and self.host_id == host_id()
 
 
 @dataclass(eq=False)

@@ -9,7 +9,7 @@ import threading
 from typing import Protocol
 
 from sparkdl.errors import AuthenticationError
-from sparkdl.transport.encryption import Certificate
+from sparkdl.wire.tls import Certificate
 
 _CHUNK_BYTES = 1 << 18
 _MAX_NAME_BYTES = 255

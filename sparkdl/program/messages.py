@@ -26,13 +26,13 @@ from enum import IntEnum
 from typing import Any
 
 import cloudpickle
-import numpy as np
 
 from sparkdl.errors import AuthenticationError, ProtocolError
 from sparkdl.program.encryption import EncryptedStream, Stream
-from sparkdl.transport.encryption import Certificate
-from sparkdl.transport.greeting import hear_bytes
-from sparkdl.transport.listening import tune
+from sparkdl.wire.exact import receive_exactly
+from sparkdl.wire.greeting import hear_bytes
+from sparkdl.wire.listening import tune
+from sparkdl.wire.tls import Certificate
 
 _HEAD = struct.Struct("<QBI")
 _NONCE_BYTES = 32
@@ -75,7 +75,7 @@ class CallMessage:
 
 class Caller:
     """A connection whose client must show that it knows the token, for a
-    :class:`sparkdl.transport.greeting.Greeter`.
+    :class:`sparkdl.wire.greeting.Greeter`.
 
     The server sends a nonce, and tells nothing else before the client has proven itself with it.
 
@@ -157,9 +157,9 @@ class MessageConnection:
     def _prove(self, token: bytes) -> None:
         """Shows the server that this end knows the token, and has the server show it."""
         mine = secrets.token_bytes(_NONCE_BYTES)
-        theirs = bytes(self._receive_exactly(_NONCE_BYTES))
+        theirs = bytes(receive_exactly(self._socket, _NONCE_BYTES))
         self._socket.sendall(mine + _proof(token, b"client", theirs))
-        _require(bytes(self._receive_exactly(_NONCE_BYTES)), _proof(token, b"server", mine))
+        _require(bytes(receive_exactly(self._socket, _NONCE_BYTES)), _proof(token, b"server", mine))
 
     def send(self, call: int, kind: MessageKind, thing: Any) -> None:
         """Sends an object.
@@ -193,31 +193,23 @@ class MessageConnection:
             EOFError, OSError: The connection ended.
             ProtocolError: What came is no message.
         """
-        call, kind, count = _HEAD.unpack(self._receive_exactly(_HEAD.size))
+        call, kind, count = _HEAD.unpack(receive_exactly(self._socket, _HEAD.size))
         if not 1 <= count <= _MAX_PIECES or kind not in list(MessageKind):
             raise ProtocolError(
                 "a message between nodes is malformed",
                 expected=f"a known kind and 1 to {_MAX_PIECES} pieces",
                 received=f"kind {kind}, {count} pieces",
             )
-        sizes = struct.unpack(f"<{count}Q", self._receive_exactly(8 * count))
+        sizes = struct.unpack(f"<{count}Q", receive_exactly(self._socket, 8 * count))
         if sum(sizes) > _MAX_MESSAGE_BYTES:
             raise ProtocolError(
                 "a message between nodes is too long",
                 expected=f"at most {_MAX_MESSAGE_BYTES} bytes",
                 received=f"{sum(sizes)} bytes",
             )
-        return CallMessage(call, MessageKind(kind), [self._receive_exactly(size) for size in sizes])
-
-    def _receive_exactly(self, size: int) -> memoryview:
-        memory = memoryview(np.empty(size, np.uint8).data)
-        done = 0
-        while done < size:
-            count = self._socket.recv_into(memory[done:])
-            if not count:
-                raise EOFError("the connection ended")
-            done += count
-        return memory
+        return CallMessage(
+            call, MessageKind(kind), [receive_exactly(self._socket, size) for size in sizes]
+        )
 
     def close(self) -> None:
         """Ends the connection; a thread that receives gets EOFError or OSError."""

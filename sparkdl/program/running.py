@@ -16,7 +16,6 @@ import cloudpickle
 import pyarrow as pa
 
 from sparkdl import payload
-from sparkdl.collective.builtin.sockets import rank_addresses
 from sparkdl.coordinator.session import Session
 from sparkdl.errors import ConfigError, ResourceError, SparkDLError, TransportError
 from sparkdl.launch.capture import Capture
@@ -34,7 +33,8 @@ from sparkdl.program.calls import LOOPBACK, CallAddress, CallClient
 from sparkdl.program.nodes import Handle, Placed, replaced
 from sparkdl.program.serving import CallServer
 from sparkdl.transport.address import Endpoint
-from sparkdl.transport.encryption import Certificate
+from sparkdl.wire.hosts import rank_addresses
+from sparkdl.wire.tls import Certificate
 
 Meet = Callable[[str], list[str]]
 """Exchanges texts with all nodes: this one's in, every node's out, in order."""

@@ -12,13 +12,14 @@ from functools import partial
 from typing import Any
 
 from sparkdl.closing import Closing
-from sparkdl.collective.builtin.sockets import listen_on, own_host_id, rank_addresses
 from sparkdl.errors import AuthenticationError, ProtocolError, UnknownNameError
 from sparkdl.network import PortSpec
 from sparkdl.program.calls import LIST_METHODS, LOOPBACK, CallAddress
 from sparkdl.program.messages import Caller, CallMessage, MessageConnection, MessageKind
-from sparkdl.transport.encryption import Certificate
-from sparkdl.transport.greeting import Greeter
+from sparkdl.wire.greeting import Greeter
+from sparkdl.wire.hosts import host_id, rank_addresses
+from sparkdl.wire.listening import listen
+from sparkdl.wire.tls import Certificate
 
 CALL_THREADS = 16
 _Running = dict[tuple[int, bool], Future[Any]]
@@ -62,15 +63,15 @@ class CallServer(Closing):
     ) -> None:
         self._target, self._token, self._label = target, token, label
         bind, host = rank_addresses(bind, advertised)
-        listeners = [listen_on(bind, ports)]
+        listeners = [listen(bind, ports)]
         port, local_port = int(listeners[0].getsockname()[1]), 0
         certificates: list[Certificate | None] = [None]
         if certificate is not None:
             if bind != LOOPBACK:
                 certificates = [certificate, None]
-                listeners.append(listen_on(LOOPBACK, ports))
+                listeners.append(listen(LOOPBACK, ports))
             local_port = int(listeners[-1].getsockname()[1])
-        self.address = CallAddress(host, port, label, own_host_id(), local_port)
+        self.address = CallAddress(host, port, label, host_id(), local_port)
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="sparkdl-calls")
         self._lock = threading.Lock()
         self._connections: set[MessageConnection] = set()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from sparkdl.launch.task import Launcher
 from sparkdl.network import THIS_HOST, PortSpec, RankListening
 from sparkdl.transport.address import Endpoint
-from sparkdl.transport.encryption import Certificate
+from sparkdl.wire.tls import Certificate
 
 
 @dataclass(frozen=True)

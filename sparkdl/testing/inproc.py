@@ -23,9 +23,9 @@ from sparkdl.transport.frames import (
     decode_meta,
     encode,
 )
-from sparkdl.transport.listening import token_matches
 from sparkdl.transport.service import Service
 from sparkdl.weights import FloatArray, Layout
+from sparkdl.wire.listening import token_matches
 
 TOKEN = "in this process"
 

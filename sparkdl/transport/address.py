@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -18,7 +17,7 @@ class Address:
         host: Host of the framed socket.
         port: Its port; 0 for none.
         uds: Path of the Unix socket; empty for none.
-        boot_id: Of the server's host, so that workers know whether they share it.
+        host_id: Of the server's host, so that workers know whether they share it.
         mode: The ``parameter_server_mode`` it was started with.
     """
 
@@ -26,7 +25,7 @@ class Address:
     host: str = ""
     port: int = 0
     uds: str = ""
-    boot_id: str = ""
+    host_id: str = ""
     mode: Mode = "auto"
 
 
@@ -43,12 +42,3 @@ class Endpoint:
     address: Address
     token: str = field(repr=False)
     fingerprint: str = ""
-
-
-def boot_id() -> str:
-    """Identity of this host's running kernel; the hostname where there is none."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id") as file:
-            return file.read().strip()
-    except OSError:
-        return socket.gethostname()

@@ -20,7 +20,7 @@ from sparkdl.errors import (
     WaitTimeoutError,
 )
 from sparkdl.transport.channel import Channel
-from sparkdl.transport.error_frames import BusyError, error_from_meta
+from sparkdl.transport.error_frames import error_from_meta
 from sparkdl.transport.frames import (
     HEADER_BYTES,
     ByteArray,
@@ -29,6 +29,7 @@ from sparkdl.transport.frames import (
     Limits,
     Message,
 )
+from sparkdl.wire.greeting import BusyError
 
 BROKEN = (OSError, EOFError)
 

@@ -15,20 +15,7 @@ from sparkdl.errors import (
     WaitTimeoutError,
     WorkerError,
 )
-
-
-class BusyError(TransportError):
-    """The server has no room for a connection now; another try may find some."""
-
-
-def no_room() -> BusyError:
-    """What a server that is busy answers a connection with."""
-    return BusyError(
-        "the server has no room for one more connection now",
-        expected="room within the time that a connection may take",
-        received="a server that is busy with other connections",
-        hint="places of attempts that have ended become free after a while",
-    )
+from sparkdl.wire.greeting import BusyError
 
 
 def _codes() -> dict[str, type[SparkDLError]]:

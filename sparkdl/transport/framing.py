@@ -20,22 +20,9 @@ from sparkdl.transport.frames import (
     decode_meta,
     encode,
 )
+from sparkdl.wire.exact import receive_into
 
 _COPY_BYTES = 1 << 20
-
-
-def receive_into(connection: socket.socket, view: memoryview) -> None:
-    """Fills ``view``.
-
-    Raises:
-        EOFError: The peer closed before it was full.
-    """
-    position, size = 0, len(view)
-    while position < size:
-        count = connection.recv_into(view[position:])
-        if count == 0:
-            raise EOFError("the peer closed the connection")
-        position += count
 
 
 def receive_frame(

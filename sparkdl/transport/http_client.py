@@ -10,7 +10,6 @@ from urllib.parse import urlsplit
 from sparkdl.errors import AuthenticationError, ProtocolError
 from sparkdl.transport.address import Endpoint
 from sparkdl.transport.channel import require_raw
-from sparkdl.transport.encryption import connect_encrypted
 from sparkdl.transport.frames import (
     HEADER_BYTES,
     ByteArray,
@@ -21,7 +20,8 @@ from sparkdl.transport.frames import (
     decode_meta,
     encode,
 )
-from sparkdl.transport.listening import shut_down, tune
+from sparkdl.wire.listening import shut_down, tune
+from sparkdl.wire.tls import connect_encrypted
 
 FRAME_PATH = "/v1/frame"
 CLIENT_HEADER = "X-Sparkdl-Client"

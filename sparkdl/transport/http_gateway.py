@@ -14,12 +14,12 @@ from typing import Any
 from cheroot import wsgi
 from cheroot.server import HTTPConnection
 
-from sparkdl.transport.encryption import ServerEncryption
 from sparkdl.transport.frames import Message
 from sparkdl.transport.framing import send_reading
-from sparkdl.transport.greeting import Stranger
-from sparkdl.transport.listening import shut_down, tune
 from sparkdl.transport.strangers import FirstRequest
+from sparkdl.wire.greeting import Stranger
+from sparkdl.wire.listening import shut_down, tune
+from sparkdl.wire.tls import ServerEncryption
 
 IO_TIMEOUT_S = 20.0
 

@@ -19,10 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdl.errors import AuthenticationError, ProtocolError, SparkDLError, TransportError
 from sparkdl.transport.dispatcher import Dispatcher
-from sparkdl.transport.encryption import ServerEncryption
-from sparkdl.transport.error_frames import BusyError, error_to_meta, no_room
+from sparkdl.transport.error_frames import error_to_meta
 from sparkdl.transport.frames import HEADER_BYTES, Kind, Limits, Message, encode
-from sparkdl.transport.greeting import Greeter
 from sparkdl.transport.http_client import (
     BUSY,
     CLIENT_HEADER,
@@ -39,8 +37,10 @@ from sparkdl.transport.http_gateway import (
     ReplyBody,
     TunedConnection,
 )
-from sparkdl.transport.listening import is_connected
 from sparkdl.transport.strangers import OPEN_PER_SECOND, Allowance, FirstRequest, has_token
+from sparkdl.wire.greeting import BusyError, Greeter, no_room
+from sparkdl.wire.listening import is_connected
+from sparkdl.wire.tls import ServerEncryption
 
 if TYPE_CHECKING:
     from flask import Flask, Response

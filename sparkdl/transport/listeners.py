@@ -11,8 +11,9 @@ from typing import Any, Self, get_args
 
 from sparkdl.errors import UnknownNameError
 from sparkdl.network import PortSpec, ports_of
-from sparkdl.transport.address import Address, Mode, boot_id
-from sparkdl.transport.listening import listen
+from sparkdl.transport.address import Address, Mode
+from sparkdl.wire.hosts import host_id, reachable_host
+from sparkdl.wire.listening import listen
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class Listeners:
         mode = options.mode
         framed = mode in ("auto", "socket")
         host = options.advertised_address or reachable_host(options.bind_address)
-        found: dict[str, Any] = {"boot_id": boot_id(), "mode": mode}
+        found: dict[str, Any] = {"host_id": host_id(), "mode": mode}
         sockets: dict[str, socket.socket] = {}
         try:
             if framed:
@@ -108,27 +109,3 @@ class Listeners:
             with contextlib.suppress(OSError):
                 listener.close()
         self.sockets.clear()
-
-
-def loopback_of(bind_address: str) -> str:
-    """An address under which this host itself reaches what listens on ``bind_address``.
-
-    >>> loopback_of('0.0.0.0'), loopback_of('10.0.0.5')
-    ('127.0.0.1', '10.0.0.5')
-    """
-    host = bind_address.strip("[]")
-    return {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-
-
-def reachable_host(bind_address: str) -> str:
-    """An address of this host for others, if ``bind_address`` is a wildcard."""
-    if bind_address.strip("[]") not in ("", "0.0.0.0", "::"):
-        return bind_address.strip("[]")
-    family = socket.AF_INET6 if ":" in bind_address else socket.AF_INET
-    probe = "2001:db8::1" if family == socket.AF_INET6 else "192.0.2.1"
-    try:
-        with socket.socket(family, socket.SOCK_DGRAM) as udp:
-            udp.connect((probe, 9))  # sends nothing; asks the kernel for the route
-            return str(udp.getsockname()[0])
-    except OSError:
-        return socket.gethostname()

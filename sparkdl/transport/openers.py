@@ -8,13 +8,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from sparkdl.errors import AuthenticationError, TransportError, UnknownNameError
-from sparkdl.transport.address import Endpoint, boot_id
+from sparkdl.transport.address import Endpoint
 from sparkdl.transport.channel import Channel
 from sparkdl.transport.connection import BROKEN, Opener, Timeouts
-from sparkdl.transport.error_frames import BusyError
 from sparkdl.transport.frames import ByteArray, Limits
 from sparkdl.transport.shm import ShmChannel
 from sparkdl.transport.socket import SocketChannel
+from sparkdl.wire.greeting import BusyError
+from sparkdl.wire.hosts import host_id
 
 
 @dataclass
@@ -74,7 +75,7 @@ def openers_of(endpoint: Endpoint, mode: str, limits: Limits, timeouts: Timeouts
     """
     address = endpoint.address
     usable = {
-        "shm": bool(address.uds) and address.boot_id == boot_id(),
+        "shm": bool(address.uds) and address.host_id == host_id(),
         "socket": bool(address.port),
         "http": bool(address.http),
     }

@@ -10,11 +10,11 @@ from typing import Protocol, Self
 
 from sparkdl.closing import Closing
 from sparkdl.transport.dispatcher import Dispatcher
-from sparkdl.transport.encryption import Certificate, ServerEncryption
 from sparkdl.transport.listeners import Listeners
 from sparkdl.transport.service import Service
 from sparkdl.transport.shm import ShmServer
 from sparkdl.transport.socket import SocketServer
+from sparkdl.wire.tls import Certificate, ServerEncryption
 
 
 class _Transport(Protocol):

@@ -13,12 +13,12 @@ import os
 import socket
 
 from sparkdl.errors import ProtocolError
-from sparkdl.transport.anonymous import anonymous_file, map_file
 from sparkdl.transport.channel import deliver_body, require_raw
 from sparkdl.transport.frames import ByteArray, Content, Kind, Limits, Message
 from sparkdl.transport.framing import exchange, receive_frame, send_frame
 from sparkdl.transport.socket import open_stream
 from sparkdl.transport.stream_server import StreamServer
+from sparkdl.wire.anonymous import anonymous_file, map_file
 
 SENT_BY_ANY_BYTES = 4 << 20
 """Weights up to which the thread that completes a round copies the result for all workers, one

@@ -7,12 +7,12 @@ import socket
 from sparkdl.errors import AuthenticationError
 from sparkdl.transport.address import Endpoint
 from sparkdl.transport.channel import require_raw
-from sparkdl.transport.encryption import connect_encrypted
 from sparkdl.transport.error_frames import error_from_meta
 from sparkdl.transport.frames import ByteArray, Kind, Limits, Message
 from sparkdl.transport.framing import exchange
-from sparkdl.transport.listening import shut_down, tune
 from sparkdl.transport.stream_server import StreamServer
+from sparkdl.wire.listening import shut_down, tune
+from sparkdl.wire.tls import connect_encrypted
 
 SocketServer = StreamServer
 

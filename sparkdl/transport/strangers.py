@@ -1,6 +1,6 @@
 """What a connection must show first: a frame or a request with the token, or a knock before TLS.
 
-Each is a :class:`sparkdl.transport.greeting.Stranger`: it takes a few kilobytes at most, and never
+Each is a :class:`sparkdl.wire.greeting.Stranger`: it takes a few kilobytes at most, and never
 waits.
 """
 
@@ -13,15 +13,7 @@ import socket
 import time
 
 from sparkdl.errors import AuthenticationError, ProtocolError
-from sparkdl.transport.encryption import (
-    BUSY,
-    GO_ON,
-    KNOCK,
-    NONCE_BYTES,
-    PROOF_BYTES,
-    proof_of,
-)
-from sparkdl.transport.error_frames import error_to_meta, no_room
+from sparkdl.transport.error_frames import error_to_meta
 from sparkdl.transport.frames import (
     HEADER_BYTES,
     MAX_FIRST_META_BYTES,
@@ -32,8 +24,16 @@ from sparkdl.transport.frames import (
     decode_meta,
     encode,
 )
-from sparkdl.transport.greeting import hear_bytes
-from sparkdl.transport.listening import token_matches
+from sparkdl.wire.greeting import hear_bytes, no_room
+from sparkdl.wire.listening import token_matches
+from sparkdl.wire.tls import (
+    BUSY,
+    GO_ON,
+    KNOCK,
+    NONCE_BYTES,
+    PROOF_BYTES,
+    proof_of,
+)
 
 FIRST_HEADERS_BYTES = 4 << 10
 """Of an HTTP client's first request; proxies on its way may have added some."""

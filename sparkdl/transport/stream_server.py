@@ -8,13 +8,13 @@ import threading
 
 from sparkdl.errors import ProtocolError, SparkDLError
 from sparkdl.transport.dispatcher import Dispatcher
-from sparkdl.transport.encryption import ServerEncryption
 from sparkdl.transport.error_frames import error_to_meta
 from sparkdl.transport.frames import Kind, Message
 from sparkdl.transport.framing import receive_frame, send_frame
-from sparkdl.transport.greeting import Greeter, Stranger, hear_out
-from sparkdl.transport.listening import is_connected, shut_down, tune
 from sparkdl.transport.strangers import FirstFrame, FirstKnock
+from sparkdl.wire.greeting import Greeter, Stranger, hear_out
+from sparkdl.wire.listening import is_connected, shut_down, tune
+from sparkdl.wire.tls import ServerEncryption
 
 
 class StreamServer:

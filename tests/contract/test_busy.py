@@ -25,17 +25,20 @@ from sparkdl.coordinator.machine import Coordinator
 from sparkdl.coordinator.session import open_session
 from sparkdl.coordinator.settings import Settings
 from sparkdl.errors import TransportError
-from sparkdl.transport import encryption, framing
-from sparkdl.transport.address import Address, Endpoint, boot_id
+from sparkdl.transport import framing
+from sparkdl.transport.address import Address, Endpoint
 from sparkdl.transport.connection import Connection, Timeouts
-from sparkdl.transport.encryption import Certificate, connect_encrypted
-from sparkdl.transport.error_frames import error_to_meta, no_room
+from sparkdl.transport.error_frames import error_to_meta
 from sparkdl.transport.frames import HEADER_BYTES, Content, Kind, Limits, Message, encode
 from sparkdl.transport.http_client import CLIENT_HEADER, FRAME_PATH
 from sparkdl.transport.listeners import Listeners, ListenOptions
 from sparkdl.transport.openers import openers_of
 from sparkdl.transport.server import Server
 from sparkdl.transport.strangers import _HTTP_BUSY
+from sparkdl.wire import tls
+from sparkdl.wire.greeting import no_room
+from sparkdl.wire.hosts import host_id
+from sparkdl.wire.tls import Certificate, connect_encrypted
 
 TOKEN = "a token"
 ROOM = 40  # of a server for one worker
@@ -84,7 +87,7 @@ def test_a_member_held_up_before_its_first_words_tries_again(
 
     Where the server has closed a Unix socket by then, the first words cannot even be sent.
     """
-    monkeypatch.setattr("sparkdl.transport.greeting.FIRST_WORDS_S", 0.3)
+    monkeypatch.setattr("sparkdl.wire.greeting.FIRST_WORDS_S", 0.3)
     listeners = Listeners.bind(ListenOptions(mode, web=False), str(tmp_path))
     server = Server(Coordinator(Settings(1)), TOKEN, listeners, 1, None).start()
     send, held_up = framing.send_frame, []
@@ -117,7 +120,7 @@ class _Refuser:
         host, port = ("", 0) if path is not None else self._listener.getsockname()
         uds = str(path) if path is not None else ""
         mode: Any = "shm" if uds else "socket"
-        self.endpoint = Endpoint(Address("", host, port, uds, boot_id(), mode), TOKEN)
+        self.endpoint = Endpoint(Address("", host, port, uds, host_id(), mode), TOKEN)
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
 
@@ -206,19 +209,19 @@ def test_what_resets_every_connection_is_an_error_in_the_end() -> None:
 def test_a_member_held_up_in_the_tls_handshake_tries_again(
     mode: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(encryption, "HANDSHAKE_S", 0.5)
+    monkeypatch.setattr(tls, "HANDSHAKE_S", 0.5)
     certificate = Certificate.make()
     listeners = Listeners.bind(ListenOptions(mode, web=mode == "http"), None)
     server = Server(Coordinator(Settings(1)), TOKEN, listeners, 1, certificate).start()
     endpoint = Endpoint(server.address, TOKEN, certificate.fingerprint)
-    context, held_up = encryption._pinning_client, []
+    context, held_up = tls._pinning_client, []
 
     def late_context() -> ssl.SSLContext:
         if not held_up:
             held_up.append(time.sleep(1.5))
         return context()
 
-    monkeypatch.setattr(encryption, "_pinning_client", late_context)
+    monkeypatch.setattr(tls, "_pinning_client", late_context)
     with contextlib.ExitStack() as stack:
         stack.callback(server.close)
         session = stack.enter_context(open_session(endpoint, mode=mode, rank=0))

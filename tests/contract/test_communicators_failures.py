@@ -14,7 +14,6 @@ import psutil
 import pytest
 from communicator_worlds import TOKEN, ProcessWorld, ThreadWorld
 
-from sparkdl.collective.builtin.sockets import own_address
 from sparkdl.collective.communicator import make_communicator
 from sparkdl.errors import (
     AuthenticationError,
@@ -25,6 +24,7 @@ from sparkdl.errors import (
     WaitTimeoutError,
 )
 from sparkdl.testing.thread_communicator import connect_threads
+from sparkdl.wire.hosts import own_address
 
 PATHS = {
     "shared": ["a", "a", "a"],

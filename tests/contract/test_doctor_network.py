@@ -19,7 +19,7 @@ from sparkdl.spark.doctor import network
 from sparkdl.spark.doctor.cluster_checks import check_probe
 from sparkdl.spark.doctor.echo import TOKEN_BYTES, Echo
 from sparkdl.spark.doctor.network import Answer, Attempt, ProbeTask
-from sparkdl.transport.listeners import reachable_host
+from sparkdl.wire.hosts import reachable_host
 
 TOKEN = secrets.token_bytes(TOKEN_BYTES)
 
@@ -53,7 +53,7 @@ def test_without_the_token_nothing_is_told() -> None:
 def test_strangers_cost_no_thread_and_end_after_a_few_seconds_in_all(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("sparkdl.transport.greeting.FIRST_WORDS_S", 0.5)
+    monkeypatch.setattr("sparkdl.wire.greeting.FIRST_WORDS_S", 0.5)
     with Echo("127.0.0.1", 0, TOKEN) as echo, ExitStack() as stack:
         threads = threading.active_count()
         idle = [stack.enter_context(socket.create_connection(echo.address)) for _ in range(300)]

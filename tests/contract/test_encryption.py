@@ -32,15 +32,15 @@ from sparkdl.errors import AuthenticationError, TransportError
 from sparkdl.ps.client import Client, Progress, connect, limits_of
 from sparkdl.ps.rules import Downpour
 from sparkdl.ps.server import ServerConfig, ServerProcess
-from sparkdl.transport import encryption
 from sparkdl.transport.address import Endpoint
 from sparkdl.transport.connection import Timeouts
-from sparkdl.transport.encryption import GO_ON, KNOCK, NONCE_BYTES, Certificate, proof_of
 from sparkdl.transport.frames import BLOB_BYTES, Kind, Message, encode
 from sparkdl.transport.http_client import CLIENT_HEADER, FRAME_PATH
 from sparkdl.transport.listeners import Listeners, ListenOptions
 from sparkdl.transport.server import Server
 from sparkdl.weights import Layout
+from sparkdl.wire import tls
+from sparkdl.wire.tls import GO_ON, KNOCK, NONCE_BYTES, Certificate, proof_of
 
 LAYOUT = Layout.of([("w", (3_000_000,), "float32")])  # more than kernels buffer, several pieces
 QUICK = Timeouts(connect_s=5.0, reconnect_s=1.0, heartbeat_s=0.3)
@@ -266,7 +266,7 @@ def test_nothing_is_kept_of_a_connection_that_has_ended(endpoint: Endpoint, tran
 
     def connect_once() -> None:
         raw = socket.create_connection(("127.0.0.1", port_of(endpoint)), 20)
-        encryption.connect_encrypted(raw, endpoint.token, endpoint.fingerprint).close()
+        tls.connect_encrypted(raw, endpoint.token, endpoint.fingerprint).close()
 
     def kept() -> int:
         gc.collect()
@@ -289,8 +289,8 @@ def test_the_silent_are_closed(
     endpoint: Endpoint, silent_after: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without an HTTP 408, which would look like an answer to the request that comes next."""
-    monkeypatch.setattr(encryption, "HANDSHAKE_S", 0.5)
-    monkeypatch.setattr("sparkdl.transport.greeting.FIRST_WORDS_S", 0.5)
+    monkeypatch.setattr(tls, "HANDSHAKE_S", 0.5)
+    monkeypatch.setattr("sparkdl.wire.greeting.FIRST_WORDS_S", 0.5)
     with socket.create_connection(("127.0.0.1", port_of(endpoint)), 20) as stranger:
         if silent_after == "half a knock":
             stranger.sendall(KNOCK[:2])
@@ -299,7 +299,7 @@ def test_the_silent_are_closed(
         elif silent_after == "a proof":
             prove(stranger, endpoint.token)
         elif silent_after == "the handshake":
-            stranger = encryption.connect_encrypted(stranger, endpoint.token, endpoint.fingerprint)
+            stranger = tls.connect_encrypted(stranger, endpoint.token, endpoint.fingerprint)
         began = time.monotonic()
         said = b""
         with contextlib.suppress(ConnectionResetError, ssl.SSLEOFError):
@@ -312,11 +312,11 @@ def test_the_silent_are_closed(
 def test_the_deadline_until_open_is_one_for_all_bytes(
     certificate: Certificate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(encryption, "HANDSHAKE_S", 1.0)
+    monkeypatch.setattr(tls, "HANDSHAKE_S", 1.0)
     with serving("socket", certificate) as endpoint:
         raw = socket.create_connection(("127.0.0.1", port_of(endpoint)), 20)
         opening = encode(Message(Kind.OPEN, meta={"token": endpoint.token}))
-        with encryption.connect_encrypted(raw, endpoint.token, endpoint.fingerprint) as slow:
+        with tls.connect_encrypted(raw, endpoint.token, endpoint.fingerprint) as slow:
             began = time.monotonic()
             slow.settimeout(0.3)
             for byte in opening:  # each in time for a limit that counts from the last one
@@ -336,7 +336,7 @@ def test_a_connection_that_breaks_leaves_no_traceback(
 ) -> None:
     with serving("http", certificate) as endpoint:
         raw = socket.create_connection(("127.0.0.1", port_of(endpoint)), 20)
-        with encryption.connect_encrypted(raw, endpoint.token, endpoint.fingerprint) as peer:
+        with tls.connect_encrypted(raw, endpoint.token, endpoint.fingerprint) as peer:
             request = f"POST {FRAME_PATH} HTTP/1.1\r\nHost: x\r\n"
             peer.sendall((request if cut_within_a_request else request + "\r\n").encode())
             if not cut_within_a_request:
@@ -421,7 +421,7 @@ def test_a_certificate_shows_no_key_and_survives_pickling(certificate: Certifica
 
 def test_a_proof_is_one_tokens_and_one_nonces() -> None:
     proof = proof_of("token", b"nonce")
-    assert len(proof) == encryption.PROOF_BYTES
+    assert len(proof) == tls.PROOF_BYTES
     assert proof == proof_of("token", b"nonce")
     assert len({proof, proof_of("another", b"nonce"), proof_of("token", b"Nonce")}) == 3
 
@@ -449,7 +449,7 @@ def test_a_proof_is_heard_as_soon_as_it_comes(endpoint: Endpoint) -> None:
     for _ in range(30):
         raw = socket.create_connection(("127.0.0.1", port_of(endpoint)), 20)
         began = time.monotonic()
-        with encryption.connect_encrypted(raw, endpoint.token, endpoint.fingerprint):
+        with tls.connect_encrypted(raw, endpoint.token, endpoint.fingerprint):
             took_s.append(time.monotonic() - began)
     assert statistics.median(took_s) < 0.05
 

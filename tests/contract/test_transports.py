@@ -483,8 +483,8 @@ def test_auto_takes_the_fastest_that_works() -> None:
         address = server.process.address
         ways = {
             "shm": address,
-            "socket": replace(address, boot_id="another host"),
-            "http": replace(address, boot_id="another host", port=1),
+            "socket": replace(address, host_id="another host"),
+            "http": replace(address, host_id="another host", port=1),
         }
         for expected, way in ways.items():
             endpoint = Endpoint(way, server.config.token)
@@ -492,7 +492,7 @@ def test_auto_takes_the_fastest_that_works() -> None:
                 client.join()
                 client.pull()
                 assert client.session.transport == expected
-        nowhere = replace(address, boot_id="x", port=1, http="http://127.0.0.1:1")
+        nowhere = replace(address, host_id="x", port=1, http="http://127.0.0.1:1")
         with pytest.raises(TransportError, match=r"socket: .*http: "):
             connect(Endpoint(nowhere, "t"), rank=0, layout=LAYOUT, timeouts=QUICK)
 

@@ -33,8 +33,8 @@ from sparkdl.transport.frames import (
     encode,
 )
 from sparkdl.transport.http_client import CLIENT_HEADER, FRAME_PATH
-from sparkdl.transport.listening import listen
 from sparkdl.weights import Layout
+from sparkdl.wire.listening import listen
 
 LAYOUT = Layout.of([("w", (50_000,), "float32")])
 CENTER = np.arange(LAYOUT.size, dtype=np.float32)

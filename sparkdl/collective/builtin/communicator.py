@@ -45,7 +45,7 @@ from sparkdl.collective.builtin.waiting import Watch
 from sparkdl.collective.member import Member
 from sparkdl.collective.ordered import OrderedCommunicator
 from sparkdl.errors import ProtocolError
-from sparkdl.transport.encryption import Certificate
+from sparkdl.wire.tls import Certificate
 
 _SMALL_BYTES = 16 << 10
 _CAPACITY = 128 << 10

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import secrets
+import sys
 from collections.abc import Sequence
 
 from sparkdl.collective.builtin.communicator import BuiltinCommunicator
 from sparkdl.collective.builtin.rendezvous import Listener
-from sparkdl.collective.builtin.sockets import own_host_id, rank_addresses
 from sparkdl.collective.member import Member
 from sparkdl.collective.ordered import DEFAULT_TIMEOUT_S
 from sparkdl.errors import ConfigError
 from sparkdl.network import PortSpec
-from sparkdl.transport.encryption import Certificate
+from sparkdl.wire import hosts
+from sparkdl.wire.hosts import rank_addresses
+from sparkdl.wire.tls import Certificate
 
 _LEAST_TOKEN_BYTES = 16
 
@@ -64,7 +67,7 @@ class BuiltinConnector:
         return Member(
             host=advertised,
             port=self._listener.port,
-            host_id=self._host_id or own_host_id(),
+            host_id=self._host_id or _shares_memory_as(),
             local=self._listener.local,
             communicator=BuiltinCommunicator.name,
         )
@@ -122,3 +125,8 @@ class BuiltinConnector:
         if self._listener is not None:
             self._listener.close()
             self._listener = None
+
+
+def _shares_memory_as() -> str:
+    """The host's identity; without Linux' shared memory each process is a host of its own."""
+    return hosts.host_id() if sys.platform == "linux" else secrets.token_hex(16)

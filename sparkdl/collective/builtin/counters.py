@@ -14,8 +14,7 @@ import socket
 import threading
 from collections.abc import Mapping, Sequence
 
-from sparkdl.collective.builtin.sockets import peer_gone
-from sparkdl.collective.builtin.waiting import SLICE_MS, SPIN_S, Watch, spin_until
+from sparkdl.collective.builtin.waiting import SLICE_MS, SPIN_S, Watch, peer_gone, spin_until
 
 _ASLEEP = 8  # a flag beside the counters, in a cache line of its own
 

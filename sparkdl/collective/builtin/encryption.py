@@ -13,7 +13,7 @@ import ssl
 
 from sparkdl.collective.builtin.waiting import SLICE_MS, Watch
 from sparkdl.errors import AuthenticationError, TransportError
-from sparkdl.transport.encryption import Certificate
+from sparkdl.wire.tls import Certificate
 
 
 def encrypt_neighbours(

@@ -8,10 +8,9 @@ import select
 import socket
 from collections.abc import Mapping, Sequence
 
-from sparkdl.collective.builtin.sockets import peer_gone
-from sparkdl.collective.builtin.waiting import SLICE_MS, Watch
+from sparkdl.collective.builtin.waiting import SLICE_MS, Watch, peer_gone
 from sparkdl.errors import ProtocolError, TransportError
-from sparkdl.transport.anonymous import anonymous_file
+from sparkdl.wire.anonymous import anonymous_file
 
 
 def share_mapping(

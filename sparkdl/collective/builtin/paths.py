@@ -15,7 +15,7 @@ from sparkdl.collective.builtin.ring import Ring
 from sparkdl.collective.builtin.shared import SharedMemory
 from sparkdl.collective.builtin.waiting import Watch
 from sparkdl.collective.member import Member
-from sparkdl.transport.encryption import Certificate
+from sparkdl.wire.tls import Certificate
 
 _LEADER_BYTES = 4096
 """What a record in shared memory may be longer than one in a ring: the lengths of its parts."""

@@ -24,10 +24,10 @@ from sparkdl.collective.builtin.handshake import (
     OutgoingHandshake,
     Refusal,
 )
-from sparkdl.collective.builtin.sockets import listen_on
 from sparkdl.collective.pending import name_ranks
 from sparkdl.errors import AuthenticationError, WaitTimeoutError
 from sparkdl.network import PortSpec
+from sparkdl.wire.listening import listen
 
 _UNKNOWN_TIMEOUT_S = 5.0
 """How long a process that connects may take to prove that it belongs to the run."""
@@ -53,7 +53,8 @@ class Listener:
         self.refused: list[str] = []
         """Why connections were refused."""
         self._early: dict[tuple[bytes, ConnectionKey], socket.socket] = {}
-        self._tcp = listen_on(bind_host, port)
+        self._tcp = listen(bind_host, port)
+        self._tcp.setblocking(False)
         self.port = int(self._tcp.getsockname()[1])
         self.local = ""
         self._sockets = [self._tcp]

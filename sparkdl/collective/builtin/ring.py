@@ -20,10 +20,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from sparkdl.collective.arithmetic import Array, join_scaled, put_scaled
-from sparkdl.collective.builtin.sockets import peer_gone, set_tcp_options
-from sparkdl.collective.builtin.waiting import SLICE_MS, SPIN_S, Watch, spin_until
+from sparkdl.collective.builtin.waiting import SLICE_MS, SPIN_S, Watch, peer_gone, spin_until
 from sparkdl.errors import ProtocolError, TransportError
-from sparkdl.transport.listening import shut_down
+from sparkdl.wire.listening import shut_down, tune
 
 _LENGTH = struct.Struct("<I")
 _NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
@@ -68,7 +67,7 @@ class Ring:
         self._watch = watch
         self._scratch = bytearray(_MOST_CHUNK_BYTES)
         for connection in (to_next, from_previous):
-            set_tcp_options(connection)
+            tune(connection, silence_ms=0)  # a rank that compiles takes no bytes
 
     def shut_down(self) -> None:
         """Ends the connections, so that the others' waits for this rank end."""

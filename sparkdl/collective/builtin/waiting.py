@@ -78,3 +78,13 @@ def spin_until(ready: Callable[[], bool], seconds: float = SPIN_S) -> bool:
         if time.perf_counter() >= until:
             return False
         os.sched_yield()
+
+
+def peer_gone(rank: int, peer: int, why: object = "") -> TransportError:
+    """The error for a connection that ended."""
+    return TransportError(
+        f"rank {peer} is gone; rank {rank} cannot go on",
+        expected="all ranks to stay until the operation is done",
+        received=f"the connection to rank {peer} ended" + (f" ({why})" if why else ""),
+        hint=f"the cause is on rank {peer}, or on a rank it waited for",
+    )

@@ -11,7 +11,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import IO, Any
 
-from sparkdl.collective.builtin.sockets import rank_addresses
 from sparkdl.collective.current import current
 from sparkdl.errors import ResourceError
 from sparkdl.launch.child import end_with
@@ -20,7 +19,8 @@ from sparkdl.network import Network, RankListening
 from sparkdl.program.calls import CallAddress, CallClient
 from sparkdl.program.serving import CallServer
 from sparkdl.spark.driver.network import certificate_of, listening_address, rank_listening
-from sparkdl.transport.encryption import Certificate
+from sparkdl.wire.hosts import rank_addresses
+from sparkdl.wire.tls import Certificate
 
 _START_S = 120.0
 _MARK = "sparkdl-board: "

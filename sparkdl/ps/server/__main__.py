@@ -19,10 +19,10 @@ from sparkdl.optimizers.blocks import use_threads
 from sparkdl.ps.server.config import ServerConfig
 from sparkdl.ps.server.process import LENGTH
 from sparkdl.transport.address import Address
-from sparkdl.transport.anonymous import map_file
 from sparkdl.transport.listeners import Listeners
 from sparkdl.transport.server import Server
 from sparkdl.weights import FloatArray
+from sparkdl.wire.anonymous import map_file
 
 _MOST_THREADS = 4  # for one update; more only wait for memory
 

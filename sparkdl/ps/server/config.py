@@ -13,9 +13,9 @@ from sparkdl.ps.codecs import Codec, Compression
 from sparkdl.ps.rules.rule import Rule
 from sparkdl.ps.store import ParameterStore
 from sparkdl.transport.address import Mode
-from sparkdl.transport.encryption import Certificate
 from sparkdl.transport.listeners import ListenOptions
 from sparkdl.weights import FloatArray, Layout
+from sparkdl.wire.tls import Certificate
 
 
 @dataclass(frozen=True)

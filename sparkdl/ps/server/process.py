@@ -29,9 +29,9 @@ from sparkdl.closing import Closing
 from sparkdl.errors import ResourceError, TransportError
 from sparkdl.ps.server.config import ServerConfig
 from sparkdl.transport.address import Endpoint
-from sparkdl.transport.anonymous import anonymous_file
 from sparkdl.transport.listeners import Listeners
 from sparkdl.weights import FloatArray
+from sparkdl.wire.anonymous import anonymous_file
 
 LENGTH = struct.Struct("<Q")
 

@@ -16,9 +16,10 @@ import time
 from sparkdl.closing import Closing
 from sparkdl.errors import AuthenticationError
 from sparkdl.network import PortSpec
-from sparkdl.transport.greeting import Greeter, hear_bytes
-from sparkdl.transport.listeners import reachable_host
-from sparkdl.transport.listening import listen, tune
+from sparkdl.wire.exact import receive_exactly
+from sparkdl.wire.greeting import Greeter, hear_bytes
+from sparkdl.wire.hosts import reachable_host
+from sparkdl.wire.listening import listen, tune
 
 TOKEN_BYTES = 32
 BLOCK = bytes(1 << 20)
@@ -30,7 +31,7 @@ HELLO = struct.Struct("<q")
 
 class ProbeCaller:
     """A connection to an :class:`Echo`, which must begin with the token and the caller's rank; for
-    a :class:`sparkdl.transport.greeting.Greeter`.
+    a :class:`sparkdl.wire.greeting.Greeter`.
 
     Args:
         connection: Accepted; does not block.
@@ -113,7 +114,7 @@ class Echo(Closing):
         ).start()
 
     def _serve(self, connection: socket.socket) -> None:
-        with connection, contextlib.suppress(OSError):
+        with connection, contextlib.suppress(OSError, EOFError):
             tune(connection)
             connection.settimeout(10.0)
             while not self._closed:
@@ -121,23 +122,7 @@ class Echo(Closing):
                 if kind == PING:
                     connection.sendall(CLOCK.pack(time.time()))
                 elif kind == BULK:
-                    receive(connection, len(BLOCK))
+                    receive_exactly(connection, len(BLOCK))
                     connection.sendall(b".")
                 else:
                     return
-
-
-def receive(connection: socket.socket, size: int) -> bytes:
-    """Exactly ``size`` bytes.
-
-    Raises:
-        ConnectionError: The other side closed before.
-    """
-    parts = []
-    while size:
-        part = connection.recv(min(size, 1 << 18))
-        if not part:
-            raise ConnectionError("the other side closed the connection")
-        parts.append(part)
-        size -= len(part)
-    return b"".join(parts)

@@ -17,6 +17,8 @@ import sys
 import tempfile
 from typing import Any
 
+from sparkdl.wire.hosts import host_id
+
 IMPORTED = ("numpy", "pyarrow", "pandas", "cloudpickle", "sparkdl")
 """Packages that are imported, which is the only proof; each is quick."""
 LOOKED_UP = ("keras", "tensorflow", "jax", "torch", "horovod")
@@ -43,7 +45,7 @@ def collect(options: dict[str, Any]) -> dict[str, Any]:
         packages[name] = _version(name)
     return {
         "host": socket.gethostname(),
-        "network": _network(),
+        "network": host_id(),
         "python": ".".join(str(part) for part in sys.version_info[:3]),
         "executable": sys.executable,
         "packages": packages,
@@ -90,15 +92,6 @@ def _horovod_builds() -> list[str]:
         for framework in ("tensorflow", "torch")
         if any(glob.glob(os.path.join(folder, framework, "mpi_lib*.so")) for folder in folders)
     )
-
-
-def _network() -> str:
-    """Equal for processes that reach each other by the loopback address."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id") as file:
-            return file.read().strip() + " " + os.readlink("/proc/self/ns/net")
-    except OSError:
-        return socket.gethostname()
 
 
 def _space(folder: str) -> dict[str, int] | None:

@@ -19,14 +19,15 @@ from dataclasses import asdict, dataclass, field
 
 import pyarrow as pa
 
-from sparkdl.collective.builtin.sockets import rank_addresses
 from sparkdl.launch.devices import DeviceRequest
 from sparkdl.launch.results import Result
 from sparkdl.launch.task import RaisingTask, RankContext
 from sparkdl.network import THIS_HOST, RankListening
-from sparkdl.spark.doctor.echo import BLOCK, BULK, CLOCK, HELLO, PING, Echo, receive
+from sparkdl.spark.doctor.echo import BLOCK, BULK, CLOCK, HELLO, PING, Echo
 from sparkdl.spark.doctor.host_facts import collect
-from sparkdl.transport.listening import tune
+from sparkdl.wire.exact import receive_exactly
+from sparkdl.wire.hosts import rank_addresses
+from sparkdl.wire.listening import tune
 
 MOST_BYTES = 64 << 20
 """What is sent to measure a bandwidth, or what goes through in :data:`MEASURE_S`."""
@@ -260,7 +261,7 @@ class Attempt:
             self._link = Link(self._target, "", shortest, rate, skew)
         except TimeoutError:
             self._link = self._silent()
-        except OSError as error:
+        except (OSError, EOFError) as error:
             self._link = Link(self._target, f"{type(error).__name__}: {error}")
 
     def _ping(self, connection: socket.socket) -> tuple[float, float]:
@@ -268,7 +269,7 @@ class Attempt:
         connection.settimeout(self._left())
         began, clock = time.perf_counter(), time.time()
         connection.sendall(PING)
-        theirs = CLOCK.unpack(receive(connection, CLOCK.size))[0]
+        theirs = CLOCK.unpack(receive_exactly(connection, CLOCK.size))[0]
         trip = time.perf_counter() - began
         return trip, theirs - (clock + trip / 2)
 
@@ -278,6 +279,6 @@ class Attempt:
             connection.settimeout(self._left())
             connection.sendall(BULK)
             connection.sendall(BLOCK)
-            receive(connection, 1)
+            receive_exactly(connection, 1)
             sent += len(BLOCK)
         return sent / (time.perf_counter() - began)

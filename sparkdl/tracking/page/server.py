@@ -21,9 +21,9 @@ from sparkdl.closing import Closing
 from sparkdl.errors import ResourceError
 from sparkdl.tracking.page.book import RunBook
 from sparkdl.tracking.page.visitors import REFUSAL, FirstPageRequest
-from sparkdl.transport.greeting import Greeter
 from sparkdl.transport.http_gateway import GreetedServer, Members
-from sparkdl.transport.listening import listen, token_matches
+from sparkdl.wire.greeting import Greeter
+from sparkdl.wire.listening import listen, token_matches
 
 if TYPE_CHECKING:
     from flask import Flask, Response

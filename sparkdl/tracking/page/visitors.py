@@ -11,7 +11,7 @@ import socket
 from urllib.parse import parse_qs, urlsplit
 
 from sparkdl.errors import AuthenticationError, ProtocolError
-from sparkdl.transport.listening import token_matches
+from sparkdl.wire.listening import token_matches
 
 FIRST_LINE_BYTES = 4 << 10
 """Of a request; the token is in it."""
@@ -24,7 +24,7 @@ _REFUSED = (
 
 class FirstPageRequest:
     """A connection whose first request must have the token, for a
-    :class:`sparkdl.transport.greeting.Greeter`.
+    :class:`sparkdl.wire.greeting.Greeter`.
 
     The request stays in the socket, for the page's server to read.
 

@@ -13,10 +13,10 @@ from sparkdl.errors import WaitTimeoutError
 from sparkdl.launch.feeding import call_while_it_feeds
 from sparkdl.launch.stream_feed import StreamFeed, StreamSettings
 from sparkdl.launch.stream_intake import StreamIntake, send_rows
-from sparkdl.transport.encryption import Certificate
 from sparkdl.transport.frames import Content, Kind, Message
 from sparkdl.transport.listeners import Listeners, ListenOptions
 from sparkdl.transport.server import Server
+from sparkdl.wire.tls import Certificate
 
 ENDED = {"end": True}
 

@@ -15,7 +15,7 @@ import pytest
 from sparkdl.errors import AuthenticationError, TransportError
 from sparkdl.program.calls import CallAddress, CallClient
 from sparkdl.program.serving import CallServer
-from sparkdl.transport.encryption import Certificate
+from sparkdl.wire.tls import Certificate
 
 TOKEN = b"t" * 32
 SECRET = "the secret of the run"

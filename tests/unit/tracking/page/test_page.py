@@ -480,7 +480,7 @@ def test_idle_connections_of_strangers_hold_up_nobody(page: Dashboard) -> None:
 def test_a_stranger_has_a_few_seconds_in_all(
     page: Dashboard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sparkdl.transport.greeting.FIRST_WORDS_S", 0.5)
+    monkeypatch.setattr("sparkdl.wire.greeting.FIRST_WORDS_S", 0.5)
     with visit(page) as stranger:
         began = time.monotonic()
         stranger.settimeout(0.2)

@@ -1,4 +1,4 @@
-"""Sockets: listening, options, this machine's address, and the error of a connection that ended."""
+"""This host: its addresses, and whether another process runs on it."""
 
 from __future__ import annotations
 
@@ -6,40 +6,13 @@ import contextlib
 import fcntl
 import ipaddress
 import os
-import secrets
 import socket
 import struct
 
-from sparkdl.errors import ResourceError, TransportError
-from sparkdl.network import PortSpec, ports_of
+from sparkdl.errors import ResourceError
 
-_BACKLOG = 1024
+_ANYWHERE = ("", "0.0.0.0", "::")
 _IOCTL_ADDRESS = 0x8915  # SIOCGIFADDR
-
-
-def listen_on(bind_host: str, spec: PortSpec) -> socket.socket:
-    """A listening, non-blocking TCP socket on the first free port of ``spec``.
-
-    Raises:
-        ResourceError: The address is not this machine's, or all of the ports are taken.
-    """
-    ports = ports_of(spec)
-    family = socket.AF_INET6 if ":" in bind_host else socket.AF_INET
-    problem: OSError | None = None
-    for port in ports:
-        try:
-            held = socket.create_server((bind_host, port), family=family, backlog=_BACKLOG)
-        except OSError as error:
-            problem = error
-            continue
-        held.setblocking(False)
-        return held
-    raise ResourceError(
-        f"cannot listen on {bind_host or 'any address'}",
-        expected=f"a free port from {ports[0]} to {ports[-1]}" if ports[0] else "a free port",
-        received=str(problem),
-        hint="each rank of a host needs a port of its own: a longer range, or 0 for any free one",
-    ) from problem
 
 
 def own_address(towards: str = "") -> str:
@@ -92,8 +65,7 @@ def rank_addresses(
         return own, own
     bind_host = bind_host.strip("[]")
     bind = address_in(bind_host) if "/" in bind_host else bind_host
-    anywhere = bind in ("", "0.0.0.0", "::")
-    return bind, advertised_host or (own_address(towards) if anywhere else bind)
+    return bind, advertised_host or (own_address(towards) if bind in _ANYWHERE else bind)
 
 
 def interface_addresses() -> dict[str, str]:
@@ -141,34 +113,31 @@ def address_in(network: str) -> str:
     )
 
 
-def own_host_id() -> str:
+def host_id() -> str:
     """Equal for processes that can share memory and Unix sockets, different for others.
 
     The kernel's boot id tells machines apart, the network name space tells apart containers whose
-    abstract Unix sockets do not meet. Without either (not Linux) each process is its own host.
+    abstract Unix sockets do not meet. Where there is neither (not Linux) the host's name.
     """
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             boot = file.read().strip()
         return f"{boot}/{os.stat('/proc/self/ns/net').st_ino}"
     except OSError:
-        return secrets.token_hex(16)
+        return socket.gethostname()
 
 
-def set_tcp_options(connection: socket.socket) -> None:
-    """No delay for small frames; a host that vanished is noticed within about 15 s."""
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 3), ("TCP_KEEPCNT", 3)):
-        if hasattr(socket, option):
-            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+def loopback_of(bind_address: str) -> str:
+    """An address under which this host itself reaches what listens on ``bind_address``.
+
+    >>> loopback_of('0.0.0.0'), loopback_of('10.0.0.5')
+    ('127.0.0.1', '10.0.0.5')
+    """
+    host = bind_address.strip("[]")
+    return {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
 
 
-def peer_gone(rank: int, peer: int, why: object = "") -> TransportError:
-    """The error for a connection that ended."""
-    return TransportError(
-        f"rank {peer} is gone; rank {rank} cannot go on",
-        expected="all ranks to stay until the operation is done",
-        received=f"the connection to rank {peer} ended" + (f" ({why})" if why else ""),
-        hint=f"the cause is on rank {peer}, or on a rank it waited for",
-    )
+def reachable_host(bind_address: str) -> str:
+    """An address of this host for others, if ``bind_address`` is a wildcard."""
+    bind = bind_address.strip("[]")
+    return own_address() if bind in _ANYWHERE else bind

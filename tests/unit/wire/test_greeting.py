@@ -12,8 +12,8 @@ from contextlib import contextmanager
 import pytest
 
 from sparkdl.errors import ProtocolError
-from sparkdl.transport import greeting
-from sparkdl.transport.greeting import Greeter, Stranger
+from sparkdl.wire import greeting
+from sparkdl.wire.greeting import Greeter, Stranger
 
 PASSWORD = b"open, if you please; I am a member"
 

@@ -53,23 +53,26 @@ def listen(bind_address: str, spec: PortSpec, *, backlog: int = 1024) -> socket.
         f"cannot listen on {bind_address!r}, port {spec!r}",
         expected="a free port on an address of this host",
         received=str(last),
-        hint="port=0 takes any free one; a range such as '7000-7010' the first free one",
+        hint="port=0 takes any free one, and a range such as '7000-7010' its first free one; each "
+        "process of a host needs one of its own",
     )
 
 
-def tune(connection: socket.socket) -> None:
-    """No delays for small frames; a vanished host is noticed within about half a minute.
+def tune(connection: socket.socket, *, silence_ms: int = 120_000) -> None:
+    """No delays for small frames; the end of a host that vanished is noticed.
 
-    Where bytes are on their way to it, within two minutes: then no keepalive is sent, and the
-    kernel would try for a quarter of an hour. It is not less because the kernel counts a peer that
-    takes no bytes for so long as vanished, too, and that one may only be busy.
+    Args:
+        connection: TCP; one of another kind stays as it is.
+        silence_ms: How long a peer may acknowledge nothing. A peer that is busy and takes no bytes
+            counts as well. 0: for as long as the kernel tries, a quarter of an hour, and only where
+            bytes are on their way; without any a vanished host is noticed within 14 s then.
     """
     with contextlib.suppress(OSError):  # a Unix socket has none of these
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in (
-            ("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4),
-            ("TCP_USER_TIMEOUT", 120_000),
+            ("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 3), ("TCP_KEEPCNT", 3),
+            ("TCP_USER_TIMEOUT", silence_ms),
         ):  # fmt: skip
             if hasattr(socket, name):
                 connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

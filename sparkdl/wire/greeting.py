@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
-from sparkdl.errors import SparkDLError
+from sparkdl.errors import SparkDLError, TransportError
 
 FIRST_WORDS_S = 5.0
 MAX_STRANGERS = 256
@@ -28,6 +28,20 @@ _ACCEPTED_AT_ONCE = 64
 _LOOK_S = 0.2
 _LOOK_AGAIN_S = 0.1
 _NO_DESCRIPTORS_S = 0.02
+
+
+class BusyError(TransportError):
+    """The server has no room for a connection now; another try may find some."""
+
+
+def no_room() -> BusyError:
+    """What a server that is busy answers a connection with."""
+    return BusyError(
+        "the server has no room for one more connection now",
+        expected="room within the time that a connection may take",
+        received="a server that is busy with other connections",
+        hint="places of attempts that have ended become free after a while",
+    )
 
 
 class Stranger(Protocol):

@@ -29,9 +29,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Self
 
 from sparkdl.errors import AuthenticationError, ConfigError
-from sparkdl.transport.anonymous import anonymous_file
-from sparkdl.transport.error_frames import BusyError, no_room
-from sparkdl.transport.framing import receive_into
+from sparkdl.wire.anonymous import anonymous_file
+from sparkdl.wire.exact import receive_into
+from sparkdl.wire.greeting import BusyError, no_room
 
 KNOCK = b"SPDK"
 """A client's first bytes."""

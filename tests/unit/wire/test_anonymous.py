@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 
-from sparkdl.transport.anonymous import anonymous_file, map_file
+from sparkdl.wire.anonymous import anonymous_file, map_file
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="seals are Linux's")

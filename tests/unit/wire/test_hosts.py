@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from sparkdl.collective.builtin import sockets
-from sparkdl.collective.builtin.sockets import address_in, own_address, rank_addresses
+from sparkdl.wire import hosts
+from sparkdl.wire.hosts import address_in, own_address, rank_addresses
 
 IPV4, IPV6, DRIVER6 = "10.0.0.5", "fd77::5", "fd77::1"
 
@@ -85,7 +85,7 @@ def test_own_address(
     def made(family: int, kind: int) -> Any:
         return Routes(routes)(family, kind)
 
-    monkeypatch.setattr(sockets.socket, "socket", made)
+    monkeypatch.setattr(hosts.socket, "socket", made)
     assert own_address(towards) == expected
 
 

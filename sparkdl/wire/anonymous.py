@@ -8,8 +8,7 @@ import os
 import tempfile
 
 import numpy as np
-
-from sparkdl.transport.frames import ByteArray
+import numpy.typing as npt
 
 _FIXED_SIZE = 0x1 | 0x2 | 0x4  # F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW of <linux/fcntl.h>
 
@@ -32,6 +31,6 @@ def anonymous_file(size_bytes: int, name: str) -> int:
     return descriptor
 
 
-def map_file(descriptor: int, size_bytes: int) -> ByteArray:
+def map_file(descriptor: int, size_bytes: int) -> npt.NDArray[np.uint8]:
     """Maps a descriptor as bytes; the array keeps the mapping alive, the descriptor may close."""
     return np.frombuffer(mmap.mmap(descriptor, size_bytes), np.uint8)
