@@ -24,7 +24,7 @@ PROGRESS = awk -v terminal="$$(test -t 2 && echo yes)" '\
     print "  " found " found; now they are installed ..."; fflush() } \
   /^Successfully installed/ { print "  done." }'
 
-.PHONY: demo cluster-demo gpu-check check test test-all lint bench bench-peers horovod install java clean
+.PHONY: demo cluster-demo gpu-check check test test-all lint docs bench bench-peers horovod install java clean
 
 demo: install ## Trains a network on two Spark workers and shows the result
 	@$(BIN)/python examples/demo.py
@@ -58,6 +58,13 @@ bench: install ## Every benchmark; prints the tables of docs/benchmarks.md
 
 bench-peers: install ## Against Elephas, in a virtual environment of its own
 	$(BIN)/python benchmarks/peers.py
+
+docs: ## The site, into build/site; strict: a link that leads nowhere fails it. Needs no Java
+	@test -x $(VENV)-docs/bin/mkdocs || { echo "Setting up $(VENV)-docs, once ..."; \
+	  $(PYTHON) -m venv $(VENV)-docs && \
+	  $(VENV)-docs/bin/python -m pip install --quiet $$($(PYTHON) docs/site/requirements.py); }
+	@NO_MKDOCS_2_WARNING=1 $(VENV)-docs/bin/mkdocs build --strict --quiet --site-dir build/site
+	@echo "build/site/index.html: $$(find build/site -name '*.html' | wc -l) pages"
 
 horovod: install ## Builds Horovod's wheel against the installed TensorFlow (minutes; cached)
 	PYTHON=$(abspath $(BIN))/python bash docker/build_horovod.sh
@@ -102,4 +109,4 @@ java:
 	  { echo "Spark 4 needs Java 17 or newer; 'java' is version $$version."; exit 1; }
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(VENV)-docs build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -59,7 +59,7 @@ class FitConfig:
         parameter_server_mode: The way to the parameter server, one of :data:`TRANSPORTS`.
         num_workers: Workers; None for as many as there are task slots.
         batch_size: Rows per step and worker.
-        port: The parameter server's; see :func:`ports_of`.
+        port: The parameter server's; see :func:`sparkdl.network.ports_of`.
         rule: Name and options of the rule that was chosen; None before the choice.
         communicator: What all-reduce goes through, one of :data:`COMMUNICATORS`.
         compression: The codec that was chosen: a name, or its name and options; None for none.
@@ -74,7 +74,7 @@ class FitConfig:
         max_restarts: How often a lost stage of ``mode='allreduce'`` begins again; None for
             :data:`DEFAULT_RESTARTS`.
         on_nan: What becomes of a worker's update that is not finite, one of :data:`ON_NAN`.
-        worker_port: In ``'allreduce'`` the workers' own ports; see :func:`ports_of`.
+        worker_port: In ``'allreduce'`` the workers' own ports, as ``port``.
         worker_bind: In ``'allreduce'`` the address or network that workers listen on.
         encrypt: Whether what leaves a host is encrypted: ``'auto'``, True or False.
         pad: Arrays of different length are padded with this number, or input name -> number; None:

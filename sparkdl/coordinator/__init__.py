@@ -1,7 +1,8 @@
 """The coordinator of a run: who takes part, and what ranks and driver tell each other.
 
 ``machine``
-    :class:`Coordinator`, the state machine that transports serve: message in, replies out.
+    :class:`~sparkdl.coordinator.machine.Coordinator`, the state machine that transports serve:
+    message in, replies out.
 ``group``, ``worker``, ``joining``, ``reporting``, ``telemetry``, ``blobs``, ``lines``, ``orders``
     Its parts: membership and deferred replies; one rank over its attempts; how ranks join; what
     they report and the driver orders; metrics; kept states; log lines; stop and learning rate.

@@ -43,7 +43,7 @@ class ProcessLauncher:
 
     @contextlib.contextmanager
     def launch(self, task: Task) -> Iterator[LocalRanks]:
-        """Starts the task on every rank, with no input; see :class:`Launcher`."""
+        """Starts the task on every rank, without input: :class:`sparkdl.launch.task.Launcher`."""
         content = payload.dump(task)
         children: list[Child] = []
         lock = threading.Lock()

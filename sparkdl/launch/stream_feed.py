@@ -58,8 +58,8 @@ class RowsDesk(Closing):
     """A :class:`Desk` over a connection of its own; for one thread.
 
     Args:
-        endpoint: Of the coordinator, whose store is a :class:`~sparkdl.launch.stream_store.
-            StreamStore`.
+        endpoint: Of the coordinator, whose store is a
+            :class:`~sparkdl.launch.stream_store.StreamStore`.
         rank, attempt: Who asks.
     """
 

@@ -34,7 +34,7 @@ class ThreadLauncher:
 
     @contextlib.contextmanager
     def launch(self, task: Task) -> Iterator[LocalRanks]:
-        """Starts the task on every rank, with no input; see :class:`Launcher`."""
+        """Starts the task on every rank, without input: :class:`sparkdl.launch.task.Launcher`."""
 
         def run(rank: RankContext) -> Iterator[pa.RecordBatch]:
             try:

@@ -331,7 +331,8 @@ class Sink(Protocol):
     """Takes the events of a fit: a progress bar, callbacks, a tracking service.
 
     It is called in the driver's thread, between two looks at the workers: it should not wait long.
-    What it raises ends the fit (what a sink of the user raises: see :mod:`sparkdl.tracking.guard`).
+    What it raises ends the fit (what a sink of the user raises: see
+    :mod:`sparkdl.spark.driver.telling`).
     """
 
     @property

@@ -29,8 +29,8 @@ class ServerStrategy:
     """How updates travel through a parameter server; made on the driver, sent to the workers.
 
     Args:
-        endpoints: Of the server; of several, each has a part of the weights (:mod:`.shards`), and
-            the first one's coordinator is the run's.
+        endpoints: Of the server; of several, each has a part of the weights
+            (:mod:`sparkdl.ps.shards`), and the first one's coordinator is the run's.
         layout: Of the flat buffer.
         rule: Its worker half runs here.
         overlap: Exchange one window while the next is trained; None where it pays, see

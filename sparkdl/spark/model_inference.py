@@ -55,7 +55,7 @@ class ModelInference(ModelSettings):
             data: A DataFrame of Spark (also a streaming one), pandas or polars, an Arrow table, a
                 path, an RDD of inputs, or an array or list of rows (or dict, or list of them).
             batch_size: Rows per forward pass; None for the constructor's.
-            features: See :meth:`fit`; None for those of the last ``fit`` on a DataFrame.
+            features: See :meth:`SparkModel.fit`; None for those of the last ``fit`` on a DataFrame.
             output_column: Name of the prediction column of a DataFrame.
             outputs: See :func:`sparkdl.predict`, as for the arguments after it.
             probability_column: See there.
@@ -103,11 +103,11 @@ class ModelInference(ModelSettings):
         a mean of AUCs.
 
         Args:
-            data: See :meth:`fit`, also for ``evaluate(x, y)``.
+            data: See :meth:`SparkModel.fit`, also for ``evaluate(x, y)``.
             batch_size: Rows per forward pass; None for the constructor's.
-            features: See :meth:`fit`; None for those of the last ``fit`` on a DataFrame.
-            label: See :meth:`fit`; None as for ``features``.
-            sample_weight: See :meth:`fit`.
+            features: See :meth:`SparkModel.fit`; None for those of the last ``fit`` on a DataFrame.
+            label: See :meth:`SparkModel.fit`; None as for ``features``.
+            sample_weight: See :meth:`SparkModel.fit`.
             verbose: 1 prints the result.
 
         Returns:

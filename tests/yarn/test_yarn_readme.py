@@ -1,4 +1,4 @@
-"""README's lines for YARN, as they stand there: the environment, the archive, the submission."""
+"""The lines of docs/yarn.md, as they stand there: the environment, the archive, the submission."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ done
 
 @pytest.fixture(scope="module")
 def hadoop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MiniHadoop]:
-    """Nodes with room for README's executors, of eight GiB each."""
+    """Nodes with room for the page's executors, of eight GiB each."""
     room = {"yarn.minicluster.yarn.nodemanager.resource.memory-mb": "40960"}
     try:
         with MiniHadoop(tmp_path_factory.mktemp("hadoop"), room) as cluster:
@@ -47,10 +47,8 @@ def hadoop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MiniHadoop]:
 def test_lines_of_readme(hadoop: MiniHadoop, tmp_path: Path) -> None:
     """No dependencies are installed, which have two gigabytes: the tests' packages are found."""
     pytest.importorskip("setuptools")
-    (block,) = re.findall(
-        r"^```bash\n(.*?)^```", (ROOT / "README.md").read_text().partition(SECTION)[2].partition(
-            "\n## ")[0], flags=re.MULTILINE | re.DOTALL,
-    )  # fmt: skip
+    section = (ROOT / "docs" / "yarn.md").read_text().partition(SECTION)[2].partition("\n## ")[0]
+    (block,) = re.findall(r"^```bash\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
     wheels = build_wheel(tmp_path)
     if wheels is None:
         pytest.skip("venv-pack cannot be installed")

@@ -108,7 +108,7 @@ class Exchange:
         return {}
 
     def load_state(self, state: State) -> None:
-        """The counterpart of :meth:`state`, after :meth:`start` where there is one."""
+        """The counterpart of :meth:`state`, behind :meth:`WeightsExchange.start`, if any."""
 
     def close(self) -> None:
         """Ends threads and groups; the communicator stays open. Can be repeated."""

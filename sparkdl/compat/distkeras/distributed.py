@@ -23,8 +23,8 @@ class DistributedTrainer(Trainer):
         metrics: See :class:`Trainer`.
         num_workers: Workers.
         batch_size: Rows per step and worker.
-        features_col: See :class:`SingleTrainer`.
-        label_col: See :class:`SingleTrainer`.
+        features_col: See :class:`sparkdl.compat.distkeras.single.SingleTrainer`.
+        label_col: See :class:`sparkdl.compat.distkeras.single.SingleTrainer`.
         num_epoch: Passes over the rows.
         master_port: The server's port; 0 for any free one.
         loss_weights: See :class:`Trainer`.

@@ -22,7 +22,7 @@ _ROOT = re.compile(r"^[A-Za-z][A-Za-z0-9+.\-]*:(//[^/]*)?")
 
 
 class ConnectFileSystem:
-    """Whatever Spark reaches; see :class:`FileSystem`.
+    """Whatever Spark reaches; see :class:`sparkdl.files.file_system.FileSystem`.
 
     A file is written by a job. One that is cut off, because the job failed, is found out when it is
     read. Spark cannot delete: a deleted file is an empty folder of its name.
@@ -37,7 +37,7 @@ class ConnectFileSystem:
         self._spark = spark
 
     def write(self, path: str, content: bytes) -> None:
-        """See :class:`FileSystem`."""
+        """See :class:`sparkdl.files.file_system.FileSystem`."""
         starts = range(0, max(len(content), 1), CHUNK_BYTES)
         rows = [
             (number, len(starts), content[start : start + CHUNK_BYTES])
@@ -46,7 +46,7 @@ class ConnectFileSystem:
         self._write(path, rows, "overwrite")
 
     def read(self, path: str, at_most: int | None) -> bytes:
-        """See :class:`FileSystem`."""
+        """See :class:`sparkdl.files.file_system.FileSystem`."""
         from pyspark.sql import functions as f
 
         with _asked():
@@ -72,7 +72,7 @@ class ConnectFileSystem:
         return b"".join(content for _, _, content in found)[:at_most]
 
     def find(self, path: str) -> Kind | None:
-        """See :class:`FileSystem`."""
+        """See :class:`sparkdl.files.file_system.FileSystem`."""
         try:
             with _asked():
                 names = self._names(path)
@@ -86,7 +86,7 @@ class ConnectFileSystem:
             return None
 
     def files_in(self, folder: str) -> list[FileEntry]:
-        """See :class:`FileSystem`: files that others wrote, but those with ``_`` or ``.`` first."""
+        """Files that others wrote, but those with ``_`` or ``.`` first."""
         with _asked():
             return [FileEntry(n, None, None) for n in self._names(folder) if "/" not in n]
 
@@ -95,12 +95,12 @@ class ConnectFileSystem:
         self._write(path, [], "ignore")
 
     def delete(self, path: str) -> None:
-        """See :class:`FileSystem`."""
+        """See :class:`sparkdl.files.file_system.FileSystem`."""
         if self.find(path) is not None:
             self._write(path, [], "overwrite")
 
     def delete_partial(self, folder: str, older_than_s: float) -> None:
-        """See :class:`FileSystem`: there is nothing; a job's are Spark's to delete."""
+        """Does nothing: what a job left is Spark's to delete."""
 
     def _write(self, path: str, rows: list[tuple[int, int, bytes]], how: str) -> None:
         with _asked():

@@ -27,7 +27,7 @@ from sparkdl.spark.inference.shared_gpus import warn_of_shared_gpus
 
 @dataclass(frozen=True)
 class PredictRowsTask(PredictorTask):
-    """Predicts stacked inputs, one pickled dict of arrays per Arrow batch; see :class:`Task`."""
+    """Predicts stacked inputs, one pickled dict of arrays per Arrow batch."""
 
     def run(self, rank: RankContext, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The outputs of each batch, in the same form."""

@@ -296,7 +296,7 @@ def test_environment_is_told_without_spark(capsys: pytest.CaptureFixture[str]) -
 def _documented() -> list[str]:
     """The lines of the pages that call ``sparkdl``, without what the shell puts in."""
     found = []
-    for page in ("README.md", "docs/clusters.md"):
+    for page in ("README.md", "docs/shell.md", "docs/clusters.md"):
         for block in re.findall(r"```bash\n(.*?)```", (ROOT / page).read_text(), re.DOTALL):
             for line in block.replace("\\\n", " ").splitlines():
                 _, _, command = line.partition('"$(sparkdl path)" ')

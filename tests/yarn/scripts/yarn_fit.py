@@ -65,7 +65,9 @@ def log(spark_model: sparkdl.SparkModel, frame: DataFrame) -> dict[str, Any]:
 
 def keep(spark_model: sparkdl.SparkModel, frame: DataFrame) -> dict[str, Any]:
     """Model and checkpoints on HDFS, written under one name of a place and read by the other."""
-    spark_model.save("hdfs:///kept/other.keras")  # without the name node's address, as in README
+    spark_model.save(
+        "hdfs:///kept/other.keras"
+    )  # without the name node's address, as in docs/tour.md
     other = sparkdl.load_spark_model("/kept/other.keras")
     spark_model.save("/kept/model.keras")
     loaded = sparkdl.load_spark_model("hdfs:///kept/model.keras")
