@@ -165,8 +165,8 @@ def list_decisions(pages: Pages) -> None:
     replaced = sum("**replaced**" in row for row in rows)
     head = (
         f"# Decisions\n\n{len(rows)} choices that others would ask about, each with its reason and "
-        f"its measurement; {len(rows) - replaced} hold. A page is a record: its numbers stay as they "
-        "were.\n\n| | decision | |\n|---|---|---|\n"
+        f"its measurement; {len(rows) - replaced} hold. A page is a record: its numbers stay "
+        "as they were.\n\n| | decision | |\n|---|---|---|\n"
     )
     pages.add("adr/index.md", head + "\n".join(rows) + "\n", "docs/adr/index.md")
 
