@@ -24,7 +24,7 @@ PROGRESS = awk -v terminal="$$(test -t 2 && echo yes)" '\
     print "  " found " found; now they are installed ..."; fflush() } \
   /^Successfully installed/ { print "  done." }'
 
-.PHONY: demo cluster-demo gpu-check check test test-all lint docs bench bench-peers horovod install java clean
+.PHONY: demo cluster-demo gpu-check check test test-all lint docs release bench bench-peers horovod install java clean
 
 demo: install ## Trains a network on two Spark workers and shows the result
 	@$(BIN)/python examples/demo.py
@@ -66,6 +66,9 @@ docs: ## The site, into build/site; strict: a link that leads nowhere fails it. 
 	@NO_MKDOCS_2_WARNING=1 $(VENV)-docs/bin/mkdocs build --strict --quiet --site-dir build/site
 	@echo "build/site/index.html: $$(find build/site -name '*.html' | wc -l) pages"
 
+release: java ## Wheel, source archive, SBOM and images into dist/, tried as a user would; publishes nothing
+	$(PYTHON) release/release.py
+
 horovod: install ## Builds Horovod's wheel against the installed TensorFlow (minutes; cached)
 	PYTHON=$(abspath $(BIN))/python bash docker/build_horovod.sh
 
@@ -79,7 +82,7 @@ $(STAMP): pyproject.toml constraints.txt
 	  { echo "python3 -m venv failed. Debian: apt-get install python3-venv"; exit 1; }
 	@echo "Setting up $(VENV), once: $$(grep -c == constraints.txt) packages at most, some minutes ..."
 	@$(BIN)/python -m pip install --quiet --upgrade pip
-	@set -o pipefail; $(BIN)/python -m pip install -c constraints.txt -e '.[dev]' | $(PROGRESS)
+	@set -o pipefail; PYTHONWARNINGS=ignore $(BIN)/python -m pip install -c constraints.txt -e '.[dev]' | $(PROGRESS)
 	@touch $(STAMP)
 
 # Where Horovod cannot be built, its tests skip and say so; all else is tested. WITHOUT_HOROVOD=1
