@@ -137,10 +137,11 @@ def test_find_the_best_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_the_readme_runs_in_a_fresh_terminal(tmp_path: Path) -> None:
     """The blocks in their order, where ``python3`` has no packages and nobody names another.
 
-    README's first one alone, and its others with those of docs/tour.md: nothing that they need is
-    printed below them, and nobody reads what TensorFlow says about itself.
+    README's first one alone, and its others with those of docs/tour.md and docs/shell.md: nothing
+    that they need is printed below them, and nobody reads what TensorFlow says about itself.
     """
-    text = (ROOT / "README.md").read_text() + (ROOT / "docs" / "tour.md").read_text()
+    pages = [ROOT / "README.md", ROOT / "docs" / "tour.md", ROOT / "docs" / "shell.md"]
+    text = "".join(page.read_text() for page in pages)
     first, *others = re.findall(r"```python\n(.*?)```", text, re.S)
     assert len(others) >= 7
     variables = bare_environment(tmp_path)
