@@ -1,8 +1,8 @@
 """Shared by all tests: what each needs, and that it leaves nothing behind.
 
-A test is marked by its folder with what it needs: ``keras`` (a backend is imported, models are
-compiled), ``processes`` (it starts other processes), ``spark`` (a JVM). What needs none of them is
-``make check``.
+A test is marked with what it needs, by its folder or by a line of its file: ``keras`` (a backend is
+imported, models are compiled), ``processes`` (it starts other processes), ``spark`` (a JVM). What
+needs none of them is ``make check``.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import glob
 import os
+import re
 import shutil
 import signal
 import sys
@@ -44,23 +45,10 @@ _NEEDS = {
     "learning": "keras",
     "parity": "keras",
     "unit/learner": "keras",
-    "unit/collective/test_choose_exchange.py": "keras",
-    "unit/launch/test_function.py": "processes",
-    "unit/launch/test_launchers.py": "processes",
-    "unit/launch/test_payload.py": "processes",
-    "unit/tracking/page/test_page_browser.py": "processes",
-    "unit/ps/rules/test_rules_optimizer.py": "keras",
-    "unit/spark/driver/test_count_workers.py": "keras",
-    "unit/spark/driver/test_fit_warnings.py": "keras",
-    "unit/spark/driver/test_stage_summary.py": "keras",
-    "unit/spark/driver/test_driver_metrics.py": "keras",
-    "unit/spark/driver/test_keras_callbacks.py": "keras",
-    "unit/spark/driver/test_wrong_kinds.py": "keras",
-    "unit/test_call_arguments.py": "keras",
-    "unit/spark/columns/test_label_bounds.py": "keras",
-    "unit/spark/columns/test_other_libraries.py": "keras",
 }
-"""A folder or file below ``tests/``, and the mark of all tests in it."""
+"""A folder below ``tests/``, and the mark of all tests in it. A file elsewhere says it itself, in a
+line ``pytestmark = pytest.mark.keras``, which is read before the file is imported."""
+_SAYS = re.compile(r"(?m)^pytestmark = (?:\[\s*)?pytest\.mark\.(keras|processes|spark)\b")
 _IN_PROCESS = {"inproc", "solo", "threads-2", "threads-3", "threads-4"}
 """Parameters of the contract suites for which no other process is started."""
 hypothesis.settings.register_profile("loaded machine", deadline=None)
@@ -83,7 +71,11 @@ def _mark_of(path: Path) -> str | None:
         return None
     places = (path, *path.parents)
     found = (_NEEDS.get(p.relative_to(_TESTS).as_posix()) for p in places if _TESTS in p.parents)
-    return next((mark for mark in found if mark), None)
+    mark = next((mark for mark in found if mark), None)
+    if mark is None and path.suffix == ".py" and path.name.startswith("test_"):
+        said = _SAYS.search(path.read_text())
+        mark = said[1] if said else None
+    return mark
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -105,7 +97,7 @@ def pytest_collectreport(report: pytest.CollectReport) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if _imported_keras and "not keras" in (config.option.markexpr or ""):
         raise pytest.UsageError(
-            f"{_imported_keras[0]} imports Keras: add it to _NEEDS in {__file__}"
+            f"{_imported_keras[0]} imports Keras: it needs the line pytestmark = pytest.mark.keras"
         )
     for item in items:
         mark = _mark_of(item.path)

@@ -16,6 +16,8 @@ from sparkdl.errors import ConfigError, UnknownArgumentError
 from sparkdl.spark.spark_model import SparkModel
 from sparkdl.tune import searchers
 
+pytestmark = pytest.mark.keras
+
 
 @pytest.mark.parametrize(
     ("function", "arguments", "hint"),

@@ -58,5 +58,5 @@ def test_what_make_check_collects_imports_no_framework_and_starts_no_jvm() -> No
     of_spark = told["first"].pop("pyspark", "tests/unit/spark/")
     assert of_spark.startswith("tests/unit/spark/")
     assert not told["jvm"]
-    assert told["first"] == {}, "a file that make check collects imports them: _NEEDS in conftest"
+    assert told["first"] == {}, "a file that make check collects imports them: no pytestmark"
     assert told["collected"] > 1000

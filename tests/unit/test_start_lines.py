@@ -22,6 +22,7 @@ FEATURES = (
 )
 CUINIT = "E0000 00:00:1795711052.23   27099 cuda_platform.cc:52] failed call to cuInit: INTERNAL"
 WARNED = "W0000 00:00:1795711052.23   27099 gpu_device.cc:2433] Cannot dlopen some GPU libraries."
+pytestmark = pytest.mark.processes
 NOISE = [ABSL, INFO, OLD, FEATURES]
 
 START = """

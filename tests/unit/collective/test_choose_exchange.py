@@ -15,6 +15,8 @@ from sparkdl.optimizers.flat import FlatAdam, FlatSGD
 from sparkdl.ps.rules import BSP, DynSGD
 from sparkdl.spark.driver.choice import choose_exchange, require_family
 
+pytestmark = pytest.mark.keras
+
 
 def choose(
     rule: Any = None, frequency: Any = "auto", compression: Any = None,

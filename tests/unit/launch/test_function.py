@@ -27,6 +27,8 @@ from sparkdl.transport.address import Address, Endpoint
 from sparkdl.transport.connection import Timeouts
 from sparkdl.transport.listeners import ListenOptions
 
+pytestmark = pytest.mark.processes
+
 
 def task(function: Any, *args: Any, **options: Any) -> FunctionTask:
     return FunctionTask(

@@ -32,6 +32,8 @@ from sparkdl.launch.results import CHUNK_BYTES, Result, join_batches, of_kind
 from sparkdl.launch.task import RankContext
 from sparkdl.launch.threads import ThreadLauncher
 
+pytestmark = pytest.mark.processes
+
 LAUNCHERS = [ThreadLauncher, ProcessLauncher]
 
 

@@ -15,6 +15,8 @@ import pytest
 
 from sparkdl import payload
 
+pytestmark = pytest.mark.processes
+
 HELPER = """
     import functools
     import {inner} as inner

@@ -11,6 +11,8 @@ from sparkdl.errors import ConfigError, UnknownNameError
 from sparkdl.ps.rules import AdamW, Commit, make_rule
 from sparkdl.weights import FloatArray
 
+pytestmark = pytest.mark.keras
+
 # Imported here and not in a test: frameworks set environment variables for good.
 keras = pytest.importorskip("keras")
 

@@ -17,6 +17,8 @@ from sparkdl.spark.columns.matching import make_spec
 from sparkdl.spark.columns.pairs import pair_encoder
 from sparkdl.spark.columns.sources import wanted_spec
 
+pytestmark = pytest.mark.keras
+
 X = [[0.0, 1.0], [1.0, 0.0]]
 SCHEMA = T.StructType([
     T.StructField("features", T.ArrayType(T.FloatType())), T.StructField("label", T.DoubleType()),

@@ -13,6 +13,8 @@ from sparkdl.errors import ConfigError, DataError
 from sparkdl.learner.signature import TensorSpec
 from sparkdl.spark.columns.local_data import input_arrays, unknown_data
 
+pytestmark = pytest.mark.keras
+
 
 def test_data_of_other_libraries_are_refused_with_a_line() -> None:
     import tensorflow as tf

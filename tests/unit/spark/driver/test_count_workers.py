@@ -13,6 +13,8 @@ from sparkdl.ps.choice import choose_server_exchange
 from sparkdl.spark.driver import capacity
 from sparkdl.spark.driver.plan import count_workers
 
+pytestmark = pytest.mark.keras
+
 
 @pytest.mark.parametrize(
     ("mode", "rule", "told"),

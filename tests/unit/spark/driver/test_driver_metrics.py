@@ -16,6 +16,8 @@ from sparkdl.learner.signature import model_signature
 from sparkdl.spark.driver.metrics import prepare_metrics
 from sparkdl.spark.inference.evaluate import evaluate_arrays
 
+pytestmark = pytest.mark.keras
+
 KINDS = ("softmax", "sparse_categorical_crossentropy")
 
 

@@ -15,6 +15,8 @@ from sparkdl.spark.driver.fit_warnings import (
     warn_of_server_load,
 )
 
+pytestmark = pytest.mark.keras
+
 
 def test_validation_of_workers_that_take_turns() -> None:
     with pytest.warns(RuntimeWarning, match=r"8 workers take turns on 2 task slots.*num_workers=2"):

@@ -10,6 +10,8 @@ import pytest
 from sparkdl.errors import ConfigError
 from sparkdl.spark.driver.arguments import check_callbacks
 
+pytestmark = pytest.mark.keras
+
 
 class OwnCheckpoint(keras.callbacks.ModelCheckpoint):
     pass

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from sparkdl.phases import Usage
 from sparkdl.spark.driver.training import StageSummary
+
+pytestmark = pytest.mark.keras
 
 
 def test_what_is_printed() -> None:

@@ -46,6 +46,8 @@ from sparkdl.values import (
     shown,
 )
 
+pytestmark = pytest.mark.keras
+
 # -- NumPy's numbers, and paths ------------------------------------------------------------------
 
 
