@@ -250,9 +250,9 @@ class CallClient:
         address = self._address
         near = address.is_near()
         at = (LOOPBACK, address.local_port) if near else (address.host, address.port)
-        return MessageConnection(
+        return MessageConnection.proven(
             socket.create_connection(at, timeout_s), self._token,
-            certificate=None if near else self._certificate, name=address.name,
+            None if near else self._certificate, address.name,
         )  # fmt: skip
 
     def _begin(self, connection: MessageConnection) -> None:

@@ -6,37 +6,34 @@
 
 The first piece is the pickle, the others are the memory of large arrays in it, which are sent from
 and received into their own memory without a copy. Before the first message each end proves that it
-knows the run's token, by an HMAC of 32 bytes that the other end has drawn; until then nothing is
-unpickled. Between hosts of an encrypted run TLS begins after this proof, see
-:mod:`sparkdl.program.encryption`.
+knows the run's token (:mod:`sparkdl.wire.proving`); until then nothing is unpickled. Between hosts
+of an encrypted run TLS begins after this proof, see :mod:`sparkdl.program.encryption`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hmac
 import pickle
-import secrets
 import socket
 import struct
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
+from typing import Any, Self
 
 import cloudpickle
 
-from sparkdl.errors import AuthenticationError, ProtocolError
+from sparkdl.errors import ProtocolError
 from sparkdl.program.encryption import EncryptedStream, Stream
 from sparkdl.wire.exact import receive_exactly
-from sparkdl.wire.greeting import hear_bytes
 from sparkdl.wire.listening import tune
+from sparkdl.wire.proving import prove
 from sparkdl.wire.tls import Certificate
 
 _HEAD = struct.Struct("<QBI")
-_NONCE_BYTES = 32
-_HANDSHAKE_S = 5.0
+HANDSHAKE_S = 5.0
+"""Longest wait in each step of the handshakes."""
 _MAX_PIECES = 1 << 16
 _MAX_MESSAGE_BYTES = 1 << 36
 
@@ -73,93 +70,57 @@ class CallMessage:
         return pickle.loads(self.pieces[0], buffers=self.pieces[1:])
 
 
-class Caller:
-    """A connection whose client must show that it knows the token, for a
-    :class:`sparkdl.wire.greeting.Greeter`.
-
-    The server sends a nonce, and tells nothing else before the client has proven itself with it.
-
-    Args:
-        connection: Accepted; does not block.
-        token: The run's secret.
-    """
-
-    def __init__(self, connection: socket.socket, token: bytes) -> None:
-        self.connection = connection
-        self._token = token
-        self._nonce = secrets.token_bytes(_NONCE_BYTES)
-        self._heard = bytearray()
-        with contextlib.suppress(OSError):  # a peer that is gone already is noticed by hear()
-            connection.send(self._nonce)
-
-    def hear(self) -> bool:
-        """Reads what has come; True once it is the whole proof.
-
-        Raises:
-            OSError, EOFError: The peer is gone.
-            AuthenticationError: It does not know the token.
-        """
-        if not hear_bytes(self.connection, self._heard, 2 * _NONCE_BYTES):
-            return False
-        _require(bytes(self._heard[_NONCE_BYTES:]), _proof(self._token, b"client", self._nonce))
-        return True
-
-    def turn_away(self) -> None:
-        """Nothing to say: a client whose connection ends tries again while it has time."""
-
-    def answer(self) -> bytes:
-        """The server's own proof, for the nonce that came with the client's."""
-        return _proof(self._token, b"server", bytes(self._heard[:_NONCE_BYTES]))
-
-
 class MessageConnection:
     """One end of a connection; any thread may send, one receives.
 
     Args:
-        connection: A connected socket, owned from now on.
-        token: The run's secret.
-        caller: At the server's end: the client, which has proven itself; None at the client's.
+        connection: A connected socket whose ends have proven themselves, owned from now on.
         certificate: For TLS; None for no encryption.
         name: The address that is called, if TLS is spoken.
+        is_server: Which end this is.
 
     Raises:
-        AuthenticationError: The other end does not know the token, or has another certificate.
+        AuthenticationError: The other end has another certificate.
         OSError: The connection broke.
     """
 
     def __init__(
         self,
         connection: socket.socket,
-        token: bytes,
-        *,
-        caller: Caller | None = None,
         certificate: Certificate | None = None,
         name: str = "",
+        *,
+        is_server: bool,
     ) -> None:
         self._sending = threading.Lock()
         self._socket: Stream = connection
         try:
             tune(connection)
-            connection.settimeout(_HANDSHAKE_S)
-            if caller is None:
-                self._prove(token)
-            else:
-                connection.sendall(caller.answer())
+            connection.settimeout(HANDSHAKE_S)
             if certificate is not None:
-                self._socket = EncryptedStream(
-                    connection, certificate, name, is_server=caller is not None
-                )
+                self._socket = EncryptedStream(connection, certificate, name, is_server=is_server)
             self._socket.settimeout(None)
         except BaseException:
             connection.close()
             raise
 
-    def _prove(self, token: bytes) -> None:
-        """Shows the server that this end knows the token, and has the server show it."""
-        mine = secrets.token_bytes(_NONCE_BYTES)
-        theirs = bytes(receive_exactly(self._socket, _NONCE_BYTES))
-        self._socket.sendall(mine + _proof(token, b"client", theirs))
-        _require(bytes(receive_exactly(self._socket, _NONCE_BYTES)), _proof(token, b"server", mine))
+    @classmethod
+    def proven(
+        cls, connection: socket.socket, token: bytes, certificate: Certificate | None, name: str
+    ) -> Self:
+        """The client's end, after both ends have shown that they know the token.
+
+        Raises:
+            AuthenticationError: The server does not know the token, or has another certificate.
+            OSError, EOFError: The connection broke, or the server has refused this end.
+        """
+        try:
+            connection.settimeout(HANDSHAKE_S)
+            prove(connection, token, name=f"node {name}")
+        except BaseException:
+            connection.close()
+            raise
+        return cls(connection, certificate, name, is_server=False)
 
     def send(self, call: int, kind: MessageKind, thing: Any) -> None:
         """Sends an object.
@@ -218,15 +179,6 @@ class MessageConnection:
         self._socket.close()
 
 
-def _require(shown: bytes, known: bytes) -> None:
-    if not hmac.compare_digest(shown, known):
-        raise AuthenticationError(
-            "a connection between nodes was refused",
-            expected="a peer that knows the run's token",
-            received="one that does not",
-        )
-
-
 def pieces_of(thing: Any) -> list[memoryview]:
     """An object as a message carries it: its pickle, and the memory of the arrays in it.
 
@@ -240,7 +192,3 @@ def pieces_of(thing: Any) -> list[memoryview]:
         buffers.clear()
         text = cloudpickle.dumps(thing, protocol=5, buffer_callback=buffers.append)
     return [memoryview(text), *(buffer.raw() for buffer in buffers)]
-
-
-def _proof(token: bytes, role: bytes, nonce: bytes) -> bytes:
-    return hmac.digest(token, role + nonce, "sha256")

@@ -15,10 +15,11 @@ from sparkdl.closing import Closing
 from sparkdl.errors import AuthenticationError, ProtocolError, UnknownNameError
 from sparkdl.network import PortSpec
 from sparkdl.program.calls import LIST_METHODS, LOOPBACK, CallAddress
-from sparkdl.program.messages import Caller, CallMessage, MessageConnection, MessageKind
+from sparkdl.program.messages import HANDSHAKE_S, CallMessage, MessageConnection, MessageKind
 from sparkdl.wire.greeting import Greeter
 from sparkdl.wire.hosts import host_id, rank_addresses
 from sparkdl.wire.listening import listen
+from sparkdl.wire.proving import IncomingProof
 from sparkdl.wire.tls import Certificate
 
 CALL_THREADS = 16
@@ -61,7 +62,7 @@ class CallServer(Closing):
         threads: int = CALL_THREADS,
         certificate: Certificate | None = None,
     ) -> None:
-        self._target, self._token, self._label = target, token, label
+        self._target, self._label = target, label
         bind, host = rank_addresses(bind, advertised)
         listeners = [listen(bind, ports)]
         port, local_port = int(listeners[0].getsockname()[1]), 0
@@ -78,23 +79,24 @@ class CallServer(Closing):
         self._closed = False
         self._greeters = [
             Greeter(
-                listener, lambda c: Caller(c, token), partial(self._welcome, with_tls),
+                listener, lambda c: IncomingProof(c, token), partial(self._welcome, with_tls),
                 name="sparkdl-greeter",
             )
             for listener, with_tls in zip(listeners, certificates, strict=True)
         ]  # fmt: skip
 
-    def _welcome(self, certificate: Certificate | None, caller: Caller) -> None:
+    def _welcome(self, certificate: Certificate | None, caller: IncomingProof) -> None:
         threading.Thread(
             target=self._serve, args=(caller, certificate), name="sparkdl-caller", daemon=True
         ).start()
 
-    def _serve(self, caller: Caller, certificate: Certificate | None) -> None:
+    def _serve(self, caller: IncomingProof, certificate: Certificate | None) -> None:
         try:
+            caller.connection.settimeout(HANDSHAKE_S)
+            caller.welcome()
             connection = MessageConnection(
-                caller.connection, self._token, caller=caller,
-                certificate=certificate, name=self.address.name,
-            )  # fmt: skip
+                caller.connection, certificate, self.address.name, is_server=True
+            )
         except (OSError, EOFError, AuthenticationError):
             return
         with self._lock:

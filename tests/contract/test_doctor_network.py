@@ -17,9 +17,10 @@ from sparkdl.launch.results import of_kind
 from sparkdl.launch.threads import ThreadLauncher
 from sparkdl.spark.doctor import network
 from sparkdl.spark.doctor.cluster_checks import check_probe
-from sparkdl.spark.doctor.echo import TOKEN_BYTES, Echo
+from sparkdl.spark.doctor.echo import Echo
 from sparkdl.spark.doctor.network import Answer, Attempt, ProbeTask
 from sparkdl.wire.hosts import reachable_host
+from sparkdl.wire.proving import TOKEN_BYTES
 
 TOKEN = secrets.token_bytes(TOKEN_BYTES)
 

@@ -19,10 +19,8 @@ from collections.abc import Mapping, Sequence
 from sparkdl.collective.builtin.handshake import (
     Address,
     ConnectionKey,
-    Handshake,
     IncomingHandshake,
     OutgoingHandshake,
-    Refusal,
 )
 from sparkdl.collective.pending import name_ranks
 from sparkdl.errors import AuthenticationError, WaitTimeoutError
@@ -109,7 +107,7 @@ class Listener:
             raise
         finally:
             for handshake in connecting.handshakes.values():
-                handshake.socket.close()
+                handshake.connection.close()
 
     def listening(self) -> dict[int, socket.socket]:
         """The listening sockets by file descriptor."""
@@ -180,14 +178,14 @@ class _Connecting:
         self._add(handshake, select.POLLOUT)
 
     def _add(self, handshake: OutgoingHandshake | IncomingHandshake, events: int) -> None:
-        self.handshakes[handshake.socket.fileno()] = handshake
-        self.poll.register(handshake.socket, events)
+        self.handshakes[handshake.connection.fileno()] = handshake
+        self.poll.register(handshake.connection, events)
 
-    def _remove(self, handshake: Handshake) -> None:
-        self.poll.unregister(handshake.socket)
-        del self.handshakes[handshake.socket.fileno()]
+    def _remove(self, handshake: OutgoingHandshake | IncomingHandshake) -> None:
+        self.poll.unregister(handshake.connection)
+        del self.handshakes[handshake.connection.fileno()]
 
-    def _retry_later(self, key: ConnectionKey, address: Address, error: OSError) -> None:
+    def _retry_later(self, key: ConnectionKey, address: Address, error: Exception) -> None:
         self.last_error = f"{type(error).__name__}: {error} (rank {key.peer} at {address!r})"
         self.retries.append((time.monotonic() + _RETRY_S, key, address))
 
@@ -200,7 +198,7 @@ class _Connecting:
     def _end_overdue(self, now: float) -> None:
         for handshake in [h for h in self.handshakes.values() if h.deadline < now]:
             self._remove(handshake)
-            handshake.socket.close()
+            handshake.connection.close()
 
     def _accept(self, listening: socket.socket) -> None:
         for _ in range(_ACCEPTED_AT_ONCE):
@@ -221,7 +219,7 @@ class _Connecting:
         for handshake in self.handshakes.values():
             if isinstance(handshake, IncomingHandshake):
                 self._remove(handshake)
-                handshake.socket.close()
+                handshake.connection.close()
                 return
 
     def _advance(self, handshake: OutgoingHandshake | IncomingHandshake) -> None:
@@ -230,25 +228,26 @@ class _Connecting:
                 self._advance_outgoing(handshake)
             elif (found := handshake.advance()) is not None:
                 self._remove(handshake)
-                self.listener.put(*found, handshake.socket)
+                self.listener.put(*found, handshake.connection)
         except BlockingIOError:
             return
-        except OSError as error:
+        except (OSError, EOFError, AuthenticationError) as error:
             self._remove(handshake)
-            handshake.socket.close()
-            if isinstance(error, AuthenticationError):
+            handshake.connection.close()
+            if isinstance(handshake, IncomingHandshake):
+                if isinstance(error, AuthenticationError):
+                    self.listener.refused.append(error.what)
+            elif isinstance(error, AuthenticationError):
                 raise
-            if isinstance(error, Refusal):
-                self.listener.refused.append(str(error))
-            if isinstance(handshake, OutgoingHandshake):
+            else:
                 self._retry_later(handshake.key, handshake.address, error)
 
     def _advance_outgoing(self, handshake: OutgoingHandshake) -> None:
         if handshake.begin():
-            self.poll.modify(handshake.socket, select.POLLIN)
+            self.poll.modify(handshake.connection, select.POLLIN)
         elif handshake.advance():
             self._remove(handshake)
-            self.made[handshake.key] = handshake.socket
+            self.made[handshake.key] = handshake.connection
 
     def _missing(self, absent: list[ConnectionKey]) -> WaitTimeoutError:
         ranks = sorted({key.peer for key in absent})

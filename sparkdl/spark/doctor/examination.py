@@ -29,7 +29,7 @@ from sparkdl.spark.doctor.cluster_checks import (
     check_slots,
     check_versions,
 )
-from sparkdl.spark.doctor.echo import TOKEN_BYTES, Echo
+from sparkdl.spark.doctor.echo import Echo
 from sparkdl.spark.doctor.executors import Executor, Executors, Facts, ask_executors, own_facts
 from sparkdl.spark.doctor.host_checks import check_hosts
 from sparkdl.spark.doctor.installed import java_version, spark_version
@@ -41,6 +41,7 @@ from sparkdl.spark.driver.launcher import SparkLauncher
 from sparkdl.spark.driver.network import listening_address, rank_listening
 from sparkdl.spark.driver.slots import slot_pool
 from sparkdl.values import require_seconds
+from sparkdl.wire.proving import TOKEN_BYTES
 
 
 @lists_its_arguments

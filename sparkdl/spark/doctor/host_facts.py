@@ -17,8 +17,6 @@ import sys
 import tempfile
 from typing import Any
 
-from sparkdl.wire.hosts import host_id
-
 IMPORTED = ("numpy", "pyarrow", "pandas", "cloudpickle", "sparkdl")
 """Packages that are imported, which is the only proof; each is quick."""
 LOOKED_UP = ("keras", "tensorflow", "jax", "torch", "horovod")
@@ -45,7 +43,7 @@ def collect(options: dict[str, Any]) -> dict[str, Any]:
         packages[name] = _version(name)
     return {
         "host": socket.gethostname(),
-        "network": host_id(),
+        "network": _network(),
         "python": ".".join(str(part) for part in sys.version_info[:3]),
         "executable": sys.executable,
         "packages": packages,
@@ -92,6 +90,15 @@ def _horovod_builds() -> list[str]:
         for framework in ("tensorflow", "torch")
         if any(glob.glob(os.path.join(folder, framework, "mpi_lib*.so")) for folder in folders)
     )
+
+
+def _network() -> str:
+    """:func:`sparkdl.wire.hosts.host_id`, which cannot be imported here."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return f"{file.read().strip()}/{os.stat('/proc/self/ns/net').st_ino}"
+    except OSError:
+        return socket.gethostname()
 
 
 def _space(folder: str) -> dict[str, int] | None:

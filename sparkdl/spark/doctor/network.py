@@ -28,6 +28,7 @@ from sparkdl.spark.doctor.host_facts import collect
 from sparkdl.wire.exact import receive_exactly
 from sparkdl.wire.hosts import rank_addresses
 from sparkdl.wire.listening import tune
+from sparkdl.wire.proving import prove
 
 MOST_BYTES = 64 << 20
 """What is sent to measure a bandwidth, or what goes through in :data:`MEASURE_S`."""
@@ -221,7 +222,7 @@ class Attempt:
         self._target = f"[{self._host}]:{port}" if ":" in self._host else f"{host}:{port}"
         self._link: Link | None = None
         self._thread = threading.Thread(
-            target=self._try, args=(token + HELLO.pack(rank),), name="sparkdl-doctor", daemon=True
+            target=self._try, args=(token, HELLO.pack(rank)), name="sparkdl-doctor", daemon=True
         )  # a daemon: a name server that does not answer holds it beyond the limit
         self._thread.start()
 
@@ -245,12 +246,12 @@ class Attempt:
             raise TimeoutError
         return left
 
-    def _try(self, hello: bytes) -> None:
+    def _try(self, token: bytes, hello: bytes) -> None:
         place = (self._host, self._port)
         try:
             with socket.create_connection(place, timeout=self._left()) as connection:
                 tune(connection)
-                connection.sendall(hello)
+                prove(connection, token, hello, name=f"the end at {self._target}")
                 trips = [self._ping(connection) for _ in range(10)]
                 rate = 0.0
                 if self._turn is not None and self._turn.acquire(timeout=self._left()):

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparkdl.errors import TransportError, UnknownNameError, WaitTimeoutError
+from sparkdl.errors import AuthenticationError, TransportError, UnknownNameError, WaitTimeoutError
 from sparkdl.program.calls import CallAddress, CallClient, RemoteTraceback
 from sparkdl.program.serving import CallServer
 
@@ -164,11 +164,12 @@ def test_large_arrays_come_without_a_change(served: Any) -> None:
 def test_strangers_are_refused_before_anything_is_unpickled(served: Any) -> None:
     _, client = served
     address = client._address
-    with pytest.raises(TransportError, match="cannot be called"):
-        CallClient(address, b"x" * 32, connect_s=0.1).add(1)
+    with pytest.raises(AuthenticationError, match="could not prove itself"):
+        CallClient(address, b"x" * 32, connect_s=60.0).add(1)
     with socket.create_connection((address.host, address.port)) as stranger:
-        assert len(stranger.recv(64)) == 32
-        stranger.sendall(b"\0" * 64)
+        stranger.sendall(b"\0" * 32)
+        assert len(stranger.recv(64, socket.MSG_WAITALL)) == 64
+        stranger.sendall(b"\0" * 32)
         assert stranger.recv(64) == b""
     assert client.add(1) == 2
 

@@ -146,8 +146,8 @@ def test_another_certificate_another_node_and_no_certificate_are_refused(
     renamed = replace(address, host="localhost")
     with pytest.raises(AuthenticationError, match="another node"):
         CallClient(renamed, TOKEN, certificate=certificate).echo(1)
-    with pytest.raises(TransportError):
-        CallClient(address, b"x" * 32, certificate=certificate, connect_s=0.1).echo(1)
+    with pytest.raises(AuthenticationError, match="could not prove itself"):
+        CallClient(address, b"x" * 32, certificate=certificate, connect_s=60.0).echo(1)
     plain = CallClient(address, TOKEN, timeout_s=5, connect_s=0.1)
     with pytest.raises(TransportError):
         plain.echo(SECRET)

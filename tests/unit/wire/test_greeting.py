@@ -13,6 +13,7 @@ import pytest
 
 from sparkdl.errors import ProtocolError
 from sparkdl.wire import greeting
+from sparkdl.wire.exact import receive_exactly
 from sparkdl.wire.greeting import Greeter, Stranger
 
 PASSWORD = b"open, if you please; I am a member"
@@ -79,7 +80,7 @@ def test_what_comes_after_the_first_words_is_left_for_who_takes_over(peeks: bool
         taken = welcome[0].connection
         taken.settimeout(20)
         expected = PASSWORD + b"the rest" if peeks else b"the rest"
-        assert taken.recv(len(expected), socket.MSG_WAITALL) == expected
+        assert receive_exactly(taken, len(expected)) == expected
 
 
 @pytest.mark.parametrize("peeks", [False, True])

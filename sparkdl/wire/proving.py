@@ -1,0 +1,157 @@
+"""The handshake by which two processes prove to each other that they belong to the same run.
+
+C connects and L listens; both know the run's token T::
+
+    C → L   hello, nonce_C
+    L → C   nonce_L, HMAC(T, "listener" + hello + nonce_C + nonce_L)
+    C → L   HMAC(T, "connector" + hello + nonce_C + nonce_L)
+    L → C   one byte: welcome
+
+The hello has a fixed length and says what the connection is for. Proofs are compared in constant
+time. In an encrypted run TLS follows (:mod:`sparkdl.wire.tls`); in any other the data that follow
+are neither encrypted nor signed.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+import socket
+from collections.abc import Callable
+
+from sparkdl.errors import AuthenticationError
+from sparkdl.wire.greeting import hear_bytes
+
+TOKEN_BYTES = 32
+"""Of a token that is made for this handshake."""
+_NONCE_BYTES = _PROOF_BYTES = 32
+_WELCOME = b"\x01"
+
+
+class IncomingProof:
+    """The listener's side, for a :class:`sparkdl.wire.greeting.Greeter` or a loop of its own.
+
+    Args:
+        connection: Accepted; does not block.
+        token: The run's secret.
+        hello_bytes: Length of the hello.
+        expected: Whether a hello is one for this listener, which it learns before it answers.
+    """
+
+    def __init__(
+        self,
+        connection: socket.socket,
+        token: bytes,
+        hello_bytes: int = 0,
+        expected: Callable[[bytes], bool] = lambda hello: True,
+    ) -> None:
+        self.connection = connection
+        self.hello = b""
+        self._token, self._hello_bytes, self._expected = token, hello_bytes, expected
+        self._heard = bytearray()
+        self._opening = self._nonce = b""
+
+    def hear(self) -> bool:
+        """Reads what has come and answers it; True once :meth:`welcome` may be called.
+
+        Raises:
+            OSError, EOFError: The peer is gone.
+            AuthenticationError: The peer means another listener, or has another token.
+        """
+        if not self._opening:
+            if not hear_bytes(self.connection, self._heard, self._hello_bytes + _NONCE_BYTES):
+                return False
+            self._opening, self._nonce = bytes(self._heard), secrets.token_bytes(_NONCE_BYTES)
+            self._heard.clear()
+            self.hello = self._opening[: self._hello_bytes]
+            if not self._expected(self.hello):
+                raise AuthenticationError(
+                    "a hello that was not meant for this process",
+                    expected="a connection of this run",
+                    received="another one",
+                )
+            proof = _proof(self._token, b"listener", self._opening, self._nonce)
+            self.connection.send(self._nonce + proof)
+        if not hear_bytes(self.connection, self._heard, _PROOF_BYTES):
+            return False
+        own = _proof(self._token, b"connector", self._opening, self._nonce)
+        if not hmac.compare_digest(bytes(self._heard), own):
+            raise AuthenticationError(
+                "a wrong token",
+                expected="a peer that knows the run's token",
+                received="one that does not",
+            )
+        return True
+
+    def welcome(self) -> None:
+        """Tells the other side that it may begin; to be called by who serves the connection.
+
+        Raises:
+            OSError: The peer is gone.
+        """
+        self.connection.send(_WELCOME)
+
+    def turn_away(self) -> None:
+        """Nothing to say: a peer whose connection ends tries again while it has time."""
+
+
+class OutgoingProof:
+    """The connecting side.
+
+    Args:
+        connection: Connected; may block or not.
+        token: The run's secret.
+        hello: What the connection is for.
+        name: Of the other side, for messages.
+    """
+
+    def __init__(self, connection: socket.socket, token: bytes, hello: bytes, name: str) -> None:
+        self._connection, self._token, self._name = connection, token, name
+        self._opening = hello + secrets.token_bytes(_NONCE_BYTES)
+        self._heard = bytearray()
+        self._answered = False
+
+    def begin(self) -> None:
+        """Sends the hello."""
+        self._connection.sendall(self._opening)
+
+    def advance(self) -> bool:
+        """Reads what has come and answers it; True when the listener has said welcome.
+
+        Raises:
+            OSError, EOFError: The listener is gone, or has refused this side.
+            AuthenticationError: The listener has another token.
+        """
+        if not self._answered:
+            if not hear_bytes(self._connection, self._heard, _NONCE_BYTES + _PROOF_BYTES):
+                return False
+            nonce, proof = bytes(self._heard[:_NONCE_BYTES]), bytes(self._heard[_NONCE_BYTES:])
+            self._heard.clear()
+            own = _proof(self._token, b"listener", self._opening, nonce)
+            if not hmac.compare_digest(proof, own):
+                raise AuthenticationError(
+                    f"{self._name} could not prove itself",
+                    expected="a proof made with this run's token",
+                    received="another proof",
+                    hint="is a process of another run listening there?",
+                )
+            self._connection.sendall(_proof(self._token, b"connector", self._opening, nonce))
+            self._answered = True
+        return hear_bytes(self._connection, self._heard, len(_WELCOME))
+
+
+def prove(connection: socket.socket, token: bytes, hello: bytes = b"", name: str = "") -> None:
+    """The connecting side of the handshake on a connection that blocks; its timeout holds.
+
+    Raises:
+        OSError, EOFError: The listener is gone, or has refused this side.
+        AuthenticationError: The listener has another token.
+    """
+    proof = OutgoingProof(connection, token, hello, name)
+    proof.begin()
+    while not proof.advance():
+        pass
+
+
+def _proof(token: bytes, role: bytes, opening: bytes, nonce: bytes) -> bytes:
+    return hmac.digest(token, role + opening + nonce, "sha256")
