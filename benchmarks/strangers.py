@@ -30,7 +30,8 @@ from sparkdl.ps.client import Client, Progress, connect
 from sparkdl.ps.rules import Downpour
 from sparkdl.ps.server import ServerConfig, ServerProcess
 from sparkdl.weights import Layout
-from sparkdl.wire.tls import GO_ON, KNOCK, NONCE_BYTES, Certificate, proof_of
+from sparkdl.wire.proving import NONCE_BYTES, PROOF_BYTES, WELCOME, proof_of
+from sparkdl.wire.tls import KNOCK, Certificate
 
 LAYOUT = Layout.of([("w", (100_000,), "float32")])
 PAUSE_S = 0.005
@@ -105,12 +106,13 @@ def measure(
         words = [b"S"]
         if encrypt:
             with socket.create_connection(address) as member:
-                member.sendall(KNOCK)
-                nonce = member.recv(1 + NONCE_BYTES, socket.MSG_WAITALL)[1:]
-                proof = proof_of(server.config.token, nonce)
+                opening = KNOCK + b"n" * NONCE_BYTES
+                member.sendall(opening)
+                nonce = member.recv(NONCE_BYTES + PROOF_BYTES, socket.MSG_WAITALL)[:NONCE_BYTES]
+                proof = proof_of(server.config.token.encode(), b"connector", opening, nonce)
                 member.sendall(proof)
-                assert member.recv(1) == GO_ON
-            words.append(KNOCK + proof)
+                assert member.recv(1) == WELCOME
+            words.append(opening + proof)
         with connect(server.endpoint, transport, rank=0, layout=LAYOUT) as client:
             client.join(batches_per_epoch=1)
             for number in range(rounds):

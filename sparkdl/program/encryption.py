@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import hmac
 import socket
 import ssl
 import threading
 from typing import Protocol
 
 from sparkdl.errors import AuthenticationError
-from sparkdl.wire.tls import Certificate
+from sparkdl.wire.tls import Certificate, require_name
 
 _CHUNK_BYTES = 1 << 18
-_MAX_NAME_BYTES = 255
 
 
 class Stream(Protocol):
@@ -37,9 +35,8 @@ class Stream(Protocol):
 class EncryptedStream:
     """A TLS connection; any thread may send, one receives.
 
-    Both ends show the run's certificate and check the other's. So that nobody between two hosts
-    can join a caller with another node, both name the address that is called, in TLS' own
-    negotiation (ALPN). The state of OpenSSL is behind a lock, because a Python socket's is not.
+    Both ends show the run's certificate, and name the address that is called. The state of OpenSSL
+    is behind a lock, because a Python socket's is not.
 
     Args:
         connection: A connected socket with a timeout, owned from now on.
@@ -55,12 +52,7 @@ class EncryptedStream:
     def __init__(
         self, connection: socket.socket, certificate: Certificate, name: str, *, is_server: bool
     ) -> None:
-        if is_server:
-            context = certificate.server_context(mutual=True)
-        else:
-            context = certificate.client_context()
-        name = name[:_MAX_NAME_BYTES]
-        context.set_alpn_protocols([name])
+        context = certificate.peer_context(name, listens=is_server)
         self._socket, self._state, self._sending = connection, threading.Lock(), threading.Lock()
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=is_server)
@@ -73,14 +65,7 @@ class EncryptedStream:
                 received=str(error),
                 hint="something between the two hosts answers in its place",
             ) from error
-        agreed = self._tls.selected_alpn_protocol() or ""
-        if not hmac.compare_digest(agreed, name):
-            raise AuthenticationError(
-                "an encrypted call came to another node than the one that was called",
-                expected=name,
-                received=agreed or "no name",
-                hint="something between the two hosts joins connections of other nodes",
-            )
+        require_name(self._tls, name, "the other end of an encrypted call")
 
     def _shake_hands(self) -> None:
         while True:

@@ -1,4 +1,4 @@
-"""What a connection must show first: a frame or a request with the token, or a knock before TLS.
+"""What a connection must show first without TLS: a frame or a request with the token.
 
 Each is a :class:`sparkdl.wire.greeting.Stranger`: it takes a few kilobytes at most, and never
 waits.
@@ -7,8 +7,6 @@ waits.
 from __future__ import annotations
 
 import contextlib
-import hmac
-import secrets
 import socket
 import time
 
@@ -26,14 +24,8 @@ from sparkdl.transport.frames import (
 )
 from sparkdl.wire.greeting import hear_bytes, no_room
 from sparkdl.wire.listening import token_matches
-from sparkdl.wire.tls import (
-    BUSY,
-    GO_ON,
-    KNOCK,
-    NONCE_BYTES,
-    PROOF_BYTES,
-    proof_of,
-)
+from sparkdl.wire.proving import BUSY, IncomingProof
+from sparkdl.wire.tls import KNOCK, first_knock
 
 FIRST_HEADERS_BYTES = 4 << 10
 """Of an HTTP client's first request; proxies on its way may have added some."""
@@ -93,53 +85,6 @@ class FirstFrame:
         self.connection.send(encode(Message(Kind.ERROR, meta=error_to_meta(no_room()))))
 
 
-class FirstKnock:
-    """A connection that must knock, and prove that it knows the token, before TLS begins.
-
-    Args:
-        connection: Accepted; does not block.
-        token: The run's secret.
-    """
-
-    def __init__(self, connection: socket.socket, token: str) -> None:
-        self.connection = connection
-        self._token = token
-        self._nonce = b""
-        self._data = bytearray()
-
-    def hear(self) -> bool:
-        """Reads what has come, and answers a knock with a nonce; True once its proof has come.
-
-        Raises:
-            OSError, EOFError: The peer is gone.
-            AuthenticationError: It does not knock, or does not know the token.
-        """
-        if not self._nonce:
-            whole = hear_bytes(self.connection, self._data, len(KNOCK))
-            if not KNOCK.startswith(self._data):
-                raise AuthenticationError(
-                    "a connection that is not encrypted", expected="a knock", received="other bytes"
-                )
-            if not whole:
-                return False
-            self._data.clear()
-            self._nonce = secrets.token_bytes(NONCE_BYTES)
-            self.connection.send(GO_ON + self._nonce)
-        if not hear_bytes(self.connection, self._data, PROOF_BYTES):
-            return False
-        if not hmac.compare_digest(self._data, proof_of(self._token, self._nonce)):
-            raise AuthenticationError(
-                "a connection without the run's token",
-                expected="the proof that this connection's nonce asks for",
-                received="another one",
-            )
-        return True
-
-    def turn_away(self) -> None:
-        """Says that there is no room, if the peer's end takes it at once."""
-        self.connection.send(BUSY)
-
-
 class Allowance:
     """So many requests per second, and as many at once after a pause; for one thread.
 
@@ -183,7 +128,7 @@ class FirstRequest:
     ) -> None:
         self.connection = connection
         self._token, self._encrypted, self._allowance = token, encrypted, allowance
-        self._knock: FirstKnock | None = None
+        self._knock: IncomingProof | None = None
 
     @property
     def knocks(self) -> bool:
@@ -209,7 +154,7 @@ class FirstRequest:
         if not seen:
             raise EOFError("the peer closed the connection")
         if self._encrypted and KNOCK.startswith(seen[: len(KNOCK)]):
-            self._knock = FirstKnock(self.connection, self._token)
+            self._knock = first_knock(self.connection, self._token)
             return self._knock.hear()
         head, end, _ = seen.partition(b"\r\n\r\n")
         if not end:

@@ -11,10 +11,11 @@ from sparkdl.transport.dispatcher import Dispatcher
 from sparkdl.transport.error_frames import error_to_meta
 from sparkdl.transport.frames import Kind, Message
 from sparkdl.transport.framing import receive_frame, send_frame
-from sparkdl.transport.strangers import FirstFrame, FirstKnock
+from sparkdl.transport.strangers import FirstFrame
 from sparkdl.wire.greeting import Greeter, Stranger, hear_out
 from sparkdl.wire.listening import is_connected, shut_down, tune
-from sparkdl.wire.tls import ServerEncryption
+from sparkdl.wire.proving import IncomingProof
+from sparkdl.wire.tls import ServerEncryption, first_knock
 
 
 class StreamServer:
@@ -58,10 +59,10 @@ class StreamServer:
         for connection in connections:
             shut_down(connection)
 
-    def _introduce(self, connection: socket.socket) -> FirstFrame | FirstKnock:
+    def _introduce(self, connection: socket.socket) -> FirstFrame | IncomingProof:
         if self._encryption is None:
             return FirstFrame(connection, self._token)
-        return FirstKnock(connection, self._token)
+        return first_knock(connection, self._token)
 
     def _welcome(self, stranger: Stranger) -> None:
         with self._lock:

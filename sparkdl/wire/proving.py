@@ -7,9 +7,11 @@ C connects and L listens; both know the run's token T::
     C → L   HMAC(T, "connector" + hello + nonce_C + nonce_L)
     L → C   one byte: welcome
 
-The hello has a fixed length and says what the connection is for. Proofs are compared in constant
-time. In an encrypted run TLS follows (:mod:`sparkdl.wire.tls`); in any other the data that follow
-are neither encrypted nor signed.
+The hello has a fixed length and says what the connection is for. Where L has no room it answers
+BUSY instead, where the proof is wrong it closes. A proof is good on its own connection only:
+nothing has to be remembered, and who has recorded one is a stranger everywhere. Proofs are compared
+in constant time. In an encrypted run TLS follows (:mod:`sparkdl.wire.tls`); in any other the data
+that follow are neither encrypted nor signed.
 """
 
 from __future__ import annotations
@@ -20,12 +22,13 @@ import socket
 from collections.abc import Callable
 
 from sparkdl.errors import AuthenticationError
-from sparkdl.wire.greeting import hear_bytes
+from sparkdl.wire.greeting import hear_bytes, no_room
 
 TOKEN_BYTES = 32
 """Of a token that is made for this handshake."""
-_NONCE_BYTES = _PROOF_BYTES = 32
-_WELCOME = b"\x01"
+NONCE_BYTES = PROOF_BYTES = 32
+WELCOME, BUSY = b"\x01", b"\x02"
+"""What the listener ends with: the caller may begin; or there is no room now."""
 
 
 class IncomingProof:
@@ -59,9 +62,9 @@ class IncomingProof:
             AuthenticationError: The peer means another listener, or has another token.
         """
         if not self._opening:
-            if not hear_bytes(self.connection, self._heard, self._hello_bytes + _NONCE_BYTES):
+            if not hear_bytes(self.connection, self._heard, self._hello_bytes + NONCE_BYTES):
                 return False
-            self._opening, self._nonce = bytes(self._heard), secrets.token_bytes(_NONCE_BYTES)
+            self._opening, self._nonce = bytes(self._heard), secrets.token_bytes(NONCE_BYTES)
             self._heard.clear()
             self.hello = self._opening[: self._hello_bytes]
             if not self._expected(self.hello):
@@ -70,11 +73,11 @@ class IncomingProof:
                     expected="a connection of this run",
                     received="another one",
                 )
-            proof = _proof(self._token, b"listener", self._opening, self._nonce)
+            proof = proof_of(self._token, b"listener", self._opening, self._nonce)
             self.connection.send(self._nonce + proof)
-        if not hear_bytes(self.connection, self._heard, _PROOF_BYTES):
+        if not hear_bytes(self.connection, self._heard, PROOF_BYTES):
             return False
-        own = _proof(self._token, b"connector", self._opening, self._nonce)
+        own = proof_of(self._token, b"connector", self._opening, self._nonce)
         if not hmac.compare_digest(bytes(self._heard), own):
             raise AuthenticationError(
                 "a wrong token",
@@ -89,10 +92,11 @@ class IncomingProof:
         Raises:
             OSError: The peer is gone.
         """
-        self.connection.send(_WELCOME)
+        self.connection.send(WELCOME)
 
     def turn_away(self) -> None:
-        """Nothing to say: a peer whose connection ends tries again while it has time."""
+        """Says that there is no room, if the peer's end takes it at once."""
+        self.connection.send(BUSY)
 
 
 class OutgoingProof:
@@ -107,7 +111,7 @@ class OutgoingProof:
 
     def __init__(self, connection: socket.socket, token: bytes, hello: bytes, name: str) -> None:
         self._connection, self._token, self._name = connection, token, name
-        self._opening = hello + secrets.token_bytes(_NONCE_BYTES)
+        self._opening = hello + secrets.token_bytes(NONCE_BYTES)
         self._heard = bytearray()
         self._answered = False
 
@@ -120,14 +124,15 @@ class OutgoingProof:
 
         Raises:
             OSError, EOFError: The listener is gone, or has refused this side.
+            BusyError: It has no room now; another try may find some.
             AuthenticationError: The listener has another token.
         """
         if not self._answered:
-            if not hear_bytes(self._connection, self._heard, _NONCE_BYTES + _PROOF_BYTES):
+            if not self._hear(NONCE_BYTES + PROOF_BYTES):
                 return False
-            nonce, proof = bytes(self._heard[:_NONCE_BYTES]), bytes(self._heard[_NONCE_BYTES:])
+            nonce, proof = bytes(self._heard[:NONCE_BYTES]), bytes(self._heard[NONCE_BYTES:])
             self._heard.clear()
-            own = _proof(self._token, b"listener", self._opening, nonce)
+            own = proof_of(self._token, b"listener", self._opening, nonce)
             if not hmac.compare_digest(proof, own):
                 raise AuthenticationError(
                     f"{self._name} could not prove itself",
@@ -135,9 +140,20 @@ class OutgoingProof:
                     received="another proof",
                     hint="is a process of another run listening there?",
                 )
-            self._connection.sendall(_proof(self._token, b"connector", self._opening, nonce))
+            self._connection.sendall(proof_of(self._token, b"connector", self._opening, nonce))
             self._answered = True
-        return hear_bytes(self._connection, self._heard, len(_WELCOME))
+        return self._hear(len(WELCOME))
+
+    def _hear(self, wanted: int) -> bool:
+        try:
+            whole = hear_bytes(self._connection, self._heard, wanted)
+        except EOFError:
+            if self._heard == BUSY:
+                raise no_room() from None
+            raise
+        if whole and self._heard == BUSY:
+            raise no_room()
+        return whole
 
 
 def prove(connection: socket.socket, token: bytes, hello: bytes = b"", name: str = "") -> None:
@@ -145,13 +161,24 @@ def prove(connection: socket.socket, token: bytes, hello: bytes = b"", name: str
 
     Raises:
         OSError, EOFError: The listener is gone, or has refused this side.
+        BusyError: It has no room now; another try may find some.
         AuthenticationError: The listener has another token.
     """
     proof = OutgoingProof(connection, token, hello, name)
-    proof.begin()
-    while not proof.advance():
-        pass
+    broken: OSError | None = None
+    try:
+        proof.begin()
+    except (BrokenPipeError, ConnectionResetError) as error:  # its answer may say why
+        broken = error
+    try:
+        while not proof.advance():
+            pass
+    except EOFError:
+        if broken is not None:
+            raise broken from None
+        raise
 
 
-def _proof(token: bytes, role: bytes, opening: bytes, nonce: bytes) -> bytes:
+def proof_of(token: bytes, role: bytes, opening: bytes, nonce: bytes) -> bytes:
+    """What only a holder of ``token`` can make; it does not tell the token."""
     return hmac.digest(token, role + opening + nonce, "sha256")

@@ -4,15 +4,9 @@ Names and authorities play no part. A client accepts the one certificate whose S
 came to it beside the token, over Spark's own channel; ranks that exchange with each other show each
 other the run's certificate. Only TLS 1.3 is spoken.
 
-Before TLS begins a client *knocks*, the server sends a nonce, and the client a proof that only a
-holder of the token can make of it. So a stranger never gets as far as TLS, whose handshake would
-cost the server memory and time. A proof is good on its own connection only: nothing has to be
-remembered, and who has recorded one is a stranger at every server of the run::
-
-    client: KNOCK                   server: GO_ON, nonce
-    client: proof of the nonce      server: GO_ON               then TLS
-
-Where it has no room the server answers BUSY, where the proof is wrong it closes.
+Before TLS begins a client *knocks*: it proves that it knows the token
+(:mod:`sparkdl.wire.proving`). So a stranger never gets as far as TLS, whose handshake would cost
+the server memory and time.
 """
 
 from __future__ import annotations
@@ -30,16 +24,14 @@ from typing import Self
 
 from sparkdl.errors import AuthenticationError, ConfigError
 from sparkdl.wire.anonymous import anonymous_file
-from sparkdl.wire.exact import receive_into
-from sparkdl.wire.greeting import BusyError, no_room
+from sparkdl.wire.greeting import BusyError
+from sparkdl.wire.proving import WELCOME, IncomingProof, prove
 
 KNOCK = b"SPDK"
-"""A client's first bytes."""
-NONCE_BYTES, PROOF_BYTES = 16, 32
-GO_ON, BUSY = b"\x01", b"\x02"
-"""What the server answers with: the client may go on; or there is no room now."""
+"""A client's first bytes, the hello of its proof."""
 HANDSHAKE_S = 5.0
 """From the proof to the first words over TLS, in all."""
+_MAX_NAME_BYTES = 255
 _AGE, _LIFE = timedelta(days=1), timedelta(days=3650)
 """Clocks of hosts may differ. What ends a certificate's use is the end of its run."""
 
@@ -100,17 +92,34 @@ class Certificate:
         """SHA-256 of the certificate, in hexadecimal digits."""
         return _fingerprint(ssl.PEM_cert_to_DER_cert(self.public))
 
-    def server_context(self, *, mutual: bool = False) -> ssl.SSLContext:
-        """For the side that is connected to; ``mutual``: the other side must show the same one."""
+    def server_context(self) -> ssl.SSLContext:
+        """For a server, whose clients compare the certificate's fingerprint."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.num_tickets = 0  # nothing is resumed
-        return self._completed(context, mutual)
+        return self._completed(context)
 
-    def client_context(self) -> ssl.SSLContext:
-        """For a rank that connects to another one: both show this certificate."""
-        return self._completed(_plain_client(), mutual=True)
+    def peer_context(self, name: str, *, listens: bool) -> ssl.SSLContext:
+        """For two processes of the run: both show this certificate and check the other's.
 
-    def _completed(self, context: ssl.SSLContext, mutual: bool) -> ssl.SSLContext:
+        All processes hold the same one. So that nobody between two hosts can join the connection
+        of one pair to that of another, both ends also name theirs, in TLS' own negotiation (ALPN);
+        :func:`require_name` compares the names after the handshake.
+
+        Args:
+            name: Of the connection; at most 255 bytes count.
+            listens: Whether this is the end that was connected to.
+        """
+        if listens:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.num_tickets = 0
+        else:
+            context = _plain_client()
+        context.load_verify_locations(cadata=self.public)
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.set_alpn_protocols([_shortened(name)])
+        return self._completed(context)
+
+    def _completed(self, context: ssl.SSLContext) -> ssl.SSLContext:
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         text = (self.public + self.private).encode()
         descriptor = anonymous_file(len(text), "sparkdl-certificate")  # Python reads only files
@@ -119,10 +128,32 @@ class Certificate:
             context.load_cert_chain(f"/dev/fd/{descriptor}")
         finally:
             os.close(descriptor)
-        if mutual:
-            context.load_verify_locations(cadata=self.public)
-            context.verify_mode = ssl.CERT_REQUIRED
         return context
+
+
+def require_name(secured: ssl.SSLSocket | ssl.SSLObject, name: str, peer: str) -> None:
+    """Checks after the handshake of a :meth:`Certificate.peer_context` which connection it is.
+
+    Args:
+        secured: The connection.
+        name: The name that this end gave it.
+        peer: The other end, for messages.
+
+    Raises:
+        AuthenticationError: The other end means another connection.
+    """
+    found = secured.selected_alpn_protocol() or ""
+    if not hmac.compare_digest(found, _shortened(name)):
+        raise AuthenticationError(
+            f"{peer} could not prove itself",
+            expected=f"the connection {name}",
+            received=found or "no name",
+            hint="something between the two hosts joins connections of other processes",
+        )
+
+
+def _shortened(name: str) -> str:
+    return name[:_MAX_NAME_BYTES]
 
 
 def _plain_client() -> ssl.SSLContext:
@@ -144,11 +175,6 @@ def _fingerprint(der: bytes) -> str:
     return hashlib.sha256(der).hexdigest()
 
 
-def proof_of(token: str, nonce: bytes) -> bytes:
-    """:data:`PROOF_BYTES` that only a holder of ``token`` can make; they do not tell the token."""
-    return hmac.digest(token.encode(), b"sparkdl knock" + nonce, "sha256")
-
-
 def connect_encrypted(connection: socket.socket, token: str, fingerprint: str) -> ssl.SSLSocket:
     """A client's end: knocks, and begins TLS. Takes ``connection`` over, also where it fails.
 
@@ -158,16 +184,13 @@ def connect_encrypted(connection: socket.socket, token: str, fingerprint: str) -
         fingerprint: Of the server's certificate.
 
     Raises:
-        AuthenticationError: The server closed at the proof, or has another certificate.
+        AuthenticationError: The server does not know the token, or has another certificate.
         BusyError: It has no room now, or has ended a handshake that took long; another try may
             succeed.
         OSError, EOFError: The connection broke.
     """
     try:
-        _ask(connection, KNOCK)
-        nonce = bytearray(NONCE_BYTES)
-        receive_into(connection, memoryview(nonce))
-        _ask(connection, proof_of(token, bytes(nonce)))
+        prove(connection, token.encode(), KNOCK, "the server")
         secured = _shake_hands(connection)
     except BaseException:
         connection.close()
@@ -184,27 +207,6 @@ def connect_encrypted(connection: socket.socket, token: str, fingerprint: str) -
     return secured
 
 
-def _ask(connection: socket.socket, words: bytes) -> None:
-    """Sends ``words``; returns when the server has answered that the client may go on."""
-    broken: OSError | None = None
-    try:
-        connection.sendall(words)
-    except (BrokenPipeError, ConnectionResetError) as error:  # its answer may say why
-        broken = error
-    answer = connection.recv(1)
-    if answer == BUSY:
-        raise no_room()
-    if broken is not None:
-        raise broken
-    if answer != GO_ON:
-        raise AuthenticationError(
-            "the server closed the connection at the sight of the token's proof",
-            expected="the token of this run",
-            received="another one, or a server that is going down",
-            hint="workers of an earlier run cannot join a later one",
-        )
-
-
 def _shake_hands(connection: socket.socket) -> ssl.SSLSocket:
     try:
         return _pinning_client().wrap_socket(connection)
@@ -215,6 +217,11 @@ def _shake_hands(connection: socket.socket) -> ssl.SSLSocket:
             received=f"{type(error).__name__}: {error}",
             hint="was this host held up? does a firewall let TLS pass on the server's port?",
         ) from error
+
+
+def first_knock(connection: socket.socket, token: str) -> IncomingProof:
+    """A server's end of an accepted connection: what must come before TLS begins."""
+    return IncomingProof(connection, token.encode(), len(KNOCK), lambda hello: hello == KNOCK)
 
 
 class ServerEncryption:
@@ -245,7 +252,7 @@ class ServerEncryption:
         try:
             until = time.monotonic() + HANDSHAKE_S
             connection.settimeout(HANDSHAKE_S)
-            connection.sendall(GO_ON)
+            connection.sendall(WELCOME)
             secured = self._context.wrap_socket(
                 connection, server_side=True, do_handshake_on_connect=False
             )

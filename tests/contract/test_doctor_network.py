@@ -20,7 +20,7 @@ from sparkdl.spark.doctor.cluster_checks import check_probe
 from sparkdl.spark.doctor.echo import Echo
 from sparkdl.spark.doctor.network import Answer, Attempt, ProbeTask
 from sparkdl.wire.hosts import reachable_host
-from sparkdl.wire.proving import TOKEN_BYTES
+from sparkdl.wire.proving import BUSY, TOKEN_BYTES
 
 TOKEN = secrets.token_bytes(TOKEN_BYTES)
 
@@ -67,11 +67,11 @@ def test_strangers_cost_no_thread_and_end_after_a_few_seconds_in_all(
             for byte in TOKEN:  # each in time for a limit that counts from the last one
                 slow.sendall(bytes([byte]))
                 with suppress(TimeoutError):
-                    assert slow.recv(1) == b""
+                    assert slow.recv(1) in (b"", BUSY)
                     break
         assert time.monotonic() - began < 5
         idle[-1].settimeout(20)
-        assert idle[-1].recv(1) == b""
+        assert idle[-1].recv(1) in (b"", BUSY)
 
 
 def test_no_descriptors_for_a_while_end_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

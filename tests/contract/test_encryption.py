@@ -40,7 +40,8 @@ from sparkdl.transport.listeners import Listeners, ListenOptions
 from sparkdl.transport.server import Server
 from sparkdl.weights import Layout
 from sparkdl.wire import tls
-from sparkdl.wire.tls import GO_ON, KNOCK, NONCE_BYTES, Certificate, proof_of
+from sparkdl.wire.proving import NONCE_BYTES, PROOF_BYTES, WELCOME, proof_of
+from sparkdl.wire.tls import KNOCK, Certificate
 
 LAYOUT = Layout.of([("w", (3_000_000,), "float32")])  # more than kernels buffer, several pieces
 QUICK = Timeouts(connect_s=5.0, reconnect_s=1.0, heartbeat_s=0.3)
@@ -94,11 +95,23 @@ def port_of(endpoint: Endpoint) -> int:
     return endpoint.address.port or urlsplit(endpoint.address.http).port or 0
 
 
+OPENING = KNOCK + b"n" * NONCE_BYTES
+
+
 def prove(connection: socket.socket, token: str) -> None:
     """Knocks, and proves the token."""
-    connection.sendall(KNOCK)
-    answer = connection.recv(1 + NONCE_BYTES, socket.MSG_WAITALL)
-    connection.sendall(proof_of(token, answer[1:]))
+    connection.sendall(OPENING)
+    connection.sendall(answer_to(challenge_from(connection), token))
+
+
+def challenge_from(connection: socket.socket) -> bytes:
+    """What the server answers to a knock: its nonce, and its own proof."""
+    return connection.recv(NONCE_BYTES + PROOF_BYTES, socket.MSG_WAITALL)
+
+
+def answer_to(challenge: bytes, token: str) -> bytes:
+    """The proof that the server's nonce asks for."""
+    return proof_of(token.encode(), b"connector", OPENING, challenge[:NONCE_BYTES])
 
 
 def client_of(endpoint: Endpoint, transport: str, rank: int = 0) -> Client:
@@ -189,7 +202,7 @@ def test_neither_token_nor_weights_can_be_read_on_the_wire_and_a_cut_is_mended(
 
 
 def test_a_wrong_token_is_refused_before_tls(endpoint: Endpoint, transport: str) -> None:
-    with pytest.raises(AuthenticationError, match="token's proof"):
+    with pytest.raises(AuthenticationError, match="the server could not prove itself"):
         client_of(replace(endpoint, token="another"), transport).join()
 
 
@@ -217,7 +230,7 @@ def test_a_knock_without_the_token_opens_nothing(endpoint: Endpoint, transport: 
     """Who takes over a connection after its knock may speak TLS, but not show the token."""
     with socket.create_connection(("127.0.0.1", port_of(endpoint)), 10) as raw:
         prove(raw, endpoint.token)
-        assert raw.recv(1) == GO_ON
+        assert raw.recv(1) == WELCOME
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         with context.wrap_socket(raw) as stranger:
@@ -244,15 +257,15 @@ def test_a_recorded_proof_is_refused_at_every_port(certificate: Certificate) -> 
     ):
         with client_of(through(eavesdropper, endpoint, "socket"), "socket") as client:
             client.join()
-        nonce = eavesdropper.of_server[1 : 1 + NONCE_BYTES]
-        proof = proof_of(endpoint.token, bytes(nonce))
-        assert eavesdropper.of_client.startswith(KNOCK + proof)
+        nonce = bytes(eavesdropper.of_server[:NONCE_BYTES])
+        opening = bytes(eavesdropper.of_client[: len(OPENING)])
+        proof = proof_of(endpoint.token.encode(), b"connector", opening, nonce)
+        assert eavesdropper.of_client.startswith(opening + proof)
         ports = (endpoint.address.port, urlsplit(endpoint.address.http).port, sibling.address.port)
         for number, port in enumerate(ports * 60):
             stranger = stack.enter_context(socket.create_connection(("127.0.0.1", port), 20))
-            stranger.sendall(KNOCK + proof if number % 2 else KNOCK)
-            assert stranger.recv(1) == GO_ON
-            assert stranger.recv(NONCE_BYTES, socket.MSG_WAITALL) != nonce
+            stranger.sendall(opening + proof if number % 2 else opening)
+            assert challenge_from(stranger)[:NONCE_BYTES] != nonce
             if not number % 2:
                 stranger.sendall(proof)
             assert stranger.recv(1) == b""
@@ -293,9 +306,9 @@ def test_the_silent_are_closed(
     monkeypatch.setattr("sparkdl.wire.greeting.FIRST_WORDS_S", 0.5)
     with socket.create_connection(("127.0.0.1", port_of(endpoint)), 20) as stranger:
         if silent_after == "half a knock":
-            stranger.sendall(KNOCK[:2])
+            stranger.sendall(OPENING[:2])
         elif silent_after == "a knock":
-            stranger.sendall(KNOCK)
+            stranger.sendall(OPENING)
         elif silent_after == "a proof":
             prove(stranger, endpoint.token)
         elif silent_after == "the handshake":
@@ -419,28 +432,20 @@ def test_a_certificate_shows_no_key_and_survives_pickling(certificate: Certifica
     assert Certificate.make().fingerprint != certificate.fingerprint
 
 
-def test_a_proof_is_one_tokens_and_one_nonces() -> None:
-    proof = proof_of("token", b"nonce")
-    assert len(proof) == tls.PROOF_BYTES
-    assert proof == proof_of("token", b"nonce")
-    assert len({proof, proof_of("another", b"nonce"), proof_of("token", b"Nonce")}) == 3
-
-
 @pytest.mark.parametrize("piece_bytes", [1, 3, 100])
 def test_knock_and_proof_may_come_in_pieces(
     endpoint: Endpoint, transport: str, piece_bytes: int
 ) -> None:
     with socket.create_connection(("127.0.0.1", port_of(endpoint)), 10) as raw:
         raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        for begin in range(0, len(KNOCK), piece_bytes):
-            raw.sendall(KNOCK[begin : begin + piece_bytes])
+        for begin in range(0, len(OPENING), piece_bytes):
+            raw.sendall(OPENING[begin : begin + piece_bytes])
             time.sleep(0.01)
-        answer = raw.recv(1 + NONCE_BYTES, socket.MSG_WAITALL)
-        proof = proof_of(endpoint.token, answer[1:])
+        proof = answer_to(challenge_from(raw), endpoint.token)
         for begin in range(0, len(proof), piece_bytes):
             raw.sendall(proof[begin : begin + piece_bytes])
             time.sleep(0.01)
-        assert raw.recv(1) == GO_ON
+        assert raw.recv(1) == WELCOME
 
 
 def test_a_proof_is_heard_as_soon_as_it_comes(endpoint: Endpoint) -> None:

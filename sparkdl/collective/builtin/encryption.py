@@ -1,8 +1,4 @@
-"""TLS on the connections of a ring: both ends show the run's certificate and check the other's.
-
-All ranks hold the same certificate. So that nobody between two hosts can join the connection of one
-pair of ranks to that of another pair, both ends also name the pair, in TLS' own negotiation (ALPN).
-"""
+"""TLS on the connections of a ring, with the next rank and the previous one at once."""
 
 from __future__ import annotations
 
@@ -13,7 +9,7 @@ import ssl
 
 from sparkdl.collective.builtin.waiting import SLICE_MS, Watch
 from sparkdl.errors import AuthenticationError, TransportError
-from sparkdl.wire.tls import Certificate
+from sparkdl.wire.tls import Certificate, require_name
 
 
 def encrypt_neighbours(
@@ -47,10 +43,9 @@ def encrypt_neighbours(
         failed.callback(to_next.close)
         failed.callback(from_previous.close)
         after, before = neighbours
-        client, server = certificate.client_context(), certificate.server_context(mutual=True)
         pairs = (_pair(group, rank, after), _pair(group, before, rank))
-        for context, pair in zip((client, server), pairs, strict=True):
-            context.set_alpn_protocols([pair])
+        client = certificate.peer_context(pairs[0], listens=False)
+        server = certificate.peer_context(pairs[1], listens=True)
         secured = [
             client.wrap_socket(to_next, do_handshake_on_connect=False),
             server.wrap_socket(from_previous, server_side=True, do_handshake_on_connect=False),
@@ -70,13 +65,7 @@ def encrypt_neighbours(
             if waiting and not poll.poll(SLICE_MS):
                 watch.look(sorted(set(waiting.values())))
         for connection, pair, other in zip(secured, pairs, neighbours, strict=True):
-            if connection.selected_alpn_protocol() != pair:
-                raise AuthenticationError(
-                    f"rank {other} could not prove itself",
-                    expected=f"the connection {pair}",
-                    received=str(connection.selected_alpn_protocol()),
-                    hint="something between the two hosts joins connections of other ranks",
-                )
+            require_name(connection, pair, f"rank {other}")
         failed.pop_all()
     return secured[0], secured[1]
 
