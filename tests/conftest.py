@@ -34,6 +34,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's job in the ba
 
 _TESTS = Path(__file__).parent
 _PATHS = (str(_TESTS.parent), str(_TESTS / "start"))  # this tree, and start/sitecustomize.py
+_HELPERS = {p.parent for p in _TESTS.rglob("*.py") if not p.name.startswith(("test_", "conftest"))}
+"""Folders with modules that tests share; ``start`` and scripts are for other processes."""
+sys.path[:0] = sorted(str(p) for p in _HELPERS if p.name not in ("start", "scripts"))
 os.environ["PYTHONPATH"] = os.pathsep.join((*_PATHS, os.environ.get("PYTHONPATH", ""))).rstrip(":")
 for _name, _options in options_for_tests().items():
     os.environ.setdefault(_name, _options)

@@ -123,11 +123,11 @@ def _output(pages: Pages, output: dict[str, Any], image: str) -> str:
 
 def make_reference(pages: Pages) -> None:
     """A page per group of names, and a table of all of them."""
-    index = [
-        "# Reference", "",
-        "The public names, from their docstrings. `sparkdl.compat` has those of other libraries, as "
-        "they document them; `sparkdl.testing` has servers and ranks inside one process, for tests.", "",
-    ]  # fmt: skip
+    head = (
+        "The public names, from their docstrings. `sparkdl.compat` has those of other libraries, "
+        "as they document them; `sparkdl.testing` servers and ranks in one process, for tests."
+    )
+    index = ["# Reference", "", head, ""]
     for title, content in REFERENCE.items():
         uri = f"reference/{slug(title.replace('.', '-'))}.md"
         shown = [content] if isinstance(content, str) else content
