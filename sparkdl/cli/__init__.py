@@ -26,8 +26,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Args:
         arguments: Without the program's name; None: those of the process.
     """
+    parser = make_parser()
+    if not (sys.argv[1:] if arguments is None else arguments):
+        parser.print_help(sys.stderr)
+        return USAGE
     try:
-        given = make_parser().parse_args(arguments)
+        given = parser.parse_args(arguments)
     except SystemExit as end:  # argparse has printed help or what is wrong
         return int(end.code or 0)
     module, _, function = given.command.partition(":")

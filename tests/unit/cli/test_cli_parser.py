@@ -97,6 +97,13 @@ def test_wrong_arguments_return_2(arguments: list[str], capsys: pytest.CaptureFi
     assert "usage:" in capsys.readouterr().err
 
 
+def test_without_a_command_the_help_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([]) == cli.USAGE
+    shown = capsys.readouterr().err
+    assert "sparkdl: error" not in shown
+    assert all(command in shown for command in ("train", "predict", "doctor"))
+
+
 def test_what_is_refused_later_returns_2_with_the_four_beats(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
