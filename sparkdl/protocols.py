@@ -92,6 +92,10 @@ class Reducer(Protocol):
         """
 
     @property
+    def num_workers(self) -> int:
+        """How many workers train together."""
+
+    @property
     def in_graph(self) -> InGraph | None:
         """How to reduce inside the compiled step, or None."""
 

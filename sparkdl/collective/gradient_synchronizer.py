@@ -237,6 +237,11 @@ class AllReduceGradientSynchronizer:
             self._has_gradient = np.any(known, axis=0).tolist() if known else []
         return self._has_gradient
 
+    @property
+    def num_workers(self) -> int:
+        """See :class:`sparkdl.protocols.Reducer`."""
+        return self.communicator.size
+
     def agree_on_terms(self, mine: int) -> int:
         """How many terms have denominators; see :class:`sparkdl.protocols.Reducer`."""
         if self._num_terms is None:

@@ -12,6 +12,7 @@ from sparkdl.changes import VariableChanges
 from sparkdl.errors import ModelError
 from sparkdl.learner.callback_kinds import acts_on_batches, may_act
 from sparkdl.learner.callback_writes import WriteWatch, write_changes
+from sparkdl.learner.optimizer_state import innermost_optimizer, optimizers_within
 from sparkdl.progress.events import (
     EpochBegan,
     EpochEnded,
@@ -201,12 +202,12 @@ class CallbackSink:
 
     @property
     def learning_rate(self) -> float | None:
-        """The optimizer's learning rate; None if it is a schedule."""
-        optimizer = self._model.optimizer
-        while hasattr(optimizer, "inner_optimizer"):
-            optimizer = optimizer.inner_optimizer
+        """The optimizer's learning rate; None if it is a schedule, or it has several."""
+        optimizer = innermost_optimizer(self._model)
         rate = getattr(optimizer, "_learning_rate", None)
         if rate is None or isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
+            return None
+        if optimizers_within(optimizer):
             return None
         return float(keras.ops.convert_to_numpy(optimizer.learning_rate))
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from sparkdl.changes import VariableChanges
 from sparkdl.errors import ModelError
 from sparkdl.learner.model_weights import averaged_variables
-from sparkdl.learner.optimizer_state import innermost_optimizer
+from sparkdl.learner.optimizer_state import innermost_optimizer, optimizers_within
 
 _Marks = tuple[list[bytes], list[bytes]]
 _Pairs = list[tuple[Any, npt.NDArray[Any]]]
@@ -144,11 +144,24 @@ def _parts_of(model: Any) -> dict[str, Any]:
     ]
     return {
         "the optimizer": id(model.optimizer),
+        "settings of the optimizer": _settings_of(innermost_optimizer(model)),
         "the loss": id(model._compile_loss),
         "the layers": [id(layer) for layer in layers],
         "the variables": [id(v) for v in model.variables],
         "which variables are trainable": [id(v) for v in model.trainable_variables],
     }
+
+
+def _settings_of(optimizer: Any) -> list[dict[str, Any]]:
+    """What an optimizer was made with that is no variable: ``clipnorm``, ``use_ema`` and so on."""
+    return [
+        {
+            name: value
+            for name, value in vars(one).items()
+            if not name.startswith("_") and isinstance(value, (int, float, str, type(None)))
+        }
+        for one in (optimizer, *optimizers_within(optimizer))
+    ]
 
 
 def _seed_states(model: Any) -> list[Any]:

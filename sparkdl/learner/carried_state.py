@@ -119,8 +119,54 @@ def _saves_itself(layer: Any) -> bool:
 
 
 def variables_of_model(model: Any) -> dict[str, Any]:
-    """The variables of a model by their number: ``'model 3'``."""
-    return {f"model {i}": variable for i, variable in enumerate(model.variables)}
+    """The variables of a model by their number: ``'model 3'``; with those that Keras hides."""
+    return {f"model {i}": variable for i, variable in enumerate(model.variables)} | {
+        f"hidden {i}": variable for i, variable in enumerate(hidden_variables(model))
+    }
+
+
+def hidden_variables(model: Any) -> list[Any]:
+    """What changes in training and is in no list of Keras: the states of stateful RNN layers, and
+    Nadam's product of decays in a ``LossScaleOptimizer``.
+
+    On JAX Keras' own steps do not change them.
+    """
+    if keras.backend.backend() == "jax":
+        return []
+    found = [
+        state
+        for layer in stateful_layers(model)
+        for state in keras.tree.flatten(layer.states)
+        if state is not None
+    ]
+    optimizer: Any = getattr(model, "optimizer", None)
+    known = {id(v) for v in optimizer.variables} if optimizer is not None else set()
+    while optimizer is not None:
+        held = vars(optimizer).values() if optimizer.built else ()
+        found += [v for v in held if isinstance(v, keras.Variable) and id(v) not in known]
+        optimizer = getattr(optimizer, "inner_optimizer", None)
+    return found
+
+
+def require_no_states(model: Any) -> None:
+    """Raises ModelError for a model that several workers cannot train: its states are of a batch.
+
+    One process on the global batch would have a state for each of its rows.
+    """
+    layers = stateful_layers(model)
+    if layers:
+        raise ModelError(
+            f"model {model.name!r} cannot be trained by several workers",
+            expected="layers without stateful=True",
+            received=f"layer {layers[0].name!r}, whose states belong to the rows of one batch",
+            hint="num_workers=1 trains it as Keras does",
+        )
+
+
+def stateful_layers(model: Any) -> list[Any]:
+    """The RNN layers of a model that go on with the states of the batch before."""
+    layers = model._flatten_layers(include_self=False, recursive=True)
+    return [layer for layer in layers if isinstance(layer, keras.layers.RNN) and layer.stateful]
 
 
 def variables_by_name(model: Any) -> dict[str, Any]:

@@ -10,7 +10,8 @@ each worker multiplies each of its terms, before the backward pass, by ::
 - a mean over rows, or over rows and positions: ``D_k`` is proportional to ``r_k``, so ``f_k = 1``;
 - a mean over what a mask leaves, or divided by the sum of the sample weights: ``D_k`` is counted
   in each step, and the workers tell each other;
-- a sum over rows: it is divided by nothing, so ``f_k = Σ r / r_k``;
+- a sum over rows: it is divided by nothing, so ``f_k = Σ r / r_k``; where code of the user's own
+  divides it by the rows, ``f_k = 1`` (:mod:`sparkdl.learner.repeated_rows` finds that out);
 - what regularizes weights is the same on all workers: ``f_k = 1``;
 - what a layer adds (``add_loss``), what a user's own loss function returns as one number, and what
   a ``compute_loss`` or ``train_step`` of the user's own computes by itself: nobody tells what it
@@ -66,22 +67,26 @@ class Terms:
     Args:
         factor: Gives the factor of a term: called with its number and its denominator, which is
             None for a sum over rows. None: all factors are 1.
+        sums: Whether sums are sums in the whole loss, too: not divided by code of the user's own
+            (:func:`sparkdl.learner.repeated_rows.sums_stay`). Otherwise their factor is 1.
 
     Attributes:
         counted: For each term whether it has a denominator.
         denominators: Of each term: a tensor, or None.
     """
 
-    def __init__(self, factor: Callable[[int, Any], Any] | None = None) -> None:
-        self._factor = factor
+    def __init__(
+        self, factor: Callable[[int, Any], Any] | None = None, *, sums: bool = True
+    ) -> None:
+        self._factor, self._sums = factor, sums
         self.counted: list[bool] = []
         self.denominators: list[Any] = []
         self.within_compiled = False
 
     @classmethod
-    def with_factors(cls, values: Any) -> Terms:
+    def with_factors(cls, values: Any, *, sums: bool = True) -> Terms:
         """Terms whose factors are the values of a vector; None: all are 1."""
-        return cls(None if values is None else lambda index, _: values[index])
+        return cls(None if values is None else lambda index, _: values[index], sums=sums)
 
     def weigh(self, loss: Any, denominator: Any, *, keeps_value: bool = False) -> Any:
         """A term with its factor.
@@ -91,6 +96,8 @@ class Terms:
             denominator: None for a sum over rows.
             keeps_value: Whether only the gradient gets the factor.
         """
+        if denominator is None and not self._sums:
+            return loss
         self.counted.append(denominator is not None)
         self.denominators.append(denominator)
         if self._factor is None:
@@ -262,7 +269,12 @@ def _version() -> tuple[int, int]:
 
 
 def forward_terms(
-    model: Any, data: Any, values: Sequence[tuple[Any, Any]] | None = None, state: Any = None
+    model: Any,
+    data: Any,
+    values: Sequence[tuple[Any, Any]] | None = None,
+    state: Any = None,
+    *,
+    sums: bool = True,
 ) -> Terms:
     """The terms of a batch, for their denominators alone: no variable changes.
 
@@ -273,8 +285,9 @@ def forward_terms(
         data: A batch, as ``train_step`` takes it.
         values: ``(variable, value)`` pairs, where the variables do not have their values.
         state: What ``train_step`` takes beside the batch, if anything.
+        sums: See :class:`Terms`.
     """
-    terms = Terms()
+    terms = Terms(sums=sums)
     if values is None:  # regularizers ask the scope for them
         values = [(v, v.value) for v in model.trainable_variables]
     with followed(terms, model), keras.StatelessScope(state_mapping=values):

@@ -188,11 +188,20 @@ class JaxLearner(KerasLearner):
         self._set(non_trainable=non_trainable, metrics=metrics)
         self._copy_to_host(flat, out)
 
-    def _state_and_batch(self, stack: BatchStack) -> tuple[Any, ...]:
+    def _state_and_batch(self, stack: BatchStack) -> tuple[Any, Any, Any, Any, Any]:
         """The state and the one batch of a stack, as the gradients' function takes them."""
         trainable, non_trainable, optimizer, metrics = self._state
         batch = jax.tree.map(lambda a: a[0], self.arranged(stack))
         return trainable, optimizer, non_trainable, metrics, batch
+
+    def eager_gradients(
+        self, stack: BatchStack, out: FloatArray, factors: FloatArray | None
+    ) -> None:
+        state_and_batch = self._state_and_batch(stack)
+        with jax.disable_jit():
+            flat, non_trainable, metrics = self._trace_gradients(*state_and_batch, factors)
+        self._set(non_trainable=non_trainable, metrics=metrics)
+        np.copyto(out, np.asarray(flat))
 
     def find_terms(self, stack: BatchStack) -> None:
         if self._compiles:  # the call that follows finds what is traced here
@@ -213,14 +222,15 @@ class JaxLearner(KerasLearner):
             for group, values in zip(groups, state[:2], strict=True)
             for pair in zip(group, values, strict=True)
         ]
-        return forward_terms(model, pack_batch(*batch), mapping, state).stacked()
+        data = pack_batch(*batch)
+        return forward_terms(model, data, mapping, state, sums=self._sums).stacked()
 
     def _trace_gradients(
         self, trainable: Any, optimizer: Any, non_trainable: Any, metrics: Any, batch: Any,
         factors: Any,
     ) -> Any:  # fmt: skip
         state = (trainable, non_trainable, optimizer, metrics)
-        terms = Terms.with_factors(factors)
+        terms = Terms.with_factors(factors, sums=self._sums)
         with followed(terms, self.model), captured_gradients(self.model.optimizer) as captured:
             after = with_types_of(self._model_step(state, pack_batch(*batch))[1], state)
         self._counted = terms.counted

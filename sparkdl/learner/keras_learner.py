@@ -23,11 +23,14 @@ from sparkdl.learner.model_weights import averaged_variables, constrained, layou
 from sparkdl.learner.optimizer_state import (
     innermost_optimizer,
     load_optimizer_state,
+    optimizers_within,
     pack_arrays,
     read_slots,
     with_slots,
 )
+from sparkdl.learner.repeated_rows import has_own_loss, sums_stay, takes_any_rows
 from sparkdl.learner.seed_streams import SeedStreams
+from sparkdl.learner.shown_values import attach_shown_values
 from sparkdl.learner.signature import has_own
 from sparkdl.learner.structure import arrange_batch, map_arrays
 from sparkdl.protocols import BatchStack, Exchanger, Reducer
@@ -59,6 +62,8 @@ class KerasLearner(ABC):
         self._kept_metrics: list[Any] | None = None
         self._has_gradient: list[bool] = []  # of each trained variable; empty: not known yet
         self._counted: list[bool] | None = None  # of each term of the loss; None: not known yet
+        self._sums = True  # of the loss stay sums, see Terms
+        self._looked_at_sums = False
 
     @property
     def layout(self) -> Layout:
@@ -109,6 +114,7 @@ class KerasLearner(ABC):
             return
         example = (stack.x, stack.y, stack.sample_weight)
         build_metrics(self.model, *map_arrays(_one_batch, example))
+        attach_shown_values(self.model)
         self._metrics_ready = True
 
     def constrained(self, flat: FloatArray) -> FloatArray:
@@ -173,8 +179,44 @@ class KerasLearner(ABC):
         if self._counted is None:
             self.build_metrics(batch)
             self.find_terms(batch)
-            assert self._counted is not None
+        self.look_at_sums(batch, reducer)
+        assert self._counted is not None
         return reducer.agree_on_terms(len(self._counted))
+
+    def look_at_sums(self, stack: BatchStack, reducer: Reducer) -> None:
+        """Finds out whether code of the user's own divides sums of Keras' losses; looks once.
+
+        Raises:
+            ModelError: See :func:`sparkdl.learner.repeated_rows.sums_stay`.
+        """
+        if self._looked_at_sums or reducer.num_workers < 2:
+            return
+        self._looked_at_sums = True
+        if not (has_own_loss(self.model) and takes_any_rows(self.model)):
+            return
+        counted = list(self._counted or [])
+        variables = self.model.non_trainable_variables
+        before = [np.array(value) for value in self._values_of(variables)]
+        has_gradient, kept = self._has_gradient, self._kept_metrics
+        self.keep_metrics()
+
+        def gradient(batch: BatchStack, factors: FloatArray | None) -> FloatArray:
+            flat = np.empty(self._layout.size, np.float32)
+            self.eager_gradients(batch, flat, factors)
+            self._set_values(list(zip(variables, before, strict=True)))
+            self.restore_metrics()
+            return flat[: self._layout.trained_size]
+
+        self._sums = sums_stay(gradient, stack.part(0), counted, self.model)
+        self._counted = [c for c in counted if c or self._sums]
+        self._has_gradient = has_gradient
+        self._kept_metrics = kept
+
+    def eager_gradients(
+        self, stack: BatchStack, out: FloatArray, factors: FloatArray | None
+    ) -> None:
+        """:meth:`weighed_gradients`, and nothing is compiled for it."""
+        self.weighed_gradients(stack, out, factors)
 
     def compute_weighed(self, batch: BatchStack, reducer: Reducer) -> tuple[Numbers, Numbers]:
         """Writes a gradient with factors, for which all workers tell their denominators.
@@ -273,7 +315,9 @@ class KerasLearner(ABC):
 
     @property
     def learning_rate(self) -> float:
-        return float(keras.ops.convert_to_numpy(innermost_optimizer(self.model).learning_rate))
+        optimizer = innermost_optimizer(self.model)
+        optimizer = next(iter(optimizers_within(optimizer)), optimizer)  # of several the first
+        return float(keras.ops.convert_to_numpy(optimizer.learning_rate))
 
     def set_learning_rate(self, value: float) -> None:
         if self.has_schedule:

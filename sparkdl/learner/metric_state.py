@@ -13,6 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from sparkdl.learner.compile_mistakes import compile_mistake
+from sparkdl.learner.shown_values import find_shown_values, shown_values_attached
+from sparkdl.learner.signature import has_own
 from sparkdl.learner.structure import arrange_batch
 from sparkdl.protocols import Arrays
 from sparkdl.reports import MetricState
@@ -40,15 +42,22 @@ def build_metrics(model: Any, x: Arrays, y: Arrays, sample_weight: Arrays | None
         if mistake is None:
             raise
         raise mistake from error
+    if has_own(model, "compute_metrics"):
+        find_shown_values(model, *_made_zeros(x, y, sample_weight))
 
 
 def _build_on_zeros(model: Any, x: Arrays, y: Arrays, sample_weight: Arrays | None) -> None:
-    made = (None if part is None else _zeros(part) for part in (x, y, sample_weight))
-    inputs, labels, weights = arrange_batch(model, *made)  # type: ignore[arg-type]
+    inputs, labels, weights = arrange_batch(model, *_made_zeros(x, y, sample_weight))
     outputs = model(inputs, training=False)
     model.compute_metrics(inputs, labels, outputs, sample_weight=weights)
     model.compute_loss(inputs, labels, outputs, sample_weight=weights, training=False)
     model.reset_metrics()
+
+
+def _made_zeros(
+    x: Arrays, y: Arrays, sample_weight: Arrays | None
+) -> tuple[Arrays, Arrays, Arrays | None]:
+    return _zeros(x), _zeros(y), None if sample_weight is None else _zeros(sample_weight)
 
 
 def _zeros(arrays: Arrays) -> Arrays:
@@ -86,6 +95,11 @@ def metric_results(model: Any, state: MetricState) -> dict[str, Any]:
     The metric variables of ``model`` must exist (:func:`build_metrics`); they are zeroed
     afterwards. A state of no worker at all is empty and counts as zeros.
     """
+    with shown_values_attached(model):
+        return _results(model, state)
+
+
+def _results(model: Any, state: MetricState) -> dict[str, Any]:
     offset = 0
     wanted = sum(int(np.prod(v.shape)) for v in model.metrics_variables)
     state = np.pad(state, (0, max(0, wanted - state.size)))

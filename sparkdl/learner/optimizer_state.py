@@ -11,6 +11,7 @@ import io
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import keras
 import numpy as np
 import numpy.typing as npt
 
@@ -83,6 +84,12 @@ def innermost_optimizer(model: Any) -> Any:
     while hasattr(optimizer, "inner_optimizer"):
         optimizer = optimizer.inner_optimizer
     return optimizer
+
+
+def optimizers_within(optimizer: Any) -> list[Any]:
+    """The optimizers of a ``MultiOptimizer``, which has no learning rate of its own; else none."""
+    kind = vars(keras.optimizers).get("MultiOptimizer")  # since Keras 3.12
+    return list(optimizer.optimizers) if kind and isinstance(optimizer, kind) else []
 
 
 def read_slots(

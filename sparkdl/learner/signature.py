@@ -26,6 +26,8 @@ _OF_CLASSES = frozenset({
     "dice", "tversky",
 })  # fmt: skip
 """The losses of Keras that compare a vector with one place for each class."""
+_STEPS = ("train_step", "test_step", "compute_loss", "compute_metrics")
+"""The methods of ``keras.Model`` that see labels."""
 Shape = tuple[int | None, ...]
 
 
@@ -56,6 +58,8 @@ class Signature:
         ignored_classes: Output name -> the label whose rows or positions its loss leaves out.
         optional_labels: The outputs without a loss, of a model without metrics: no labels are
             needed for them.
+        own_step: Whether code of the user's own sees the labels: a ``train_step``, ``test_step``,
+            ``compute_loss`` or ``compute_metrics``.
         number_losses: Output name -> its loss, where that is one of Keras' which compares numbers,
             one for each unit: a class number there is no one-hot vector.
     """
@@ -69,6 +73,7 @@ class Signature:
     ignored_classes: dict[str, int] = field(default_factory=dict)
     optional_labels: frozenset[str] = frozenset()
     number_losses: dict[str, str] = field(default_factory=dict)
+    own_step: bool = False
 
     def label_bounds(self, output: str) -> tuple[float, float] | None:
         """The least and the greatest label that the loss of an output takes; None: any."""
@@ -107,8 +112,9 @@ def model_signature(model: Any) -> Signature:
         if name is not None and kinds[output] != "sparse" and name not in _OF_CLASSES
     }
     return Signature(
-        inputs, outputs, kinds, named, loss is not None, ranges, ignored, optional, numbers
-    )
+        inputs, outputs, kinds, named, loss is not None, ranges, ignored, optional, numbers,
+        has_own(model, *_STEPS),
+    )  # fmt: skip
 
 
 def has_own(model: Any, *methods: str) -> bool:
@@ -215,7 +221,7 @@ def loss_by_output(loss: Any, outputs: list[str]) -> dict[str, Any]:
 
 def _without_loss(model: Any, losses: dict[str, Any]) -> frozenset[str]:
     """The outputs of which Keras' own step uses no labels; with metrics it wants those of all."""
-    own = has_own(model, "train_step", "test_step", "compute_loss", "compute_metrics")
+    own = has_own(model, *_STEPS)
     if own or model._compile_metrics is not None or all(v is None for v in losses.values()):
         return frozenset()
     return frozenset(name for name, loss in losses.items() if loss is None)

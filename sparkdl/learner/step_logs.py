@@ -12,6 +12,7 @@ from typing import Any
 
 import keras
 
+from sparkdl.learner.shown_values import shown_values
 from sparkdl.learner.signature import has_own
 
 
@@ -23,6 +24,8 @@ def logged_step(model: Any, name: str) -> Callable[[Any], Any]:
         name: Of the method.
     """
     step: Callable[[Any], Any] = getattr(model, name)
+    if has_own(model, "compute_metrics"):
+        step = _shown_step(model, step)
     tracker = _tracker(model)
     if tracker is None or not has_own(model, name):
         return step
@@ -39,6 +42,19 @@ def logged_step(model: Any, name: str) -> Callable[[Any], Any]:
     return logged
 
 
+def _shown_step(model: Any, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """A step that keeps what it shows beside metrics."""
+
+    def shown(data: Any) -> Any:
+        logs = step(data)
+        for value in shown_values(model):
+            if isinstance(logs, dict) and value.name in logs:
+                value.update_state(logs[value.name], _rows(data))
+        return logs
+
+    return shown
+
+
 def stateless_logged_step(
     model: Any, name: str, metrics_at: int
 ) -> Callable[[Any, Any], tuple[Any, Any]]:
@@ -50,6 +66,8 @@ def stateless_logged_step(
         metrics_at: Where the metric variables are in the state.
     """
     step: Callable[[Any, Any], tuple[Any, Any]] = getattr(model, name)
+    if has_own(model, "compute_metrics"):
+        step = _stateless_shown_step(model, step, metrics_at)
     tracker = _tracker(model)
     if tracker is None or not has_own(model, name):
         return step
@@ -69,6 +87,22 @@ def stateless_logged_step(
         return logs, (*after[:metrics_at], metrics, *after[metrics_at + 1 :])
 
     return logged
+
+
+def _stateless_shown_step(
+    model: Any, step: Callable[[Any, Any], tuple[Any, Any]], metrics_at: int
+) -> Callable[[Any, Any], tuple[Any, Any]]:
+    def shown(state: Any, data: Any) -> tuple[Any, Any]:
+        logs, after = step(state, data)
+        pairs = list(zip(model.metrics_variables, after[metrics_at], strict=True))
+        with keras.StatelessScope(state_mapping=pairs) as scope:
+            for value in shown_values(model):
+                if isinstance(logs, dict) and value.name in logs:
+                    value.update_state(logs[value.name], _rows(data))
+        metrics = [scope.get_current_value(variable) for variable, _ in pairs]
+        return logs, (*after[:metrics_at], metrics, *after[metrics_at + 1 :])
+
+    return shown
 
 
 def _tracker(model: Any) -> Any:

@@ -237,19 +237,28 @@ class TensorFlowLearner(KerasLearner):
         np.copyto(out, np.asarray(flat))
         self._flat = None
 
+    def eager_gradients(
+        self, stack: BatchStack, out: FloatArray, factors: FloatArray | None
+    ) -> None:
+        known = None if factors is None else tf.convert_to_tensor(factors)
+        np.copyto(out, np.asarray(self._trace_weighed(*self._tensors(stack, 0), known)))
+        self._flat = None
+
     def find_terms(self, stack: BatchStack) -> None:
         data = self._tensors(stack, 0)
         if isinstance(self._gradients, ShapedCalls):
             self._gradients.compiled(stack, *data)
         else:
             few = map_arrays(lambda tensor: tensor[:2], data)
-            self._counted = forward_terms(self.model, pack_batch(*few)).counted
+            terms = forward_terms(self.model, pack_batch(*few), sums=self._sums)
+            self._counted = terms.counted
 
     def denominators(self, stack: BatchStack) -> npt.NDArray[Any]:
         return np.asarray(self._denominators(stack, *self._tensors(stack, 0)))
 
     def _trace_denominators(self, x: Any, y: Any, sample_weight: Any) -> tf.Tensor:
-        return forward_terms(self.model, pack_batch(x, y, sample_weight)).stacked()
+        batch = pack_batch(x, y, sample_weight)
+        return forward_terms(self.model, batch, sums=self._sums).stacked()
 
     def _trace_gradients(self, x: Any, y: Any, sample_weight: Any) -> tf.Tensor:
         return self._trace_weighed(x, y, sample_weight, None)
@@ -260,7 +269,7 @@ class TensorFlowLearner(KerasLearner):
 
     def _trace_step(self, batch: Any, factors: Any = None) -> list[Any]:
         """The gradients of one batch (None where there is none), and the statistics after it."""
-        terms = Terms.with_factors(factors)
+        terms = Terms.with_factors(factors, sums=self._sums)
         with followed(terms, self.model), captured_gradients(self.model.optimizer) as captured:
             self._train_step(batch)
         self._counted = terms.counted
@@ -330,6 +339,7 @@ class TensorFlowLearner(KerasLearner):
         if self._counted is None or not self._has_gradient:
             # tracing finds which variables have one, and the terms of the loss
             self._steps_with(reducer, 0).compiled(stack, *given)
+        self.look_at_sums(stack, reducer)
         num_terms = reducer.agree_on_terms(len(self._counted or []))
         if num_terms and reducer.skips:
             super().train_reducing(stack, reducer)
@@ -392,7 +402,7 @@ class TensorFlowLearner(KerasLearner):
                     before = self._trace_metrics() if skips else []
                     factors = None
                     if num_terms:
-                        denominators = forward_terms(self.model, batch).stacked()
+                        denominators = forward_terms(self.model, batch, sums=self._sums).stacked()
                         factors = exchange.factors(denominators, self._counted or [], weight)
                     joined = exchange(self._trace_step(batch, factors), weight, stop)
                     if skips:

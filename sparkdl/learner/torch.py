@@ -158,7 +158,7 @@ class TorchLearner(KerasLearner):
         # What plain PyTorch layers keep is no variable of Keras, whose changes are left out.
         buffers = [(b, b.clone()) for b in torch.nn.Module.buffers(self.model)]
         with torch.random.fork_rng():
-            self._counted = forward_terms(self.model, batch).counted
+            self._counted = forward_terms(self.model, batch, sums=self._sums).counted
         with torch.no_grad():
             for buffer, value in buffers:
                 buffer.copy_(value)
@@ -181,7 +181,7 @@ class TorchLearner(KerasLearner):
             of_all.append(float(total[1]))
             return factors([denominator is not None], numbers, total)[0]
 
-        self._compute_gradients(batch, reducer.buffer, Terms(factor))
+        self._compute_gradients(batch, reducer.buffer, Terms(factor, sums=self._sums))
         return np.array(mine), np.array(of_all)
 
     def skip_weighed(self, reducer: Reducer, num_terms: int) -> None:
@@ -191,7 +191,7 @@ class TorchLearner(KerasLearner):
     def weighed_gradients(
         self, stack: BatchStack, out: FloatArray, factors: FloatArray | None
     ) -> None:
-        self._compute_gradients(stack, out, Terms.with_factors(factors))
+        self._compute_gradients(stack, out, Terms.with_factors(factors, sums=self._sums))
 
     def _compute_gradients(self, stack: BatchStack, out: FloatArray, terms: Terms) -> None:
         require_one_batch(stack)

@@ -190,6 +190,11 @@ class RoundSynchronizer:
         """What this rank knows; ranks do not tell each other."""
         return mine
 
+    @property
+    def num_workers(self) -> int:
+        """See :class:`sparkdl.protocols.Reducer`."""
+        return self._client.num_workers
+
     def agree_on_terms(self, mine: int) -> int:
         """What this rank knows; the server waits for no sums of a rank without rows."""
         return max(0, mine) if self._client.num_workers > 1 else 0

@@ -215,7 +215,8 @@ class SparkModel(ModelInference):
             batch_size: Rows per step and worker; None for the constructor's.
             verbose: 1 for a progress bar, 2 for a line per epoch, 0 for silence; ``'auto'`` for a
                 progress bar, in a notebook with matplotlib for curves of loss and metrics.
-            validation_split: Share of the rows held out at random for validation, in [0, 1).
+            validation_split: Share of the rows held out for validation, in [0, 1): of arrays the
+                last ones, as in Keras, otherwise a random share.
             validation_data: Rows like ``data``, evaluated by the workers after each epoch; arrays
                 ``(x, y, sample_weight)`` are weighted. Or the name of a boolean column of
                 ``data``, true in the rows to validate on.
@@ -225,9 +226,10 @@ class SparkModel(ModelInference):
                 name -> either.
             label: A column, or output name -> column. Integer class labels do where the loss
                 wants one-hot vectors. None for a model that was compiled without a loss.
-            sample_weight: A numeric column, or output name -> column; outputs that are not named
-                are not weighted. As in Keras, it weighs the rows of ``data`` (also those held
-                out by ``validation_split`` or a column), not rows of ``validation_data``.
+            sample_weight: A column of numbers, or of arrays with one for each position; or output
+                name -> column; outputs that are not named are not weighted. As in Keras, it weighs
+                the rows of ``data`` (also those held out by ``validation_split`` or a column), not
+                rows of ``validation_data``.
             shuffle: New row order in each epoch.
             checkpoint_dir: Folder for a checkpoint after each epoch; paths as in :meth:`save`. The
                 first takes the place of those of an earlier fit, unless ``resume`` goes on from it.

@@ -12,7 +12,7 @@ import keras
 import numpy as np
 from keras import layers
 from keras.src.backend.common import global_state
-from own_parts import CALLBACKS, OwnStep, Subclassed
+from own_parts import CALLBACKS, OwnMean, OwnMetrics, OwnStep, OwnSum, OwnTrain, Subclassed
 from parts import (
     BLOCKS,
     CLASSES,
@@ -27,6 +27,13 @@ from parts import (
     Head,
 )
 
+OWN_FORMS = {
+    "own step": OwnStep,
+    "own mean": OwnMean,
+    "own sum": OwnSum,
+    "own metrics": OwnMetrics,
+    "own train": OwnTrain,
+}
 Arrays = dict[str, np.ndarray]
 
 
@@ -39,8 +46,8 @@ class Case:
         blocks: Names of layers, of ``parts.BLOCKS``, in order; each goes to the first input that
             can take it, and after the join to the whole.
         form: ``'functional'``, ``'named'`` (with dicts of inputs and outputs), ``'sequential'``,
-            ``'subclassed'`` or ``'own step'``.
-        heads: ``'<head>:<loss>'`` for each output.
+            ``'subclassed'``, or one of ``OWN_FORMS``.
+        heads: ``'<head>:<loss>'`` for each output; ``'<head>:none'`` has no loss and no labels.
         reduction: Of the losses; empty for Keras' default.
         weights: Which there are: ``'rows'``, ``'positions'``, ``'classes'``, ``'losses'``.
         metrics: Names of metrics of the heads; those that a head does not have are left out.
@@ -55,6 +62,7 @@ class Case:
             ``'again'`` (a second fit of one epoch), ``'save'`` (saved and loaded).
         sizes: Rows of each worker.
         held_out: Rows to validate on, of all workers together.
+        split: Whether they are the last of the rows, given as ``validation_split``.
         batch: Rows of a batch.
         shuffle: Whether each epoch has an order of its own.
         steps: ``steps_per_execution`` that the model is compiled with.
@@ -78,6 +86,7 @@ class Case:
     fits: tuple[str, ...] = ("fit",)
     sizes: tuple[int, ...] = (20,)
     held_out: int = 0
+    split: bool = False
     batch: int = 4
     shuffle: bool = False
     steps: int = 1
@@ -101,6 +110,24 @@ class Case:
         exact = ("synchronous", "allreduce")
         alone = len(self.sizes) == 1 and not self.callbacks
         return (*exact, "asynchronous") if alone else exact
+
+    @property
+    def held_out_sizes(self) -> tuple[int, ...]:
+        """Rows to validate on of each worker."""
+        even = self.held_out // len(self.sizes)
+        return (*[even] * (len(self.sizes) - 1), self.held_out - even * (len(self.sizes) - 1))
+
+    @property
+    def fixed(self) -> bool:
+        """Whether the model takes batches of one size only."""
+        return "stateful" in self.blocks
+
+    @property
+    def loss_depends_on_batches(self) -> bool:
+        """Whether the loss of rows is another one in other batches: it is no mean over rows."""
+        takes = {name.split()[0] for name in self.inputs}
+        heads = any("ignored" in head for head in self.heads)
+        return bool(self.reduction or heads or "masking" in self.blocks or "masked" in takes)
 
     @cached_property
     def parts_of_heads(self) -> list[tuple[Head, str]]:
@@ -140,7 +167,10 @@ def _functional(case: Case) -> Callable[[], Any]:
     tensors: list[tuple[Any, str]] = []
     for name in case.inputs:
         shape, dtype, kind = INPUTS[name]
-        given = keras.Input(shape, dtype=dtype, name=f"in_{name.replace(' ', '_')}")
+        given = keras.Input(
+            shape, batch_size=case.batch if case.fixed else None, dtype=dtype,
+            name=f"in_{name.replace(' ', '_')}",
+        )  # fmt: skip
         inputs.append(given)
         tensor = given
         if "tokens" in name:
@@ -165,7 +195,7 @@ def _functional(case: Case) -> Callable[[], Any]:
         layers.Dense(head.units, activation=head.activation, name=name)(whole)
         for name, (head, _) in zip(case.output_names(), case.parts_of_heads, strict=True)
     ]
-    kind = OwnStep if case.form == "own step" else keras.Model
+    kind = OWN_FORMS.get(case.form, keras.Model)
     if case.form == "named":
         by_name = dict(zip(case.output_names(), outputs, strict=True))
         return lambda: keras.Model({tensor.name: tensor for tensor in inputs}, by_name)
@@ -221,21 +251,32 @@ def _compile(model: Any, case: Case) -> None:
     if "exclusion" in case.options:
         optimizer.exclude_from_weight_decay(var_names=["bias", "gamma", "scale"])
     more = {"reduction": case.reduction} if case.reduction else {}
-    losses = [head.loss[loss](more) for head, loss in case.parts_of_heads]
+    losses = [
+        None if loss == "none" else head.loss[loss](more) for head, loss in case.parts_of_heads
+    ]
     metrics = [
         [head.metrics[m]() for m in case.metrics if m in head.metrics]
         for head, _ in case.parts_of_heads
     ]
     several = len(losses) > 1 or case.form == "named"
     names = case.output_names()
-    settings: dict[str, Any] = {
-        "loss": dict(zip(names, losses, strict=True)) if several else losses[0],
-        "weighted_metrics" if case.weighted else "metrics": dict(zip(names, metrics, strict=True))
-        if several
-        else metrics[0],
-    }
+    settings: dict[str, Any] = {"loss": losses[0]}
+    if None in losses and case.form != "named":
+        settings["loss"] = losses
+    elif several:
+        by_output = zip(names, losses, strict=True)
+        settings["loss"] = {name: loss for name, loss in by_output if loss is not None}
+    if any(metrics):
+        settings["weighted_metrics" if case.weighted else "metrics"] = (
+            dict(zip(names, metrics, strict=True)) if several else metrics[0]
+        )
     if "losses" in case.weights:
-        settings["loss_weights"] = dict(zip(names, (0.7, 2.0), strict=False)) if several else [0.7]
+        settings["loss_weights"] = [0.7]
+        if isinstance(settings["loss"], dict):
+            weights = zip(settings["loss"], (0.7, 2.0), strict=False)
+            settings["loss_weights"] = dict(weights)
+        elif several:
+            settings["loss_weights"] = [0.7, 2.0]
     if case.steps > 1:
         settings["steps_per_execution"] = case.steps
     model.compile(optimizer, run_eagerly=case.eager, **settings)
@@ -265,7 +306,8 @@ def rows(case: Case, count: int, salt: int = 0) -> tuple[Arrays, Arrays, Arrays]
             x[name] = values.astype("float32")
     y = {
         name: _labels(rng, head.labels, count)
-        for name, (head, _) in zip(case.output_names(), case.parts_of_heads, strict=True)
+        for name, (head, loss) in zip(case.output_names(), case.parts_of_heads, strict=True)
+        if loss != "none"
     }
     w: Arrays = {}
     if "rows" in case.weights:

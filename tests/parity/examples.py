@@ -9,6 +9,57 @@ EXAMPLES: dict[str, tuple[str, Case]] = {
         "A fit after save and load has the row order of a second fit, not that of the first again.",
         Case(fits=("fit", "save", "again"), sizes=(13, 7), shuffle=True),
     ),
+    "sum divided by the rows": (
+        "A compute_loss that divides the sum of its loss by the rows took it as a sum.",
+        Case(form="own mean", heads=("numbers:huber",), reduction="sum", sizes=(13, 7)),
+    ),
+    "sum divided by the rows, eagerly": (
+        "The same where each step runs eagerly.",
+        Case(form="own mean", reduction="sum", sizes=(13, 7), eager=True, weights=("rows",)),
+    ),
+    "weights of positions": (
+        "A sample weight for each position of a sequence was refused.",
+        Case(
+            inputs=("sequence",),
+            blocks=("conv1d",),
+            heads=("sequences:mse",),
+            weights=("positions",),
+            sizes=(13, 7),
+            held_out=4,
+        ),
+    ),
+    "labels of a train_step": (
+        "A train_step of the user's own got labels (n, 1) where Keras gives it (n,).",
+        Case(form="own train", heads=("flat numbers:mse",), sizes=(13, 7)),
+    ),
+    "values of compute_metrics": (
+        "What compute_metrics adds to the metrics was in no History.",
+        Case(form="own metrics", metrics=("mae",), sizes=(13, 7), held_out=5),
+    ),
+    "several optimizers": (
+        "A MultiOptimizer has no learning rate: the driver ended in an AttributeError.",
+        Case(optimizer="multi", sizes=(13, 7), fits=("fit", "again")),
+    ),
+    "states of a layer": (
+        "Keras lists the states of stateful layers among no variables: they did not travel.",
+        Case(
+            inputs=("sequence",),
+            blocks=("stateful",),
+            sizes=(16,),
+            held_out=4,
+            fits=("fit", "again"),
+        ),
+    ),
+    "nadam in half precision": (
+        "Keras lists one variable of Nadam in a LossScaleOptimizer nowhere: it did not travel.",
+        Case(
+            optimizer="nadam", policy="global mixed_float16", sizes=(13, 7), fits=("fit", "again")
+        ),
+    ),
+    "last rows held out": (
+        "validation_split took a random share of arrays, where Keras takes the last rows.",
+        Case(sizes=(13,), held_out=4, split=True),
+    ),
     "argument of a loss": (
         "Keras writes no delta of Huber and no axis of CosineSimilarity into a configuration.",
         Case(heads=("numbers:huber",)),

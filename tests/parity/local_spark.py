@@ -35,6 +35,7 @@ from sparkdl.launch.task import Task
 from sparkdl.learner.signature import model_signature
 from sparkdl.ps.server.config import ServerConfig
 from sparkdl.spark.columns import fit_source, sources
+from sparkdl.spark.columns.local_data import by_name
 from sparkdl.spark.columns.sources import ROLE, Source
 from sparkdl.transport.address import Endpoint
 from sparkdl.transport.listeners import Listeners
@@ -263,6 +264,8 @@ class LocalSparkModel(SparkModel):
     def _open(self, data: Any, validation_data: Any, columns: Any, split: float) -> Source:
         """As the library's, but the rows of both roles are put together by Arrow, not by Spark."""
         signature = model_signature(self.model)
+        if split:
+            data, validation_data = fit_source.split_arrays(by_name(data, signature), split)
         source = sources.open_source(data, signature, columns)
         if validation_data is None:
             return source
@@ -289,7 +292,12 @@ def _weighted(source: Source, other: Source) -> Source:
     have, want = len(source.spec.columns), len(other.spec.columns)
     for name in sources.wire_names(want)[have:]:
         kind = other.frame.table.schema.field(name).type
-        table = table.append_column(name, pa.array(np.ones(table.num_rows)).cast(kind))
+        if pa.types.is_binary(kind):
+            (weight, *_) = other.spec.weights.values()
+            one = np.ones([size or 1 for size in weight.shape], weight.dtype).tobytes()
+            table = table.append_column(name, pa.array([one] * table.num_rows, kind))
+        else:
+            table = table.append_column(name, pa.array(np.ones(table.num_rows)).cast(kind))
     spec = replace(source.spec, sample_weight=other.spec.sample_weight)
     return replace(source, frame=LocalFrame(source.frame.sparkSession, table), spec=spec)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -154,11 +156,116 @@ class OwnStep(keras.Model):
         training: bool = True,
     ) -> Any:  # fmt: skip
         loss = super().compute_loss(x, y, y_pred, sample_weight, training)
-        return loss + 0.1 * ops.mean(ops.square(y_pred))
+        return loss + 0.1 * ops.mean(ops.square(ops.cast(y_pred, loss.dtype)))
+
+
+class OwnMean(keras.Model):
+    """A functional model that divides the sum of its loss by the rows of the batch itself."""
+
+    def compute_loss(
+        self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None,
+        training: bool = True,
+    ) -> Any:  # fmt: skip
+        loss = super().compute_loss(x, y, y_pred, sample_weight, training)
+        return loss / ops.cast(ops.shape(y_pred)[0], loss.dtype)
+
+
+class OwnSum(keras.Model):
+    """A functional model whose loss is a sum over rows that no loss of Keras tells of."""
+
+    def compute_loss(
+        self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None,
+        training: bool = True,
+    ) -> Any:  # fmt: skip
+        return ops.sum(ops.square(y_pred - y))
+
+
+class OwnMetrics(keras.Model):
+    """A functional model that shows a value of its own beside its metrics."""
+
+    def compute_metrics(
+        self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None
+    ) -> dict[str, Any]:
+        logs = super().compute_metrics(x, y, y_pred, sample_weight)
+        return {**logs, "twice": 2.0 * logs["loss"]}
+
+
+class OwnTrain(keras.Model):
+    """A functional model with a ``train_step`` of its own.
+
+    Its loss is another one for labels ``(n,)`` than for ``(n, 1)``.
+    """
+
+    def _own_loss(self, x: Any, y: Any, y_pred: Any, sample_weight: Any) -> Any:
+        loss = self.compute_loss(x, y, y_pred, sample_weight)
+        outputs = ops.cast(y_pred, loss.dtype)
+        return loss * (1.0 + 0.1 * len(y.shape)) + 0.1 * ops.mean(ops.square(outputs))
+
+    def _logs(self, x: Any, y: Any, y_pred: Any, sample_weight: Any, loss: Any) -> Any:
+        rows = ops.cast(ops.shape(y_pred)[0], "float32")
+        self._loss_tracker.update_state(loss, sample_weight=rows)
+        return self.compute_metrics(x, y, y_pred, sample_weight)
+
+    def train_step(self, *given: Any) -> Any:
+        return getattr(self, f"_{keras.backend.backend()}_step")(*given)
+
+    def _tensorflow_step(self, data: Any) -> Any:
+        import tensorflow as tf
+
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+        with tf.GradientTape() as tape:
+            y_pred = self(x, training=True)
+            loss = self._own_loss(x, y, y_pred, sample_weight)
+            scaled = self.optimizer.scale_loss(loss)
+        gradients = tape.gradient(scaled, self.trainable_variables)
+        self.optimizer.apply(gradients, self.trainable_variables)
+        return self._logs(x, y, y_pred, sample_weight, loss)
+
+    def _torch_step(self, data: Any) -> Any:
+        import torch
+
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+        self.zero_grad()
+        y_pred = self(x, training=True)
+        loss = self._own_loss(x, y, y_pred, sample_weight)
+        self.optimizer.scale_loss(loss).backward()
+        variables = list(self.trainable_variables)
+        with torch.no_grad():
+            self.optimizer.apply([v.value.grad for v in variables], variables)
+            return self._logs(x, y, y_pred, sample_weight, loss)
+
+    def _jax_step(self, state: Any, data: Any) -> Any:
+        import jax
+
+        trainable, frozen, slots, metrics = state
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+
+        def forward(trainable: Any) -> Any:
+            pairs = [
+                *zip(self.trainable_variables, trainable, strict=True),
+                *zip(self.non_trainable_variables, frozen, strict=True),
+            ]
+            with keras.StatelessScope(state_mapping=pairs) as scope:
+                y_pred = self(x, training=True)
+                loss = self._own_loss(x, y, y_pred, sample_weight)
+                scaled = self.optimizer.scale_loss(loss)
+            changed = [scope.get_current_value(v) for v in self.non_trainable_variables]
+            return scaled, (loss, y_pred, changed)
+
+        (_, (loss, y_pred, frozen)), gradients = jax.value_and_grad(forward, has_aux=True)(
+            trainable
+        )
+        trainable, slots = self.optimizer.stateless_apply(slots, gradients, trainable)
+        pairs = list(zip(self.metrics_variables, metrics, strict=True))
+        with keras.StatelessScope(state_mapping=pairs) as scope:
+            logs = self._logs(x, y, y_pred, sample_weight, loss)
+        metrics = [scope.get_current_value(v) for v in self.metrics_variables]
+        return logs, (trainable, frozen, slots, metrics)
 
 
 _CLASSES = (
     Scaled, Counting, Tempered, Penalized, Measuring, OwnLoss, MeanOutput, Subclassed, OwnStep,
+    OwnMean, OwnMetrics, OwnSum, OwnTrain,
 )  # fmt: skip
 CUSTOM = {c.__name__: c for c in _CLASSES} | {"own_function": own_function}
 
@@ -206,7 +313,39 @@ class Warms(keras.callbacks.Callback):
                 layer.temperature.assign(1.0 + 0.5 * epoch)
 
 
+class Checkpoints(keras.callbacks.ModelCheckpoint):
+    """Keeps the weights that ``ModelCheckpoint`` wrote, by file.
+
+    Args:
+        ending: Of the files.
+    """
+
+    def __init__(self, ending: str, **options: Any) -> None:
+        self._folder = tempfile.TemporaryDirectory()
+        super().__init__(f"{self._folder.name}/{{epoch}}{ending}", **options)
+
+    def files(self) -> dict[str, list[np.ndarray]]:
+        """Name of a file -> the weights in it. Removes the files."""
+        found = {}
+        for path in sorted(Path(self._folder.name).iterdir()):
+            if self.save_weights_only:
+                self.model.load_weights(path)
+                found[path.name] = self.model.get_weights()
+            else:
+                loaded = keras.models.load_model(path, custom_objects=CUSTOM, safe_mode=False)
+                found[path.name] = [*loaded.get_weights(), *(v.numpy() for v in _slots(loaded))]
+        self._folder.cleanup()
+        return found
+
+
+def _slots(model: Any) -> list[Any]:
+    return [v for v in model.optimizer.variables if "seed" not in v.path]
+
+
 CALLBACKS: dict[str, Callable[[], Any]] = {
+    "checkpoints": lambda: Checkpoints(".keras"),
+    "weights": lambda: Checkpoints(".weights.h5", save_weights_only=True),
+    "best": lambda: Checkpoints(".keras", monitor="loss", save_best_only=True),
     "reads": Reads,
     "rates": lambda: keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.5),
     "plateau": lambda: keras.callbacks.ReduceLROnPlateau("loss", 0.5, patience=0, min_delta=10.0),

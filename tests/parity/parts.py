@@ -44,7 +44,8 @@ class Block:
         make: Makes the layers once, and returns what applies them.
         gives: The kind of tensor that comes out; empty for the same.
         by: ``'batch'`` where its result for a row depends on the other rows of the batch,
-            ``'random'`` where it draws random numbers.
+            ``'order'`` where it depends on the batches before, ``'random'`` where it draws random
+            numbers.
         simple: Whether it is one layer, for models that are a list of layers.
     """
 
@@ -223,6 +224,9 @@ BLOCKS: dict[str, Block] = {
     "lstm sequence": Block("sequence", _one(layers.LSTM, 4, return_sequences=True)),
     "gru": Block("sequence", _one(layers.GRU, 4), gives="vector"),
     "rnn": Block("sequence", _one(layers.SimpleRNN, 4), gives="vector"),
+    "stateful": Block(
+        "sequence", _one(layers.GRU, 4, stateful=True), gives="vector", by="order", simple=False
+    ),
     "bidirectional": Block("sequence", lambda: layers.Bidirectional(layers.GRU(3)), gives="vector"),
     "stacked cells": Block(
         "sequence",
@@ -422,6 +426,19 @@ OPTIMIZERS: dict[str, Callable[[Any, dict[str, Any]], Any]] = {
     "lamb": lambda rate, more: keras.optimizers.Lamb(rate, **_EPSILON, **more),
     "adafactor": lambda rate, more: keras.optimizers.Adafactor(rate, **more),
 }
+if "Muon" in vars(keras.optimizers):  # since Keras 3.11
+    OPTIMIZERS["muon"] = lambda rate, more: keras.optimizers.Muon(rate, **_EPSILON, **more)
+if "MultiOptimizer" in vars(keras.optimizers):
+    OPTIMIZERS["multi"] = lambda rate, more: keras.optimizers.MultiOptimizer(
+        keras.optimizers.OptimizerMap(
+            keras.optimizers.SGD(rate, 0.9),
+            {
+                ".*kernel": keras.optimizers.Adam(rate, **_EPSILON),
+                ".*bias": keras.optimizers.SGD(rate),
+            },
+        ),
+        **more,
+    )
 OPTIONS: dict[str, dict[str, Any]] = {
     "clipnorm": {"clipnorm": 0.05},
     "clipvalue": {"clipvalue": 0.02},

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 from case import Arrays, Case, build, callbacks_of, class_weight, cut, rows
 from local_spark import LocalSession, LocalSparkModel, Workers, without_spark
-from own_parts import CUSTOM, Reads
+from own_parts import CUSTOM, Checkpoints, Reads
 
 from sparkdl import SparkModel
 from sparkdl.data import Batches, read_partition
@@ -33,8 +33,9 @@ from sparkdl.spark.inference.evaluate import evaluate_source
 from sparkdl.spark.loading import load_as
 
 EPOCHS = 2
-LIMITS = {"bfloat16": 2e-2, "float16": 1e-3}
-"""How far two results may be apart where it is not 1e-5; bfloat16 has 8 bits of precision."""
+LIMITS = {"bfloat16": 8e-3, "float16": 1e-3}
+"""How far two results may be apart where it is not 1e-5: the step from 1 to the next number, which
+is 2 ** -7 for bfloat16 and 2 ** -10 for float16."""
 
 
 @dataclass
@@ -56,6 +57,11 @@ class Outcome:
     evaluated: dict[str, Any]
     predicted: list[np.ndarray]
     seen: list[Any] = field(default_factory=list)
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether all weights are numbers."""
+        return all(np.isfinite(value).all() for value in self.variables.values())
 
 
 @dataclass(frozen=True)
@@ -84,12 +90,15 @@ class Orders:
     Args:
         case: What is trained.
         model: For which the rows are.
+        every: The rows of all workers.
+        sizes: How many rows each worker has.
     """
 
-    def __init__(self, case: Case, model: Any) -> None:
-        session = LocalSession(None, case.sizes, ())
+    def __init__(
+        self, case: Case, model: Any, every: tuple[Arrays, Arrays, Arrays], sizes: tuple[int, ...]
+    ) -> None:
+        session = LocalSession(None, sizes, ())
         signature = model_signature(model)
-        every = rows(case, sum(case.sizes))
         with without_spark(session):
             data = by_name(as_keras(case, *every), signature)
             source = open_source(data, signature, Columns())
@@ -100,12 +109,14 @@ class Orders:
             if case.shuffle:
                 partition.find_order()
             self._rows.append(partition.under(source.spec).train)
-        self._places = [_keys(x, y) for x, y, _ in parts_of(case)]
+        self._places = [_keys(x, y) for x, y, _ in parts_of(every, sizes)]
 
-    def order(self, rank: int, seed: int, epoch: int) -> np.ndarray:
+    def order(self, rank: int, seed: int, epoch: int, shuffle: bool = True) -> np.ndarray:
         """The numbers of the rows of a rank, as it trains them in an epoch."""
         rows = self._rows[rank]
-        taken = Batches(rows, len(rows), seed=seed, rank=rank, prefetch=0, by_content=True)
+        taken = Batches(
+            rows, len(rows), seed=seed, rank=rank, prefetch=0, by_content=True, shuffle=shuffle
+        )
         (stack,) = taken.stacks(epoch, 1)
         x, y = ({n: a[0] for n, a in group.items()} for group in (stack.x, stack.y))
         left = list(self._places[rank])
@@ -173,9 +184,43 @@ def as_keras(case: Case, x: Arrays, y: Arrays, w: Arrays) -> tuple[Any, ...]:
                 for name, array in arrays.items()
             }
         values = list(arrays.values())
+        if arrays is not x and len(values) < len(case.heads):
+            return dict(arrays)  # some outputs have no labels
         return values[0] if len(values) == 1 else tuple(values)
 
     return (plain(x), plain(y), plain(w)) if w else (plain(x), plain(y))
+
+
+class ListOfBatches(keras.utils.PyDataset):
+    """Batches as they are."""
+
+    def __init__(self, batches: list[Any]) -> None:
+        super().__init__()
+        self._batches = batches
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __getitem__(self, number: int) -> Any:
+        return self._batches[number]
+
+
+class WorkersBatches(ListOfBatches):
+    """The batches on which the workers validate: each worker's, of its own rows."""
+
+    def __init__(self, case: Case, model: Any) -> None:
+        every, sizes = rows(case, case.held_out, 1), case.held_out_sizes
+        orders = Orders(case, model, every, sizes)
+        batches = []
+        for rank, part in enumerate(parts_of(every, sizes)):
+            order = np.arange(sizes[rank])
+            if case.shuffle and len(order):
+                order = orders.order(rank, 0, 0, shuffle=False)
+            for first in range(0, len(order), case.batch):
+                places = order[first : first + case.batch]
+                picked = [{n: a[places] for n, a in arrays.items()} for arrays in part]
+                batches.append(as_keras(case, *picked))
+        super().__init__(batches)
 
 
 class _Begins(keras.callbacks.Callback):
@@ -187,12 +232,26 @@ class _Begins(keras.callbacks.Callback):
         self._batches.begin(epoch)
 
 
-def train_with_keras(case: Case) -> Outcome:
-    """Plain Keras, in this process, eagerly: to trace so small a model takes longer."""
+def train_with_keras(case: Case, nudge: float = 0.0) -> Outcome:
+    """Plain Keras, in this process, eagerly: to trace so small a model takes longer.
+
+    Args:
+        case: What is trained.
+        nudge: By which share the first weights are others, to see what rounding alone does.
+    """
     model = build(case)
+    for number, variable in enumerate(model.trainable_variables if nudge else ()):
+        signs = np.random.default_rng(number).choice([-1.0, 1.0], variable.shape)
+        variable.assign(variable * (1.0 + nudge * signs).astype("float32"))
     model.run_eagerly = True
-    parts, orders = parts_of(case), Orders(case, model)
-    held_out = rows(case, case.held_out, 1) if case.held_out else None
+    every = rows(case, sum(case.sizes))
+    parts = parts_of(every, case.sizes)
+    orders = Orders(case, model, every, case.sizes)
+    validation: Any = None
+    if case.held_out:
+        validation = as_keras(case, *rows(case, case.held_out, 1))
+        if case.loss_depends_on_batches:
+            validation = WorkersBatches(case, model)
     seen: list[Any] = []
     histories = []
     trained = 0
@@ -203,33 +262,71 @@ def train_with_keras(case: Case) -> Outcome:
             continue
         batches = GlobalBatches(case, parts, orders, _SEED_STEP * trained)
         callbacks = callbacks_of(case)
-        validation = None
-        if held_out is not None:
-            validation = as_keras(case, *held_out)
         first, last = epochs_of(what)
         history = model.fit(
             batches, epochs=last, initial_epoch=first, verbose=0, shuffle=False,
             callbacks=[_Begins(batches), *callbacks], class_weight=class_weight(case),
-            validation_data=validation, validation_batch_size=case.batch,
+            validation_data=validation,
+            validation_batch_size=None if case.loss_depends_on_batches else case.batch,
         )  # fmt: skip
         trained += len(history.epoch)
         histories.append(history.history)
-        seen += [c.seen for c in callbacks if isinstance(c, Reads)]
-    x, y, w = (*as_keras(case, *rows(case, 7, 2)), None)[:3]
-    evaluated = model.evaluate(x, y, sample_weight=w, batch_size=3, verbose=0, return_dict=True)
-    predicted = model.predict_on_batch(x)
+        seen += seen_by(callbacks)
+    batches = [as_keras(case, *part) for part in batches_of(case, *fresh_rows(case))]
+    evaluated = model.evaluate(ListOfBatches(batches), verbose=0, return_dict=True)
+    reset_states(model)
+    predicted = model.predict(ListOfBatches([batch[:1] for batch in batches]), verbose=0)
     return outcome_of(model, histories, evaluated, predicted, seen)
+
+
+def seen_by(callbacks: list[Any]) -> list[Any]:
+    """What callbacks saw, and the files that they wrote."""
+    seen = [c.seen for c in callbacks if isinstance(c, Reads)]
+    return seen + [c.files() for c in callbacks if isinstance(c, Checkpoints)]
+
+
+def fresh_rows(case: Case) -> tuple[tuple[Arrays, Arrays, Arrays], tuple[int, ...]]:
+    """Rows that nobody was trained on, and how many of them each worker evaluates."""
+    if case.fixed:
+        return rows(case, 2 * case.batch, 2), (2 * case.batch,)
+    return rows(case, 7, 2), ((5, 2) if len(case.sizes) > 1 else (7,))
+
+
+def batches_of(
+    case: Case, every: tuple[Arrays, Arrays, Arrays], sizes: tuple[int, ...]
+) -> list[tuple[Arrays, Arrays, Arrays]]:
+    """The batches in which workers evaluate rows."""
+    size = evaluated_at_once(case)
+    found: list[Any] = []
+    for part in parts_of(every, sizes):
+        for first in range(0, _count(part), size):
+            place = slice(first, first + size)
+            found.append(tuple({n: a[place] for n, a in arrays.items()} for arrays in part))
+    return found
+
+
+def reset_states(model: Any) -> None:
+    """Keras' ``evaluate`` changes the states of stateful layers; workers evaluate with copies."""
+    for layer in model.layers:
+        if isinstance(layer, keras.layers.RNN) and layer.stateful:
+            layer.reset_state()
+
+
+def evaluated_at_once(case: Case) -> int:
+    return case.batch if case.fixed else 3
 
 
 def epochs_of(what: str) -> tuple[int, int]:
     return {"fit": (0, EPOCHS), "on": (EPOCHS, EPOCHS + 1), "again": (0, 1)}[what]
 
 
-def parts_of(case: Case) -> list[tuple[Arrays, Arrays, Arrays]]:
-    every = rows(case, sum(case.sizes))
+def parts_of(
+    every: tuple[Arrays, Arrays, Arrays], sizes: tuple[int, ...]
+) -> list[tuple[Arrays, Arrays, Arrays]]:
+    """The rows of each worker."""
     return [
         tuple({name: array[place] for name, array in arrays.items()} for arrays in every)  # type: ignore[misc]
-        for place in cut(case.sizes)
+        for place in cut(sizes)
     ]
 
 
@@ -260,12 +357,17 @@ def outcome_of(
 
 def train_with_sparkdl(case: Case, mode: str, workers: Workers) -> Outcome | Refused:
     """``SparkModel`` in ``mode``, on the workers' processes."""
-    even = [case.held_out // len(case.sizes)] * len(case.sizes)
-    even[-1] += case.held_out - sum(even)
-    session = LocalSession(workers, case.sizes, even)
+    session = LocalSession(workers, case.sizes, case.held_out_sizes)
     model = build(case)
-    held_out = as_keras(case, *rows(case, case.held_out, 1)) if case.held_out else None
-    data = as_keras(case, *rows(case, sum(case.sizes)))
+    every = rows(case, sum(case.sizes))
+    validation: dict[str, Any] = {}
+    if case.held_out and case.split:
+        count = sum(case.sizes) + case.held_out
+        every = joined(every, rows(case, case.held_out, 1))
+        validation["validation_split"] = (case.held_out - 0.5) / count
+    elif case.held_out:
+        validation["validation_data"] = as_keras(case, *rows(case, case.held_out, 1))
+    data = as_keras(case, *every)
     seen: list[Any] = []
     histories = []
     jobs = workers.jobs
@@ -283,32 +385,41 @@ def train_with_sparkdl(case: Case, mode: str, workers: Workers) -> Outcome | Ref
             history = spark_model.fit(
                 data, epochs=last, initial_epoch=first, verbose=0, shuffle=case.shuffle,
                 callbacks=callbacks or None, class_weight=class_weight(case),
-                validation_data=held_out,
+                **validation,
             )  # fmt: skip
             histories.append(history.history)
-            seen += [c.seen for c in callbacks if isinstance(c, Reads)]
+            seen += seen_by(callbacks)
     except SparkDLError as error:
         if workers.jobs > jobs:
             raise
         return Refused(error)
-    fresh = as_keras(case, *rows(case, 7, 2))
-    evaluated = evaluate_on_workers(spark_model, fresh, session)
-    predicted = spark_model.predict(fresh[0], batch_size=7)
+    fresh, session.sizes = fresh_rows(case)
+    size = evaluated_at_once(case)
+    evaluated = evaluate_on_workers(spark_model, as_keras(case, *fresh), session, size)
+    reset_states(spark_model.model)
+    predicted = spark_model.predict(as_keras(case, *fresh)[0], batch_size=size)
     return outcome_of(spark_model.model, histories, evaluated, predicted, seen)
 
 
+def joined(
+    first: tuple[Arrays, Arrays, Arrays], last: tuple[Arrays, Arrays, Arrays]
+) -> tuple[Arrays, Arrays, Arrays]:
+    """The rows of both."""
+    groups = zip(first, last, strict=True)
+    return tuple({n: np.concatenate([a[n], b[n]]) for n in a} for a, b in groups)  # type: ignore[return-value]
+
+
 def evaluate_on_workers(
-    spark_model: SparkModel, data: Any, session: LocalSession
+    spark_model: SparkModel, data: Any, session: LocalSession, batch_size: int
 ) -> dict[str, Any]:
-    """``evaluate`` as of a DataFrame: each partition on a worker, of sizes 5 and 2 (or 7)."""
-    session.sizes = [5, 2] if len(session.sizes) > 1 else [7]
+    """``evaluate`` as of a DataFrame: each partition on a worker."""
     model = spark_model.model
     with without_spark(session):
         signature = model_signature(model)
         source = open_source(by_name(data, signature), signature, Columns())
-        prepare_metrics(model, source, 3)
+        prepare_metrics(model, source, batch_size)
         archive = encode_model(model, spark_model.custom_objects)
-        state = evaluate_source(source, archive, batch_size=3, use_gpu="auto")
+        state = evaluate_source(source, archive, batch_size=batch_size, use_gpu="auto")
     results: dict[str, Any] = metric_results(model, state)
     return results
 
@@ -360,8 +471,15 @@ def differences(case: Case, keras_: Outcome, ours: Outcome) -> list[str]:
     for number, (a, b) in enumerate(zip(keras_.predicted, ours.predicted, strict=True)):
         compare(f"predict {number}", a, b)
     for mine, theirs in zip(ours.seen, keras_.seen, strict=True):
-        compare_seen(mine, theirs, found, limit)
+        if isinstance(theirs, dict):
+            compare_named("file", *(_numbered(files) for files in (theirs, mine)))
+        else:
+            compare_seen(mine, theirs, found, limit)
     return found
+
+
+def _numbered(files: dict[str, list[np.ndarray]]) -> dict[str, np.ndarray]:
+    return {f"{name} {i}": array for name, held in files.items() for i, array in enumerate(held)}
 
 
 def compare_seen(ours: list[Any], expected: list[Any], found: list[str], limit: float) -> None:

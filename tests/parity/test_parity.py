@@ -9,17 +9,23 @@ import subprocess
 import sys
 from pathlib import Path
 
+import keras
 import pytest
-from case import Case
-from check import check, check_many
+from case import Case, build
+from check import check
 from generate import BY_DESIGN
-from local_spark import Workers
+from local_spark import LocalSession, LocalSparkModel, Workers
+from own_parts import CUSTOM
+from referee import as_keras, rows
 
 from examples import EXAMPLES
+from sparkdl.errors import ModelError, SparkDLError
 
 HERE = Path(__file__).parent
-CASES = 60
-"""Each in two modes, or in three with one worker: 150 runs."""
+CASES = 150
+MANY = 2000
+PROCESSES = 2
+"""A process waits for its workers half of the time, and they for it."""
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -30,32 +36,40 @@ def test_example(name: str, workers: Workers) -> None:
 
 
 @pytest.mark.slow
-def test_drawn_cases(workers: Workers) -> None:
-    report = check_many(CASES, workers)
-    print(report)
-    assert not report.failures, str(report)
+def test_drawn_cases() -> None:
+    check_in_processes(CASES, range(PROCESSES))
 
 
 @pytest.mark.slow
-def test_many_drawn_cases(workers: Workers) -> None:
-    number = random.randrange(2**32)
-    print(f"seed {number}")
-    report = check_many(800, workers, number)
-    print(report)
-    assert not report.failures, f"seed {number}\n{report}"
+def test_many_drawn_cases() -> None:
+    check_in_processes(MANY, random.sample(range(2**32), PROCESSES))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["jax", "torch"])
-@pytest.mark.slow
-@pytest.mark.parametrize("count", [3, 200])
+@pytest.mark.parametrize("count", [4, pytest.param(250, marks=pytest.mark.slow)])
 def test_drawn_cases_of_another_backend(backend: str, count: int) -> None:
     pytest.importorskip(backend)
-    arguments = [str(count)] if count < 100 else [str(count), str(random.randrange(2**32))]
-    command = [sys.executable, str(HERE / "check.py"), *arguments]
-    ended = subprocess.run(
-        command, env={**os.environ, "KERAS_BACKEND": backend}, capture_output=True, text=True
-    )
-    assert ended.returncode == 0, f"{arguments}\n{ended.stdout}\n{ended.stderr[-3000:]}"
+    check_in_processes(count, [0 if count < 100 else random.randrange(2**32)], backend)
+
+
+def check_in_processes(count: int, seeds: range | list[int], backend: str = "tensorflow") -> None:
+    """Checks as many drawn cases, in a process for each seed."""
+    environment = {**os.environ, "KERAS_BACKEND": backend}
+    commands = [
+        [sys.executable, str(HERE / "check.py"), str(count // len(seeds)), str(seed)]
+        for seed in seeds
+    ]
+    started = [
+        subprocess.Popen(
+            c, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        for c in commands
+    ]
+    said = [process.communicate() for process in started]
+    for command, process, (out, err) in zip(commands, started, said, strict=True):
+        print(f"{' '.join(command[1:])}\n{out}")
+        assert process.returncode == 0, f"{command}\n{out}\n{err[-3000:]}"
 
 
 def test_a_difference_is_found(workers: Workers) -> None:
@@ -68,3 +82,25 @@ def test_a_difference_is_found(workers: Workers) -> None:
 def test_a_case_is_made_again_of_its_text() -> None:
     case = Case(inputs=("image", "vector"), optimizer="adam", sizes=(3, 0), shuffle=True)
     assert eval(repr(case)) == case
+
+
+def fit(case: Case, model: keras.Model, workers: Workers, **arguments: object) -> None:
+    spark_model = LocalSparkModel.of(LocalSession(workers, case.sizes, ()))(
+        model, num_workers=len(case.sizes), custom_objects=CUSTOM, mode="synchronous",
+        frequency="batch", batch_size=case.batch,
+    )  # fmt: skip
+    spark_model.fit(as_keras(case, *rows(case, sum(case.sizes))), verbose=0, **arguments)
+
+
+def test_a_stateful_model_has_one_worker(workers: Workers) -> None:
+    case = Case(inputs=("sequence",), blocks=("stateful",), sizes=(8, 8))
+    jobs = workers.jobs
+    with pytest.raises(ModelError, match="cannot be trained by several workers"):
+        fit(case, build(case), workers)
+    assert workers.jobs == jobs
+
+
+def test_a_sum_that_no_loss_of_keras_tells_of_is_refused(workers: Workers) -> None:
+    case = Case(form="own sum", sizes=(8, 8))
+    with pytest.raises(SparkDLError, match="no mean over the rows"):
+        fit(case, build(case), workers)

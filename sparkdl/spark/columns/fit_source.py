@@ -6,10 +6,12 @@ Runs on the driver.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 from pyspark.sql import Column
 
 from sparkdl.data import ColumnSpec, DataSpec
@@ -56,13 +58,17 @@ def open_fit_source(
             Or the name of a boolean column of ``data``, true in the rows to validate on.
         signature: The model's.
         columns: Which columns mean what.
-        split: Share of ``data`` to validate on where there is no ``validation_data``.
+        split: Share of ``data`` to validate on where there is no ``validation_data``: of arrays
+            the last rows, as in Keras, otherwise a random share.
         seed: Of the choice of these rows.
 
     Raises:
         DataError: The data do not fit the model, or each other.
         ConfigError: Not a form of data that is known.
     """
+    if split and validation_data is None and are_arrays(data, needs_labels=signature.needs_labels):
+        data, validation_data = split_arrays(by_name(data, signature), split)
+        split = 0.0
     if isinstance(validation_data, Column):
         raise expression_error(validation_data, "validation_data")
     if isinstance(validation_data, str) and is_frame(data) and _is_column(validation_data, data):
@@ -98,6 +104,25 @@ def open_fit_source(
     if held_out is not None and forms[0] != forms[1]:
         _check_forms(forms, source.spec, held_out.spec)
     return _add_validation(source, held_out, split, seed)
+
+
+def split_arrays(data: Sequence[Any], split: float) -> tuple[Any, Any]:
+    """Arrays cut into the rows to train on and the last ones, to validate on.
+
+    Args:
+        data: ``(x, y, ...)``; each an array, or name -> array.
+        split: Share of the rows to validate on.
+    """
+    first = next(iter(data[0].values())) if isinstance(data[0], Mapping) else data[0]
+    end = math.floor(len(first) * (1 - split))
+
+    def cut(part: Any, place: slice) -> Any:
+        if isinstance(part, Mapping):
+            return {name: values[place] for name, values in part.items()}
+        return part[place]
+
+    training, held_out = slice(0, end), slice(end, None)
+    return tuple(cut(p, training) for p in data), tuple(cut(p, held_out) for p in data)
 
 
 def _check_forms(forms: tuple[str, str], training: DataSpec, held_out: DataSpec) -> None:
@@ -268,17 +293,40 @@ def _add_validation(source: Source, validation: Source | None, split: float, see
 
 
 def _with_weights(source: Source, other: Source) -> Source:
-    """The rows with a weight of 1 each, where only the ``other`` rows have weights."""
-    from pyspark.sql import functions as F
-
+    """The rows with weights of 1, where only the ``other`` rows have weights."""
     if source.spec.weights or not other.spec.weights:
         return source
     frame = source.frame
-    for name in wire_names(len(other.spec.columns))[len(source.spec.columns) :]:
-        frame = frame.withColumn(name, F.lit(1.0).cast(other.frame.schema[name].dataType))
+    weights = {spec.columns[0]: spec for spec in other.spec.weights.values()}
+    names = dict(zip(wire_names(len(other.spec.columns)), other.spec.columns, strict=True))
+    for name, column in [*names.items()][len(source.spec.columns) :]:
+        kind = other.frame.schema[name].dataType
+        frame = frame.withColumn(name, _ones(weights[column], kind))
     return replace(
         source, frame=frame, spec=replace(source.spec, sample_weight=other.spec.sample_weight)
     )
+
+
+def _ones(weight: ColumnSpec, kind: Any) -> Any:
+    """A column in which each number of a weight is 1."""
+    from pyspark.sql import functions as F
+    from pyspark.sql import types as T
+
+    if None in weight.shape:
+        raise DataError(
+            "some rows have weights for each position, and the others have none",
+            expected="weights of the same kind for the rows to train and to validate on",
+            received=f"sample_weight {weight.label}, whose length the model does not fix",
+            hint="validation_data=(x, y, sample_weight), or a validation column of data",
+        )
+    shape = [size or 1 for size in weight.shape]
+    if isinstance(kind, T.BinaryType):
+        return F.lit(bytearray(np.ones(shape, weight.source_dtype or weight.dtype).tobytes()))
+    ones = F.lit(1.0)
+    if isinstance(kind, T.ArrayType):
+        for size in reversed(shape):
+            ones = F.array_repeat(ones, size)
+    return ones.cast(kind)
 
 
 def _union(training: Any, validation: Any) -> Any:

@@ -60,8 +60,9 @@ def make_spec(
         signature: The model's inputs and outputs.
         features: A column, several numeric columns, or input name -> either.
         label: A column, several numeric columns, output name -> either, or None (to predict).
-        sample_weight: A numeric column, or output name -> column; outputs that are not named
-            weigh all rows alike, with a column of ones.
+        sample_weight: A column of numbers, or of arrays with one for each position of an output's
+            sequence or image; or output name -> column. Outputs that are not named weigh all rows
+            alike, with a column of ones.
         decoder: Makes an array from a binary or struct value; one for all inputs, or by name.
         role_column: See :class:`sparkdl.data.columns.DataSpec`.
         pad: Pads arrays of different length; an input called ``'<input>_mask'`` takes their mask.
@@ -125,7 +126,9 @@ def make_spec(
             )
         ones = ColumnSpec((ONES,), (), "float32", "scalars")
         weights = {
-            name: _weight(schema, by_output[name]) if name in by_output else ones
+            name: _weight(schema, by_output[name], signature.outputs[name].shape)
+            if name in by_output
+            else ones
             for name in label_specs
         }
     return DataSpec(feature_specs, label_specs, weights, role_column)
@@ -272,7 +275,9 @@ def _label(
                 expected=f"an array of shape {shape}",
                 received=kind.simpleString(),
             )
-        return ColumnSpec((name,), (1,) if shape == (1,) else (), dtype, "scalars")
+        # Code of the user's own gets one number per row as (n,), which Keras would give it, too.
+        as_output = shape == (1,) and not signature.own_step
+        return ColumnSpec((name,), (1,) if as_output else (), dtype, "scalars")
     if holds_vectors(kind):
         check_vector_size(field, shape)
         return ColumnSpec((name,), (None,) if shape is None else shape, dtype, "array")
@@ -331,12 +336,26 @@ def _own_label(field: T.StructField) -> ColumnSpec:
     return ColumnSpec((field.name,), (None,) * depth, dtype, spec_kind)
 
 
-def _weight(schema: T.StructType, name: str) -> ColumnSpec:
-    """How to read a column of sample weights."""
+def _weight(schema: T.StructType, name: str, output: Shape | None) -> ColumnSpec:
+    """How to read a column of sample weights: one of a row, or an array of its positions'."""
     field = field_of(schema, name, "sample_weight")
-    if not is_number(field.dataType):
-        raise wrong_type(field, "sample_weight", "a numeric column")
-    return ColumnSpec((name,), (), "float32", "scalars")
+    if is_number(field.dataType):
+        return ColumnSpec((name,), (), "float32", "scalars")
+    if not isinstance(field.dataType, T.ArrayType) or not is_number(element_of(field.dataType)[1]):
+        raise wrong_type(field, "sample_weight", "numbers, or an array of one for each position")
+    depth = element_of(field.dataType)[0]
+    if output is None:
+        return ColumnSpec((name,), (None,) * depth, "float32", "array")
+    if depth > len(output):
+        raise DataError(
+            f"sample_weight {name!r} does not fit the model",
+            expected="one number per row"
+            if len(output) < 2
+            else f"one number per row, or an array of shape {output[:-1]}",
+            received=field.dataType.simpleString(),
+        )
+    positions = output[:depth] if depth < len(output) else (*output[:-1], 1)
+    return ColumnSpec((name,), positions, "float32", "array")
 
 
 def _scalars_shape(

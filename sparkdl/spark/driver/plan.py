@@ -10,6 +10,7 @@ from sparkdl.collective.choice import AllReduceExchange, optimizer_config
 from sparkdl.config import FitConfig, LoopSettings
 from sparkdl.errors import ConfigError, ResourceError
 from sparkdl.files.checkpoints import Checkpoints
+from sparkdl.learner.carried_state import require_no_states
 from sparkdl.learner.ensemble import require_cloneable
 from sparkdl.learner.local_optimizer import adopt_optimizer
 from sparkdl.spark.columns.sources import Source
@@ -136,8 +137,10 @@ def prepare_model(model: Any, exchange: ChosenExchange, num_workers: int) -> Non
 
     Raises:
         ConfigError: The rule cannot work with that many workers, or with the model's optimizer.
-        ModelError: No ensemble can be made of the model.
+        ModelError: No ensemble can be made of the model, or several workers cannot train it.
     """
+    if num_workers > 1:
+        require_no_states(model)
     if isinstance(exchange, AllReduceExchange):
         exchange.rule.bind(num_workers, optimizer_config(model.optimizer))
         return

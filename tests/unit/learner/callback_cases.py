@@ -76,6 +76,7 @@ def test_seeds_and_the_learning_rate_are_not_sent():
     ("change", "named"),
     [
         (lambda m: m.layers[0].__setattr__("trainable", False), "which variables are trainable"),
+        (lambda m: m.optimizer.__setattr__("clipnorm", 0.01), "settings of the optimizer"),
         (lambda m: m.add(keras.layers.Dense(2)), "the layers"),
         (lambda m: m.compile("adam", "mse"), "the optimizer"),
     ],
