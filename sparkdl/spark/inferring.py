@@ -16,8 +16,8 @@ from sparkdl.data.feed_rows import to_numpy
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.spark.driver.feeding import fed_frame
 from sparkdl.spark.driver.function_stage import dump_function
-from sparkdl.spark.driver.interpreter import context_of, this_interpreter
 from sparkdl.spark.executor.stage import MapInArrow
+from sparkdl.spark.session.interpreter import context_of, this_interpreter
 from sparkdl.values import require_int
 
 

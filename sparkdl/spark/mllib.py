@@ -11,8 +11,8 @@ from pyspark.mllib.regression import LabeledPoint
 
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.learner.signature import model_signature
-from sparkdl.spark.columns.sources import is_rdd
-from sparkdl.spark.driver.interpreter import with_this_interpreter
+from sparkdl.spark.session.frames import is_rdd
+from sparkdl.spark.session.interpreter import with_this_interpreter
 from sparkdl.spark.spark_model import SparkModel
 from sparkdl.values import shown
 

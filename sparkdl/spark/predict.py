@@ -15,11 +15,12 @@ from sparkdl.spark.columns.decoders import Decoder
 from sparkdl.spark.columns.local_data import as_frame, input_arrays
 from sparkdl.spark.columns.matching import InputColumns
 from sparkdl.spark.columns.sequences import Pad
-from sparkdl.spark.columns.sources import Columns, is_frame, is_rdd, read_by_spark
-from sparkdl.spark.driver.session import require_running_rdd
+from sparkdl.spark.columns.sources import Columns, read_by_spark
 from sparkdl.spark.inference.choice import Names, PredictionChoice
 from sparkdl.spark.inference.predict import predict_columns
 from sparkdl.spark.inference.predict_rdd import predict_rdd
+from sparkdl.spark.session.frames import is_frame, is_rdd
+from sparkdl.spark.session.running import require_running_rdd
 from sparkdl.values import require_int, require_objects
 
 

@@ -14,10 +14,11 @@ from sparkdl.learner.voting import vote
 from sparkdl.progress.events import Event, Json, SearchBegan, SearchEnded
 from sparkdl.spark.columns.local_data import as_frame
 from sparkdl.spark.columns.shipped import removes_tables
-from sparkdl.spark.driver import capacity, session
+from sparkdl.spark.driver import capacity
 from sparkdl.spark.driver.arguments import verbosity
 from sparkdl.spark.driver.telling import open_sinks
 from sparkdl.spark.ml.training import TrainingStage
+from sparkdl.spark.session import running
 from sparkdl.spark.trial_fits import FitTrainer
 from sparkdl.spark.trial_recipes import (
     Build,
@@ -183,7 +184,7 @@ def search(
             received=repr(callbacks),
             hint="callbacks=lambda: [keras.callbacks.EarlyStopping(patience=3)]",
         )
-    spark = session.session_of(data)
+    spark = running.session_of(data)
     arguments = {"validation_data": as_frame(validation_data), **fit_arguments}
     recipe = _recipe(build, params, data, seed, slots_per_trial, settings, arguments)
     temporary = None if checkpoint_dir else TemporaryFolder()

@@ -14,7 +14,7 @@ from sparkdl.spark.columns.local_data import as_frame
 from sparkdl.spark.columns.shared_rows import MOST_BYTES, SharedRows, share_rows
 from sparkdl.spark.columns.sources import Columns, Source
 from sparkdl.spark.driver.memory import megabytes
-from sparkdl.spark.driver.session import is_connect
+from sparkdl.spark.session.running import is_connect
 
 _MOST_QUESTIONS = 4
 """So many selections of rows are kept; fits that want another read the data themselves."""

@@ -28,11 +28,7 @@ from sparkdl.spark.columns.fit_source import open_fit_source
 from sparkdl.spark.columns.local_data import as_frame
 from sparkdl.spark.columns.matching import make_spec
 from sparkdl.spark.columns.shipped import removes_tables
-from sparkdl.spark.columns.sources import (
-    Columns,
-    Source,
-    is_frame,
-)
+from sparkdl.spark.columns.sources import Columns, Source
 from sparkdl.spark.driver.arguments import (
     FitArguments,
     check_callbacks,
@@ -54,6 +50,7 @@ from sparkdl.spark.driver.plan import (
 from sparkdl.spark.driver.resources import resource_profile
 from sparkdl.spark.driver.telling import describe_run, facts_of, open_sinks, progress_sink
 from sparkdl.spark.model_inference import ModelInference
+from sparkdl.spark.session.frames import is_frame
 from sparkdl.spark.shared_data import SharedData
 from sparkdl.spark.streaming import OnBatch, StreamingFit, check_stream, start_stream_fit
 from sparkdl.tracking.sinks import GivenSink

@@ -10,9 +10,9 @@ from typing import Any
 
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.files.checkpoints import Checkpoints
-from sparkdl.spark.columns.sources import is_frame
-from sparkdl.spark.driver.session import is_connect, require_running
 from sparkdl.spark.driver.trained_model import TrainedModel
+from sparkdl.spark.session.frames import is_frame
+from sparkdl.spark.session.running import is_connect, require_running
 
 History = dict[str, list[Any]]
 OnBatch = Callable[[int, History], object]

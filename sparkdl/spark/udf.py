@@ -11,13 +11,13 @@ from sparkdl.errors import ConfigError, ResourceError, UnknownNameError
 from sparkdl.learner.model_source import open_model
 from sparkdl.spark.columns.decoders import Decoder
 from sparkdl.spark.columns.sequences import Pad, mask_inputs, paddings_of
-from sparkdl.spark.driver.interpreter import context_of, this_interpreter
-from sparkdl.spark.driver.session import require_running
 from sparkdl.spark.inference.arrow_function import arrow_function, has_arrow_functions
 from sparkdl.spark.inference.choice import PredictionChoice
 from sparkdl.spark.inference.column_batches import give_rows
 from sparkdl.spark.inference.output_columns import Form
 from sparkdl.spark.inference.udf_task import UdfTask
+from sparkdl.spark.session.interpreter import context_of, this_interpreter
+from sparkdl.spark.session.running import require_running
 from sparkdl.values import require_int, require_objects
 
 RETURNS: tuple[str, ...] = tuple(name for name in get_args(Form) if name != "raw")

@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 from sparkdl.call_arguments import lists_its_arguments
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.spark.columns.fields import field_of
-from sparkdl.spark.columns.sources import require_frame
+from sparkdl.spark.session.frames import require_frame
 
 
 class Transformer:

@@ -21,7 +21,6 @@ from sparkdl.learner.archive import making_models
 from sparkdl.learner.compiling import compile_model, from_plain_form, model_from_json
 from sparkdl.learner.signature import model_signature
 from sparkdl.spark.columns.fields import is_number
-from sparkdl.spark.columns.sources import require_frame
 from sparkdl.spark.inference.output_columns import OutputColumn
 from sparkdl.spark.ml.files import Loaded, StageContent, StageReader, StageWriter, load_model
 from sparkdl.spark.ml.outputs import append_outputs, appended
@@ -30,6 +29,7 @@ from sparkdl.spark.ml.parts import archive_of
 from sparkdl.spark.ml.stage import ParamSpec, Stage, has_params
 from sparkdl.spark.ml.trained import FittedStage, Trained
 from sparkdl.spark.mllib import check_classes
+from sparkdl.spark.session.frames import require_frame
 from sparkdl.values import require_objects, shown
 
 S = TypeVar("S", bound="_ElephasStage")

@@ -20,8 +20,8 @@ from sparkdl.compat.tfos.nodes import (
 from sparkdl.errors import ConfigError, WaitTimeoutError
 from sparkdl.spark.driver.feeding import is_stream
 from sparkdl.spark.driver.function_stage import dump_function
-from sparkdl.spark.driver.interpreter import this_interpreter, with_this_interpreter
 from sparkdl.spark.run import run as run_ranks
+from sparkdl.spark.session.interpreter import this_interpreter, with_this_interpreter
 from sparkdl.spark.streaming_run import StreamingRun
 from sparkdl.values import require_seconds
 

@@ -34,8 +34,8 @@ from sparkdl.compat.tfos.pipeline_params import (
     TFTypeConverters,
 )
 from sparkdl.errors import ConfigError
-from sparkdl.spark.columns.sources import require_frame
 from sparkdl.spark.predict import predict
+from sparkdl.spark.session.frames import require_frame
 
 __all__ = [
     "HasBatchSize", "HasClusterSize", "HasDriverPSNodes", "HasEpochs", "HasExportDir",

@@ -129,8 +129,8 @@ def frame_of_arrow(spark: Any, path: str) -> Any:
     from pyspark.sql import types as T
     from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
-    from sparkdl.spark.driver.interpreter import context_of, this_interpreter
     from sparkdl.spark.files.worker_paths import files_for_workers
+    from sparkdl.spark.session.interpreter import context_of, this_interpreter
     from sparkdl.spark.tfrecord.reading import folder_fields
 
     files = files_for_workers(path)

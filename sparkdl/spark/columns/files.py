@@ -24,8 +24,8 @@ from sparkdl.files.storage import list_files
 from sparkdl.files.streams import FoundFile, is_local, open_input, place_of
 from sparkdl.spark.columns.arrow_files import arrow_facts, frame_of_arrow, read_arrow
 from sparkdl.spark.columns.wire import ONES
-from sparkdl.spark.driver.session import is_connect
 from sparkdl.spark.files.worker_paths import files_for_workers, path_for_workers
+from sparkdl.spark.session.running import is_connect
 
 FileKind = Literal["parquet", "arrow", "tfrecord"]
 _KINDS: dict[FileKind, tuple[str, ...]] = {

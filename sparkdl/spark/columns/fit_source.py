@@ -31,12 +31,11 @@ from sparkdl.spark.columns.sources import (
     Columns,
     Source,
     in_a_tuple,
-    is_frame,
-    is_rdd,
     open_source,
     read_by_spark,
 )
 from sparkdl.spark.columns.wire import selection, wire_names
+from sparkdl.spark.session.frames import is_frame, is_rdd
 from sparkdl.user_warnings import warn_user
 
 

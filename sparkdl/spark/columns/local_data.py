@@ -14,7 +14,7 @@ from sparkdl.data.conform import matches
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.learner.signature import Signature, TensorSpec
 from sparkdl.spark.columns.shipped import ship_table
-from sparkdl.spark.driver.session import session_of
+from sparkdl.spark.session.running import session_of
 from sparkdl.values import shown
 
 _LINES = {

@@ -17,8 +17,8 @@ from sparkdl.data import ColumnSpec
 from sparkdl.errors import DataError
 from sparkdl.learner.signature import Signature, TensorSpec
 from sparkdl.spark.columns.matching import one_number_error
+from sparkdl.spark.columns.shared_rows import read_to_end
 from sparkdl.spark.columns.wire import pack_problem
-from sparkdl.spark.executor.stage import read_to_end
 
 
 def pair_encoder(signature: Signature) -> PairEncoder:

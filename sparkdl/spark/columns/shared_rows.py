@@ -8,6 +8,7 @@ executor gets them once, and a task reads them without a shuffle and without the
 from __future__ import annotations
 
 import contextlib
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,7 +16,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from sparkdl.spark.driver.interpreter import this_interpreter
+from sparkdl.spark.session.interpreter import this_interpreter
+
+_READ_ON_S = 5.0
+"""For so long a task that has ended reads on: a new worker would take longer to come up."""
 
 MOST_BYTES = 256 << 20
 """Larger data are not broadcast: the driver holds them while it collects them."""
@@ -120,3 +124,15 @@ def _row(number: int, size: int, content: bytes) -> pa.RecordBatch:
         ],
         names=["number", "size", "content"],
     )
+
+
+def read_to_end(rows: Iterator[object]) -> None:
+    """Reads what is left of a task's input, for some seconds at most.
+
+    Spark ends a Python worker that leaves input unread, and with it the framework that the worker
+    has imported. A task that found data that do not fit does leave some.
+    """
+    give_up_at = time.monotonic() + _READ_ON_S
+    for _ in rows:
+        if time.monotonic() > give_up_at:
+            break

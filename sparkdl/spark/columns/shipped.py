@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from sparkdl.errors import ResourceError
 from sparkdl.files.temporary import TemporaryFolder
 from sparkdl.launch import interrupts
-from sparkdl.spark.driver.session import is_connect, is_local
+from sparkdl.spark.session.running import is_connect, is_local
 
 _LIMIT_BYTES = 64 << 20
 """So much of tables that nobody uses any more may stay in the driver's JVM."""

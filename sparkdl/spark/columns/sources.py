@@ -30,15 +30,15 @@ from sparkdl.spark.columns.sequences import Pad
 from sparkdl.spark.columns.shared_rows import SharedRows
 from sparkdl.spark.columns.shipped import ship_table
 from sparkdl.spark.columns.wire import PROBLEM, selection, wire_names
-from sparkdl.spark.driver.interpreter import this_interpreter
-from sparkdl.spark.driver.session import (
+from sparkdl.spark.session.frames import is_frame, is_rdd
+from sparkdl.spark.session.interpreter import this_interpreter
+from sparkdl.spark.session.running import (
     is_connect,
     require_running,
     require_running_rdd,
     session_of,
 )
 from sparkdl.user_warnings import warn_user
-from sparkdl.values import shown
 
 ROLE = "__sparkdl_role"
 """A column beside the user's: 0 in rows to train on, 1 in rows to validate on."""
@@ -119,53 +119,6 @@ class Source:
         if not self.files:
             return None
         return FileInput.dealt(self.files, num_workers, self.split, self.seed)
-
-
-def is_frame(data: Any) -> bool:
-    """Whether ``data`` is a Spark DataFrame, classic or Connect."""
-    kind = type(data)  # a Column has every attribute, its class has not
-    return kind.__module__.startswith("pyspark.") and hasattr(kind, "mapInArrow")
-
-
-def is_rdd(data: Any) -> bool:
-    """Whether ``data`` is an RDD."""
-    kind = type(data)
-    return (
-        kind.__module__.startswith("pyspark.")
-        and hasattr(kind, "mapPartitions")
-        and not hasattr(kind, "mapInArrow")
-    )
-
-
-def require_frame(what: str, data: Any) -> None:
-    """Returns if ``data`` is a DataFrame of Spark.
-
-    Args:
-        what: What takes it, for the message.
-        data: What the user gave.
-
-    Raises:
-        ConfigError: It is something else.
-    """
-    if is_frame(data):
-        return
-    kind = type(data)
-    package = kind.__module__.split(".")[0]
-    hint = ""
-    if package in ("pandas", "polars", "pyarrow"):
-        hint = "spark.createDataFrame(data) makes one of it"
-    elif isinstance(data, str):
-        hint = f"spark.read.parquet({data!r}) reads files"
-    elif isinstance(data, (list, tuple, np.ndarray)):
-        hint = "sparkdl.SparkModel(model) trains on arrays: fit((x, y))"
-    raise ConfigError(
-        f"{what} takes a DataFrame of Spark",
-        expected="a DataFrame, such as spark.read.parquet(path)",
-        received=shown(data)
-        if data is None or isinstance(data, str)
-        else f"{kind.__name__} of {package}",
-        hint=hint,
-    )
 
 
 def open_source(data: Any, signature: Signature, columns: Columns) -> Source:

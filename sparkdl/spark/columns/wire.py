@@ -16,6 +16,7 @@ import pyarrow as pa
 from sparkdl.data import DataSpec
 from sparkdl.data.vectors import VECTOR_FIELDS
 from sparkdl.errors import DataError
+from sparkdl.spark.session.frames import is_vector_column
 
 if TYPE_CHECKING:
     from pyspark.sql import types as T
@@ -52,11 +53,6 @@ def selection(schema: T.StructType, spec: DataSpec, names: list[str]) -> list[An
             column = vector_to_array(column, "float32")
         columns.append(column.alias(alias))
     return columns
-
-
-def is_vector_column(kind: T.DataType) -> bool:
-    """Whether a column holds vectors of ``pyspark.ml`` or ``pyspark.mllib``."""
-    return type(kind).__name__ == "VectorUDT"
 
 
 def holds_vectors(kind: T.DataType) -> bool:

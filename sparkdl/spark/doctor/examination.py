@@ -35,11 +35,12 @@ from sparkdl.spark.doctor.host_checks import check_hosts
 from sparkdl.spark.doctor.installed import java_version, spark_version
 from sparkdl.spark.doctor.network import Answer, ProbeTask
 from sparkdl.spark.doctor.report import Check, DoctorReport, worst
-from sparkdl.spark.driver import capacity, jobs, session
-from sparkdl.spark.driver.interpreter import interpreter_of
+from sparkdl.spark.driver import capacity, jobs
 from sparkdl.spark.driver.launcher import SparkLauncher
 from sparkdl.spark.driver.network import listening_address, rank_listening
 from sparkdl.spark.driver.slots import slot_pool
+from sparkdl.spark.session import running
+from sparkdl.spark.session.interpreter import interpreter_of
 from sparkdl.values import require_seconds
 from sparkdl.wire.proving import TOKEN_BYTES
 
@@ -101,8 +102,8 @@ def doctor(
         memory_budget_mb=memory_budget_mb,
     )  # fmt: skip
     require_seconds("timeout_s", timeout_s)
-    spark = spark if spark is not None else session.session_of()
-    session.require_running(spark)
+    spark = spark if spark is not None else running.session_of()
+    running.require_running(spark)
     began = time.monotonic()
     with probed(checkpoint_dir, timeout_s) as folder:
         examination = _Examination(spark, config, timeout_s, folder)
@@ -145,7 +146,7 @@ class _Examination:
     def look(self) -> None:
         """Makes all checks but that of the checkpoints."""
         master = self.setting("spark.master") or ""
-        connect = session.is_connect(self.spark)
+        connect = running.is_connect(self.spark)
         task_cpus = int(self.setting("spark.task.cpus") or 1)
         self.checks += check_versions(self._versions())
         self.checks.append(check_allocation(self.setting, self.config.mode, master))
@@ -195,7 +196,7 @@ class _Examination:
 
     def setting(self, name: str) -> str | None:
         """A setting of Spark; None where it is not set (or Connect does not tell)."""
-        if not session.is_connect(self.spark):
+        if not running.is_connect(self.spark):
             value = self.spark.sparkContext.getConf().get(name)
             if value is not None:
                 return str(value)
@@ -209,7 +210,7 @@ class _Examination:
         import pyspark
 
         java = None
-        if not session.is_connect(self.spark):
+        if not running.is_connect(self.spark):
             system = self.spark.sparkContext._jvm.java.lang.System
             java = str(system.getProperty("java.version"))
         return Versions(java, str(self.spark.version), str(pyspark.__version__))
@@ -272,7 +273,7 @@ class _Examination:
                 echo = stack.enter_context(Echo(bind, self.config.port, token, advertised))
             except ResourceError as error:
                 problem = error
-            if session.is_connect(self.spark):
+            if running.is_connect(self.spark):
                 self.checks.append(check_connect(self.config, problem))
             elif problem is not None:
                 self._add_error("driver port", problem)

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from sparkdl.spark.doctor import host_facts
-from sparkdl.spark.driver.interpreter import this_interpreter
 from sparkdl.spark.driver.jobs import SparkJob
+from sparkdl.spark.session.interpreter import this_interpreter
 
 Facts = Mapping[str, Any]
 """What :func:`host_facts.collect` returned."""

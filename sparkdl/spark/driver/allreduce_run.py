@@ -30,10 +30,10 @@ from sparkdl.progress.commands import Command
 from sparkdl.progress.run_progress import EpochProgress, RunProgress, progress_of
 from sparkdl.run_state import RunState
 from sparkdl.spark.driver.network import certificate_of, listening_address, rank_listening
-from sparkdl.spark.driver.session import is_connect
 from sparkdl.spark.driver.training_run import CoordinatedRun, Run, returned_state
 from sparkdl.spark.executor.barrier_strategy import BarrierStrategy
 from sparkdl.spark.executor.trainer import TrainedRank
+from sparkdl.spark.session.running import is_connect
 from sparkdl.transport.listeners import ListenOptions
 from sparkdl.weights import Layout
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdl.errors import ResourceError
 from sparkdl.launch import interrupts
-from sparkdl.spark.driver.session import is_connect
+from sparkdl.spark.session.running import is_connect
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -12,10 +12,10 @@ from sparkdl.launch.feeding import FeedSettings
 from sparkdl.launch.stream_feed import StreamSettings
 from sparkdl.spark.columns.files import frame_of_files, is_path
 from sparkdl.spark.columns.local_data import as_frame
-from sparkdl.spark.columns.sources import is_frame
-from sparkdl.spark.columns.wire import is_vector_column, wire_names
+from sparkdl.spark.columns.wire import wire_names
 from sparkdl.spark.driver.capacity import check_barrier, default_parallelism, wait_for_slots
-from sparkdl.spark.driver.session import is_connect, require_running, session_of
+from sparkdl.spark.session.frames import is_frame, is_vector_column
+from sparkdl.spark.session.running import is_connect, require_running, session_of
 from sparkdl.values import require_flag, require_int, require_name, require_seconds
 
 STALL_S = 600.0

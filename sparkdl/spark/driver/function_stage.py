@@ -27,11 +27,12 @@ from sparkdl.learner import BACKENDS
 from sparkdl.learner.framework import running_backend
 from sparkdl.log_lines import show
 from sparkdl.network import Network, require_encryptable, say_what_is_in_the_clear
-from sparkdl.spark.driver import capacity, session
+from sparkdl.spark.driver import capacity
 from sparkdl.spark.driver.feeding import dealt_to_first
 from sparkdl.spark.driver.launcher import SparkLauncher
 from sparkdl.spark.driver.network import certificate_of, listening_address, rank_listening
 from sparkdl.spark.driver.slots import slot_pool
+from sparkdl.spark.session import running
 from sparkdl.transport.listeners import ListenOptions
 from sparkdl.user_warnings import warn_user
 from sparkdl.values import require_name
@@ -80,8 +81,8 @@ def run_stage(
     Raises:
         ConfigError: Encryption was asked for, and cannot be had for all that the ranks send.
     """
-    spark = spark if spark is not None else session.session_of()
-    session.require_running(spark)
+    spark = spark if spark is not None else running.session_of()
+    running.require_running(spark)
     certificate = certificate_of(spark, network)
     if certificate is not None:
         require_encryptable(task.communicator)
@@ -98,7 +99,7 @@ def run_stage(
             limit_s = task.start_timeout_s
             stack.enter_context(slot_pool(spark).take(tasks, slots, "run", limit_s))
         driver = None
-        if not session.is_connect(spark):
+        if not running.is_connect(spark):
             settings = Settings(count, start_timeout_s=task.start_timeout_s)
             bind, advertised = listening_address(spark, network)
             listen = ListenOptions("socket", network.port, bind, advertised, web=False)

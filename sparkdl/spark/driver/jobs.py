@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sparkdl.launch import interrupts
-from sparkdl.spark.driver.session import is_connect
+from sparkdl.spark.session.running import is_connect
 from sparkdl.user_warnings import warn_user
 
 ARROW_BATCH_BYTES = 4 << 20

@@ -16,19 +16,19 @@ from sparkdl.launch.failures import RankFailure, RanksLost, failure_in
 from sparkdl.launch.results import RESULT_SCHEMA, Result, join
 from sparkdl.launch.task import Task
 from sparkdl.spark.driver.capacity import barrier_refusal
-from sparkdl.spark.driver.interpreter import (
+from sparkdl.spark.driver.jobs import SparkJob
+from sparkdl.spark.driver.large_results import collect_in_pieces
+from sparkdl.spark.driver.memory import Setting, memory_hint
+from sparkdl.spark.driver.rows_problem import rows_problem
+from sparkdl.spark.executor.stage import Shipped, TaskBroadcast, TaskFile, stage_function
+from sparkdl.spark.session.interpreter import (
     context_of,
     interpreter_of,
     interpreter_problem,
     this_interpreter,
 )
-from sparkdl.spark.driver.jobs import SparkJob
-from sparkdl.spark.driver.large_results import collect_in_pieces
-from sparkdl.spark.driver.memory import Setting, memory_hint
-from sparkdl.spark.driver.rows_problem import rows_problem
-from sparkdl.spark.driver.session import session_problem
-from sparkdl.spark.executor.stage import Shipped, TaskBroadcast, TaskFile, stage_function
-from sparkdl.spark.versions import arrow_stage
+from sparkdl.spark.session.running import session_problem
+from sparkdl.spark.session.versions import arrow_stage
 
 if TYPE_CHECKING:
     from pyspark.resource import ResourceProfile

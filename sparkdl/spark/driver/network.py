@@ -8,7 +8,7 @@ from typing import Any
 
 from sparkdl.errors import ResourceError
 from sparkdl.network import Network, RankListening
-from sparkdl.spark.driver.session import is_connect, is_local
+from sparkdl.spark.session.running import is_connect, is_local
 from sparkdl.wire.tls import Certificate
 
 _SPARK_ENCRYPTS = ("spark.network.crypto.enabled", "spark.ssl.rpc.enabled")

@@ -14,12 +14,13 @@ from sparkdl.network import Network
 from sparkdl.program.needs import task_resources
 from sparkdl.program.nodes import Program
 from sparkdl.program.surroundings import Surroundings
-from sparkdl.spark.driver import capacity, session
+from sparkdl.spark.driver import capacity
 from sparkdl.spark.driver.function_stage import START_TIMEOUT_S
 from sparkdl.spark.driver.launcher import SparkLauncher
 from sparkdl.spark.driver.network import certificate_of, listening_address, rank_listening
 from sparkdl.spark.driver.resources import resource_profile
 from sparkdl.spark.driver.slots import slot_pool
+from sparkdl.spark.session import running
 from sparkdl.transport.listeners import ListenOptions
 
 
@@ -36,8 +37,8 @@ def surroundings(program: Program, spark: Any, network: Network) -> Iterator[Sur
         ConfigError: Groups ask for cores or GPUs, and the cluster cannot schedule by stage.
         ResourceError: Too few slots, dynamic allocation, or no free port; no job was started.
     """
-    spark = spark if spark is not None else session.session_of()
-    session.require_running(spark)
+    spark = spark if spark is not None else running.session_of()
+    running.require_running(spark)
     count = len(program.placed)
     certificate = certificate_of(spark, network, pickles=True)
     bind, advertised = listening_address(spark, network)

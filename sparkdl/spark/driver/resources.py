@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.errors import ConfigError
-from sparkdl.spark.driver.session import is_connect
+from sparkdl.spark.session.running import is_connect
 
 if TYPE_CHECKING:
     from pyspark.resource import ResourceProfile

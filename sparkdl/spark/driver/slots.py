@@ -15,7 +15,7 @@ from typing import Any
 
 from sparkdl.errors import ResourceError
 from sparkdl.launch import interrupts
-from sparkdl.spark.driver.session import is_connect
+from sparkdl.spark.session.running import is_connect
 
 LOOK_S = 0.2
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -15,11 +14,8 @@ from sparkdl.launch.devices import Resources
 from sparkdl.launch.failures import one_line
 from sparkdl.launch.rank import run_rank
 from sparkdl.launch.task import RankContext
-from sparkdl.spark.columns.shared_rows import batches_of
+from sparkdl.spark.columns.shared_rows import batches_of, read_to_end
 from sparkdl.spark.executor.barrier import BarrierGathering
-
-_READ_ON_S = 5.0
-"""For so long a task that has ended reads on: a new worker would take longer to come up."""
 
 MapInArrow = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
@@ -135,18 +131,6 @@ def run_task(
     del content  # which may be large; the rank has it for as long as it needs it
     yield from rank
     read_to_end(batches)
-
-
-def read_to_end(rows: Iterator[object]) -> None:
-    """Reads what is left of a task's input, for some seconds at most.
-
-    Spark ends a Python worker that leaves input unread, and with it the framework that the worker
-    has imported. A task that found data that do not fit does leave some.
-    """
-    give_up_at = time.monotonic() + _READ_ON_S
-    for _ in rows:
-        if time.monotonic() > give_up_at:
-            break
 
 
 def input_of(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from sparkdl.files.file_system import FileSystem
-from sparkdl.spark.driver.session import is_connect
 from sparkdl.spark.files.connect import ConnectFileSystem, is_local_warehouse
 from sparkdl.spark.files.hadoop import HadoopFileSystem, jvm_called
+from sparkdl.spark.session.running import is_connect
 
 _HADOOPS = frozenset({"hdfs", "dbfs", "abfs", "abfss", "wasb", "wasbs", "s3a", "viewfs"})
 """Schemes that mean one of Hadoop's file systems, for a client that cannot ask Hadoop."""

@@ -9,10 +9,10 @@ from sparkdl.errors import ResourceError
 from sparkdl.files.arrow_file_system import NoFileSystemError
 from sparkdl.files.storage import SCHEME, explained
 from sparkdl.files.streams import FoundFile, find_files
-from sparkdl.spark.driver.session import is_connect
 from sparkdl.spark.files.connect import is_local_warehouse
 from sparkdl.spark.files.finder import running_session
 from sparkdl.spark.files.hadoop import HadoopFileSystem
+from sparkdl.spark.session.running import is_connect
 
 
 def path_for_workers(path: str) -> str:

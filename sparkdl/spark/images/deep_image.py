@@ -17,12 +17,13 @@ from sparkdl.call_arguments import lists_its_arguments
 from sparkdl.errors import ConfigError, ModelError, UnknownNameError
 from sparkdl.learner.forward_model import LAYER
 from sparkdl.learner.model_source import ModelSource, open_model
-from sparkdl.spark.columns.sources import Columns, require_frame
+from sparkdl.spark.columns.sources import Columns
 from sparkdl.spark.images.applications import APPLICATIONS, application, class_names, make_model
 from sparkdl.spark.images.pixels import SCALE_HINTS, ImageReader, require_pillow
 from sparkdl.spark.images.saved_stage import Part, SavedImageStage
 from sparkdl.spark.inference.output_columns import OutputColumn
 from sparkdl.spark.inference.predict import predict_columns
+from sparkdl.spark.session.frames import require_frame
 
 _BATCH_SIZE = 32
 

@@ -17,12 +17,13 @@ from sparkdl.files.model_file import read_keras_file
 from sparkdl.launch import interrupts
 from sparkdl.learner.archive import making_models, model_bytes, model_from_bytes
 from sparkdl.learner.model_source import ModelSource, open_model
-from sparkdl.spark.columns.sources import Columns, require_frame
+from sparkdl.spark.columns.sources import Columns
 from sparkdl.spark.images.deep_image import as_vector
 from sparkdl.spark.images.saved_stage import Part, SavedImageStage, is_json
 from sparkdl.spark.inference.output_columns import OutputColumn
 from sparkdl.spark.inference.predict import predict_columns
 from sparkdl.spark.ml.files import Loaded, StageWriter
+from sparkdl.spark.session.frames import require_frame
 from sparkdl.spark.spark_model import SparkModel
 
 OUTPUT_MODES = ("vector", "image")

@@ -17,10 +17,10 @@ from pyspark.sql import types as T
 from sparkdl.config import UseGpu
 from sparkdl.launch.task import Task
 from sparkdl.spark.columns.wire import wire_names
-from sparkdl.spark.driver.interpreter import context_of, this_interpreter
 from sparkdl.spark.driver.launcher import ship
 from sparkdl.spark.executor.stage import input_of, run_task
 from sparkdl.spark.inference.shared_gpus import warn_of_shared_gpus
+from sparkdl.spark.session.interpreter import context_of, this_interpreter
 
 
 class ColumnTask(Task, Protocol):

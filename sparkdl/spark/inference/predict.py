@@ -15,9 +15,7 @@ from sparkdl.learner.predictor_archive import PredictorArchive
 from sparkdl.spark.columns.matching import make_spec
 from sparkdl.spark.columns.sources import Columns
 from sparkdl.spark.columns.wire import wire_names
-from sparkdl.spark.driver.interpreter import context_of, this_interpreter
 from sparkdl.spark.driver.launcher import ship
-from sparkdl.spark.driver.session import require_running
 from sparkdl.spark.executor.stage import stage_function
 from sparkdl.spark.inference.arrow_function import arrow_function, has_arrow_functions
 from sparkdl.spark.inference.column_batches import as_rows
@@ -25,6 +23,8 @@ from sparkdl.spark.inference.forward import HandleInvalid
 from sparkdl.spark.inference.output_columns import OutputColumn
 from sparkdl.spark.inference.predict_task import AppendTask, PredictTask
 from sparkdl.spark.inference.shared_gpus import warn_of_shared_gpus
+from sparkdl.spark.session.interpreter import context_of, this_interpreter
+from sparkdl.spark.session.running import require_running
 
 _PREDICTIONS = "predictions"
 """The column of structs that the model's function returns."""

@@ -18,11 +18,11 @@ from sparkdl.data import DataSpec
 from sparkdl.launch.task import RankContext
 from sparkdl.learner.predictor_archive import PredictorArchive
 from sparkdl.spark.columns.pairs import rdd_features, stack_inputs
-from sparkdl.spark.driver.interpreter import with_this_interpreter
 from sparkdl.spark.driver.launcher import ship
 from sparkdl.spark.executor.stage import content_of, run_task
 from sparkdl.spark.inference.predictor_task import PredictorTask
 from sparkdl.spark.inference.shared_gpus import warn_of_shared_gpus
+from sparkdl.spark.session.interpreter import with_this_interpreter
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sparkdl.files.archive_parts import damaged_model, sane_bytes
-from sparkdl.spark.driver.session import is_connect
 from sparkdl.spark.files.hadoop import HadoopFileSystem
+from sparkdl.spark.session.running import is_connect
 
 CHUNK_BYTES = 1 << 20
 _CHUNKS_PER_FILE = 32

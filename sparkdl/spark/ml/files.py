@@ -21,9 +21,9 @@ from sparkdl.errors import ConfigError, ModelError
 from sparkdl.files.model_file import check_keras_file
 from sparkdl.learner.archive import ModelArchive
 from sparkdl.learner.model_source import ModelSource
-from sparkdl.spark.driver.session import is_connect
 from sparkdl.spark.ml.chunks import folder_here, read_chunks, write_elsewhere, write_here
 from sparkdl.spark.ml.trust import is_trusted
+from sparkdl.spark.session.running import is_connect
 
 FORMAT = 1
 """Number of the form of these files; a reader takes this one and those before it."""

@@ -10,10 +10,11 @@ from pyspark.sql import types as T
 from sparkdl.errors import DataError
 from sparkdl.learner.predictor_archive import PredictorArchive
 from sparkdl.spark.columns.matching import make_spec
-from sparkdl.spark.columns.sources import Columns, require_frame
+from sparkdl.spark.columns.sources import Columns
 from sparkdl.spark.inference.output_columns import OutputColumn
 from sparkdl.spark.inference.predict import predict_columns
 from sparkdl.spark.ml.trained import FittedStage
+from sparkdl.spark.session.frames import require_frame
 
 
 def append_outputs(

@@ -13,7 +13,6 @@ from pyspark.sql import types as T
 from sparkdl.errors import ConfigError, DataError, NoParamError, ParamTypeError
 from sparkdl.launch import interrupts
 from sparkdl.learner.archive import ModelArchive
-from sparkdl.spark.columns.sources import require_frame
 from sparkdl.spark.ml.checks import is_validated
 from sparkdl.spark.ml.files import Loaded, StageContent, StageReader, StageWriter, load_source
 from sparkdl.spark.ml.params import BUILD_PARAMS, FIT_PARAMS, MODEL_PARAMS, snake
@@ -22,6 +21,7 @@ from sparkdl.spark.ml.scoring import ColumnsStage
 from sparkdl.spark.ml.stage import has_params
 from sparkdl.spark.ml.summary import TrainingSummary
 from sparkdl.spark.ml.trained import Trained
+from sparkdl.spark.session.frames import require_frame
 from sparkdl.spark.spark_model import SparkModel
 from sparkdl.values import require_objects
 

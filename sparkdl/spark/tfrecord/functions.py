@@ -9,11 +9,10 @@ from typing import Any, Literal
 from sparkdl.call_arguments import lists_its_arguments
 from sparkdl.errors import ResourceError
 from sparkdl.files.streams import find_files
-from sparkdl.spark.columns.sources import require_frame
-from sparkdl.spark.columns.wire import is_vector_column
-from sparkdl.spark.driver.interpreter import context_of, this_interpreter
-from sparkdl.spark.driver.session import require_running
 from sparkdl.spark.files.worker_paths import path_for_workers
+from sparkdl.spark.session.frames import is_vector_column, require_frame
+from sparkdl.spark.session.interpreter import context_of, this_interpreter
+from sparkdl.spark.session.running import require_running
 from sparkdl.values import require_int, require_name
 
 SaveMode = Literal["error", "errorifexists", "append", "overwrite", "ignore"]

@@ -12,7 +12,7 @@ from sparkdl.data.shards import file_blocks
 from sparkdl.data.tfrecord.decoding import decode_block
 from sparkdl.data.tfrecord.inference import SchemaInference
 from sparkdl.errors import DataError
-from sparkdl.spark.driver.interpreter import context_of, this_interpreter
+from sparkdl.spark.session.interpreter import context_of, this_interpreter
 
 _FILES_LOOKED_AT, _RECORDS_LOOKED_AT = 4, 1000
 _BATCH_ROWS = 10_000

@@ -21,7 +21,7 @@ from stage_tables import ROWS, X, Y, builder, quick, table
 
 from sparkdl.errors import ConfigError, DataError, ModelError, UnknownNameError
 from sparkdl.ml import KerasEstimator, KerasModel, KerasRegressor, KerasTransformer
-from sparkdl.spark.driver.session import is_connect
+from sparkdl.spark.session.running import is_connect
 
 
 def case_two_classes_with_one_unit(spark: Any, folder: Path) -> None:

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from sparkdl.errors import DataError
 from sparkdl.mllib import from_labeled_point, from_vector, to_labeled_point, to_simple_rdd
-from sparkdl.spark.driver.interpreter import with_this_interpreter
+from sparkdl.spark.session.interpreter import with_this_interpreter
 
 __all__ = [
     "encode_label",

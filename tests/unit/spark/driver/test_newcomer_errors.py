@@ -29,8 +29,8 @@ from sparkdl.errors import (
 from sparkdl.learner.signature import Signature, TensorSpec
 from sparkdl.network import Network
 from sparkdl.spark.columns.matching import make_spec
-from sparkdl.spark.columns.sources import Columns, arrays_of, is_frame, is_rdd, open_source
-from sparkdl.spark.driver import capacity, interpreter
+from sparkdl.spark.columns.sources import Columns, arrays_of, open_source
+from sparkdl.spark.driver import capacity
 from sparkdl.spark.driver.arguments import (
     check_callbacks,
     check_keras_arguments,
@@ -39,7 +39,9 @@ from sparkdl.spark.driver.arguments import (
 from sparkdl.spark.driver.feeding import check_streaming, fed_frame
 from sparkdl.spark.driver.function_stage import run_stage
 from sparkdl.spark.driver.rows_problem import rows_problem
-from sparkdl.spark.driver.session import session_of
+from sparkdl.spark.session import interpreter
+from sparkdl.spark.session.frames import is_frame, is_rdd
+from sparkdl.spark.session.running import session_of
 from sparkdl.values import shown
 
 

@@ -31,12 +31,12 @@ from sparkdl.files.model_file import read_model
 from sparkdl.launch.peers import check_roles
 from sparkdl.ml import KerasClassifier
 from sparkdl.spark.columns.local_data import as_frame, unknown_data
-from sparkdl.spark.columns.sources import require_frame
 from sparkdl.spark.driver.arguments import FitArguments, check_callbacks, check_share, verbosity
 from sparkdl.spark.driver.feeding import feed_settings
 from sparkdl.spark.driver.function_stage import dump_function
-from sparkdl.spark.driver.session import require_running
 from sparkdl.spark.inference.choice import PredictionChoice
+from sparkdl.spark.session.frames import require_frame
+from sparkdl.spark.session.running import require_running
 from sparkdl.values import (
     require_flag,
     require_int,

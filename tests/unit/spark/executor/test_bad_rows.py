@@ -19,6 +19,7 @@ from sparkdl.launch.failures import FailureDescription, failures_of
 from sparkdl.launch.results import join_batches
 from sparkdl.launch.task import RankContext
 from sparkdl.learner.archive import ModelArchive
+from sparkdl.spark.columns import shared_rows
 from sparkdl.spark.columns.pairs import PairEncoder
 from sparkdl.spark.executor import stage, trainer
 from sparkdl.spark.inference import evaluate
@@ -135,7 +136,7 @@ def test_a_task_that_fails_reads_its_input_to_the_end(
     monkeypatch: pytest.MonkeyPatch, read_on_s: float, read: int
 ) -> None:
     """Else Spark ends the Python worker, and the next fit imports the framework again."""
-    monkeypatch.setattr(stage, "_READ_ON_S", read_on_s)
+    monkeypatch.setattr(shared_rows, "_READ_ON_S", read_on_s)
     taken = []
 
     def batches() -> Iterator[pa.RecordBatch]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from sparkdl.errors import ResourceError
-from sparkdl.spark.driver.session import is_connect
+from sparkdl.spark.session.running import is_connect
 
 _building = threading.RLock()
 _MISSING = (

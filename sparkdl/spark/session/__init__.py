@@ -1,0 +1,7 @@
+"""What all of ``spark/`` stands on: sessions, the executors' Python, versions of Spark, frames.
+
+- ``running``: whether a session runs, is local or Spark Connect, and what it says
+- ``interpreter``: the Python that executors start
+- ``versions``: what differs between versions of Spark
+- ``frames``: what is a DataFrame, an RDD or a column of vectors
+"""

@@ -1,0 +1,93 @@
+"""Numbers of the house that may fall and not grow: one of each kind, few drawers, few arguments."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+import sparkdl
+from sparkdl import protocols
+
+ROOT = Path(sparkdl.__file__).parent
+FILES = sorted(ROOT.rglob("*.py"))
+TEXTS = {str(path.relative_to(ROOT)): path.read_text() for path in FILES}
+
+
+def where(pattern: str, *, but: tuple[str, ...] = ()) -> list[str]:
+    """Modules whose text has a pattern."""
+    found = [name for name, text in TEXTS.items() if re.search(pattern, text)]
+    return [name for name in found if not name.startswith(but)]
+
+
+@pytest.mark.parametrize(
+    ("what", "pattern", "home", "but"),
+    [
+        ("proofs of the token", r"\bhmac\b|compare_digest", "wire/", ()),
+        ("settings of keep-alive", r"SO_KEEPALIVE", "wire/listening.py", ()),
+        ("contexts of TLS", r"SSLContext\(", "wire/tls.py", ()),
+        ("listening TCP sockets", r"create_server\(|SO_REUSEADDR", "wire/listening.py", ()),
+        ("greeters", r"class \w*Greeter\b", "wire/greeting.py", ()),
+        # executors run this file alone, without sparkdl
+        ("identities of a host", r"boot_id", "wire/hosts.py", ("spark/doctor/host_facts.py",)),
+        ("own addresses", r"192\.0\.2\.1", "wire/hosts.py", ()),
+    ],
+)
+def test_there_is_one_of_a_kind(what: str, pattern: str, home: str, but: tuple[str, ...]) -> None:
+    assert where(pattern), f"the pattern of {what} finds nothing: has it moved?"
+    assert where(pattern, but=(home, *but)) == [], f"{what} have their home in {home}"
+
+
+def test_no_module_is_longer_than_600_lines() -> None:
+    assert [name for name, text in TEXTS.items() if text.count("\n") > 600] == []
+
+
+def test_the_number_of_modules_and_lines_does_not_grow() -> None:
+    """Wanted: 420 modules, fewer than 73,412 lines."""
+    assert len(TEXTS) <= 550
+    assert sum(text.count("\n") for text in TEXTS.values()) <= 79_500
+
+
+FLAT = {"learner": 60, "spark/driver": 28, ".": 28, "launch": 25, "data": 23, "collective": 20,
+        "transport": 19, "spark": 18, "coordinator": 17}  # fmt: skip
+"""Folders with more than 16 files, each with its present number as its limit."""
+
+
+def test_folders_have_at_most_16_files() -> None:
+    counted = Counter(str(Path(name).parent) for name in TEXTS)
+    too_many = {folder: count for folder, count in counted.items() if count > FLAT.get(folder, 16)}
+    assert too_many == {}
+
+
+@pytest.mark.parametrize(
+    ("function", "limit"), [(sparkdl.SparkModel, 27), (sparkdl.run, 29)], ids=["SparkModel", "run"]
+)
+def test_argument_lists_do_not_grow(function: object, limit: int) -> None:
+    """Wanted: 20 and 18. A new argument replaces one or goes into a settings object."""
+    assert callable(function)
+    assert len(inspect.signature(function).parameters) <= limit
+
+
+@pytest.mark.parametrize(
+    ("protocol", "limit"), [(protocols.Learner, 36), (protocols.Synchronizer, 17)]
+)
+def test_protocols_do_not_grow(protocol: type, limit: int) -> None:
+    """Wanted: 12 each."""
+    assert len([name for name in vars(protocol) if not name.startswith("_")]) <= limit
+
+
+def test_imports_by_name_stay_few() -> None:
+    """Imports inside functions hide who needs whom; frameworks and optional packages are such."""
+    late = 0
+    for text in TEXTS.values():
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef):
+                late += sum(
+                    isinstance(part, ast.ImportFrom) and (part.module or "").startswith("sparkdl.")
+                    for part in ast.walk(node)
+                )
+    assert late <= 75
