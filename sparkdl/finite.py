@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from sparkdl.slices import Slices
 from sparkdl.weights import FloatArray
 
 PIECE = 1 << 18
@@ -85,21 +87,29 @@ class FiniteCheck:
         self.refused += 1
         return False
 
-    def is_sound(self, values: FloatArray, learner: LossScaling) -> bool:
-        """What :meth:`notes` would say of a whole flat buffer; nothing is counted."""
-        return self._is_finite(values, 0) or learner.scales_loss
+    def is_sound(
+        self, values: FloatArray, first: int, learner: LossScaling, slices: Sequence[Slices]
+    ) -> bool:
+        """What :meth:`notes` would say; nothing is counted."""
+        return self._all_finite(values, first, slices) or learner.scales_loss
 
     def notes(
-        self, values: FloatArray, first: int, learner: LossScaling | None, batch: int = 0
+        self,
+        values: FloatArray,
+        first: int,
+        learner: LossScaling | None,
+        batch: int = 0,
+        slices: Sequence[Slices] = (),
     ) -> bool:
         """The same for a part of the buffer that begins at ``first``, inside a compiled step.
 
-        ``batch`` is the number of the step in the compiled call.
+        ``batch`` is the number of the step in the compiled call; ``slices`` are the gradients that
+        the buffer lacks.
 
         It does not raise there: the caller sends nothing of this step, and calls :meth:`settle`
         after the compiled call.
         """
-        if self._is_finite(values, first) or (learner is not None and learner.scales_loss):
+        if self._all_finite(values, first, slices) or (learner is not None and learner.scales_loss):
             return True
         if self.skips:
             self.refused += 1
@@ -117,6 +127,10 @@ class FiniteCheck:
         noted, self._noted = self._noted, None
         if noted is not None:
             raise NotFiniteError(noted)
+
+    def _all_finite(self, values: FloatArray, first: int, slices: Sequence[Slices]) -> bool:
+        rows = () if not self.looks else (s.rows for s in slices)
+        return self._is_finite(values, first) and all(map(is_finite, rows))
 
     def _is_finite(self, values: FloatArray, first: int) -> bool:
         if not self.looks:

@@ -7,7 +7,7 @@ sends to each worker, to make its synchronizer from. NumPy and protocols only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -19,6 +19,7 @@ from sparkdl.changes import VariableChanges
 from sparkdl.finite import LossScaling
 from sparkdl.reports import EpochReport, MetricState, Report
 from sparkdl.run_state import RunState
+from sparkdl.slices import Slices
 from sparkdl.weights import FloatArray, Layout
 
 MAX_STACK = 16
@@ -79,6 +80,25 @@ class Reducer(Protocol):
     """
 
     rows: int
+    slices: Sequence[Slices]
+    """This worker's gradients that travel as slices, and after ``finish`` those of all workers.
+
+    The learner sets them before the first ``begin`` where gradients may be left out, else before
+    ``finish``.
+    """
+
+    @property
+    def takes_slices(self) -> bool:
+        """Whether gradients of embeddings may travel as slices; otherwise all are dense."""
+
+    def send_as_slices(self, places: Sequence[int]) -> None:
+        """From now on the gradients of these variables travel as slices.
+
+        ``buffer`` and ``parts`` are then those of the layout without them.
+
+        Args:
+            places: Numbers of the variables in the layout.
+        """
 
     @property
     def buffer(self) -> FloatArray:
@@ -121,14 +141,15 @@ class Reducer(Protocol):
     def agree_on_stop(self, value: float) -> None:
         """After an exchange inside the step: above 0 if any worker was told to stop."""
 
-    def agree_on_gradients(self, mine: list[bool]) -> list[bool]:
+    def agree_on_gradients(self, mine: list[int]) -> list[int]:
         """Tells the other workers which trained variables have a gradient, and is told by them.
 
         A worker without a batch cannot know. In its first call a worker waits until all have
         called, before any of them applies a step; later calls return at once.
 
         Args:
-            mine: For each trained variable; empty on a worker that does not know.
+            mine: For each trained variable 0 (none), 1 (dense) or 2 (it travels as slices);
+                empty on a worker that does not know.
 
         Returns:
             What the workers know together; empty if none of them knows.

@@ -12,7 +12,7 @@ step; they travel beside it (``RunState.carried``).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -37,6 +37,11 @@ class Slot:
     @property
     def size(self) -> int:
         return math.prod(self.shape)
+
+    @property
+    def width(self) -> int:
+        """Elements in one of its rows."""
+        return math.prod(self.shape[1:])
 
 
 @dataclass(frozen=True)
@@ -76,6 +81,39 @@ class Layout:
             if group is trained:
                 trained_size = offset
         return cls(tuple(slots), trained_size, offset)
+
+    def without(self, places: Collection[int]) -> Layout:
+        """The layout of all variables but those of some numbers, in the same order.
+
+        >>> layout = Layout.of([('w', (2, 3), 'float32'), ('b', (3,), 'float32')])
+        >>> layout.without([0]).slots
+        (Slot(name='b', shape=(3,), dtype='float32', offset=0),)
+        """
+        if not places:
+            return self
+        kept = [s for i, s in enumerate(self.slots) if i not in places]
+        sections = (
+            [(s.name, s.shape, s.dtype) for s in kept if (s.offset < self.trained_size) is trained]
+            for trained in (True, False)
+        )
+        return Layout.of(*sections)
+
+    def copy_without(
+        self, places: Collection[int], whole: FloatArray, part: FloatArray, *, back: bool = False
+    ) -> None:
+        """Copies a buffer of this layout into one of :meth:`without`; ``back``: the other way.
+
+        The variables that ``part`` lacks are set to 0 on the way back.
+        """
+        start = 0
+        for i, slot in enumerate(self.slots):
+            mine = whole[slot.offset : slot.offset + slot.size]
+            if i not in places:
+                theirs = part[start : start + slot.size]
+                start += slot.size
+                np.copyto(*((mine, theirs) if back else (theirs, mine)))
+            elif back:
+                mine[...] = 0
 
     @property
     def size_bytes(self) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,11 +18,12 @@ import numpy.typing as npt
 from sparkdl.changes import VariableChanges
 from sparkdl.collective.arithmetic import to_halves
 from sparkdl.collective.communicator import Communicator, ReduceHandle
-from sparkdl.errors import ConfigError
+from sparkdl.errors import ConfigError, ModelError
 from sparkdl.finite import FiniteCheck, LossScaling, NotFiniteError
 from sparkdl.phases import current_clock
 from sparkdl.protocols import BatchStack, Learner
 from sparkdl.run_state import RunState
+from sparkdl.slices import Slices, join_slices, pack, unpack
 from sparkdl.weights import FloatArray, Layout
 
 PART_BYTES = 16 << 20
@@ -42,7 +43,8 @@ class AllReduceGradientSynchronizer:
     This object is the :class:`~sparkdl.protocols.Reducer` that a learner calls between gradient
     and optimizer step: ``begin`` for each of ``parts`` in their order (the last layers first, as
     the backward pass computes them), then ``finish``. The gradient of a large model has several
-    parts; each is sent while the next is computed.
+    parts; each is sent while the next is computed. Gradients of embeddings that travel as slices
+    are gathered beside it, in float32 and in the order of the ranks.
 
     Args:
         communicator: Connected; used by this synchronizer alone while it trains.
@@ -76,12 +78,10 @@ class AllReduceGradientSynchronizer:
         self.communicator = communicator
         self.layout = layout
         self.wire = wire
-        # Two flags end the buffer: 1 if this rank has a batch, and 1 if it was told to stop. Their
-        # means tell all ranks at the same step whether any rank has set them.
-        self._whole = _aligned_zeros(layout.size + _FLAGS)
-        self.buffer: FloatArray = self._whole[:-_FLAGS]
-        apart = wire is not None or layout.size_bytes > part_bytes
-        self.parts = parts_of(layout, part_bytes, apart=apart)
+        self._part_bytes = part_bytes
+        self._sliced: tuple[int, ...] = ()
+        self.slices: Sequence[Slices] = ()
+        self._lay_out(layout)
         self.in_graph = self if communicator.in_graph else None
         self._check = check or FiniteCheck("ignore", layout.trained_size)
         self.skips, self.refused = self._check.skips, False
@@ -96,9 +96,19 @@ class AllReduceGradientSynchronizer:
         self.scale = 1.0
         self.stop_wanted = False
         self.stop_agreed = False
-        self._has_gradient: list[bool] | None = None
+        self._kinds: list[int] | None = None
         self._num_terms: int | None = None
         self._handles: list[tuple[slice, npt.NDArray[Any], ReduceHandle]] = []
+
+    def _lay_out(self, dense: Layout) -> None:
+        """Makes the buffer of what travels dense."""
+        # Two flags end the buffer: 1 if this rank has a batch, and 1 if it was told to stop. Their
+        # means tell all ranks at the same step whether any rank has set them.
+        self._dense = dense
+        self._whole = _aligned_zeros(dense.size + _FLAGS)
+        self.buffer: FloatArray = self._whole[:-_FLAGS]
+        apart = self.wire is not None or dense.size_bytes > self._part_bytes
+        self.parts = parts_of(dense, self._part_bytes, apart=apart)
 
     def start(self, learner: Learner, root: int = 0, scale: float = 1.0, steps: int = 0) -> None:
         """Gives every rank the root's weights and optimizer state.
@@ -123,8 +133,9 @@ class AllReduceGradientSynchronizer:
     def take_changes(self, learner: Learner, changes: VariableChanges) -> None:
         """Takes the learner's statistics again."""
         if changes.offsets:
-            learner.read_weights(self.buffer)
-            self._statistics[...] = self.buffer[self.layout.trained_size :]
+            weights = np.empty(self.layout.size, np.float32)
+            learner.read_weights(weights)
+            self._statistics[...] = weights[self.layout.trained_size :]
 
     def end_run(self, learner: Learner) -> bool:
         """Nothing to do: the last step was an exchange."""
@@ -169,6 +180,18 @@ class AllReduceGradientSynchronizer:
 
     # -- the reducer ---------------------------------------------------------------------------
 
+    @property
+    def takes_slices(self) -> bool:
+        """Not where Horovod's operations join dense gradients inside the compiled step."""
+        return self.in_graph is None
+
+    def send_as_slices(self, places: Sequence[int]) -> None:
+        """From now on the gradients of these variables travel as slices."""
+        if tuple(places) == self._sliced:
+            return
+        self._sliced = tuple(places)
+        self._lay_out(self.layout.without(self._sliced))
+
     def begin(self, part: int) -> None:
         """Hands over part ``part`` of the gradient in ``buffer``; it may be sent in the background.
 
@@ -183,7 +206,9 @@ class AllReduceGradientSynchronizer:
         # What may be left out is looked at as a whole, before a part of it has gone out.
         looked, first = (self.buffer, 0) if self.skips else (values, place.start)
         if self._sent_rows and (part == 0 or not self.skips):
-            self.refused = not self._check.notes(looked, first, self._learner, self._step)
+            first += self.layout.trained_size - self._dense.trained_size
+            slices = self.slices if self.skips else ()
+            self.refused = not self._check.notes(looked, first, self._learner, self._step, slices)
             if self.refused:
                 self._sent_rows = 0
                 looked[...] = 0
@@ -194,7 +219,7 @@ class AllReduceGradientSynchronizer:
                 self.communicator.all_reduce(target, "weighted", weight=self._sent_rows, out=target)
             return
         sent: npt.NDArray[Any] = target
-        if self.wire is not None and place.start < self.layout.trained_size:
+        if self.wire is not None and place.start < self._dense.trained_size:
             sent = to_halves(target, self.wire)
         handle = self.communicator.all_reduce_async(
             sent, "weighted", weight=self._sent_rows, out=sent
@@ -213,13 +238,29 @@ class AllReduceGradientSynchronizer:
             if joined.dtype != np.float32:
                 self._whole[place] = joined
         self._handles.clear()
+        if self._sliced:
+            self._gather_slices()
         self.agree_on_stop(float(self._whole[-1]))
         trained = bool(self._whole[-2] > 0)
         if trained:
-            self._statistics[...] = self.buffer[self.layout.trained_size :]
+            self._statistics[...] = self.buffer[self._dense.trained_size :]
         else:  # a step without a batch, or whose batches were all refused
-            self.buffer[self.layout.trained_size :] = self._statistics
+            self.buffer[self._dense.trained_size :] = self._statistics
         return trained
+
+    def _gather_slices(self) -> None:
+        """Replaces this rank's slices by those of all ranks."""
+        if self._sent_rows and not self.skips:
+            none = self.buffer[:0]
+            if not self._check.notes(none, 0, self._learner, self._step, self.slices):
+                self._sent_rows = 0
+        if not self._sent_rows:
+            self.slices = [Slices.none(i, self.layout.slots[i].width) for i in self._sliced]
+        mine = pack(np.array([self._sent_rows], np.float64).view(np.uint8), self.slices)
+        with self._clock.within("exchange", any_thread=True):
+            gathered = [unpack(data) for data in self.communicator.all_gather(mine)]
+        parts = [(float(head.view(np.float64)[0]), slices) for head, slices in gathered]
+        self.slices = join_slices(parts) or self.slices
 
     def agree_on_stop(self, value: float) -> None:
         """Takes the joined stop flag of an exchange inside the compiled step."""
@@ -229,13 +270,25 @@ class AllReduceGradientSynchronizer:
         """Keeps it until the compiled call has returned; see :class:`sparkdl.protocols.InGraph`."""
         self._not_finite = NotFiniteError(batch, joined=not own)
 
-    def agree_on_gradients(self, mine: list[bool]) -> list[bool]:
-        """Which trained variables have a gradient; see :class:`sparkdl.protocols.Reducer`."""
-        if self._has_gradient is None:
+    def agree_on_gradients(self, mine: list[int]) -> list[int]:
+        """Which trained variables have a gradient; see :class:`sparkdl.protocols.Reducer`.
+
+        Raises:
+            ModelError: A gradient is dense on one rank, and travels as slices on another.
+        """
+        if self._kinds is None:
             gathered = self.communicator.all_gather(np.array(mine, np.uint8))
             known = [values for values in gathered if values.size]
-            self._has_gradient = np.any(known, axis=0).tolist() if known else []
-        return self._has_gradient
+            self._kinds = np.max(known, axis=0).tolist() if known else []
+            for place, kinds in enumerate(zip(*known, strict=True)):
+                if {1, 2} <= {int(kind) for kind in kinds}:
+                    raise ModelError(
+                        f"the gradient of {self.layout.slots[place].name!r} has two forms",
+                        expected="a dense one on all workers, or rows with indices on all",
+                        received=f"{[('none', 'dense', 'rows')[int(k)] for k in kinds]} by worker",
+                        hint="does the model compute otherwise on some batches?",
+                    )
+        return self._kinds
 
     @property
     def num_workers(self) -> int:
@@ -256,7 +309,8 @@ class AllReduceGradientSynchronizer:
 
     def is_sound(self, learner: LossScaling) -> bool:
         """Whether the gradient in ``buffer`` would be taken."""
-        return self._check.is_sound(self.buffer, learner)
+        first = self.layout.trained_size - self._dense.trained_size
+        return self._check.is_sound(self.buffer, first, learner, self.slices)
 
 
 def take_root_state(

@@ -64,6 +64,8 @@ class KerasLearner(ABC):
         self._counted: list[bool] | None = None  # of each term of the loss; None: not known yet
         self._sums = True  # of the loss stay sums, see Terms
         self._looked_at_sums = False
+        # Those whose gradients are slices (only TensorFlow has any); None: not known yet.
+        self._sliced: tuple[int, ...] | None = None
 
     @property
     def layout(self) -> Layout:
@@ -142,12 +144,12 @@ class KerasLearner(ABC):
             if self.agree_on_terms(batch, reducer):
                 self._compute_weighed(batch, reducer)
             else:
-                self.gradients(batch, reducer.buffer)
-            self._has_gradient = reducer.agree_on_gradients(self._has_gradient)
+                self._gradients_for(batch, reducer)
+            self._agree_with(reducer)
             for part in range(len(reducer.parts)):
                 reducer.begin(part)
             if reducer.finish() or not reducer.skips:
-                self.apply_gradients(reducer.buffer)
+                self._apply_joined(reducer)
             else:
                 self._write_statistics(reducer.buffer)
             if reducer.skips and reducer.refused:
@@ -156,7 +158,8 @@ class KerasLearner(ABC):
     def _write_statistics(self, flat: FloatArray) -> None:
         weights = np.empty(self._layout.size, np.float32)
         self.read_weights(weights)
-        weights[self._layout.trained_size :] = flat[self._layout.trained_size :]
+        statistics = self._layout.size - self._layout.trained_size
+        weights[self._layout.trained_size :] = flat[flat.size - statistics :]
         self.write_weights(weights)
 
     def skip_reducing(self, reducer: Reducer) -> None:
@@ -165,12 +168,37 @@ class KerasLearner(ABC):
         for part in range(len(reducer.parts)):
             reducer.begin(part)
         if reducer.finish():
-            self.apply_gradients(reducer.buffer)
+            self._apply_joined(reducer)
+
+    def _gradients_for(
+        self, batch: BatchStack, reducer: Reducer, factors: FloatArray | None = None
+    ) -> None:
+        """The gradient of one batch, where ``reducer`` takes it from."""
+        self.weighed_gradients(batch, reducer.buffer, factors)
+
+    def _apply_joined(self, reducer: Reducer) -> None:
+        """One optimizer step with what ``reducer`` has joined."""
+        self.apply_gradients(reducer.buffer)
+
+    def _agree_with(self, reducer: Reducer) -> None:
+        """Tells the other workers which variables have a gradient, and of which form."""
+        sliced = (self._sliced or ()) if reducer.takes_slices else ()
+        mine = [int(has) + (i in sliced) for i, has in enumerate(self._has_gradient)]
+        self._has_gradient = [kind > 0 for kind in reducer.agree_on_gradients(mine)]
+
+    def _learn_from(self, reducer: Reducer) -> None:
+        """The same for a worker without a batch, which does not know."""
+        kinds = reducer.agree_on_gradients([])
+        if kinds:
+            self._has_gradient = [kind > 0 for kind in kinds]
+            self._sliced = tuple(i for i, kind in enumerate(kinds) if kind > 1)
+        if self._sliced and reducer.takes_slices:
+            reducer.send_as_slices(self._sliced)
 
     def _agree_without_batch(self, reducer: Reducer) -> None:
         """What the others agree on and add up, in the order in which they do."""
         self._add_nothing_up(reducer, reducer.agree_on_terms(-1))
-        self._has_gradient = reducer.agree_on_gradients([]) or self._has_gradient
+        self._learn_from(reducer)
 
     # -- denominators ------------------------------------------------------------------------------
 
@@ -227,8 +255,7 @@ class KerasLearner(ABC):
         """
         mine = np.array([batch.num_rows, *self.denominators(batch)], np.float64)
         of_all = reducer.add_up(mine)
-        weights = factors(self._counted or [], mine, of_all)
-        self.weighed_gradients(batch, reducer.buffer, weights)
+        self._gradients_for(batch, reducer, factors(self._counted or [], mine, of_all))
         return mine, of_all
 
     def skip_weighed(self, reducer: Reducer, num_terms: int) -> None:
@@ -249,8 +276,7 @@ class KerasLearner(ABC):
         if sound and left[0] != of_all[0]:
             self.write_weights(before)  # the statistics of before
             self.restore_metrics()
-            weights = factors(self._counted or [], mine, left)
-            self.weighed_gradients(batch, reducer.buffer, weights)
+            self._gradients_for(batch, reducer, factors(self._counted or [], mine, left))
 
     def _add_nothing_up(self, reducer: Reducer, num_terms: int) -> None:
         """Takes part in what :meth:`_compute_weighed` adds up."""

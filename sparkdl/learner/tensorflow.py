@@ -29,11 +29,17 @@ from sparkdl.learner.tensorflow_exchange import (
     HorovodExchange,
     Joined,
     NumpyExchange,
+    as_arrays,
+    as_slices,
     copy_slots,
     dense_of,
+    flat_rows,
     flatten,
+    in_form,
     own,
+    sliced_places,
     split,
+    with_slices,
 )
 from sparkdl.protocols import BatchStack, Exchanger, Reducer
 from sparkdl.weights import FloatArray
@@ -57,6 +63,8 @@ class TensorFlowLearner(KerasLearner):
         self._flat: tf.Tensor | None = None
         self._reducer: Any = None
         self._exchanger: Exchanger | None = None
+        self._agreed = False
+        self._apply_apart: dict[tuple[int, ...], Any] = {}
         self._reducing: dict[tuple[Any, ...], ShapedCalls] = {}
         self._skipping: dict[tuple[Any, ...], Any] = {}
         self._train_step = logged_step(model, "train_step")
@@ -64,6 +72,8 @@ class TensorFlowLearner(KerasLearner):
         self._test_steps = self._compile_steps(logged_step(model, "test_step"), with_weights=False)
         self._gradients = self._compile_batch(self._trace_gradients)
         self._weighed_gradients = self._compile_batch(self._trace_weighed)
+        self._apart_gradients = self._compile_batch(self._trace_apart_gradients)
+        self._weighed_apart = self._compile_batch(self._trace_weighed_apart)
         self._denominators = self._compile_batch(self._trace_denominators)
         self._concat = compiled_apart(self._trace_concat)
         self.reload()
@@ -136,7 +146,7 @@ class TensorFlowLearner(KerasLearner):
         tensors: tuple[Any, Any, Any] = map_arrays(tf.convert_to_tensor, arrays)
         return tensors
 
-    def _compile_batch(self, function: Callable[..., tf.Tensor]) -> Steps:
+    def _compile_batch(self, function: Callable[..., Any]) -> Steps:
         if self._eager:
             return lambda stack, *given: function(*given)
         return ShapedCalls(function, reduce_retracing=not self._has_several_losses)
@@ -274,8 +284,79 @@ class TensorFlowLearner(KerasLearner):
             self._train_step(batch)
         self._counted = terms.counted
         gradients = match_gradients(self.model, captured, self.trained)
+        if self._sliced is None:
+            self._sliced = sliced_places(gradients)
         self._has_gradient = [g is not None for g in gradients]
         return [*gradients, *(v.value for v in self.averaged)]
+
+    @property
+    def _places(self) -> tuple[int, ...]:
+        """Numbers of the variables whose gradients are slices, as far as is known."""
+        return self._sliced or ()
+
+    def _trace_exchanged(self, batch: Any, factors: Any = None) -> list[Any]:
+        """The same; gradients of equal forms for all batches, as the exchange takes them."""
+        values = self._trace_step(batch, factors)
+        reducer = self._reducer
+        sliced = self._places if reducer.takes_slices else ()
+        return [in_form(v, i in sliced) if v is not None else None for i, v in enumerate(values)]
+
+    def _gradients_for(
+        self, batch: BatchStack, reducer: Reducer, factors: FloatArray | None = None
+    ) -> None:
+        if not reducer.takes_slices:
+            super()._gradients_for(batch, reducer, factors)
+            return
+        self.build_metrics(batch)
+        self._reducer = reducer
+        try:
+            data = self._tensors(batch, 0)
+            if factors is None:
+                flat, *rows = self._apart_gradients(batch, *data)
+            else:
+                flat, *rows = self._weighed_apart(batch, *data, tf.convert_to_tensor(factors))
+        finally:
+            self._reducer = None
+        if self._places:
+            reducer.send_as_slices(self._places)
+            reducer.slices = as_slices(self._places, [np.asarray(t) for t in rows])
+        np.copyto(reducer.buffer, np.asarray(flat))
+        self._flat = None
+
+    def _trace_apart_gradients(self, x: Any, y: Any, sample_weight: Any) -> list[tf.Tensor]:
+        return self._trace_weighed_apart(x, y, sample_weight, None)
+
+    def _trace_weighed_apart(
+        self, x: Any, y: Any, sample_weight: Any, factors: Any
+    ) -> list[tf.Tensor]:
+        values = self._trace_exchanged(pack_batch(x, y, sample_weight), factors)
+        dense = [v for i, v in enumerate(values) if i not in self._places]
+        rows = [t for i in self._places for t in flat_rows(values[i])]
+        return [flatten(dense, self._layout.without(self._places).slots), *rows]
+
+    def _apply_joined(self, reducer: Reducer) -> None:
+        places = tuple(s.place for s in reducer.slices)
+        if not places:
+            super()._apply_joined(reducer)
+            return
+        if places not in self._apply_apart:
+            self._apply_apart[places] = self._compile_apart(places)
+        arrays = [reducer.buffer, *as_arrays(reducer.slices)]
+        self._apply_apart[places](*(tf.convert_to_tensor(a) for a in arrays))
+        self._flat = None
+
+    def _compile_apart(self, places: tuple[int, ...]) -> Any:
+        """A step with what is joined, where the gradients of some variables are slices."""
+        dense = self._layout.without(places)
+        specs = [tf.TensorSpec([dense.size], tf.float32)]
+        for i in places:
+            specs.append(tf.TensorSpec([None], tf.int32))
+            specs.append(tf.TensorSpec([None, self._layout.slots[i].width], tf.float32))
+
+        def apply(flat: tf.Tensor, *rows: tf.Tensor) -> None:
+            self._apply_parts(with_slices(self._layout, places, split(flat, dense), rows))
+
+        return tf.function(apply, autograph=False).get_concrete_function(*specs)
 
     def apply_gradients(self, flat: FloatArray) -> None:
         self._layout.check(flat)
@@ -285,18 +366,18 @@ class TensorFlowLearner(KerasLearner):
     def _trace_apply(self, flat: tf.Tensor) -> None:
         self._apply_parts(split(flat, self._layout))
 
-    def _apply_parts(self, parts: list[tf.Tensor]) -> None:
+    def _apply_parts(self, parts: list[Any]) -> None:
         known = self._has_gradient or [True] * len(self.trained)
         kept = self._optimizer_may_keep_gradients
         pairs = [
-            (own(g) if kept else g, v)
+            (tf.nest.map_structure(own, g, expand_composites=True) if kept else g, v)
             for g, v, has in zip(parts[: len(self.trained)], self.trained, known, strict=True)
             if has
         ]
         self.model.optimizer.apply([g for g, _ in pairs], [v for _, v in pairs])
         self._assign_statistics(parts)
 
-    def _assign_statistics(self, parts: list[tf.Tensor]) -> None:
+    def _assign_statistics(self, parts: list[Any]) -> None:
         for variable, part in zip(self.averaged, parts[len(self.trained) :], strict=True):
             variable.assign(own(part))
 
@@ -336,17 +417,19 @@ class TensorFlowLearner(KerasLearner):
         self.build_metrics(stack)
         self._reducer, reducer.rows = reducer, stack.num_rows // stack.num_batches
         given = (*self._tensors(stack), tf.constant(stack.num_batches), *_weight_and_stop(reducer))
-        if self._counted is None or not self._has_gradient:
-            # tracing finds which variables have one, and the terms of the loss
-            self._steps_with(reducer, 0).compiled(stack, *given)
-        self.look_at_sums(stack, reducer)
-        num_terms = reducer.agree_on_terms(len(self._counted or []))
-        if num_terms and reducer.skips:
-            super().train_reducing(stack, reducer)
-            return
-        steps = self._steps_with(reducer, num_terms)
-        reducer.agree_on_gradients(self._has_gradient)
         try:
+            if self._counted is None or not self._has_gradient:
+                # tracing finds which variables have one, and the terms of the loss
+                self._steps_with(reducer, 0, stack, given)
+            self.look_at_sums(stack, reducer)
+            num_terms = reducer.agree_on_terms(len(self._counted or []))
+            if num_terms and reducer.skips:
+                super().train_reducing(stack, reducer)
+                return
+            steps = self._steps_with(reducer, num_terms, stack, given)
+            self._agreed = False
+            if reducer.in_graph is not None:  # else inside the step, behind the denominators
+                self._agree_in_step()
             stopping, broken_at, own = steps(stack, *given)
         finally:
             self._reducer = None  # the learner outlives the run; what the run mapped shall not
@@ -360,33 +443,41 @@ class TensorFlowLearner(KerasLearner):
         if self._eager or reducer.in_graph is None:
             super().skip_reducing(reducer)
             return
-        reducer.rows = 0
+        self._reducer, reducer.rows = reducer, 0
         num_terms = reducer.agree_on_terms(-1)
-        self._has_gradient = reducer.agree_on_gradients([]) or self._has_gradient
-        agreed = self._skip_with(reducer, num_terms)(*_weight_and_stop(reducer))
+        self._learn_from(reducer)
+        try:
+            agreed = self._skip_with(reducer, num_terms)(*_weight_and_stop(reducer))
+        finally:
+            self._reducer = None
         reducer.agree_on_stop(float(agreed))
         self._flat = None
 
     def _steps_in_graph(self, reducer: Reducer) -> bool:
         return not self._eager and (reducer.in_graph is not None or _in_main_thread())
 
-    def _agree_without_batch(self, reducer: Reducer) -> None:
-        num_terms = reducer.agree_on_terms(-1)
-        if not self._steps_in_graph(reducer) or (num_terms and reducer.skips):
-            super()._agree_without_batch(reducer)
-            return
-        self._has_gradient = reducer.agree_on_gradients([]) or self._has_gradient
-        self._add_nothing_up(reducer, num_terms)
+    def _agree_in_step(self) -> None:
+        """Tells the other workers about the gradients, once in each compiled call."""
+        if not self._agreed:
+            self._agreed = True
+            self._agree_with(self._reducer)
 
-    def _steps_with(self, reducer: Reducer, num_terms: int) -> ShapedCalls:
+    def _steps_with(
+        self, reducer: Reducer, num_terms: int, stack: BatchStack, given: tuple[Any, ...]
+    ) -> ShapedCalls:
         """The compiled loop over a stack's batches, with an exchange in each step.
 
         Args:
             reducer: Makes the exchange.
             num_terms: Terms of the loss whose denominators the workers tell each other before.
+            stack: What it is traced for.
+            given: The arguments of that call.
         """
-        kind, skips = (*_kind(reducer), num_terms), reducer.skips
-        if kind not in self._reducing:
+        if self._places and reducer.takes_slices:
+            reducer.send_as_slices(self._places)
+        skips = reducer.skips
+        steps = self._reducing.get((*_kind(reducer), num_terms))
+        if steps is None:
             exchange = self._exchange_of(reducer)
 
             def run(  # weight: this worker's among all, weights: of the samples
@@ -404,7 +495,7 @@ class TensorFlowLearner(KerasLearner):
                     if num_terms:
                         denominators = forward_terms(self.model, batch, sums=self._sums).stacked()
                         factors = exchange.factors(denominators, self._counted or [], weight)
-                    joined = exchange(self._trace_step(batch, factors), weight, stop)
+                    joined = exchange(self._trace_exchanged(batch, factors), weight, stop)
                     if skips:
                         self._apply_sound(joined, before)
                     else:
@@ -423,8 +514,11 @@ class TensorFlowLearner(KerasLearner):
                 )
                 return found[1], found[2], found[3]
 
-            self._reducing[kind] = ShapedCalls(run, reduce_retracing=not self._has_several_losses)
-        return self._reducing[kind]
+            steps = ShapedCalls(run, reduce_retracing=not self._has_several_losses)
+            # To trace it finds which variables have a gradient, and which of these are slices.
+            steps.compiled(stack, *given)
+            self._reducing[(*_kind(reducer), num_terms)] = steps
+        return steps
 
     def _skip_with(self, reducer: Reducer, num_terms: int) -> Any:
         kind = (*_kind(reducer), num_terms)
@@ -448,9 +542,7 @@ class TensorFlowLearner(KerasLearner):
 
     def _exchange_of(self, reducer: Reducer) -> NumpyExchange | HorovodExchange:
         if reducer.in_graph is None:
-            return NumpyExchange(
-                self._layout, lambda: self._reducer, reducer.parts, skips=reducer.skips
-            )
+            return NumpyExchange(self._layout, lambda: self._reducer, self._agree_in_step)
         return HorovodExchange(
             self._layout, reducer.in_graph.wire, reducer.parts,
             checks=reducer.in_graph.checks_gradients,
@@ -475,7 +567,7 @@ def _kind(reducer: Reducer) -> tuple[Any, ...]:
     parts = tuple((p.start, p.stop) for p in reducer.parts)
     exchange = reducer.in_graph
     if exchange is None:
-        return (reducer.skips, parts)
+        return (reducer.skips, reducer.takes_slices, parts)
     return (exchange.wire, "horovod", parts, exchange.checks_gradients)
 
 

@@ -12,10 +12,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
 from sparkdl.learner.denominators import factors
 from sparkdl.protocols import Reducer
+from sparkdl.slices import Slices
 from sparkdl.weights import FloatArray, Layout, Slot
 
 _MOST_SUMMED = 64000.0
@@ -27,6 +29,64 @@ def dense_of(value: Any, slot: Slot) -> tf.Tensor:
     if value is None:
         return tf.zeros(slot.shape)
     return tf.cast(tf.convert_to_tensor(value), tf.float32)
+
+
+def flat_rows(slices: tf.IndexedSlices) -> tuple[tf.Tensor, tf.Tensor]:
+    """Indices and rows of a gradient as they travel: int32, and float32 of two dimensions."""
+    count = tf.shape(slices.indices)[0]
+    rows = tf.reshape(tf.cast(slices.values, tf.float32), [count, -1])
+    return tf.cast(slices.indices, tf.int32), rows
+
+
+def sliced_gradient(indices: tf.Tensor, rows: tf.Tensor, slot: Slot) -> tf.IndexedSlices:
+    """The counterpart of :func:`flat_rows`, in a variable's shape and dtype."""
+    values = tf.cast(tf.reshape(rows, [-1, *slot.shape[1:]]), slot.dtype)
+    return tf.IndexedSlices(values, tf.reshape(indices, [-1]), tf.constant(slot.shape, tf.int32))
+
+
+def in_form(value: Any, sliced: bool) -> Any:
+    """A gradient as slices or as a tensor, whichever it is: equal in value."""
+    if isinstance(value, tf.IndexedSlices) == sliced:
+        return value
+    if sliced:
+        return tf.IndexedSlices(value, tf.range(tf.shape(value)[0]), tf.shape(value))
+    return tf.convert_to_tensor(value)
+
+
+def sliced_places(values: Sequence[Any]) -> tuple[int, ...]:
+    """Numbers of the gradients that are slices."""
+    return tuple(i for i, v in enumerate(values) if isinstance(v, tf.IndexedSlices))
+
+
+def with_slices(
+    layout: Layout, places: Sequence[int], dense: Sequence[tf.Tensor], slices: Sequence[tf.Tensor]
+) -> list[Any]:
+    """Gradients and statistics in the layout's order.
+
+    Args:
+        layout: Of all of them.
+        places: Which of them are slices.
+        dense: The others.
+        slices: Indices and rows of each, one after the other.
+    """
+    pairs = zip(slices[::2], slices[1::2], strict=True)
+    found = {
+        i: sliced_gradient(indices, rows, layout.slots[i])
+        for i, (indices, rows) in zip(places, pairs, strict=True)
+    }
+    rest = iter(dense)
+    return [found[i] if i in found else next(rest) for i in range(len(layout.slots))]
+
+
+def as_slices(places: Sequence[int], arrays: Sequence[npt.NDArray[Any]]) -> list[Slices]:
+    """The arrays of :func:`flat_rows`, of each variable in turn, as they travel."""
+    pairs = zip(arrays[::2], arrays[1::2], strict=True)
+    return [Slices(i, *pair) for i, pair in zip(places, pairs, strict=True)]
+
+
+def as_arrays(slices: Sequence[Slices]) -> list[npt.NDArray[Any]]:
+    """The counterpart of :func:`as_slices`."""
+    return [array for s in slices for array in (s.indices, s.rows)]
 
 
 def flatten(values: list[Any], slots: Sequence[Slot]) -> tf.Tensor:
@@ -68,14 +128,14 @@ class Joined(NamedTuple):
     """What an exchange returns.
 
     Args:
-        values: The joined gradients and statistics.
+        values: The joined gradients and statistics; those that are slices as ``IndexedSlices``.
         weight: The sum of all workers' weights.
         stop: Above 0 if a worker wants to stop.
         broken: 1 if this worker's own gradient was not finite, else 0.
         broken_of_all: Workers whose gradient was not finite.
     """
 
-    values: list[tf.Tensor]
+    values: list[Any]
     weight: tf.Tensor
     stop: tf.Tensor
     broken: tf.Tensor
@@ -87,15 +147,18 @@ class NumpyExchange:
 
     Args:
         layout: Of the flat buffer.
-        reducer: Gives the reducer of the present run.
-        parts, skips: See :class:`sparkdl.protocols.Reducer`.
+        reducer: Gives the reducer of the present run. One call serves all runs whose reducers have
+            the same parts.
+        agree: Called in each step before its first part is handed over.
     """
 
     def __init__(
-        self, layout: Layout, reducer: Callable[[], Reducer], parts: list[slice], *, skips: bool
+        self, layout: Layout, reducer: Callable[[], Reducer], agree: Callable[[], None]
     ) -> None:
-        self._layout, self._reducer = layout, reducer
-        self._parts, self._skips = parts, skips
+        self._whole, self._reducer, self._agree = layout, reducer, agree
+        self._layout = layout
+        self._places: tuple[int, ...] = ()
+        self._parts: list[slice] = []
 
     def __call__(self, values: list[Any], weight: tf.Tensor, stop: tf.Tensor) -> Joined:
         """The joined values; the weight and all flags travel with the reducer.
@@ -104,18 +167,26 @@ class NumpyExchange:
         where this worker's was.
         """
         none = tf.zeros([])
+        reducer = self._reducer()
+        self._places = sliced_places(values)
+        if self._places:
+            reducer.send_as_slices(self._places)
+        self._layout = self._whole.without(self._places)
+        self._parts = list(reducer.parts)
         slots = self._layout.slots
-        dense = [dense_of(v, s) for v, s in zip(values, slots, strict=True)]
-        if self._skips:
-            flat, has, refused = tf.numpy_function(self._join_sound, dense, [tf.float32] * 3)
-            flat.set_shape([self._layout.size])
+        rest = [v for i, v in enumerate(values) if i not in self._places]
+        dense = [dense_of(v, s) for v, s in zip(rest, slots, strict=True)]
+        rows = [t for i in self._places for t in flat_rows(values[i])]
+        kinds = [tf.int32, tf.float32] * len(self._places)
+        if reducer.skips:
+            kinds = [tf.float32] * 3 + kinds
+            flat, has, refused, *got = tf.numpy_function(self._join_sound, [*dense, *rows], kinds)
             has.set_shape([])
             refused.set_shape([])
-            return Joined(split(flat, self._layout), has, none, refused, none)
+            return Joined(self._joined_values(flat, got), has, none, refused, none)
         if len(self._parts) == 1:
-            flat = tf.numpy_function(self._join, dense, tf.float32)
-            flat.set_shape([self._layout.size])
-            return Joined(split(flat, self._layout), weight, none, none, none)
+            found = tf.numpy_function(self._join, [*dense, *rows], [tf.float32, *kinds])
+            return Joined(self._joined_values(found[0], found[1:]), weight, none, none, none)
         last: list[Any] = []
         for index, part in enumerate(self._parts):
             chosen = [i for i, s in enumerate(slots) if part.start <= s.offset < part.stop]
@@ -123,11 +194,17 @@ class NumpyExchange:
             with tf.control_dependencies(last):
                 last = [tf.numpy_function(self._begin(index, chosen), piece, tf.float32)]
         with tf.control_dependencies(last):
-            joined = tf.numpy_function(self._finish_slots, [], [tf.float32] * len(slots))
+            kinds = [tf.float32] * len(slots) + kinds
+            joined = tf.numpy_function(self._finish_slots, rows, kinds)
+        joined, got = joined[: len(slots)], joined[len(slots) :]
         for value, slot in zip(joined, slots, strict=True):
             value.set_shape(slot.shape)
         typed = [tf.cast(v, s.dtype) for v, s in zip(joined, slots, strict=True)]
-        return Joined(typed, weight, none, none, none)
+        return Joined(with_slices(self._whole, self._places, typed, got), weight, none, none, none)
+
+    def _joined_values(self, flat: tf.Tensor, rows: Sequence[tf.Tensor]) -> list[Any]:
+        flat.set_shape([self._layout.size])
+        return with_slices(self._whole, self._places, split(flat, self._layout), rows)
 
     def factors(
         self, denominators: tf.Tensor, counted: Sequence[bool], weight: tf.Tensor
@@ -158,6 +235,8 @@ class NumpyExchange:
 
         def begin(*values: FloatArray) -> Any:
             reducer = self._reducer()
+            if index == 0:
+                self._agree()
             copy_slots(values, slots, reducer.buffer)
             reducer.begin(index)
             return np.float32(0)
@@ -171,25 +250,35 @@ class NumpyExchange:
         reducer.finish()
         return reducer.buffer
 
-    def _finish_slots(self) -> list[FloatArray]:
+    def _finish_slots(self, *rows: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
         # Views of the buffer: to split it in the graph would copy all of it.
+        reducer = self._reducer()
+        reducer.slices = as_slices(self._places, rows)
         buffer = self._finish()
         slots = self._layout.slots
-        return [buffer[s.offset : s.offset + s.size].reshape(s.shape) for s in slots]
+        views = [buffer[s.offset : s.offset + s.size].reshape(s.shape) for s in slots]
+        return [*views, *as_arrays(reducer.slices)]
 
-    def _join(self, *values: FloatArray) -> FloatArray:
+    def _join(self, *values: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
         reducer = self._reducer()
-        copy_slots(values, self._layout.slots, reducer.buffer)
+        self._take(values)
         reducer.begin(0)
-        return self._finish()
+        return [self._finish(), *as_arrays(reducer.slices)]
 
-    def _join_sound(self, *values: FloatArray) -> tuple[FloatArray, Any, Any]:
+    def _join_sound(self, *values: npt.NDArray[Any]) -> list[Any]:
         reducer = self._reducer()
-        copy_slots(values, self._layout.slots, reducer.buffer)
+        self._take(values)
         for part in range(len(self._parts)):
             reducer.begin(part)
-        has = reducer.finish()
-        return reducer.buffer, np.float32(has), np.float32(reducer.refused)
+        flags = np.float32(reducer.finish()), np.float32(reducer.refused)
+        return [reducer.buffer, *flags, *as_arrays(reducer.slices)]
+
+    def _take(self, values: Sequence[npt.NDArray[Any]]) -> None:
+        """Hands a step's gradients to the reducer."""
+        self._agree()
+        reducer, count = self._reducer(), len(self._layout.slots)
+        copy_slots(values[:count], self._layout.slots, reducer.buffer)
+        reducer.slices = as_slices(self._places, values[count:])
 
 
 class HorovodExchange:

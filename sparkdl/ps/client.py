@@ -15,8 +15,8 @@ number, so it counts exactly once.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -27,6 +27,7 @@ from sparkdl.coordinator.session import Session, Welcome, open_session
 from sparkdl.errors import ProtocolError
 from sparkdl.ps.codecs import Compression
 from sparkdl.ps.coder import Coder
+from sparkdl.slices import Slices, head_offset, pack, pack_around, packed_bytes, unpack
 from sparkdl.transport.address import Endpoint
 from sparkdl.transport.connection import Timeouts
 from sparkdl.transport.frames import ByteArray, Content, Flag, Kind, Limits, Message
@@ -57,6 +58,10 @@ class StoreAccess(Protocol):
 
     round_rows: int
     give_state: Callable[[], bytes] | None
+    round_slices: Sequence[Slices]
+
+    @property
+    def encodes(self) -> bool: ...
 
     @property
     def in_step(self) -> bool: ...
@@ -70,6 +75,8 @@ class StoreAccess(Protocol):
     @property
     def buffer(self) -> FloatArray: ...
 
+    def sliced_buffer(self, size: int, places: int) -> FloatArray: ...
+
     def pull(self, *, last: bool = False) -> FloatArray: ...
 
     def push(self, progress: Progress) -> None: ...
@@ -79,6 +86,8 @@ class StoreAccess(Protocol):
     def add_up(
         self, numbers: npt.NDArray[np.float64], number: int, progress: Progress
     ) -> npt.NDArray[np.float64]: ...
+
+    def push_pull_slices(self, progress: Progress, size: int, slices: Sequence[Slices]) -> None: ...
 
     def snapshot_wanted(self, epoch: int, batch: int = 0) -> bool: ...
 
@@ -109,6 +118,7 @@ class Client(Closing):
         self.session = session
         self.round_rows = 0
         self.give_state: Callable[[], bytes] | None = None
+        self.round_slices: Sequence[Slices] = ()
         self._coder: Coder | None = None
         if compression is not None and (
             session.transport != "shm" or compression.codec.shapes_training
@@ -124,6 +134,21 @@ class Client(Closing):
     def buffer(self) -> FloatArray:
         """The float32 buffer that pushes send and pulls fill."""
         return self.session.limits.dense(self.session.raw)
+
+    def sliced_buffer(self, size: int, places: int) -> FloatArray:
+        """The float32 buffer of a round in which the gradients of some variables are slices.
+
+        Args:
+            size: Elements of what stays dense.
+            places: Variables whose gradients are slices.
+        """
+        start = head_offset(places)
+        return self.session.raw[start : start + 4 * size].view(np.float32)
+
+    @property
+    def encodes(self) -> bool:
+        """Whether what is pushed is encoded."""
+        return self._coder is not None
 
     @property
     def in_step(self) -> bool:
@@ -170,15 +195,23 @@ class Client(Closing):
 
     def push(self, progress: Progress) -> None:
         """Commits what ``buffer`` holds; its content is undefined afterwards."""
-        self._commit(Kind.PUSH, progress)
+        body: int | ByteArray = self.session.limits.dense_bytes
+        if self._coder is not None:
+            body = self._coder.encode(self.buffer, progress.rows)
+        self._answered(self._commit(progress, Content.DENSE, body, Kind.PUSH))
 
     def push_pull(self, progress: Progress) -> FloatArray:
         """Commits what ``buffer`` holds, and fills it with what the server answers.
 
         That is the center, or, for a rule that waits and takes gradients, the mean gradient of the
-        round; ``round_rows`` are then the rows of all ranks (0: nothing to apply).
+        round; ``round_rows`` are then the rows of all ranks (0: nothing to apply). Where gradients
+        of some variables are slices on other ranks, it is undefined: see
+        :meth:`push_pull_slices`.
         """
-        self._commit(Kind.PUSH_PULL, progress)
+        body: int | ByteArray = self.session.limits.dense_bytes
+        if self._coder is not None:
+            body = self._coder.encode(self.buffer, progress.rows)
+        self._answered(self._commit(progress, Content.DENSE, body))
         return self.buffer
 
     def add_up(
@@ -194,9 +227,62 @@ class Client(Closing):
         message = Message(Kind.ADD_UP, offset=number, meta={"numbers": numbers.tolist()})
         reply = self.session.request(message, deferred=True)
         while reply.flags & Flag.UPLOAD:
-            self._upload(progress)
+            self._upload(progress, self.session.raw.size)
             reply = self.session.request(message, deferred=True)
         return np.array(reply.meta["sums"], np.float64)
+
+    def push_pull_slices(self, progress: Progress, size: int, slices: Sequence[Slices]) -> None:
+        """:meth:`push_pull` of a gradient that is slices in part.
+
+        The mean of the dense rest is then where it was sent from, and ``round_slices`` are the
+        slices of all ranks.
+
+        Args:
+            progress: Of the commit.
+            size: Elements in :meth:`sliced_buffer`, which is sent; where this client encodes,
+                ``buffer`` is sent whole.
+            slices: Sent beside it.
+        """
+        head = 4 * size
+        payload = None
+        if self._coder is not None:
+            payload = self._coder.encode(self.buffer, progress.rows)
+            head = payload.size
+        size_bytes = packed_bytes(head, slices)
+        if size_bytes > self.session.limits.buffer_bytes:
+            if payload is None:
+                payload = self.sliced_buffer(size, len(slices)).view(np.uint8)
+            whole = pack(payload, slices)
+            self.session.send_blob(Kind.SLICES_PUT, whole.tobytes(), progress.epoch, progress.batch)
+            content, body = Content.NOTHING, np.empty(0, np.uint8)
+            self._answered(self._commit(progress, content, body, total=whole.size))
+            return
+        if payload is None:
+            pack_around(self.session.raw, head, slices)
+            self._answered(self._commit(progress, Content.SLICES, size_bytes))
+        else:
+            self._answered(self._commit(progress, Content.SLICES, pack(payload, slices)))
+
+    def _answered(self, reply: Message) -> None:
+        """Takes the reply to a commit; its slices become ``round_slices``.
+
+        The dense rest is then in :meth:`sliced_buffer`; in ``buffer`` where this client encodes.
+        """
+        self.round_slices = ()
+        if reply.total:
+            reply.body = np.frombuffer(self._all_chunks(Kind.SLICES_GET, reply.flags), np.uint8)
+        elif reply.content is not Content.SLICES:
+            self._decode(reply)
+            return
+        assert reply.body is not None
+        head, slices = unpack(reply.body)
+        if reply.flags & Flag.ENCODED:
+            slices = [replace(s, indices=s.indices.copy(), rows=s.rows.copy()) for s in slices]
+            reply.body = head
+            self._decode(reply)
+        elif reply.total:
+            np.copyto(self.sliced_buffer(head.size // 4, len(slices)), head.view(np.float32))
+        self.round_slices = slices
 
     def snapshot_wanted(self, epoch: int, batch: int = 0) -> bool:
         """Whether this rank is to send the weights of a position, by :meth:`snapshot`.
@@ -217,19 +303,7 @@ class Client(Closing):
 
     def get_state(self) -> bytes:
         """What a member uploaded for this joiner. Overwrites ``buffer``."""
-        state = bytearray()
-        total = 1
-        while len(state) < total:
-            reply = self.session.request(Message(Kind.STATE_GET, offset=len(state)))
-            if reply.body is None or not reply.body.size:
-                raise ProtocolError(
-                    "the server sent an empty chunk of state",
-                    expected=f"bytes from offset {len(state)} on",
-                    received="none",
-                )
-            total = reply.total
-            state += reply.body.data
-        return bytes(state)
+        return bytes(self._all_chunks(Kind.STATE_GET))
 
     def kept(self) -> bytearray:
         """The state that a worker left last for the driver; empty if none has."""
@@ -237,7 +311,31 @@ class Client(Closing):
 
     # -- inside ----------------------------------------------------------------------------------
 
-    def _commit(self, kind: Kind, progress: Progress) -> None:
+    def _all_chunks(self, kind: Kind, flags: Flag = Flag.NONE) -> bytearray:
+        """What the server keeps for this rank, in as many requests as it takes."""
+        found = bytearray()
+        total = 1
+        while len(found) < total:
+            message = Message(kind, flags=flags & Flag.ENCODED, offset=len(found))
+            reply = self.session.request(message)
+            if reply.body is None or not reply.body.size:
+                raise ProtocolError(
+                    f"the server sent an empty chunk as the answer to {kind.name}",
+                    expected=f"bytes from offset {len(found)} on",
+                    received="none",
+                )
+            total = reply.total
+            found += reply.body.data
+        return found
+
+    def _commit(
+        self,
+        progress: Progress,
+        content: Content,
+        body: int | ByteArray,
+        kind: Kind = Kind.PUSH_PULL,
+        total: int = 0,
+    ) -> Message:
         self.session.sequence += 1
         message = Message(
             kind,
@@ -247,20 +345,18 @@ class Client(Closing):
             batches=progress.batches,
             rows=progress.rows,
             learning_rate=progress.learning_rate,
-            content=Content.DENSE,
+            content=content,
+            total=total,
         )
-        body: int | ByteArray = self.session.limits.dense_bytes
-        if self._coder is not None:
-            body = self._coder.encode(self.buffer, progress.rows)
-            self._ask_encoded(message)
+        self._ask_encoded(message)
         reply = self.session.request(message, body, deferred=True)
         while reply.flags & Flag.UPLOAD:
-            self._upload(progress)
+            self._upload(progress, body)
             reply = self.session.request(message, body, deferred=True)
-        self._decode(reply)
         self.round_rows = reply.rows
+        return reply
 
-    def _upload(self, progress: Progress) -> None:
+    def _upload(self, progress: Progress, body: int | ByteArray) -> None:
         """Hands over this worker's state of before the round; what it pushes stays as it is."""
         if self.give_state is None:
             raise ProtocolError(
@@ -269,9 +365,10 @@ class Client(Closing):
                 received="a worker that takes them from the server",
                 hint="install the same sparkdl on the driver and on all executors",
             )
-        pushed = self.buffer.copy()
+        size = body if isinstance(body, int) else 0  # other bodies do not lie in the buffer
+        pushed = self.session.raw[:size].copy()
         self.put_state(self.give_state(), progress.epoch, progress.batch - 1)
-        np.copyto(self.buffer, pushed)
+        np.copyto(self.session.raw[:size], pushed)
 
     def _ask_encoded(self, message: Message) -> None:
         """Marks a request as one whose reply may be encoded, from what this worker holds."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -13,6 +14,7 @@ from sparkdl.protocols import BatchStack, InGraph, Learner
 from sparkdl.ps.client import Progress, StoreAccess
 from sparkdl.ps.unwrapping import Unwrapping
 from sparkdl.run_state import RunState
+from sparkdl.slices import Slices
 from sparkdl.weights import FloatArray, Layout
 
 
@@ -29,12 +31,18 @@ class RoundSynchronizer:
         client: Connected; has said HELLO.
         layout: Of the flat buffer ``[gradient | statistics]``.
         check: Looks at the gradients before they are sent; None: nobody does.
+        takes_slices: Whether gradients of embeddings may travel as slices.
     """
 
     in_graph: InGraph | None = None
 
     def __init__(
-        self, client: StoreAccess, layout: Layout, check: FiniteCheck | None = None
+        self,
+        client: StoreAccess,
+        layout: Layout,
+        check: FiniteCheck | None = None,
+        *,
+        takes_slices: bool = True,
     ) -> None:
         self._client = client
         self._clock = current_clock()
@@ -47,7 +55,10 @@ class RoundSynchronizer:
         self._rounds = 0
         self._first = self._own_steps = 0  # of the present epoch: its first round here, own steps
         self._unwrapping = Unwrapping()
-        self.parts = [slice(0, layout.size)]
+        self.takes_slices = takes_slices
+        self._sliced: tuple[int, ...] = ()
+        self.slices: Sequence[Slices] = ()
+        self._lay_out(layout)
         self.rows = self._sent_rows = 0
         self.refused = False
         self._sums = 0  # of the present round
@@ -134,9 +145,26 @@ class RoundSynchronizer:
 
     # -- the reducer -----------------------------------------------------------------------------
 
+    def send_as_slices(self, places: Sequence[int]) -> None:
+        """From now on the gradients of these variables travel as slices."""
+        if tuple(places) != self._sliced:
+            self._sliced = tuple(places)
+            self._lay_out(self._layout.without(self._sliced))
+
+    def _lay_out(self, dense: Layout) -> None:
+        self._dense = dense
+        self.parts = [slice(0, dense.size)]
+        # An encoded gradient is always whole: what is dense of it is put together here.
+        apart = bool(self._sliced) and self._client.encodes
+        self._apart = np.zeros(dense.size, np.float32) if apart else None
+
     @property
     def buffer(self) -> FloatArray:
         """What is sent, and then what came back."""
+        if self._apart is not None:
+            return self._apart
+        if self._sliced:
+            return self._client.sliced_buffer(self._dense.size, len(self._sliced))
         return self._client.buffer
 
     @property
@@ -147,11 +175,14 @@ class RoundSynchronizer:
     def begin(self, part: int) -> None:
         """Takes this rank's gradient in ``buffer``; there is one part, the whole."""
         self._enter_step()
-        buffer = self._client.buffer
-        self.refused = self.rows > 0 and not self._check.notes(buffer, 0, self._learner, self._step)
+        buffer, first = self.buffer, self._layout.trained_size - self._dense.trained_size
+        self.refused = self.rows > 0 and not self._check.notes(
+            buffer, first, self._learner, self._step, self.slices
+        )
         self._sent_rows = 0 if self.refused else self.rows
         if not self._sent_rows:
             buffer[...] = 0
+            self.slices = self._no_slices
 
     def _enter_step(self) -> None:
         """Counts a step when its first message is about to go out."""
@@ -173,20 +204,41 @@ class RoundSynchronizer:
         """One round; False if no rank had rows: the buffer then holds no gradient."""
         progress = self._progress_of_step()
         with self._unwrapping.inside(), self._clock.within("exchange", any_thread=True):
-            mean = self._client.push_pull(progress)
+            self._exchange(progress)
         self._sums, self._entered = 0, False
-        statistics = mean[self._layout.trained_size :]
+        mean = self.buffer
+        statistics = mean[self._dense.trained_size :]
         if self._client.round_rows:
             self._statistics[...] = statistics
             return True
-        mean[: self._layout.trained_size] = 0
+        mean[: self._dense.trained_size] = 0
         statistics[...] = self._statistics
         return False
+
+    def _exchange(self, progress: Progress) -> None:
+        """One round; ``buffer`` and ``slices`` are then those of all ranks."""
+        if not self._sliced:
+            self._client.push_pull(progress)
+            found = self._client.round_slices
+            if found:  # a rank without a batch hears so which gradients are slices
+                self.send_as_slices([s.place for s in found])
+        else:
+            if self._apart is not None:
+                whole = self._client.buffer
+                self._layout.copy_without(self._sliced, whole, self._apart, back=True)
+            self._client.push_pull_slices(progress, self._dense.size, self.slices)
+        self.slices = self._client.round_slices if self._client.round_rows else self._no_slices
+        if self._apart is not None:
+            self._layout.copy_without(self._sliced, self._client.buffer, self._apart)
+
+    @property
+    def _no_slices(self) -> list[Slices]:
+        return [Slices.none(i, self._layout.slots[i].width) for i in self._sliced]
 
     def agree_on_stop(self, value: float) -> None:
         """Nothing to do: the server tells all ranks at the same round."""
 
-    def agree_on_gradients(self, mine: list[bool]) -> list[bool]:
+    def agree_on_gradients(self, mine: list[int]) -> list[int]:
         """What this rank knows; ranks do not tell each other."""
         return mine
 
@@ -208,4 +260,5 @@ class RoundSynchronizer:
 
     def is_sound(self, learner: LossScaling) -> bool:
         """Whether the gradient in ``buffer`` would be taken."""
-        return self._check.is_sound(self._client.buffer, learner)
+        first = self._layout.trained_size - self._dense.trained_size
+        return self._check.is_sound(self.buffer, first, learner, self.slices)

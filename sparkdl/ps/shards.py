@@ -19,6 +19,7 @@ from sparkdl.closing import Closing
 from sparkdl.coordinator.session import Session, Welcome
 from sparkdl.errors import ConfigError
 from sparkdl.ps.client import Client, Progress
+from sparkdl.slices import Slices
 from sparkdl.weights import FloatArray, Layout
 
 T = TypeVar("T")
@@ -88,6 +89,8 @@ class ShardRouter(Closing):
 
     round_rows = 0
     give_state: Callable[[], bytes] | None = None
+    round_slices: Sequence[Slices] = ()
+    encodes = False
     in_step = False
     source = "center"
 
@@ -140,6 +143,14 @@ class ShardRouter(Closing):
         self, numbers: npt.NDArray[np.float64], number: int, progress: Progress
     ) -> npt.NDArray[np.float64]:
         """Never called: only rules that wait add numbers up."""
+        raise NotImplementedError
+
+    def sliced_buffer(self, size: int, places: int) -> FloatArray:
+        """Never called: only rules that wait take slices."""
+        raise NotImplementedError
+
+    def push_pull_slices(self, progress: Progress, size: int, slices: Sequence[Slices]) -> None:
+        """Never called: only rules that wait take slices."""
         raise NotImplementedError
 
     def snapshot_wanted(self, epoch: int, batch: int = 0) -> bool:

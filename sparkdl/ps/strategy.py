@@ -135,7 +135,10 @@ class ServerSynchronizer:
         self._gradients: ServerGradientSynchronizer | None = None
         self._windows: WindowSynchronizer | None = None
         if rule.payload == "gradient" and rule.blocking:
-            self._rounds = RoundSynchronizer(client, layout, self._check)
+            # A rule of a user's own sees the whole gradient.
+            self._rounds = RoundSynchronizer(
+                client, layout, self._check, takes_slices=rule.replies_mean
+            )
         elif rule.payload == "gradient":
             self._gradients = ServerGradientSynchronizer(client, layout, self._check)
         else:

@@ -66,6 +66,8 @@ class Kind(enum.IntEnum):
     STATE_PUT = 36  # one chunk of weights + optimizer state for a joiner
     STATE_GET = 37
     ADD_UP = 38  # a few numbers, in the meta; answered with their sums over the ranks of the round
+    SLICES_PUT = 39  # one chunk of a commit with slices that is larger than a connection's buffer
+    SLICES_GET = 40  # one chunk of such a round's result
     # -- a stream's
     NEXT_ROWS = 48  # a rank says where it listens, asks for rows, or takes none any more
     OFFER = 49  # driver: the ranks have the rows of a micro-batch; or there are no more
@@ -85,6 +87,7 @@ class Content(enum.IntEnum):
     RANGE = 2  # a part of the flat buffer: elements from Message.offset on
     ROWS = 3  # rows of a table
     BLOB = 4  # a chunk of bytes: from Message.offset on, of Message.total
+    SLICES = 5  # a part of the flat buffer (or a payload, Flag.ENCODED), and slices of gradients
 
 
 class Flag(enum.IntFlag):
@@ -243,6 +246,8 @@ class Limits:
             return size % 4 == 0 and size <= most, f"at most {most} bytes from that element on"
         if content is Content.ROWS:
             return size <= self.rows_bytes, f"at most {self.rows_bytes} bytes of rows"
+        if content is Content.SLICES:
+            return size <= self.buffer_bytes, f"at most {self.buffer_bytes} bytes of slices"
         if content is Content.BLOB:
             return size <= self.chunk_bytes, f"at most {self.chunk_bytes} bytes in a chunk"
         return size == 0, "no body"

@@ -83,7 +83,13 @@ class Case:
     @property
     def question(self) -> tuple[Any, ...]:
         """What one process is asked: the way gradients travel has no part in it."""
-        return self.model, self.optimizer, self.rows, self.weighted, self.classes, self.driver
+        asked = self.model, self.optimizer, self.rows, self.weighted, self.classes, self.driver
+        return (*asked, "summed") if self.sums_rows else asked
+
+    @property
+    def sums_rows(self) -> bool:
+        """Whether rows of an embedding that come twice are summed first."""
+        return self.communicator == "horovod" and self.model in ("words", "padded")
 
 
 ROWS: dict[int, dict[str, list[int]]] = {
@@ -448,7 +454,7 @@ def answer(case: Case, size: int) -> tuple[np.ndarray, int]:
     if case.model == "norm":
         return by_hand(case, size)
     trainee = Trainee(case.model, case.optimizer)
-    if case.model in ("words", "padded") and _backend() == "tensorflow":
+    if case.sums_rows:
         summed_first(trainee.model.optimizer)
     model = trainee.reset(seed=0)
     taken = 0
@@ -469,10 +475,7 @@ def answer(case: Case, size: int) -> tuple[np.ndarray, int]:
 
 
 def summed_first(optimizer: Any) -> None:
-    """Rows of an embedding that come twice are summed, as all other gradients are.
-
-    Keras' Adam squares each of them alone, so that its second moment depends on the batch.
-    """
+    """Horovod's operations join dense gradients; Keras' own are rows, which it never sums."""
     import tensorflow as tf
 
     apply = optimizer.apply

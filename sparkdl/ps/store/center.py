@@ -8,6 +8,7 @@ from sparkdl.coordinator.worker import Worker
 from sparkdl.ps.codecs import Compression, Sections
 from sparkdl.ps.rules.rule import Commit, Rule, State
 from sparkdl.ps.store.rounds import Round
+from sparkdl.slices import Slices, join_slices, pack
 from sparkdl.transport.frames import ByteArray, Message
 from sparkdl.weights import FloatArray, Layout
 
@@ -18,7 +19,8 @@ class Center:
     The rule sees the trained section; the averaged section is averaged here, never summed.
     For a blocking rule on gradients the workers hold the weights: ``weights`` is then their
     last snapshot, and ``result`` the mean gradient of the last round (``encoded``: as a codec's
-    payload, where there is one).
+    payload, where there is one; ``sliced``: as it is sent where gradients of some variables are
+    slices).
 
     Args:
         layout: What is where in the buffer.
@@ -36,6 +38,7 @@ class Center:
         compression: Compression | None = None,
     ) -> None:
         layout.check(weights)
+        self._layout = layout
         self._trained = slice(0, layout.trained_size)
         self._averaged = slice(layout.trained_size, layout.size)
         self.weights = weights
@@ -45,6 +48,7 @@ class Center:
         self._state: State = rule.init(weights[self._trained])
         self._sections: Sections | None = None
         self.encoded: ByteArray = np.empty(0, np.uint8)
+        self.sliced: ByteArray | None = None
         if compression is not None and self.on_workers:
             self._sections = compression.replies
             self._compressor = self._sections.codec.compressor(layout.trained_size, seed=0)
@@ -73,6 +77,12 @@ class Center:
             return
         payloads = sorted(round_.payloads.items())
         messages: list[Message] = [payload.message for _, payload in payloads]
+        contributions = round_.contributions
+        if contributions[0].slices:
+            parts = [(p.message.rows, p.slices) for p in contributions]
+            self._apply_slices(round_, join_slices(parts))
+            return
+        self.sliced = None
         if self.on_workers and self.rule.replies_mean:
             round_.mean(self.result)
             self._encode_result()
@@ -95,6 +105,18 @@ class Center:
             self._encode_result()
         else:
             self.weights[self._averaged] += mean[self._averaged]
+
+    def _apply_slices(self, round_: Round, joined: list[Slices]) -> None:
+        """A round in which the gradients of some variables are slices; the reply is the mean."""
+        mean = round_.contributions[0].values  # reduced in place: nobody needs it afterwards
+        round_.mean(mean)
+        if self._sections is not None:
+            places = [s.place for s in joined]
+            self._layout.copy_without(places, self.result, mean, back=True)
+            self._encode_result()
+            self._layout.copy_without(places, self.result, mean)
+            self.encoded = pack(self.encoded, joined)
+        self.sliced = pack(mean.view(np.uint8), joined)
 
     def _encode_result(self) -> None:
         if self._sections is None:

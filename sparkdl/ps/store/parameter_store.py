@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from sparkdl.changes import VariableChanges
+from sparkdl.coordinator.blobs import chunk_reply
 from sparkdl.coordinator.group import Group
 from sparkdl.coordinator.store import Entry, Store, Work
 from sparkdl.coordinator.worker import Worker
@@ -19,10 +20,12 @@ from sparkdl.ps.store.first_pulls import FirstPulls
 from sparkdl.ps.store.holdings import Holdings
 from sparkdl.ps.store.reading import Reading
 from sparkdl.ps.store.rounds import Payload, Round
+from sparkdl.ps.store.sliced_commits import SlicedCommits
 from sparkdl.ps.store.snapshot import Snapshot
 from sparkdl.ps.store.sums import Sums
 from sparkdl.ps.store.transfer import StateTransfer
-from sparkdl.transport.frames import COMMITS, Content, Flag, Kind, Limits, Message
+from sparkdl.slices import Slices
+from sparkdl.transport.frames import COMMITS, ByteArray, Content, Flag, Kind, Limits, Message
 from sparkdl.weights import FloatArray, Layout
 
 GIVE_WAY_S = 5.0
@@ -54,6 +57,8 @@ class ParameterStore(Store):
             Kind.STATE_PUT,
             Kind.STATE_GET,
             Kind.ADD_UP,
+            Kind.SLICES_PUT,
+            Kind.SLICES_GET,
         }
     )
 
@@ -71,6 +76,7 @@ class ParameterStore(Store):
         self.limits = Limits(dense_bytes=layout.size_bytes, encoded_bytes=encoded)
         self.rounds = 0
         self._compression = compression
+        self._sliced = SlicedCommits(layout, compression)
         self._center = Center(layout, center, rule, compression)
         self._holdings = None if compression is None else Holdings(compression)
         self._rule = rule
@@ -205,6 +211,7 @@ class ParameterStore(Store):
         """Forgets what is kept for a worker that is dead or done."""
         if self._holdings is not None:
             self._holdings.forget(worker.rank)
+        self._sliced.forget(worker.rank)
         self._transfer.leave(worker.rank)
         self._first_pulls.forget(worker.rank)
         self._snapshot.leave(worker.rank)
@@ -231,6 +238,9 @@ class ParameterStore(Store):
         The values take the payload's place in the connection's buffer, so that a commit costs a
         copy of its few bytes, and no second buffer.
         """
+        if message.kind is Kind.PUSH_PULL and (message.total or message.content is Content.SLICES):
+            raw = self._group.buffer(connection)[: self.limits.dense_bytes]
+            return self._sliced.decoded(message, self.limits.dense(raw))
         if not (message.flags & Flag.ENCODED and message.kind in COMMITS):
             return message
         if self._compression is None:
@@ -252,6 +262,16 @@ class ParameterStore(Store):
             self._pull(connection, message)
         elif message.kind is Kind.SNAPSHOT:
             self._take_snapshot(connection, message)
+        elif message.kind is Kind.SLICES_PUT:
+            worker = self._group.identify(connection, message)
+            self._sliced.put(message)
+            self._group.answer(connection, Message(Kind.OK), worker)
+        elif message.kind is Kind.SLICES_GET:
+            worker = self._group.identify(connection, message)
+            empty = np.empty(0, np.uint8)
+            whole = empty if self._center.sliced is None else self._slices_for(message)
+            reply = chunk_reply(whole, message.offset, self._group.limits.chunk_bytes)
+            self._group.answer(connection, reply, worker)
         elif message.kind is Kind.STATE_PUT:
             self._state_put(connection, message)
         elif message.kind is Kind.ADD_UP:
@@ -310,14 +330,20 @@ class ParameterStore(Store):
     def _commit(self, connection: int, message: Message) -> Work | None:
         group = self._group
         worker = group.identify(connection, message)
-        values = self._values(message)
+        slices: list[Slices] = []
+        others = [p for p in self._round.contributions if p.message.rank != message.rank]
+        if message.content is Content.SLICES and self._rule.replies_mean:
+            values, slices = self._sliced.values(message, others)
+        else:
+            values = self._values(message)
+            self._sliced.check_dense(message, others)
         self._first_pulls.forget(worker.rank)
         if message.sequence <= worker.applied and not self._gated:
             self._answer_again(connection, message, worker)
             return None
         if self._rule.blocking:
             self._enter_round(worker)
-            self._round.payloads[worker.rank] = Payload(connection, values, message)
+            self._round.payloads[worker.rank] = Payload(connection, values, message, slices)
             group.defer(connection, "round", message)
             return None
         if message.sequence <= worker.applied:
@@ -495,6 +521,8 @@ class ParameterStore(Store):
         if request.kind is Kind.PUSH:
             return Message(Kind.OK, sequence=request.sequence, rows=rows)
         reply = Message(Kind.WEIGHTS, sequence=request.sequence, rows=rows, content=Content.DENSE)
+        if self._center.sliced is not None:
+            return self._sliced_result(request, reply)
         if self._holdings is None or not request.flags & Flag.ENCODED:
             reply.body = self._center.result.view(np.uint8)
         elif self._center.on_workers:
@@ -503,6 +531,27 @@ class ParameterStore(Store):
             reply = self._holdings.answer(request, self._center.weights)
             reply.rows = rows
         return reply
+
+    def _sliced_result(self, request: Message, reply: Message) -> Message:
+        """The result where gradients of some variables are slices; a large one is read in chunks.
+
+        It stays what it is for the same reason.
+        """
+        body = self._slices_for(request)
+        if request.flags & Flag.ENCODED:
+            reply.flags |= Flag.ENCODED
+        if body.size > self.limits.buffer_bytes:
+            reply.content, reply.total = Content.NOTHING, body.size
+        else:
+            reply.content, reply.body = Content.SLICES, body
+        return reply
+
+    def _slices_for(self, request: Message) -> ByteArray:
+        """As the rank asks for it: encoded, or not."""
+        if request.flags & Flag.ENCODED:
+            return self._center.encoded
+        assert self._center.sliced is not None
+        return self._center.sliced
 
     def _preserve(self) -> None:
         """Before the center changes: whoever still reads it keeps what it was."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from sparkdl.slices import Slices
 from sparkdl.transport.frames import Message
 from sparkdl.weights import FloatArray
 
@@ -15,11 +17,15 @@ BLOCK = 1 << 16
 
 @dataclass
 class Payload:
-    """One rank's part in a round; ``values`` is the buffer it arrived in."""
+    """One rank's part in a round; ``values`` is the buffer it arrived in.
+
+    Where gradients of some variables are ``slices``, ``values`` are those of the others.
+    """
 
     connection: int
     values: FloatArray
     message: Message
+    slices: Sequence[Slices] = ()
 
 
 class Round:
@@ -32,15 +38,18 @@ class Round:
     def rows(self) -> int:
         return sum(p.message.rows for p in self.payloads.values())
 
+    @property
+    def contributions(self) -> list[Payload]:
+        """Those of ranks with rows, in the order of the ranks."""
+        return [p for _, p in sorted(self.payloads.items()) if p.message.rows]
+
     def mean(self, out: FloatArray) -> None:
         """Writes the row-weighted mean into ``out``: ranks in order, so bit for bit repeatable.
 
         Ranks with 0 rows contribute nothing. ``out`` may be one of the payloads: a block is
         written only after it was read from all. Only two blocks are allocated.
         """
-        parts = [
-            (p.values, p.message.rows) for _, p in sorted(self.payloads.items()) if p.message.rows
-        ]
+        parts = [(p.values, p.message.rows) for p in self.contributions]
         total = float(sum(rows for _, rows in parts))
         if len(parts) == 1:
             if parts[0][0] is not out:

@@ -210,6 +210,7 @@ class Exchange:
     without a copy."""
 
     in_graph, skips, refused = None, False, False
+    takes_slices, slices = False, ()
 
     def __init__(self, layout, change=0.0):
         room = np.zeros(layout.size + 16, np.float32)
