@@ -97,6 +97,7 @@ class AllReduceGradientSynchronizer:
         self.stop_wanted = False
         self.stop_agreed = False
         self._kinds: list[int] | None = None
+        self._two_forms: ModelError | None = None
         self._num_terms: int | None = None
         self._handles: list[tuple[slice, npt.NDArray[Any], ReduceHandle]] = []
 
@@ -173,7 +174,8 @@ class AllReduceGradientSynchronizer:
         try:
             yield
         except Exception as error:
-            cause = self.communicator.explain(error)
+            # An error inside the compiled call comes out of it as the framework's own.
+            cause = self._two_forms or self.communicator.explain(error)
             if cause is error:
                 raise
             raise cause from error
@@ -282,12 +284,13 @@ class AllReduceGradientSynchronizer:
             self._kinds = np.max(known, axis=0).tolist() if known else []
             for place, kinds in enumerate(zip(*known, strict=True)):
                 if {1, 2} <= {int(kind) for kind in kinds}:
-                    raise ModelError(
+                    self._two_forms = ModelError(
                         f"the gradient of {self.layout.slots[place].name!r} has two forms",
                         expected="a dense one on all workers, or rows with indices on all",
                         received=f"{[('none', 'dense', 'rows')[int(k)] for k in kinds]} by worker",
                         hint="does the model compute otherwise on some batches?",
                     )
+                    raise self._two_forms
         return self._kinds
 
     @property

@@ -227,7 +227,7 @@ class Client(Closing):
         message = Message(Kind.ADD_UP, offset=number, meta={"numbers": numbers.tolist()})
         reply = self.session.request(message, deferred=True)
         while reply.flags & Flag.UPLOAD:
-            self._upload(progress, self.session.raw.size)
+            self._upload(progress)
             reply = self.session.request(message, deferred=True)
         return np.array(reply.meta["sums"], np.float64)
 
@@ -351,12 +351,12 @@ class Client(Closing):
         self._ask_encoded(message)
         reply = self.session.request(message, body, deferred=True)
         while reply.flags & Flag.UPLOAD:
-            self._upload(progress, body)
+            self._upload(progress)
             reply = self.session.request(message, body, deferred=True)
         self.round_rows = reply.rows
         return reply
 
-    def _upload(self, progress: Progress, body: int | ByteArray) -> None:
+    def _upload(self, progress: Progress) -> None:
         """Hands over this worker's state of before the round; what it pushes stays as it is."""
         if self.give_state is None:
             raise ProtocolError(
@@ -365,10 +365,9 @@ class Client(Closing):
                 received="a worker that takes them from the server",
                 hint="install the same sparkdl on the driver and on all executors",
             )
-        size = body if isinstance(body, int) else 0  # other bodies do not lie in the buffer
-        pushed = self.session.raw[:size].copy()
+        pushed = self.session.raw.copy()
         self.put_state(self.give_state(), progress.epoch, progress.batch - 1)
-        np.copyto(self.session.raw[:size], pushed)
+        np.copyto(self.session.raw, pushed)
 
     def _ask_encoded(self, message: Message) -> None:
         """Marks a request as one whose reply may be encoded, from what this worker holds."""

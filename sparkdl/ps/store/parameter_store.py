@@ -264,7 +264,7 @@ class ParameterStore(Store):
             self._take_snapshot(connection, message)
         elif message.kind is Kind.SLICES_PUT:
             worker = self._group.identify(connection, message)
-            self._sliced.put(message)
+            self._sliced.put(message, wanted=self._rule.replies_mean)
             self._group.answer(connection, Message(Kind.OK), worker)
         elif message.kind is Kind.SLICES_GET:
             worker = self._group.identify(connection, message)

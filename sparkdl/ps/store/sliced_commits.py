@@ -37,8 +37,18 @@ class SlicedCommits:
         self._assemblies: dict[int, Assembly] = {}
         self._large: dict[int, ByteArray] = {}
 
-    def put(self, message: Message) -> None:
-        """Takes one chunk of a large commit."""
+    def put(self, message: Message, *, wanted: bool) -> None:
+        """Takes one chunk of a large commit.
+
+        Args:
+            message: The chunk.
+            wanted: Whether the run's rule takes slices.
+
+        Raises:
+            ProtocolError: It does not, or the commit is too large, or a chunk is out of order.
+        """
+        if not wanted:
+            raise _refused("slices of gradients", "a rule that answers with the mean", "another")
         assembly = self._assemblies.setdefault(message.rank, Assembly("a gradient", MAX_BYTES))
         whole = assembly.put(message)
         if whole is not None:

@@ -15,7 +15,9 @@ from sparkdl.data import Batches, rows_from_numpy
 from sparkdl.ps.client import Client
 from sparkdl.ps.rules import BSP
 from sparkdl.ps.strategy import ServerSynchronizer
+from sparkdl.slices import Slices
 from sparkdl.testing.inproc import InprocParameterServer
+from sparkdl.transport.frames import Limits
 from sparkdl.weights import FloatArray, Layout
 from sparkdl.worker import train
 
@@ -120,12 +122,56 @@ class Counters:
     def reset_metrics(self) -> None: ...
 
 
+class SlicedCounters(Counters):
+    """The same for a table whose gradient is one row for each id of the batch.
+
+    Each row comes ``copies`` times, with that part of its gradient.
+    """
+
+    copies = 2
+
+    def train_reducing(self, stack: Any, reducer: Any) -> None:
+        for labels in stack.y["label"]:
+            self.seen += 1
+            if self.seen == self._dies_at:
+                raise Killed
+            reducer.rows = len(labels)
+            whole = np.empty(LAYOUT.size, np.float32)
+            self.gradients(labels, whole)
+            ids = np.repeat(np.asarray(labels, np.int32).reshape(-1), self.copies)
+            reducer.send_as_slices([0])
+            reducer.slices = [Slices(0, ids, whole[ids][:, None] / np.float32(self.copies))]
+            reducer.buffer[...] = whole[ROWS:]
+            reducer.begin(0)
+            if reducer.finish():
+                self.apply_joined(reducer)
+
+    def skip_reducing(self, reducer: Any) -> None:
+        reducer.rows = 0
+        reducer.begin(0)
+        if reducer.finish():
+            self.apply_joined(reducer)
+
+    def apply_joined(self, reducer: Any) -> None:
+        (slices,) = reducer.slices
+        whole = np.zeros(LAYOUT.size, np.float32)
+        np.add.at(whole, slices.indices, slices.rows[:, 0])
+        whole[ROWS:] = reducer.buffer
+        self.apply_gradients(whole)
+
+
 class Run:
     """Two ranks of equal parts; each may be killed at some of its batches, and is started again."""
 
     def __init__(
-        self, rule: BSP, kills: dict[int, list[int]], window: int = 1, first: int = ROWS // 2
+        self,
+        rule: BSP,
+        kills: dict[int, list[int]],
+        window: int = 1,
+        first: int = ROWS // 2,
+        learner: type[Counters] = Counters,
     ) -> None:
+        self.learner = learner
         self.rule, self.window, self.kills = rule, window, kills
         self.parts = [np.arange(first), np.arange(first, ROWS)]
         self.learners: dict[int, Counters] = {}
@@ -137,7 +183,7 @@ class Run:
         deaths = list(self.kills.get(rank, []))
         while True:
             global_rows = 2 * BATCH if self.rule.payload == "gradient" else 1
-            learner = Counters(global_rows, deaths.pop(0) if deaths else -1)
+            learner = self.learner(global_rows, deaths.pop(0) if deaths else -1)
             self.learners[rank] = learner
             ids = self.parts[rank]
             rows = rows_from_numpy(ids[:, None].astype(np.float32), ids.astype(np.float32))
@@ -221,6 +267,27 @@ def test_a_rank_with_fewer_batches(kills: dict[int, list[int]]) -> None:
     np.testing.assert_array_equal(run.center, undisturbed.center)
     for learner in run.learners.values():
         assert learner.steps == 8 * EPOCHS
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+@pytest.mark.parametrize("first", [ROWS // 2, 32])
+@pytest.mark.parametrize("kills", KILLS[:6], ids=str)
+def test_gradients_that_are_slices(
+    kills: dict[int, list[int]], first: int, chunked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rank that is asked for its state holds a commit of slices; it may be in chunks."""
+    if chunked:  # room for the dense part, and less than the slices of a batch
+        monkeypatch.setattr(Limits, "buffer_bytes", property(lambda self: self.dense_bytes))
+        monkeypatch.setattr(Limits, "chunk_bytes", property(lambda self: 100))
+        monkeypatch.setattr(SlicedCounters, "copies", 8)
+    undisturbed = Run(BSP(), {}, first=first)
+    undisturbed()
+    run = Run(BSP(), kills, first=first, learner=SlicedCounters)
+    run()
+    for learner in run.learners.values():
+        assert learner.steps == undisturbed.learners[0].steps
+        np.testing.assert_array_equal(learner.weights, undisturbed.learners[0].weights)
+    np.testing.assert_array_equal(run.center, undisturbed.center)
 
 
 @pytest.mark.parametrize("kills", KILLS, ids=str)
