@@ -7,6 +7,7 @@ most optimizers do something else with two rows than with their sum.
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any
 
 import keras
@@ -17,6 +18,7 @@ from harness import global_batches, split
 from sparkdl.collective.gradient_synchronizer import AllReduceGradientSynchronizer
 from sparkdl.collective.synchronizer import AllReduceSynchronizer
 from sparkdl.config import LoopSettings
+from sparkdl.coordinator.settings import Settings
 from sparkdl.data import Batches, rows_from_numpy
 from sparkdl.finite import FiniteCheck
 from sparkdl.learner import make_learner
@@ -236,6 +238,86 @@ def test_a_scaled_loss(way: str) -> None:
     make = maker(OPTIMIZERS["Adam"], scaled=True)
     parts = split(*data(161), [100, 61])
     compare(run(way, make, parts), alone(make, parts, 2))
+
+
+class Killed(BaseException):
+    """What ends a rank's attempt as a signal would."""
+
+
+@pytest.mark.parametrize("main", [False, True])
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_rank_that_is_killed_goes_on_with_the_state_of_one_that_holds_slices(
+    main: bool, chunked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Amid the second epoch: its next attempt asks the other for its state, which waits in the
+    open round with its slices sent; with ``main`` inside its compiled step."""
+    make = maker(OPTIMIZERS["Adagrad"])
+    parts = split(*data(112), [56, 56])
+    layout = model_layout(make())
+    if chunked:
+        monkeypatch.setattr(Limits, "buffer_bytes", property(lambda self: self.dense_bytes))
+        monkeypatch.setattr(Limits, "chunk_bytes", property(lambda self: 1000))
+    config = ServerConfig(layout, BSP(), 2, settings=Settings(2, grace_s=0.2, round_timeout_s=60))
+    models: dict[int, Any] = {}
+    errors: list[BaseException] = []
+
+    def attempt(client: Any, rank: int, dies_at: int = 0) -> None:
+        models[rank] = make()
+        synchronizer = ServerSynchronizer(BSP(), client, layout, False)
+        rounds = synchronizer._rounds
+        assert rounds is not None
+        begin, steps = rounds.begin, []
+
+        def counted(part: int) -> None:
+            steps.append(part)
+            if len(steps) == dies_at:
+                raise Killed
+            begin(part)
+
+        rounds.begin = counted  # type: ignore[method-assign]
+        rows = rows_from_numpy(*parts[rank])
+        train(
+            make_learner(models[rank]), synchronizer,
+            Batches(rows, BATCH, shuffle=False, rank=rank),
+            LoopSettings(epochs=2, batch_size=BATCH, window=1, shuffle=False, keep_state=True),
+            num_rows=len(rows), num_workers=2,
+        )  # fmt: skip
+
+    def lost_and_found(server: InprocParameterServer) -> None:
+        try:
+            client = server.client(1)
+            with pytest.raises(Killed):
+                attempt(client, 1, dies_at=10)
+            client.session._ended.set()
+            channel = client.session._connection.channel
+            assert channel is not None
+            channel.close()
+            time.sleep(0.5)  # longer than the grace
+            with server.client(1, attempt=1) as again:
+                attempt(again, 1)
+        except BaseException as error:
+            errors.append(error)
+
+    def survivor(server: InprocParameterServer) -> None:
+        try:
+            with server.client(0) as client:
+                attempt(client, 0)
+        except BaseException as error:
+            errors.append(error)
+
+    with InprocParameterServer(config, read_model(make(), layout)) as server:
+        works = [lost_and_found] if main else [lost_and_found, survivor]
+        threads = [threading.Thread(target=work, args=(server,), daemon=True) for work in works]
+        for thread in threads:
+            thread.start()
+        if main:
+            survivor(server)
+        for thread in threads:
+            thread.join(120)
+        assert not any(t.is_alive() for t in threads), "a worker hangs"
+    if errors:
+        raise errors[0]
+    compare(list(models.values()), alone(make, parts, 2))
 
 
 def test_slices_larger_than_a_frame_travel_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:

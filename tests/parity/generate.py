@@ -34,13 +34,7 @@ BY_DESIGN: dict[str, Callable[[Case], bool]] = {
 """What is another by design, each with a line in the last table of docs/keras.md; a case that meets
 one is not drawn."""
 
-KNOWN: dict[str, Callable[[Case], bool]] = {
-    "tables of embeddings": lambda c: (
-        keras.backend.backend() == "tensorflow"
-        and bool({*SPARSE_READERS} & {*c.inputs})
-        and (c.optimizer != "sgd" or bool(c.options))
-    ),
-}
+KNOWN: dict[str, Callable[[Case], bool]] = {}
 """Defects that are known and not mended yet: a case that meets one is not drawn."""
 
 
