@@ -16,7 +16,6 @@ BATCH = [name for name, block in BLOCKS.items() if block.by == "batch"]
 RANDOM = [name for name, block in BLOCKS.items() if block.by == "random"]
 POLICIES = ("mixed_float16", "mixed_bfloat16", "float64", "global mixed_float16")
 MORE_FITS = (("fit", "on"), ("fit", "again"), ("fit", "save", "on"), ("fit", "save", "again"))
-SPARSE_READERS = ("tokens", "masked tokens")
 
 
 def _several(case: Case) -> bool:
