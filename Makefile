@@ -1,4 +1,4 @@
-# make demo | make check | make test | make lint | make test-all | make bench     (everything else is set up by these)
+# make demo | make check | make test | make lint | make test-all | make test-oldest | make bench     (everything else is set up by these)
 SHELL := /bin/bash
 PYTHON ?= python3
 VENV ?= .venv
@@ -14,6 +14,8 @@ PYTEST := $(BIN)/python -m pytest tests -q
 # A process that died is not replaced: pytest-xdist (3.8) would wait for ever at the end.
 SIDE_BY_SIDE := -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder --max-worker-restart=0
 
+WITH_OLDEST := VENV=$(VENV) PYTHON=$(PYTHON) bash tests/oldest.sh
+
 COMPOSE ?= docker compose
 # Says how far pip is: in a terminal in one line, in a log now and then. Errors come as ever.
 PROGRESS = awk -v terminal="$$(test -t 2 && echo yes)" '\
@@ -24,7 +26,7 @@ PROGRESS = awk -v terminal="$$(test -t 2 && echo yes)" '\
     print "  " found " found; now they are installed ..."; fflush() } \
   /^Successfully installed/ { print "  done." }'
 
-.PHONY: demo cluster-demo gpu-check check test test-all lint docs release bench bench-peers horovod install java clean
+.PHONY: demo cluster-demo gpu-check check test test-all test-oldest lint docs release bench bench-peers horovod install java clean
 
 demo: install ## Trains a network on two Spark workers and shows the result
 	@$(BIN)/python examples/demo.py
@@ -42,9 +44,14 @@ check: lint ## Two minutes: lint, types, and all tests without JVM, Keras and ot
 
 test: java lint $(VENV)/.torch $(VENV)/.horovod $(CLASSES) ## Lint, types, and all tests of normal weight
 	$(PYTEST) $(SIDE_BY_SIDE) -m "not slow" --durations=10
+	$(WITH_OLDEST) tests/spark -m oldest
 
 test-all: java lint $(VENV)/.torch $(VENV)/.horovod $(CLASSES) ## The heavier checks too
 	$(PYTEST) $(SIDE_BY_SIDE) --durations=20
+	$(MAKE) test-oldest
+
+test-oldest: java ## With Spark 3.5 and the oldest packages, in an environment of its own
+	$(WITH_OLDEST) $(SIDE_BY_SIDE) tests/unit tests/spark -m "not slow"
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -112,4 +119,4 @@ java:
 	  { echo "Spark 4 needs Java 17 or newer; 'java' is version $$version."; exit 1; }
 
 clean:
-	rm -rf $(VENV) $(VENV)-docs build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(VENV)-docs $(VENV)-oldest build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

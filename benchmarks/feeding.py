@@ -48,7 +48,7 @@ def batches(rows: int) -> list[pa.RecordBatch]:
     """The rows as Spark sends them, 10,000 in a batch."""
     values = np.random.default_rng(0).random((10_000, 784), np.float32)
     column = pa.FixedSizeListArray.from_arrays(pa.array(values.ravel()), 784)
-    batch = pa.record_batch({"x": column.cast(pa.list_(pa.float32()))})
+    batch = pa.RecordBatch.from_pydict({"x": column.cast(pa.list_(pa.float32()))})
     return [batch] * max(1, rows // 10_000)
 
 

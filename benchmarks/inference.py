@@ -310,7 +310,7 @@ def compare_pictures(images: int, batch_size: int, repeats: int, arrow_batch_mib
                 pixels = np.random.default_rng(number).integers(0, 256, size, np.uint8).tobytes()
                 image = {"origin": str(number), "height": SIDE, "width": SIDE, "nChannels": 3,
                          "mode": 16, "data": pixels}  # fmt: skip
-                yield pa.record_batch({"image": pa.array([image], kind)})
+                yield pa.RecordBatch.from_pydict({"image": pa.array([image], kind)})
 
     schema = ImageSchema.imageSchema
     fields = [("origin", pa.string()), ("height", pa.int32()), ("width", pa.int32()),

@@ -37,7 +37,7 @@ def rows(count: int, seed: int) -> pa.RecordBatch:
     """Random rows."""
     values = np.random.default_rng(seed).random((count, 784), np.float32)
     column = pa.FixedSizeListArray.from_arrays(pa.array(values.ravel()), 784)
-    return pa.record_batch(
+    return pa.RecordBatch.from_pydict(
         {"label": pa.array(np.arange(count) % 10), "pixels": column.cast(pa.list_(pa.float32()))}
     )
 

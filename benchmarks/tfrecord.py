@@ -35,7 +35,7 @@ def pixels(rows: int) -> pa.RecordBatch:
     """784 floats and a label."""
     values = np.random.default_rng(0).random((rows, 784), np.float32)
     column = pa.FixedSizeListArray.from_arrays(pa.array(values.ravel()), 784)
-    return pa.record_batch(
+    return pa.RecordBatch.from_pydict(
         {"label": pa.array(np.arange(rows) % 10), "pixels": column.cast(pa.list_(pa.float32()))}
     )
 
@@ -43,7 +43,7 @@ def pixels(rows: int) -> pa.RecordBatch:
 def clicks(rows: int) -> pa.RecordBatch:
     """20 integers, each a feature of its own."""
     random = np.random.default_rng(1)
-    return pa.record_batch(
+    return pa.RecordBatch.from_pydict(
         {f"field{i:02d}": pa.array(random.integers(0, 10 ** (1 + i % 9), rows)) for i in range(20)}
     )
 

@@ -100,7 +100,7 @@ def build(tools: Path, dist: Path) -> tuple[Path, Path]:
 def check_contents(wheel: Path, archive: Path) -> None:
     with zipfile.ZipFile(wheel) as opened:
         names = opened.namelist()
-    faults = wheel_faults(names, committed("sparkdl") | {"pyspark_tfrecord.py"})
+    faults = wheel_faults(names, committed("sparkdl") | {"pyspark_tfrecord.py", "sparkdl_keras.py"})
     if not any(name.endswith("/licenses/LICENSE") for name in names):
         faults.append("lacks its licence")
     with tarfile.open(archive) as packed:

@@ -74,6 +74,11 @@ class ValuePlace:
         )
 
 
+def is_text(kind: Any) -> bool:
+    """Whether an Arrow type holds texts, views of them included (which pyarrow has from 16 on)."""
+    return str(kind) in ("string", "large_string", "string_view")
+
+
 def is_numeric(kind: Any) -> bool:
     """Whether an Arrow type holds single numbers."""
     return bool(

@@ -19,6 +19,7 @@ from sparkdl.data.conform import (
     conform,
     empty_rows,
     is_numeric,
+    is_text,
     matches,
     numbers_of,
     shape_error,
@@ -167,7 +168,7 @@ def _decode_lists(array: Any, place: ValuePlace) -> Array:
 
 def _decode_texts(array: Any, place: ValuePlace) -> Ragged:
     """Strings -> their bytes in UTF-8."""
-    if array.type not in (pa.string(), pa.large_string(), pa.string_view()):
+    if not is_text(array.type):
         raise place.error(
             "values that are no text", expected="strings", received=f"Arrow type {array.type}"
         )
@@ -278,7 +279,7 @@ def _raw_bytes(array: Any, place: ValuePlace, itemsize: int) -> tuple[Any, int]:
         width = int(kind.byte_width)
         data = array.buffers()[1]
         return _part(data, array.offset * width, len(array) * width), width
-    if kind == pa.binary_view():
+    if str(kind) == "binary_view":  # which pyarrow before 16 has no name for
         array = array.cast(pa.large_binary())
         kind = array.type
     if not (pa.types.is_binary(kind) or pa.types.is_large_binary(kind)):

@@ -18,6 +18,7 @@ from sparkdl.spark.driver.feeding import fed_frame
 from sparkdl.spark.driver.function_stage import dump_function
 from sparkdl.spark.executor.stage import MapInArrow
 from sparkdl.spark.session.interpreter import context_of, this_interpreter
+from sparkdl.spark.session.versions import arrow_type_of, whole_batches
 from sparkdl.values import require_int
 
 
@@ -112,15 +113,14 @@ def infer_partition(
     import json
 
     from pyspark.sql import types as T
-    from pyspark.sql.pandas.types import to_arrow_type
 
     schema = T.StructType.fromJson(json.loads(added))
-    fields = [pa.field(f.name, to_arrow_type(f.dataType, timezone="UTC")) for f in schema]
+    fields = [pa.field(f.name, arrow_type_of(f.dataType)) for f in schema]
     function, args, kwargs = payload.load(content)
     pending: deque[pa.RecordBatch] = deque()
 
     def taken() -> Iterator[Columns]:
-        for batch in batches:
+        for batch in whole_batches(batches):
             for start in range(0, batch.num_rows, batch_size):
                 part = batch.slice(start, batch_size)
                 pending.append(part)

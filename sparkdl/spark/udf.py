@@ -7,11 +7,13 @@ from typing import Any, get_args
 
 from sparkdl.call_arguments import lists_its_arguments
 from sparkdl.config import UseGpu, check_pad
-from sparkdl.errors import ConfigError, ResourceError, UnknownNameError
+from sparkdl.errors import ConfigError, UnknownNameError
 from sparkdl.learner.model_source import open_model
 from sparkdl.spark.columns.decoders import Decoder
 from sparkdl.spark.columns.sequences import Pad, mask_inputs, paddings_of
-from sparkdl.spark.inference.arrow_function import arrow_function, has_arrow_functions
+from sparkdl.spark.inference.arrow_function import (
+    column_function,
+)
 from sparkdl.spark.inference.choice import PredictionChoice
 from sparkdl.spark.inference.column_batches import give_rows
 from sparkdl.spark.inference.output_columns import Form
@@ -55,6 +57,7 @@ def predict_udf(
     On Spark 4.2 and newer the session's setting
     ``spark.sql.execution.arrow.pythonUDF.columnarInput.enabled`` becomes false, unless it was set:
     Spark's column batches cannot hold ML vectors.
+    Before Spark 4.1 the function is one of pandas', for which NaN is a null.
 
     Args:
         model: See :func:`sparkdl.predict`.
@@ -78,7 +81,6 @@ def predict_udf(
     Raises:
         ModelError: No model that can predict.
         ConfigError: What it shall return cannot be had of the model, or ``pad`` has no effect.
-        ResourceError: PySpark is older than 4.1.
     """
     task = _task(
         model, batch_size, output, layer, returns, dtype, handle_invalid, decoder, pad,
@@ -177,14 +179,7 @@ def _function(task: UdfTask, name: str | None) -> Callable[..., Any]:
     """Spark's function around a task."""
     from pyspark.sql import SparkSession
 
-    if not has_arrow_functions():
-        raise ResourceError(
-            "this PySpark has no functions on Arrow arrays",
-            expected="PySpark 4.1 or newer",
-            received="an older one",
-            hint="sparkdl.predict(model, df) works with PySpark 4.0",
-        )
     session = SparkSession.getActiveSession()
     if session is not None:
         give_rows(session)
-    return arrow_function(task, session, name or "sparkdl_predict")
+    return column_function(task, session, name or "sparkdl_predict")

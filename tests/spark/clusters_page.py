@@ -37,7 +37,14 @@ def build_wheel(folder: Path) -> Path | None:
     """A folder with this library and venv-pack as wheels, for pip; None without an index."""
     source, wheels = folder / "source", folder / "wheels"
     source.mkdir()
-    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE", "pyspark_tfrecord.py"):
+    for name in (
+        "pyproject.toml",
+        "setup.py",
+        "README.md",
+        "LICENSE",
+        "pyspark_tfrecord.py",
+        "sparkdl_keras.py",
+    ):
         shutil.copy(ROOT / name, source)
     shutil.copytree(ROOT / "sparkdl", source / "sparkdl")
     pip = [sys.executable, "-m", "pip"]

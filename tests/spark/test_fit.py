@@ -20,6 +20,7 @@ from sparkdl import SparkModel
 from sparkdl.errors import ConfigError, DataError
 
 
+@pytest.mark.oldest
 @pytest.mark.parametrize("mode", ["asynchronous", "hogwild", "synchronous"])
 def test_every_mode_learns(digits_df: Any, mode: str) -> None:
     train, test = digits_df.randomSplit([0.8, 0.2], seed=1)

@@ -11,12 +11,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import nbformat
 import pytest
 from bare_python import bare_environment
 
 from sparkdl import SparkModel
 from sparkdl.spark.driver.training import StageSummary
+
+nbformat = pytest.importorskip("nbformat")
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

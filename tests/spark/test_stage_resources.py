@@ -7,12 +7,18 @@ import sys
 from pathlib import Path
 
 import pytest
+from needed import needs_spark
 
 HERE = Path(__file__).parent
+CONNECT = needs_spark(4, 0, "its packages have no Connect server")
 
 
 @pytest.mark.parametrize(
-    "script", ["stage_resources.py", pytest.param("connect_resources.py", marks=pytest.mark.slow)]
+    "script",
+    [
+        "stage_resources.py",
+        pytest.param("connect_resources.py", marks=[pytest.mark.slow, CONNECT]),
+    ],
 )
 def test_workers_take_the_cores_that_were_asked_for(script: str) -> None:
     if script.startswith("connect"):

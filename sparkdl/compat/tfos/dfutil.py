@@ -14,6 +14,7 @@ from sparkdl.data.tfrecord.decoding import decode_block
 from sparkdl.data.tfrecord.encoding import encode_batch
 from sparkdl.data.tfrecord.framing import read_frames
 from sparkdl.data.tfrecord.inference import infer_schema as infer_arrow_schema
+from sparkdl.spark.session.versions import arrow_schema_of, schema_of_ddl, spark_schema_of
 from sparkdl.spark.tfrecord.functions import read_tfrecords, write_tfrecords
 
 if TYPE_CHECKING:
@@ -71,11 +72,8 @@ def toTFExample(
     Returns:
         From the rows of a partition to pairs of a serialized Example and None.
     """
-    from pyspark.sql.pandas.types import to_arrow_schema
-    from pyspark.sql.types import StructType
-
     columns = ", ".join(f"`{name.replace('`', '``')}` {kind}" for name, kind in dtypes)
-    schema = to_arrow_schema(StructType.fromDDL(columns), timezone="UTC")
+    schema = arrow_schema_of(schema_of_ddl(columns))
 
     def encode(rows: Iterable[Sequence[Any]]) -> list[tuple[bytearray, None]]:
         found = [tuple(row) for row in rows]
@@ -120,12 +118,10 @@ def infer_schema(example: bytes | _Example, binary_features: Sequence[str] = ())
         example: A ``tf.train.Example``, or one that is serialized.
         binary_features: Names of features with bytes that are no text.
     """
-    from pyspark.sql.pandas.types import from_arrow_schema
-
     content = example if isinstance(example, bytes) else example.SerializeToString()
     found = infer_arrow_schema([block_of([content])], binary_features=binary_features)
     schema = pa.schema([found.field(name) for name in sorted(found.names)])
-    return _with_doubles(from_arrow_schema(schema))
+    return _with_doubles(spark_schema_of(schema))
 
 
 class _Example(Protocol):

@@ -11,6 +11,7 @@ import pyarrow as pa
 from sparkdl.data.shards import folder_column
 from sparkdl.errors import DataError
 from sparkdl.files.streams import FoundFile, is_local, open_input
+from sparkdl.spark.session.versions import arrow_schema_of, spark_schema_of
 
 _CHUNK_BYTES = 8 << 20
 
@@ -127,7 +128,6 @@ def frame_of_arrow(spark: Any, path: str) -> Any:
         ResourceError: There are no files.
     """
     from pyspark.sql import types as T
-    from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
     from sparkdl.spark.files.worker_paths import files_for_workers
     from sparkdl.spark.session.interpreter import context_of, this_interpreter
@@ -135,10 +135,10 @@ def frame_of_arrow(spark: Any, path: str) -> Any:
 
     files = files_for_workers(path)
     schema = arrow_facts(files[0].path)[0]
-    fields = list(from_arrow_schema(schema.remove_metadata()).fields)
+    fields = list(spark_schema_of(schema.remove_metadata()).fields)
     fields += [field for field in folder_fields(files) if field.name not in schema.names]
     kinds = T.StructType(fields)
-    task = _ArrowTask(tuple(files), to_arrow_schema(kinds, timezone="UTC"))
+    task = _ArrowTask(tuple(files), arrow_schema_of(kinds))
     with this_interpreter(context_of(spark)):
         return spark.range(0, len(files), 1, len(files)).mapInArrow(task, kinds)
 

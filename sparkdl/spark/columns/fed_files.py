@@ -20,6 +20,7 @@ from sparkdl.spark.columns.files import (
     read_groups,
 )
 from sparkdl.spark.files.worker_paths import files_for_workers
+from sparkdl.spark.session.versions import arrow_schema_of
 from sparkdl.user_warnings import warn_user
 
 _MOST_FILES = 500
@@ -122,8 +123,6 @@ def fed_files(path: str, frame: Any, columns: tuple[str, ...], ranks: int) -> Fi
         columns: Names of its columns in the files.
         ranks: How many share the rows.
     """
-    from pyspark.sql.pandas.types import to_arrow_schema
-
     kind = kind_of_path(path)
     if kind == "tfrecord" or not all(_is_plain(f.dataType) for f in frame.schema):
         return None
@@ -143,7 +142,7 @@ def fed_files(path: str, frame: Any, columns: tuple[str, ...], ranks: int) -> Fi
         return None
     if any(pa.types.is_struct(there.field(name).type) for name in columns):  # vectors
         return None
-    types = [field.type for field in to_arrow_schema(frame.schema, timezone="UTC")]
+    types = [field.type for field in arrow_schema_of(frame.schema)]
     counted = tuple((file, groups) for file, (_, groups) in zip(files, facts, strict=True))
     return FileRows(counted, pa.schema(list(zip(columns, types, strict=True))), ranks, kind)
 

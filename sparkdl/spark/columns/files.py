@@ -26,6 +26,7 @@ from sparkdl.spark.columns.arrow_files import arrow_facts, frame_of_arrow, read_
 from sparkdl.spark.columns.wire import ONES
 from sparkdl.spark.files.worker_paths import files_for_workers, path_for_workers
 from sparkdl.spark.session.running import is_connect
+from sparkdl.spark.session.versions import arrow_schema_of, condition_of
 
 FileKind = Literal["parquet", "arrow", "tfrecord"]
 _KINDS: dict[FileKind, tuple[str, ...]] = {
@@ -292,7 +293,7 @@ def frame_of_files(spark: Any, path: str) -> Any:
         try:
             return spark.read.parquet(path)
         except AnalysisException as error:
-            if error.getCondition() != _MISSING:
+            if condition_of(error) != _MISSING:
                 raise
             raise ResourceError(
                 f"no files at {path!r}",
@@ -311,7 +312,7 @@ def frame_of_files(spark: Any, path: str) -> Any:
         try:
             return read_whole_files(spark, path)
         except AnalysisException as error:
-            if error.getCondition() != _MISSING:
+            if condition_of(error) != _MISSING:
                 raise
             raise not_here from None
     return read_tfrecords(spark, path)
@@ -323,10 +324,8 @@ def file_set(path: str, frame: Any, role: int) -> FileSet:
     Raises:
         NoFileSystemError: Only Spark finds them.
     """
-    from pyspark.sql.pandas.types import to_arrow_schema
-
     kind, files = kind_of_path(path), tuple(files_for_workers(path))
     schema = pa.schema([])
     if kind == "tfrecord" or any(file.partition_values for file in files):
-        schema = to_arrow_schema(frame.schema, timezone="UTC")
+        schema = arrow_schema_of(frame.schema)
     return FileSet(kind, files, schema, role)

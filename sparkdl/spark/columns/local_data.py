@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql import Column
 
-from sparkdl.data.conform import matches
+from sparkdl.data.conform import is_text, matches
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.learner.signature import Signature, TensorSpec
 from sparkdl.spark.columns.shipped import ship_table
@@ -79,9 +79,9 @@ def _plain(table: pa.Table) -> pa.Table:
 def _plain_type(kind: Any) -> Any:
     if pa.types.is_dictionary(kind):
         return _plain_type(kind.value_type)
-    if kind in (pa.large_string(), pa.string_view()):
+    if is_text(kind):
         return pa.string()
-    if kind in (pa.large_binary(), pa.binary_view()):
+    if str(kind) in ("large_binary", "binary_view"):  # views have a name from pyarrow 16 on
         return pa.binary()
     if kind == pa.float16():
         return pa.float32()

@@ -17,6 +17,7 @@ from typing import Any
 import pyarrow as pa
 
 from sparkdl.spark.session.interpreter import this_interpreter
+from sparkdl.spark.session.versions import whole_batches
 
 _READ_ON_S = 5.0
 """For so long a task that has ended reads on: a new worker would take longer to come up."""
@@ -103,7 +104,7 @@ def encode(batches: Iterator[pa.RecordBatch], limit_bytes: int) -> Iterator[pa.R
     of the partition is not computed.
     """
     size = 0
-    for number, batch in enumerate(batches):
+    for number, batch in enumerate(whole_batches(batches)):
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, batch.schema) as writer:
             writer.write_batch(batch)

@@ -19,7 +19,9 @@ import pyarrow.parquet as pq
 from sparkdl.errors import ResourceError
 from sparkdl.files.temporary import TemporaryFolder
 from sparkdl.launch import interrupts
+from sparkdl.spark.session.interpreter import context_of, this_interpreter
 from sparkdl.spark.session.running import is_connect, is_local
+from sparkdl.spark.session.versions import frame_of_table, spark_schema_of
 
 _LIMIT_BYTES = 64 << 20
 """So much of tables that nobody uses any more may stay in the driver's JVM."""
@@ -79,7 +81,8 @@ def ship_table(spark: Any, table: pa.Table) -> Any:
                 f"{2 + int(2 * table.nbytes / 2**30)}g",
             )
     _give_back(table.nbytes)
-    return spark.createDataFrame(table)
+    with this_interpreter(context_of(spark)):
+        return frame_of_table(spark, table)
 
 
 @contextlib.contextmanager
@@ -130,8 +133,6 @@ def _fits_files(schema: pa.Schema) -> bool:
 
 def _frame_of_file(spark: Any, table: pa.Table) -> Any:
     """The table as a Parquet file of this machine, and a frame that reads it."""
-    from pyspark.sql.pandas.types import from_arrow_schema
-
     folder = TemporaryFolder()
     if _folders.of_call is None:
         atexit.register(folder.close)
@@ -154,5 +155,5 @@ def _frame_of_file(spark: Any, table: pa.Table) -> Any:
             hint="set TMPDIR to another folder, or start the session with spark.driver.memory="
             f"{2 + int(4 * table.nbytes / 2**30)}g or more",
         ) from error
-    reader = spark.read.schema(from_arrow_schema(table.schema))
+    reader = spark.read.schema(spark_schema_of(table.schema))
     return reader.parquet(f"file://{folder.path}/rows.parquet").toDF(*names)

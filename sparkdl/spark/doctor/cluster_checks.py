@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -38,20 +39,26 @@ class Versions:
 
 
 def check_versions(versions: Versions) -> list[Check]:
-    """Java 17 or newer, Spark 4 or newer, and PySpark of Spark's version."""
+    """Spark 3.5 or newer, PySpark of Spark's version, and a Java that this Spark runs on."""
     checks = []
+    spark = tuple(int(part) for part in versions.spark.split(".")[:2])
     if versions.java is not None:
-        old = int(versions.java.split(".")[0].split("-")[0] or 0) < 17
+        major, *rest = re.findall(r"\d+", versions.java) or ["0"]
+        java = int(rest[0]) if major == "1" and rest else int(major)  # 1.8 is Java 8
+        least = 17 if spark >= (4, 0) else 8
         checks.append(
             Check(
-                "java", "error", versions.java, "Java 17 or newer", "set JAVA_HOME to a newer one"
+                "java", "error", versions.java, f"Java {least} or newer",
+                "set JAVA_HOME to a newer one",
             )
-            if old
+            if java < least
             else Check("java", "ok", versions.java)
-        )
+        )  # fmt: skip
     minor = [".".join(v.split(".")[:2]) for v in (versions.spark, versions.pyspark)]
-    if int(versions.spark.split(".")[0]) < 4:
-        checks.append(Check("spark", "error", versions.spark, "Spark 4 or newer", "a newer Spark"))
+    if spark < (3, 5):
+        checks.append(
+            Check("spark", "error", versions.spark, "Spark 3.5 or newer", "a newer Spark")
+        )
     elif minor[0] != minor[1]:
         checks.append(
             Check(

@@ -82,6 +82,9 @@ def check_python(driver: Facts, executors: Executors) -> Check:
 
 def check_packages(driver: Facts, executors: Mapping[str, Facts], interpreter: str) -> Check:
     """Whether every executor has the packages that a task imports, in fitting versions."""
+    foreign = _foreign_package(driver, executors)
+    if foreign is not None:
+        return foreign
     errors, warnings = [], []
     for name, facts in executors.items():
         for package in _NEEDED:
@@ -103,6 +106,29 @@ def check_packages(driver: Facts, executors: Mapping[str, Facts], interpreter: s
         )  # fmt: skip
     versions = ", ".join(f"{p} {driver['packages'][p]}" for p in _NEEDED if driver["packages"][p])
     return Check("packages", "ok", versions)
+
+
+def _foreign_package(driver: Facts, executors: Mapping[str, Facts]) -> Check | None:
+    """Names another package called sparkdl, which hides this one, or may elsewhere."""
+    hidden = [
+        f"{name}: {facts['foreign']['imported']} is imported instead of this one"
+        for name, facts in executors.items()
+        if facts["foreign"]["imported"]
+    ]
+    behind = [
+        f"{name}: {', '.join(facts['foreign']['behind'])} stands behind this one"
+        for name, facts in {"driver": driver, **executors}.items()
+        if facts["foreign"]["behind"]
+    ]
+    if not hidden and not behind:
+        return None
+    return Check(
+        "packages", "error" if hidden else "warning",
+        "another package is called sparkdl: " + _few(hidden + behind),
+        "the package of sparkdl-keras alone",
+        "pip uninstall sparkdl spark-deep-learning there; where a runtime brings it, ship this one "
+        "with --archives or --py-files, which are found first",
+    )  # fmt: skip
 
 
 def check_backend(executors: Mapping[str, Facts], backend: str) -> Check:

@@ -48,6 +48,7 @@ def collect(options: dict[str, Any]) -> dict[str, Any]:
         "executable": sys.executable,
         "packages": packages,
         "problems": problems,
+        "foreign": _foreign(),
         "horovod": _horovod_builds(),
         "shm": _space("/dev/shm"),
         "disk": _disk(tempfile.gettempdir()),
@@ -57,6 +58,32 @@ def collect(options: dict[str, Any]) -> dict[str, Any]:
         "resolved": _resolved(options.get("resolve")),
         "found": os.path.exists(options["marker"]) if options.get("marker") else None,
     }
+
+
+def _foreign() -> dict[str, Any]:
+    """Packages called sparkdl that are not this one; other libraries had the name before.
+
+    ``'imported'`` is the folder of the one that is imported here, None if this is ours;
+    ``'behind'`` are folders of others that ours hides.
+    """
+    places = [os.path.join(folder or os.getcwd(), "sparkdl") for folder in sys.path]
+    foreign = [place for place in places if _is_package(place) and not _is_ours(place)]
+    try:
+        spec = importlib.util.find_spec("sparkdl")
+        first = os.path.dirname(spec.origin) if spec is not None and spec.origin else ""
+    except BaseException:
+        first = ""
+    imported = first if first in foreign else None
+    others = sorted({place for place in foreign if place != imported})
+    return {"imported": imported, "behind": [] if imported else others}
+
+
+def _is_package(folder: str) -> bool:
+    return os.path.isfile(os.path.join(folder, "__init__.py"))
+
+
+def _is_ours(folder: str) -> bool:
+    return os.path.isfile(os.path.join(folder, "spark", "spark_model.py"))
 
 
 def _version(name: str) -> str | None:

@@ -16,6 +16,7 @@ from sparkdl.launch.rank import run_rank
 from sparkdl.launch.task import RankContext
 from sparkdl.spark.columns.shared_rows import batches_of, read_to_end
 from sparkdl.spark.executor.barrier import BarrierGathering
+from sparkdl.spark.session.versions import whole_batches
 
 MapInArrow = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
@@ -143,7 +144,7 @@ def input_of(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         TransportError: Spark stopped sending.
     """
     try:
-        yield from batches
+        yield from whole_batches(batches)
     except Exception as error:
         raise TransportError(
             "Spark stopped sending the rows of this rank",

@@ -1,5 +1,6 @@
-"""A forward pass as a function of Spark's on Arrow arrays: in SQL, and beneath ``predict``.
+"""A forward pass as a function of Spark's: in SQL, and beneath ``predict``.
 
+The function takes Arrow arrays, or pandas' series where Spark (before 4.1) knows no such functions.
 Only the columns that the model reads travel to Python, and only predictions come back; all other
 columns stay where they are.
 """
@@ -21,6 +22,7 @@ from sparkdl.spark.driver.launcher import ship
 from sparkdl.spark.executor.stage import input_of, run_task
 from sparkdl.spark.inference.shared_gpus import warn_of_shared_gpus
 from sparkdl.spark.session.interpreter import context_of, this_interpreter
+from sparkdl.spark.session.versions import has_arrow_functions
 
 
 class ColumnTask(Task, Protocol):
@@ -35,12 +37,7 @@ class ColumnTask(Task, Protocol):
         """Type of the values."""
 
 
-def has_arrow_functions() -> bool:
-    """Whether this PySpark has functions on Arrow arrays: from 4.1 on."""
-    return hasattr(F, "arrow_udf")
-
-
-def arrow_function(
+def column_function(
     task: ColumnTask, session: Any, name: str, *, once: bool = False
 ) -> Callable[..., Any]:
     """A function of columns.
@@ -62,10 +59,20 @@ def arrow_function(
 
         yield from run_arguments(arguments, content_of(shipped))
 
-    run.__name__ = name
+    def run_pandas(arguments: Iterator[Any]) -> Iterator[Any]:
+        from sparkdl.spark.executor.stage import content_of
+        from sparkdl.spark.inference.pandas_function import run_series
+
+        yield from run_series(arguments, content_of(shipped))
+
+    run.__name__ = run_pandas.__name__ = name
     with warnings.catch_warnings():  # type hints cannot say that any number of arguments will do
-        warnings.filterwarnings("ignore", message="It is preferred to specify type hints")
-        made: Any = F.arrow_udf(run, task.result, F.ArrowUDFType.SCALAR_ITER)
+        warnings.filterwarnings("ignore", message="(?i).*it is preferred to specify type hints")
+        made: Any = (
+            F.arrow_udf(run, task.result, F.ArrowUDFType.SCALAR_ITER)
+            if has_arrow_functions()
+            else F.pandas_udf(run_pandas, task.result, F.PandasUDFType.SCALAR_ITER)
+        )
     if once:
         made = made.asNondeterministic()
     if context is not None:

@@ -11,13 +11,13 @@ import numpy.typing as npt
 import pyarrow as pa
 from pyspark.ml.linalg import VectorUDT
 from pyspark.sql import types as T
-from pyspark.sql.pandas.types import to_arrow_type
 
 from sparkdl.data.vectors import is_vector
 from sparkdl.errors import DataError
 from sparkdl.learner.class_scores import ClassScores
 from sparkdl.learner.predictor_archive import PredictorArchive
 from sparkdl.learner.signature import Shape
+from sparkdl.spark.session.versions import arrow_type_of
 
 Array = npt.NDArray[Any]
 Form = Literal["values", "probability", "raw", "class"]
@@ -28,7 +28,7 @@ _SPARK: dict[str, T.DataType] = {
     "float32": T.FloatType(), "float64": T.DoubleType(), "int32": T.IntegerType(),
 }  # fmt: skip
 NUMBER_TYPES = tuple(_SPARK)
-_VECTOR: pa.DataType = to_arrow_type(VectorUDT())
+_VECTOR: pa.DataType = arrow_type_of(VectorUDT())
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from sparkdl.spark.columns.sources import Columns
 from sparkdl.spark.columns.wire import wire_names
 from sparkdl.spark.driver.launcher import ship
 from sparkdl.spark.executor.stage import stage_function
-from sparkdl.spark.inference.arrow_function import arrow_function, has_arrow_functions
+from sparkdl.spark.inference.arrow_function import column_function
 from sparkdl.spark.inference.column_batches import as_rows
 from sparkdl.spark.inference.forward import HandleInvalid
 from sparkdl.spark.inference.output_columns import OutputColumn
@@ -25,6 +25,7 @@ from sparkdl.spark.inference.predict_task import AppendTask, PredictTask
 from sparkdl.spark.inference.shared_gpus import warn_of_shared_gpus
 from sparkdl.spark.session.interpreter import context_of, this_interpreter
 from sparkdl.spark.session.running import require_running
+from sparkdl.spark.session.versions import has_arrow_functions
 
 _PREDICTIONS = "predictions"
 """The column of structs that the model's function returns."""
@@ -74,7 +75,7 @@ def predict_columns(
 
 def _selected(frame: Any, schema: T.StructType, task: PredictTask) -> Any:
     """The columns that the model reads travel to Python, and all others stay in the JVM."""
-    function = arrow_function(task, frame.sparkSession, "sparkdl_predict", once=True)
+    function = column_function(task, frame.sparkSession, "sparkdl_predict", once=True)
     read = [frame.columns[schema.names.index(name)] for name in task.spec.columns]
     predicted = as_rows(frame).select("*", function(*map(F.col, read)).alias(_PREDICTIONS))
     if task.handle_invalid == "skip":
@@ -84,7 +85,7 @@ def _selected(frame: Any, schema: T.StructType, task: PredictTask) -> Any:
 
 
 def _appended(frame: Any, schema: T.StructType, task: PredictTask) -> Any:
-    """All columns travel to Python and back: for PySpark 4.0."""
+    """All columns travel to Python and back: for Spark before 4.1."""
     positions = tuple(map(schema.names.index, task.spec.columns))
     given = {field.name: getattr(task, field.name) for field in fields(task)}
     appending = AppendTask(**given, kept=len(schema), positions=positions)

@@ -9,7 +9,6 @@ from itertools import chain
 import pyarrow as pa
 from pyspark.ml.linalg import VectorUDT
 from pyspark.sql import types as T
-from pyspark.sql.pandas.types import from_arrow_type
 
 from sparkdl.config import UseGpu
 from sparkdl.data import DataSpec
@@ -23,6 +22,7 @@ from sparkdl.spark.columns.sequences import Pad, few_lengths, mask_inputs
 from sparkdl.spark.inference.forward import ForwardPass, HandleInvalid
 from sparkdl.spark.inference.output_columns import OutputColumn
 from sparkdl.spark.inference.predictor_task import ForwardTask, PredictorTask
+from sparkdl.spark.session.versions import spark_type_of
 
 
 @dataclass(frozen=True)
@@ -93,5 +93,5 @@ def _features(names: list[str], inputs: list[str]) -> InputColumns:
 
 
 def _spark_type(kind: pa.DataType) -> T.DataType:
-    spark: T.DataType = VectorUDT() if is_vector(kind) else from_arrow_type(kind)
+    spark: T.DataType = VectorUDT() if is_vector(kind) else spark_type_of(kind)
     return spark

@@ -24,6 +24,7 @@ from sparkdl.learner.model_source import ModelSource
 from sparkdl.spark.ml.chunks import folder_here, read_chunks, write_elsewhere, write_here
 from sparkdl.spark.ml.trust import is_trusted
 from sparkdl.spark.session.running import is_connect
+from sparkdl.spark.session.versions import metadata_place
 
 FORMAT = 1
 """Number of the form of these files; a reader takes this one and those before it."""
@@ -122,7 +123,8 @@ class StageWriter(MLWriter):
 
     def _save_metadata(self, path: str, section: Mapping[str, Json]) -> None:
         spark = self.sparkSession
-        DefaultParamsWriter.saveMetadata(self._stage, path, spark, {_SECTION: section})
+        place = metadata_place(spark)
+        DefaultParamsWriter.saveMetadata(self._stage, path, place, {_SECTION: section})
 
 
 class StageReader(MLReader, Generic[S]):
@@ -156,7 +158,7 @@ class StageReader(MLReader, Generic[S]):
             ModelError: A newer version wrote it, or it is damaged.
         """
         spark = self.sparkSession
-        metadata = DefaultParamsReader.loadMetadata(path, spark)
+        metadata = DefaultParamsReader.loadMetadata(path, metadata_place(spark))
         stage: Any = self._cls()
         section = _checked(metadata, stage, path)
         trusted = self._trusted or is_trusted()

@@ -1,4 +1,4 @@
-"""What differs between Spark 3.5 and Spark 4, each difference once.
+"""What differs between Spark 3.5 and the Sparks after it, each difference once.
 
 Everything else of the package calls these functions and knows one Spark.
 """
@@ -6,15 +6,21 @@ Everything else of the package calls these functions and knows one Spark.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import pyarrow as pa
 
+from sparkdl.errors import ResourceError
+
 if TYPE_CHECKING:
+    from pyspark.errors import PySparkException
     from pyspark.resource import ResourceProfile
     from pyspark.sql import DataFrame, Row
+    from pyspark.sql.types import DataType, StructType
 
 ArrowFunction = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+_ROW_BYTES = 8 << 20
+"""Of Arrow's bytes in one row, where Spark takes or gives tables in no other way."""
 
 
 class ArrowStage(Protocol):
@@ -29,6 +35,39 @@ def spark_version() -> tuple[int, int]:
 
     major, minor = pyspark.__version__.split(".")[:2]
     return int(major), int(minor)
+
+
+def require_spark(version: tuple[int, int], what: str, hint: str) -> None:
+    """Returns if PySpark is this version or a newer one.
+
+    Args:
+        version: Major and minor.
+        what: What it is needed for, at the beginning of a sentence.
+        hint: What works with older ones.
+
+    Raises:
+        ResourceError: It is older.
+    """
+    if spark_version() < version:
+        import pyspark
+
+        wanted = ".".join(map(str, version))
+        raise ResourceError(
+            f"{what} needs a newer Spark",
+            expected=f"PySpark {wanted} or newer",
+            received=f"PySpark {pyspark.__version__}",
+            hint=hint,
+        )
+
+
+def has_data_sources() -> bool:
+    """Whether Spark takes data sources that are written in Python: from 4.0 on."""
+    return spark_version() >= (4, 0)
+
+
+def has_arrow_functions() -> bool:
+    """Whether Spark has functions on Arrow arrays: from 4.1 on."""
+    return spark_version() >= (4, 1)
 
 
 def arrow_stage(
@@ -58,3 +97,156 @@ def arrow_stage(
         rows = frame.mapInArrow(function, schema, barrier=barrier).rdd
         stage = rows.withResources(profile)
     return stage
+
+
+def whole_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """On the executor: batches of a stage, of which Spark 3.5 leaves parts out.
+
+    Its JVM sends no offsets for lists that are all empty, and pyarrow of any version crashes where
+    it looks at them (``flatten``, ``nbytes``): in arrays of arrays, such as those of a batch whose
+    rows have no position.
+    """
+    if spark_version() >= (4, 0):
+        return batches
+    return map(_whole_batch, batches)
+
+
+def _whole_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
+    given = batch.columns
+    made = [_whole(column) for column in given]
+    if all(new is old for new, old in zip(made, given, strict=True)):
+        return batch
+    return pa.RecordBatch.from_arrays(made, schema=batch.schema)
+
+
+def _whole(array: pa.Array) -> pa.Array:
+    """An array with the offsets that are missing, or the same array."""
+    if not pa.types.is_list(array.type):
+        return array
+    if not len(array) and not (array.buffers()[1] or ()):
+        return pa.array([], array.type)
+    values = array.values
+    made = _whole(values)
+    if made is values:
+        return array
+    own = array.buffers()[:2]
+    return pa.Array.from_buffers(array.type, len(array), own, -1, array.offset, [made])
+
+
+def condition_of(error: PySparkException) -> str:
+    """The name of an error's kind, such as ``PATH_NOT_FOUND``; empty for an error without."""
+    if spark_version() >= (4, 0):
+        return error.getCondition() or ""
+    return error.getErrorClass() or ""
+
+
+def arrow_schema_of(schema: StructType) -> pa.Schema:
+    """Spark's columns as Arrow's; times are of UTC."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    if spark_version() >= (4, 1):
+        return to_arrow_schema(schema, timezone="UTC")
+    return to_arrow_schema(schema)
+
+
+def arrow_type_of(kind: DataType) -> pa.DataType:
+    """The same for one type."""
+    from pyspark.sql.pandas.types import to_arrow_type
+
+    if spark_version() >= (4, 1):
+        return to_arrow_type(kind, timezone="UTC")
+    return to_arrow_type(kind)
+
+
+def spark_schema_of(schema: pa.Schema) -> StructType:
+    """Arrow's columns as Spark's; times without a zone stay so."""
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    fields = [field.with_type(_known(field.type)) for field in schema]
+    return from_arrow_schema(pa.schema(fields), prefer_timestamp_ntz=True)
+
+
+def spark_type_of(kind: pa.DataType) -> DataType:
+    """The same for one type."""
+    from pyspark.sql.pandas.types import from_arrow_type
+
+    return from_arrow_type(_known(kind), prefer_timestamp_ntz=True)
+
+
+def _known(kind: pa.DataType) -> pa.DataType:
+    """Lists of every layout as the one that Spark 3.5 knows."""
+    types = pa.types
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        return pa.list_(kind.value_field.with_type(_known(kind.value_type)))
+    return kind
+
+
+def metadata_place(spark: Any) -> Any:
+    """What Spark's writers and readers of a stage's Params take: the session, before 4.0 a context.
+
+    Raises:
+        ResourceError: A Connect session of an older Spark, which has no context.
+    """
+    if spark_version() >= (4, 0):
+        return spark
+    if "connect" in type(spark).__module__:
+        require_spark((4, 0), "a stage of pyspark.ml on Spark Connect", "a classic session")
+    return spark.sparkContext
+
+
+def schema_of_ddl(text: str) -> StructType:
+    """Columns of a DDL text; in Spark 3.5 on the driver of a classic session alone."""
+    from pyspark.sql import types as T
+
+    if spark_version() >= (4, 0):
+        return T.StructType.fromDDL(text)
+    return T._parse_datatype_string(text)
+
+
+def frame_of_table(spark: Any, table: pa.Table) -> Any:
+    """``spark.createDataFrame(table)``, which Spark has from 4.0 on.
+
+    In Spark 3.5 the rows travel as Arrow's bytes, which tasks read; the caller cares for their
+    interpreter.
+    """
+    if spark_version() >= (4, 0):
+        return spark.createDataFrame(table)
+    schema = spark_schema_of(table.schema)
+    wanted = arrow_schema_of(schema)
+    parts = max(1, -(-table.nbytes // _ROW_BYTES))
+    step = max(1, -(-table.num_rows // parts))
+    batches = table.cast(wanted).combine_chunks().to_batches(max_chunksize=step)
+    rows = [(bytearray(_packed(batch)),) for batch in batches]
+    packed = spark.createDataFrame(rows, "content binary")
+    return packed.mapInArrow(_unpack, schema)
+
+
+def table_of_frame(frame: Any) -> pa.Table:
+    """``frame.toArrow()``, which Spark has from 4.0 on; the caller cares for the interpreter."""
+    if spark_version() >= (4, 0):
+        return frame.toArrow()
+    rows = frame.mapInArrow(_pack, "content binary").collect()
+    batches = [batch for row in rows for batch in _unpacked(row.content)]
+    return pa.Table.from_batches(batches, arrow_schema_of(frame.schema))
+
+
+def _packed(batch: pa.RecordBatch) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    return cast(bytes, sink.getvalue().to_pybytes())
+
+
+def _unpacked(content: bytes | bytearray) -> Iterator[pa.RecordBatch]:
+    yield from pa.ipc.open_stream(pa.py_buffer(content))
+
+
+def _pack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        yield pa.RecordBatch.from_pydict({"content": pa.array([_packed(batch)], pa.binary())})
+
+
+def _unpack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        for content in batch.column(0).to_pylist():
+            yield from _unpacked(content)

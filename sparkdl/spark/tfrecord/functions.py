@@ -13,6 +13,8 @@ from sparkdl.spark.files.worker_paths import path_for_workers
 from sparkdl.spark.session.frames import is_vector_column, require_frame
 from sparkdl.spark.session.interpreter import context_of, this_interpreter
 from sparkdl.spark.session.running import require_running
+from sparkdl.spark.session.versions import condition_of, has_data_sources, require_spark
+from sparkdl.spark.tfrecord.stages import read_in_stage, write_in_stage
 from sparkdl.values import require_int, require_name
 
 SaveMode = Literal["error", "errorifexists", "append", "overwrite", "ignore"]
@@ -24,12 +26,25 @@ def register_tfrecord(spark: Any) -> None:
 
     Needed where the Python that Spark starts on the driver does not find the module
     ``pyspark_tfrecord`` by itself; to do it twice does no harm.
+
+    Raises:
+        ResourceError: PySpark is older than 4.0, or the session was stopped.
     """
+    require_spark(
+        (4, 0), "the format 'tfrecord'",
+        "sparkdl.read_tfrecords and sparkdl.write_tfrecords work with PySpark 3.5, too",
+    )  # fmt: skip
+    from pyspark.errors import AnalysisException
+
     from sparkdl.spark.tfrecord.source import DefaultSource
 
     require_running(spark)
     with this_interpreter(context_of(spark)):
-        spark.dataSource.register(DefaultSource)
+        try:
+            spark.dataSource.register(DefaultSource)
+        except AnalysisException as error:
+            if condition_of(error) != "DATA_SOURCE_ALREADY_EXISTS":  # in Spark 4.0, which found it
+                raise
 
 
 @lists_its_arguments
@@ -73,7 +88,7 @@ def read_tfrecords(
 
     >>> df = sparkdl.read_tfrecords(spark, '/data/train-*.tfrecord')  # doctest: +SKIP
     """
-    register_tfrecord(spark)
+    require_running(spark)
     options = {
         "recordType": record_type,
         "verifyCrc": str(verify_crc).lower(),
@@ -84,12 +99,14 @@ def read_tfrecords(
     }
     if codec is not None:
         options["codec"] = codec
+    paths = [path_for_workers(one) for one in ([path] if isinstance(path, str) else path)]
+    if not has_data_sources():
+        return read_in_stage(spark, {**options, "paths": json.dumps(paths)}, schema)
+    register_tfrecord(spark)
     reader = spark.read.format("tfrecord").options(**options)
     if schema is not None:
         reader = reader.schema(schema)
-    if isinstance(path, str):
-        return reader.load(path_for_workers(path))
-    return reader.load([path_for_workers(one) for one in path])
+    return reader.load(paths[0] if isinstance(path, str) else paths)
 
 
 @lists_its_arguments
@@ -145,13 +162,16 @@ def write_tfrecords(
         if is_vector_column(field.dataType):
             column = F.col("`" + field.name.replace("`", "``") + "`")
             df = df.withColumn(field.name, vector_to_array(column, "float32"))
-    register_tfrecord(df.sparkSession)
     names = [partition_by] if isinstance(partition_by, str) else list(partition_by)
     options = {"recordType": record_type, "partitionBy": json.dumps(names)}
     if codec is not None:
         options["codec"] = codec
     if rows_per_file is not None:
         options["rowsPerFile"] = str(rows_per_file)
+    if not has_data_sources():
+        write_in_stage(df, {**options, "path": path}, overwrite=mode == "overwrite")
+        return
+    register_tfrecord(df.sparkSession)
     writer = df.write.format("tfrecord").options(**options)
     writer.mode("overwrite" if mode == "overwrite" else "append").save(path)
 

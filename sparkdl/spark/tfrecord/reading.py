@@ -1,29 +1,28 @@
-"""The reading half of the data source ``tfrecord``; it has no session, on the driver neither."""
+"""Reads TFRecord files, in a data source or a stage; it has no session, on the driver neither."""
 
 from __future__ import annotations
 
 import fnmatch
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 from pyspark.sql import types as T
-from pyspark.sql.datasource import DataSourceReader, InputPartition
-from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
 from sparkdl.data.shards import NO_VALUE, deal, file_blocks, folder_column
 from sparkdl.data.tfrecord.decoding import check_schema, decode_block
 from sparkdl.data.tfrecord.inference import SchemaInference
 from sparkdl.errors import DataError, ResourceError
 from sparkdl.files.streams import FoundFile, find_files, open_input
+from sparkdl.spark.session.versions import arrow_schema_of, spark_schema_of
 from sparkdl.spark.tfrecord.options import Options
 
 
-class FileGroup(InputPartition):
+@dataclass(frozen=True)
+class FileGroup:
     """Files that one task reads."""
 
-    def __init__(self, files: Sequence[FoundFile]) -> None:
-        self.value = self.files = tuple(files)
+    files: tuple[FoundFile, ...]
 
 
 def files_of(options: Options) -> list[FoundFile]:
@@ -96,7 +95,7 @@ def inferred_schema(options: Options) -> T.StructType:
             received=f"none in {len(chosen)} of {len(files)} files",
             hint="spark.read.format('tfrecord').schema(...)",
         )
-    fields = list(from_arrow_schema(schema).fields)
+    fields = list(spark_schema_of(schema).fields)
     fields += [field for field in folder_fields(files) if field.name not in schema.names]
     return T.StructType(fields)
 
@@ -117,32 +116,28 @@ def _is_whole(text: str) -> bool:
     return text == NO_VALUE or text.removeprefix("-").isdecimal()
 
 
-class TFRecordReader(DataSourceReader):
+class TFRecordReader:
     """Reads the files, some in each task, as Arrow batches of the schema."""
 
     def __init__(self, options: Options, schema: T.StructType) -> None:
         self._options, self._schema = options, schema
 
-    def partitions(self) -> list[InputPartition]:
+    def groups(self) -> list[FileGroup]:
         """The files in groups of about ``maxPartitionBytes``."""
         files = files_of(self._options)
         folders = {name for file in files for name in file.partition_values}
         records = [field for field in self._schema.fields if field.name not in folders]
-        check_schema(
-            to_arrow_schema(T.StructType(records), timezone="UTC"), self._options.record_type
-        )
+        check_schema(arrow_schema_of(T.StructType(records)), self._options.record_type)
         total = sum(file.size_bytes for file in files)
         groups = max(1, -(-total // max(1, self._options.partition_bytes)))
         dealt = deal(files, [file.size_bytes for file in files], min(groups, len(files)))
-        return [FileGroup(group) for group in dealt if group]
+        return [FileGroup(tuple(group)) for group in dealt if group]
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    def read(self, group: FileGroup) -> Iterator[pa.RecordBatch]:
         """The rows of a task's files."""
-        if not isinstance(partition, FileGroup):  # Spark's stand-in for no partitions at all
-            return
         options = self._options
-        schema = to_arrow_schema(self._schema, timezone="UTC")
-        for file in partition.files:
+        schema = arrow_schema_of(self._schema)
+        for file in group.files:
             folders = file.partition_values
             own = pa.schema([field for field in schema if field.name not in folders])
             with open_input(file.path) as stream:

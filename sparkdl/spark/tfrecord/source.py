@@ -1,17 +1,25 @@
-"""The data source ``tfrecord``; importing it loads nothing but pyspark."""
+"""The data source ``tfrecord`` (Spark 4.0 and newer); importing it loads nothing but pyspark."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql.datasource import DataSource
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceReader,
+    InputPartition,
+    WriterCommitMessage,
+)
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql.types import StructType
 
     from sparkdl.spark.tfrecord.options import Options
-    from sparkdl.spark.tfrecord.reading import TFRecordReader
-    from sparkdl.spark.tfrecord.writing import TFRecordWriter
+    from sparkdl.spark.tfrecord.reading import FileGroup, TFRecordReader
+    from sparkdl.spark.tfrecord.writing import TFRecordWriter, Written
 
 
 class DefaultSource(DataSource):
@@ -28,20 +36,69 @@ class DefaultSource(DataSource):
 
         return inferred_schema(self._options())
 
-    def reader(self, schema: StructType) -> TFRecordReader:
+    def reader(self, schema: StructType) -> SourceReader:
         """Reads files as rows of ``schema``."""
         from sparkdl.spark.tfrecord.reading import TFRecordReader
 
-        return TFRecordReader(self._options(), schema)
+        return SourceReader(TFRecordReader(self._options(), schema))
 
-    def writer(self, schema: StructType, overwrite: bool) -> TFRecordWriter:
+    def writer(self, schema: StructType, overwrite: bool) -> SourceWriter:
         """Writes rows of ``schema`` to files."""
         from sparkdl.spark.tfrecord.writing import TFRecordWriter
 
-        return TFRecordWriter(self._options(), schema, overwrite)
+        return SourceWriter(TFRecordWriter(self._options(), schema, overwrite))
 
     def _options(self) -> Options:
         from sparkdl.spark.tfrecord.options import Options
 
         given: Any = self.options
         return Options.of(dict(given))
+
+
+class SourcePartition(InputPartition):
+    """The files of one task, as Spark wants them."""
+
+    def __init__(self, group: FileGroup) -> None:
+        self.value = self.group = group
+
+
+class SourceReader(DataSourceReader):
+    """A reader as Spark wants it."""
+
+    def __init__(self, reader: TFRecordReader) -> None:
+        self._reader = reader
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """The files in groups."""
+        return [SourcePartition(group) for group in self._reader.groups()]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of a group."""
+        if isinstance(partition, SourcePartition):  # else Spark's stand-in for no partitions at all
+            yield from self._reader.read(partition.group)
+
+
+class SourceMessage(WriterCommitMessage):
+    """What a task wrote, as Spark wants it."""
+
+    def __init__(self, written: Written) -> None:
+        self.written = written
+
+
+class SourceWriter(DataSourceArrowWriter):
+    """A writer as Spark wants it."""
+
+    def __init__(self, writer: TFRecordWriter) -> None:
+        self._writer = writer
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> SourceMessage:
+        """Writes the rows of one task."""
+        return SourceMessage(self._writer.write(iterator))
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Shows the files of all tasks."""
+        self._writer.commit([m.written for m in messages if isinstance(m, SourceMessage)])
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Deletes what the tasks wrote."""
+        self._writer.abort()

@@ -13,6 +13,7 @@ from sparkdl.data.tfrecord.decoding import decode_block
 from sparkdl.data.tfrecord.inference import SchemaInference
 from sparkdl.errors import DataError
 from sparkdl.spark.session.interpreter import context_of, this_interpreter
+from sparkdl.spark.session.versions import arrow_schema_of, spark_schema_of
 
 _FILES_LOOKED_AT, _RECORDS_LOOKED_AT = 4, 1000
 _BATCH_ROWS = 10_000
@@ -27,8 +28,6 @@ def read_whole_files(spark: Any, path: str) -> Any:
     Raises:
         DataError: No record has a value.
     """
-    from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
-
     contents = spark.read.format("binaryFile").load(path).select("path", "content")
     with this_interpreter(context_of(spark)):
         schemas = contents.limit(_FILES_LOOKED_AT).mapInArrow(_infer, "arrow binary")
@@ -40,8 +39,8 @@ def read_whole_files(spark: Any, path: str) -> Any:
             expected="a record with a value in one of the first files",
             received=f"none in the files at {path!r}",
         )
-    schema = from_arrow_schema(found)
-    arrow_schema = to_arrow_schema(schema, timezone="UTC")
+    schema = spark_schema_of(found)
+    arrow_schema = arrow_schema_of(schema)
 
     def decode(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for name, stream in _files(batches):

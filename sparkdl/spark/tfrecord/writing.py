@@ -1,11 +1,11 @@
-"""The writing half of the data source ``tfrecord``."""
+"""Writes TFRecord files, for a data source or for a stage."""
 
 from __future__ import annotations
 
 import gzip
 import secrets
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import BinaryIO, cast
@@ -14,8 +14,6 @@ from urllib.parse import quote
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import types as T
-from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from sparkdl.data.shards import NO_VALUE
 from sparkdl.data.tfrecord.blocks import ENDINGS
@@ -24,20 +22,21 @@ from sparkdl.data.tfrecord.encoding import encode_batch
 from sparkdl.errors import ConfigError
 from sparkdl.files import streams
 from sparkdl.files.streams import create_output
+from sparkdl.spark.session.versions import arrow_schema_of
 from sparkdl.spark.tfrecord.options import Options
 
 _BLOCK_BYTES = 4 << 20
 
 
-@dataclass
-class Written(WriterCommitMessage):
+@dataclass(frozen=True)
+class Written:
     """What a task wrote: paths from its own folder on, and where that is."""
 
     folder: str
     files: tuple[str, ...]
 
 
-class TFRecordWriter(DataSourceArrowWriter):
+class TFRecordWriter:
     """Each task writes into a folder of its own; only the commit shows the files.
 
     A task that failed, or was started twice, leaves nothing that is seen.
@@ -59,32 +58,31 @@ class TFRecordWriter(DataSourceArrowWriter):
                 received=", ".join(options.partition_by),
             )
         kept = T.StructType([f for f in schema.fields if f.name not in options.partition_by])
-        check_schema(to_arrow_schema(kept, timezone="UTC"), options.record_type)
+        check_schema(arrow_schema_of(kept), options.record_type)
         self._top = options.paths[0].rstrip("/")
         self._job = f"{self._top}/_temporary/{secrets.token_hex(8)}"
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+    def write(self, batches: Iterator[pa.RecordBatch]) -> Written:
         """Writes the rows of one task."""
         attempt = secrets.token_hex(8)
         with ExitStack() as stack:
             files = _Files(f"{self._job}/{attempt}", attempt, self._options, stack)
-            for batch in iterator:
+            for batch in batches:
                 for folder, rows in _by_folder(batch, self._options.partition_by):
                     files.write(folder, rows)
         return Written(f"{self._job}/{attempt}", tuple(files.names))
 
-    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+    def commit(self, written: Iterable[Written]) -> None:
         """Shows the files of all tasks, and deletes those that were there if asked to."""
         if self._overwrite:
             self._clear()
-        for message in messages:
-            if isinstance(message, Written):
-                for name in message.files:
-                    streams.move(f"{message.folder}/{name}", f"{self._top}/{name}")
+        for one in written:
+            for name in one.files:
+                streams.move(f"{one.folder}/{name}", f"{self._top}/{name}")
         self._forget()
         create_output(f"{self._top}/_SUCCESS").close()
 
-    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+    def abort(self) -> None:
         """Deletes what the tasks wrote."""
         self._forget()
 

@@ -16,6 +16,7 @@ import keras
 import numpy as np
 import psutil
 import pytest
+from needed import needs_spark
 from spark_models import make_mlp
 from test_gpu import run_script
 from test_robustness import _AtEpoch, _python_workers, _Raises
@@ -37,6 +38,7 @@ def communicator(request: Any) -> str:
     return str(request.param)
 
 
+@pytest.mark.oldest
 def test_it_learns_and_a_second_fit_goes_on(digits_df: Any, communicator: str) -> None:
     model = make_mlp()
     spark_model = SparkModel(model, "allreduce", num_workers=2, communicator=communicator)
@@ -389,6 +391,7 @@ def test_workers_that_run_another_backend_train_in_children() -> None:
     assert "OTHER-BACKEND-OK" in run_script("other_backend_fit.py", KERAS_BACKEND="tensorflow")
 
 
+@needs_spark(4, 0, "its packages have no Connect server")
 def test_spark_connect() -> None:
     """In a process of its own: a client that the executors are never told how to reach."""
     pytest.importorskip("grpc_status", reason="pyspark[connect] is not installed")

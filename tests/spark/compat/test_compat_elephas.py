@@ -10,6 +10,7 @@ import h5py
 import keras
 import numpy as np
 import pytest
+from needed import needs_safe_hdf5
 from pyspark.ml import Pipeline, PipelineModel
 
 import sparkdl
@@ -84,7 +85,7 @@ def test_models_of_the_newer_generation_wait_for_all_workers(cls: Any) -> None:
     assert cls(network(), 2, mode="hogwild").mode == "hogwild"
 
 
-@pytest.mark.parametrize("ending", ["h5", "keras"])
+@pytest.mark.parametrize("ending", [pytest.param("h5", marks=needs_safe_hdf5), "keras"])
 @pytest.mark.parametrize("cls", [SparkModel, SparkMLlibModel, AsynchronousSparkModel])
 def test_files_keep_the_class_and_its_settings(cls: Any, ending: str, tmp_path: Path) -> None:
     made = cls(network(), 2, None, 16, parameter_server_mode="http")
@@ -104,6 +105,7 @@ def test_files_keep_the_class_and_its_settings(cls: Any, ending: str, tmp_path: 
         assert load_spark_model(path).get_config() == whole.get_config()
 
 
+@needs_safe_hdf5
 def test_an_hdf5_file_does_not_say_where_the_driver_listens(tmp_path: Path) -> None:
     path = f"{tmp_path}/m.h5"
     made = SparkModel(network(), 2, None, 16, port=7000, server_address="10.0.0.1")
@@ -205,12 +207,13 @@ def test_train_evaluate_predict_save_load(spark: Any, tmp_path: Path) -> None:
         with pytest.raises(ResourceError, match="exists"):
             spark_model.save(path)
         spark_model.save(path, overwrite=True)
-        loaded = load_spark_model(path)
+        loaded = load_spark_model(path, safe_mode=False)  # of this test's own, on any Keras
         assert (loaded.mode, loaded.frequency, loaded.num_workers) == ("synchronous", "epoch", 2)
         np.testing.assert_allclose(loaded.predict(X), outputs, atol=1e-6)
     assert isinstance(SparkModel(network(1)).evaluate(X, X[:, :1]), float)  # the loss alone
 
 
+@needs_safe_hdf5
 @pytest.mark.slow
 def test_labeled_points(spark: Any, tmp_path: Path) -> None:
     points = to_labeled_point(spark.sparkContext, X, Y, categorical=True)

@@ -97,6 +97,14 @@ def test_address_that_executors_do_not_reach_is_named(reports: dict[str, Any]) -
     assert [c["name"] for c in report["checks"] if c["status"] == "error"] == ["driver port"]
 
 
+def test_another_package_called_sparkdl_is_named(reports: dict[str, Any]) -> None:
+    check = _check(reports["foreign package"], "packages")
+    assert check["status"] == "error"
+    assert "another package is called sparkdl" in check["found"]
+    assert "modules-1/sparkdl is imported instead of this one" in check["found"]
+    assert "spark-deep-learning" in check["hint"]
+
+
 def test_report_of_a_notebook_is_a_table(spark: Any) -> None:
     report = sparkdl.doctor(spark, timeout_s=60.0)
     assert report.status != "error", report

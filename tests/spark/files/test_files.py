@@ -15,6 +15,7 @@ from typing import Any
 import fsspec
 import numpy as np
 import pytest
+from needed import needs_spark
 from pyarrow import feather
 from spark_models import make_mlp
 
@@ -25,6 +26,7 @@ from sparkdl.files import file_system, storage
 from sparkdl.files.file_system import DamagedFileError
 from sparkdl.progress.events import EpochEnded
 from sparkdl.spark.files.hadoop import CHUNK_BYTES, HadoopFileSystem
+from sparkdl.spark.session.versions import table_of_frame
 
 
 @pytest.fixture
@@ -192,6 +194,7 @@ def test_models_and_checkpoints(mounted: str, tmp_path: Path, digits_df: Any) ->
         again.save(f"{mounted}/digits.keras", overwrite=False)
 
 
+@needs_spark(4, 0, "its packages have no Connect server")
 @pytest.mark.slow
 def test_on_spark_connect() -> None:
     script = Path(__file__).parents[1] / "scripts" / "connect_files.py"
@@ -238,7 +241,7 @@ def two_places(spark: Any, tmp_path: Path, digits_df: Any) -> Iterator[tuple[str
     for place, rows in (("behind", df.limit(300)), ("data", df.limit(7))):
         rows.repartition(2).write.parquet(f"file:{tmp_path}/{place}/rows.parquet")
         (tmp_path / place / "rows.arrow").mkdir()
-        feather.write_feather(rows.toArrow(), f"{tmp_path}/{place}/rows.arrow/one.feather")
+        feather.write_feather(table_of_frame(rows), f"{tmp_path}/{place}/rows.arrow/one.feather")
         sparkdl.write_tfrecords(rows.coalesce(1), f"file:{tmp_path}/{place}/rows.tfrecord")
     spark.conf.set(link, f"file:{tmp_path}/behind")
     spark.conf.set("fs.defaultFS", f"viewfs://{name}")

@@ -13,6 +13,7 @@ from spark_models import make_mlp
 import sparkdl
 from sparkdl import SparkModel
 from sparkdl.progress.events import EpochEnded
+from sparkdl.spark.session.versions import table_of_frame
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +22,7 @@ def files(spark: Any, digits_df: Any, tmp_path_factory: pytest.TempPathFactory) 
     df = digits_df.select("features", digits_df.label.cast("bigint").alias("label"))
     df.repartition(3).write.parquet(f"{folder}/rows.parquet")
     sparkdl.write_tfrecords(df.repartition(3), f"{folder}/rows.tfrecord")
-    rows = df.toArrow()
+    rows = table_of_frame(df)
     (folder / "rows.arrow").mkdir()
     for number in range(3):
         part = rows.slice(number * len(rows) // 3, len(rows) // 3)

@@ -42,6 +42,7 @@ def jobs(spark: Any) -> int:
     return int(spark.sparkContext._jsc.sc().dagScheduler().numTotalJobs())
 
 
+@pytest.mark.oldest
 def test_all_columns_and_the_order_of_rows_are_kept(spark: Any, x: np.ndarray) -> None:
     from pyspark.ml.linalg import Vectors
     from pyspark.sql import types as T

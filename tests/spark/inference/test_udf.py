@@ -53,6 +53,7 @@ def classifier(*before: Any) -> Any:
     return keras.Sequential([keras.Input((3,)), *before, layers.Dense(4, name="embed"), head])
 
 
+@pytest.mark.oldest
 def test_arrays_vectors_and_numbers(df: Any, x: np.ndarray) -> None:
     model = classifier()
     want = model.predict(x, verbose=0)

@@ -15,6 +15,7 @@ import numpy as np
 import psutil
 import pytest
 import tensorflow  # noqa: F401  here, because importing it sets environment variables
+from needed import needs_spark
 from test_gpu import run_script
 
 import sparkdl
@@ -135,6 +136,7 @@ def test_gpus_are_pinned_before_the_function_runs():
     assert "GPU-RUN-OK" in run_script("gpu_run.py")
 
 
+@needs_spark(4, 0, "its packages have no Connect server")
 @pytest.mark.slow
 def test_spark_connect():
     pytest.importorskip("grpc_status", reason="pyspark[connect] is not installed")

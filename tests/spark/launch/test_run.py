@@ -238,6 +238,8 @@ def test_the_environment_of_a_reused_worker_is_as_before(spark: Any):
 def test_another_backend_runs_in_a_child_and_its_lines_come_too(
     spark: Any, capfd: pytest.CaptureFixture[str]
 ):
+    pytest.importorskip("jax")
+
     def work() -> Any:
         import keras
 

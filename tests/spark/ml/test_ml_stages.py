@@ -8,12 +8,16 @@ from typing import Any
 import pytest
 from stage_cases import CASES
 
-SLOW = ("case_features_of_every_kind", "case_more_partitions_than_rows")
+MARKS = {
+    "case_features_of_every_kind": pytest.mark.slow,
+    "case_more_partitions_than_rows": pytest.mark.slow,
+    "case_a_pipeline_is_saved_and_loaded": pytest.mark.oldest,
+}
 
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in CASES],
+    [pytest.param(name, marks=MARKS.get(name, ())) for name in CASES],
     ids=lambda name: name.removeprefix("case_"),
 )
 def test_on_executors(name: str, spark: Any, tmp_path: Path) -> None:

@@ -109,6 +109,10 @@ def main() -> None:
         spark.sparkContext._conf.set("spark.dynamicAllocation.enabled", "false")
         clear()
 
+        plant(1, "", {"sparkdl/__init__.py": "import tensorframes"})
+        examine("foreign package")
+        clear()
+
         examine("blocked", server_bind="127.0.0.1", server_address="127.0.0.99")
     spark.stop()
     print(json.dumps(reports))

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from needed import needs_spark
 from pyspark.errors import AnalysisException
 
 import sparkdl
@@ -32,6 +33,7 @@ def rows_of(frame_: Any) -> list[tuple[Any, ...]]:
     return sorted(rows, key=lambda row: row[0])
 
 
+@needs_spark(4, 0, "no data sources in Python; read_tfrecords and write_tfrecords work")
 def test_there_and_back_by_the_format_alone(spark: Any, tmp_path: Path) -> None:
     path = str(tmp_path / "records")
     sparkdl.register_tfrecord(spark)  # Spark's own search is tried in connect_tfrecord.py
@@ -67,6 +69,7 @@ def test_save_modes_folders_and_patterns(spark: Any, tmp_path: Path) -> None:
     assert sparkdl.read_tfrecords(spark, path).count() == 20
 
 
+@needs_spark(4, 0, "no data sources in Python; read_tfrecords and write_tfrecords work")
 def test_options_of_spark_that_choose_files(spark: Any, tmp_path: Path) -> None:
     sparkdl.register_tfrecord(spark)
     for number, place in enumerate(["a.tfrecord", "b.old", "day=3/c.tfrecord", "more/d.tfrecord"]):
@@ -117,6 +120,26 @@ def test_sequences_byte_arrays_and_vectors(spark: Any, tmp_path: Path) -> None:
     assert sorted(list(row.v) for row in found) == [[0.0, 2.0, 0.0], [1.0, 2.0, 3.0]]
 
 
+@pytest.mark.oldest
+def test_there_and_back(spark: Any, tmp_path: Path) -> None:
+    path = str(tmp_path / "records")
+    df = spark.createDataFrame(ROWS, SCHEMA).repartition(3)
+    sparkdl.write_tfrecords(df, path)
+    assert (tmp_path / "records" / "_SUCCESS").exists()
+    assert not (tmp_path / "records" / "_temporary").exists()
+    assert rows_of(sparkdl.read_tfrecords(spark, path, SCHEMA)) == sorted(ROWS, key=lambda r: r[0])
+    found = sparkdl.read_tfrecords(spark, path, binary_features=["raw"])
+    types = {field.name: field.dataType.simpleString() for field in found.schema}
+    assert (types["ids"], types["value"], types["raw"]) == ("array<bigint>", "float", "binary")
+    wrong = spark.createDataFrame([(1, {"a": 1})], "x bigint, m map<string, int>")
+    with pytest.raises(Exception, match="map"):
+        sparkdl.write_tfrecords(wrong, path, "overwrite")
+    assert sparkdl.read_tfrecords(spark, path, "id bigint").count() == len(ROWS)
+    sparkdl.write_tfrecords(df, path, "overwrite", codec="gzip")
+    again = sparkdl.read_tfrecords(spark, path, "id bigint")
+    assert sorted(row.id for row in again.collect()) == sorted(row[0] for row in ROWS)
+
+
 def test_a_broken_file_is_named_and_its_byte(spark: Any, tmp_path: Path) -> None:
     path = tmp_path / "broken.tfrecord"
     sound = frame(b"\x0a\x00")
@@ -127,6 +150,7 @@ def test_a_broken_file_is_named_and_its_byte(spark: Any, tmp_path: Path) -> None
         sparkdl.read_tfrecords(spark, str(tmp_path / "nothing*"), "x bigint").collect()
 
 
+@needs_spark(4, 0, "its packages have no Connect server")
 @pytest.mark.slow
 def test_on_spark_connect() -> None:
     script = Path(__file__).parents[1] / "scripts" / "connect_tfrecord.py"

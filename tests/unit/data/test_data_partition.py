@@ -167,7 +167,10 @@ def test_unknown_roles_and_free_shapes_that_differ():
     with pytest.raises(DataError, match=r"row 9.*unknown role"):
         read(table, chunk=4)
     spec = DataSpec({"x": ColumnSpec(("f",), (None,))})
-    batches = [pa.record_batch({"f": [[1.0, 2.0]]}), pa.record_batch({"f": [[1.0]]})]
+    batches = [
+        pa.RecordBatch.from_pydict({"f": [[1.0, 2.0]]}),
+        pa.RecordBatch.from_pydict({"f": [[1.0]]}),
+    ]
     with pytest.raises(DataError, match=r"from row 1 .*\n.*\(2,\).*\n.*\(1,\)"):
         read_partition(iter(batches), spec)
 
@@ -273,7 +276,9 @@ def test_reading_spilled_rows_keeps_to_the_budget(shuffle, tmp_path):
 
     def batches():
         for i in range(40):
-            yield pa.record_batch({"f": [np.full(1 << 10, i, np.uint8).tobytes()] * 1024})
+            yield pa.RecordBatch.from_pydict(
+                {"f": [np.full(1 << 10, i, np.uint8).tobytes()] * 1024}
+            )
 
     spec = DataSpec({"x": ColumnSpec(("f",), (1 << 10,), "uint8", "binary")})
     rows = read_partition(batches(), spec, 8 << 20, str(tmp_path)).train
@@ -301,7 +306,9 @@ def test_of_a_large_record_batch_a_few_rows_are_decoded_at_a_time(monkeypatch, t
         real(self, arrays, indices, first_row)
 
     monkeypatch.setattr(_Collector, "append", append)
-    batch = pa.record_batch({"c": pa.array([bytes([i]) for i in range(12)], pa.binary())})
+    batch = pa.RecordBatch.from_pydict(
+        {"c": pa.array([bytes([i]) for i in range(12)], pa.binary())}
+    )
     with read_partition([batch], spec, 800, str(tmp_path)) as partition:
         assert partition.train.take(np.arange(12)).x["x"][:, 0].tolist() == list(range(12))
     assert collected == [5, 5, 2]

@@ -122,7 +122,7 @@ def test_rows_beyond_the_budget_go_to_disk(tmp_path: Path) -> None:
 def test_rows_on_disk_leave_memory_once_they_were_given(tmp_path: Path) -> None:
     """256 MB of rows, given twice: the process holds a few chunks of 8 MB at any time."""
     spool = RowSpool(budget_bytes=1 << 20, directory=str(tmp_path))
-    chunk = pa.record_batch({"x": np.arange(2 << 20)})  # 16 MB
+    chunk = pa.RecordBatch.from_pydict({"x": np.arange(2 << 20)})  # 16 MB
     for _ in range(16):
         spool.add(chunk)
     feed = Feed(spool.finish(), epochs=2)
@@ -155,7 +155,7 @@ def test_equal_rows() -> None:
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_who_joins_gives_as_many_batches_as_the_rank_with_most(size: int, shuffle: bool) -> None:
     """3 rows beside 8: the batches that the rows do not fill have fewer, or none, of the shape."""
-    rows = pa.record_batch(
+    rows = pa.RecordBatch.from_pydict(
         {"n": np.arange(3), "x": [[1.0, 2.0]] * 3, "text": ["a"] * 3, "list": [[1], [], [2, 3]]}
     )
     feed = Feed([rows], epochs=2, joined=8, shuffle=shuffle)

@@ -18,7 +18,7 @@ def source(counts: list[int], calls: list[int]) -> Callable[[], Iterator[pa.Reco
         calls.append(1)
         at = 0
         for count in counts:
-            yield pa.record_batch({"x": pa.array(range(at, at + count), pa.int64())})
+            yield pa.RecordBatch.from_pydict({"x": pa.array(range(at, at + count), pa.int64())})
             at += count
 
     return read
@@ -56,7 +56,7 @@ def test_rows_that_are_read_again_and_rows_of_one_epoch() -> None:
 
 def test_what_fails_while_it_is_read_ahead_is_raised_where_rows_are_taken() -> None:
     def read() -> Iterator[pa.RecordBatch]:
-        yield pa.record_batch({"x": [1, 2]})
+        yield pa.RecordBatch.from_pydict({"x": [1, 2]})
         raise OSError("the disk is gone")
 
     feed = Feed(RowsOfOneEpoch(read, 4))

@@ -19,7 +19,7 @@ from sparkdl.data.tfrecord.framing import crc32c, frame, masked, read_frames
 from sparkdl.data.tfrecord.inference import infer_schema
 from sparkdl.errors import ConfigError, DataError, UnknownNameError
 
-EXAMPLES = pa.record_batch(
+EXAMPLES = pa.RecordBatch.from_pydict(
     {
         "integer": pa.array([1, -1, 2**63 - 1, -(2**63), None]),
         "float": pa.array([1.5, None, -0.0, 3.4e38, 1e-40], pa.float32()),
@@ -36,7 +36,7 @@ EXAMPLES = pa.record_batch(
         "none": pa.array([None] * 5, pa.float32()),
     }
 )
-SEQUENCES = pa.record_batch(
+SEQUENCES = pa.RecordBatch.from_pydict(
     {
         "id": pa.array([1, 2, 3]),
         "frames": pa.array([[[1, 2], [], [3]], [], None]),
@@ -87,7 +87,9 @@ def test_one_number_of_every_size_under_keys_of_every_length(length: int) -> Non
     integers = sorted({(1 << power) + more for power in range(63) for more in (-1, 0, 1)})
     integers = [*integers, *(-number for number in integers), 2**63 - 1, -(2**63)]
     floats = np.array(integers, np.float64).astype(np.float32)
-    rows = pa.record_batch({"i" * length: pa.array(integers), "f" * length: pa.array(floats)})
+    rows = pa.RecordBatch.from_pydict(
+        {"i" * length: pa.array(integers), "f" * length: pa.array(floats)}
+    )
     content = bytes(encode_batch(rows, "Example"))
     assert decoded(content, rows.schema).equals(pa.Table.from_batches([rows]))
     backwards = pa.schema(list(rows.schema)[::-1])
@@ -99,7 +101,7 @@ def test_both_ways_of_the_loops_say_the_same_of_damaged_records(
 ) -> None:
     """Each byte of a record of single numbers, changed in eleven ways."""
     pytest.importorskip("numba")
-    rows = pa.record_batch(
+    rows = pa.RecordBatch.from_pydict(
         {"a": pa.array([5]), "bc": pa.array([2**40]), "d": pa.array([1.5], pa.float32())}
     )
     (record,) = read_frames(io.BytesIO(bytes(encode_batch(rows, "Example"))))
@@ -127,7 +129,7 @@ def test_slices_of_batches_and_an_empty_one() -> None:
 
 
 def test_records_as_they_are() -> None:
-    batch = pa.record_batch({"byteArray": pa.array([b"", b"a", b"\x00" * 1000])})
+    batch = pa.RecordBatch.from_pydict({"byteArray": pa.array([b"", b"a", b"\x00" * 1000])})
     content = bytes(encode_batch(batch, "ByteArray"))
     assert content == b"".join(frame(value) for value in [b"", b"a", b"\x00" * 1000])
     assert decoded(content, batch.schema, "ByteArray").to_batches()[0].equals(batch)
@@ -148,7 +150,9 @@ def test_checksums_of_any_length(size: int) -> None:
 
 
 def test_rows_do_not_inherit_features_of_rows_before() -> None:
-    batch = pa.record_batch({"a": pa.array([1, None, 3]), "b": pa.array([None, "x", None])})
+    batch = pa.RecordBatch.from_pydict(
+        {"a": pa.array([1, None, 3]), "b": pa.array([None, "x", None])}
+    )
     assert decoded(bytes(encode_batch(batch, "Example")), batch.schema).to_pylist() == [
         {"a": 1, "b": None},
         {"a": None, "b": "x"},
@@ -166,7 +170,7 @@ def test_a_schema_takes_some_columns_in_its_own_order() -> None:
 
 
 def test_a_feature_list_of_single_values_as_a_plain_array() -> None:
-    batch = pa.record_batch({"steps": pa.array([[[1], [2]], []])})
+    batch = pa.RecordBatch.from_pydict({"steps": pa.array([[[1], [2]], []])})
     schema = pa.schema([("steps", pa.list_(pa.int64()))])
     content = bytes(encode_batch(batch, "SequenceExample"))
     assert decoded(content, schema, "SequenceExample")["steps"].to_pylist() == [[1, 2], []]
@@ -189,8 +193,8 @@ def test_numbers_that_are_not_packed_and_unknown_fields() -> None:
 
 
 def test_of_a_key_that_comes_twice_the_last_value_counts() -> None:
-    one = pa.record_batch({"a": pa.array([1])})
-    two = pa.record_batch({"a": pa.array([2])})
+    one = pa.RecordBatch.from_pydict({"a": pa.array([1])})
+    two = pa.RecordBatch.from_pydict({"a": pa.array([2])})
     records = [next(read_frames(io.BytesIO(encode_batch(b, "Example")))) for b in (one, two)]
     both = records[0] + records[1]  # messages one after the other are merged
     assert decode_block(block_of([both]), one.schema, "Example").to_pylist() == [{"a": 2}]
@@ -222,7 +226,7 @@ def test_the_inferred_schema() -> None:
 
 
 def test_a_feature_of_two_kinds_is_refused() -> None:
-    batches = [pa.record_batch({"a": pa.array(v)}) for v in ([1], ["x"])]
+    batches = [pa.RecordBatch.from_pydict({"a": pa.array(v)}) for v in ([1], ["x"])]
     content = b"".join(bytes(encode_batch(batch, "Example")) for batch in batches)
     with pytest.raises(DataError, match=r"record 1 of f\.tfrecord, at byte"):
         infer_schema(blocks_of(content))
@@ -237,24 +241,24 @@ def test_a_feature_of_two_kinds_is_refused() -> None:
     ],
 )
 def test_a_schema_that_does_not_fit_names_the_record(kind: pa.DataType, expected: str) -> None:
-    batch = pa.record_batch({"a": pa.array([None, [1, 2]])})
+    batch = pa.RecordBatch.from_pydict({"a": pa.array([None, [1, 2]])})
     with pytest.raises(DataError, match=r"record 1 of f.tfrecord, at byte 18(.|\n)*" + expected):
         decoded(bytes(encode_batch(batch, "Example")), pa.schema([("a", kind)]))
 
 
 def test_values_that_do_not_fit_are_refused() -> None:
-    content = bytes(encode_batch(pa.record_batch({"a": pa.array([300])}), "Example"))
+    content = bytes(encode_batch(pa.RecordBatch.from_pydict({"a": pa.array([300])}), "Example"))
     with pytest.raises(DataError, match="'a' do not fit"):
         decoded(content, pa.schema([("a", pa.int8())]))
-    content = bytes(encode_batch(pa.record_batch({"a": pa.array([b"\xff"])}), "Example"))
+    content = bytes(encode_batch(pa.RecordBatch.from_pydict({"a": pa.array([b"\xff"])}), "Example"))
     with pytest.raises(DataError, match=r"record 0 of f\.tfrecord(.|\n)*UTF-8"):
         decoded(content, pa.schema([("a", pa.string())]))
     with pytest.raises(DataError, match="never null"):
         decoded(content, pa.schema([pa.field("b", pa.int64(), nullable=False)]))
     with pytest.raises(DataError, match="a null that no record can hold"):
-        encode_batch(pa.record_batch({"a": pa.array([[1, None]])}), "Example")
+        encode_batch(pa.RecordBatch.from_pydict({"a": pa.array([[1, None]])}), "Example")
     with pytest.raises(DataError, match="too large for the float32"):
-        encode_batch(pa.record_batch({"a": pa.array([1e39])}), "Example")
+        encode_batch(pa.RecordBatch.from_pydict({"a": pa.array([1e39])}), "Example")
 
 
 def test_columns_that_no_record_can_hold_are_refused() -> None:
@@ -379,7 +383,7 @@ def test_a_hundred_thousand_mutated_files(way: str) -> None:
 
 
 def test_memory_is_bounded_by_the_block(way: str) -> None:
-    rows = pa.record_batch({"x": pa.array([[0.5] * 1000] * 500, pa.list_(pa.float32()))})
+    rows = pa.RecordBatch.from_pydict({"x": pa.array([[0.5] * 1000] * 500, pa.list_(pa.float32()))})
     part = bytes(encode_batch(rows, "Example"))
 
     class Endless(io.RawIOBase):

@@ -18,7 +18,7 @@ from sparkdl.data.tfrecord.messages import ListKind
 pytestmark = pytest.mark.keras
 
 # Names of which none begins another one: protobuf's own order differs between its languages there.
-BATCH = pa.record_batch(
+BATCH = pa.RecordBatch.from_pydict(
     {
         "a_integer": pa.array([1, -1, 2**63 - 1, -(2**63), None, 0]),
         "b_float": pa.array([1.5, None, -0.0, 3.4e38, 1e-40, np.nan], pa.float32()),
@@ -85,7 +85,7 @@ def test_tf_data_reads_what_is_written(tmp_path: Path) -> None:
 
 def test_sequences_are_read_by_tensorflow() -> None:
     tf = pytest.importorskip("tensorflow")
-    batch = pa.record_batch(
+    batch = pa.RecordBatch.from_pydict(
         {"id": pa.array([7]), "frames": pa.array([[[1, 2], [], [3]]]), "w": pa.array([[["ü"]]])}
     )
     content = io.BytesIO(encode_batch(batch, "SequenceExample"))

@@ -29,7 +29,7 @@ def rows(first: int, count: int) -> pa.RecordBatch:
     labels = np.arange(first, first + count)
     values = np.repeat(labels[:, None], 4, 1).astype(np.float32)
     column = pa.FixedSizeListArray.from_arrays(pa.array(values.ravel()), 4)
-    return pa.record_batch(
+    return pa.RecordBatch.from_pydict(
         {"extra": pa.array(["x"] * count), "label": pa.array(labels),
          "features": column.cast(pa.list_(pa.float32()))}
     )  # fmt: skip

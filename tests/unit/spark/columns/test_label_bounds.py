@@ -33,7 +33,9 @@ def signature(kind: LabelKind, outputs: int = 1) -> Signature:
 
 
 def read(spec: DataSpec, labels: list[float]) -> Any:
-    batch = pa.record_batch({"features": pa.array(X, pa.list_(pa.float32())), "label": labels})
+    batch = pa.RecordBatch.from_pydict(
+        {"features": pa.array(X, pa.list_(pa.float32())), "label": labels}
+    )
     return decode(batch, spec).y["y"]
 
 
@@ -63,7 +65,7 @@ def test_class_numbers_are_one_hot_where_the_loss_is_of_classes(loss: Any, fits:
     rows = [(np.array(x), y) for x, y in zip(X, [2, 0], strict=True)]
     if fits:
         spec = make_spec(SCHEMA, known, "features", "label")
-        batch = pa.record_batch(
+        batch = pa.RecordBatch.from_pydict(
             {"features": pa.array(X, pa.list_(pa.float32())), "label": [2.0, 0.0]}
         )
         assert decode(batch, spec).y[output].tolist() == [[0, 0, 1], [1, 0, 0]]

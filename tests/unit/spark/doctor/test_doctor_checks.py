@@ -5,8 +5,10 @@ from __future__ import annotations
 import copy
 import dataclasses
 import inspect
+import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,7 +27,8 @@ FACTS: dict[str, Any] = {
         "numpy": "2.1.0", "pyarrow": "18.0.0", "pandas": "2.2.3", "cloudpickle": "3.1.0",
         "sparkdl": "0.1.0", "keras": "3.15.0", "tensorflow": "2.21.0", "horovod": None,
     },
-    "problems": {}, "horovod": [], "shm": {"total": 1 << 33, "free": 1 << 32},
+    "problems": {}, "foreign": {"imported": None, "behind": []}, "horovod": [],
+    "shm": {"total": 1 << 33, "free": 1 << 32},
     "disk": {"folder": "/tmp", "problem": None, "free": 1 << 35},
     "memory": {"limit": None, "free": 1 << 34}, "cpus": 2.0, "gpus": None,
     "resolved": ["10.0.0.1"],
@@ -71,6 +74,8 @@ def test_equal_executors_are_healthy() -> None:
         ({"packages": {"numpy": "1.26.4"}}, "packages", "error", "numpy 1.26.4"),
         ({"packages": {"numpy": "2.0.2"}}, "packages", "warning", "numpy 2.0.2"),
         ({"packages": {"sparkdl": "0.0.9"}}, "packages", "error", "sparkdl 0.0.9"),
+        ({"foreign": {"imported": "/old/sparkdl"}}, "packages", "error", "0@node: /old/sparkdl is"),
+        ({"foreign": {"behind": ["/old/sparkdl"]}}, "packages", "warning", "0@node: /old/sparkdl"),
         ({"packages": {"tensorflow": None}}, "backend", "error", "no tensorflow"),
         ({"packages": {"tensorflow": "2.20.0"}}, "backend", "warning", "2.20.0"),
         ({"packages": {"horovod": "0.28.1"}}, "horovod", "warning", "another or none"),
@@ -103,6 +108,7 @@ def test_one_fault_is_the_only_one_named(
         ({"memory": {"limit": 1 << 30}}, "memory", "warning", "1.0 GiB for the driver"),
         ({"memory": {"free": 1 << 29}}, "memory", "warning", "512.0 MiB for the driver"),
         ({"cpus": 0.5}, "cpus", "warning", "0.5 for the driver"),
+        ({"foreign": {"behind": ["/old/sparkdl"]}}, "packages", "warning", "driver: /old/sparkdl"),
     ],
 )
 def test_fault_of_the_driver_is_named(
@@ -176,6 +182,28 @@ def test_program_runs_alone_and_tells_the_same_as_here() -> None:
         assert told.facts[name] == here[name]
 
 
+@pytest.mark.processes
+@pytest.mark.parametrize("hides", [True, False], ids=["in front", "behind"])
+def test_another_package_of_the_name_is_told(tmp_path: Path, hides: bool) -> None:
+    """As Databricks' older runtimes have one: it cannot even be imported without their packages."""
+    foreign = tmp_path / "sparkdl"
+    foreign.mkdir()
+    (foreign / "__init__.py").write_text("import tensorframes_of_old")
+    ours = str(Path(host_facts.__file__).parents[3])
+    paths = [str(tmp_path), ours] if hides else [ours, str(tmp_path)]
+    ran = subprocess.run(
+        [sys.executable, "-S", "-E", "-c", inspect.getsource(host_facts),
+         json.dumps({"folders": paths})],
+        capture_output=True, text=True, cwd="/",
+    )  # fmt: skip
+    (told,) = parse_answers(["#executor 1 here Python", *ran.stdout.splitlines()])
+    assert told.facts is not None, ran.stderr
+    seen = {"imported": str(foreign), "behind": []} if hides else (
+        {"imported": None, "behind": [str(foreign)]}
+    )  # fmt: skip
+    assert told.facts["foreign"] == seen
+
+
 # -- settings ----------------------------------------------------------------------------------
 
 
@@ -241,7 +269,10 @@ def test_dynamic_allocation_depends_on_the_mode_and_the_master() -> None:
         (Versions("17.0.15", "4.3.0", "4.3.0"), ["ok", "ok"]),
         (Versions("21-ea", "4.3.1", "4.3.0"), ["ok", "ok"]),
         (Versions("11.0.2", "4.3.0", "4.2.0"), ["error", "warning"]),
-        (Versions(None, "3.5.0", "3.5.0"), ["error"]),
+        (Versions("1.8.0_392", "3.5.0", "3.5.0"), ["ok", "ok"]),
+        (Versions("11.0.2", "3.5.9", "3.5.9"), ["ok", "ok"]),
+        (Versions("17.0.15", "4.0.0.dev1", "3.5.9"), ["ok", "warning"]),
+        (Versions(None, "3.4.4", "3.4.4"), ["error"]),
     ],
 )
 def test_versions(versions: Versions, statuses: list[str]) -> None:

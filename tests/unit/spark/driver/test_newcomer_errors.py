@@ -197,13 +197,13 @@ def test_weights_for_some_outputs_of_arrays() -> None:
 
 def test_nulls_inside_an_array() -> None:
     spec = DataSpec({"x": ColumnSpec(("c",), (2,), "float32")})
-    inside = pa.record_batch({"c": pa.array([[1.0, 2.0], [1.0, None]])})
+    inside = pa.RecordBatch.from_pydict({"c": pa.array([[1.0, 2.0], [1.0, None]])})
     text = text_of(DataError, decode, inside, spec)
     assert "inside an array" in text
     assert "do not look inside" in text
     assert "F.coalesce" in text
     assert "row 1" in text
-    missing = pa.record_batch({"c": pa.array([[1.0, 2.0], None])})
+    missing = pa.RecordBatch.from_pydict({"c": pa.array([[1.0, 2.0], None])})
     text = text_of(DataError, decode, missing, spec)
     assert "df.dropna() removes" in text
     assert "train" not in text  # predict reads columns, too

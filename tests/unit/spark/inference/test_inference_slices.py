@@ -44,7 +44,9 @@ def spec(labels: bool = False) -> DataSpec:
 
 def one_batch(bad: int | None = None) -> pa.RecordBatch:
     values = [bytes([0 if i == bad else i + 1]) for i in range(ROWS)]
-    return pa.record_batch({"image": pa.array(values, pa.binary()), "label": np.arange(ROWS) * 1.0})
+    return pa.RecordBatch.from_pydict(
+        {"image": pa.array(values, pa.binary()), "label": np.arange(ROWS) * 1.0}
+    )
 
 
 class Doubling:
@@ -141,7 +143,9 @@ def test_rows_that_fill_no_forward_pass_wait_for_the_next_arrow_batch(kind: Any)
 @pytest.mark.parametrize("handle_invalid", ["keep", "skip"])
 def test_invalid_rows_among_those_that_wait(kind: Any, handle_invalid: str) -> None:
     values = [bytes([i + 1]) if i % 3 else None for i in range(20)]
-    batch = pa.record_batch({"image": pa.array(values, pa.binary()), "label": np.arange(20)})
+    batch = pa.RecordBatch.from_pydict(
+        {"image": pa.array(values, pa.binary()), "label": np.arange(20)}
+    )
     parts = [batch.slice(start, size) for start, size in ((0, 1), (1, 6), (7, 7), (14, 6))]
     out = [row for rows in task(kind, handle_invalid=handle_invalid).over(*parts) for row in rows]
     want = [[2.0 * v[0]] * WIDTH if v else None for v in values]
@@ -218,7 +222,9 @@ def test_batches_of_one_shape_are_evaluated_in_few_calls(
 def test_a_null_is_found_before_the_model_is_up(kind: Any) -> None:
     """Also in a row far behind those of the first forward pass."""
     values = [bytes([1])] * (ROWS - 1) + [None]
-    batch = pa.record_batch({"image": pa.array(values, pa.binary()), "label": np.arange(ROWS)})
+    batch = pa.RecordBatch.from_pydict(
+        {"image": pa.array(values, pa.binary()), "label": np.arange(ROWS)}
+    )
     with pytest.raises(DataError, match=f"row {ROWS - 1} of the partition"):
         list(task(kind).over(batch))
     assert done == []
@@ -232,7 +238,9 @@ def test_a_null_is_found_before_the_model_is_up(kind: Any) -> None:
 
 @TASKS
 def test_rows_of_which_none_is_valid(kind: Any) -> None:
-    batch = pa.record_batch({"image": pa.array([None, None], pa.binary()), "label": [1.0, 2.0]})
+    batch = pa.RecordBatch.from_pydict(
+        {"image": pa.array([None, None], pa.binary()), "label": [1.0, 2.0]}
+    )
     assert list(task(kind, handle_invalid="keep").over(batch)) == [[None, None]]
     left_out = [None, None] if kind is Structs else []
     assert list(task(kind, handle_invalid="skip").over(batch)) == [left_out]
@@ -272,7 +280,7 @@ def test_a_function_of_sql_pads_rows_of_different_length(
     )  # fmt: skip
     archive = PredictorArchive(ModelArchive(b"", b"", backend, ""), "keras", "", signature)
     made = UdfTask(archive, OutputColumn("p", "y"), 4, False, pad=-7)
-    rows = pa.record_batch({"_0": pa.array([[1.0], [1.0, 2.0], [1.0, 2.0, 3.0]])})
+    rows = pa.RecordBatch.from_pydict({"_0": pa.array([[1.0], [1.0, 2.0], [1.0, 2.0, 3.0]])})
     (predicted,) = made.run(RankContext(0), iter([rows]))
     assert predicted.column(0).to_pylist() == [1.0, 3.0, 6.0]
     assert [shape[1] for shape in shapes] == [length] * 2
