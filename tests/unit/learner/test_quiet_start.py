@@ -6,8 +6,9 @@ import os
 import subprocess
 import sys
 
-import nbformat
 import pytest
+
+nbformat = pytest.importorskip("nbformat")
 
 MODEL = """
 model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
