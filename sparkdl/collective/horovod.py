@@ -17,8 +17,12 @@ from __future__ import annotations
 
 import array as arrays
 import contextlib
+import errno
 import importlib
 import os
+import socket
+import socketserver
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -26,7 +30,6 @@ import numpy as np
 
 from sparkdl.collective.arguments import OPS, dtype_name
 from sparkdl.collective.arithmetic import Array, put_scaled, reduction_factors, shard_edges
-from sparkdl.collective.horovod_rendezvous import start_on
 from sparkdl.collective.member import Member
 from sparkdl.collective.ordered import OrderedCommunicator
 from sparkdl.collective.pending import name_ranks
@@ -38,6 +41,52 @@ from sparkdl.errors import (
     TransportError,
 )
 from sparkdl.wire.hosts import interface_addresses
+
+_ANY_ADDRESS = ""
+
+
+def start_on(server: Any, http_server: Any, host: str) -> int:
+    """Starts a rendezvous server on one address, as its own ``start()`` does on all.
+
+    Where ``host`` is no address of this machine (ranks connect through a NAT), it listens on all.
+
+    Args:
+        server: A ``RendezvousServer`` that has not started.
+        http_server: The module that has it, ``horovod.runner.http.http_server``.
+        host: The address that ranks connect to.
+
+    Returns:
+        The port, any free one.
+
+    Raises:
+        OSError: No port is free.
+    """
+
+    class OnOneAddress(http_server.RendezvousHTTPServer):  # type: ignore[misc]
+        def server_bind(self) -> None:
+            """Without looking up the address' name, which may take seconds, and no one needs."""
+            socketserver.TCPServer.server_bind(self)
+            self.server_name, self.server_port = self.server_address[:2]
+
+    address = host if _is_of_this_machine(host) else _ANY_ADDRESS
+    server._httpd = OnOneAddress((address, 0), http_server.RendezvousHandler, 0)
+    server._listen_thread = threading.Thread(target=server._httpd.serve_forever, daemon=True)
+    server._listen_thread.start()
+    return int(server._httpd.server_address[1])
+
+
+def _is_of_this_machine(host: str) -> bool:
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+            probe.bind((host, 0))
+    except socket.gaierror:
+        return False
+    except OSError as error:
+        if error.errno != errno.EADDRNOTAVAIL:
+            raise
+        return False
+    return True
+
 
 _KINDS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast")
 _WIRE = {

@@ -9,15 +9,18 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.metadata
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import numpy as np
 
-from sparkdl.errors import ConfigError
+from sparkdl.errors import ConfigError, TransportError
 from sparkdl.progress.events import (
     EpochEnded,
     Event,
@@ -35,10 +38,47 @@ from sparkdl.progress.events import (
 )
 from sparkdl.tracking import sinks
 from sparkdl.tracking.mlflow_search import SearchRuns
-from sparkdl.tracking.mlflow_server import require_server
 from sparkdl.tracking.tensorboard import numbers_of
 from sparkdl.tracking.thinning import Thinning
 from sparkdl.user_warnings import warn_user
+
+_PORTS = {"http": 80, "https": 443}
+_CONNECT_S = 3.0
+
+
+def require_server(uri: str, patience_s: float) -> None:
+    """Returns if something listens where the server should be, or the URI is of another kind.
+
+    Args:
+        uri: MLflow's tracking URI.
+        patience_s: For how long to try again: a server may be starting anew.
+
+    Raises:
+        TransportError: Nothing does.
+    """
+    parts = urlsplit(uri)
+    port = _PORTS.get(parts.scheme)
+    if port is None or not parts.hostname:
+        return
+    if parts.scheme in getproxies() and not proxy_bypass(parts.hostname):
+        return  # the proxy reaches it, and perhaps this process does not
+    address = parts.hostname, parts.port or port
+    until = time.monotonic() + patience_s
+    while True:
+        try:
+            socket.create_connection(address, _CONNECT_S).close()
+            return
+        except OSError as error:
+            if time.monotonic() < until:
+                time.sleep(0.5)
+                continue
+            raise TransportError(
+                "MLflow's tracking server does not answer",
+                expected=f"a server at {parts.hostname}:{address[1]}",
+                received=str(error),
+                hint="mlflow.set_tracking_uri, MLFLOW_TRACKING_URI; mlflow server starts one",
+            ) from error
+
 
 _PARAMS_AT_ONCE = 100
 _MOST_CHARS = 6000

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 import numpy as np
 import pytest
 
-from sparkdl.collective.builtin.encryption import encrypt_neighbours
+from sparkdl.collective.builtin.paths import encrypt_neighbours
 from sparkdl.collective.builtin.waiting import Watch
 from sparkdl.collective.communicator import make_communicator
 from sparkdl.coordinator.driver_client import open_driver

@@ -2,7 +2,7 @@
 
 Each begins with the proof of :mod:`sparkdl.wire.proving`, whose hello names the communicator, the
 kind of the connection and both ranks. In an encrypted run TLS follows
-(:mod:`sparkdl.collective.builtin.encryption`).
+(:mod:`sparkdl.collective.builtin.paths`).
 """
 
 from __future__ import annotations

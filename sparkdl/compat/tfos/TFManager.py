@@ -6,8 +6,16 @@ import queue
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from sparkdl.compat.tfos.marker import EndPartition
 from sparkdl.errors import ConfigError, WaitTimeoutError
+
+
+class Marker:
+    """No element."""
+
+
+class EndPartition(Marker):
+    """The end of a partition: a batch for inference does not reach beyond it."""
+
 
 _QUEUES = ("input", "output", "error")
 _WAIT_S = 600.0

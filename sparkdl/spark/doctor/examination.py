@@ -5,20 +5,26 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import secrets
+import shutil
+import subprocess
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+import pyspark
 
 from sparkdl.call_arguments import lists_its_arguments
 from sparkdl.config import FitConfig
 from sparkdl.errors import ResourceError, SparkDLError
+from sparkdl.files.storage import check_writable, path_on_disk
 from sparkdl.launch import interrupts
 from sparkdl.launch.results import of_kind
 from sparkdl.learner.framework import running_backend
 from sparkdl.network import PortSpec
-from sparkdl.spark.doctor.checkpoints import ProbedFolder, check_checkpoints, probed
 from sparkdl.spark.doctor.cluster_checks import (
     Versions,
     check_allocation,
@@ -32,7 +38,6 @@ from sparkdl.spark.doctor.cluster_checks import (
 from sparkdl.spark.doctor.echo import Echo
 from sparkdl.spark.doctor.executors import Executor, Executors, Facts, ask_executors, own_facts
 from sparkdl.spark.doctor.host_checks import check_hosts
-from sparkdl.spark.doctor.installed import java_version, spark_version
 from sparkdl.spark.doctor.network import Answer, ProbeTask
 from sparkdl.spark.doctor.report import Check, DoctorReport, worst
 from sparkdl.spark.driver import capacity, jobs
@@ -43,6 +48,141 @@ from sparkdl.spark.session import running
 from sparkdl.spark.session.interpreter import interpreter_of
 from sparkdl.values import require_seconds
 from sparkdl.wire.proving import TOKEN_BYTES
+
+
+@dataclass(frozen=True)
+class ProbedFolder:
+    """What the driver found.
+
+    Args:
+        folder: Of the checkpoints.
+        problem: Why it cannot be written; empty if it can.
+        marker: A file in it, where it is on this machine's disks; None elsewhere.
+    """
+
+    folder: str
+    problem: str = ""
+    marker: str | None = None
+
+
+@contextlib.contextmanager
+def probed(folder: str | None, timeout_s: float) -> Iterator[ProbedFolder | None]:
+    """Writes a file to a folder, and deletes it; one on this machine's disks stays until the end.
+
+    Args:
+        folder: Of the checkpoints, on any file system; None: there is none.
+        timeout_s: Limit.
+    """
+    if folder is None:
+        yield None
+        return
+    found: list[ProbedFolder] = []
+    written, given_up = threading.Event(), threading.Event()
+
+    def write() -> None:
+        try:
+            found.append(_write(folder))
+        except (SparkDLError, OSError) as error:
+            said = error.received or error.what if isinstance(error, SparkDLError) else str(error)
+            found.append(ProbedFolder(folder, said))
+        written.set()
+        if given_up.is_set():  # what is written later than anyone waits for is deleted here
+            _clear(found)
+
+    threading.Thread(target=write, name="sparkdl-doctor", daemon=True).start()
+    in_time = written.wait(timeout_s)
+    probe = found[0] if in_time else ProbedFolder(folder, f"no answer within {timeout_s:g} s")
+    try:
+        yield probe
+    finally:
+        given_up.set()
+        _clear(found)
+
+
+def _clear(found: list[ProbedFolder]) -> None:
+    """Deletes the markers."""
+    for probe in found:
+        if probe.marker is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(probe.marker)
+
+
+def _write(folder: str) -> ProbedFolder:
+    place = folder.rstrip("/")
+    check_writable(f"{place}/probe")
+    here = path_on_disk(folder)
+    if here is None:
+        return ProbedFolder(folder)
+    marker = os.path.join(here, f".sparkdl-doctor-{secrets.token_hex(8)}")
+    with open(marker, "x"):
+        pass
+    return ProbedFolder(folder, marker=marker)
+
+
+def check_checkpoints(
+    probe: ProbedFolder, executors: Mapping[str, Facts], in_cluster: bool
+) -> Check:
+    """Whether checkpoints can be written, and found again by another driver.
+
+    Args:
+        probe: What the driver found.
+        executors: Facts of the executors, which were asked for the marker.
+        in_cluster: Whether the driver runs on a machine that the cluster has chosen.
+    """
+    if probe.problem:
+        return Check(
+            "checkpoints", "error", f"{probe.folder!r}: {probe.problem}",
+            "a folder that the driver can write to",
+            "another checkpoint_dir, or its permissions and quota",
+        )  # fmt: skip
+    blind = [name for name, facts in executors.items() if facts.get("found") is False]
+    if blind and in_cluster:
+        return Check(
+            "checkpoints", "warning",
+            f"{probe.folder!r} is on the driver's disk: {blind[0]} does not see it",
+            "a folder that every machine sees: the driver's next attempt may be on another one",
+            "checkpoint_dir='hdfs:///...' or another common file system",
+        )  # fmt: skip
+    where = ", on the driver's disk" if blind else ""
+    return Check("checkpoints", "ok", f"{probe.folder!r} is writable{where}")
+
+
+def spark_version() -> str:
+    """PySpark's version, and that of the Spark in ``SPARK_HOME`` where it is another one.
+
+    >>> spark_version()  # doctest: +SKIP
+    '4.3.0'
+    """
+    own = str(pyspark.__version__)
+    home = os.environ.get("SPARK_HOME", "")
+    try:
+        with open(os.path.join(home, "RELEASE")) as file:
+            found = re.match(r"Spark (\S+)", file.readline())
+    except OSError:
+        return own
+    other = found[1] if found else own
+    return own if other == own else f"{own}, in SPARK_HOME {other}"
+
+
+def java_version(timeout_s: float = 30.0) -> str | None:
+    """The version of the Java that Spark would start; None where there is none.
+
+    Args:
+        timeout_s: For Java's answer.
+    """
+    home = os.environ.get("JAVA_HOME", "")
+    java = os.path.join(home, "bin", "java") if home else shutil.which("java")
+    if not java:
+        return None
+    try:
+        ran = subprocess.run(
+            [java, "-version"], capture_output=True, text=True, timeout=timeout_s, check=True
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        return f"none: {java} -version: {error}"
+    lines = [line for line in ran.stderr.splitlines() if "version" in line]
+    found = re.search(r'version "([^"]+)"', lines[0]) if lines else None
+    return found[1] if found else None
 
 
 @lists_its_arguments

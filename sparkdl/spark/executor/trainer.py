@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
@@ -31,7 +32,45 @@ from sparkdl.reports import EpochReport, MetricState
 from sparkdl.run_state import RunState
 from sparkdl.spark.columns.files import FileInput
 from sparkdl.spark.columns.wire import named_batches
-from sparkdl.spark.executor.kept_rows import Key, lent, read_or_kept
+
+Key = tuple[str, int]
+"""Of the rows, and the memory budget: rows beyond it are shuffled in another way."""
+_kept: tuple[Key, Partition] | None = None
+
+
+def read_or_kept(key: Key | None, read: Callable[[], Partition]) -> Partition:
+    """The partition that an earlier task has kept under the key, or a new one.
+
+    A task that wants other rows frees those that are kept. Not thread-safe: a worker process runs
+    one task at a time.
+
+    Args:
+        key: None for rows of one fit alone.
+        read: Reads them.
+    """
+    global _kept
+    kept, _kept = _kept, None
+    if kept is not None:
+        if kept[0] == key:
+            return kept[1]
+        kept[1].close()
+    return read()
+
+
+@contextlib.contextmanager
+def lent(key: Key | None, partition: Partition) -> Iterator[None]:
+    """Leaving keeps the partition for the next task, if it is in memory and nothing was raised."""
+    global _kept
+    try:
+        yield
+    except BaseException:
+        partition.close()
+        raise
+    if key is None or partition.is_spilled:
+        partition.close()
+    else:
+        _kept = key, partition
+
 
 _FIRST_ROWS_S = 1.0
 """So long the import of the framework waits for the first rows: most data that do not fit are found

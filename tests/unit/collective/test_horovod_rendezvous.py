@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sparkdl.collective.horovod_rendezvous import start_on
+from sparkdl.collective.horovod import start_on
 
 http_server = pytest.importorskip("horovod.runner.http.http_server")
 

@@ -18,7 +18,7 @@ from sparkdl.launch.results import join_batches
 from sparkdl.launch.task import RankContext
 from sparkdl.reports import EpochReport
 from sparkdl.run_state import RunState
-from sparkdl.spark.executor.barrier import BarrierGathering
+from sparkdl.spark.executor.stage import BarrierGathering
 from sparkdl.spark.executor.trainer import TrainedRank
 from sparkdl.testing.inproc import InprocServer
 from sparkdl.weights import Layout

@@ -6,7 +6,7 @@ import queue
 import threading
 import time
 
-from sparkdl.program.deadlines import Deadlines
+from sparkdl.program.calls import Deadlines
 
 
 def watching() -> bool:

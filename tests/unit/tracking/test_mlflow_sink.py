@@ -14,8 +14,7 @@ from tracking_cases import busy_fit, small_fit, small_search
 from sparkdl.errors import TransportError
 from sparkdl.progress.events import Event, TrainingFailed, TrialBegan, TrialEnded, TrialEpochEnded
 from sparkdl.tracking import mlflow_sink
-from sparkdl.tracking.mlflow_server import require_server
-from sparkdl.tracking.mlflow_sink import MLflow, flat_parameters
+from sparkdl.tracking.mlflow_sink import MLflow, flat_parameters, require_server
 
 mlflow = pytest.importorskip("mlflow")
 

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from sparkdl.collective.builtin.mapping import share_mapping
+from sparkdl.collective.builtin.shared import share_mapping
 from sparkdl.collective.builtin.waiting import Watch
 from sparkdl.errors import TransportError
 

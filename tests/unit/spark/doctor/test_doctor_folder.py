@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from sparkdl.spark.doctor import checkpoints, executors, host_facts
-from sparkdl.spark.doctor.checkpoints import ProbedFolder, check_checkpoints, probed
+from sparkdl.spark.doctor import examination, executors, host_facts
+from sparkdl.spark.doctor.examination import ProbedFolder, check_checkpoints, probed
 from sparkdl.spark.doctor.executors import own_facts
 
 
@@ -68,8 +68,8 @@ def hanging() -> Iterator[threading.Event]:
 def test_file_system_that_hangs_costs_the_limit(
     hanging: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checkpoints, "check_writable", lambda path: hanging.wait())
-    monkeypatch.setattr(checkpoints, "path_on_disk", lambda path: None)
+    monkeypatch.setattr(examination, "check_writable", lambda path: hanging.wait())
+    monkeypatch.setattr(examination, "path_on_disk", lambda path: None)
     began = time.monotonic()
     with probed("hdfs:///runs", 0.2) as probe:
         assert probe == ProbedFolder("hdfs:///runs", "no answer within 0.2 s")
@@ -79,7 +79,7 @@ def test_file_system_that_hangs_costs_the_limit(
 def test_file_that_is_written_after_the_limit_is_deleted_too(
     hanging: threading.Event, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(checkpoints, "check_writable", lambda path: hanging.wait())
+    monkeypatch.setattr(examination, "check_writable", lambda path: hanging.wait())
     deleted = threading.Event()
     unlink = os.unlink
 
@@ -87,7 +87,7 @@ def test_file_that_is_written_after_the_limit_is_deleted_too(
         unlink(path)
         deleted.set()
 
-    monkeypatch.setattr("sparkdl.spark.doctor.checkpoints.os.unlink", unlinked)
+    monkeypatch.setattr("sparkdl.spark.doctor.examination.os.unlink", unlinked)
     with probed(str(tmp_path), 0.2) as probe:
         assert probe is not None
         assert probe.marker is None

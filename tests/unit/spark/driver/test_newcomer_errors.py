@@ -38,7 +38,7 @@ from sparkdl.spark.driver.arguments import (
 )
 from sparkdl.spark.driver.feeding import check_streaming, fed_frame
 from sparkdl.spark.driver.function_stage import run_stage
-from sparkdl.spark.driver.rows_problem import rows_problem
+from sparkdl.spark.driver.launcher import rows_problem
 from sparkdl.spark.session import interpreter
 from sparkdl.spark.session.frames import is_frame, is_rdd
 from sparkdl.spark.session.running import session_of

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from sparkdl.errors import WaitTimeoutError
-from sparkdl.spark.executor import barrier
-from sparkdl.spark.executor.barrier import BarrierGathering
+from sparkdl.spark.executor import stage
+from sparkdl.spark.executor.stage import BarrierGathering
 
 
 class Context:
@@ -45,8 +45,8 @@ class Clock:
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(barrier, "time", made)
-    monkeypatch.setattr(barrier, "_LEAVING_S", 1.0)
+    monkeypatch.setattr(stage, "time", made)
+    monkeypatch.setattr(stage, "_LEAVING_S", 1.0)
     return made
 
 
@@ -74,7 +74,7 @@ def test_an_exchange_that_others_are_still_to_come_to_is_waited_for(
     gathering = BarrierGathering(context)
     with pytest.raises(WaitTimeoutError):
         gathering.all_gather("mine", 0.05)
-    monkeypatch.setattr(barrier, "_ALL_COME_S", 0.2)
+    monkeypatch.setattr(stage, "_ALL_COME_S", 0.2)
     began = time.monotonic()
     gathering.settle()
     assert 0.15 <= time.monotonic() - began < 5

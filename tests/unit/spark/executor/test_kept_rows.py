@@ -7,8 +7,8 @@ from typing import cast
 import pytest
 
 from sparkdl.data import Partition
-from sparkdl.spark.executor import kept_rows
-from sparkdl.spark.executor.kept_rows import Key, lent, read_or_kept
+from sparkdl.spark.executor import trainer
+from sparkdl.spark.executor.trainer import Key, lent, read_or_kept
 
 
 class Rows:
@@ -23,7 +23,7 @@ class Rows:
 
 @pytest.fixture(autouse=True)
 def nothing_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept_rows, "_kept", None)
+    monkeypatch.setattr(trainer, "_kept", None)
 
 
 def use(key: Key | None, rows: Rows) -> Rows:
