@@ -83,7 +83,7 @@ def check_python(driver: Facts, executors: Executors) -> Check:
 def check_packages(driver: Facts, executors: Mapping[str, Facts], interpreter: str) -> Check:
     """Whether every executor has the packages that a task imports, in fitting versions."""
     foreign = _foreign_package(driver, executors)
-    if foreign is not None:
+    if foreign is not None and foreign.status == "error":
         return foreign
     errors, warnings = [], []
     for name, facts in executors.items():
@@ -99,6 +99,8 @@ def check_packages(driver: Facts, executors: Mapping[str, Facts], interpreter: s
             else:
                 warnings.append(f"{name}: {package} {there}, the driver has {here}")
     status: Status = "error" if errors else "warning" if warnings else "ok"
+    if foreign is not None and status != "error":
+        return foreign
     if status != "ok":
         return Check(
             "packages", status, _few(errors + warnings), "the driver's packages on every executor",

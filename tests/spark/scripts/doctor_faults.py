@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import sys
 import tempfile
@@ -48,6 +49,7 @@ exec unshare --mount --net sh -c '
 def plant(executor: int, script: str, modules: dict[str, str]) -> None:
     """The executor's next Python runs ``script`` first, and finds ``modules`` before others."""
     folder = FAULTS / f"modules-{executor}"
+    shutil.rmtree(folder, ignore_errors=True)  # with what was planted before
     for name, source in modules.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -123,6 +123,12 @@ def test_fault_of_the_driver_is_named(
     assert words in checks[name].found
 
 
+def test_a_package_that_is_missing_comes_before_one_that_ours_hides() -> None:
+    behind = {"behind": ["/old/sparkdl"]}
+    check = _host_checks(_facts(foreign=behind, packages={"keras": None}))["packages"]
+    assert (check.status, "no keras" in check.found) == ("error", True)
+
+
 def test_horovod_that_was_built_for_another_framework_is_a_warning() -> None:
     driver = _facts(packages={"horovod": "0.28.1"}, horovod=["torch"])
     check = host_checks.check_horovod
