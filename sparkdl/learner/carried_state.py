@@ -119,27 +119,27 @@ def _saves_itself(layer: Any) -> bool:
 
 
 def variables_of_model(model: Any) -> dict[str, Any]:
-    """The variables of a model by their number: ``'model 3'``; with those that Keras hides."""
-    return {f"model {i}": variable for i, variable in enumerate(model.variables)} | {
-        f"hidden {i}": variable for i, variable in enumerate(hidden_variables(model))
-    }
+    """The variables of a model by their number: ``'model 3'``.
 
-
-def hidden_variables(model: Any) -> list[Any]:
-    """What changes in training and is in no list of Keras: the states of stateful RNN layers, and
-    Nadam's product of decays in a ``LossScaleOptimizer``.
-
-    On JAX Keras' own steps do not change them.
+    With what changes in training and is in no list of Keras: the states of stateful RNN layers, and
+    Nadam's product of decays in a ``LossScaleOptimizer``. (On JAX Keras' steps do not change them.)
     """
+    named = {f"model {i}": variable for i, variable in enumerate(model.variables)}
     if keras.backend.backend() == "jax":
-        return []
-    found = [
+        return named
+    states = [
         state
         for layer in stateful_layers(model)
         for state in keras.tree.flatten(layer.states)
         if state is not None
     ]
-    optimizer: Any = getattr(model, "optimizer", None)
+    named |= {f"model, hidden {i}": variable for i, variable in enumerate(states)}
+    hidden = _hidden_in(getattr(model, "optimizer", None))
+    return named | {f"optimizer, hidden {i}": variable for i, variable in enumerate(hidden)}
+
+
+def _hidden_in(optimizer: Any) -> list[Any]:
+    found: list[Any] = []
     known = {id(v) for v in optimizer.variables} if optimizer is not None else set()
     while optimizer is not None:
         held = vars(optimizer).values() if optimizer.built else ()

@@ -5,6 +5,7 @@ Each worker sends the vector of its own rows; the driver adds the vectors up.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -43,7 +44,8 @@ def build_metrics(model: Any, x: Arrays, y: Arrays, sample_weight: Arrays | None
             raise
         raise mistake from error
     if has_own(model, "compute_metrics"):
-        find_shown_values(model, *_made_zeros(x, y, sample_weight))
+        with contextlib.suppress(Exception):  # a step raises it where the user can see it
+            find_shown_values(model, *_made_zeros(x, y, sample_weight))
 
 
 def _build_on_zeros(model: Any, x: Arrays, y: Arrays, sample_weight: Arrays | None) -> None:

@@ -53,10 +53,9 @@ def find_shown_values(model: Any, x: Arrays, y: Arrays, sample_weight: Arrays | 
     outputs = model(inputs, training=False)
     try:
         logs = model.compute_metrics(inputs, labels, outputs, sample_weight=weights)
-    except Exception:  # the step that follows raises it where the user can see it
-        logs = {}
-    known = model.get_metrics_result()
-    model.reset_metrics()
+        known = model.get_metrics_result()
+    finally:
+        model.reset_metrics()
     _found[model] = [
         ShownValue(name)
         for name, value in (logs or {}).items()

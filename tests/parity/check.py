@@ -123,6 +123,7 @@ def check_many(count: int, workers: Workers, random_seed: int = 0) -> Report:
         found = check(case, workers, report, [mode_of(case)])
         if found:
             report.failures.append(_described(case, found, workers))
+            print(report.failures[-1], file=sys.stderr, flush=True)
 
     each()
     return report

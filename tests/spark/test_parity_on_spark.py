@@ -22,6 +22,8 @@ SAMPLE = [
          optimizer="momentum", options=("ema",), fits=("fit", "again"), sizes=(11, 0)),
     Case(blocks=("shared", "frozen"), heads=("numbers:huber", "shares:kl"), optimizer="adam",
          schedule="exponential", sizes=(2, 17), shuffle=True),
+    Case(inputs=("sequence",), blocks=("conv1d",), heads=("sequences:mse",),
+         weights=("positions",), metrics=("mae",), weighted=True, sizes=(13, 7), held_out=4),
 ]  # fmt: skip
 
 
