@@ -191,7 +191,7 @@ def main() -> int:
     with workers_of() as workers:
         report = check_many(int(sys.argv[1]), workers, given_seed)
     print(report)
-    return bool(report.failures)
+    return bool(report.failures) or report.cases < int(sys.argv[1])
 
 
 if __name__ == "__main__":

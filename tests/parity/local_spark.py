@@ -110,6 +110,7 @@ class LocalContext:
     master = f"local[{WORKERS}]"
     defaultParallelism = WORKERS
     applicationId = "parity"
+    pythonExec = sys.executable
 
     def getConf(self) -> LocalConf:
         return LocalConf()
