@@ -4,9 +4,11 @@ Two embeddings (100,000 and 5,000 rows of 8), 60,000 rows, batch 64, Adam. A bat
 each table: the gradient of the tables travels as these rows, not as the tables. "Own steps" is
 what bounds the modes: Keras' Adam goes over both tables and its two moments of each at every step,
 on every worker, however few rows a gradient has. It is measured as the steps of one process per
-worker, without Spark and without an exchange.
+worker, without Spark and without an exchange. ``--steps`` measures instead what a step takes of one
+processor, in plain Keras and in one worker whose optimizer is compiled by XLA or not.
 
     python benchmarks/embeddings.py [--repeats 5] [--workers 2] [--epochs 3] [--optimizer adam]
+    python benchmarks/embeddings.py --steps
 """
 
 from __future__ import annotations
@@ -56,7 +58,11 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--optimizer", default="adam")
     parser.add_argument("--alone", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--steps", action="store_true", help="processor time of a step alone")
     options = parser.parse_args()
+    if options.steps:
+        measure_steps(options)
+        return
     if options.alone:
         step_alone(options)
         return
@@ -126,6 +132,47 @@ def measure(spark: Any, options: argparse.Namespace) -> None:
         )
     header = ["", "fit rows/s", "× Keras", "training rows/s", "× Keras"]
     print("\n" + workload.table(header, table), flush=True)
+
+
+def measure_steps(options: argparse.Namespace) -> None:
+    """Prints the milliseconds of one processor that a step takes."""
+    import tensorflow as tf
+
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(1)
+    from sparkdl.collective.gradient_synchronizer import AllReduceGradientSynchronizer
+    from sparkdl.data import Batches, rows_from_numpy
+    from sparkdl.learner import make_learner
+    from sparkdl.learner import tensorflow as tensorflow_learner
+    from sparkdl.testing.thread_communicator import connect_threads
+
+    x, y = make_data()
+    rows = BATCH * 16 * 6
+    x, y = {name: ids[:rows] for name, ids in x.items()}, y[:rows]
+    table = []
+    for name, least in (("plain graph", 1 << 60), ("XLA", 0)):
+        tensorflow_learner.LEAST_FUSED = least
+        learner = make_learner(make_model(options.optimizer))
+        took = []
+        (communicator,) = connect_threads(1)
+        with communicator:
+            steps = AllReduceGradientSynchronizer(communicator, learner.layout)
+            steps.start(learner)
+            for stack in Batches(rows_from_numpy(x, y), BATCH).stacks(0, 16):
+                began = time.process_time()
+                steps.train(learner, stack)
+                took.append(time.process_time() - began)
+        first = f"{took[0] - workload.median(took[1:]):.2f}"
+        table.append([f"one worker, {name}", f"{workload.median(took[1:]) / 16 * 1e3:.2f}", first])
+    model = make_model(options.optimizer)
+    model.fit(x, y, batch_size=BATCH, verbose=0)
+    took = []
+    for _ in range(5):
+        began = time.process_time()
+        model.fit(x, y, batch_size=BATCH, verbose=0)
+        took.append(time.process_time() - began)
+    table.append(["plain Keras fit", f"{workload.median(took) / (rows // BATCH) * 1e3:.2f}", ""])
+    print("\n" + workload.table(["", "ms per step", "s, first call"], table), flush=True)
 
 
 def own_steps(options: argparse.Namespace) -> float:

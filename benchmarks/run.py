@@ -34,6 +34,7 @@ SCRIPTS = [
     ("out_of_core.py",),
     ("feeding.py", "--rows", "1000000", "--spark", "--frame"),
     ("program_calls.py",),
+    ("embeddings.py",),
 ]
 
 

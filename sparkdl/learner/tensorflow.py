@@ -8,6 +8,7 @@ Keras.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable
 from functools import cached_property, partial
@@ -26,9 +27,11 @@ from sparkdl.learner.step_logs import logged_step
 from sparkdl.learner.structure import map_arrays, pack_batch
 from sparkdl.learner.tensorflow_calls import ShapedCalls, compiled_apart
 from sparkdl.learner.tensorflow_exchange import (
+    LEAST_FUSED,
     HorovodExchange,
     Joined,
     NumpyExchange,
+    apply_fused,
     as_arrays,
     as_slices,
     copy_slots,
@@ -374,7 +377,13 @@ class TensorFlowLearner(KerasLearner):
             for g, v, has in zip(parts[: len(self.trained)], self.trained, known, strict=True)
             if has
         ]
-        self.model.optimizer.apply([g for g, _ in pairs], [v for _, v in pairs])
+        gradients, variables = [g for g, _ in pairs], [v for _, v in pairs]
+        sliced = [v for g, v in pairs if isinstance(g, tf.IndexedSlices)]
+        # An optimizer of the user's own may see a difference in rows of zeros.
+        if sliced and not kept and sum(math.prod(v.shape) for v in sliced) >= LEAST_FUSED:
+            apply_fused(self.model.optimizer, gradients, variables)
+        else:
+            self.model.optimizer.apply(gradients, variables)
         self._assign_statistics(parts)
 
     def _assign_statistics(self, parts: list[Any]) -> None:

@@ -22,6 +22,10 @@ from sparkdl.weights import FloatArray, Layout, Slot
 
 _MOST_SUMMED = 64000.0
 """Largest mean in float16 (which reaches to 65504): shares are rounded, and so are their sums."""
+LEAST_FUSED = 800_000
+"""Elements of tables from which on XLA compiles the optimizer's step: Keras' optimizers go over a
+whole table at each step, however few rows its gradient has, a dozen times in a plain graph. Adam
+over 840,000 elements takes 3.7 ms of a processor, and 2.7 ms with XLA, which takes .6 s once."""
 
 
 def dense_of(value: Any, slot: Slot) -> tf.Tensor:
@@ -122,6 +126,42 @@ def own(value: tf.Tensor) -> tf.Tensor:
     tensor that it is assigned.
     """
     return tf.raw_ops.DeepCopy(x=value)
+
+
+def apply_fused(optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
+    """One optimizer step, compiled by XLA.
+
+    XLA compiles for each number of rows. So the rows of slices are filled up to a power of two by
+    rows of zeros, which change nothing: the number depends on that of the rows alone, so that all
+    workers do the same.
+    """
+    given: list[tf.Tensor] = []
+    for gradient in gradients:
+        if isinstance(gradient, tf.IndexedSlices):
+            given += [_filled_up(gradient.indices), _filled_up(gradient.values)]
+        else:
+            given.append(gradient)
+
+    def step(*tensors: tf.Tensor) -> None:
+        rest = iter(tensors)
+        found: list[Any] = []
+        for gradient, variable in zip(gradients, variables, strict=True):
+            if isinstance(gradient, tf.IndexedSlices):
+                indices, shape = next(rest), tf.constant(tuple(variable.shape), tf.int32)
+                found.append(tf.IndexedSlices(next(rest), indices, shape))
+            else:
+                found.append(next(rest))
+        optimizer.apply(found, variables)
+
+    tf.function(step, autograph=False, jit_compile=True)(*given)
+
+
+def _filled_up(rows: tf.Tensor) -> tf.Tensor:
+    count = tf.shape(rows)[0]
+    powers = tf.constant([2**n for n in range(31)], tf.int32)
+    room = tf.reduce_min(tf.where(powers >= count, powers, powers[-1]))
+    padding = [[0, room - count]] + [[0, 0]] * (len(rows.shape) - 1)
+    return tf.pad(rows, padding)
 
 
 class Joined(NamedTuple):

@@ -21,7 +21,7 @@ from sparkdl.config import LoopSettings
 from sparkdl.coordinator.settings import Settings
 from sparkdl.data import Batches, rows_from_numpy
 from sparkdl.finite import FiniteCheck
-from sparkdl.learner import make_learner
+from sparkdl.learner import make_learner, tensorflow
 from sparkdl.learner.model_weights import model_layout, read_model
 from sparkdl.ps.codecs import make_codec
 from sparkdl.ps.rules import BSP
@@ -196,6 +196,15 @@ def test_weights_are_those_of_plain_keras(way: str, sizes: list[int], optimizer:
     expected = alone(make, parts, 2)
     assert moved(expected, make) > 0.1
     compare(run(way, make, parts, main=len(parts) > 1), expected)
+
+
+@pytest.mark.parametrize("name", ["Adam", "RMSprop", "clipnorm", "accumulated", "averaged"])
+def test_an_optimizer_step_that_xla_compiles(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for large tables: the rows of slices are filled up by rows of zeros."""
+    monkeypatch.setattr(tensorflow, "LEAST_FUSED", 0)
+    make = maker(OPTIMIZERS[name])
+    parts = split(*data(61), [40, 21])
+    compare(run("allreduce", make, parts, main=True), alone(make, parts, 2))
 
 
 @pytest.mark.parametrize("way", ["synchronous", "allreduce"])
