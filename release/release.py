@@ -9,6 +9,7 @@ says what it found, and the first that fails ends the run.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import shutil
@@ -152,8 +153,10 @@ def list_parts(tools: Path, python: Path, dist: Path) -> None:
     path = dist / f"sparkdl_keras-{version()}.cdx.json"
     _run([tools / "cyclonedx-py", "environment", python, "--pyproject", ROOT / "pyproject.toml",
           "--output-reproducible", "-o", path], quiet=True)  # fmt: skip
-    parts = path.read_text().count('"bom-ref"')
-    _say(f"{path.name}: {parts} parts of an installation with TensorFlow")
+    bom = json.loads(path.read_text())
+    bom["metadata"]["component"]["version"] = version()  # pyproject.toml does not have it
+    path.write_text(json.dumps(bom, indent=1) + "\n")
+    _say(f"{path.name}: {len(bom['components'])} parts of an installation with TensorFlow")
 
 
 def build_images(archive: Path, folder: Path) -> None:
