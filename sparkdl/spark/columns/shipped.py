@@ -19,7 +19,6 @@ import pyarrow.parquet as pq
 from sparkdl.errors import ResourceError
 from sparkdl.files.temporary import TemporaryFolder
 from sparkdl.launch import interrupts
-from sparkdl.spark.session.interpreter import context_of, this_interpreter
 from sparkdl.spark.session.running import is_connect, is_local
 from sparkdl.spark.session.versions import frame_of_table, spark_schema_of
 
@@ -81,8 +80,7 @@ def ship_table(spark: Any, table: pa.Table) -> Any:
                 f"{2 + int(2 * table.nbytes / 2**30)}g",
             )
     _give_back(table.nbytes)
-    with this_interpreter(context_of(spark)):
-        return frame_of_table(spark, table)
+    return frame_of_table(spark, table)
 
 
 @contextlib.contextmanager

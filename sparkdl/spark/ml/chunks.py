@@ -17,7 +17,6 @@ import pyarrow.parquet as pq
 
 from sparkdl.files.archive_parts import damaged_model, sane_bytes
 from sparkdl.spark.files.hadoop import HadoopFileSystem
-from sparkdl.spark.session.interpreter import context_of, this_interpreter
 from sparkdl.spark.session.running import is_connect
 from sparkdl.spark.session.versions import frame_of_table, table_of_frame
 
@@ -51,9 +50,7 @@ def write_here(folder: str, content: bytes) -> None:
 def write_elsewhere(spark: Any, path: str, content: bytes) -> None:
     """The same by Spark: a job per file, so that no task grows large."""
     for number, table in enumerate(_tables(content)):
-        with this_interpreter(context_of(spark)):
-            rows = frame_of_table(spark, table)
-        writer = rows.coalesce(1).write
+        writer = frame_of_table(spark, table).coalesce(1).write
         writer = writer.option("compression", "uncompressed")
         writer.mode("append" if number else "error").parquet(path)
 
@@ -149,8 +146,7 @@ def _tables_elsewhere(spark: Any, path: str, size: int, model: str) -> Iterator[
     whole = f.length("chunk") <= CHUNK_BYTES
     for first in range(0, rows, _CHUNKS_PER_FILE):
         wanted = (frame["idx"] >= first) & (frame["idx"] < first + _CHUNKS_PER_FILE)
-        with this_interpreter(context_of(spark)):
-            yield table_of_frame(frame.where(wanted & whole))
+        yield table_of_frame(frame.where(wanted & whole))
 
 
 def _tables_here(folder: str, size: int, model: str) -> Iterator[pa.Table]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import pyarrow as pa
 
 from sparkdl.errors import ResourceError
+from sparkdl.spark.session.interpreter import context_of, this_interpreter
 
 if TYPE_CHECKING:
     from pyspark.errors import PySparkException
@@ -206,8 +207,7 @@ def schema_of_ddl(text: str) -> StructType:
 def frame_of_table(spark: Any, table: pa.Table) -> Any:
     """``spark.createDataFrame(table)``, which Spark has from 4.0 on.
 
-    In Spark 3.5 the rows travel as Arrow's bytes, which tasks read; the caller cares for their
-    interpreter.
+    In Spark 3.5 the rows travel as Arrow's bytes, which tasks read.
     """
     if spark_version() >= (4, 0):
         return spark.createDataFrame(table)
@@ -218,14 +218,16 @@ def frame_of_table(spark: Any, table: pa.Table) -> Any:
     batches = table.cast(wanted).combine_chunks().to_batches(max_chunksize=step)
     rows = [(bytearray(_packed(batch)),) for batch in batches]
     packed = spark.createDataFrame(rows, "content binary")
-    return packed.mapInArrow(_unpack, schema)
+    with this_interpreter(context_of(spark)):
+        return packed.mapInArrow(_unpack, schema)
 
 
 def table_of_frame(frame: Any) -> pa.Table:
-    """``frame.toArrow()``, which Spark has from 4.0 on; the caller cares for the interpreter."""
+    """``frame.toArrow()``, which Spark has from 4.0 on."""
     if spark_version() >= (4, 0):
         return frame.toArrow()
-    rows = frame.mapInArrow(_pack, "content binary").collect()
+    with this_interpreter(context_of(frame.sparkSession)):
+        rows = frame.mapInArrow(_pack, "content binary").collect()
     batches = [batch for row in rows for batch in _unpacked(row.content)]
     return pa.Table.from_batches(batches, arrow_schema_of(frame.schema))
 

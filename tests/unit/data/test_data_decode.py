@@ -32,7 +32,7 @@ ROWS = [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]
 @pytest.mark.parametrize("item", [pa.float32(), pa.float64(), pa.int32(), pa.int8(), pa.float16()])
 @pytest.mark.parametrize("make", [pa.list_, pa.large_list, lambda t: pa.list_(t, 2)])
 def test_lists_of_numbers(item, make):
-    rows = np.array(ROWS).astype(item.to_pandas_dtype()).tolist()
+    rows = [list(row) for row in np.array(ROWS).astype(item.to_pandas_dtype())]
     check(one(pa.array(rows, make(item)), (2,)), ROWS)
 
 

@@ -23,8 +23,12 @@ class Frame:
 
 
 class Session:
-    def createDataFrame(self, table: pa.Table) -> Frame:
-        return Frame()
+    pass
+
+
+@pytest.fixture(autouse=True)
+def frames(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shipped, "frame_of_table", lambda spark, table: Frame())
 
 
 @pytest.fixture(autouse=True)
