@@ -50,13 +50,17 @@ class Report:
     refused: list[str] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
 
-    def __str__(self) -> str:
-        head = (
+    @property
+    def head(self) -> str:
+        """The counts."""
+        return (
             f"{self.cases} cases, {self.runs} runs, {len(self.refused)} refused, "
             f"{len(self.without)} that Keras does not train, {len(self.unstable)} unstable"
         )
+
+    def __str__(self) -> str:
         parts = self.failures, self.refused, self.without, self.unstable
-        return "\n\n".join([head, *(text for part in parts for text in part)])
+        return "\n\n".join([self.head, *(text for part in parts for text in part)])
 
 
 def check(
@@ -121,6 +125,7 @@ def check_many(count: int, workers: Workers, random_seed: int = 0) -> Report:
             return
         seen.add(case)
         found = check(case, workers, report, [mode_of(case)])
+        print(f"{time.process_time():.0f} s: {report.head}", file=sys.stderr, flush=True)
         if found:
             report.failures.append(_described(case, found, workers))
             print(report.failures[-1], file=sys.stderr, flush=True)
