@@ -64,6 +64,11 @@ def takes_any_rows(model: Any) -> bool:
     return all(tensor.shape[0] is None for tensor in getattr(model, "inputs", None) or [])
 
 
+def few_rows(model: Any) -> int | None:
+    """How many rows of a batch tell which terms the loss has; None where it takes all of them."""
+    return 2 if takes_any_rows(model) else None
+
+
 def sums_stay(gradient: Gradient, stack: BatchStack, counted: Sequence[bool], model: Any) -> bool:
     """Whether what Keras' losses sum up over rows is a sum in the whole loss, too.
 

@@ -22,6 +22,7 @@ from sparkdl.learner.captured_gradients import captured_gradients, match_gradien
 from sparkdl.learner.denominators import Terms, followed, forward_terms
 from sparkdl.learner.keras_learner import KerasLearner, require_one_batch
 from sparkdl.learner.optimizer_state import innermost_optimizer
+from sparkdl.learner.repeated_rows import few_rows
 from sparkdl.learner.signature import takes_strings
 from sparkdl.learner.step_logs import logged_step
 from sparkdl.learner.structure import map_arrays, pack_batch
@@ -262,7 +263,7 @@ class TensorFlowLearner(KerasLearner):
         if isinstance(self._gradients, ShapedCalls):
             self._gradients.compiled(stack, *data)
         else:
-            few = map_arrays(lambda tensor: tensor[:2], data)
+            few = map_arrays(lambda tensor: tensor[: few_rows(self.model)], data)
             terms = forward_terms(self.model, pack_batch(*few), sums=self._sums)
             self._counted = terms.counted
 

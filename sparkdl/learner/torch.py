@@ -21,6 +21,7 @@ import torch
 from sparkdl.learner.captured_gradients import captured_gradients, match_gradients
 from sparkdl.learner.denominators import Numbers, Terms, factors, followed, forward_terms
 from sparkdl.learner.keras_learner import KerasLearner, require_one_batch
+from sparkdl.learner.repeated_rows import few_rows
 from sparkdl.learner.step_logs import logged_step
 from sparkdl.learner.structure import map_arrays, pack_batch
 from sparkdl.protocols import BatchStack, Reducer
@@ -154,7 +155,9 @@ class TorchLearner(KerasLearner):
 
     def find_terms(self, stack: BatchStack) -> None:
         self._set_training(True)
-        batch = map_arrays(lambda tensor: tensor[:2], _batch(self._tensors(stack), 0))
+        batch = map_arrays(
+            lambda tensor: tensor[: few_rows(self.model)], _batch(self._tensors(stack), 0)
+        )
         # What plain PyTorch layers keep is no variable of Keras, whose changes are left out.
         buffers = [(b, b.clone()) for b in torch.nn.Module.buffers(self.model)]
         with torch.random.fork_rng():

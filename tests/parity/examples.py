@@ -50,6 +50,10 @@ EXAMPLES: dict[str, tuple[str, Case]] = {
             fits=("fit", "again"),
         ),
     ),
+    "batches of one size, eagerly": (
+        "Two rows were looked at of a model that takes batches of one size only.",
+        Case(inputs=("sequence",), blocks=("stateful",), sizes=(16,), eager=True),
+    ),
     "nadam in half precision": (
         "Keras lists one variable of Nadam in a LossScaleOptimizer nowhere: it did not travel.",
         Case(
