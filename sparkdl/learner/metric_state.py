@@ -112,7 +112,8 @@ def _results(model: Any, state: MetricState) -> dict[str, Any]:
         offset += size
     results = _plain(model.get_metrics_result())
     model.reset_metrics()
-    return results
+    first = {"loss": results["loss"]} if "loss" in results else {}  # Keras 3.10 sorts by name
+    return {**first, **results}
 
 
 def _plain(results: Mapping[str, Any]) -> dict[str, Any]:

@@ -89,6 +89,7 @@ def test_another_vector_for_the_result_is_left_to_numpy(monkeypatch: pytest.Monk
 
 
 def test_scalars_do_not_widen_the_arithmetic(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("numba")
     monkeypatch.setattr(compiled, "COMPILED_FROM", 1)
     x = np.full(5, 3.0, np.float32)
     assert run_compiled(double, x, x, (), (0.1,))
@@ -119,8 +120,7 @@ def test_a_numba_that_cannot_be_used_says_why_once(
 
 
 def test_numba_without_its_compiler_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    import numba
-
+    numba = pytest.importorskip("numba")
     monkeypatch.setattr(numba.config, "DISABLE_JIT", 1)
     monkeypatch.setattr(compiled, "COMPILED_FROM", 1)
     x = np.ones(5, np.float32)
