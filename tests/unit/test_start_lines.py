@@ -77,10 +77,9 @@ def test_threads_are_read_while_the_import_lasts() -> None:
     done = run(
         "def bar():\n"
         "    for i in range(500): say(f'line {i}\\n')\n"
-        "    say('unfinished ')\n"
         "with start_lines_held():\n"
         "    thread = threading.Thread(target=bar); thread.start(); noise(); thread.join()\n"
-        "    time.sleep(1.0); say('2026'); time.sleep(1.0); noise()\n"
+        "    say('unfinished '); time.sleep(1.0); say('2026'); time.sleep(1.0); noise()\n"
     )
     assert done.returncode == 0
     assert "".join(f"line {i}\n" for i in range(500)) in done.stderr
