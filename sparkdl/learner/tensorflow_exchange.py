@@ -112,6 +112,8 @@ def copy_slots(values: Sequence[FloatArray], slots: Sequence[Slot], buffer: Floa
 
 def split(flat: tf.Tensor, layout: Layout) -> list[tf.Tensor]:
     """The counterpart of :func:`flatten`, each in its variable's shape and dtype."""
+    if not layout.slots:  # all gradients are slices
+        return []
     parts = tf.split(flat, [s.size for s in layout.slots])
     return [
         tf.cast(tf.reshape(part, slot.shape), slot.dtype)

@@ -218,6 +218,23 @@ def test_an_exchange_inside_the_compiled_step(way: str, sizes: list[int], on_nan
     compare(models, alone(make, parts, 1))
 
 
+@pytest.mark.parametrize("main", [False, True])
+@pytest.mark.parametrize("way", ["synchronous", "allreduce"])
+def test_a_model_of_one_table_has_nothing_dense(way: str, main: bool) -> None:
+    def make() -> Any:
+        keras.utils.set_random_seed(3)
+        x = keras.Input((3,), dtype="int32")
+        model = keras.Model(x, keras.layers.Embedding(300, 3)(x)[:, :, 0])
+        model.compile(o.Adam(0.05), "mse")
+        return model
+
+    x, _ = data(61)
+    parts = split(x, x.astype("float32"), [40, 21])
+    expected = alone(make, parts, 2)
+    assert moved(expected, make) > 0.1
+    compare(run(way, make, parts, main=main), expected)
+
+
 def test_gradients_in_several_parts() -> None:
     make = maker(OPTIMIZERS["Adam"])
     parts = split(*data(61), [40, 21])
