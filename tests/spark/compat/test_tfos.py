@@ -72,6 +72,10 @@ def train_with_roles(args: Namespace, ctx: Any) -> None:
     (args.folder / f"{ctx.job_name}-{ctx.task_index}").write_text(json.dumps(seen))
     while ctx.job_name in ("ps", "evaluator"):  # they are ended with the others
         ctx_wait()
+    deadline = time.monotonic() + 60
+    while not all((args.folder / name).exists() for name in ("ps-0", "evaluator-0")):
+        assert time.monotonic() < deadline, "a node of the driver has not begun"
+        time.sleep(0.1)
 
 
 @pytest.mark.parametrize("driver_ps_nodes", [False, True])
