@@ -7,14 +7,14 @@ from typing import Protocol
 import numpy as np
 
 
-class Source(Protocol):
+class ReceivesInto(Protocol):
     """What bytes come from: a socket, or TLS of our own above one."""
 
     def recv_into(self, memory: memoryview, /) -> int:
         """Receives some bytes; 0 at the end."""
 
 
-def receive_into(connection: Source, view: memoryview) -> None:
+def receive_into(connection: ReceivesInto, view: memoryview) -> None:
     """Fills ``view``.
 
     Raises:
@@ -28,7 +28,7 @@ def receive_into(connection: Source, view: memoryview) -> None:
         position += count
 
 
-def receive_exactly(connection: Source, size: int) -> memoryview:
+def receive_exactly(connection: ReceivesInto, size: int) -> memoryview:
     """``size`` bytes in memory of their own.
 
     Raises:
