@@ -8,7 +8,9 @@ models whose losses are all Keras' own there is nothing to ask.
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from types import FunctionType
 from typing import Any
@@ -136,31 +138,68 @@ def _with_arrays(stack: BatchStack, change: Callable[[Any], Any], num_rows: int)
     return BatchStack(changed(stack.x), changed(stack.y), weights, 1, num_rows)
 
 
+class _Chance(threading.local):
+    """Whether a thread wants draws that are the same for all rows."""
+
+    fixed = False
+
+
+_CHANCE = _Chance()
+_LOCK = threading.Lock()
+_inside = 0
+_drawn: dict[str, Callable[..., Any]] = {}
+
+
 @contextlib.contextmanager
 def _without_chance() -> Iterator[None]:
-    """Within, what layers draw is the same for all rows."""
+    """Within, what layers draw in this thread is the same for all rows.
 
-    def dropout(inputs: Any, *_: Any, **__: Any) -> Any:
-        return inputs
-
-    def normal(
-        shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = None, seed: Any = None
-    ) -> Any:
-        return keras.ops.full(shape, mean + 0.5 * stddev, dtype or backend.floatx())
-
-    def uniform(
-        shape: Any, minval: Any = 0.0, maxval: Any = 1.0, dtype: Any = None, seed: Any = None
-    ) -> Any:
-        return keras.ops.full(shape, 0.5 * (minval + maxval), dtype or backend.floatx())
-
-    fixed = {
-        "dropout": dropout, "normal": normal, "truncated_normal": normal, "uniform": uniform
-    }  # fmt: skip
-    before = {name: getattr(backend.random, name) for name in fixed}
-    for name, function in fixed.items():
-        setattr(backend.random, name, function)
+    Keras asks for its functions at each draw. Other threads, which may train another model
+    meanwhile, get what they ask for; the last thread that leaves puts the functions back.
+    """
+    global _inside
+    with _LOCK:
+        if not _inside:
+            for name, fixed in _FIXED.items():
+                _drawn[name] = getattr(backend.random, name)
+                setattr(backend.random, name, _fixed_here(fixed, _drawn[name]))
+        _inside += 1
+    _CHANCE.fixed = True
     try:
         yield
     finally:
-        for name, function in before.items():
-            setattr(backend.random, name, function)
+        _CHANCE.fixed = False
+        with _LOCK:
+            _inside -= 1
+            if not _inside:
+                for name, function in _drawn.items():
+                    setattr(backend.random, name, function)
+
+
+def _fixed_here(fixed: Callable[..., Any], drawn: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(drawn)
+    def function(*arguments: Any, **named: Any) -> Any:
+        return (fixed if _CHANCE.fixed else drawn)(*arguments, **named)
+
+    return function
+
+
+def _dropout(inputs: Any, *_: Any, **__: Any) -> Any:
+    return inputs
+
+
+def _normal(
+    shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = None, seed: Any = None
+) -> Any:
+    return keras.ops.full(shape, mean + 0.5 * stddev, dtype or backend.floatx())
+
+
+def _uniform(
+    shape: Any, minval: Any = 0.0, maxval: Any = 1.0, dtype: Any = None, seed: Any = None
+) -> Any:
+    return keras.ops.full(shape, 0.5 * (minval + maxval), dtype or backend.floatx())
+
+
+_FIXED: dict[str, Callable[..., Any]] = {
+    "dropout": _dropout, "normal": _normal, "truncated_normal": _normal, "uniform": _uniform
+}  # fmt: skip

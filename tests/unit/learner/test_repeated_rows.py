@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import keras
 import numpy as np
 import pytest
@@ -95,3 +97,30 @@ def test_layers_of_the_users_own_that_add_losses_are_asked():
     made = keras.Sequential([keras.Input((1,)), Adding(), keras.layers.Dense(1)])
     made.compile("sgd", "mse")
     assert has_own_loss(made)
+
+
+def test_other_threads_draw_meanwhile_and_all_do_afterwards():
+    """Two ranks in threads, of which the first to look is the last to be through."""
+    ones, layer = np.ones((1, 1000), np.float32), keras.layers.Dropout(0.5)
+
+    def kept():
+        return float(np.mean(keras.ops.convert_to_numpy(layer(ones, training=True)) == 1.0))
+
+    first_looks, second_is_through = threading.Event(), threading.Event()
+    seen = {}
+
+    def looks(stack, factors):
+        seen.setdefault("first", kept())
+        first_looks.set()
+        assert second_is_through.wait(20)
+        return gradient_of(lambda rows: 1.0)(stack, factors)
+
+    first = threading.Thread(target=sums_stay, args=(looks, STACK, [False], model()))
+    first.start()
+    assert first_looks.wait(20)
+    seen["beside"] = kept()
+    sums_stay(gradient_of(lambda rows: 1.0), STACK, [False], model())
+    second_is_through.set()
+    first.join(20)
+    assert seen == {"first": 1.0, "beside": 0.0}
+    assert kept() == 0.0  # the kept half is scaled: no value stays 1
