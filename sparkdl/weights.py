@@ -116,6 +116,11 @@ class Layout:
                 mine[...] = 0
 
     @property
+    def num_trained(self) -> int:
+        """Variables in the trained section."""
+        return sum(slot.offset < self.trained_size for slot in self.slots)
+
+    @property
     def size_bytes(self) -> int:
         """Bytes of one float32 buffer with this layout."""
         return 4 * self.size

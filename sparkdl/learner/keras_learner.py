@@ -168,6 +168,7 @@ class KerasLearner(ABC):
         for part in range(len(reducer.parts)):
             reducer.begin(part)
         if reducer.finish():
+            self._learn_from(reducer)
             self._apply_joined(reducer)
 
     def _gradients_for(

@@ -30,7 +30,15 @@ from sparkdl.ps.coder import Coder
 from sparkdl.slices import Slices, head_offset, pack, pack_around, packed_bytes, unpack
 from sparkdl.transport.address import Endpoint
 from sparkdl.transport.connection import Timeouts
-from sparkdl.transport.frames import ByteArray, Content, Flag, Kind, Limits, Message
+from sparkdl.transport.frames import (
+    WITHOUT_GRADIENT,
+    ByteArray,
+    Content,
+    Flag,
+    Kind,
+    Limits,
+    Message,
+)
 from sparkdl.weights import FloatArray, Layout
 
 
@@ -57,6 +65,8 @@ class StoreAccess(Protocol):
     """The part of :class:`Client` that synchronizers use; of a router over several, too."""
 
     round_rows: int
+    without_gradient: Sequence[int]
+    round_without_gradient: Sequence[int]
     give_state: Callable[[], bytes] | None
     round_slices: Sequence[Slices]
 
@@ -117,6 +127,8 @@ class Client(Closing):
     def __init__(self, session: Session, compression: Compression | None = None) -> None:
         self.session = session
         self.round_rows = 0
+        self.without_gradient: Sequence[int] = ()
+        self.round_without_gradient: Sequence[int] = ()
         self.give_state: Callable[[], bytes] | None = None
         self.round_slices: Sequence[Slices] = ()
         self._coder: Coder | None = None
@@ -348,12 +360,15 @@ class Client(Closing):
             content=content,
             total=total,
         )
+        if self.without_gradient:
+            message.meta = {WITHOUT_GRADIENT: list(self.without_gradient)}
         self._ask_encoded(message)
         reply = self.session.request(message, body, deferred=True)
         while reply.flags & Flag.UPLOAD:
             self._upload(progress)
             reply = self.session.request(message, body, deferred=True)
         self.round_rows = reply.rows
+        self.round_without_gradient = reply.meta.get(WITHOUT_GRADIENT, ())
         return reply
 
     def _upload(self, progress: Progress) -> None:

@@ -239,8 +239,17 @@ class RoundSynchronizer:
         """Nothing to do: the server tells all ranks at the same round."""
 
     def agree_on_gradients(self, mine: list[int]) -> list[int]:
-        """What this rank knows; ranks do not tell each other."""
-        return mine
+        """What this rank knows, and tells with its rows; without a batch what the round told."""
+        if mine:
+            self._client.without_gradient = [i for i, kind in enumerate(mine) if not kind]
+            return mine
+        without = self._client.round_without_gradient
+        if not without:
+            return []
+        kinds = [1 + (i in self._sliced) for i in range(self._layout.num_trained)]
+        for i in without:
+            kinds[i] = 0
+        return kinds
 
     @property
     def num_workers(self) -> int:

@@ -88,6 +88,8 @@ class ShardRouter(Closing):
     """
 
     round_rows = 0
+    without_gradient: Sequence[int] = ()
+    round_without_gradient: Sequence[int] = ()
     give_state: Callable[[], bytes] | None = None
     round_slices: Sequence[Slices] = ()
     encodes = False

@@ -107,6 +107,8 @@ class Flag(enum.IntFlag):
 
 
 COMMITS = frozenset({Kind.PUSH, Kind.PUSH_PULL})
+WITHOUT_GRADIENT = "without_gradient"
+"""In the meta of a commit to a round, and of its reply: numbers of the variables that have none."""
 
 
 class PiecewiseBody(Protocol):

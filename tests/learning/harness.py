@@ -48,12 +48,11 @@ def run_workers(
     with InprocParameterServer(config, center) as server:
 
         def work(rank: int) -> None:
-            x, y = parts[rank]
-            rows = rows_of(x, y)
-            held_out = None
-            if validation is not None:
-                held_out = Batches(rows_from_numpy(*validation), batch_size, shuffle=False)
             try:
+                rows = rows_of(*parts[rank])
+                held_out = None
+                if validation is not None:
+                    held_out = Batches(rows_from_numpy(*validation), batch_size, shuffle=False)
                 with server.client(rank) as client:
                     train(
                         learners[rank], ServerSynchronizer(rule, client, layout, False),

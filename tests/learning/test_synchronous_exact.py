@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from harness import global_batches, run_workers, split
 
-from sparkdl.data import ColumnSpec, DataSpec, read_partition
+from sparkdl.data import ColumnSpec, DataSpec, read_partition, rows_from_numpy
 from sparkdl.data.ragged import Padding
 from sparkdl.ps.rules import BSP
 
@@ -156,3 +156,30 @@ def test_padding_and_class_weights_are_exact_too() -> None:
     assert np.abs(expected - start).max() > 0.1
     for weights in result.weights:
         np.testing.assert_allclose(weights, expected, atol=1e-5, rtol=0)
+
+
+def test_a_worker_without_rows_steps_as_the_others_where_a_variable_has_no_gradient():
+    """Weight decay moves what has a gradient: an output without a loss stays as it is."""
+
+    def make():
+        keras.utils.set_random_seed(1)
+        given = keras.Input((4,))
+        outputs = [keras.layers.Dense(1, name=name)(given) for name in ("a", "b")]
+        model = keras.Model(given, outputs)
+        model.compile(keras.optimizers.SGD(0.05, weight_decay=0.2), ["mse", None])
+        return model
+
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(24, 4)).astype("float32"), rng.normal(size=(24, 1)).astype("float32")
+    result = run_workers(
+        make, split(x, y, [24, 0]), BSP(payload="gradient"), batch_size=8,
+        rows_of=lambda x, y: rows_from_numpy(x, {"a": y}),
+    )  # fmt: skip
+    first, second = result.models
+    for mine, others, before in zip(
+        first.trainable_variables, second.trainable_variables, make().trainable_variables,
+        strict=True,
+    ):  # fmt: skip
+        np.testing.assert_array_equal(mine, others, mine.path)
+        if mine.path.startswith("b/"):
+            np.testing.assert_array_equal(mine, before, mine.path)

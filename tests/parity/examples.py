@@ -64,6 +64,15 @@ EXAMPLES: dict[str, tuple[str, Case]] = {
         "validation_split took a random share of arrays, where Keras takes the last rows.",
         Case(sizes=(13,), held_out=4, split=True),
     ),
+    "an output without a loss": (
+        "A worker without rows let weight decay move a variable that has no gradient.",
+        Case(
+            heads=("numbers:mse", "classes:none"),
+            options=("exclusion",),
+            sizes=(11, 0),
+            fits=("fit", "again"),
+        ),
+    ),
     "argument of a loss": (
         "Keras writes no delta of Huber and no axis of CosineSimilarity into a configuration.",
         Case(heads=("numbers:huber",)),

@@ -312,7 +312,7 @@ def without_spark(session: LocalSession) -> Iterator[None]:
         "sparkdl.spark.driver.training.SparkLauncher": LocalLauncher,
         "sparkdl.spark.inference.evaluate.SparkLauncher": LocalLauncher,
         "sparkdl.spark.driver.server_run.ServerProcess": ServerInThreads,
-        "sparkdl.spark.driver.training.POLL_S": 0.01,
+        "sparkdl.spark.driver.training.POLL_S": 0.05,
     }
     with contextlib.ExitStack() as stack:
         for place, stand_in in places.items():

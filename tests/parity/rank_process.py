@@ -6,6 +6,7 @@ thread runs the task, which has the rows as Arrow batches and returns Arrow batc
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import threading
@@ -56,7 +57,18 @@ def _end_with_parent(parent: int) -> None:
     os._exit(1)
 
 
+def _without_rewriting() -> None:
+    """TensorFlow rewrites each graph before its first run, longer than such small ones ever run."""
+    if os.environ.get("KERAS_BACKEND", "tensorflow") == "tensorflow":
+        import tensorflow
+
+        tensorflow.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+
+
 def main() -> None:
+    _without_rewriting()
+    gc.collect()
+    gc.freeze()
     threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
     with Client(sys.argv[1], authkey=bytes.fromhex(os.environ.pop("PARITY_KEY"))) as driver:
         serve(driver)

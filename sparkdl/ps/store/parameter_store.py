@@ -19,13 +19,22 @@ from sparkdl.ps.store.center import Center
 from sparkdl.ps.store.first_pulls import FirstPulls
 from sparkdl.ps.store.holdings import Holdings
 from sparkdl.ps.store.reading import Reading
-from sparkdl.ps.store.rounds import Payload, Round
+from sparkdl.ps.store.rounds import Payload, Round, numbers_without_gradient
 from sparkdl.ps.store.sliced_commits import SlicedCommits
 from sparkdl.ps.store.snapshot import Snapshot
 from sparkdl.ps.store.sums import Sums
 from sparkdl.ps.store.transfer import StateTransfer
 from sparkdl.slices import Slices
-from sparkdl.transport.frames import COMMITS, ByteArray, Content, Flag, Kind, Limits, Message
+from sparkdl.transport.frames import (
+    COMMITS,
+    WITHOUT_GRADIENT,
+    ByteArray,
+    Content,
+    Flag,
+    Kind,
+    Limits,
+    Message,
+)
 from sparkdl.weights import FloatArray, Layout
 
 GIVE_WAY_S = 5.0
@@ -77,6 +86,7 @@ class ParameterStore(Store):
         self.rounds = 0
         self._compression = compression
         self._sliced = SlicedCommits(layout, compression)
+        self._num_trained = layout.num_trained
         self._center = Center(layout, center, rule, compression)
         self._holdings = None if compression is None else Holdings(compression)
         self._rule = rule
@@ -84,6 +94,7 @@ class ParameterStore(Store):
         self._readings: dict[int, Reading] = {}
         self._round = Round()
         self._round_rows = 0
+        self._without_gradient: list[int] = []
         self._position = (0, 0)
         self._entered: dict[int, int | None] = {}
 
@@ -343,7 +354,10 @@ class ParameterStore(Store):
             return None
         if self._rule.blocking:
             self._enter_round(worker)
-            self._round.payloads[worker.rank] = Payload(connection, values, message, slices)
+            without = numbers_without_gradient(message, self._num_trained)
+            self._round.payloads[worker.rank] = Payload(
+                connection, values, message, slices, without
+            )
             group.defer(connection, "round", message)
             return None
         if message.sequence <= worker.applied:
@@ -459,6 +473,7 @@ class ParameterStore(Store):
         finished, self._round = self._round, Round()
         self._transfer.fresh = False
         rows = self._round_rows = finished.rows
+        self._without_gradient = finished.without_gradient
         self._preserve()
         self._center.apply_round(finished, group.clock)
         group.clock += 1
@@ -521,6 +536,8 @@ class ParameterStore(Store):
         if request.kind is Kind.PUSH:
             return Message(Kind.OK, sequence=request.sequence, rows=rows)
         reply = Message(Kind.WEIGHTS, sequence=request.sequence, rows=rows, content=Content.DENSE)
+        if self._without_gradient:
+            reply.meta = {WITHOUT_GRADIENT: self._without_gradient}
         if self._center.sliced is not None:
             return self._sliced_result(request, reply)
         if self._holdings is None or not request.flags & Flag.ENCODED:

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from sparkdl.errors import ProtocolError
 from sparkdl.slices import Slices
-from sparkdl.transport.frames import Message
+from sparkdl.transport.frames import WITHOUT_GRADIENT, Message
 from sparkdl.weights import FloatArray
 
 BLOCK = 1 << 16
@@ -19,13 +20,33 @@ BLOCK = 1 << 16
 class Payload:
     """One rank's part in a round; ``values`` is the buffer it arrived in.
 
-    Where gradients of some variables are ``slices``, ``values`` are those of the others.
+    Where gradients of some variables are ``slices``, ``values`` are those of the others. The loss
+    may not depend on some variables: these are ``without_gradient``, and no optimizer moves them.
     """
 
     connection: int
     values: FloatArray
     message: Message
     slices: Sequence[Slices] = ()
+    without_gradient: Sequence[int] = ()
+
+
+def numbers_without_gradient(message: Message, num_trained: int) -> list[int]:
+    """The variables of which the sender of a commit has no gradient.
+
+    Raises:
+        ProtocolError: These are no numbers of trained variables.
+    """
+    numbers = message.meta.get(WITHOUT_GRADIENT, [])
+    if not isinstance(numbers, list) or any(
+        type(n) is not int or not 0 <= n < num_trained for n in numbers
+    ):
+        raise ProtocolError(
+            f"rank {message.rank} names variables without gradient that are none",
+            expected=f"a list of whole numbers from 0 to {num_trained - 1}",
+            received=repr(numbers)[:100],
+        )
+    return numbers
 
 
 class Round:
@@ -37,6 +58,12 @@ class Round:
     @property
     def rows(self) -> int:
         return sum(p.message.rows for p in self.payloads.values())
+
+    @property
+    def without_gradient(self) -> list[int]:
+        """Numbers of the variables of which no rank with rows has a gradient."""
+        told = [set(p.without_gradient) for p in self.contributions]
+        return sorted(set.intersection(*told)) if told else []
 
     @property
     def contributions(self) -> list[Payload]:

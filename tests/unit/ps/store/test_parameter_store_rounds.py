@@ -445,6 +445,23 @@ def test_joiners_whose_only_source_died_start_from_the_snapshot() -> None:
     assert world.last(101).meta["source"] == "snapshot"
 
 
+def test_ranks_hear_which_variables_have_no_gradient_on_any_rank_with_rows() -> None:
+    world = started(payload=GRADIENT)
+    world.commit(0, 1.0, 1, rows=0)
+    world.commit(1, 1.0, 1, rows=2, meta={"without_gradient": [0]})
+    assert world.last(0).meta["without_gradient"] == [0]
+    world.commit(0, 1.0, 2, rows=1, meta={"without_gradient": []})
+    world.commit(1, 1.0, 2, rows=2, meta={"without_gradient": [0]})
+    assert "without_gradient" not in world.last(0).meta
+
+
+@pytest.mark.parametrize("told", [[-1], [99], ["0"], [True], "0", {}])
+def test_variables_without_gradient_that_are_none_are_refused(told: Any) -> None:
+    world = started(payload=GRADIENT)
+    world.commit(0, 1.0, 1, meta={"without_gradient": told})
+    assert code(world.last(0)) == "protocol"
+
+
 @pytest.mark.parametrize(
     "fields",
     [
