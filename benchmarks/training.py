@@ -1,10 +1,11 @@
 """Training speed and loss: plain Keras, bare processes, and sparkdl in each mode; one run.
 
-    python benchmarks/training.py [--repeats 5] [--workers 2] [--part server allreduce]
+    python benchmarks/training.py [--repeats 5] [--workers 2] [--part server allreduce marginal]
 
 All cases of a part are run alternately, medians are printed. "fit" is the wall time of the whole
 call, Spark job, data transfer and all; "training" counts from the workers' first to last step.
-The part "allreduce" is compared with Horovod without Spark (``horovodrun``).
+The part "allreduce" is compared with Horovod without Spark (``horovodrun``); "marginal" tells
+what each further epoch costs from what each fit costs: fits of 1 and of 13 epochs.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--part", nargs="*", default=["server", "allreduce"])
+    parser.add_argument("--part", nargs="*", default=list(PARTS))
     args = parser.parse_args()
     x, y = make_data()
     spark = start_spark(args.workers)
@@ -123,6 +124,15 @@ class Bench:
         history = spark_model.fit(self.frame, epochs=EPOCHS, verbose=0)
         seconds = time.perf_counter() - started
         return Run(seconds, spark_model.summary.seconds, last_loss(history))
+
+    def call(self, mode: str, epochs: int) -> float:
+        """Seconds of a fit of so many epochs, with the mode's defaults."""
+        from sparkdl import SparkModel
+
+        spark_model = SparkModel(make_model(), mode, num_workers=self.workers, batch_size=BATCH)
+        started = time.perf_counter()
+        spark_model.fit(self.frame, epochs=epochs, verbose=0)
+        return time.perf_counter() - started
 
     def alternate(self, cases: dict[str, Callable[[], Run]]) -> dict[str, list[Run]]:
         """Every case once to warm up, then all of them in turn."""
@@ -210,7 +220,36 @@ def run_allreduce(bench: Bench) -> None:
     print_table(bench.alternate(cases), yardstick, "by hand")
 
 
+def run_marginal(bench: Bench) -> None:
+    modes, further = ("allreduce", "synchronous", "asynchronous"), 12
+    bare = Bare(bench.workers)
+    bare_s: list[float] = []
+    calls: dict[str, list[tuple[float, float]]] = {mode: [] for mode in modes}
+    try:
+        for mode in modes:
+            bench.call(mode, 1)
+        for _ in range(bench.repeats):
+            bare_s.append(bare.run())
+            for mode, taken in calls.items():
+                taken.append((bench.call(mode, 1), bench.call(mode, 1 + further)))
+                print(mode, taken[-1], file=sys.stderr, flush=True)
+    finally:
+        bare.close()
+    limit = median([rate(s) for s in bare_s])
+    rows = []
+    for mode, taken in calls.items():
+        epochs = [(long - short) / further for short, long in taken]
+        marginal = median([ROWS / s for s in epochs])
+        fixed = median([short - s for (short, _), s in zip(taken, epochs, strict=True)])
+        rows.append([mode, f"{marginal:,.0f}", f"{marginal / limit:.2f}", f"{fixed:.2f}"])
+    rows.append([f"{bench.workers} bare processes, same step", f"{limit:,.0f}", "1.00", ""])
+    header = ["", "rows/s of a further epoch", "× bare", "s of a fit without its epochs"]
+    print("\n" + workload.table(header, rows), flush=True)
+
+
 KERAS = "plain Keras fit, one process"
-PARTS: dict[str, Callable[[Bench], None]] = {"server": run_server, "allreduce": run_allreduce}
+PARTS: dict[str, Callable[[Bench], None]] = {
+    "server": run_server, "allreduce": run_allreduce, "marginal": run_marginal
+}  # fmt: skip
 
 main()

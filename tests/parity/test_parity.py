@@ -22,8 +22,7 @@ from examples import EXAMPLES
 from sparkdl.errors import ModelError, SparkDLError
 
 HERE = Path(__file__).parent
-CASES = 150
-MANY = 2000
+FEW, CASES, MANY = 30, 150, 2000
 PROCESSES = 2
 """A process waits for its workers half of the time, and they for it."""
 
@@ -35,9 +34,9 @@ def test_example(name: str, workers: Workers) -> None:
     assert not found, f"{why}\n{case!r}\n{json.dumps(found, indent=1)}"
 
 
-@pytest.mark.slow
-def test_drawn_cases() -> None:
-    check_in_processes(CASES, range(PROCESSES))
+@pytest.mark.parametrize("count", [FEW, pytest.param(CASES, marks=pytest.mark.slow)])
+def test_drawn_cases(count: int) -> None:
+    check_in_processes(count, range(PROCESSES))
 
 
 @pytest.mark.slow
