@@ -8,17 +8,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from sparkdl.codecs import Compression
 from sparkdl.coordinator.session import report_failure
 from sparkdl.errors import ModelError
 from sparkdl.finite import FiniteCheck
 from sparkdl.protocols import MAX_STACK, BatchStack, Learner, RankIdentity, Start
 from sparkdl.ps.client import Client, Progress, connect, limits_of
-from sparkdl.ps.codecs import Compression
 from sparkdl.ps.round_synchronizer import RoundSynchronizer
-from sparkdl.ps.rules.rule import Rule
 from sparkdl.ps.shards import ShardRouter, shards_of
 from sparkdl.ps.synchronizer import ServerGradientSynchronizer, WindowSynchronizer
 from sparkdl.reports import EpochReport, MetricState, Report
+from sparkdl.rules.rule import Rule
 from sparkdl.run_state import RunState
 from sparkdl.transport.address import Endpoint
 from sparkdl.weights import Layout

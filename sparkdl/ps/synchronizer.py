@@ -21,8 +21,8 @@ from sparkdl.phases import current_clock
 from sparkdl.protocols import BatchStack, Learner
 from sparkdl.ps.client import Progress, StoreAccess
 from sparkdl.ps.damping import Damping
-from sparkdl.ps.rules.rule import Rule
 from sparkdl.ps.unwrapping import Unwrapping
+from sparkdl.rules.rule import Rule
 from sparkdl.weights import FloatArray, Layout
 
 OVERLAP_FROM = 0.25
