@@ -56,6 +56,13 @@ def test_rules_of_one_name_in_two_rooms_are_one_rule() -> None:
     assert apart == []
 
 
+def test_a_worker_of_a_server_asks_one_object_how_it_exchanges() -> None:
+    """A class for each way, and none that asks which of several it has."""
+    text = TEXTS["ps/strategy.py"]
+    assert re.findall(r"self\._(?:rounds|gradients|windows)\b", text) == []
+    assert sum(text.count("(Way):") for text in TEXTS.values()) == 3
+
+
 def test_no_module_is_longer_than_600_lines() -> None:
     assert [name for name, text in TEXTS.items() if text.count("\n") > 600] == []
 
