@@ -63,8 +63,9 @@ lint: $(STAMP)
 bench: install ## Every benchmark; prints the tables of docs/benchmarks.md
 	$(BIN)/python benchmarks/run.py
 
-bench-peers: install ## Against Elephas, in a virtual environment of its own
+bench-peers: install $(VENV)/.torch ## Against Elephas, TorchDistributor and Ray Train; two virtual environments of their own
 	$(BIN)/python benchmarks/peers.py
+	$(BIN)/python benchmarks/torch_peers.py
 
 docs: ## The site, into build/site; strict: a link that leads nowhere fails it. Needs no Java
 	@test -x $(VENV)-docs/bin/mkdocs || { echo "Setting up $(VENV)-docs, once ..."; \

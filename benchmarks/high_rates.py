@@ -129,7 +129,7 @@ class Real:
         import worker_threads
 
         from sparkdl.learner import make_learner
-        from sparkdl.ps.rules import Downpour
+        from sparkdl.rules import Downpour
 
         outcome = worker_threads.run_with_server(
             [make_learner(self._model()) for _ in range(count)],

@@ -23,7 +23,7 @@ import rules
 import workload
 
 from sparkdl.config import AUTO_WINDOW
-from sparkdl.ps.rules import make_rule
+from sparkdl.rules import make_rule
 from sparkdl.worker import auto_window
 
 HELD_OUT = 20_000

@@ -21,6 +21,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from sparkdl.codecs import codec_names, make_codec
 from sparkdl.collective.rules import (
     Exchange,
     GradientExchange,
@@ -31,8 +32,7 @@ from sparkdl.collective.rules import make_rule as make_exchange_rule
 from sparkdl.collective.rules import rule_names as exchange_names
 from sparkdl.collective.solo import SoloCommunicator
 from sparkdl.optimizers.blocks import use_threads
-from sparkdl.ps.codecs import codec_names, make_codec
-from sparkdl.ps.rules import Commit, Rule, make_rule, rule_names
+from sparkdl.rules import Commit, Rule, make_rule, rule_names
 from sparkdl.weights import FloatArray, Layout
 
 COMMIT = Commit(

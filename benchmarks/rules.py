@@ -87,7 +87,7 @@ class Case:
     def make(self) -> Any:
         """The rule."""
         from sparkdl.collective.rules import make_rule as make_all_reduce
-        from sparkdl.ps.rules import make_rule as make_server
+        from sparkdl.rules import make_rule as make_server
 
         return (make_server if self.family == "server" else make_all_reduce)(self.rule)
 
@@ -113,7 +113,7 @@ class Case:
 def all_cases() -> list[Case]:
     """Each rule with its defaults, and some rules with another window."""
     from sparkdl.collective.rules import rule_names as all_reduce_names
-    from sparkdl.ps.rules import rule_names as server_names
+    from sparkdl.rules import rule_names as server_names
 
     cases = [Case("server", name) for name in server_names()]
     cases += [Case("allreduce", name) for name in all_reduce_names()]

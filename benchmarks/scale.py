@@ -67,7 +67,7 @@ def check(args: argparse.Namespace) -> None:
 
 def check_table(hosts: Hosts, args: argparse.Namespace) -> str:
     """Predicted and measured seconds per step, for each kind of exchange, 2 to 4 workers."""
-    from sparkdl.ps.rules import BSP, Downpour
+    from sparkdl.rules import BSP, Downpour
 
     sizes, batches = (TINY, 3) if args.quick else (MIDDLE, 12)
     job = Job(sizes, 1, batches=batches, batch_size=8 if args.quick else 256)
@@ -149,7 +149,7 @@ def duplex_share(hosts: Hosts) -> float:
 
 def apply_rate(size: int) -> float:
     """Bytes per second that the server's plain rule adds to a center of ``size`` values."""
-    from sparkdl.ps.rules import Commit, Downpour
+    from sparkdl.rules import Commit, Downpour
 
     center, delta = np.zeros(size, np.float32), np.ones(size, np.float32)
     commit = Commit(0, 1, 0, 0, 1, 1)
@@ -172,7 +172,7 @@ def best(work: Any, repeats: int = 7) -> float:
 
 def calibrate(args: argparse.Namespace) -> Machine:
     """This machine's constants; the link is loopback's."""
-    from sparkdl.ps.rules import BSP
+    from sparkdl.rules import BSP
 
     sizes = TINY if args.quick else LARGE
     job = Job(sizes, 1, batches=6, batch_size=32)
@@ -211,8 +211,8 @@ def calibrate(args: argparse.Namespace) -> Machine:
 def loopback_rate(size: int = 100_000_000) -> float:
     """Bytes per second of a push over the socket transport, in one process."""
     from sparkdl.ps.client import Progress, connect
-    from sparkdl.ps.rules import SingleWorker
     from sparkdl.ps.server import ServerConfig
+    from sparkdl.rules import SingleWorker
     from sparkdl.transport.address import Endpoint
     from sparkdl.transport.listeners import Listeners
     from sparkdl.transport.server import Server

@@ -37,8 +37,8 @@ STEPS = {"none": 2, "fp16": 2, "bf16": 2, "int8": 3}
 
 def codec_jobs(names: list[str], quick: bool) -> Iterator[tuple[str, Job]]:
     """One job for each codec; the sparse ones send 1 %."""
-    from sparkdl.ps.codecs import DGC, RandomK, TopK, make_codec
-    from sparkdl.ps.rules import BSP
+    from sparkdl.codecs import DGC, RandomK, TopK, make_codec
+    from sparkdl.rules import BSP
 
     configured = {"topk": TopK(0.01), "randomk": RandomK(0.01), "dgc": DGC(0.01)}
     job = Job(SMALL if quick else LARGE, workers=2, rule=BSP())
@@ -68,7 +68,7 @@ def codec_table(hosts: Hosts, args: argparse.Namespace) -> str:
 
 def diloco_table(hosts: Hosts, args: argparse.Namespace) -> str:
     from sparkdl.learner.model_weights import model_layout, write_model
-    from sparkdl.ps.rules import BSP, DiLoCo
+    from sparkdl.rules import BSP, DiLoCo
 
     job = Job((), workers=2, epochs=1 if args.quick else args.epochs, batches=250)
     job = replace(job, batches=4) if args.quick else job
@@ -112,7 +112,7 @@ def _spread(values: Sequence[float]) -> str:
 
 
 def main() -> None:
-    from sparkdl.ps.codecs import codec_names
+    from sparkdl.codecs import codec_names
 
     known = ["none", *(name for name in codec_names() if name != "none")]
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])

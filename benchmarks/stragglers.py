@@ -43,7 +43,7 @@ class Contender:
 
 def contenders() -> list[Contender]:
     from sparkdl.collective.rules import Mean, StragglerDrop
-    from sparkdl.ps.rules import BSP, SSP, Downpour, DynSGD
+    from sparkdl.rules import BSP, SSP, Downpour, DynSGD
 
     return [
         Contender("BSP (server)", "server", BSP()),

@@ -27,8 +27,8 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from sparkdl.ps.client import Client, Progress, connect
-from sparkdl.ps.rules import Downpour
 from sparkdl.ps.server import ServerConfig, ServerProcess
+from sparkdl.rules import Downpour
 from sparkdl.weights import Layout
 from sparkdl.wire.proving import NONCE_BYTES, PROOF_BYTES, WELCOME, proof_of
 from sparkdl.wire.tls import KNOCK, Certificate

@@ -23,8 +23,8 @@ from collections.abc import Callable
 import numpy as np
 
 from sparkdl.ps.client import Client, Progress, connect
-from sparkdl.ps.rules.rule import Commit, Rule, State
 from sparkdl.ps.server import ServerConfig, ServerProcess
+from sparkdl.rules.rule import Commit, Rule, State
 from sparkdl.weights import FloatArray, Layout
 
 TARGETS = {"socket": (0.9, "raw socket"), "http": (0.6, "raw socket"), "shm": (0.4, "memcpy")}

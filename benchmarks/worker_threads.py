@@ -139,13 +139,13 @@ def run_with_server(
     Args:
         learners: One per worker.
         parts: Rows of each worker.
-        rule: One of ``sparkdl.ps.rules``.
+        rule: One of ``sparkdl.rules``.
         epochs: How often each worker trains its part.
         batch_size: Rows per batch of each worker.
         window: Batches between two exchanges; see ``LoopSettings``.
         seed: Gives the order of the rows.
         mark: Rows between two points of the curve.
-        codec: One of ``sparkdl.ps.codecs``, or None.
+        codec: One of ``sparkdl.codecs``, or None.
         pauses: For each worker, a function that gives how many seconds longer its next batch takes.
         stop_after_s: Asks all workers to stop after so long.
     """

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 ROWS, EPOCHS, BATCH = 60_000, 3, 64
+HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 def make_data(rows: int = ROWS, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -54,7 +55,7 @@ def start_spark(executors: int = 2) -> Any:
         .config("spark.driver.memory", "3g")
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.executorEnv.PYTHONPATH", os.path.dirname(os.path.dirname(__file__)))
+        .config("spark.executorEnv.PYTHONPATH", os.pathsep.join([os.path.dirname(HERE), HERE]))
         .getOrCreate()
     )
     spark.sparkContext.setLogLevel("ERROR")

@@ -162,8 +162,15 @@ def list_parts(tools: Path, python: Path, dist: Path) -> None:
 def build_images(archive: Path, folder: Path) -> None:
     """The images from the source archive, as a user has it."""
     engine = shutil.which("docker") or shutil.which("podman")
-    if engine is None or subprocess.run([engine, "info"], capture_output=True).returncode:
-        _say("images: not built, no container engine runs here")
+    if engine is None:
+        _say("images: NOT built, as neither docker nor podman is installed here. All else is done;")
+        _say("        make release on a machine with one of them builds the images, too")
+        return
+    asked = subprocess.run([engine, "info"], capture_output=True, text=True)
+    if asked.returncode:
+        said = (asked.stderr or asked.stdout).strip().splitlines() or ["nothing"]
+        _say(f"images: NOT built, as '{engine} info' ended with {asked.returncode}: {said[-1]}")
+        _say("        start its service, or let this user call it, and run make release again")
         return
     with tarfile.open(archive) as packed:
         packed.extractall(folder, filter="data")

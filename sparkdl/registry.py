@@ -57,6 +57,10 @@ class Registry(Generic[T]):
         """The names, sorted, without the aliases."""
         return sorted(self._classes)
 
+    def classes(self) -> list[type[T]]:
+        """The classes that have names."""
+        return list(self._classes.values())
+
     def __contains__(self, name: object) -> bool:
         """Whether ``name`` is a name or an alias, in any of its spellings."""
         return isinstance(name, str) and _plain(name) in self._by_plain_name

@@ -46,9 +46,9 @@ REFERENCE = {
     ],
     "sparkdl.ml": "sparkdl.ml", "sparkdl.mllib": "sparkdl.mllib", "sparkdl.tune": "sparkdl.tune",
     "sparkdl.tracking": "sparkdl.tracking", "sparkdl.mlflow": "sparkdl.mlflow",
-    "sparkdl.program": "sparkdl.program", "sparkdl.ps.rules": "sparkdl.ps.rules",
+    "sparkdl.program": "sparkdl.program", "sparkdl.rules": "sparkdl.rules",
     "sparkdl.collective.rules": "sparkdl.collective.rules",
-    "sparkdl.ps.codecs": "sparkdl.ps.codecs", "sparkdl.errors": "sparkdl.errors",
+    "sparkdl.codecs": "sparkdl.codecs", "sparkdl.errors": "sparkdl.errors",
     "sparkdl.protocols": "sparkdl.protocols",
 }  # fmt: skip
 """Pages of the reference: names, or a module whose ``__all__`` (or classes) it shows."""

@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from sparkdl.codecs import SUM_DTYPES, Codec, make_codec
 from sparkdl.collective.rules import ExchangeRule, Mean, make_rule
 from sparkdl.config import EPOCH_WINDOW, FitConfig
 from sparkdl.errors import ConfigError
-
-WIRES = {"fp16": "float16", "bf16": "bfloat16"}
-"""What ``compression=`` takes in this mode, and the dtype that it stands for."""
 
 
 @dataclass(frozen=True)
@@ -20,7 +18,7 @@ class AllReduceExchange:
     Args:
         rule: How the ranks' gradients or weights become one.
         window: Batches between two exchanges; see :class:`sparkdl.config.LoopSettings`.
-        compression: A key of :data:`WIRES`; None for float32.
+        compression: A key of :data:`sparkdl.codecs.SUM_DTYPES`; None for float32.
     """
 
     rule: ExchangeRule
@@ -38,7 +36,7 @@ class AllReduceExchange:
     @property
     def wire(self) -> str | None:
         """The dtype that values travel as; None for float32."""
-        return None if self.compression is None else WIRES[self.compression]
+        return None if self.compression is None else SUM_DTYPES[self.compression]
 
 
 def choose_all_reduce_exchange(
@@ -50,7 +48,8 @@ def choose_all_reduce_exchange(
         config: With ``mode='allreduce'``.
         rule: As :func:`sparkdl.collective.rules.make_rule` takes it; None for the mean of the
             gradients.
-        compression: None, ``'fp16'`` or ``'bf16'``.
+        compression: As :func:`sparkdl.codecs.make_codec` takes it; one of
+            :data:`sparkdl.codecs.SUM_DTYPES`.
         optimizer: Of the compiled Keras model.
 
     Raises:
@@ -59,8 +58,11 @@ def choose_all_reduce_exchange(
     """
     chosen = make_rule("mean" if rule is None else rule)
     chosen.bind(1, optimizer_config(optimizer))
-    _check_compression(chosen, compression, config.communicator)
-    return AllReduceExchange(chosen, _window(chosen, config.frequency), compression)
+    codec = make_codec(compression)
+    if codec.lossy:
+        _check_codec(chosen, codec, config.communicator)
+    window = _window(chosen, config.frequency)
+    return AllReduceExchange(chosen, window, codec.name if codec.lossy else None)
 
 
 def optimizer_config(optimizer: Any) -> dict[str, Any]:
@@ -90,14 +92,12 @@ def _window(rule: ExchangeRule, frequency: str | int) -> int:
     return 1 if frequency == "batch" else int(frequency)
 
 
-def _check_compression(rule: ExchangeRule, compression: Any, communicator: str) -> None:
-    if compression is None:
-        return
-    if not isinstance(compression, str) or compression not in WIRES:
+def _check_codec(rule: ExchangeRule, codec: Codec, communicator: str) -> None:
+    if codec.sum_dtype is None:
         raise ConfigError(
             "mode 'allreduce' cannot reduce what this codec makes",
-            expected="compression=None, 'fp16' or 'bf16'",
-            received=repr(compression),
+            expected="compression=None" + "".join(f", {n!r}" for n in SUM_DTYPES if n != "none"),
+            received=repr(codec),
             hint="rule='powersgd' and rule='onebit_adam' compress in mode 'allreduce'; "
             "sparse and quantized codecs work in the modes with a server",
         )
@@ -105,14 +105,14 @@ def _check_compression(rule: ExchangeRule, compression: Any, communicator: str) 
         raise ConfigError(
             f"compression does not go with rule {rule.name!r}",
             expected="compression=None",
-            received=f"compression={compression!r}",
+            received=f"compression={codec.name!r}",
             hint="it does with rules that send plain sums or means: 'mean', 'sum', 'local_sgd', "
-            "'adaptive_local_sgd', 'downpour', 'diloco'",
+            "'adaptive_local_sgd', 'diloco'",
         )
-    if compression == "bf16" and communicator == "horovod":
+    if codec.sum_dtype == "bfloat16" and communicator == "horovod":
         raise ConfigError(
             "Horovod cannot reduce bfloat16",
             expected="compression=None or 'fp16' with Horovod",
-            received="compression='bf16'",
+            received=f"compression={codec.name!r}",
             hint="communicator='builtin' can",
         )

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparkdl.changes import VariableChanges
-from sparkdl.collective.arithmetic import to_halves
+from sparkdl.codecs.halves import to_summable
 from sparkdl.collective.communicator import Communicator, ReduceHandle
 from sparkdl.errors import ConfigError, ModelError
 from sparkdl.finite import FiniteCheck, LossScaling, NotFiniteError
@@ -222,7 +222,7 @@ class AllReduceGradientSynchronizer:
             return
         sent: npt.NDArray[Any] = target
         if self.wire is not None and place.start < self._dense.trained_size:
-            sent = to_halves(target, self.wire)
+            sent = to_summable(target, self.wire)
         handle = self.communicator.all_reduce_async(
             sent, "weighted", weight=self._sent_rows, out=sent
         )

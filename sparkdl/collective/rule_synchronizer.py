@@ -91,7 +91,7 @@ class RuleSynchronizer:
         self._steps.start(learner)
         if self._given_state:
             arrays = unpack_arrays(self._given_state, "the state that a rule kept")
-            self._exchange.load_state({k: int(v) if v.ndim == 0 else v for k, v in arrays.items()})
+            self._exchange.load_state({k: v if v.ndim else v.item() for k, v in arrays.items()})
 
     def train(self, learner: Learner, stack: BatchStack) -> None:
         """Takes a step for each batch of ``stack``, with the exchanges that fall among them."""

@@ -14,10 +14,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from sparkdl.codecs import SUM_DTYPES, Raw
 from sparkdl.collective.communicator import Communicator
 from sparkdl.errors import ConfigError, UnknownNameError
 
-WIRE_DTYPES = {"none": None, "fp16": "float16", "bf16": "bfloat16"}
 OPS = {"average": "mean", "sum": "sum"}
 _reducers: weakref.WeakKeyDictionary[Communicator, int] = weakref.WeakKeyDictionary()
 
@@ -48,8 +48,8 @@ def make_reducer(
 
     if op not in OPS:
         raise UnknownNameError("op", op, OPS)
-    if compression not in WIRE_DTYPES:
-        raise UnknownNameError("compression", compression, WIRE_DTYPES)
+    if compression not in SUM_DTYPES:
+        raise UnknownNameError("compression", compression, SUM_DTYPES)
     if not isinstance(sparse_as_dense, bool):
         raise ConfigError(
             "sparse_as_dense must be a truth value",
@@ -65,7 +65,7 @@ def make_reducer(
     if backend not in reducers:
         raise UnknownNameError("Keras backend", backend, reducers)
     if backend == "tensorflow" and communicator.name == "horovod":
-        if compression == "bf16":
+        if SUM_DTYPES[compression] == "bfloat16":
             raise ConfigError(
                 "Horovod cannot reduce bfloat16",
                 expected="compression='fp16' or 'none' with Horovod",
@@ -94,7 +94,7 @@ class _CommunicatorReducer:
         self, communicator: Communicator, op: str, compression: str, sparse_as_dense: bool
     ) -> None:
         self._communicator, self._op = communicator, OPS[op]
-        self._wire = WIRE_DTYPES[compression]
+        self._wire = SUM_DTYPES[compression] if compression != Raw.name else None
         self._sparse_as_dense = sparse_as_dense
 
     def _reduce(self, array: Any) -> Any:

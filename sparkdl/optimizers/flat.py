@@ -30,7 +30,125 @@ __all__ = [
     "FlatRMSprop",
     "FlatSGD",
     "State",
+    "take_adagrad_step",
+    "take_nesterov_step",
 ]
+
+
+def take_nesterov_step(
+    weights: FloatArray,
+    change: FloatArray,
+    decayed: FloatArray,
+    factor: float,
+    momentum: float,
+    out: FloatArray,
+    *,
+    total: FloatArray | None = None,
+) -> None:
+    """``m = momentum · m + factor · total;  out = weights + factor · change + momentum · m``.
+
+    Of an optimizer ``change`` is a gradient and ``factor`` the negative learning rate; of a rule
+    it is what workers have trained.
+
+    Args:
+        weights: Float32.
+        change: Of the same length; stays as it is.
+        decayed: ``momentum · m``, which takes one pass less than ``m`` itself; changed in place.
+        factor: See above.
+        momentum: In (0, 1).
+        out: May be ``weights``.
+        total: What the momentum takes in, where that is not ``change``.
+    """
+    decay, scale = np.float32(momentum), np.float32(factor)
+    alone = total is None
+    if alone and run_compiled(_nesterov, weights, out, (change, decayed), (decay, scale)):
+        return
+
+    def body(part: slice, step: FloatArray, *summed: FloatArray) -> None:
+        m = decayed[part]
+        np.multiply(change[part], scale, out=step)
+        if total is None:
+            np.add(m, step, out=m)
+        else:
+            np.multiply(total[part], scale, out=summed[0])
+            np.add(m, summed[0], out=m)
+        np.multiply(m, decay, out=m)
+        np.add(step, m, out=step)
+        np.add(weights[part], step, out=out[part])
+
+    each_block(weights.size, body, 1 if alone else 2)
+
+
+def _nesterov(
+    weights: FloatArray, change: FloatArray, decayed: FloatArray, decay: float, scale: float
+) -> None:
+    for i in range(weights.size):
+        step = change[i] * scale
+        decayed[i] = (decayed[i] + step) * decay
+        weights[i] = weights[i] + (step + decayed[i])
+
+
+def take_adagrad_step(
+    weights: FloatArray,
+    sent: FloatArray,
+    totals: FloatArray,
+    factor: float,
+    out: FloatArray,
+    *,
+    gradient_per_sent: float = 1.0,
+    within_root: float = 0.0,
+    beside_root: float = 0.0,
+) -> None:
+    """``a += g²;  out = weights + factor · g / (√(a + within_root) + beside_root)``.
+
+    Args:
+        weights: Float32.
+        sent: The gradient ``g`` times a constant; stays as it is.
+        totals: ``a``, the sums of squared gradients; changed in place.
+        factor: The negative learning rate.
+        out: May be ``weights``.
+        gradient_per_sent: ``g`` is ``sent`` times this.
+        within_root: An epsilon where Keras adds it.
+        beside_root: An epsilon where the papers add it.
+    """
+    scale, rate = np.float32(gradient_per_sent), np.float32(factor)
+    within, beside = np.float32(within_root), np.float32(beside_root)
+    scalars = (scale, rate, within, beside)
+    if run_compiled(_adagrad, weights, out, (sent, totals), scalars):
+        return
+
+    def body(part: slice, step: FloatArray, *scaled: FloatArray) -> None:
+        total = totals[part]
+        g = np.multiply(sent[part], scale, out=scaled[0]) if scaled else sent[part]
+        np.multiply(g, g, out=step)
+        np.add(total, step, out=total)
+        if within_root:
+            np.add(total, within, out=step)
+            np.sqrt(step, out=step)
+        else:
+            np.sqrt(total, out=step)
+        if beside_root:
+            np.add(step, beside, out=step)
+        np.divide(g, step, out=step)
+        np.multiply(step, rate, out=step)
+        np.add(weights[part], step, out=out[part])
+
+    each_block(weights.size, body, 1 if gradient_per_sent == 1.0 else 2)
+
+
+def _adagrad(
+    weights: FloatArray,
+    sent: FloatArray,
+    totals: FloatArray,
+    scale: float,
+    rate: float,
+    within: float,
+    beside: float,
+) -> None:
+    for i in range(weights.size):
+        g = sent[i] * scale
+        totals[i] = totals[i] + g * g
+        weights[i] = weights[i] + g / (np.sqrt(totals[i] + within) + beside) * rate
 
 
 @dataclass(frozen=True)
@@ -84,21 +202,17 @@ class FlatSGD(FlatOptimizer):
             add_scaled(weights, gradient, -rate, out)
             return
         velocities: FloatArray = state["velocity"]
+        if self.nesterov:
+            take_nesterov_step(weights, gradient, velocities, -rate, self.momentum, out)
+            return
         step_per_gradient, momentum = np.float32(-rate), np.float32(self.momentum)
 
         def body(part: slice, step: FloatArray) -> None:
             velocity = velocities[part]
             np.multiply(gradient[part], step_per_gradient, out=step)
-            if self.nesterov:
-                # Kept already multiplied by momentum for the next step, which saves a pass.
-                np.add(velocity, step, out=velocity)
-                np.multiply(velocity, momentum, out=velocity)
-                np.add(step, velocity, out=step)
-                np.add(weights[part], step, out=out[part])
-            else:
-                np.multiply(velocity, momentum, out=velocity)
-                np.add(velocity, step, out=velocity)
-                np.add(weights[part], velocity, out=out[part])
+            np.multiply(velocity, momentum, out=velocity)
+            np.add(velocity, step, out=velocity)
+            np.add(weights[part], velocity, out=out[part])
 
         each_block(weights.size, body, 1)
 
@@ -143,31 +257,8 @@ class FlatAdagrad(FlatOptimizer):
         out: FloatArray,
     ) -> None:
         """One step along ``-gradient``."""
-        accumulators: FloatArray = state["accumulator"]
-        factor, epsilon = np.float32(-rate), np.float32(self.epsilon)
-        vectors = (gradient, accumulators)
-        if run_compiled(_adagrad, weights, out, vectors, (factor, epsilon)):
-            return
-
-        def body(part: slice, step: FloatArray) -> None:
-            g, total = gradient[part], accumulators[part]
-            np.multiply(g, g, out=step)
-            np.add(total, step, out=total)
-            np.add(total, epsilon, out=step)
-            np.sqrt(step, out=step)
-            np.divide(g, step, out=step)
-            np.multiply(step, factor, out=step)
-            np.add(weights[part], step, out=out[part])
-
-        each_block(weights.size, body, 1)
-
-
-def _adagrad(
-    weights: FloatArray, gradient: FloatArray, totals: FloatArray, factor: float, epsilon: float
-) -> None:
-    for i in range(weights.size):
-        totals[i] = totals[i] + gradient[i] * gradient[i]
-        weights[i] = weights[i] + gradient[i] / np.sqrt(totals[i] + epsilon) * factor
+        totals: FloatArray = state["accumulator"]
+        take_adagrad_step(weights, gradient, totals, -rate, out, within_root=self.epsilon)
 
 
 @dataclass(frozen=True)

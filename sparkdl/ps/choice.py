@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from sparkdl.codecs import DGC, Codec, make_codec
 from sparkdl.config import AUTO_WINDOW, EPOCH_WINDOW, FitConfig
 from sparkdl.errors import ConfigError
-from sparkdl.ps.codecs import DGC, Codec, make_codec
-from sparkdl.ps.rules import DCASGD, SGD, GapAware, Rule, make_rule
+from sparkdl.rules import DCASGD, SGD, GapAware, Rule, make_rule
 
 DEFAULT_RULES = {"asynchronous": "downpour", "hogwild": "hogwild", "synchronous": "bsp"}
 # What all workers learn in an epoch would take the center too far if it were added up; ADR 0030.
@@ -62,7 +62,7 @@ def choose_server_exchange(
 
     Args:
         config: With a mode that has a server.
-        rule: As :func:`sparkdl.ps.rules.make_rule` takes it; None for the mode's default.
+        rule: As :func:`sparkdl.rules.make_rule` takes it; None for the mode's default.
         compression: As :func:`choose_codec` takes it.
         optimizer: Of the compiled Keras model.
 

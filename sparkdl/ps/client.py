@@ -23,9 +23,9 @@ import numpy as np
 import numpy.typing as npt
 
 from sparkdl.closing import Closing
+from sparkdl.codecs import Compression
 from sparkdl.coordinator.session import Session, Welcome, open_session
 from sparkdl.errors import ProtocolError
-from sparkdl.ps.codecs import Compression
 from sparkdl.ps.coder import Coder
 from sparkdl.slices import Slices, head_offset, pack, pack_around, packed_bytes, unpack
 from sparkdl.transport.address import Endpoint

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from sparkdl.codecs import Compression
 from sparkdl.errors import ProtocolError
-from sparkdl.ps.codecs import Compression
 from sparkdl.transport.frames import ByteArray, Flag, Message
 from sparkdl.weights import FloatArray
 

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
+from sparkdl.changes import VariableChanges
 from sparkdl.finite import FiniteCheck, LossScaling
 from sparkdl.phases import current_clock
 from sparkdl.protocols import BatchStack, InGraph, Learner
 from sparkdl.ps.client import Progress, StoreAccess
 from sparkdl.ps.unwrapping import Unwrapping
+from sparkdl.ps.way import Way
 from sparkdl.run_state import RunState
 from sparkdl.slices import Slices
 from sparkdl.weights import FloatArray, Layout
 
 
-class RoundSynchronizer:
+class RoundSynchronizer(Way):
     """Each step is a round: gradients out, their row-weighted mean in, one optimizer step.
 
     The weights live on the workers and stay equal on all. A stack of batches is one compiled call,
@@ -35,6 +38,7 @@ class RoundSynchronizer:
     """
 
     in_graph: InGraph | None = None
+    every_batch: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -63,13 +67,15 @@ class RoundSynchronizer:
         self.refused = False
         self._sums = 0  # of the present round
         self._entered = False  # whether the present step has sent something
+        self._unstored: tuple[int, int] | None = None  # the position of weights no snapshot has
 
-    def start(self, learner: Learner, epoch: int = 0) -> bool:
+    def start(self, learner: Learner, epoch: int = 0, batch: int = 0) -> bool:
         """Brings ``learner`` to where the others are: the server's weights, or a live rank's.
 
         Args:
             learner: Its weights and optimizer state are set.
             epoch: Epochs that are done.
+            batch: Rounds of the next epoch that are done.
 
         Returns:
             Whether it has the optimizer state of that moment, too.
@@ -86,7 +92,34 @@ class RoundSynchronizer:
             learner.write_weights(self._client.pull())
         self.take_statistics(learner)
         self._learner, self._client.give_state = learner, self._state
+        self._unstored = (epoch, batch)
         return with_optimizer
+
+    def take(
+        self, learner: Learner, stack: BatchStack | None, window: int, progress: Progress
+    ) -> None:
+        """See :class:`Way`; each batch is a round."""
+        self.train(learner, stack, progress)
+        self._unstored = (progress.epoch, progress.batch)
+
+    def take_changes(self, learner: Learner, changes: Sequence[VariableChanges]) -> None:
+        """Of the statistics this worker has a copy."""
+        super().take_changes(learner, changes)
+        self.take_statistics(learner)
+
+    def end_epoch(self, learner: Learner, epoch: int) -> None:
+        """Leaves the weights with the server, if no other worker does."""
+        self.snapshot(learner, epoch + 1)
+        self._unstored = None
+
+    def keeps_state(self, holds: bool, epoch: int) -> bool:
+        """The worker that stores the weights of that moment stores the rest, before it does."""
+        return self._client.snapshot_wanted(epoch)
+
+    def end_run(self, learner: Learner) -> None:
+        """Leaves the weights with the server, unless it has them."""
+        if self._unstored is not None:
+            self.snapshot(learner, *self._unstored)
 
     def take_statistics(self, learner: Learner) -> None:
         """Takes the learner's statistics again, after someone else has changed them."""

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import numpy as np
 
+from sparkdl.codecs import Compression
 from sparkdl.coordinator.session import report_failure
 from sparkdl.errors import ModelError
 from sparkdl.finite import FiniteCheck
 from sparkdl.protocols import MAX_STACK, BatchStack, Learner, RankIdentity, Start
-from sparkdl.ps.client import Client, Progress, connect, limits_of
-from sparkdl.ps.codecs import Compression
+from sparkdl.ps.client import Client, Progress, StoreAccess, connect, limits_of
 from sparkdl.ps.round_synchronizer import RoundSynchronizer
-from sparkdl.ps.rules.rule import Rule
 from sparkdl.ps.shards import ShardRouter, shards_of
 from sparkdl.ps.synchronizer import ServerGradientSynchronizer, WindowSynchronizer
+from sparkdl.ps.way import Way
 from sparkdl.reports import EpochReport, MetricState, Report
+from sparkdl.rules.rule import Rule
 from sparkdl.run_state import RunState
 from sparkdl.transport.address import Endpoint
 from sparkdl.weights import Layout
@@ -112,8 +114,30 @@ def _beside_weights(learner: Learner, epoch: int) -> RunState:
     return RunState(epoch, optimizer=learner.optimizer_state(), carried=learner.carried_state())
 
 
+def way_of(
+    rule: Rule,
+    client: StoreAccess,
+    layout: Layout,
+    check: FiniteCheck,
+    *,
+    overlap: bool | None = None,
+    at_once: int = 0,
+) -> Way:
+    """How workers of ``rule`` exchange; the arguments are those of :class:`WindowSynchronizer`."""
+    if rule.payload == "delta":
+        return WindowSynchronizer(
+            rule, client, layout, overlap=overlap, check=check, at_once=at_once
+        )
+    if rule.blocking:
+        # A rule of a user's own sees the whole gradient.
+        return RoundSynchronizer(client, layout, check, takes_slices=rule.replies_mean)
+    return ServerGradientSynchronizer(client, layout, check)
+
+
 class ServerSynchronizer:
     """A worker's side of the server; see :class:`sparkdl.protocols.Synchronizer`.
+
+    It joins the run, takes the driver's orders and reports; its :class:`Way` trains and exchanges.
 
     Workers that train in rounds follow the driver's orders after each
     :data:`~sparkdl.protocols.MAX_STACK` rounds and at the end of an epoch: so all of them follow at
@@ -131,28 +155,13 @@ class ServerSynchronizer:
     ) -> None:
         self._check = check or FiniteCheck("ignore", layout.trained_size)
         self._rule, self._client, self._session = rule, client, client.session
-        self._rounds: RoundSynchronizer | None = None
-        self._gradients: ServerGradientSynchronizer | None = None
-        self._windows: WindowSynchronizer | None = None
-        if rule.payload == "gradient" and rule.blocking:
-            # A rule of a user's own sees the whole gradient.
-            self._rounds = RoundSynchronizer(
-                client, layout, self._check, takes_slices=rule.replies_mean
-            )
-        elif rule.payload == "gradient":
-            self._gradients = ServerGradientSynchronizer(client, layout, self._check)
-        else:
-            if overlap is None and self.transport == "shm":
-                overlap = False  # no network to hide: an exchange costs the processors that train
-            self._windows = WindowSynchronizer(
-                rule, client, layout, overlap=overlap, check=self._check, at_once=at_once
-            )
+        if overlap is None and self.transport == "shm":
+            overlap = False  # no network to hide: an exchange costs the processors that train
+        self._way = way_of(rule, client, layout, self._check, overlap=overlap, at_once=at_once)
         self._epoch = -1
         self._epoch_rows = 0
         self._orders: tuple[bool, float | None, int] = (False, None, 0)
         self._changes_taken = 0
-        self._open: Progress | None = None  # a window whose exchange is to come
-        self._unstored: tuple[int, int] | None = None  # where this worker's own weights are
         self.keeps_state = False
 
     def start(self, learner: Learner, rows: int, batches: int, windows: int) -> Start:
@@ -164,14 +173,7 @@ class ServerSynchronizer:
         welcome = self._client.join(rows=rows, batches_per_epoch=windows if in_step else batches)
         self._take_orders()
         self.take_changes(learner)  # before the weights, which are newer
-        starting = self._gradients or self._windows
-        with_optimizer = False
-        if self._rounds is not None and not welcome.done:
-            with_optimizer = self._rounds.start(learner, welcome.epoch)
-        elif not welcome.done and starting is not None:
-            starting.start(learner)
-        if self._rounds is not None:
-            self._unstored = (welcome.epoch, welcome.batch)
+        with_optimizer = not welcome.done and self._way.start(learner, welcome.epoch, welcome.batch)
         if welcome.source != "state":  # else the others have yet to follow what they were told last
             self._take_orders()
         return Start(
@@ -186,26 +188,14 @@ class ServerSynchronizer:
         """Trains a stack of batches and exchanges; None takes part with nothing."""
         progress = self._progress_of(report)
         self._tell(report)
-        self._open = None
-        if self._rounds is not None:
-            self._rounds.train(learner, stack, progress)
-            self._unstored = (progress.epoch, progress.batch)
-        elif self._gradients is not None and stack is not None:
-            self._gradients.step(learner, stack, progress)
-        elif self._windows is not None and stack is not None and report.window:
-            self._windows.train(learner, stack, report.window, progress)
-        elif self._windows is not None:
-            if stack is not None:
-                learner.train(stack)
-            self._windows.after_window(learner, progress)
+        self._way.take(learner, stack, report.window, progress)
         self._epoch_rows += report.rows
         if report.windows_done % MAX_STACK == 0 or not self.every_batch:
             self._take_orders()
 
     def train_on(self, learner: Learner, stack: BatchStack, report: Report) -> None:
         """Trains batches whose exchange comes later."""
-        learner.train(stack)
-        self._open = self._progress_of(report)
+        self._way.take_open(learner, stack, self._progress_of(report))
         self._tell(report)
         self._take_orders()
 
@@ -225,17 +215,9 @@ class ServerSynchronizer:
         if report.metrics is not None:
             self._session.report(EpochReport(report.epoch, self._epoch_rows, report.metrics))
 
-    @contextlib.contextmanager
-    def weights_of_run(self, learner: Learner, last: bool) -> Iterator[None]:
+    def weights_of_run(self, learner: Learner, last: bool) -> AbstractContextManager[None]:
         """The server's weights; in step with gradients, and for an ensemble, the worker's own."""
-        last = last and not self._rule.blocking  # which ends its rounds together anyway
-        if self._windows is not None and not self._rule.independent:
-            with self._windows.center_loaded(learner, last):
-                yield
-            return
-        if self._gradients is not None and not self._rule.blocking:
-            self._gradients.load_center(learner, last)
-        yield
+        return self._way.weights_of_run(learner, last)
 
     def end_epoch(
         self,
@@ -246,11 +228,7 @@ class ServerSynchronizer:
         wait: bool,
     ) -> None:
         """Reports the epoch's metrics; where workers own the weights, one has stored them first."""
-        if self._windows is not None:
-            self._windows.drain(learner)
-        if self._rounds is not None:
-            self._rounds.snapshot(learner, epoch + 1)
-            self._unstored = None
+        self._way.end_epoch(learner, epoch)
         report = EpochReport(
             epoch,
             self._epoch_rows if epoch == self._epoch else 0,
@@ -271,15 +249,8 @@ class ServerSynchronizer:
         due = self._orders[2]
         if due == self._changes_taken:
             return
-        if self._windows is not None:
-            self._windows.drain(learner)  # its exchange would land in the buffer used here
-        for changes in self._session.take_changes(due):
-            if self._windows is not None:
-                self._windows.take_changes(learner, changes)
-            else:
-                learner.take_changes(changes)
-        if self._rounds is not None:
-            self._rounds.take_statistics(learner)
+        self._way.drain(learner)
+        self._way.take_changes(learner, self._session.take_changes(due))
         self._changes_taken = due
 
     def keep_state(self, learner: Learner, epoch: int) -> None:
@@ -287,10 +258,8 @@ class ServerSynchronizer:
 
         Where workers own the weights, it is the worker that stores these, and before it does.
         """
-        keeps = self._holds_state if self._rounds is None else self._client.snapshot_wanted(epoch)
-        if keeps:
-            if self._windows is not None:
-                self._windows.drain(learner)  # its exchange would land in the buffer used here
+        if self._way.keeps_state(self._holds_state, epoch):
+            self._way.drain(learner)
             self._session.keep(_beside_weights(learner, epoch).to_bytes(), epoch)
 
     def finish(self, learner: Learner, epoch: int) -> None:
@@ -299,12 +268,7 @@ class ServerSynchronizer:
         Before that it leaves with the server what the run keeps of it: the optimizer state, or the
         model of its own.
         """
-        if self._windows is not None:
-            if self._open is not None:
-                self._windows.after_window(learner, self._open)
-            self._windows.drain(learner)
-        if self._rounds is not None and self._unstored is not None:
-            self._rounds.snapshot(learner, *self._unstored)
+        self._way.end_run(learner)
         self.keeps_state = self._holds_state
         if self._rule.independent:
             self._session.keep(RunState.of(learner, epoch).to_bytes(), epoch, own=True)
@@ -332,7 +296,7 @@ class ServerSynchronizer:
     @property
     def counted(self) -> float:
         """The part of this worker's changes that counted; see :mod:`sparkdl.ps.damping`."""
-        return 1.0 if self._windows is None else self._windows.counted
+        return self._way.counted
 
     @property
     def unreported(self) -> dict[int, EpochReport]:
@@ -342,13 +306,13 @@ class ServerSynchronizer:
     @property
     def every_batch(self) -> bool:
         """Whether each batch is a round; otherwise a window's exchange follows its last batch."""
-        return self._rounds is not None
+        return self._way.every_batch
 
     @property
     def cuts_stacks(self) -> bool:
         """Where nobody waits for this worker's next window, and nothing has to be put right after
         an exchange but the weights."""
-        return self._windows is not None and self._windows.cuts_stacks
+        return self._way.cuts_stacks
 
     @property
     def stopped(self) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -21,8 +21,9 @@ from sparkdl.phases import current_clock
 from sparkdl.protocols import BatchStack, Learner
 from sparkdl.ps.client import Progress, StoreAccess
 from sparkdl.ps.damping import Damping
-from sparkdl.ps.rules.rule import Rule
 from sparkdl.ps.unwrapping import Unwrapping
+from sparkdl.ps.way import Way
+from sparkdl.rules.rule import Rule
 from sparkdl.weights import FloatArray, Layout
 
 OVERLAP_FROM = 0.25
@@ -60,7 +61,7 @@ class _Peer:
             self._damping.apply(self._client.buffer, self._base, self._progress.batches)
 
 
-class WindowSynchronizer:
+class WindowSynchronizer(Way):
     """Exchanges weights with the server after each window, by the rule's worker half.
 
     With ``overlap`` the exchange of one window runs in a thread while the next is trained; then
@@ -117,8 +118,9 @@ class WindowSynchronizer:
         self._unwrapping = Unwrapping()
         self._progress = Progress(epoch=0, batch=0, batches=1, rows=0)  # of the present stack
         self._window = self._done = 0
+        self._open: Progress | None = None  # a window whose exchange is to come
 
-    def start(self, learner: Learner) -> None:
+    def start(self, learner: Learner, epoch: int = 0, batch: int = 0) -> bool:
         """Takes the center as the weights to start from."""
         together = self._at_once or self._client.num_workers
         if self._rule.damps and together > 1:
@@ -128,6 +130,30 @@ class WindowSynchronizer:
         self._base[...] = center
         learner.write_weights(self._local)
         self._keep_metrics(learner)
+        return False
+
+    def take(
+        self, learner: Learner, stack: BatchStack | None, window: int, progress: Progress
+    ) -> None:
+        """See :class:`Way`."""
+        self._open = None
+        if stack is not None and window:
+            self.train(learner, stack, window, progress)
+            return
+        if stack is not None:
+            learner.train(stack)
+        self.after_window(learner, progress)
+
+    def take_open(self, learner: Learner, stack: BatchStack, progress: Progress) -> None:
+        """The exchange comes with the rest of the window, or at the end."""
+        learner.train(stack)
+        self._open = progress
+
+    def end_run(self, learner: Learner) -> None:
+        """The exchange of a window that was not trained to its end."""
+        if self._open is not None:
+            self.after_window(learner, self._open)
+        self.drain(learner)
 
     def after_window(self, learner: Learner, progress: Progress) -> None:
         """One exchange: what was trained since the last one goes out, the center comes in.
@@ -218,6 +244,16 @@ class WindowSynchronizer:
             raise NotFiniteError(among=(first, self._done)) from None
 
     @contextlib.contextmanager
+    def weights_of_run(self, learner: Learner, last: bool) -> Iterator[None]:
+        """The center, of which a worker of a blocking rule has the last one anyway; where workers
+        are independent, its own."""
+        if self._rule.independent:
+            yield
+            return
+        with self.center_loaded(learner, last and not self._rule.blocking):
+            yield
+
+    @contextlib.contextmanager
     def center_loaded(self, learner: Learner, last: bool) -> Iterator[None]:
         """Within, ``learner`` has the center as it is now.
 
@@ -260,10 +296,11 @@ class WindowSynchronizer:
         if self._check.skips:
             learner.keep_metrics()
 
-    def take_changes(self, learner: Learner, changes: VariableChanges) -> None:
+    def take_changes(self, learner: Learner, changes: Sequence[VariableChanges]) -> None:
         """Gives ``learner`` the changes, which the center has too: no part of the next commit."""
-        learner.take_changes(changes)
-        changes.write_into(self._base)
+        for change in changes:
+            learner.take_changes(change)
+            change.write_into(self._base)
 
     def drain(self, learner: Learner) -> None:
         """Ends an exchange that is under way; to be called at an epoch's end, and at the end."""
@@ -305,7 +342,7 @@ class WindowSynchronizer:
         learner.write_weights(self._local)
 
 
-class ServerGradientSynchronizer:
+class ServerGradientSynchronizer(Way):
     """Each step: gradients out, and the weights in that the server's optimizer makes of them.
 
     For rules that take gradients and do not wait. The rules that wait train in rounds
@@ -323,9 +360,23 @@ class ServerGradientSynchronizer:
         self._client = client
         self._check = check or FiniteCheck("ignore", layout.trained_size)
 
-    def start(self, learner: Learner) -> None:
+    def start(self, learner: Learner, epoch: int = 0, batch: int = 0) -> bool:
         """Takes the server's weights."""
         self._take(learner, self._client.pull())
+        return False
+
+    def take(
+        self, learner: Learner, stack: BatchStack | None, window: int, progress: Progress
+    ) -> None:
+        """See :class:`Way`; the stack has one batch."""
+        if stack is not None:
+            self.step(learner, stack, progress)
+
+    @contextlib.contextmanager
+    def weights_of_run(self, learner: Learner, last: bool) -> Iterator[None]:
+        """The center, from which the worker trains on, too."""
+        self.load_center(learner, last)
+        yield
 
     @staticmethod
     def _take(learner: Learner, center: FloatArray) -> None:

@@ -83,12 +83,12 @@ class SparkModel(ModelInference):
         custom_objects: Name -> class or function, beside those found in the model itself.
         batch_size: Rows per step and worker.
         port: The server's port: 0 for any free one, a number, or a range ``'5000-5010'``.
-        rule: How an exchange changes the weights: a name, a rule of :mod:`sparkdl.ps.rules` (of
+        rule: How an exchange changes the weights: a name, a rule of :mod:`sparkdl.rules` (of
             :mod:`sparkdl.collective.rules` for ``'allreduce'``), or None for the mode's default.
         communicator: For ``mode='allreduce'``: ``'horovod'``, ``'builtin'`` or ``'auto'``.
         compression: What travels encoded, between workers that are not on the server's host and
             the server: ``'fp16'``, ``'bf16'``, ``'int8'``, ``'int4'``, ``'onebit'``, ``'topk'``,
-            ``'randomk'``, ``'dgc'``, ``'dithering'``, a codec of :mod:`sparkdl.ps.codecs`, or None
+            ``'randomk'``, ``'dgc'``, ``'dithering'``, a codec of :mod:`sparkdl.codecs`, or None
             for float32. ``'allreduce'`` takes the first two. See docs/rules.md.
         use_gpu: ``'auto'`` (the GPUs that Spark gives to a task), True (fail without) or False.
         decoder: Makes the model's input from a binary or image value: a function, or input

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from test_transports import STEP, in_thread
 
+from sparkdl.codecs import DGC, Codec, Compression, TopK, codec_names, make_codec
 from sparkdl.coordinator.driver_client import DriverClient, open_driver
 from sparkdl.coordinator.settings import Settings
 from sparkdl.errors import ConfigError, ProtocolError
 from sparkdl.ps.client import Client, connect, limits_of
-from sparkdl.ps.codecs import DGC, Codec, Compression, TopK, codec_names, make_codec
 from sparkdl.ps.pulling import pull_center
-from sparkdl.ps.rules import BSP, SSP, Downpour, Hogwild, Rule
 from sparkdl.ps.server import ServerConfig, ServerProcess
+from sparkdl.rules import BSP, SSP, Downpour, Hogwild, Rule
 from sparkdl.testing.inproc import InprocParameterServer
 from sparkdl.transport.connection import Timeouts
 from sparkdl.transport.frames import Content, Flag, Kind, Message

@@ -30,8 +30,8 @@ from sparkdl.coordinator.session import open_session
 from sparkdl.coordinator.settings import Settings
 from sparkdl.errors import AuthenticationError, TransportError
 from sparkdl.ps.client import Client, Progress, connect, limits_of
-from sparkdl.ps.rules import Downpour
 from sparkdl.ps.server import ServerConfig, ServerProcess
+from sparkdl.rules import Downpour
 from sparkdl.transport.address import Endpoint
 from sparkdl.transport.connection import Timeouts
 from sparkdl.transport.frames import BLOB_BYTES, Kind, Message, encode

@@ -32,10 +32,10 @@ from sparkdl.errors import (
 )
 from sparkdl.ps.client import Client, Progress, connect, limits_of
 from sparkdl.ps.pulling import pull_center
-from sparkdl.ps.rules import BSP, Downpour, Rule
 from sparkdl.ps.server import ServerConfig, ServerProcess
 from sparkdl.ps.strategy import ServerStrategy
 from sparkdl.reports import EpochReport
+from sparkdl.rules import BSP, Downpour, Rule
 from sparkdl.testing.inproc import InprocParameterServer
 from sparkdl.transport.address import Endpoint
 from sparkdl.transport.connection import Timeouts

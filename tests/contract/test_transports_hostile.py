@@ -21,8 +21,8 @@ import pytest
 from sparkdl.errors import ConfigError, ResourceError
 from sparkdl.network import ports_of
 from sparkdl.ps.client import connect
-from sparkdl.ps.rules import Downpour
 from sparkdl.ps.server import ServerConfig, ServerProcess
+from sparkdl.rules import Downpour
 from sparkdl.transport.frames import (
     HEADER,
     HEADER_BYTES,
@@ -423,7 +423,7 @@ def test_sigterm_ends_cleanly_and_the_secret_is_on_no_command_line() -> None:
 
 DRIVER = """
 import sys, numpy as np
-from sparkdl.ps.rules import Downpour
+from sparkdl.rules import Downpour
 from sparkdl.ps.server import ServerConfig, ServerProcess
 from sparkdl.weights import Layout
 layout = Layout.of([("w", (10,), "float32")])

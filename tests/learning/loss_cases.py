@@ -25,9 +25,9 @@ from sparkdl.finite import FiniteCheck
 from sparkdl.learner import make_learner
 from sparkdl.learner.metric_state import build_metrics, metric_results
 from sparkdl.learner.model_weights import model_layout, read_model
-from sparkdl.ps.rules import BSP
 from sparkdl.ps.server import ServerConfig
 from sparkdl.ps.strategy import ServerSynchronizer
+from sparkdl.rules import BSP
 from sparkdl.testing.inproc import InprocParameterServer
 from sparkdl.testing.thread_communicator import connect_threads
 from sparkdl.worker import train

@@ -23,9 +23,9 @@ from sparkdl.learner.optimizer_state import load_optimizer_state
 from sparkdl.progress.monitor import FitMonitor
 from sparkdl.progress.run_progress import progress_of
 from sparkdl.ps.pulling import pull_center
-from sparkdl.ps.rules import BSP, Downpour
 from sparkdl.ps.server import ServerConfig
 from sparkdl.ps.strategy import ServerSynchronizer
+from sparkdl.rules import BSP, Downpour
 from sparkdl.run_state import RunState
 from sparkdl.testing.inproc import InprocParameterServer
 from sparkdl.worker import train

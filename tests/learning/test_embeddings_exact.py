@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from harness import global_batches, split
 
+from sparkdl.codecs import make_codec
 from sparkdl.collective.gradient_synchronizer import AllReduceGradientSynchronizer
 from sparkdl.collective.synchronizer import AllReduceSynchronizer
 from sparkdl.config import LoopSettings
@@ -23,10 +24,9 @@ from sparkdl.data import Batches, rows_from_numpy
 from sparkdl.finite import FiniteCheck
 from sparkdl.learner import make_learner, tensorflow
 from sparkdl.learner.model_weights import model_layout, read_model
-from sparkdl.ps.codecs import make_codec
-from sparkdl.ps.rules import BSP
 from sparkdl.ps.server import ServerConfig
 from sparkdl.ps.strategy import ServerSynchronizer
+from sparkdl.rules import BSP
 from sparkdl.testing.inproc import InprocParameterServer
 from sparkdl.testing.thread_communicator import connect_threads
 from sparkdl.transport.frames import Limits

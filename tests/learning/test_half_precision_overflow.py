@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from harness import run_workers, split
 
+from sparkdl.codecs import make_codec
 from sparkdl.collective.gradient_synchronizer import AllReduceGradientSynchronizer
 from sparkdl.collective.synchronizer import AllReduceSynchronizer
 from sparkdl.config import LoopSettings
 from sparkdl.data import Batches, rows_from_numpy
 from sparkdl.learner import make_learner
-from sparkdl.ps.codecs import make_codec
-from sparkdl.ps.rules import BSP
+from sparkdl.rules import BSP
 from sparkdl.testing.thread_communicator import connect_threads
 from sparkdl.worker import train
 

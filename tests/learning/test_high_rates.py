@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 import high_rates
 
-from sparkdl.ps.rules import Downpour
+from sparkdl.rules import Downpour
 
 ROWS, EPOCHS, BATCH, WINDOW = 6_000, 3, 32, 12
 

@@ -27,9 +27,9 @@ from sparkdl.learner.callback_sink import CallbackSink
 from sparkdl.learner.metric_state import metric_results
 from sparkdl.learner.model_weights import model_layout, read_model
 from sparkdl.progress.monitor import FitMonitor
-from sparkdl.ps.rules import BSP, make_rule
 from sparkdl.ps.server import ServerConfig
 from sparkdl.ps.strategy import ServerSynchronizer
+from sparkdl.rules import BSP, make_rule
 from sparkdl.spark.driver.allreduce_run import AllReduceRun
 from sparkdl.spark.driver.server_run import ServerRun
 from sparkdl.spark.driver.trained_model import TrainedModel

@@ -22,9 +22,9 @@ from sparkdl.errors import DataError, ModelError, SparkDLError, TransportError
 from sparkdl.finite import FiniteCheck, NotFiniteError
 from sparkdl.learner import make_learner
 from sparkdl.learner.model_weights import model_layout, read_model
-from sparkdl.ps.rules import BSP, make_rule
 from sparkdl.ps.server import ServerConfig
 from sparkdl.ps.strategy import ServerSynchronizer
+from sparkdl.rules import BSP, make_rule
 from sparkdl.testing.inproc import InprocParameterServer
 from sparkdl.testing.thread_communicator import connect_threads
 from sparkdl.worker import train

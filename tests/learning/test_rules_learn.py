@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from harness import run_workers, split
 
+from sparkdl.codecs import DGC, RandomK, TopK, codec_names, make_codec
 from sparkdl.config import EPOCH_WINDOW
 from sparkdl.learner.local_optimizer import adopt_optimizer
 from sparkdl.learner.model_weights import write_model
-from sparkdl.ps.codecs import DGC, RandomK, TopK, codec_names, make_codec
-from sparkdl.ps.rules import EAMSGD, Averaging, make_rule, rule_names
+from sparkdl.rules import EAMSGD, Averaging, make_rule, rule_names
 
 ROWS, FEATURES, CLASSES = 768, 8, 3
 LEARNED = 0.1

@@ -12,7 +12,7 @@ from harness import global_batches, run_workers, split
 
 from sparkdl.data import ColumnSpec, DataSpec, read_partition, rows_from_numpy
 from sparkdl.data.ragged import Padding
-from sparkdl.ps.rules import BSP
+from sparkdl.rules import BSP
 
 SIZES = {
     "2 even": [200, 200],

@@ -14,9 +14,9 @@ from sparkdl.data import Batches, rows_from_numpy
 from sparkdl.learner import make_learner
 from sparkdl.learner.archive import decode_model, encode_model
 from sparkdl.learner.model_weights import model_layout, read_model
-from sparkdl.ps.rules import BSP, make_rule
 from sparkdl.ps.server import ServerConfig
 from sparkdl.ps.strategy import ServerSynchronizer
+from sparkdl.rules import BSP, make_rule
 from sparkdl.run_state import RunState
 from sparkdl.spark.driver.trained_model import TrainedModel
 from sparkdl.testing.inproc import InprocParameterServer

@@ -14,8 +14,8 @@ import pytest
 from sparkdl.coordinator.driver_client import open_driver
 from sparkdl.ps.client import Progress, connect, limits_of
 from sparkdl.ps.pulling import pull_center
-from sparkdl.ps.rules import make_rule
 from sparkdl.ps.server import ServerConfig, ServerProcess
+from sparkdl.rules import make_rule
 from sparkdl.weights import Layout
 
 VALUES = 12_500_000

@@ -196,7 +196,7 @@ def strange_names(text: str) -> set[str]:
 
 
 def test_names_that_do_not_exist_are_found() -> None:
-    text = """`sparkdl.run`, `sparkdl.ps.rules`, `sparkdl.SparkModel.fit`, sparkdl.nosuch.name,
+    text = """`sparkdl.run`, `sparkdl.rules`, `sparkdl.SparkModel.fit`, sparkdl.nosuch.name,
     `spark_model.summary.seconds`, `sparkdl.ps.nosuch`, `spark_model.training_seconds`,
     `summary.frobs`, `model.summary()`, sparkdl.json"""
     assert strange_names(text) == {

@@ -11,7 +11,7 @@ from spark_models import make_mlp
 
 from sparkdl import SparkModel
 from sparkdl.errors import ConfigError
-from sparkdl.ps.rules import AEASGD, Downpour
+from sparkdl.rules import AEASGD, Downpour
 
 
 def losses(

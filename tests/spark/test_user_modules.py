@@ -21,7 +21,7 @@ MODULE = """
 
     from sparkdl.collective.rules import Mean
     from sparkdl.collective.rules.mean import MeanGradientExchange
-    from sparkdl.ps.rules.downpour import Downpour
+    from sparkdl.rules.downpour import Downpour
 
     FACTOR = 1.0
 

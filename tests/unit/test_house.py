@@ -12,6 +12,8 @@ import pytest
 
 import sparkdl
 from sparkdl import protocols
+from sparkdl.collective.rules import EXCHANGE_RULES
+from sparkdl.rules import RULES
 
 ROOT = Path(sparkdl.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
@@ -35,11 +37,30 @@ def where(pattern: str, *, but: tuple[str, ...] = ()) -> list[str]:
         # executors run this file alone, without sparkdl
         ("identities of a host", r"boot_id", "wire/hosts.py", ("spark/doctor/host_facts.py",)),
         ("own addresses", r"192\.0\.2\.1", "wire/hosts.py", ()),
+        ("names of codecs", r'"(fp16|bf16|topk|randomk)"', "codecs/", ()),
     ],
 )
 def test_there_is_one_of_a_kind(what: str, pattern: str, home: str, but: tuple[str, ...]) -> None:
     assert where(pattern), f"the pattern of {what} finds nothing: has it moved?"
     assert where(pattern, but=(home, *but)) == [], f"{what} have their home in {home}"
+
+
+def test_rules_of_one_name_in_two_rooms_are_one_rule() -> None:
+    """With a server and without one a name means the same equation, written once."""
+    both = {cls.name: cls for cls in RULES.classes()}
+    apart = [
+        cls.name
+        for cls in EXCHANGE_RULES.classes()
+        if cls.name in both and not issubclass(cls, both[cls.name])
+    ]
+    assert apart == []
+
+
+def test_a_worker_of_a_server_asks_one_object_how_it_exchanges() -> None:
+    """A class for each way, and none that asks which of several it has."""
+    text = TEXTS["ps/strategy.py"]
+    assert re.findall(r"self\._(?:rounds|gradients|windows)\b", text) == []
+    assert sum(text.count("(Way):") for text in TEXTS.values()) == 3
 
 
 def test_no_module_is_longer_than_600_lines() -> None:

@@ -8,11 +8,11 @@ from typing import Any, ClassVar
 
 import pytest
 
+from sparkdl import codecs, rules
 from sparkdl.errors import ConfigError, UnknownNameError
 from sparkdl.optimizers import keras_config
-from sparkdl.ps import codecs, rules
-from sparkdl.ps.rules import optimizer
 from sparkdl.registry import Registry
+from sparkdl.rules import optimizer
 
 
 class Shape:

@@ -66,3 +66,24 @@ def test_readmes_first_block_needs_what_every_installation_has(release: ModuleTy
     imported = {line.split()[1].split(".")[0] for line in block.splitlines()
                 if line.startswith(("import ", "from "))}  # fmt: skip
     assert imported == {"sparkdl", "keras", "pyspark"}
+
+
+@pytest.mark.parametrize("engine", [None, "echo 'cannot connect to the daemon' >&2; exit 3"])
+def test_a_release_without_images_says_why_and_what_to_do(
+    release: ModuleType,
+    engine: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    if engine is not None:
+        docker = tmp_path / "docker"
+        docker.write_text(f"#!/bin/sh\n{engine}\n")
+        docker.chmod(0o755)
+    release.build_images(tmp_path / "no.tar.gz", tmp_path)
+    said = capsys.readouterr().out
+    assert "images: NOT built" in said
+    assert "make release" in said
+    expected = "neither docker nor podman" if engine is None else "ended with 3: cannot connect"
+    assert expected in said

@@ -29,6 +29,8 @@ each rank calls ``exchange.close()``, after a barrier. ``exchange.state()`` give
 needs to go on, ``load_state`` takes it; ``exchange.sent_bytes`` counts the bytes sent.
 
 A rule of your own is a subclass of :class:`ExchangeRule` and a subclass of one of the exchanges.
+What only moves a center by the mean change is a rule of :mod:`sparkdl.rules` instead, which works
+with a server too; without one it is a class of both: ``class Mine(TheRule, RoundRule)``.
 """
 
 from typing import Any
@@ -46,8 +48,8 @@ from sparkdl.collective.rules.exchange_rule import (
 from sparkdl.collective.rules.local import (
     AdaptiveLocalSGD,
     DiLoCoExchangeRule,
-    DownpourExchangeRule,
     LocalSGD,
+    RoundRule,
 )
 from sparkdl.collective.rules.mean import Mean, Sum
 from sparkdl.collective.rules.onebit_adam import OneBitAdam
@@ -56,6 +58,7 @@ from sparkdl.collective.rules.sliced import Sliced
 from sparkdl.collective.rules.straggler import StragglerDrop
 from sparkdl.collective.rules.streaming import StreamingDiLoCo
 from sparkdl.registry import Registry
+from sparkdl.rules.diloco import DiLoCo
 
 __all__ = [
     "EASGD",
@@ -63,7 +66,6 @@ __all__ = [
     "AdaptiveLocalSGD",
     "Adasum",
     "DiLoCoExchangeRule",
-    "DownpourExchangeRule",
     "Exchange",
     "ExchangeRule",
     "GradientExchange",
@@ -73,6 +75,7 @@ __all__ = [
     "OptimizerExchange",
     "Part",
     "PowerSGD",
+    "RoundRule",
     "Sliced",
     "StragglerDrop",
     "StreamingDiLoCo",
@@ -82,15 +85,22 @@ __all__ = [
     "rule_names",
 ]
 
+
+def _adapt(given: object) -> ExchangeRule | None:
+    """Of a server's rule the one that runs it without a server, where there is one."""
+    return DiLoCoExchangeRule(**given.config()) if type(given) is DiLoCo else None
+
+
 EXCHANGE_RULES: Registry[ExchangeRule] = Registry(
     "rule of mode 'allreduce'",
     ExchangeRule,
     (
-        *(Mean, Sum, LocalSGD, AdaptiveLocalSGD, EASGD, DownpourExchangeRule, DiLoCoExchangeRule),
-        *(StreamingDiLoCo, Adasum, PowerSGD, Sliced, StragglerDrop, OneBitAdam),
+        *(Mean, Sum, LocalSGD, AdaptiveLocalSGD, EASGD, DiLoCoExchangeRule, StreamingDiLoCo),
+        *(Adasum, PowerSGD, Sliced, StragglerDrop, OneBitAdam),
     ),
     aliases={"zero1": "sliced"},  # ZeRO stage 1 is the sliced all-reduce
-    hint="; the rules of sparkdl.ps work in the modes with a server",
+    adapt=_adapt,
+    hint="; other rules of sparkdl.rules work in the modes with a server",
 )
 """A new rule is a new module here, imported above and named in this list."""
 

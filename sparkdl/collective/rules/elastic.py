@@ -10,8 +10,8 @@ import numpy as np
 
 from sparkdl.collective.communicator import Communicator
 from sparkdl.collective.rules.exchange_rule import ExchangeRule, WeightsExchange
-from sparkdl.errors import ConfigError
 from sparkdl.options import require_positive
+from sparkdl.rules.elastic import pull_together, require_stable
 from sparkdl.weights import FloatArray, Layout
 
 
@@ -41,13 +41,8 @@ class EASGD(ExchangeRule):
         require_positive(self.name, "alpha", self.alpha, or_none=True)
 
     def bind(self, num_workers: int, optimizer: Mapping[str, Any] | None = None) -> Self:
-        if self.alpha is not None and self.alpha * num_workers > 1.0 + 1e-9:
-            raise ConfigError(
-                f"rule {self.name!r} would diverge",
-                expected=f"alpha at most 1/p = {1 / num_workers:g} with {num_workers} ranks",
-                received=f"alpha={self.alpha!r}",
-                hint="leave alpha out: it is 1/p then",
-            )
+        if self.alpha is not None:
+            require_stable(self.name, self.alpha, num_workers)
         return self
 
     def open(self, communicator: Communicator, layout: Layout) -> EASGDExchange:
@@ -63,7 +58,7 @@ class EASGDExchange(WeightsExchange):
 
     def __init__(self, communicator: Communicator, layout: Layout, rate: float) -> None:
         super().__init__(communicator, layout)
-        self._rate = np.float32(rate)
+        self._rate = rate
 
     def after_window(
         self,
@@ -80,9 +75,7 @@ class EASGDExchange(WeightsExchange):
             np.copyto(flat[trained:], self.buffer[trained:])
         pull, local, center = self.trained, weights[:trained], self.center[:trained]
         if rows:
-            np.subtract(local, center, out=pull)
-            pull *= self._rate
-            local -= pull
+            pull_together(local, center, self._rate, pull)
         else:
             pull.fill(0.0)
         self.all_reduce(pull, "sum")

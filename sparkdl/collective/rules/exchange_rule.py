@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 
-from sparkdl.collective.arithmetic import to_halves
+from sparkdl.codecs.halves import to_summable
 from sparkdl.collective.communicator import Communicator
 from sparkdl.errors import ConfigError
 from sparkdl.optimizers.flat import FlatOptimizer, State
+from sparkdl.rules.rule import Rule
 from sparkdl.weights import FloatArray, Layout
 
 Part = tuple[Callable[[FloatArray], None], int]
@@ -120,7 +122,7 @@ class Exchange:
             array = self.trained
         sent: np.ndarray[Any, Any] = array
         if self.wire is not None and array is self.trained:
-            sent = to_halves(array, self.wire, self.communicator.size if op == "sum" else 1)
+            sent = to_summable(array, self.wire, self.communicator.size if op == "sum" else 1)
         self.sent_bytes += sent.nbytes
         self.communicator.all_reduce(sent, op, weight=rows, out=sent)
         if sent is not array:
@@ -153,19 +155,6 @@ class Exchange:
         """Every rank's array, counted."""
         self.sent_bytes += array.nbytes
         return self.communicator.all_gather(array)
-
-
-class OuterExchange(Exchange):
-    """An exchange with an outer optimizer, whose state is the same on all ranks."""
-
-    _outer_state: State
-
-    def state(self) -> State:
-        return {name: array.copy() for name, array in self._outer_state.items()}
-
-    def load_state(self, state: State) -> None:
-        for name, array in self._outer_state.items():
-            np.copyto(array, state[name])
 
 
 class FilledExchange(Exchange):
@@ -279,6 +268,33 @@ class WeightsExchange(Exchange):
     def finish(self, weights: FloatArray) -> None:
         """Ends the run: waits for what is still being exchanged; ``weights`` become the center."""
         np.copyto(weights, self.center)
+
+
+class OuterExchange(WeightsExchange):
+    """Moves its center by the ``update`` of a rule of :mod:`sparkdl.rules`; equal on all ranks.
+
+    Args:
+        communicator, layout, extras: As for :class:`Exchange`.
+        outer: The rule.
+    """
+
+    def __init__(
+        self, communicator: Communicator, layout: Layout, outer: Rule, extras: int = 0
+    ) -> None:
+        super().__init__(communicator, layout, extras)
+        self.outer = outer
+        self.outer_state: State = {}
+        """What ``outer`` keeps beside the center's trained section."""
+
+    def start(self, weights: FloatArray) -> None:
+        super().start(weights)
+        self.outer_state = self.outer.init(self.center[: self.layout.trained_size])
+
+    def state(self) -> State:
+        return copy.deepcopy(self.outer_state)
+
+    def load_state(self, state: State) -> None:
+        self.outer_state = copy.deepcopy(state)
 
 
 class OptimizerExchange(FilledExchange):

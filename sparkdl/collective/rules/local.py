@@ -1,26 +1,63 @@
-"""Local steps, then the mean of the weights: LocalSGD, adaptive LocalSGD, Downpour, DiLoCo."""
+"""Local steps, then a step of the center along the mean change: LocalSGD, adaptive, DiLoCo."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
 from sparkdl.collective.communicator import Communicator
-from sparkdl.collective.rules.exchange_rule import ExchangeRule, OuterExchange, WeightsExchange
+from sparkdl.collective.rules.exchange_rule import ExchangeRule, OuterExchange
 from sparkdl.errors import ConfigError
-from sparkdl.optimizers.flat import FlatSGD
-from sparkdl.options import require_fraction, require_positive, require_whole
+from sparkdl.options import require_whole
+from sparkdl.rules.diloco import DiLoCo
+from sparkdl.rules.rule import Commit, Rule
 from sparkdl.weights import FloatArray, Layout
 
 
-class MeanWeightsExchange(WeightsExchange):
-    """The center gets the mean change ``D = Σ n_i (x_i − x̃) / Σ n_i``; every rank, the center.
+class RoundRule(ExchangeRule, Rule):
+    """A rule of :mod:`sparkdl.rules` whose rounds are an all-reduce of the ranks.
 
-    Averaged statistics replace each rank's own. If no rank had rows nothing changes.
+    Every window the ranks' mean change ``D = Σ n_i (x_i − x̃) / Σ n_i`` takes the place of the mean
+    that a server makes of a round: the rule's ``update`` moves the center with it on all ranks
+    alike, and each rank goes on from there. So a rule that waits for all workers and takes changes
+    is written once::
+
+        class DiLoCoExchangeRule(DiLoCo, RoundRule): ...
+
+    What ``update`` learns of a round beside ``D`` is equal on all ranks: how many they are, and how
+    many rounds there were; batches and rows count as 1, and there is no learning rate.
     """
+
+    exchanges = "weights"
+    takes_halves: ClassVar[bool] = True
+    blocking: ClassVar[bool] = True
+    default_window: ClassVar[int] = 8
+
+    def bind(self, num_workers: int, optimizer: Mapping[str, Any] | None = None) -> Self:
+        return self
+
+    def open(self, communicator: Communicator, layout: Layout) -> RoundExchange:
+        return RoundExchange(communicator, layout, self)
+
+    def config(self) -> dict[str, Any]:
+        return ExchangeRule.config(self)
+
+
+class RoundExchange(OuterExchange):
+    """See :class:`RoundRule`. Averaged statistics replace each rank's own.
+
+    If no rank had rows nothing changes.
+    """
+
+    def __init__(
+        self, communicator: Communicator, layout: Layout, rule: Rule, extras: int = 0
+    ) -> None:
+        super().__init__(communicator, layout, rule, extras)
+        self._rounds = 0
 
     def after_window(
         self,
@@ -33,23 +70,18 @@ class MeanWeightsExchange(WeightsExchange):
         if rows:
             np.subtract(weights[:trained], self.center[:trained], out=self.trained)
             np.copyto(self.buffer[trained:], weights[trained:])
-        if self._combine(rows):
-            self._advance(self.center[:trained], self.trained)
+        if self.average(self.whole, rows):
+            center, number = self.center[:trained], self._rounds
+            commit = Commit(0, self.communicator.size, number, number, batches=1, rows=1)
+            self.outer.update(center, self.trained, self.outer_state, commit, center)
             np.copyto(self.center[trained:], self.buffer[trained:])
+            self._rounds += 1
         np.copyto(weights, self.center)
         return None
 
-    def _combine(self, rows: int) -> bool:
-        """Replaces this rank's change in the buffer by the ranks' joined one."""
-        return self.average(self.whole, rows)
-
-    def _advance(self, center: FloatArray, change: FloatArray) -> None:
-        """Applies the joined change to the center's trained section."""
-        center += change
-
 
 @dataclass(frozen=True)
-class LocalSGD(ExchangeRule):
+class LocalSGD(RoundRule):
     """Every window the weights become ``x = s − Σ n_i (s − x_i) / Σ n_i``, ``s`` the last ones.
 
     With one batch between exchanges and plain SGD this is synchronous SGD.
@@ -59,16 +91,15 @@ class LocalSGD(ExchangeRule):
     """
 
     name: ClassVar[str] = "local_sgd"
-    exchanges = "weights"
-    takes_halves: ClassVar[bool] = True
-    default_window: ClassVar[int] = 8
-
-    def open(self, communicator: Communicator, layout: Layout) -> WeightsExchange:
-        return MeanWeightsExchange(communicator, layout)
 
 
 @dataclass(frozen=True)
-class AdaptiveLocalSGD(ExchangeRule):
+class DiLoCoExchangeRule(DiLoCo, RoundRule):
+    """:class:`sparkdl.rules.DiLoCo` without a server."""
+
+
+@dataclass(frozen=True)
+class AdaptiveLocalSGD(RoundRule):
     """LocalSGD whose window follows the loss: ``k = clip(⌈√(η₀ L k₀ / (η L₀))⌉, 1, limit)``.
 
     ``L`` is the row-weighted mean loss of all ranks since the last exchange, ``η`` the learning
@@ -88,8 +119,7 @@ class AdaptiveLocalSGD(ExchangeRule):
     limit: int = 16
 
     name: ClassVar[str] = "adaptive_local_sgd"
-    exchanges = "weights"
-    takes_halves: ClassVar[bool] = True
+    default_window: ClassVar[int] = 1
     own_window: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -101,13 +131,13 @@ class AdaptiveLocalSGD(ExchangeRule):
         return AdaptiveExchange(communicator, layout, self)
 
 
-class AdaptiveExchange(MeanWeightsExchange):
+class AdaptiveExchange(RoundExchange):
     """See :class:`AdaptiveLocalSGD`."""
 
     adapts = True
 
     def __init__(self, communicator: Communicator, layout: Layout, rule: AdaptiveLocalSGD) -> None:
-        super().__init__(communicator, layout, extras=2)
+        super().__init__(communicator, layout, rule, extras=2)
         self._rule = rule
         self._exchanges = 0
         self._window = 1
@@ -160,84 +190,3 @@ def adaptive_window(
         return 1
     ratio = first_learning_rate * max(loss, 0.0) / (learning_rate * first_loss)
     return min(limit, max(1, math.ceil(math.sqrt(ratio * first_window))))
-
-
-@dataclass(frozen=True)
-class DownpourExchangeRule(ExchangeRule):
-    """Synchronous Downpour: ``x̃ += Σ A_i (/p)``; ``x_i = x̃``; ``A_i = x_i − x̃`` of the window.
-
-    With the mean, row-weighted, it is :class:`LocalSGD`.
-
-    Args:
-        mean: False adds the ranks' changes instead: it diverges as ranks are added.
-
-    References:
-        Dean et al., Large scale distributed deep networks, 2012; Platoon (its synchronous form).
-    """
-
-    mean: bool = True
-
-    name: ClassVar[str] = "downpour"
-    exchanges = "weights"
-    takes_halves: ClassVar[bool] = True
-    default_window: ClassVar[int] = 8
-
-    def open(self, communicator: Communicator, layout: Layout) -> WeightsExchange:
-        kind = MeanWeightsExchange if self.mean else SumWeightsExchange
-        return kind(communicator, layout)
-
-
-class SumWeightsExchange(MeanWeightsExchange):
-    """Changes are added, not averaged; see :class:`DownpourExchangeRule`."""
-
-    def _combine(self, rows: int) -> bool:
-        return self.add(rows)
-
-
-@dataclass(frozen=True)
-class DiLoCoExchangeRule(ExchangeRule):
-    """Many local steps, then an outer Nesterov step along the mean change ``D``::
-
-        m  = momentum · m + D
-        x̃ += learning_rate · (D + momentum · m);   x_i = x̃
-
-    Momentum 0 and learning rate 1 is :class:`LocalSGD`.
-
-    Args:
-        learning_rate: The outer learning rate.
-        momentum: The outer momentum, in [0, 1).
-
-    References:
-        Douillard et al., DiLoCo: distributed low-communication training of language models, 2023.
-    """
-
-    learning_rate: float = 0.7
-    momentum: float = 0.9
-
-    name: ClassVar[str] = "diloco"
-    exchanges = "weights"
-    takes_halves: ClassVar[bool] = True
-    default_window: ClassVar[int] = 500
-
-    def __post_init__(self) -> None:
-        require_positive(self.name, "learning_rate", self.learning_rate)
-        require_fraction(self.name, "momentum", self.momentum)
-
-    def open(self, communicator: Communicator, layout: Layout) -> DiLoCoExchange:
-        return DiLoCoExchange(communicator, layout, self)
-
-
-class DiLoCoExchange(OuterExchange, MeanWeightsExchange):
-    """See :class:`DiLoCoExchangeRule`."""
-
-    def __init__(
-        self, communicator: Communicator, layout: Layout, rule: DiLoCoExchangeRule
-    ) -> None:
-        super().__init__(communicator, layout)
-        self._outer = FlatSGD(rule.learning_rate, rule.momentum, nesterov=True)
-        self._rate = rule.learning_rate
-        self._outer_state = self._outer.init(np.empty(layout.trained_size, np.float32))
-
-    def _advance(self, center: FloatArray, change: FloatArray) -> None:
-        # The change lowers the loss, while the optimizer steps against a gradient: hence the minus.
-        self._outer.step(center, change, self._outer_state, -self._rate, center)

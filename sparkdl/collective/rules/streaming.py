@@ -8,9 +8,10 @@ from typing import ClassVar
 import numpy as np
 
 from sparkdl.collective.communicator import Communicator, ReduceHandle
-from sparkdl.collective.rules.exchange_rule import ExchangeRule, OuterExchange, WeightsExchange
-from sparkdl.optimizers.flat import FlatSGD
+from sparkdl.collective.rules.exchange_rule import ExchangeRule, OuterExchange
 from sparkdl.options import require, require_fraction, require_positive, require_whole
+from sparkdl.rules.diloco import DiLoCo
+from sparkdl.rules.rule import Commit
 from sparkdl.weights import FloatArray, Layout
 
 
@@ -84,17 +85,15 @@ class _Fragment:
         self.handle: ReduceHandle | None = None
 
 
-class StreamingExchange(OuterExchange, WeightsExchange):
+class StreamingExchange(OuterExchange):
     """See :class:`StreamingDiLoCo`. All ranks call it equally often, so operations keep order."""
 
     apart = True
 
     def __init__(self, communicator: Communicator, layout: Layout, rule: StreamingDiLoCo) -> None:
-        super().__init__(communicator, layout)
+        super().__init__(communicator, layout, DiLoCo(rule.learning_rate, rule.momentum))
         self._rule = rule
         self._windows = 0
-        self._outer = FlatSGD(rule.learning_rate, rule.momentum, nesterov=True)
-        self._outer_state = self._outer.init(np.empty(layout.trained_size, np.float32))
         trained, size, count = layout.trained_size, layout.size, rule.fragments
         self._fragments = [
             _Fragment(
@@ -138,8 +137,7 @@ class StreamingExchange(OuterExchange, WeightsExchange):
 
     def _send(self, fragment: _Fragment, weights: FloatArray) -> None:
         place, buffer = fragment.place, fragment.buffer
-        # The outer optimizer takes a gradient, which points against the change.
-        np.subtract(self.center[place], weights[place], out=buffer[: fragment.size])
+        np.subtract(weights[place], self.center[place], out=buffer[: fragment.size])
         np.copyto(buffer[fragment.size : -1], weights[fragment.statistics])
         buffer[-1] = float(fragment.rows > 0)
         self.sent_bytes += buffer.nbytes
@@ -157,8 +155,10 @@ class StreamingExchange(OuterExchange, WeightsExchange):
         if not buffer[-1] > 0.0:
             return
         center = self.center[fragment.place]
-        state = {name: array[fragment.place] for name, array in self._outer_state.items()}
-        self._outer.step(center, buffer[: fragment.size], state, self._rule.learning_rate, center)
+        state = {name: array[fragment.place] for name, array in self.outer_state.items()}
+        number = self._windows
+        commit = Commit(0, self.communicator.size, number, number, batches=1, rows=1)
+        self.outer.update(center, buffer[: fragment.size], state, commit, center)
         np.copyto(self.center[fragment.statistics], buffer[fragment.size : -1])
         for part in (fragment.place, fragment.statistics):
             local = weights[part]

@@ -8,9 +8,9 @@ from typing import Any
 from sparkdl.call_arguments import lists_its_arguments
 from sparkdl.compat.distkeras.single import Trainer
 from sparkdl.errors import ConfigError
-from sparkdl.ps.rules import AEASGD as AEASGDRule
-from sparkdl.ps.rules import EAMSGD as EAMSGDRule
-from sparkdl.ps.rules import Experimental as ExperimentalRule
+from sparkdl.rules import AEASGD as AEASGDRule
+from sparkdl.rules import EAMSGD as EAMSGDRule
+from sparkdl.rules import Experimental as ExperimentalRule
 
 
 class DistributedTrainer(Trainer):

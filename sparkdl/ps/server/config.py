@@ -5,13 +5,13 @@ from __future__ import annotations
 import secrets
 from dataclasses import asdict, dataclass, field
 
+from sparkdl.codecs import Codec, Compression
 from sparkdl.coordinator.machine import Coordinator
 from sparkdl.coordinator.settings import Settings
 from sparkdl.errors import ConfigError
 from sparkdl.network import PortSpec
-from sparkdl.ps.codecs import Codec, Compression
-from sparkdl.ps.rules.rule import Rule
 from sparkdl.ps.store import ParameterStore
+from sparkdl.rules.rule import Rule
 from sparkdl.transport.address import Mode
 from sparkdl.transport.listeners import ListenOptions
 from sparkdl.weights import FloatArray, Layout

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from sparkdl.codecs import Compression, Sections
 from sparkdl.coordinator.worker import Worker
-from sparkdl.ps.codecs import Compression, Sections
-from sparkdl.ps.rules.rule import Commit, Rule, State
 from sparkdl.ps.store.rounds import Round
+from sparkdl.rules.rule import Commit, Rule, State
 from sparkdl.slices import Slices, join_slices, pack
 from sparkdl.transport.frames import ByteArray, Message
 from sparkdl.weights import FloatArray, Layout

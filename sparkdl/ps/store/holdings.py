@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sparkdl.ps.codecs import Compression
+from sparkdl.codecs import Compression
 from sparkdl.transport.frames import ByteArray, Content, Flag, Kind, Message
 from sparkdl.weights import FloatArray
 

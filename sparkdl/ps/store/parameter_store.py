@@ -8,13 +8,12 @@ from dataclasses import replace
 import numpy as np
 
 from sparkdl.changes import VariableChanges
+from sparkdl.codecs import Compression
 from sparkdl.coordinator.blobs import chunk_reply
 from sparkdl.coordinator.group import Group
 from sparkdl.coordinator.store import Entry, Store, Work
 from sparkdl.coordinator.worker import Worker
 from sparkdl.errors import ProtocolError, TransportError
-from sparkdl.ps.codecs import Compression
-from sparkdl.ps.rules.rule import Rule
 from sparkdl.ps.store.center import Center
 from sparkdl.ps.store.first_pulls import FirstPulls
 from sparkdl.ps.store.holdings import Holdings
@@ -24,6 +23,7 @@ from sparkdl.ps.store.sliced_commits import SlicedCommits
 from sparkdl.ps.store.snapshot import Snapshot
 from sparkdl.ps.store.sums import Sums
 from sparkdl.ps.store.transfer import StateTransfer
+from sparkdl.rules.rule import Rule
 from sparkdl.slices import Slices
 from sparkdl.transport.frames import (
     COMMITS,

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from sparkdl.codecs import Compression
 from sparkdl.coordinator.blobs import Assembly
 from sparkdl.errors import ProtocolError
-from sparkdl.ps.codecs import Compression
 from sparkdl.ps.store.rounds import Payload
 from sparkdl.slices import Slices, pack, unpack
 from sparkdl.transport.frames import ByteArray, Content, Flag, Message

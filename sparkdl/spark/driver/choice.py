@@ -13,7 +13,7 @@ from sparkdl.collective.rules import rule_names as exchange_names
 from sparkdl.config import FitConfig
 from sparkdl.errors import ConfigError, ModelError, SparkDLError
 from sparkdl.ps.choice import ServerExchange, choose_server_exchange
-from sparkdl.ps.rules import RULES, Rule, make_rule, rule_names
+from sparkdl.rules import RULES, Rule, make_rule, rule_names
 
 ChosenExchange = ServerExchange | AllReduceExchange
 
@@ -65,7 +65,8 @@ def require_family(mode: str, rule: Any) -> None:
     """
     name = _name_of(rule)
     if mode == "allreduce":
-        if _is_a(rule, Rule) or (name in RULES and name not in EXCHANGE_RULES):
+        with_server = _is_a(rule, Rule) and not _is_a(rule, ExchangeRule)
+        if (with_server or name in RULES) and name not in EXCHANGE_RULES:
             server_mode = _server_mode(rule)
             raise ConfigError(
                 f"rule {name!r} works through a parameter server",

@@ -15,7 +15,7 @@ from sparkdl.learner.model_weights import model_layout, read_model
 from sparkdl.learner.normalizing import normalizes
 from sparkdl.progress.monitor import FitMonitor
 from sparkdl.ps.choice import ServerExchange
-from sparkdl.ps.rules.rule import Rule
+from sparkdl.rules.rule import Rule
 from sparkdl.spark.columns.sources import warn_of_chance
 from sparkdl.spark.driver.allreduce_run import reports_live, start_all_reduce
 from sparkdl.spark.driver.capacity import count_slots, wait_for_slots

@@ -8,11 +8,12 @@ from typing import Any
 import keras
 import pytest
 
+from sparkdl.codecs import FP16
 from sparkdl.collective.rules import DiLoCoExchangeRule, Mean, OneBitAdam, Sliced, make_rule
 from sparkdl.config import EPOCH_WINDOW, FitConfig
 from sparkdl.errors import ConfigError, UnknownNameError
 from sparkdl.optimizers.flat import FlatAdam, FlatSGD
-from sparkdl.ps.rules import BSP, DynSGD
+from sparkdl.rules import BSP, DiLoCo, Downpour, DynSGD
 from sparkdl.spark.driver.choice import choose_exchange, require_family
 
 pytestmark = pytest.mark.keras
@@ -51,6 +52,8 @@ def test_the_default_is_the_mean() -> None:
     assert choose()[0] == Mean()
     assert choose(compression="fp16")[2] == "float16"
     assert choose("local_sgd", compression="bf16")[2] == "bfloat16"
+    assert choose(compression=FP16())[2] == "float16"
+    assert choose(compression="none")[2] is None
 
 
 SGD = keras.optimizers.SGD()
@@ -64,6 +67,7 @@ SGD = keras.optimizers.SGD()
         ({"rule": "adaptive_local_sgd", "frequency": 4}, "window itself"),
         ({"compression": "topk"}, "cannot reduce"),
         ({"compression": {"name": "topk"}}, "cannot reduce"),
+        ({"compression": "fp61"}, "unknown codec 'fp61'"),
         ({"rule": "powersgd", "compression": "fp16"}, "does not go with rule 'powersgd'"),
         ({"rule": "sliced", "compression": "fp16"}, "does not go with rule 'sliced'"),
         ({"compression": "bf16", "communicator": "horovod"}, "Horovod cannot"),
@@ -100,6 +104,7 @@ def test_what_makes_no_sense_is_refused_with_the_reason(
         ("synchronous", "zero1", "allreduce"),
         ("hogwild", Mean(), "allreduce"),
         ("synchronous", DiLoCoExchangeRule, "allreduce"),
+        ("allreduce", Downpour, "asynchronous"),
     ],
     ids=str,
 )
@@ -109,7 +114,7 @@ def test_a_rule_of_the_other_family_is_told_its_mode(mode: str, rule: Any, meant
     assert caught.value.hint == f"did you mean mode='{meant}'?"
 
 
-@pytest.mark.parametrize("rule", [None, "diloco", "downpour"])
+@pytest.mark.parametrize("rule", [None, "diloco", DiLoCo(momentum=0.5), DiLoCo])
 def test_names_of_both_families_are_taken_by_each(rule: Any) -> None:
     for mode in ("allreduce", "asynchronous", "synchronous"):
         require_family(mode, rule)

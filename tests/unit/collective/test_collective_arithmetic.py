@@ -7,6 +7,7 @@ import doctest
 import numpy as np
 import pytest
 
+from sparkdl.codecs.halves import to_summable
 from sparkdl.collective import arithmetic, horovod, member, pending, solo
 from sparkdl.collective.builtin import places, shared
 from sparkdl.collective.builtin.places import Places
@@ -68,7 +69,7 @@ def test_places_of_one_host_and_of_single_ranks():
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 8, 100])
 def test_the_sum_of_halves_of_all_ranks_is_no_infinity(ranks):
-    sent = [arithmetic.to_halves(np.float32([1e6, -1e6, 2.0]), "float16", ranks)] * ranks
+    sent = [to_summable(np.float32([1e6, -1e6, 2.0]), "float16", ranks)] * ranks
     total = np.empty(3, np.float16)
     arithmetic.reduce_in_order(sent, [1.0] * ranks, np.add, total)
     np.testing.assert_allclose(total, [65504, -65504, 2 * ranks], rtol=0.1)

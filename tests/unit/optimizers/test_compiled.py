@@ -12,7 +12,7 @@ import pytest
 from sparkdl.optimizers import compiled
 from sparkdl.optimizers.blocks import BLOCK, use_threads
 from sparkdl.optimizers.compiled import run_compiled
-from sparkdl.ps.rules import Commit, make_rule
+from sparkdl.rules import Commit, make_rule
 
 # The rules that have a loop, and the vectors that each changes or reads.
 WITH_LOOP: list[dict[str, Any]] = [

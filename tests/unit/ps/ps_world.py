@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from coordinator_world import CoordinatorWorld, code
 
-from sparkdl.ps.rules.rule import Rule
 from sparkdl.ps.store import ParameterStore
+from sparkdl.rules.rule import Rule
 from sparkdl.transport.frames import Content, Flag, Kind, Message
 from sparkdl.weights import FloatArray, Layout
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from sparkdl.codecs import DGC
 from sparkdl.config import AUTO_WINDOW, EPOCH_WINDOW, FitConfig
 from sparkdl.errors import ConfigError, UnknownNameError
 from sparkdl.ps.choice import choose_codec, choose_rule, choose_server_exchange
-from sparkdl.ps.codecs import DGC
-from sparkdl.ps.rules import StalenessAware, make_rule
+from sparkdl.rules import StalenessAware, make_rule
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ from test_ps_synchronizer import clients
 from sparkdl.config import EPOCH_WINDOW, LoopSettings
 from sparkdl.data import Batches, rows_from_numpy
 from sparkdl.ps.client import Client
-from sparkdl.ps.rules import BSP
 from sparkdl.ps.strategy import ServerSynchronizer
+from sparkdl.rules import BSP
 from sparkdl.slices import Slices
 from sparkdl.testing.inproc import InprocParameterServer
 from sparkdl.transport.frames import Limits

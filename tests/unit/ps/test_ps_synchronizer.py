@@ -20,11 +20,11 @@ from sparkdl.finite import FiniteCheck, NotFiniteError
 from sparkdl.protocols import MAX_STACK, BatchStack
 from sparkdl.ps.client import Client, Progress
 from sparkdl.ps.round_synchronizer import RoundSynchronizer
-from sparkdl.ps.rules import AEASGD, BSP, Averaging, Downpour, Rule
 from sparkdl.ps.server import ServerConfig
 from sparkdl.ps.strategy import ServerSynchronizer
 from sparkdl.ps.synchronizer import ServerGradientSynchronizer, WindowSynchronizer
 from sparkdl.reports import Report
+from sparkdl.rules import AEASGD, BSP, Averaging, Downpour, Rule
 from sparkdl.run_state import RunState
 from sparkdl.testing.inproc import InprocParameterServer
 from sparkdl.weights import FloatArray, Layout

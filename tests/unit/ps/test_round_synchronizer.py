@@ -17,9 +17,9 @@ from sparkdl.finite import FiniteCheck, NotFiniteError
 from sparkdl.protocols import MAX_STACK
 from sparkdl.ps.client import Progress
 from sparkdl.ps.round_synchronizer import RoundSynchronizer
-from sparkdl.ps.rules import BSP
 from sparkdl.ps.strategy import ServerSynchronizer
 from sparkdl.reports import Report
+from sparkdl.rules import BSP
 from sparkdl.run_state import RunState
 from sparkdl.worker import train
 

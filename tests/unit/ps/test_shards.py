@@ -10,9 +10,9 @@ import pytest
 
 from sparkdl.errors import ConfigError
 from sparkdl.ps.client import Progress
-from sparkdl.ps.rules import BSP, DynSGD, Rule
 from sparkdl.ps.server import ServerConfig
 from sparkdl.ps.shards import ShardRouter, shards_of
+from sparkdl.rules import BSP, DynSGD, Rule
 from sparkdl.testing.inproc import InprocParameterServer
 from sparkdl.weights import FloatArray, Layout
 

@@ -16,11 +16,11 @@ from sparkdl.collective.rules import (
     AdaptiveLocalSGD,
     Adasum,
     DiLoCoExchangeRule,
-    DownpourExchangeRule,
     ExchangeRule,
     LocalSGD,
     Mean,
     PowerSGD,
+    RoundRule,
     StreamingDiLoCo,
     Sum,
     local,
@@ -28,6 +28,7 @@ from sparkdl.collective.rules import (
     rule_names,
 )
 from sparkdl.errors import ConfigError, UnknownNameError
+from sparkdl.rules import Commit, DiLoCo, Downpour, Rule, State
 from sparkdl.weights import FloatArray, Layout
 
 LAYOUT = Layout.of([("a", (2, 2), "float32"), ("b", (2,), "float32")], [("m", (1,), "float32")])
@@ -277,16 +278,6 @@ def test_elastic_averaging_refuses_to_overshoot():
     assert EASGD(alpha=0.5).bind(2).alpha == 0.5
 
 
-@pytest.mark.parametrize("mean", [True, False])
-def test_downpour_equals_numpy(mean):
-    start, changes = vector(7, N), [vector(r, N) for r in range(3)]
-    want = start + (changes[0] + changes[2]) / (2 if mean else 1)
-    for x, center in exchanged(DownpourExchangeRule(mean=mean), start, [changes], [4, 0, 4]):
-        np.testing.assert_allclose(x[:T], want[:T], atol=1e-6)
-        np.testing.assert_allclose(x[T:], (start + (changes[0] + changes[2]) / 2)[T:], atol=1e-6)
-        np.testing.assert_array_equal(x, center)
-
-
 def diloco_by_hand(start: FloatArray, rounds: list[list[FloatArray]]) -> np.ndarray:
     center, m = start[:T].astype(float), np.zeros(T)
     for changes in rounds:
@@ -305,6 +296,53 @@ def test_diloco_equals_numpy():
     averaged = exchanged(LocalSGD(), start, rounds, [2, 3])
     for (x, _), (want, _) in zip(plain, averaged, strict=True):
         np.testing.assert_allclose(x, want, atol=1e-6)
+
+
+def test_diloco_is_one_rule_with_and_without_a_server():
+    """The same bits as the server's rule makes of the mean changes of the same rounds."""
+    start = vector(3, N)
+    rounds = [[0.1 * vector(10 * t + r, N) for r in range(2)] for t in range(3)]
+    server, center = DiLoCo(momentum=0.8), start[:T].copy()
+    state = server.init(center)
+    for number, changes in enumerate(rounds):
+        at = np.array([center + c[:T] - center for c in changes])
+        mean = np.float32(0.5) * at[0] + np.float32(0.5) * at[1]
+        server.update(center, mean, state, Commit(0, 2, number, number, 1, 2), center)
+    for x, _ in exchanged(make_rule(DiLoCo(momentum=0.8)), start, rounds, [2, 2]):
+        np.testing.assert_array_equal(x[:T], center)
+    assert make_rule(DiLoCo(momentum=0.8)) == DiLoCoExchangeRule(momentum=0.8)
+    with pytest.raises(ConfigError, match="server"):
+        make_rule(Downpour())
+
+
+class Fading(Rule):
+    """A rule of one's own for both families: ``center += D / (rounds so far + 1)``."""
+
+    name = "fading"
+    blocking = True
+
+    def init(self, center: FloatArray) -> State:
+        return {"rounds": 0, "share": 1.0}
+
+    def update(
+        self, center: FloatArray, delta: FloatArray, state: State, commit: Commit, out: FloatArray
+    ) -> None:
+        assert commit.clock == commit.pulled_clock == state["rounds"]
+        state["rounds"] += 1
+        np.add(center, np.float32(state["share"]) * delta, out=out)
+        state["share"] = 1 / (state["rounds"] + 1)
+
+
+class FadingExchangeRule(Fading, RoundRule):
+    """Fading without a server."""
+
+
+def test_a_rule_of_ones_own_is_written_once_for_server_and_all_reduce():
+    start = vector(3, N)
+    rounds = [[vector(10 * t + r, N) for r in range(2)] for t in range(3)]
+    want = start[:T] + sum((at[0] + at[1])[:T] / 2 / (t + 1) for t, at in enumerate(rounds))
+    for x, _ in exchanged(FadingExchangeRule(), start, rounds, [1, 1]):
+        np.testing.assert_allclose(x[:T], want, atol=1e-6)
 
 
 def test_the_outer_momentum_goes_on_in_a_second_run():
@@ -403,7 +441,7 @@ def test_even_and_odd_ranks_sum_apart():
 
 def test_names():
     assert rule_names() == [
-        *("adaptive_local_sgd", "adasum", "diloco", "downpour", "easgd", "local_sgd", "mean"),
+        *("adaptive_local_sgd", "adasum", "diloco", "easgd", "local_sgd", "mean"),
         *("onebit_adam", "powersgd", "sliced", "straggler_drop", "streaming_diloco", "sum"),
     ]
     for name in rule_names():

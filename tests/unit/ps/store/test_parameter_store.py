@@ -14,9 +14,9 @@ from ps_world import Bounded, Flag, Kind, Plain, Rounds, World, code
 from sparkdl.coordinator.machine import Coordinator
 from sparkdl.coordinator.settings import Settings
 from sparkdl.coordinator.status import Failure
-from sparkdl.ps.rules.rule import Rule
 from sparkdl.ps.store import ParameterStore
 from sparkdl.reports import EpochReport
+from sparkdl.rules.rule import Rule
 from sparkdl.transport.frames import Content, Message
 from sparkdl.weights import Layout
 

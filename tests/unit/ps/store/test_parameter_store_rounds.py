@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from ps_world import Flag, Kind, Rounds, World, code
 
-from sparkdl.ps.rules.bsp import BSP
 from sparkdl.ps.store.rounds import BLOCK, Payload, Round
 from sparkdl.reports import EpochReport
+from sparkdl.rules.bsp import BSP
 from sparkdl.transport.frames import Content, Message
 
 GRADIENT = "gradient"

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ps_world import Plain
 
-from sparkdl.ps.rules import BSP
-from sparkdl.ps.rules.rule import Rule
 from sparkdl.ps.store import ParameterStore
 from sparkdl.ps.store.sliced_commits import MAX_BYTES
+from sparkdl.rules import BSP
+from sparkdl.rules.rule import Rule
 from sparkdl.slices import Slices, pack, unpack
 from sparkdl.transport.frames import ByteArray, Content, Flag, Kind, Message
 from sparkdl.weights import FloatArray, Layout

@@ -9,7 +9,7 @@ from sparkdl.collective.rules import make_rule as make_exchange_rule
 from sparkdl.config import EPOCH_WINDOW, ON_NAN
 from sparkdl.errors import ConfigError
 from sparkdl.ps.choice import ServerExchange
-from sparkdl.ps.rules import make_rule
+from sparkdl.rules import make_rule
 from sparkdl.spark.driver.choice import ChosenExchange, require_refusable
 
 CAN = [

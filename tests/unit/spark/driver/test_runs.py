@@ -16,9 +16,9 @@ from sparkdl.errors import TransportError
 from sparkdl.progress.commands import Command
 from sparkdl.ps.choice import ServerExchange
 from sparkdl.ps.client import limits_of
-from sparkdl.ps.rules import make_rule
 from sparkdl.ps.strategy import ServerStrategy
 from sparkdl.reports import EpochReport
+from sparkdl.rules import make_rule
 from sparkdl.run_state import RunState
 from sparkdl.spark.driver.allreduce_run import SilentRun, start_all_reduce
 from sparkdl.spark.driver.server_run import ServerRun

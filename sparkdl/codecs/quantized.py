@@ -1,0 +1,275 @@
+"""A few bits per element: int8 and 4-bit blocks, and dithering (QSGD)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from sparkdl.codecs.codec import (
+    CHUNK,
+    ByteArray,
+    Codec,
+    Generator,
+    Payload,
+    as_bytes,
+    check_size,
+    check_vector,
+    malformed,
+)
+from sparkdl.options import require, require_one_of, require_whole
+from sparkdl.weights import FloatArray
+
+Rounding = Literal["stochastic", "nearest"]
+
+
+@dataclass(frozen=True)
+class _Grid:
+    """How a block of ``block`` elements becomes one scale and ``block`` codes of ``bits`` bits.
+
+    On the wire: all scales (float32, one per block: the size of one level), then all codes, block
+    after block. A code is the level plus ``levels``. A block is cut into ``8 / bits`` equal parts,
+    and a byte holds one code of each part. The last block is filled up with zeros.
+    """
+
+    name: str
+    block: int
+    bits: int
+    levels: int
+    norm: Literal["max", "l2"]
+    stochastic: bool
+
+    def count(self, size: int) -> int:
+        return -(-size // self.block)
+
+    @property
+    def width(self) -> int:
+        """Bytes of one block's codes."""
+        return self.block * self.bits // 8
+
+    def wire_size(self, size: int) -> int:
+        return self.count(size) * (4 + self.width)
+
+    def encode(self, array: FloatArray, rng: Generator | None) -> ByteArray:
+        check_vector(array)
+        count = self.count(array.size)
+        payload = np.empty(self.wire_size(array.size), np.uint8)
+        scales = payload[: 4 * count].view("<f4")
+        codes = payload[4 * count :].reshape(count, self.width)
+        rows = max(CHUNK // self.block, 1)
+        shape = (min(rows, count), self.block)
+        work, dither = np.empty(shape, np.float32), None
+        if self.stochastic and count:
+            # All chunks use the same uniform draws, each from another random place on: every
+            # element still gets a uniform draw, at a tenth of the cost.
+            rng = np.random.default_rng() if rng is None else rng
+            dither = rng.random(2 * work.size, dtype=np.float32)
+            dither += np.float32(self.levels)
+        whole = array.size // self.block
+        for start in range(0, whole, rows):
+            stop = min(start + rows, whole)
+            values = array[start * self.block : stop * self.block].reshape(-1, self.block)
+            noise = self._noise(dither, values, rng)
+            self._quantize(values, noise, work, scales[start:stop], codes[start:stop])
+        if whole < count:
+            rest = np.zeros((1, self.block), np.float32)
+            rest[0, : array.size - whole * self.block] = array[whole * self.block :]
+            noise = self._noise(dither, rest, rng)
+            self._quantize(rest, noise, work, scales[whole:], codes[whole:])
+        return payload
+
+    @staticmethod
+    def _noise(
+        dither: FloatArray | None, values: FloatArray, rng: Generator | None
+    ) -> FloatArray | None:
+        if dither is None or rng is None:
+            return None
+        first = int(rng.integers(dither.size - values.size + 1))
+        return dither[first : first + values.size].reshape(values.shape)
+
+    def _quantize(
+        self,
+        values: FloatArray,
+        noise: FloatArray | None,
+        work: FloatArray,
+        scales: npt.NDArray[np.float32],
+        codes: ByteArray,
+    ) -> None:
+        levels = work[: values.shape[0]]
+        if self.norm == "max":
+            np.abs(values, out=levels)
+            largest = np.maximum.reduce(levels, axis=1)
+        else:
+            np.multiply(values, values, out=levels)
+            largest = np.sqrt(np.add.reduce(levels, axis=1))
+        np.divide(largest, np.float32(self.levels), out=scales)
+        # For a scale below the normal range 1 / scale overflows; such a block is sent as zeros. A
+        # NaN or infinity in a block makes its scale NaN, so that all of it decodes to NaN.
+        scales[~np.isfinite(scales)] = np.nan
+        scales[scales < np.finfo(np.float32).tiny] = 0.0
+        inverse = np.zeros_like(scales)
+        np.divide(np.float32(1.0), scales, out=inverse, where=scales > 0)
+        with np.errstate(invalid="ignore", over="ignore"):
+            np.multiply(values, inverse[:, None], out=levels)
+        if np.isnan(scales).any():
+            np.nan_to_num(levels, copy=False, nan=0.0, posinf=0.0, neginf=0.0)
+        # With the addition all values are at least 0, up to rounding: the cast takes the floor.
+        np.add(levels, np.float32(self.levels + 0.5) if noise is None else noise, out=levels)
+        whole = levels.astype(np.uint8)
+        np.minimum(whole, np.uint8(2 * self.levels), out=whole)
+        if self.bits == 8:
+            codes[...] = whole
+            return
+        parts = np.split(whole, 8 // self.bits, axis=1)
+        np.copyto(codes, parts[0])
+        for i, part in enumerate(parts[1:], start=1):
+            np.left_shift(part, np.uint8(i * self.bits), out=part)
+            np.bitwise_or(codes, part, out=codes)
+
+    def decode(self, payload: Payload, out: FloatArray) -> None:
+        data = as_bytes(payload)
+        check_size(self.name, data, self.wire_size(out.size))
+        count = self.count(out.size)
+        scales = np.ascontiguousarray(data[: 4 * count]).view("<f4")
+        if (scales < 0).any() or np.isinf(scales).any():
+            raise malformed(self.name, "scales that are not negative", "a negative or infinite one")
+        codes = data[4 * count :].reshape(count, self.width)
+        rows = max(CHUNK // self.block, 1)
+        whole = out.size // self.block
+        for start in range(0, whole, rows):
+            stop = min(start + rows, whole)
+            target = out[start * self.block : stop * self.block].reshape(-1, self.block)
+            self._expand(codes[start:stop], scales[start:stop], target)
+        if whole < count:
+            rest = np.empty((1, self.block), np.float32)
+            self._expand(codes[whole:], scales[whole:], rest)
+            out[whole * self.block :] = rest[0, : out.size - whole * self.block]
+
+    def _expand(
+        self, codes: ByteArray, scales: npt.NDArray[np.float32], target: FloatArray
+    ) -> None:
+        highest = 2 * self.levels
+        mask = np.uint8((1 << self.bits) - 1)
+        for i in range(8 // self.bits):
+            if self.bits == 8:
+                level = codes
+            else:
+                level = np.right_shift(codes, np.uint8(i * self.bits))
+                np.bitwise_and(level, mask, out=level)
+            if highest < mask and level.max(initial=0) > highest:
+                raise malformed(self.name, f"codes up to {highest}", f"{level.max()}")
+            target[:, i * self.width : (i + 1) * self.width] = level
+        np.subtract(target, np.float32(self.levels), out=target)
+        np.multiply(target, scales[:, None], out=target)
+
+
+class _Quantized(Codec):
+    """Base of the codecs on a grid."""
+
+    def _grid(self) -> _Grid:
+        raise NotImplementedError
+
+    def max_size(self, size: int) -> int:
+        """Exactly what ``encode`` makes: one scale per block and its codes, the last one filled."""
+        return self._grid().wire_size(size)
+
+    def encode(self, array: FloatArray, rng: Generator | None = None) -> ByteArray:
+        """Quantizes block by block."""
+        return self._grid().encode(array, rng)
+
+    def decode(self, payload: Payload, out: FloatArray) -> None:
+        """Writes ``level · scale`` for every element."""
+        self._grid().decode(payload, out)
+
+
+def _check(name: str, block: int, rounding: str = "stochastic") -> None:
+    require_whole(name, "block", block, 8)
+    require(block % 8 == 0, name, "block", "a multiple of 8", block)
+    require_one_of(name, "rounding", rounding, ("stochastic", "nearest"))
+
+
+@dataclass(frozen=True)
+class Int8(_Quantized):
+    """One byte per element and one scale per block: levels -127 … 127 of ``max|u| / 127``.
+
+    Stochastic rounding is unbiased: the mean over many draws is the value. A block with a NaN or
+    an infinity decodes to NaN.
+
+    Args:
+        block: Elements per scale.
+        rounding: ``'stochastic'`` (unbiased, error below one level) or ``'nearest'`` (error at
+            most half a level).
+
+    Reference: Dettmers, 2016, "8-Bit Approximations for Parallelism in Deep Learning",
+    arXiv:1511.04561 (8-bit exchange with per-block scales).
+    """
+
+    block: int = 1024
+    rounding: Rounding = "stochastic"
+
+    name: ClassVar[str] = "int8"
+
+    def __post_init__(self) -> None:
+        _check(self.name, self.block, self.rounding)
+
+    def _grid(self) -> _Grid:
+        return _Grid(self.name, self.block, 8, 127, "max", self.rounding == "stochastic")
+
+
+@dataclass(frozen=True)
+class Int4(_Quantized):
+    """Half a byte per element and one scale per block: levels -7 … 7 of ``max|u| / 7``.
+
+    Args:
+        block: Elements per scale.
+        rounding: As for :class:`Int8`.
+
+    Reference: Dettmers and Zettlemoyer, 2023, "The case for 4-bit precision", arXiv:2212.09720
+    (small blocks keep 4 bits useful).
+    """
+
+    block: int = 256
+    rounding: Rounding = "stochastic"
+
+    name: ClassVar[str] = "int4"
+
+    def __post_init__(self) -> None:
+        _check(self.name, self.block, self.rounding)
+
+    def _grid(self) -> _Grid:
+        return _Grid(self.name, self.block, 4, 7, "max", self.rounding == "stochastic")
+
+
+@dataclass(frozen=True)
+class Dithering(_Quantized):
+    """QSGD: ``sign(u) · norm · (⌊s|u|/norm⌋ + Bernoulli(fraction)) / s`` per block; unbiased.
+
+    2 bits per element for s = 1 (three levels, as TernGrad), 4 up to s = 7, 8 up to s = 127. Here
+    the floor is taken of ``s·u/norm`` itself, not of its size: the mean is the same.
+
+    Args:
+        levels: s, from 1 to 127.
+        norm: ``'l2'`` as in the paper, or ``'max'`` (less noise).
+        block: Elements per norm.
+
+    References: Alistarh et al., 2017, "QSGD", arXiv:1610.02132; Wen et al., 2017, "TernGrad",
+    arXiv:1705.07878.
+    """
+
+    levels: int = 7
+    norm: Literal["l2", "max"] = "max"
+    block: int = 512
+
+    name: ClassVar[str] = "dithering"
+
+    def __post_init__(self) -> None:
+        _check(self.name, self.block)
+        require_whole(self.name, "levels", self.levels, 1)
+        require(self.levels <= 127, self.name, "levels", "at most 127", self.levels)
+        require_one_of(self.name, "norm", self.norm, ("l2", "max"))
+
+    def _grid(self) -> _Grid:
+        bits = 2 if self.levels == 1 else 4 if self.levels <= 7 else 8
+        return _Grid(self.name, self.block, bits, self.levels, self.norm, True)

@@ -1,0 +1,284 @@
+"""Few elements instead of all: top-k and random-k."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from sparkdl.codecs.codec import (
+    CHUNK,
+    ByteArray,
+    Codec,
+    Generator,
+    Payload,
+    as_bytes,
+    check_size,
+    check_vector,
+    chunks,
+    malformed,
+)
+from sparkdl.errors import ConfigError
+from sparkdl.options import require_share, require_whole
+from sparkdl.weights import FloatArray
+
+Indices = npt.NDArray[np.int64]
+_SAMPLE = 16_384
+_SMALL = 65_536
+
+
+def check_ratio(codec: str, ratio: Any, k: Any) -> None:
+    """Raises ConfigError unless ``0 < ratio <= 1`` and ``k`` is None or a whole number from 1."""
+    require_share(codec, "ratio", ratio)
+    require_whole(codec, "k", k, 1, or_none=True)
+
+
+def kept(size: int, ratio: float, k: int | None = None) -> int:
+    """Elements kept of ``size``: ``k``, or ``ratio · size`` but at least one; never above size."""
+    return min(size, k if k is not None else max(1, round(ratio * size)))
+
+
+def check_addressable(codec: str, size: int) -> None:
+    """Raises ConfigError unless every index of ``size`` elements fits 32 bits."""
+    if size > 2**32:
+        raise ConfigError(
+            f"codec {codec!r} cannot address every element",
+            expected="at most 2**32 elements",
+            received=f"{size}",
+            hint="compression='int8' or 'onebit' has no such limit",
+        )
+
+
+def largest(array: FloatArray, k: int) -> Indices:
+    """Indices, ascending, of exactly ``k`` elements of largest size; NaN counts as the largest.
+
+    Among equals at the border, which ones are taken is not defined. A threshold a little below the
+    k-th largest size, estimated from a sample, leaves few candidates in one cheap pass; the exact
+    choice is made among them.
+    """
+    n = array.size
+    if k >= n:
+        return np.arange(n)
+    if n <= _SMALL or 4 * k >= n:
+        return _exact(np.abs(array), k)
+    sample = np.sort(np.abs(array[:: n // _SAMPLE]))
+    # Of the sample about `share` lie above the k-th largest; aim three deviations further down.
+    share = k / n * sample.size
+    for slack in (3.0, 10.0):
+        place = sample.size - int(share + slack * np.sqrt(share) + slack) - 1
+        if place < 0 or np.isnan(sample[place]):
+            break
+        candidates = _at_least(array, sample[place])
+        if candidates.size >= k:
+            return candidates[_exact(np.abs(array[candidates]), k)]
+    return _exact(np.abs(array), k)
+
+
+def _at_least(array: FloatArray, threshold: np.float32) -> Indices:
+    """Indices of the elements whose size is not below ``threshold``."""
+    found: list[Indices] = []
+    sizes = np.empty(CHUNK, np.float32)
+    below = np.empty(CHUNK, np.bool_)
+    for part in chunks(array.size):
+        n = part.stop - part.start
+        np.abs(array[part], out=sizes[:n])
+        np.less(sizes[:n], threshold, out=below[:n])
+        np.logical_not(below[:n], out=below[:n])
+        indices = np.flatnonzero(below[:n])
+        indices += part.start
+        found.append(indices)
+    return np.concatenate(found)
+
+
+def _exact(sizes: FloatArray, k: int) -> Indices:
+    if k == sizes.size:
+        return np.arange(k)
+    return np.sort(np.argpartition(sizes, sizes.size - k)[sizes.size - k :])
+
+
+def pack(array: FloatArray, indices: Indices) -> ByteArray:
+    """The elements at ``indices`` as bytes: all indices (uint32), then all values (float32)."""
+    k = indices.size
+    payload = np.empty(8 * k, np.uint8)
+    payload[: 4 * k].view("<u4")[...] = indices
+    payload[4 * k :].view("<f4")[...] = array[indices]
+    return payload
+
+
+def unpack(
+    codec: str, payload: Payload, size: int, limit: int
+) -> tuple[Indices, npt.NDArray[np.float32]]:
+    """The indices and values in the bytes that :func:`pack` made.
+
+    Raises:
+        ProtocolError: More than ``limit`` elements, a broken length, or indices that are not
+            ascending and below ``size``.
+    """
+    data = as_bytes(payload)
+    if data.size % 8 or data.size > 8 * limit:
+        expected = f"at most {8 * limit} bytes, a multiple of 8"
+        raise malformed(codec, expected, f"{data.size} bytes")
+    k = data.size // 8
+    data = np.ascontiguousarray(data)
+    indices = data[: 4 * k].view("<u4").astype(np.int64)
+    if k and (indices[-1] >= size or not (indices[1:] > indices[:-1]).all()):
+        raise malformed(codec, f"ascending indices below {size}", "other indices")
+    return indices, data[4 * k :].view("<f4")
+
+
+def put(codec: str, payload: Payload, out: FloatArray, limit: int) -> None:
+    """Writes the values in the bytes that :func:`pack` made, and 0 elsewhere."""
+    indices, values = unpack(codec, payload, out.size, limit)
+    out.fill(0.0)
+    out[indices] = values
+
+
+@dataclass(frozen=True)
+class _FewElements(Codec):
+    """What top-k and random-k share: how many elements they keep, and the reply's codec."""
+
+    ratio: float = 0.01
+    k: int | None = None
+
+    def __post_init__(self) -> None:
+        check_ratio(self.name, self.ratio, self.k)
+
+    def reply(self, size: int, num_workers: int) -> Codec:
+        """All that the workers together may have changed."""
+        return Changes.of(kept(size, self.ratio, self.k), size, num_workers)
+
+
+@dataclass(frozen=True)
+class TopK(_FewElements):
+    """The k elements of largest size, exactly k, as indices and values: 8 k bytes.
+
+    On the wire: the indices, ascending (uint32), then the values (float32).
+
+    Args:
+        ratio: Share of the elements to keep, in (0, 1].
+        k: Elements to keep, instead of ``ratio``.
+
+    References: Aji and Heafield, 2017, "Sparse Communication for Distributed Gradient Descent",
+    arXiv:1704.05021; Stich, Cordonnier and Jaggi, 2018, "Sparsified SGD with Memory",
+    arXiv:1809.07599.
+    """
+
+    name: ClassVar[str] = "topk"
+
+    def max_size(self, size: int) -> int:
+        """8 bytes per element kept."""
+        return 8 * kept(size, self.ratio, self.k)
+
+    def encode(self, array: FloatArray, rng: Generator | None = None) -> ByteArray:
+        """Picks the k largest."""
+        check_vector(array)
+        check_addressable(self.name, array.size)
+        return pack(array, largest(array, kept(array.size, self.ratio, self.k)))
+
+    def decode(self, payload: Payload, out: FloatArray) -> None:
+        """Writes the values sent, and 0 elsewhere."""
+        put(self.name, payload, out, self.max_size(out.size) // 8)
+
+    def subtract(self, payload: Payload, values: FloatArray) -> None:
+        """Sets what was sent to 0."""
+        indices, sent = unpack(self.name, payload, values.size, self.max_size(values.size) // 8)
+        values[indices] -= sent
+
+
+@dataclass(frozen=True)
+class Changes(TopK):
+    """Every element that is not 0; the k largest if there are more.
+
+    For replies: p workers that send k elements each change p · k elements at most, so nothing is
+    lost. Users cannot choose it with ``compression=``.
+    """
+
+    name: ClassVar[str] = "changes"
+
+    @classmethod
+    def of(cls, count: int, size: int, num_workers: int) -> Changes:
+        """For ``num_workers`` that send ``count`` of ``size`` elements; half of all at most."""
+        return cls(k=max(1, min(count * num_workers, size // 2)))
+
+    def encode(self, array: FloatArray, rng: Generator | None = None) -> ByteArray:
+        """Picks what is not 0, as indices and values."""
+        check_vector(array)
+        check_addressable(self.name, array.size)
+        k = kept(array.size, self.ratio, self.k)
+        if np.count_nonzero(array) <= k:
+            return pack(array, np.flatnonzero(array))
+        return pack(array, largest(array, k))
+
+
+@dataclass(frozen=True)
+class RandomK(_FewElements):
+    """k elements drawn at random, as values and a seed: 4 k + 8 bytes.
+
+    The vector is cut into k nearly equal pieces and one element is drawn from each. No index is
+    sent: the receiver draws the same elements from the seed. Values are not scaled by n/k, as error
+    feedback sends the other elements later.
+
+    On the wire: the seed (uint64), then the values (float32) in order of their places.
+
+    Args:
+        ratio: Share of the elements to keep, in (0, 1].
+        k: Elements to keep, instead of ``ratio``.
+
+    Reference: Stich, Cordonnier and Jaggi, 2018, "Sparsified SGD with Memory", arXiv:1809.07599.
+    """
+
+    name: ClassVar[str] = "randomk"
+
+    def max_size(self, size: int) -> int:
+        """8 bytes for the seed and 4 per element kept."""
+        return 8 + 4 * kept(size, self.ratio, self.k)
+
+    def encode(self, array: FloatArray, rng: Generator | None = None) -> ByteArray:
+        """Draws a seed, and the elements from it."""
+        check_vector(array)
+        check_addressable(self.name, array.size)
+        rng = np.random.default_rng() if rng is None else rng
+        seed = int(rng.integers(2**64, dtype=np.uint64))
+        payload = np.empty(self.max_size(array.size), np.uint8)
+        payload[:8].view("<u8")[0] = seed
+        payload[8:].view("<f4")[...] = array[self._places(seed, array.size)]
+        return payload
+
+    def decode(self, payload: Payload, out: FloatArray) -> None:
+        """Writes the values sent, and 0 elsewhere."""
+        places, values = self._unpack(payload, out.size)
+        out.fill(0.0)
+        out[places] = values
+
+    def subtract(self, payload: Payload, values: FloatArray) -> None:
+        """Sets what was sent to 0."""
+        places, sent = self._unpack(payload, values.size)
+        values[places] -= sent
+
+    def _unpack(self, payload: Payload, size: int) -> tuple[Indices, npt.NDArray[np.float32]]:
+        data = as_bytes(payload)
+        check_size(self.name, data, self.max_size(size))
+        data = np.ascontiguousarray(data)
+        return self._places(int(data[:8].view("<u8")[0]), size), data[8:].view("<f4")
+
+    def _places(self, seed: int, size: int) -> Indices:
+        k = kept(size, self.ratio, self.k)
+        edges = np.arange(k + 1, dtype=np.uint64) * np.uint64(size) // np.uint64(max(k, 1))
+        draws = _splitmix64(seed, k) >> np.uint64(32)
+        widths = edges[1:] - edges[:-1]
+        return (edges[:-1] + ((draws * widths) >> np.uint64(32))).astype(np.int64)
+
+
+def _splitmix64(seed: int, count: int) -> npt.NDArray[np.uint64]:
+    """``count`` numbers of the splitmix64 sequence (Steele, Lea and Flood, 2014).
+
+    Written out because both ends of a wire must draw alike, whatever their NumPy's version.
+    """
+    with np.errstate(over="ignore"):
+        z = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+        z += np.uint64(seed)
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return z ^ (z >> np.uint64(31))

@@ -1,0 +1,94 @@
+"""``Way``: how a worker and its server exchange; each way is a class."""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import ClassVar
+
+from sparkdl.changes import VariableChanges
+from sparkdl.protocols import BatchStack, Learner
+from sparkdl.ps.client import Progress
+
+
+class Way(abc.ABC):
+    """By windows, in rounds, or gradient by gradient; one thread uses it.
+
+    ``ServerSynchronizer`` joins the run, takes the driver's orders and reports; a way trains and
+    exchanges.
+    """
+
+    every_batch: ClassVar[bool] = False
+    """See :class:`sparkdl.protocols.Synchronizer`."""
+
+    @property
+    def cuts_stacks(self) -> bool:
+        """Whether exchanges may happen inside a learner's call."""
+        return False
+
+    @property
+    def counted(self) -> float:
+        """The part of this worker's changes that counted; see :mod:`sparkdl.ps.damping`."""
+        return 1.0
+
+    @abc.abstractmethod
+    def start(self, learner: Learner, epoch: int = 0, batch: int = 0) -> bool:
+        """Gives ``learner`` the weights to start from.
+
+        Args:
+            learner: Its weights are set.
+            epoch: Epochs that are done.
+            batch: Windows, or batches, of the next epoch that are committed.
+
+        Returns:
+            Whether the learner has the optimizer state of that moment, too.
+        """
+
+    @abc.abstractmethod
+    def take(
+        self, learner: Learner, stack: BatchStack | None, window: int, progress: Progress
+    ) -> None:
+        """Trains a stack and exchanges; None exchanges without a batch.
+
+        Args:
+            learner: Trains.
+            stack: Batches.
+            window: Batches between two exchanges within the stack; 0 for one exchange after it.
+            progress: After the stack.
+        """
+
+    def take_open(self, learner: Learner, stack: BatchStack, progress: Progress) -> None:
+        """Trains a stack whose exchange comes later."""
+        learner.train(stack)
+
+    @contextlib.contextmanager
+    def weights_of_run(self, learner: Learner, last: bool) -> Iterator[None]:
+        """Within, ``learner`` has the weights of the run; see
+        :class:`sparkdl.protocols.Synchronizer`."""
+        yield
+
+    def drain(self, learner: Learner) -> None:  # noqa: B027  (most exchanges end at once)
+        """Ends an exchange that runs beside the training: it would land in the client's buffer."""
+
+    def end_epoch(self, learner: Learner, epoch: int) -> None:
+        """Called before the epoch is reported; ``epoch`` is the one that ends."""
+        self.drain(learner)
+
+    def take_changes(self, learner: Learner, changes: Sequence[VariableChanges]) -> None:
+        """Gives ``learner`` the changes, which the server's weights have too."""
+        for change in changes:
+            learner.take_changes(change)
+
+    def keeps_state(self, holds: bool, epoch: int) -> bool:
+        """Whether this worker leaves its optimizer state for the checkpoint after ``epoch`` epochs.
+
+        Args:
+            holds: Whether the run keeps this worker's state at its end.
+            epoch: Epochs that are done.
+        """
+        return holds
+
+    def end_run(self, learner: Learner) -> None:
+        """Sends what was trained since the last exchange."""
+        self.drain(learner)
