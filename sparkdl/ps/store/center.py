@@ -9,7 +9,7 @@ from sparkdl.coordinator.worker import Worker
 from sparkdl.ps.store.rounds import Round
 from sparkdl.rules.rule import Commit, Rule, State
 from sparkdl.slices import Slices, join_slices, pack
-from sparkdl.transport.frames import ByteArray, Message
+from sparkdl.transport.frames import ByteArray, Flag, Message
 from sparkdl.weights import FloatArray, Layout
 
 
@@ -117,6 +117,12 @@ class Center:
             self._layout.copy_without(places, self.result, mean)
             self.encoded = pack(self.encoded, joined)
         self.sliced = pack(mean.view(np.uint8), joined)
+
+    def slices_for(self, request: Message) -> ByteArray:
+        """``sliced`` as the rank asks for it, encoded or not; empty where it is None."""
+        if self.sliced is None:
+            return np.empty(0, np.uint8)
+        return self.encoded if request.flags & Flag.ENCODED else self.sliced
 
     def _encode_result(self) -> None:
         if self._sections is None:

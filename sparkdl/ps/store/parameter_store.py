@@ -25,16 +25,7 @@ from sparkdl.ps.store.sums import Sums
 from sparkdl.ps.store.transfer import StateTransfer
 from sparkdl.rules.rule import Rule
 from sparkdl.slices import Slices
-from sparkdl.transport.frames import (
-    COMMITS,
-    WITHOUT_GRADIENT,
-    ByteArray,
-    Content,
-    Flag,
-    Kind,
-    Limits,
-    Message,
-)
+from sparkdl.transport.frames import COMMITS, Content, Flag, Kind, Limits, Message
 from sparkdl.weights import FloatArray, Layout
 
 GIVE_WAY_S = 5.0
@@ -94,7 +85,7 @@ class ParameterStore(Store):
         self._readings: dict[int, Reading] = {}
         self._round = Round()
         self._round_rows = 0
-        self._without_gradient: list[int] = []
+        self._round_meta: dict[str, list[int]] = {}
         self._position = (0, 0)
         self._entered: dict[int, int | None] = {}
 
@@ -279,8 +270,7 @@ class ParameterStore(Store):
             self._group.answer(connection, Message(Kind.OK), worker)
         elif message.kind is Kind.SLICES_GET:
             worker = self._group.identify(connection, message)
-            empty = np.empty(0, np.uint8)
-            whole = empty if self._center.sliced is None else self._slices_for(message)
+            whole = self._center.slices_for(message)
             reply = chunk_reply(whole, message.offset, self._group.limits.chunk_bytes)
             self._group.answer(connection, reply, worker)
         elif message.kind is Kind.STATE_PUT:
@@ -355,9 +345,8 @@ class ParameterStore(Store):
         if self._rule.blocking:
             self._enter_round(worker)
             without = numbers_without_gradient(message, self._num_trained)
-            self._round.payloads[worker.rank] = Payload(
-                connection, values, message, slices, without
-            )
+            payload = Payload(connection, values, message, slices, without)
+            self._round.payloads[worker.rank] = payload
             group.defer(connection, "round", message)
             return None
         if message.sequence <= worker.applied:
@@ -473,7 +462,7 @@ class ParameterStore(Store):
         finished, self._round = self._round, Round()
         self._transfer.fresh = False
         rows = self._round_rows = finished.rows
-        self._without_gradient = finished.without_gradient
+        self._round_meta = finished.reply_meta
         self._preserve()
         self._center.apply_round(finished, group.clock)
         group.clock += 1
@@ -536,8 +525,7 @@ class ParameterStore(Store):
         if request.kind is Kind.PUSH:
             return Message(Kind.OK, sequence=request.sequence, rows=rows)
         reply = Message(Kind.WEIGHTS, sequence=request.sequence, rows=rows, content=Content.DENSE)
-        if self._without_gradient:
-            reply.meta = {WITHOUT_GRADIENT: self._without_gradient}
+        reply.meta = dict(self._round_meta)
         if self._center.sliced is not None:
             return self._sliced_result(request, reply)
         if self._holdings is None or not request.flags & Flag.ENCODED:
@@ -554,7 +542,7 @@ class ParameterStore(Store):
 
         It stays what it is for the same reason.
         """
-        body = self._slices_for(request)
+        body = self._center.slices_for(request)
         if request.flags & Flag.ENCODED:
             reply.flags |= Flag.ENCODED
         if body.size > self.limits.buffer_bytes:
@@ -562,13 +550,6 @@ class ParameterStore(Store):
         else:
             reply.content, reply.body = Content.SLICES, body
         return reply
-
-    def _slices_for(self, request: Message) -> ByteArray:
-        """As the rank asks for it: encoded, or not."""
-        if request.flags & Flag.ENCODED:
-            return self._center.encoded
-        assert self._center.sliced is not None
-        return self._center.sliced
 
     def _preserve(self) -> None:
         """Before the center changes: whoever still reads it keeps what it was."""

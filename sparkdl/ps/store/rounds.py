@@ -60,10 +60,11 @@ class Round:
         return sum(p.message.rows for p in self.payloads.values())
 
     @property
-    def without_gradient(self) -> list[int]:
-        """Numbers of the variables of which no rank with rows has a gradient."""
+    def reply_meta(self) -> dict[str, list[int]]:
+        """Tells of which variables no rank with rows has a gradient, where there are any."""
         told = [set(p.without_gradient) for p in self.contributions]
-        return sorted(set.intersection(*told)) if told else []
+        without = sorted(set.intersection(*told)) if told else []
+        return {WITHOUT_GRADIENT: without} if without else {}
 
     @property
     def contributions(self) -> list[Payload]:
