@@ -92,7 +92,7 @@ def test_argument_lists_do_not_grow(name: str, limit: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("protocol", "limit"), [(protocols.Learner, 36), (protocols.Synchronizer, 17)]
+    ("protocol", "limit"), [(protocols.Learner, 36), (protocols.Synchronizer, 12)]
 )
 def test_protocols_do_not_grow(protocol: type, limit: int) -> None:
     """Wanted: 12 each."""

@@ -238,24 +238,24 @@ class TrainTask:
                         learner, synchronizer, source, settings, validation=held_out,
                         num_rows=rows, num_workers=rank.num_ranks,
                     )  # fmt: skip
-                transport = synchronizer.transport
+                outcome = synchronizer.outcome(learner, settings.epochs)
         except BaseException:
             forget_learner(self.archive)
             raise
         return TrainedRank(
             rank=rank.rank,
             rows=rows,
-            transport=transport,
+            transport=outcome.transport,
             seconds=seconds,
             read_s=read_s,
             gpus=gpus,
             pid=os.getpid(),
-            refused=synchronizer.refused,
-            counted=synchronizer.counted,
+            refused=outcome.refused,
+            counted=outcome.counted,
             label_mean=labels,
             off_center=center,
-            unreported=synchronizer.unreported,
-            state=synchronizer.result(learner, settings.epochs),
+            unreported=dict(outcome.unreported),
+            state=outcome.state,
             usage=clock.usage(),
             spans=clock.spans(),
         )

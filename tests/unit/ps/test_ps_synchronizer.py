@@ -344,7 +344,7 @@ def test_state_is_kept_whole_beside_an_exchange_under_way() -> None:
                 if epoch == 4:
                     sync.finish(learner, 9)
         np.testing.assert_allclose(learner.weights, 4)
-        assert sync.result(learner, 9) is None  # the server has it
+        assert sync.outcome(learner, 9).state is None  # the server has it
 
 
 def test_overlap_raises_in_the_training_thread() -> None:
