@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_ps_synchronizer import LAYOUT, Learner, clients, stack_of, together
+from ps_learner import LAYOUT, Learner, clients, stack_of, together
 
 from sparkdl.changes import VariableChanges
 from sparkdl.config import LoopSettings
@@ -25,7 +25,7 @@ from sparkdl.worker import train
 
 
 class Rank(Learner):
-    """The learner of the other file, as the loop calls it; may do something at one of its steps."""
+    """The small learner, as the loop calls it; may do something at one of its steps."""
 
     step, learning_rate, has_schedule, scales_loss = 0, 0.5, False, False
 
