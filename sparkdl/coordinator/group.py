@@ -10,7 +10,6 @@ from typing import Literal
 
 from sparkdl.coordinator.orders import Orders
 from sparkdl.coordinator.settings import Settings
-from sparkdl.coordinator.status import failure_of
 from sparkdl.coordinator.telemetry import Telemetry
 from sparkdl.coordinator.worker import Worker
 from sparkdl.errors import (
@@ -18,8 +17,8 @@ from sparkdl.errors import (
     SparkDLError,
     TransportError,
     WaitTimeoutError,
-    WorkerError,
 )
+from sparkdl.failures import Failure
 from sparkdl.transport.error_frames import error_to_meta
 from sparkdl.transport.frames import ByteArray, Flag, Kind, Limits, Message
 from sparkdl.transport.service import Replies
@@ -65,7 +64,7 @@ class Group:
         self.settings, self.limits, self.orders = settings, limits, orders
         self.telemetry = Telemetry()
         self.workers: dict[int, Worker] = {}
-        self.failure: WorkerError | None = None
+        self.failure: Failure | None = None
         self.clock = 0
         self.now = 0.0
         self.on_leave: Callable[[Worker], None] = lambda worker: None
@@ -198,7 +197,7 @@ class Group:
                 received="none of this attempt",
             )
         if self.failure is not None:
-            raise self.failure
+            raise self.failure.worker_error()
         self.bind(connection, message, worker)
         return worker
 
@@ -250,5 +249,6 @@ class Group:
         """
         if self.failure is None:
             described = f"{type(error).__name__}: {error}"
-            self.failure = failure_of(-1, described, traceback.format_exc(), hint=hint)
-        return self.failure
+            told = {"error": described, "traceback": traceback.format_exc(), "hint": hint}
+            self.failure = Failure.from_wire(told, rank=-1)
+        return self.failure.worker_error()

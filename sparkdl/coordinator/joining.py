@@ -45,7 +45,7 @@ class Joining:
         self._store.check(message)
         introduction_of(message)
         if group.failure is not None:
-            raise group.failure
+            raise group.failure.worker_error()
         worker = group.workers.setdefault(message.rank, Worker(message.rank))
         group.refuse_superseded(worker, message)
         group.defer(connection, "duplicate", message)

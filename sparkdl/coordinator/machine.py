@@ -200,7 +200,7 @@ class Coordinator:
         except Exception as error:
             self._broken(error)
         if group.failure is not None:
-            group.refuse_all(group.failure)
+            group.refuse_all(group.failure.worker_error())
 
     def _status(self, connection: int, message: Message) -> None:
         status = self._reporting.status(

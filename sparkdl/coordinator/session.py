@@ -8,7 +8,6 @@ import os
 import socket
 import threading
 import time
-import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -18,9 +17,9 @@ from sparkdl.changes import VariableChanges
 from sparkdl.closing import Closing
 from sparkdl.coordinator.blobs import read_kept
 from sparkdl.coordinator.lines import MAX_LINE_CHARS, MAX_LINES_BYTES, pack_lines
-from sparkdl.coordinator.status import failure_of
 from sparkdl.coordinator.telemetry import report_message
-from sparkdl.errors import WorkerError, beats_of
+from sparkdl.errors import WorkerError
+from sparkdl.failures import Failure
 from sparkdl.host_load import LoadMeter
 from sparkdl.log_lines import current_box
 from sparkdl.phases import current_clock
@@ -179,17 +178,9 @@ class Session(Closing):
         """Says that this rank's work is done, whatever happens to its process from now on."""
         self.request(Message(Kind.FINISH))
 
-    def fail(self, error: str, traceback: str = "", beats: dict[str, str] | None = None) -> None:
-        """Says that this rank failed for good: every other rank's next request raises.
-
-        Args:
-            error: The exception as one line.
-            traceback: Of it.
-            beats: Of :func:`sparkdl.errors.beats_of`: the driver raises the error as itself.
-        """
-        cut = failure_of(self.rank, error, traceback, beats=beats)
-        meta = {"error": cut.error, "traceback": cut.traceback, "beats": cut.beats}
-        self.request(Message(Kind.FAIL, meta=meta))
+    def fail(self, failure: Failure) -> None:
+        """Says that this rank failed for good: every other rank's next request raises."""
+        self.request(Message(Kind.FAIL, meta=failure.to_wire()))
 
     def close(self) -> None:
         """Closes the connection and ends the heartbeat; a rank that did not finish is dead."""
@@ -418,10 +409,8 @@ def report_failure(
         error: What failed.
         limits: Bodies that may travel; None for a coordinator without a store.
     """
-    described = "".join(traceback.format_exception_only(error)).strip()
     with (
         contextlib.suppress(Exception),
         open_session(endpoint, rank=rank, attempt=attempt, limits=limits) as session,
     ):
-        trace = "".join(traceback.format_exception(error))
-        session.fail(described, trace, beats_of(error))
+        session.fail(Failure.of(rank, error))

@@ -31,6 +31,7 @@ import pyarrow as pa
 from sparkdl import errors, payload
 from sparkdl.closing import Closing
 from sparkdl.errors import TransportError, WorkerError
+from sparkdl.failures import ChildTraceback, Failure, RanksLost, one_line
 from sparkdl.launch.capture import LineSplitter
 from sparkdl.launch.child_messages import (
     ChildSetup,
@@ -48,7 +49,6 @@ from sparkdl.launch.child_messages import (
     from_bytes,
     to_bytes,
 )
-from sparkdl.launch.failures import ChildTraceback, FailureDescription, RanksLost, one_line
 from sparkdl.launch.task import RankContext, Task
 from sparkdl.log_lines import Sink
 
@@ -228,7 +228,7 @@ class ParentConnection:
             for batch in task.run(self._rank, self._batches()):
                 self._tell(OutputBatch(to_bytes(batch)))
         except (Exception, SystemExit) as error:
-            failure = FailureDescription.of(self._rank.rank, error)
+            failure = Failure.of(self._rank.rank, error)
             end = TaskRaised(_portable(error), failure)
         else:
             end = TaskDone()

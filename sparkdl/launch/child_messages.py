@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 
 import pyarrow as pa
 
-from sparkdl.launch.failures import FailureDescription
+from sparkdl.failures import Failure
 from sparkdl.launch.task import RankContext
 
 _LENGTH = struct.Struct("<Q")
@@ -88,7 +88,7 @@ class TaskRaised:
     """The last message: the task raised."""
 
     error: BaseException
-    failure: FailureDescription
+    failure: Failure
 
 
 @dataclass(frozen=True)

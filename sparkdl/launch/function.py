@@ -24,9 +24,9 @@ from sparkdl.collective.current import use
 from sparkdl.coordinator.session import Session
 from sparkdl.data.feed import FedRows
 from sparkdl.errors import DataError, WorkerError
+from sparkdl.failures import Failure, RankFailure
 from sparkdl.launch.capture import Capture
 from sparkdl.launch.devices import DeviceRequest, function_environment
-from sparkdl.launch.failures import FailureDescription, RankFailure
 from sparkdl.launch.feeding import FeedSettings, FunctionFeed, RankFeed, call_while_it_feeds
 from sparkdl.launch.gathering import AloneGathering
 from sparkdl.launch.line_sender import LineSender
@@ -92,14 +92,14 @@ class FunctionTask(RaisingTask):
         try:
             session = None if self.endpoint is None else open_rank_session(self.endpoint, rank)
         except DriverUnreachableError as error:
-            raise RankFailure(FailureDescription.of(rank.rank, error)) from error
+            raise RankFailure(Failure.of(rank.rank, error)) from error
         lines = LineSender(session)
         try:
             with self._environment(rank, rank.log or lines.send):
                 communicator, result = self._call(rank, session, rows)
         except (Exception, SystemExit) as error:
             unsent = "\n".join(lines.close())[-_LINES_IN_FAILURE:]
-            described = FailureDescription.of(rank.rank, error)
+            described = Failure.of(rank.rank, error)
             raise RankFailure(replace(described, lines=unsent)) from error
         finally:
             unsent = "\n".join(lines.close())

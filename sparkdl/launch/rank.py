@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pyarrow as pa
 
 from sparkdl import payload
+from sparkdl.failures import SECONDARY_DELAY_S, is_secondary
 from sparkdl.launch.child import Child
 from sparkdl.launch.devices import needs_child
-from sparkdl.launch.failures import SECONDARY_DELAY_S, is_secondary
 from sparkdl.launch.task import RankContext, Task
 from sparkdl.log_lines import Sink
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 
 from sparkdl.coordinator.session import Session, open_session
-from sparkdl.errors import ResourceError, TransportError
+from sparkdl.errors import Cause, ResourceError, TransportError
 from sparkdl.launch.task import RankContext
 from sparkdl.transport.address import Endpoint
 from sparkdl.transport.connection import Timeouts
@@ -16,6 +16,8 @@ CONNECT_TIMEOUT_S = 5.0
 
 class DriverUnreachableError(ResourceError):
     """A rank cannot reach the coordinator. The others may: all must meet in another way."""
+
+    cause = Cause.UNREACHED
 
 
 def open_rank_session(endpoint: Endpoint, rank: RankContext) -> Session:

@@ -15,8 +15,8 @@ from typing import Protocol
 import pyarrow as pa
 
 from sparkdl.errors import ConfigError
+from sparkdl.failures import Failure, RankFailure
 from sparkdl.launch.devices import DeviceRequest, Resources
-from sparkdl.launch.failures import FailureDescription, RankFailure
 from sparkdl.launch.gathering import Gathering
 from sparkdl.launch.results import Result
 from sparkdl.log_lines import Sink
@@ -93,7 +93,7 @@ class RaisingTask:
 
     def failed(self, rank: RankContext, error: Exception | SystemExit) -> Iterator[pa.RecordBatch]:
         """Raises it: the launcher ends the other ranks, whatever they do, or Spark tries again."""
-        raise RankFailure(FailureDescription.of(rank.rank, error)) from error
+        raise RankFailure(Failure.of(rank.rank, error)) from error
 
 
 class Ranks(Protocol):

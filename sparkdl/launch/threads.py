@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 import pyarrow as pa
 
 from sparkdl.closing import Closing
-from sparkdl.launch.failures import SECONDARY_DELAY_S, FailureDescription, RankFailure, root_cause
+from sparkdl.failures import SECONDARY_DELAY_S, Failure, RankFailure, root_cause
 from sparkdl.launch.gathering import Meeting
 from sparkdl.launch.restarts import RestartedRanks, RunRank
 from sparkdl.launch.results import Result, join_batches
@@ -61,7 +61,7 @@ class LocalRanks(Closing):
         self._run, self._end = run, end
         self._meeting = Meeting(num_ranks)
         self._batches: dict[int, list[pa.RecordBatch]] = {}
-        self._failures: list[FailureDescription] = []
+        self._failures: list[Failure] = []
         self._failed_at = 0.0
         self._changed = threading.Condition()
         self._threads = [
@@ -81,7 +81,7 @@ class LocalRanks(Closing):
         try:
             batches = list(self._run(rank))
         except BaseException as error:
-            failure = FailureDescription.of(number, error)
+            failure = Failure.of(number, error)
             with self._changed:
                 self._failures.append(failure)
                 self._failed_at = self._failed_at or time.monotonic()

@@ -13,7 +13,7 @@ import cloudpickle
 
 from sparkdl import payload
 from sparkdl.errors import ConfigError, DataError, UnpicklableError, WaitTimeoutError
-from sparkdl.launch.failures import RankFailure, RanksLost
+from sparkdl.failures import RankFailure, RanksLost
 from sparkdl.launch.processes import ProcessLauncher
 from sparkdl.launch.results import Result, of_kind
 from sparkdl.launch.task import Launcher

@@ -18,10 +18,10 @@ import pyarrow as pa
 from sparkdl import payload
 from sparkdl.coordinator.session import Session
 from sparkdl.errors import ConfigError, ResourceError, SparkDLError, TransportError
+from sparkdl.failures import Failure, RankFailure, one_line
 from sparkdl.launch.capture import Capture
 from sparkdl.launch.child import Child
 from sparkdl.launch.devices import DeviceRequest, function_environment
-from sparkdl.launch.failures import FailureDescription, RankFailure, one_line
 from sparkdl.launch.line_sender import LineSender
 from sparkdl.launch.rank_session import CONNECT_TIMEOUT_S, open_rank_session
 from sparkdl.launch.restarts import RestartedRanks
@@ -320,7 +320,7 @@ class NodeTask:
 
     def failed(self, rank: RankContext, error: Exception | SystemExit) -> Iterator[pa.RecordBatch]:
         """Raises it, so that the launcher ends the other nodes."""
-        raise RankFailure(FailureDescription.of(rank.rank, error)) from error
+        raise RankFailure(Failure.of(rank.rank, error)) from error
 
 
 class _SessionMeeting:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from sparkdl.coordinator.status import Failure, Status, WorkerStatus
+from sparkdl.coordinator.status import Status, WorkerStatus
+from sparkdl.failures import Failure
 from sparkdl.progress.events import WorkerState, WorkerView
 from sparkdl.reports import MetricState, no_metrics
 

@@ -31,6 +31,7 @@ from sparkdl.errors import (
     WaitTimeoutError,
     WorkerError,
 )
+from sparkdl.failures import Failure
 from sparkdl.ps.client import Client, connect, limits_of
 from sparkdl.ps.pulling import pull_center
 from sparkdl.ps.server import ServerConfig, ServerProcess
@@ -325,7 +326,7 @@ def test_a_failure_reaches_a_rank_that_waits(transport: str) -> None:
             thread.join(10)
         thread, out = in_thread(lambda: clients[0].push_pull(STEP))
         time.sleep(0.2)
-        clients[1].session.fail("ValueError: bad row", "the traceback")
+        clients[1].session.fail(Failure(1, "ValueError: bad row", "the traceback"))
         thread.join(5)
         assert isinstance(out[0], WorkerError)
         assert out[0].rank == 1

@@ -36,6 +36,13 @@ def where(pattern: str, *, but: tuple[str, ...] = ()) -> list[str]:
         ("greeters", r"class \w*Greeter\b", "wire/greeting.py", ()),
         # executors run this file alone, without sparkdl
         ("identities of a host", r"boot_id", "wire/hosts.py", ("spark/doctor/host_facts.py",)),
+        # Keras says which class a file lacks in a text alone
+        (
+            "readers of the texts of errors",
+            r"(in|search\(|search\(\w+,) ?str\(error\)",
+            "spark/session/spark_errors.py",
+            ("learner/archive.py",),
+        ),
         ("own addresses", r"192\.0\.2\.1", "wire/hosts.py", ()),
         ("names of codecs", r'"(fp16|bf16|topk|randomk)"', "codecs/", ()),
     ],

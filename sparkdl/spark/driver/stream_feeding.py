@@ -12,7 +12,7 @@ from typing import Any
 from sparkdl.coordinator.driver_client import DriverClient
 from sparkdl.data.feed import Uneven, equal_rows
 from sparkdl.errors import SparkDLError, TransportError, WaitTimeoutError
-from sparkdl.launch.failures import RankFailure, is_secondary
+from sparkdl.failures import RankFailure, is_secondary
 from sparkdl.launch.results import of_kind
 from sparkdl.launch.stream_sender import SendTask
 from sparkdl.launch.stream_store import Offer, StreamStore

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.errors import DataError, SparkDLError, TransportError, WorkerError
+from sparkdl.failures import RankFailure, RanksLost, root_cause
 from sparkdl.launch import interrupts
-from sparkdl.launch.failures import RankFailure, RanksLost, failures_of, root_cause
-from sparkdl.launch.results import Result
+from sparkdl.launch.results import Result, failures_of
 from sparkdl.phases import Usage
 from sparkdl.progress.commands import Command
 from sparkdl.progress.monitor import FitMonitor
@@ -276,7 +276,7 @@ def _watch(
         if progress.failure is not None:
             failed_at = failed_at or time.monotonic()  # the server tells the other workers
             if time.monotonic() - failed_at > FAILED_GRACE_S:
-                raise progress.failure.raised()
+                raise progress.failure.library_error()
             continue
         if stopped:
             continue
@@ -313,7 +313,7 @@ def _results(ranks: SparkRanks, run: Run, barrier: bool) -> list[Result]:
             raise
         failure = run.progress().failure
         if failure is not None:
-            raise failure.raised() from error
+            raise failure.library_error() from error
         raise StageLost(error) from error.__cause__
 
 
@@ -329,6 +329,4 @@ def _raise_failures(results: list[Result], run: Run, barrier: bool) -> None:
     with contextlib.suppress(TransportError):
         first = run.progress().failure
     rank = cause.rank if first is None else first.rank
-    # What another rank has heard of this failure has its text, but not its class.
-    own = [f for f in failures if f.rank == rank]
-    raise max(own, key=lambda f: f.beats is not None, default=cause).library_error()
+    raise next((f for f in failures if f.rank == rank), cause).library_error()

@@ -12,8 +12,8 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from sparkdl.errors import TransportError, WaitTimeoutError
+from sparkdl.failures import one_line
 from sparkdl.launch.devices import Resources
-from sparkdl.launch.failures import one_line
 from sparkdl.launch.rank import run_rank
 from sparkdl.launch.task import RankContext
 from sparkdl.spark.columns.shared_rows import batches_of, read_to_end

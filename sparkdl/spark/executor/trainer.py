@@ -19,10 +19,10 @@ from sparkdl.config import LoopSettings, UseGpu
 from sparkdl.data import Batches, DataSpec, Partition, read_partition
 from sparkdl.data.label_mean import label_mean
 from sparkdl.data.off_center import off_center
-from sparkdl.errors import TransportError, WaitTimeoutError, WorkerError
+from sparkdl.errors import Cause, WorkerError
+from sparkdl.failures import Failure, RanksLost
 from sparkdl.launch.devices import DeviceRequest, start_framework
-from sparkdl.launch.failures import FailureDescription, RanksLost, is_secondary
-from sparkdl.launch.results import Result, of_kind
+from sparkdl.launch.results import Result, failed, of_kind
 from sparkdl.launch.task import RankContext
 from sparkdl.learner.archive import ModelArchive
 from sparkdl.log_lines import boxed_lines
@@ -147,16 +147,15 @@ class TrainTask:
         """
         if isinstance(error, RanksLost):
             raise error
-        failure = FailureDescription.of(rank.rank, error)
-        if rank.gathering is None:
-            lost = isinstance(error, TransportError) and not isinstance(error, WaitTimeoutError)
-            if lost or isinstance(error, MemoryError):
-                raise error
+        failure = Failure.of(rank.rank, error)
+        mendable = failure.cause is Cause.LOST or isinstance(error, MemoryError)
+        if rank.gathering is None and mendable:
+            raise error
         of_another = isinstance(error, WorkerError) and error.rank != rank.rank
-        if not of_another and not (rank.gathering is not None and is_secondary(error)):
+        if not of_another and not (rank.gathering is not None and failure.secondary):
             rank.settle()
             self.strategy.report_failure(rank, error)
-        yield from failure.result(rank.rank).batches()
+        yield from failed(rank.rank, failure).batches()
 
     def _rows(self, rank: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The rank's rows under their own names: from Spark, or from its files."""
