@@ -43,8 +43,8 @@ _MAX_SEED = 2**63 - 1
 NETWORK_SETTINGS = (
     "port", "server_bind", "server_address", "worker_port", "worker_bind", "encrypt",
 )  # fmt: skip
-"""Where the driver listens, where workers send the run's token, and how. A model file has no say
-in them: whoever wrote the file could otherwise lead workers to a server of his own."""
+"""The driver's address, the way of the run's token to the workers, and the like. A model file
+has no say in them: whoever wrote the file could otherwise lead workers to a server of his own."""
 
 UseGpu = Literal["auto"] | bool
 

@@ -33,7 +33,7 @@ from typing import Any
 
 BEATS = ("what", "expected", "received", "hint")
 MAX_BEAT_CHARS = 10_000
-"""Of each text that tells of an error over the network."""
+"""The longest text that tells of an error over the network."""
 
 
 class Cause(StrEnum):

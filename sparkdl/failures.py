@@ -34,7 +34,7 @@ from sparkdl.finite import NotFiniteError
 SECONDARY_DELAY_S = 6.0
 """A rank with a secondary failure waits this long before it tells, so that the cause is first."""
 MAX_TRACEBACK_CHARS = 100_000
-"""Of a traceback that arrives over the network."""
+"""The longest traceback that is taken from the network."""
 _MARK, _END = "--sparkdl-failure--", "--end--"
 _ENVELOPE = re.compile(rf"\n?{_MARK}[A-Za-z0-9+/=]*{_END}")
 _ERROR_CHARS, _TRACEBACK_CHARS = 2000, 8000

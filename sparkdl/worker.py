@@ -22,7 +22,7 @@ STACK_BYTES = 64 << 20
 batch."""
 MOST_STALE = 32
 """Batches that all workers together train between two exchanges of each, with the automatic window:
-so many changes that do not know of each other still add up well."""
+up to this number, changes that do not know of each other still add up well."""
 
 
 def train(

@@ -10,7 +10,7 @@ from sparkdl.errors import ConfigError
 
 SERVICE = "sparkdl-driver"
 DRIVER_PORT, BLOCK_PORT, SERVER_PORT = 7078, 7079, 7077
-"""Of Spark's driver, of its blocks, and of the parameter server or the coordinator."""
+"""The ports of Spark's driver, of its blocks, and of the parameter server or the coordinator."""
 ENTRY_FILE = "/opt/sparkdl/main.py"
 """What ``sparkdl path`` prints in the image: ``docker/Dockerfile`` links it there."""
 _USER = 1000

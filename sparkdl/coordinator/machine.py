@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from sparkdl.coordinator.group import Group
+from sparkdl.coordinator.group import Group, Orders
 from sparkdl.coordinator.joining import Joining
-from sparkdl.coordinator.orders import Orders
 from sparkdl.coordinator.reporting import Reporting
 from sparkdl.coordinator.settings import Settings
 from sparkdl.coordinator.store import Store, Work

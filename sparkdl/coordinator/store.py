@@ -13,7 +13,7 @@ from sparkdl.transport.frames import Kind, Limits, Message
 
 @dataclass(frozen=True)
 class Entry:
-    """Where a worker that joins takes its state from.
+    """The source of the state of a worker that joins.
 
     Args:
         source: ``'center'`` (pull), ``'state'`` (a member's weights and optimizer state),

@@ -115,7 +115,7 @@ def read_partition(
 
 
 def _slices(batches: Iterable[pa.RecordBatch], spec: DataSpec) -> Iterator[pa.RecordBatch]:
-    """The rows of ``batches``, so many at a time that a decoder's arrays stay small."""
+    """The rows of ``batches``, few enough at a time that a decoder's arrays stay small."""
     row_bytes = max(
         entry.value_dtype.itemsize * math.prod(d or _FREE_DIMENSION for d in entry.value_shape)
         for entry in spec.entries

@@ -63,7 +63,7 @@ class FilePlace:
 
 
 def place_of(path: str) -> FilePlace:
-    """Where a path or URI is.
+    """The place of a path or URI.
 
     Raises:
         ResourceError: No file system knows it.

@@ -29,9 +29,8 @@ from sparkdl.launch.capture import Capture
 from sparkdl.launch.devices import DeviceRequest, function_environment
 from sparkdl.launch.feeding import FeedSettings, FunctionFeed, RankFeed, call_while_it_feeds
 from sparkdl.launch.gathering import AloneGathering
-from sparkdl.launch.line_sender import LineSender
 from sparkdl.launch.peers import Peers, call_until_others_end, peer_environment
-from sparkdl.launch.rank_session import DriverUnreachableError, open_rank_session
+from sparkdl.launch.rank_session import DriverUnreachableError, LineSender, open_rank_session
 from sparkdl.launch.results import Result, of_kind
 from sparkdl.launch.stream_feed import StreamSettings, open_stream
 from sparkdl.launch.task import RaisingTask, RankContext

@@ -34,7 +34,7 @@ class AloneGathering:
 
 
 class Meeting:
-    """Where ranks that are threads of one process, or children of it, exchange texts.
+    """The meeting of ranks that are threads of one process, or children of it: they exchange texts.
 
     Args:
         num_ranks: How many there are.

@@ -1,4 +1,4 @@
-"""Where a rank receives the rows of micro-batches, and how a task of Spark sends them."""
+"""The intake of a rank for the rows of micro-batches, which tasks of Spark send."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sparkdl.transport.service import Metric, Replies
 
 _MOST_BYTES = 1 << 36
 _SEND_BYTES = 8 << 20
-"""About so many bytes of rows travel together."""
+"""The bytes of rows that travel together, roughly."""
 _TIMEOUTS = Timeouts(connect_s=10.0, reconnect_s=5.0, reply_s=120.0)
 
 

@@ -22,7 +22,7 @@ from sparkdl.launch.results import Result
 from sparkdl.log_lines import Sink
 
 GATHER_TIMEOUT_S = 300.0
-"""How long a rank waits for the others to come up."""
+"""Seconds that a rank waits for the others to come up."""
 
 
 @dataclass(frozen=True)

@@ -29,8 +29,8 @@ from sparkdl.values import require_name
 LaunchType = Literal["threads", "processes", "spark"]
 _LOOK_S = 0.05
 _END_S, _END_NODE_S = 10.0, 1.0
-"""Nodes have so long to end when the program stops, and so long more for each: they may share few
-cores."""
+"""Seconds that nodes have to end when the program stops, and seconds more for each: they may share
+few cores."""
 
 
 def _packed(placed: Placed) -> bytes:

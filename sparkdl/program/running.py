@@ -22,8 +22,7 @@ from sparkdl.failures import Failure, RankFailure, one_line
 from sparkdl.launch.capture import Capture
 from sparkdl.launch.child import Child
 from sparkdl.launch.devices import DeviceRequest, function_environment
-from sparkdl.launch.line_sender import LineSender
-from sparkdl.launch.rank_session import CONNECT_TIMEOUT_S, open_rank_session
+from sparkdl.launch.rank_session import CONNECT_TIMEOUT_S, LineSender, open_rank_session
 from sparkdl.launch.restarts import RestartedRanks
 from sparkdl.launch.results import Result
 from sparkdl.launch.task import RankContext
@@ -249,7 +248,7 @@ class NodeTask:
         return session.meet
 
     def _addresses(self) -> tuple[str, str]:
-        """Where the node listens, and where others find it."""
+        """The address at which the node listens, and the one at which others find it."""
         return rank_addresses(self.listening.bind, towards=self.listening.towards)
 
     def _serve(

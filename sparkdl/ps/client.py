@@ -169,7 +169,7 @@ class Client(Closing):
 
     @property
     def source(self) -> str:
-        """Where the weights to start from come from; see :class:`Welcome`."""
+        """The source of the weights to start from; see :class:`Welcome`."""
         return "" if self.session.welcome is None else self.session.welcome.source
 
     @property

@@ -123,7 +123,7 @@ class StreamingFit:
         """Waits for the end of the stream.
 
         Args:
-            timeout_s: For so long at most; None without a limit.
+            timeout_s: The longest wait; None without a limit.
 
         Returns:
             Whether it has ended.

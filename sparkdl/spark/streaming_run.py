@@ -124,7 +124,7 @@ class StreamingRun(Generic[T]):
         rows.
 
         Args:
-            timeout_s: After so long the micro-batch under way, and functions that have not
+            timeout_s: The time after which the micro-batch under way, and functions that have not
                 returned, are given up. What was not taken comes again after a restart.
 
         Raises:
@@ -144,7 +144,7 @@ class StreamingRun(Generic[T]):
         """Waits until the stream has ended and the functions have returned.
 
         Args:
-            timeout_s: For so long at most; None without a limit.
+            timeout_s: The longest wait; None without a limit.
 
         Returns:
             Whether they have.

@@ -175,7 +175,7 @@ class Limits:
     """The most bytes of each kind of body that a peer may send. Checked before any allocation.
 
     Args:
-        dense_bytes: Bytes of the whole flat buffer: a dense body has exactly so many.
+        dense_bytes: Bytes of the whole flat buffer, and of a dense body.
         encoded_bytes: Bound of an encoded dense body; 0 without compression.
         rows_bytes: Bound of rows of a table; 0 where there is none.
         blob_bytes: Bound of one chunk of a blob.

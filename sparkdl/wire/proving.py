@@ -25,7 +25,7 @@ from sparkdl.errors import AuthenticationError
 from sparkdl.wire.greeting import hear_bytes, no_room
 
 TOKEN_BYTES = 32
-"""Of a token that is made for this handshake."""
+"""Bytes of a token that is made for this handshake."""
 NONCE_BYTES = PROOF_BYTES = 32
 WELCOME, BUSY = b"\x01", b"\x02"
 """What the listener ends with: the caller may begin; or there is no room now."""

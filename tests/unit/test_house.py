@@ -76,12 +76,12 @@ def test_no_module_is_longer_than_600_lines() -> None:
 
 def test_the_number_of_modules_and_lines_does_not_grow() -> None:
     """Wanted: 420 modules, fewer than 73,412 lines."""
-    assert len(TEXTS) <= 538
-    assert sum(text.count("\n") for text in TEXTS.values()) <= 80_400
+    assert len(TEXTS) <= 498
+    assert sum(text.count("\n") for text in TEXTS.values()) <= 80_000
 
 
-FLAT = {"learner": 60, "spark/driver": 28, ".": 29, "launch": 25, "data": 23, "collective": 20,
-        "transport": 19, "spark": 18, "coordinator": 17}  # fmt: skip
+FLAT = {"learner": 53, "spark/driver": 26, ".": 29, "launch": 20, "data": 17, "collective": 19,
+        "transport": 19}  # fmt: skip
 """Folders with more than 16 files, each with its present number as its limit."""
 
 
@@ -104,6 +104,28 @@ def test_argument_lists_do_not_grow(name: str, limit: int) -> None:
 def test_protocols_do_not_grow(protocol: type, limit: int) -> None:
     """Wanted: 12 each."""
     assert len([name for name in vars(protocol) if not name.startswith("_")]) <= limit
+
+
+FRAGMENTS = re.compile(r"(Of|Where|Who|Whose|So (many|much|long)|For so long|How long)\b")
+LOOSE = re.compile(r"\b(for so long|after so long|so many|so much of)\b", re.IGNORECASE)
+
+
+def docstrings(text: str) -> list[str]:
+    """The docstrings of a module, its classes, functions and constants."""
+    found = [node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Expr)]
+    constants = [value.value for value in found if isinstance(value, ast.Constant)]
+    return [text.strip() for text in constants if isinstance(text, str)]
+
+
+def test_docstrings_begin_with_a_noun_or_a_verb() -> None:
+    """Wanted: none; a fragment says of nothing whose place, number or part it is."""
+    told = {name: docstrings(text) for name, text in TEXTS.items()}
+    fragments = [(n, d[:60]) for n, texts in told.items() for d in texts if FRAGMENTS.match(d)]
+    loose = [n for n, texts in told.items() for d in texts if LOOSE.search(d)]
+    questions = [n for n, texts in told.items() for d in texts if d.startswith("What ")]
+    assert len(fragments) <= 6, fragments
+    assert len(loose) <= 2, loose
+    assert len(questions) <= 336, Counter(questions)
 
 
 def test_imports_by_name_stay_few() -> None:

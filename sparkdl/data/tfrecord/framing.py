@@ -116,7 +116,7 @@ def masked(crc: int) -> int:
 
 @dataclass(frozen=True)
 class RecordPlace:
-    """Where a record is: its file, its number in it from 0, and the byte its frame begins at."""
+    """The place of a record: its file, its number in it from 0, and the first byte of its frame."""
 
     name: str
     record: int = 0

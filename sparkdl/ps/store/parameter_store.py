@@ -198,7 +198,7 @@ class ParameterStore(Store):
         )
 
     def _open_position(self) -> tuple[int, int]:
-        """Where the open round begins: in the epoch of those who wait in it already."""
+        """The epoch and batch of the open round: those of the workers that wait in it."""
         for _, payload in sorted(self._round.payloads.items()):
             return payload.message.epoch, payload.message.batch - 1
         return self._transfer.position if self._transfer.fresh else self._position

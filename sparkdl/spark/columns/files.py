@@ -79,7 +79,7 @@ class FileSet:
     role: int = 0
 
     def shards(self, workers: int) -> list[FileShard]:
-        """What can be dealt to so many workers."""
+        """The parts of the files that can be dealt to ``workers`` workers."""
         shards = [FileShard(file, file.size_bytes, role=self.role) for file in self.files]
         if self.kind != "tfrecord" and len(shards) < _FILES_PER_WORKER * workers:
             parts = _row_groups if self.kind == "parquet" else _record_batches

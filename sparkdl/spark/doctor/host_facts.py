@@ -159,7 +159,7 @@ def _first_number(*paths: str) -> int | None:
 
 
 def _cgroup_folders() -> list[str]:
-    """Where the limits of this process' control group are: its own folder, or the root's."""
+    """The folder with the limits of this process' control group: its own, or the root's."""
     inner: list[str] = []
     try:
         with open("/proc/self/cgroup") as file:

@@ -26,7 +26,7 @@ from sparkdl.coordinator.telemetry import sum_states
 from sparkdl.errors import TransportError
 from sparkdl.learner.framework import running_backend
 from sparkdl.network import require_encryptable
-from sparkdl.progress.commands import Command
+from sparkdl.progress.monitor import Command
 from sparkdl.progress.run_progress import EpochProgress, RunProgress, progress_of
 from sparkdl.run_state import RunState
 from sparkdl.spark.driver.network import certificate_of, listening_address, rank_listening
@@ -114,7 +114,7 @@ def _communicator(config: FitConfig) -> str:
 
 
 def _limits(config: FitConfig, live: bool) -> ConnectorOptions:
-    """How long the communicator waits: for ranks that evaluate or compile, and to connect.
+    """The longest wait of the communicator: for ranks that evaluate or compile, and to connect.
 
     Ranks that met through the coordinator connect at the same moment; without it one may still
     import its framework.

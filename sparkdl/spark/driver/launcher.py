@@ -56,7 +56,7 @@ INLINE_BYTES = 900_000
 (PySpark itself broadcasts functions of 1 MiB and more)."""
 
 PIECE_BYTES = 64 << 20
-"""So much of a large task is in one broadcast, which a JVM holds as a whole."""
+"""Bytes of a large task in one broadcast, which a JVM holds as a whole."""
 
 FILE_BYTES = 32 << 20
 """A larger task goes over Spark Connect as a file: each is kept until the session ends."""

@@ -14,8 +14,7 @@ from sparkdl.failures import RankFailure, RanksLost, root_cause
 from sparkdl.launch import interrupts
 from sparkdl.launch.results import Result, failures_of
 from sparkdl.phases import Usage
-from sparkdl.progress.commands import Command
-from sparkdl.progress.monitor import FitMonitor
+from sparkdl.progress.monitor import Command, FitMonitor
 from sparkdl.run_state import RunState
 from sparkdl.spark.columns.shared_rows import SharedRows
 from sparkdl.spark.columns.sources import Source, dealt, spread
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 
 POLL_S = 0.1
 FAILED_GRACE_S = 10.0
-"""After a worker's failure the stage has so long to end by itself."""
+"""Seconds that the stage has to end by itself after a worker's failure."""
 
 
 @dataclass(frozen=True)
@@ -51,10 +50,10 @@ class StageSummary:
         epochs: Epochs that the stage was to train.
         counted: The part of the workers' changes that counted, a mean over exchanges and workers.
             Below 1 where changes are added up and were too much together: then the learning rate is
-            high for so many workers that do not wait.
-        label_mean: The mean of all workers' labels, see :func:`sparkdl.data.label_mean.label_mean`.
+            high for this number of workers that do not wait.
+        label_mean: The mean of all workers' labels, see :func:`sparkdl.data.statistics.label_mean`.
         off_center: How far each input is from having mean 0, from 0 to 1: see
-            :func:`sparkdl.data.off_center.off_center`.
+            :func:`sparkdl.data.statistics.off_center`.
     """
 
     rows: int

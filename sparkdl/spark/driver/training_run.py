@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from sparkdl.coordinator.driver_client import DriverClient
-from sparkdl.progress.commands import Command
+from sparkdl.progress.monitor import Command
 from sparkdl.progress.run_progress import RunProgress
 from sparkdl.protocols import Strategy
 from sparkdl.run_state import RunState

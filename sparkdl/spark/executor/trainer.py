@@ -17,8 +17,7 @@ import pyarrow as pa
 
 from sparkdl.config import LoopSettings, UseGpu
 from sparkdl.data import Batches, DataSpec, Partition, read_partition
-from sparkdl.data.label_mean import label_mean
-from sparkdl.data.off_center import off_center
+from sparkdl.data.statistics import label_mean, off_center
 from sparkdl.errors import Cause, WorkerError
 from sparkdl.failures import Failure, RanksLost
 from sparkdl.launch.devices import DeviceRequest, start_framework
@@ -34,7 +33,7 @@ from sparkdl.spark.columns.files import FileInput
 from sparkdl.spark.columns.wire import named_batches
 
 Key = tuple[str, int]
-"""Of the rows, and the memory budget: rows beyond it are shuffled in another way."""
+"""The name of the rows, and the memory budget: rows beyond it are shuffled in another way."""
 _kept: tuple[Key, Partition] | None = None
 
 
@@ -73,8 +72,8 @@ def lent(key: Key | None, partition: Partition) -> Iterator[None]:
 
 
 _FIRST_ROWS_S = 1.0
-"""So long the import of the framework waits for the first rows: most data that do not fit are found
-there, at no cost. Where the rows take longer to come, it begins without them."""
+"""Seconds that the import of the framework waits for the first rows: most data that do not fit are
+found there, at no cost. Where the rows take longer to come, it begins without them."""
 
 
 @dataclass(frozen=True)
@@ -284,8 +283,8 @@ class TrainedRank:
         usage: What its time went into.
         spans: Its phases one after another, where the driver wants them.
         counted: The part of its changes that counted, a mean over its exchanges.
-        label_mean: See :func:`sparkdl.data.label_mean.label_mean`; empty with class weights.
-        off_center: See :func:`sparkdl.data.off_center.off_center`.
+        label_mean: See :func:`sparkdl.data.statistics.label_mean`; empty with class weights.
+        off_center: See :func:`sparkdl.data.statistics.off_center`.
     """
 
     rank: int

@@ -111,7 +111,7 @@ def evaluate_source(
 
 
 _ALONE, _TOGETHER = 128, 16
-"""So many batches one at a time, before it pays that a call of several is compiled, too."""
+"""Batches that go one at a time, before it pays that a call of several is compiled, too."""
 _MOST_BYTES = 32 << 20
 
 

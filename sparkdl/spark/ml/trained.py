@@ -16,7 +16,7 @@ from sparkdl.learner.model_source import KerasSource, ModelSource
 from sparkdl.learner.predictor_archive import PredictorArchive
 from sparkdl.learner.signature import Signature
 from sparkdl.spark.ml.files import Loaded, StageContent, StageReader, StageWriter, load_source
-from sparkdl.spark.ml.scoring import ColumnsStage
+from sparkdl.spark.ml.params import ColumnsStage
 from sparkdl.spark.ml.summary import TrainingSummary
 from sparkdl.values import shown
 

@@ -15,9 +15,8 @@ from sparkdl.launch import interrupts
 from sparkdl.learner.archive import ModelArchive
 from sparkdl.spark.ml.checks import is_validated
 from sparkdl.spark.ml.files import Loaded, StageContent, StageReader, StageWriter, load_source
-from sparkdl.spark.ml.params import BUILD_PARAMS, FIT_PARAMS, MODEL_PARAMS, snake
+from sparkdl.spark.ml.params import BUILD_PARAMS, FIT_PARAMS, MODEL_PARAMS, ColumnsStage, snake
 from sparkdl.spark.ml.parts import Parts, archive_of
-from sparkdl.spark.ml.scoring import ColumnsStage
 from sparkdl.spark.ml.stage import has_params
 from sparkdl.spark.ml.summary import TrainingSummary
 from sparkdl.spark.ml.trained import Trained

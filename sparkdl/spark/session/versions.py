@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 ArrowFunction = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 _ROW_BYTES = 8 << 20
-"""Of Arrow's bytes in one row, where Spark takes or gives tables in no other way."""
+"""Bytes of Arrow's tables in one row, where Spark takes or gives tables in no other way."""
 
 
 class ArrowStage(Protocol):

@@ -19,8 +19,8 @@ from sparkdl.failures import RankFailure
 from sparkdl.launch.devices import DeviceRequest
 from sparkdl.launch.function import FunctionTask, Returned, dump_call
 from sparkdl.launch.gathering import AloneGathering
-from sparkdl.launch.line_sender import KEPT_BYTES, LineSender
 from sparkdl.launch.processes import ProcessLauncher
+from sparkdl.launch.rank_session import KEPT_BYTES, LineSender
 from sparkdl.launch.results import join_batches, of_kind
 from sparkdl.launch.task import RankContext
 from sparkdl.transport.address import Address, Endpoint
