@@ -15,7 +15,7 @@ import numpy as np
 
 from sparkdl.changes import VariableChanges
 from sparkdl.closing import Closing
-from sparkdl.coordinator.blobs import read_kept
+from sparkdl.coordinator.blobs import chunked, read_blob, read_kept
 from sparkdl.coordinator.lines import MAX_LINE_CHARS, MAX_LINES_BYTES, pack_lines
 from sparkdl.coordinator.telemetry import report_message
 from sparkdl.errors import WorkerError
@@ -98,7 +98,7 @@ class Session(Closing):
         self.learning_rate: float | None = None
         self.changes = 0
         """How many changes of variables the driver asks this rank to have taken."""
-        self._changes_taken = 0
+        self._changes_taken = self._changes_read = 0
         self.clock = 0
         self.lead = False
         self.sequence = 0
@@ -222,15 +222,17 @@ class Session(Closing):
         """
         taken = []
         while self._changes_taken < count:
-            content, number, total = bytearray(), self._changes_taken + 1, 1
-            while len(content) < total:
-                message = Message(Kind.TAKE_CHANGES, sequence=number, offset=len(content))
-                reply = self.request(message)
-                number, total = reply.sequence, reply.total
-                content += b"" if reply.body is None else reply.body.data
-            self._changes_taken = number
+            content = read_blob(self._changes_at)
+            self._changes_taken = self._changes_read
             taken.append(VariableChanges.from_bytes(bytes(content)))
         return taken
+
+    def _changes_at(self, offset: int) -> Message:
+        """A chunk of the changes after those taken; of the number that the first chunk names."""
+        number = self._changes_read if offset else self._changes_taken + 1
+        reply = self.request(Message(Kind.TAKE_CHANGES, sequence=number, offset=offset))
+        self._changes_read = reply.sequence
+        return reply
 
     def kept(self) -> bytearray:
         """The state that a rank has left last; empty if none has. Overwrites ``raw``."""
@@ -301,15 +303,10 @@ class Session(Closing):
     ) -> None:
         """Sends bytes in chunks. Overwrites ``raw``."""
         meta = {"own": True} if own else {}
+        message = Message(kind, epoch=epoch, batch=batch, meta=meta)
         source = np.frombuffer(blob, np.uint8)
-        size = self.limits.chunk_bytes
-        for offset in range(0, source.size, size):
-            chunk = source[offset : offset + size]
-            message = Message(
-                kind, epoch=epoch, batch=batch, offset=offset, total=source.size,
-                content=Content.BLOB, meta=dict(meta),
-            )  # fmt: skip
-            self.request(message, chunk)
+        for frame, chunk in chunked(message, source, self.limits.chunk_bytes):
+            self.request(frame, chunk)
 
     # -- inside ----------------------------------------------------------------------------------
 

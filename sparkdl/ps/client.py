@@ -24,6 +24,7 @@ import numpy.typing as npt
 
 from sparkdl.closing import Closing
 from sparkdl.codecs import Compression
+from sparkdl.coordinator.blobs import read_blob
 from sparkdl.coordinator.session import Session, Welcome, open_session
 from sparkdl.errors import ProtocolError
 from sparkdl.ps.coder import Coder
@@ -325,20 +326,11 @@ class Client(Closing):
 
     def _all_chunks(self, kind: Kind, flags: Flag = Flag.NONE) -> bytearray:
         """What the server keeps for this rank, in as many requests as it takes."""
-        found = bytearray()
-        total = 1
-        while len(found) < total:
-            message = Message(kind, flags=flags & Flag.ENCODED, offset=len(found))
-            reply = self.session.request(message)
-            if reply.body is None or not reply.body.size:
-                raise ProtocolError(
-                    f"the server sent an empty chunk as the answer to {kind.name}",
-                    expected=f"bytes from offset {len(found)} on",
-                    received="none",
-                )
-            total = reply.total
-            found += reply.body.data
-        return found
+        return read_blob(
+            lambda offset: self.session.request(
+                Message(kind, flags=flags & Flag.ENCODED, offset=offset)
+            )
+        )
 
     def _commit(
         self,

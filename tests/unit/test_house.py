@@ -106,6 +106,15 @@ def test_protocols_do_not_grow(protocol: type, limit: int) -> None:
     assert len([name for name in vars(protocol) if not name.startswith("_")]) <= limit
 
 
+def test_fit_is_a_door() -> None:
+    """``SparkModel.fit`` checks its arguments, opens the rows and makes one call."""
+    tree = ast.parse(TEXTS["spark/spark_model.py"])
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    fit = next(node for node in functions if node.name == "fit" and len(node.args.args) > 5)
+    assert fit.end_lineno is not None
+    assert fit.end_lineno - fit.body[1].lineno < 26
+
+
 FRAGMENTS = re.compile(r"(Of|Where|Who|Whose|So (many|much|long)|For so long|How long)\b")
 LOOSE = re.compile(r"\b(for so long|after so long|so many|so much of)\b", re.IGNORECASE)
 
