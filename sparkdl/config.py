@@ -51,7 +51,7 @@ UseGpu = Literal["auto"] | bool
 
 @dataclass(frozen=True)
 class FitConfig:
-    """What the user asked of a ``SparkModel``, as plain values; see its arguments.
+    """The arguments of a ``SparkModel``, as plain values; see there.
 
     Args:
         mode: How workers train together, one of :data:`MODES`.
@@ -283,7 +283,7 @@ def _names_columns(value: Any) -> bool:
 
 @dataclass(frozen=True)
 class LoopSettings:
-    """What a worker's loop needs to know beside its data, model and synchronizer.
+    """The settings of a worker's loop, beside its data, model and synchronizer.
 
     Args:
         epochs: Epoch number to stop at (exclusive).

@@ -37,10 +37,10 @@ MAX_BEAT_CHARS = 10_000
 
 
 class Cause(StrEnum):
-    """What kind of failure ended a rank."""
+    """The kind of failure that ended a rank."""
 
     OWN = "own"
-    """What the rank itself did: the user's code, the data, the model."""
+    """The rank itself failed: the user's code, the data, the model."""
     LOST = "lost"
     """The connection to another rank or to the server ended: the cause is there."""
     JOINED = "joined"

@@ -42,7 +42,7 @@ _ENCODED_CHARS, _DECODED_BYTES = 1_000_000, 4_000_000
 _CHAIN = 8
 """Exceptions that are looked at, each the cause or the context of the one before."""
 _HOROVOD = ("HorovodInternalError", "Horovod has been shut down")
-"""What Horovod's own code says of a lost rank; a compiled step keeps nothing but this text."""
+"""The words of Horovod's own code about a lost rank; a compiled step keeps this text alone."""
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
@@ -142,13 +142,13 @@ class Failure:
         return cls.from_wire(fields)
 
     def worker_error(self, hint: str = "") -> WorkerError:
-        """What the driver raises for whatever the user's function raised."""
+        """The error that the driver raises for any exception of the user's function."""
         return WorkerError(
             self.rank, self.error, self.traceback, hint or self.hint, self.beats, self.cause
         )
 
     def library_error(self) -> SparkDLError:
-        """What the driver raises: an error of this library as itself, any other as WorkerError."""
+        """The error that the driver raises: one of this library as itself, else a WorkerError."""
         raised = None if self.beats is None else raised_of(self.beats, self.rank)
         return raised or self.worker_error()
 
@@ -221,7 +221,7 @@ def root_cause(failures: Iterable[Failure]) -> Failure | None:
 
 
 def cause_of(error: BaseException) -> Cause:
-    """What kind of failure an exception is; also of one that was raised because of another."""
+    """The kind of failure that an exception is; also of one that was raised because of another."""
     found, seen = Cause.OWN, error
     for _ in range(_CHAIN):
         cause = _own_cause(seen)

@@ -15,7 +15,7 @@ Encrypt = Literal["auto"] | bool
 
 @dataclass(frozen=True)
 class Network:
-    """What a user asked, of ``SparkModel`` or of ``run``.
+    """The user's settings of addresses, ports and encryption, for ``SparkModel`` or ``run``.
 
     Args:
         port: The driver's; see :func:`ports_of`.

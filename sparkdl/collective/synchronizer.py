@@ -1,4 +1,4 @@
-"""What the loop of :mod:`sparkdl.worker` calls in ``mode='allreduce'``."""
+"""The synchronizer of :mod:`sparkdl.worker` in ``mode='allreduce'``."""
 
 from __future__ import annotations
 

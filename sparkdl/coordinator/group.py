@@ -194,7 +194,7 @@ class Group:
         return sorted(found, key=lambda item: (item[1].message.rank, item[1].since))
 
     def wait_of(self, connection: int) -> Wait | None:
-        """What the connection's request waits for; None if nothing is deferred."""
+        """The wait of the connection's request; None if nothing is deferred."""
         return self._waits.get(connection)
 
     @property

@@ -168,7 +168,7 @@ class Joining:
 
 
 def introduction_of(message: Message) -> Introduction:
-    """What a HELLO says of its sender.
+    """The sender of a HELLO, as it describes itself.
 
     Raises:
         ProtocolError: A field has another type.

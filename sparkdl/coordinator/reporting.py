@@ -1,4 +1,4 @@
-"""What workers report, and what the driver asks and orders."""
+"""The reports of the workers, and the questions and orders of the driver."""
 
 from __future__ import annotations
 

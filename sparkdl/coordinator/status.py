@@ -1,4 +1,4 @@
-"""What the driver sees of a run: workers, metrics, failure, counters."""
+"""The driver's view of a run: workers, metrics, failure, counters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a store is: state that the ranks of a run share, which plugs into a coordinator."""
+"""The protocol of a store: state that the ranks of a run share, which plugs into a coordinator."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Work:
-    """What is left of a request after the lock is given back.
+    """The part of a request that is done after the lock is given back.
 
     Args:
         run: Does it, and returns the reply.

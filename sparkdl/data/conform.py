@@ -155,7 +155,7 @@ def shape_error(
 
 
 def _one_hot_hint(shape: Sequence[int | None], spec: ColumnSpec) -> str:
-    """What to do about one-hot vectors where the loss wants class numbers."""
+    """The hint about one-hot vectors where the loss wants class numbers."""
     if spec.classes is None or spec.classes < 2 or tuple(shape)[-1:] != (spec.classes,):
         return ""
     return (

@@ -21,7 +21,7 @@ from sparkdl.errors import DataError
 
 DEFAULT_BUDGET_BYTES = 1 << 30
 _DECODED_BYTES = 64 << 20
-"""What a user's decoder makes of the rows that are read at a time."""
+"""The arrays that a user's decoder makes of the rows that are read at a time."""
 _FREE_DIMENSION = 512
 """A guess at the size of a dimension that the model leaves free."""
 

@@ -1,4 +1,4 @@
-"""What a partition's rows look like: the mean of their labels, and how far inputs are from mean 0.
+"""Statistics of a partition's rows: the mean of the labels, the distance of inputs from mean 0.
 
 The mean label is the answer of a model that learns nothing from its inputs. Inputs far from mean 0
 slow asynchronous training down.

@@ -31,7 +31,7 @@ _DAMAGE = (
     zipfile.BadZipFile, zlib.error, EOFError, ValueError, NotImplementedError, RuntimeError,
     OverflowError,
 )  # fmt: skip
-"""What zipfile raises for an archive or a part that is not whole, or that it cannot unpack."""
+"""The errors of zipfile about an archive or a part that is not whole, or that it cannot unpack."""
 Settings = dict[str, object]
 
 

@@ -36,7 +36,7 @@ class FoundFile:
 
     @property
     def partition_values(self) -> dict[str, str]:
-        """What the folders say about all rows of the file: ``{'day': '3'}`` for ``day=3/f``."""
+        """The values of all rows of the file, from its folders: ``{'day': '3'}`` for ``day=3/f``."""
         from urllib.parse import unquote
 
         folders = [name for name in self.inner.split("/")[:-1] if "=" in name]

@@ -140,7 +140,7 @@ class LogLine:
 
 @dataclass(frozen=True)
 class OutputBatch:
-    """What the task yielded: an Arrow stream of one batch."""
+    """A batch that the task yielded, as an Arrow stream."""
 
     content: bytes
 

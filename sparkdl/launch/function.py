@@ -162,7 +162,7 @@ class FunctionTask(RaisingTask):
     def _feed(
         self, rank: RankContext, rows: FedRows | None, exit_barrier: Communicator
     ) -> Iterator[FunctionFeed | None]:
-        """What gives rows to the function; None if it gets none."""
+        """The feed that gives rows to the function; None if it gets none."""
         stream = self.stream
         if stream is not None and stream.fed is not None and rank.rank >= stream.fed:
             yield RankFeed([])
@@ -266,7 +266,7 @@ def _dump_result(result: Any, rank: int) -> bytes:
 
 @dataclass(frozen=True)
 class Returned:
-    """What the ranks of a :class:`FunctionTask` returned.
+    """The results of the ranks of a :class:`FunctionTask`.
 
     Args:
         communicator: Name of the communicator that connected them; ``''`` if none was started.

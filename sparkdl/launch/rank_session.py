@@ -13,7 +13,7 @@ from sparkdl.transport.address import Endpoint
 from sparkdl.transport.connection import Timeouts
 
 KEPT_BYTES = 1 << 20
-"""What a rank keeps of lines that are not sent yet: the latest."""
+"""The most lines that a rank keeps to be sent: the latest."""
 
 
 class LineSender:

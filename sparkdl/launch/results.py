@@ -1,4 +1,4 @@
-"""What ranks return to the driver: results, cut into rows of bounded size and joined again."""
+"""The results of ranks, cut into rows of bounded size for the driver, and joined again."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def _assembly() -> Assembly:
 
 @dataclass
 class _Sent:
-    """What an attempt at the sending of a micro-batch has sent."""
+    """The rows of a micro-batch that one attempt to send it has sent."""
 
     spool: RowSpool
     assembly: Assembly = field(default_factory=_assembly)

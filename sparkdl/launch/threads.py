@@ -106,7 +106,7 @@ class LocalRanks(Closing):
         return late or not all(failure.secondary for failure in self._failures)
 
     def results(self) -> list[Result]:
-        """What all ranks returned; see :class:`sparkdl.launch.task.Ranks`."""
+        """The results of all ranks; see :class:`sparkdl.launch.task.Ranks`."""
         if self._meeting.timeout is not None:
             raise self._meeting.timeout
         cause = root_cause(self._failures)
@@ -115,7 +115,7 @@ class LocalRanks(Closing):
         return self.results_so_far()
 
     def results_so_far(self) -> list[Result]:
-        """What the ranks returned that have ended."""
+        """The results of the ranks that have ended."""
         with self._changed:
             ended = dict(self._batches)
         return join_batches(b for number in sorted(ended) for b in ended[number])

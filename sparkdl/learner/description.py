@@ -1,4 +1,4 @@
-"""What a model takes and gives, and what of it workers exchange: for people and for the shell."""
+"""The inputs and outputs of a model, and its exchanged parts: for people and for the shell."""
 
 from __future__ import annotations
 

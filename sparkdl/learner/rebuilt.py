@@ -38,7 +38,7 @@ Load = Callable[[bool], Any]
 
 @dataclass(frozen=True)
 class _Rebuilt:
-    """What is known of the model that is loaded from an archive.
+    """The facts about the model that is loaded from an archive.
 
     Args:
         parts: What can be compared of it.

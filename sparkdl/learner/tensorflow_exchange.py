@@ -168,7 +168,7 @@ def _filled_up(rows: tf.Tensor) -> tf.Tensor:
 
 
 class Joined(NamedTuple):
-    """What an exchange returns.
+    """The result of an exchange.
 
     Args:
         values: The joined gradients and statistics; those that are slices as ``IndexedSlices``.

@@ -136,7 +136,7 @@ class LaunchedProgram:
             raise self._error
 
     def results(self, label: str, timeout_s: float | None = None) -> list[Any]:
-        """What the functions of a group's nodes returned, and ``run()`` of the objects.
+        """The results of the functions of a group's nodes, and of ``run()`` of the objects.
 
         Waits until all nodes have ended. It is unpickled here, so the nodes must be trusted with
         this machine.

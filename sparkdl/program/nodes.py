@@ -49,7 +49,7 @@ class Handle:
 
 
 class Node(Protocol):
-    """What a program is made of."""
+    """A part of a program: it serves calls, or runs once."""
 
     @property
     def serves(self) -> bool:
@@ -178,7 +178,7 @@ def _check_label(label: object) -> None:
 
 @dataclass(frozen=True)
 class NodeNeeds:
-    """What each node of a group gets.
+    """The needs of each node of a group.
 
     Args:
         restarts: How often it may be started again after it failed.

@@ -336,7 +336,7 @@ class _SessionMeeting:
 
 
 def _result(rank: int, returned: object) -> Result:
-    """What a node returned, for the launching process."""
+    """The result of a node, for the launching process."""
     try:
         return Result(rank, RETURNED, "", cloudpickle.dumps(returned))
     except Exception as error:  # only who asks for it shall fail

@@ -158,7 +158,7 @@ class Steering(Sink, Protocol):
         """Within, the workers' weights are loaded into the model."""
 
     def take_changes(self) -> VariableChanges:
-        """What it wrote to variables of the model since the last call."""
+        """The values that it wrote to variables of the model since the last call."""
 
     def write_again(self) -> None:
         """Writes that once more, after the weights that it wrote to were loaded again."""

@@ -1,4 +1,4 @@
-"""What the workers of a run report, put together: the numbers behind History and progress bar."""
+"""The reports of a run's workers, put together: the numbers behind History and progress bar."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class RunProgress:
 
 
 def progress_of(status: Status, num_workers: int, *, in_step: bool) -> RunProgress:
-    """What the coordinator says, as the driver's monitor takes it.
+    """The coordinator's status, as the driver's monitor takes it.
 
     Args:
         status: The coordinator's answer.

@@ -45,7 +45,7 @@ from sparkdl.weights import FloatArray, Layout
 
 @dataclass(frozen=True)
 class Progress:
-    """What a commit says beside its payload.
+    """The facts of a commit beside its payload.
 
     Args:
         epoch: Epoch the worker is in, from 0.
@@ -315,7 +315,7 @@ class Client(Closing):
         self.session.send_blob(Kind.STATE_PUT, state, epoch, batch)
 
     def get_state(self) -> bytes:
-        """What a member uploaded for this joiner. Overwrites ``buffer``."""
+        """The state that a member uploaded for this joiner. Overwrites ``buffer``."""
         return bytes(self._all_chunks(Kind.STATE_GET))
 
     def kept(self) -> bytearray:
@@ -325,7 +325,7 @@ class Client(Closing):
     # -- inside ----------------------------------------------------------------------------------
 
     def _all_chunks(self, kind: Kind, flags: Flag = Flag.NONE) -> bytearray:
-        """What the server keeps for this rank, in as many requests as it takes."""
+        """The bytes that the server keeps for this rank, in as many requests as it takes."""
         return read_blob(
             lambda offset: self.session.request(
                 Message(kind, flags=flags & Flag.ENCODED, offset=offset)

@@ -162,7 +162,7 @@ class ModelInference(ModelSettings):
         write_model(path, model_bytes(self.model), self._file_settings(), state)
 
     def _file_settings(self) -> dict[str, Any]:
-        """What a model file says beside the model."""
+        """The settings in a model file, beside the model."""
         columns = {"features": self._columns.features, "label": self._columns.label}
         return {**self._config.to_file(), COLUMNS: columns}
 

@@ -138,7 +138,7 @@ def predict_data(
 
 
 def _predict_arrays(source: ModelSource, x: Any, batch_size: int) -> Any:
-    """What the model predicts for arrays here; nothing for no rows, of which Keras fails."""
+    """The model's predictions for arrays, made here; nothing for no rows, of which Keras fails."""
     from sparkdl.learner.structure import map_arrays
 
     arrays = list(x.values()) if isinstance(x, dict) else x if isinstance(x, list) else [x]

@@ -262,7 +262,7 @@ def _peers(
     *,
     is_fed: bool,
 ) -> Peers | None:
-    """What the frameworks of the ranks are told.
+    """The relation of the ranks that their frameworks are told; None for none.
 
     Raises:
         ConfigError: The arguments contradict each other.

@@ -94,12 +94,12 @@ class StreamingRun(Generic[T]):
 
     @property
     def exception(self) -> BaseException | None:
-        """What ended the run; None if it runs, or ended as it should."""
+        """The error that ended the run; None if it runs, or ended as it should."""
         return self._error
 
     @property
     def results(self) -> list[T]:
-        """What the function returned on each rank, in rank order.
+        """The results of the function on each rank, in rank order.
 
         Raises:
             WaitTimeoutError: The functions still run.
@@ -162,7 +162,7 @@ class StreamingRun(Generic[T]):
 
     @property
     def store(self) -> Store:
-        """What the ranks share beside the coordinator."""
+        """The store that the ranks share."""
         return self._store
 
     def begun(self, driver: DriverClient, fingerprint: str) -> None:
@@ -233,7 +233,7 @@ class StreamingRun(Generic[T]):
             self.query.stop()
 
     def _query_error(self) -> BaseException | None:
-        """What ended the query, if it was neither its end nor this run's."""
+        """The error that ended the query, if it was neither its end nor this run's."""
         if self._feeder.cut:
             return None
         try:

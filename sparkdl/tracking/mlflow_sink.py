@@ -451,7 +451,7 @@ def _signature(mlflow: Any, model: Any) -> Any:
 
 
 def _requirements() -> list[str]:
-    """What the logged model needs; MLflow would find it out by loading the model once more."""
+    """The packages that the logged model needs; MLflow would load the model again to find them."""
     backend = sys.modules["keras"].config.backend()  # it is there: it made the model
     found = []
     for package in ("keras", backend, "numpy"):

@@ -81,7 +81,7 @@ class RankTimes:
 
 @dataclass(frozen=True)
 class Advice:
-    """What costs most, and what to do.
+    """The largest cost, and the advice.
 
     Args:
         cause: What it is.

@@ -1,4 +1,4 @@
-"""What a connection must show first without TLS: a frame or a request with the token.
+"""The proof that a connection must show first without TLS: a frame or a request with the token.
 
 Each is a :class:`sparkdl.wire.greeting.Stranger`: it takes a few kilobytes at most, and never
 waits.

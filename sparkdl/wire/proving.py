@@ -180,5 +180,5 @@ def prove(connection: socket.socket, token: bytes, hello: bytes = b"", name: str
 
 
 def proof_of(token: bytes, role: bytes, opening: bytes, nonce: bytes) -> bytes:
-    """What only a holder of ``token`` can make; it does not tell the token."""
+    """The proof that only a holder of ``token`` can make; it does not tell the token."""
     return hmac.digest(token, role + opening + nonce, "sha256")

@@ -347,7 +347,7 @@ class ElephasEstimator(
         return StageReader(cls)
 
     def content(self) -> StageContent:
-        """What is saved beside the Params."""
+        """The parts that are saved beside the Params."""
         objects = self._custom_objects
         return StageContent({}, None, {"customObjects": objects} if objects else {})
 
@@ -439,7 +439,7 @@ class ElephasTransformer(
         return self.weights, "" if self.model_type is None else self.model_type.name
 
     def content(self) -> StageContent:
-        """What is saved beside the Params."""
+        """The parts that are saved beside the Params."""
         kind = None if self.model_type is None else self.model_type.name
         plain_part = {"model_type": kind, "history": self._history}
         return StageContent(plain_part, self.trained.archive, {})

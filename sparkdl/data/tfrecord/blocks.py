@@ -138,7 +138,7 @@ class _Replayed(RawIOBase):
 
 
 class _Inflated(RawIOBase):
-    """What a zlib stream holds."""
+    """The content of a zlib stream."""
 
     def __init__(self, stream: BufferedReader[Any]) -> None:
         self._stream, self._inflater = stream, zlib.decompressobj()

@@ -127,7 +127,7 @@ class RecordPlace:
 
 
 def broken(place: RecordPlace, expected: str, received: str, hint: str = "") -> DataError:
-    """What is raised for a frame or a message that is not as it should be."""
+    """The errors about a frame or a message that is not as it should be."""
     return DataError(
         f"{place}: broken",
         expected=expected,

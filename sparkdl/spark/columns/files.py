@@ -34,7 +34,7 @@ _KINDS: dict[FileKind, tuple[str, ...]] = {
     "arrow": (".arrow", ".feather"),
     "tfrecord": (".tfrecord",),
 }
-"""What the names of the files hold, or end with."""
+"""The ends of the names of files of each kind, and the parts of others."""
 
 _BLOCK_BYTES = 8 << 20
 _FILES_PER_WORKER = 4
@@ -89,7 +89,7 @@ class FileSet:
 
 @dataclass(frozen=True)
 class FileInput:
-    """What the workers of a fit read.
+    """The files that the workers of a fit read.
 
     Args:
         kind: Of the files.
@@ -241,7 +241,7 @@ def is_path(data: Any) -> bool:
 
 
 def kind_of_path(path: str) -> FileKind:
-    """What the files are, by their names.
+    """The kind of the files, by their names.
 
     Raises:
         ConfigError: Their names do not say it.

@@ -114,7 +114,7 @@ class Source:
         return self.frame.sparkSession
 
     def dealt(self, num_workers: int) -> FileInput | None:
-        """What each worker reads from the files; None for rows that come from Spark."""
+        """The parts of the files that each worker reads; None for rows that come from Spark."""
         if not self.files:
             return None
         return FileInput.dealt(self.files, num_workers, self.split, self.seed)

@@ -21,7 +21,7 @@ from sparkdl.spark.driver.jobs import SparkJob
 from sparkdl.spark.session.interpreter import this_interpreter
 
 Facts = Mapping[str, Any]
-"""What :func:`host_facts.collect` returned."""
+"""The result of :func:`host_facts.collect`."""
 _SCRIPT = """\
 limit=$(command -v timeout >/dev/null 2>&1 && echo "timeout $4")
 host=$(cat /proc/sys/kernel/hostname 2>/dev/null || hostname)
@@ -52,7 +52,7 @@ class Executor:
 
 @dataclass(frozen=True)
 class Executors:
-    """What all executors answered.
+    """The answers of all executors.
 
     Args:
         answered: One for each executor that answered.

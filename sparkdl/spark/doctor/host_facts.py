@@ -1,4 +1,4 @@
-"""What one process can tell of its Python, its packages and its machine.
+"""The facts of one process about its Python, its packages and its machine.
 
 Executors run this file as a program (``python -c SOURCE OPTIONS``) with whatever Python they have:
 it needs the standard library only, of Python 3.7 or newer, and nothing of sparkdl.

@@ -47,7 +47,7 @@ class StageWatcher(Protocol):
 
     @property
     def store(self) -> Store:
-        """What the ranks share beside the coordinator."""
+        """The store that the ranks share."""
 
     def begun(self, driver: DriverClient, fingerprint: str) -> None:
         """The coordinator runs, and has the run's certificate; the ranks come."""
@@ -178,7 +178,7 @@ def _without_rows(task: FunctionTask) -> FunctionTask:
 
 
 def returned(ranks: Ranks, count: int, driver: DriverClient | None = None) -> Returned:
-    """What the ranks returned.
+    """The ranks' results.
 
     Raises:
         RankFailure: A rank cannot reach the driver; the function has not been called.

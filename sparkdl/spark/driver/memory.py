@@ -15,7 +15,7 @@ WORKER_MB = 1536
 
 
 def overhead_given(setting: Setting) -> int:
-    """What an executor's container has beside its Java memory, in MiB."""
+    """The memory of an executor's container beside its Java memory, in MiB."""
     given = setting("spark.executor.memoryOverhead")
     if given:
         return megabytes(given)
@@ -24,7 +24,7 @@ def overhead_given(setting: Setting) -> int:
 
 
 def overhead_advised(tasks: int, memory_budget_mb: int) -> int:
-    """What to set ``spark.executor.memoryOverhead`` to, in MiB.
+    """The value to set ``spark.executor.memoryOverhead`` to, in MiB.
 
     Args:
         tasks: Tasks that an executor runs at the same time.
@@ -34,7 +34,7 @@ def overhead_advised(tasks: int, memory_budget_mb: int) -> int:
 
 
 def memory_hint(reason: str, setting: Setting) -> str | None:
-    """What to do about a container that was killed for its memory; None if that was not why.
+    """The hint about a container that was killed for its memory; None if that was not why.
 
     Args:
         reason: What Spark says of lost executors.

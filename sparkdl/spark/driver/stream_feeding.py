@@ -101,7 +101,7 @@ class BatchFeeder:
         self.batches_done = 0
         """Micro-batches that were taken."""
         self.error: BaseException | None = None
-        """What ended the query here."""
+        """The error that ended the query here."""
         self.cut = False
         """Whether it was ended on purpose, at a micro-batch that was not taken."""
         self.active = threading.Event()
@@ -122,7 +122,7 @@ class BatchFeeder:
         return self._driver is not None
 
     def __call__(self, frame: Any, batch_id: int) -> None:
-        """What Spark calls, one micro-batch after the other.
+        """The function that Spark calls, one micro-batch after the other.
 
         Raises:
             StreamEnded: The stream ends, and rows of this micro-batch were not taken.

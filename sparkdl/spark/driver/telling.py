@@ -80,7 +80,7 @@ def describe_run(
 
 
 def facts_of(plan: FitPlan, summary: StageSummary, epochs: int) -> Facts:
-    """What a profile of a fit's last stage is made from.
+    """The facts for a profile of a fit's last stage.
 
     Args:
         plan: What the fit did.

@@ -201,7 +201,7 @@ def _keep(
 
 
 def _summary(trained: Mapping[int, TrainedRank], task: TrainTask, run: Run) -> StageSummary:
-    """What the ranks returned, for the user.
+    """The ranks' results, for the user.
 
     Raises:
         DataError: There were no rows.

@@ -267,7 +267,7 @@ def _raise_failure(reader: Future[tuple[Partition, float]]) -> None:
 
 @dataclass(frozen=True)
 class TrainedRank:
-    """What a rank of ``fit`` returns.
+    """The result of a rank of ``fit``.
 
     Args:
         rank: Which one.

@@ -253,7 +253,7 @@ class ForwardPass(Closing):
         ]
 
     def _predicted(self) -> Iterator[Predicted]:
-        """What has been made and not returned: the rows before the first that waits."""
+        """The outputs that are made and not returned: the rows before the first that waits."""
         valid = np.concatenate([*self._masks, np.ones(0, bool)])
         num_made = sum(len(arrays[0]) for arrays in self._made)
         stop = int(np.flatnonzero(valid)[num_made]) if self._waiting else len(valid)

@@ -73,7 +73,7 @@ class UdfTask(ForwardTask):
 
     @property
     def result(self) -> T.DataType:
-        """What the function returns."""
+        """The type of the function's result."""
         return self.output.field(self.archive).dataType
 
     def run(self, rank: RankContext, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -214,7 +214,7 @@ def column_function(
 def run_arguments(
     arguments: Iterable[pa.Array | tuple[pa.Array, ...]], content: bytes | bytearray
 ) -> Iterator[pa.Array]:
-    """What the function does on the executor.
+    """The work of the function on the executor.
 
     Args:
         arguments: Of a batch of rows: one Arrow array, or one for each argument.
@@ -233,7 +233,7 @@ def run_arguments(
 def run_series(
     arguments: Iterable[Series | tuple[Series, ...]], content: bytes | bytearray
 ) -> Iterator[pd.Series]:
-    """What the function does on the executor, for Spark before 4.1.
+    """The work of the function on the executor, for Spark before 4.1.
 
     pandas has no null among numbers but NaN, so that NaN counts as null here.
 

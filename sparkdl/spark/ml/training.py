@@ -302,7 +302,7 @@ class TrainingStage(ColumnsStage):
         return StageReader(cls)
 
     def content(self) -> StageContent:
-        """What is saved beside the Params."""
+        """The parts that are saved beside the Params."""
         parts = self._parts
         names = sorted(parts.compiled)
         plain = {n: parts.compiled[n] for n in names if not isinstance(parts.compiled[n], bytes)}

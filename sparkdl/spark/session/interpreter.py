@@ -86,7 +86,7 @@ def interpreter_of(context: Any | None) -> str:
 
 
 def interpreter_problem(error: BaseException, interpreter: str) -> ResourceError | None:
-    """What Spark's exception says of the interpreter of the tasks; None if it says nothing.
+    """The error that Spark's exception tells about the interpreter of the tasks; None for others.
 
     Args:
         error: Of a job.

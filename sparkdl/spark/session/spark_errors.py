@@ -1,4 +1,4 @@
-"""What Spark and the JVM say of a job that failed: the one place that reads their texts.
+"""The words of Spark and the JVM about a job that failed: the one place that reads their texts.
 
 Spark passes an error of a job on as a text. These functions find in it what Spark itself has to
 say, and return it as a value. What this library or the user's code raised on a rank comes as an
@@ -104,6 +104,6 @@ def reason_of(error: BaseException) -> str:
 
 
 def java_message(error: BaseException) -> str:
-    """What the first Java exception in the text says; all of the text where it has none."""
+    """The message of the first Java exception in the text; all of the text where it has none."""
     lines = [line for line in str(error).splitlines() if "Exception: " in line]
     return lines[0].split("Exception: ", 1)[1] if lines else str(error)

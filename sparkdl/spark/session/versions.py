@@ -1,4 +1,4 @@
-"""What differs between Spark 3.5 and the Sparks after it, each difference once.
+"""The differences between Spark 3.5 and the Sparks after it, each once.
 
 Everything else of the package calls these functions and knows one Spark.
 """

@@ -71,7 +71,7 @@ _OF_A_SEARCH = {
 
 
 def record_of(event: dict[str, Any], time_s: float) -> Record | None:
-    """What the page needs of an event.
+    """The record that the page keeps of an event; None for an event that it does not need.
 
     Args:
         event: By :func:`sparkdl.progress.events.as_json`, or a line of an event file.
@@ -144,7 +144,7 @@ MOST_RECORDS = 1200
 MOST_RUNS = 200
 """Runs that are kept, live and past: the newest."""
 MOST_FILE_BYTES = 32 << 20
-"""What is read of an event file: its beginning."""
+"""The bytes that are read of an event file: its beginning."""
 MOST_LOG_CHARS = 1 << 20
 """Log lines of a run that are kept, as JSON; the latest."""
 MOST_WAITING = 2000
