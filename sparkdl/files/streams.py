@@ -36,7 +36,7 @@ class FoundFile:
 
     @property
     def partition_values(self) -> dict[str, str]:
-        """The values of all rows of the file, from its folders: ``{'day': '3'}`` for ``day=3/f``."""
+        """Values of all rows, from the folders: ``{'day': '3'}`` for ``day=3/f``."""
         from urllib.parse import unquote
 
         folders = [name for name in self.inner.split("/")[:-1] if "=" in name]

@@ -34,7 +34,7 @@ _KINDS: dict[FileKind, tuple[str, ...]] = {
     "arrow": (".arrow", ".feather"),
     "tfrecord": (".tfrecord",),
 }
-"""The ends of the names of files of each kind, and the parts of others."""
+"""The ends of the names of files of each kind."""
 
 _BLOCK_BYTES = 8 << 20
 _FILES_PER_WORKER = 4
