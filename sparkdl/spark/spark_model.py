@@ -252,7 +252,11 @@ class SparkModel(ModelInference):
                     **check_keras_arguments(type(self), keras_fit_arguments),
                 ),
             )  # fmt: skip
-            source = self._open(data, validation_data, columns, call.arguments)
+            split = call.arguments.validation_split
+            source = self._open(data, validation_data, columns, split)
+            self._require_fitting(source, call.arguments)
+            if is_frame(data) or is_path(data):  # predict reads the same by default
+                self._columns = Columns(columns.features, columns.label)
             return self._take(
                 call.train(
                     self._config, self._exchange, self._trained, self._custom_objects, source,
@@ -377,26 +381,21 @@ class SparkModel(ModelInference):
                 hint="spark_model.ensemble has the members; each can be trained further",
             )
 
-    def _open(
-        self, data: Any, validation_data: Any, columns: Columns, arguments: FitArguments
-    ) -> Source:
-        """The rows of a call, which fit the model; their columns are the next call's by default."""
-        signature, split = model_signature(self.model), arguments.validation_split
+    def _open(self, data: Any, validation_data: Any, columns: Columns, split: float) -> Source:
+        signature = model_signature(self.model)
         if isinstance(data, SharedData):
-            source = data.source(
+            return data.source(
                 validation_data, signature, columns, split=split, seed=self.seed,
                 limit_bytes=self.memory_budget_mb << 20,
             )  # fmt: skip
-        else:
-            source = open_fit_source(
-                data, validation_data, signature, columns, split=split, seed=self.seed
-            )
+        return open_fit_source(
+            data, validation_data, signature, columns, split=split, seed=self.seed
+        )
+
+    def _require_fitting(self, source: Source, arguments: FitArguments) -> None:
         arguments.check_spec(source.spec)
         if source.spec.role_column is not None:
             keras_learner.require_evaluable(self.model)
-        if is_frame(data) or is_path(data):
-            self._columns = Columns(columns.features, columns.label)
-        return source
 
     def _take(self, fitted: Fitted) -> Any:
         """Keeps what a fit has left; Keras' ``History``."""
