@@ -283,12 +283,10 @@ class ParameterStore(Store):
             whole = empty if self._center.sliced is None else self._slices_for(message)
             reply = chunk_reply(whole, message.offset, self._group.limits.chunk_bytes)
             self._group.answer(connection, reply, worker)
-        elif message.kind is Kind.STATE_PUT:
-            self._state_put(connection, message)
         elif message.kind is Kind.ADD_UP:
             self._add_up(connection, message)
         else:
-            self._state_get(connection, message)
+            self._transfer.receive(self._group, connection, message)
         return None
 
     def write(self, changes: VariableChanges) -> None:
@@ -599,19 +597,3 @@ class ParameterStore(Store):
             self._round.payloads.pop(worker.rank, None)  # its buffer is needed for the state
             reply = Message(Kind.OK, flags=Flag.UPLOAD, sequence=worker.applied)
             group.answer(connection, reply, worker)
-
-    def _state_put(self, connection: int, message: Message) -> None:
-        group = self._group
-        worker = group.identify(connection, message)
-        awaited = worker.member and self._transfer.uploader == worker.rank
-        if awaited:
-            self._transfer.put(message)  # once it is whole, `enter` lets the joiners in
-        group.answer(connection, Message(Kind.OK), worker)
-
-    def _state_get(self, connection: int, message: Message) -> None:
-        group = self._group
-        worker = group.identify(connection, message)
-        reply = self._transfer.get(message.offset, group.limits.chunk_bytes)
-        if reply.offset + reply.body_bytes == reply.total:
-            self._transfer.read_by(worker.rank)
-        group.answer(connection, reply, worker)
