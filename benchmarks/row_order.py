@@ -50,7 +50,7 @@ def fit(frame: Any, width: int, mode: str) -> float:
 
 def sort(x: np.ndarray, y: np.ndarray) -> float:
     """Seconds to sort one worker's rows."""
-    from sparkdl.data.row_order import content_order
+    from sparkdl.data.rows import content_order
 
     began = time.perf_counter()
     content_order([x, y], len(x))

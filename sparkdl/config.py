@@ -43,15 +43,15 @@ _MAX_SEED = 2**63 - 1
 NETWORK_SETTINGS = (
     "port", "server_bind", "server_address", "worker_port", "worker_bind", "encrypt",
 )  # fmt: skip
-"""Where the driver listens, where workers send the run's token, and how. A model file has no say
-in them: whoever wrote the file could otherwise lead workers to a server of his own."""
+"""The driver's address, the way of the run's token to the workers, and the like. A model file
+has no say in them: whoever wrote the file could otherwise lead workers to a server of his own."""
 
 UseGpu = Literal["auto"] | bool
 
 
 @dataclass(frozen=True)
 class FitConfig:
-    """What the user asked of a ``SparkModel``, as plain values; see its arguments.
+    """The arguments of a ``SparkModel``, as plain values; see there.
 
     Args:
         mode: How workers train together, one of :data:`MODES`.
@@ -283,7 +283,7 @@ def _names_columns(value: Any) -> bool:
 
 @dataclass(frozen=True)
 class LoopSettings:
-    """What a worker's loop needs to know beside its data, model and synchronizer.
+    """The settings of a worker's loop, beside its data, model and synchronizer.
 
     Args:
         epochs: Epoch number to stop at (exclusive).

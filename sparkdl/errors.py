@@ -27,12 +27,38 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping
+from enum import StrEnum
 from pickle import PicklingError
 from typing import Any
 
 BEATS = ("what", "expected", "received", "hint")
 MAX_BEAT_CHARS = 10_000
-"""Of each text that tells of an error over the network."""
+"""The longest text that tells of an error over the network."""
+
+
+class Cause(StrEnum):
+    """The kind of failure that ended a rank."""
+
+    OWN = "own"
+    """The rank itself failed: the user's code, the data, the model."""
+    LOST = "lost"
+    """The connection to another rank or to the server ended: the cause is there."""
+    JOINED = "joined"
+    """Numbers that came from another rank were not finite."""
+    TIMEOUT = "timeout"
+    """Others did not come in time."""
+    UNREACHED = "unreached"
+    """The driver could not be reached; the rank has not begun."""
+
+    @property
+    def secondary(self) -> bool:
+        """Whether another rank's failure is most likely behind it."""
+        return self in (Cause.LOST, Cause.JOINED)
+
+    @classmethod
+    def named(cls, name: object) -> Cause:
+        """The cause of that name; :attr:`OWN` for a name that is not known."""
+        return next((cause for cause in cls if cause.value == name), cls.OWN)
 
 
 class SparkDLError(Exception):
@@ -44,6 +70,8 @@ class SparkDLError(Exception):
         received: What was found instead.
         hint: What to do about it.
     """
+
+    cause: Cause = Cause.OWN
 
     def __init__(
         self, what: str, *, expected: str = "", received: str = "", hint: str = ""
@@ -181,9 +209,13 @@ class AuthenticationError(ProtocolError, PermissionError):
 class TransportError(SparkDLError, ConnectionError):
     """The other side cannot be reached any more, or never was."""
 
+    cause = Cause.LOST
+
 
 class WaitTimeoutError(TransportError, TimeoutError):
     """A wait that passed its limit; the message names who was missing."""
+
+    cause = Cause.TIMEOUT
 
 
 class WorkerError(SparkDLError, RuntimeError):
@@ -194,7 +226,8 @@ class WorkerError(SparkDLError, RuntimeError):
         error: The exception as one line, e.g. ``"ValueError: bad row"``; what happened to all of
             them where there is no rank.
         traceback: The worker's formatted traceback.
-        beats: Of :func:`beats_of`, where the worker raised an error of this library.
+        beats: The result of :func:`beats_of`, where the worker raised an error of this library.
+        cause: What kind of failure it was on that worker.
     """
 
     def __init__(
@@ -204,9 +237,11 @@ class WorkerError(SparkDLError, RuntimeError):
         traceback: str = "",
         hint: str = "",
         beats: dict[str, str] | None = None,
+        cause: Cause = Cause.OWN,
     ) -> None:
         super().__init__(error if rank < 0 else f"worker {rank} failed: {error}", hint=hint)
-        self.rank, self.error, self.traceback, self.beats = rank, error, traceback, beats
+        self.rank, self.error, self.traceback = rank, error, traceback
+        self.beats, self.cause = beats, cause
 
     def __str__(self) -> str:
         text = super().__str__()

@@ -90,7 +90,7 @@ class FiniteCheck:
     def is_sound(
         self, values: FloatArray, first: int, learner: LossScaling, slices: Sequence[Slices]
     ) -> bool:
-        """What :meth:`notes` would say; nothing is counted."""
+        """The answer that :meth:`notes` would give; nothing is counted."""
         return self._all_finite(values, first, slices) or learner.scales_loss
 
     def notes(

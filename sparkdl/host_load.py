@@ -3,12 +3,29 @@
 from __future__ import annotations
 
 import math
+import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from sparkdl.nvidia import ask_nvidia
+
+def ask_nvidia(*arguments: str, timeout_s: float = 10.0) -> list[str]:
+    """The lines that NVIDIA's tool answers; none where there is no tool, or it fails.
+
+    Args:
+        arguments: Of ``nvidia-smi``.
+        timeout_s: Seconds after which it has failed.
+    """
+    try:
+        told = subprocess.run(
+            ["nvidia-smi", *arguments],
+            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=timeout_s, text=True,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return [] if told.returncode else told.stdout.splitlines()
+
 
 LOAD_INTERVAL_S = 5.0
 """Least time between two looks at processors and memory."""

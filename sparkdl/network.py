@@ -1,4 +1,4 @@
-"""Where the driver and the ranks listen, and whether what they send each other is encrypted."""
+"""The addresses at which the driver and the ranks listen, and the encryption of their traffic."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Encrypt = Literal["auto"] | bool
 
 @dataclass(frozen=True)
 class Network:
-    """What a user asked, of ``SparkModel`` or of ``run``.
+    """The user's settings of addresses, ports and encryption, for ``SparkModel`` or ``run``.
 
     Args:
         port: The driver's; see :func:`ports_of`.
@@ -57,7 +57,7 @@ class ListeningOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class RankListening:
-    """Where a rank listens for the others; made on the driver, resolved on the rank's host.
+    """The address at which a rank listens; made on the driver, resolved on the rank's host.
 
     Args:
         bind: Address or network; None for the address from which the host reaches ``towards``.
@@ -75,7 +75,7 @@ class RankListening:
 
 
 THIS_HOST = RankListening("127.0.0.1")
-"""Of ranks that are all on this machine."""
+"""The choice for ranks that are all on this machine."""
 
 
 def check_encrypt(encrypt: Any) -> Encrypt:
@@ -102,10 +102,10 @@ def require_encryptable(communicator: str) -> None:
 
 
 def say_what_is_in_the_clear(framework: str, encrypt: Encrypt) -> None:
-    """Of an encrypted run whose ranks a framework connects: its connections are not encrypted.
+    """Warns that a framework connects the ranks of an encrypted run without encryption.
 
     Args:
-        framework: That connects the ranks.
+        framework: The framework that connects the ranks.
         encrypt: What the user asked; ``'auto'``, which encrypts what can be, gets a warning.
 
     Raises:

@@ -32,7 +32,7 @@ _FOLDERS = tuple(
     )
 )
 _PACKAGES = frozenset({"site-packages", "dist-packages"})
-"""Where package managers install, also those of other environments that a path was set to."""
+"""The folders of installed packages, also those of other environments that a path was set to."""
 _registry = threading.RLock()
 """cloudpickle's list of modules that go by value belongs to the process."""
 

@@ -1,4 +1,4 @@
-"""What a rank's time goes into: a clock that is in exactly one phase at every moment.
+"""The parts of a rank's time: a clock that is in exactly one phase at every moment.
 
 The task of a rank makes a :class:`PhaseClock` current for its thread; parts that it makes in that
 thread (session, synchronizers, loop) take it with :func:`current_clock` and say when a phase
@@ -33,7 +33,7 @@ _FIRST_BUCKET_S = 1e-3
 
 @dataclass(frozen=True)
 class Usage:
-    """What a rank has used since its task began; counters, so that two of them can be subtracted.
+    """The time and memory of a rank since its task began; counters, so that two can be subtracted.
 
     Args:
         seconds: Phase -> seconds in it.
@@ -146,7 +146,7 @@ class PhaseClock:
                 yield item
 
     def usage(self, bytes_sent: int = 0, bytes_received: int = 0) -> Usage:
-        """What was used until now; from any thread."""
+        """The usage until now; from any thread."""
         seconds = list(self._seconds)
         seconds[self._phase] += self._now() - self._since
         times = os.times()

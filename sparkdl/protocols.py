@@ -7,9 +7,9 @@ sends to each worker, to make its synchronizer from. NumPy and protocols only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -412,6 +412,39 @@ class Start:
     with_optimizer: bool = False
 
 
+@dataclass(frozen=True)
+class Orders:
+    """What the driver asks of a worker.
+
+    Args:
+        stopped: All workers stop.
+        learning_rate: A learning rate that the driver has set since the start, or None.
+    """
+
+    stopped: bool = False
+    learning_rate: float | None = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a synchronizer says of the training when it has ended.
+
+    Args:
+        transport: Name of the transport or communicator, e.g. ``'shm'`` or ``'horovod'``.
+        refused: Updates of this worker that were refused because they were not finite.
+        counted: The part of this worker's changes that counted, a mean over its exchanges: below 1
+            where a rule adds up the changes of all workers and they were too much together.
+        unreported: Epoch -> its final report, where there is no connection to the driver.
+        state: What the run keeps of this worker and could not be sent to the driver; else None.
+    """
+
+    transport: str
+    refused: int = 0
+    counted: float = 1.0
+    unreported: Mapping[int, EpochReport] = field(default_factory=dict)
+    state: RunState | None = None
+
+
 class Synchronizer(Protocol):
     """Exchanges what one worker has learned with the others, through a server or all-reduce."""
 
@@ -470,16 +503,8 @@ class Synchronizer(Protocol):
         """Whether ``train`` can exchange after each ``Report.window`` batches of a stack."""
 
     @property
-    def stopped(self) -> bool:
-        """Whether the driver has asked all workers to stop."""
-
-    @property
-    def learning_rate(self) -> float | None:
-        """A learning rate that the driver has set since the start, or None."""
-
-    @property
-    def transport(self) -> str:
-        """Name of the transport or communicator in use, e.g. ``'shm'`` or ``'horovod'``."""
+    def orders(self) -> Orders:
+        """What the driver has told, as of a step at which this worker may follow."""
 
     def take_changes(self, learner: Learner) -> None:
         """Gives ``learner`` what the driver's callbacks wrote to the model, if it is time.
@@ -487,25 +512,13 @@ class Synchronizer(Protocol):
         Where the workers train in step, it is for all of them at the same step.
         """
 
-    def result(self, learner: Learner, epoch: int) -> RunState | None:
-        """After ``finish``: what the run keeps of this worker, which :meth:`finish` could not send
-        to the driver; None if it could, or if the run keeps nothing of it.
+    def outcome(self, learner: Learner, epoch: int) -> Outcome:
+        """What there is to say of the training, after :meth:`finish`.
+
+        Args:
+            learner: This worker's.
+            epoch: Epochs that are done.
         """
-
-    @property
-    def refused(self) -> int:
-        """Updates of this worker that were refused because they were not finite."""
-
-    @property
-    def counted(self) -> float:
-        """The part of this worker's changes that counted, a mean over its exchanges.
-
-        Below 1 where a rule adds up the changes of all workers and they were too much together.
-        """
-
-    @property
-    def unreported(self) -> dict[int, EpochReport]:
-        """Epoch -> its final report, where there is no connection to the driver; else empty."""
 
 
 class RankIdentity(Protocol):

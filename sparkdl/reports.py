@@ -1,4 +1,4 @@
-"""What a rank reports of its training: with an exchange, and of an epoch."""
+"""The reports of a rank on its training: with an exchange, and of an epoch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MetricState = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Report:
-    """What a worker tells about its work with an exchange.
+    """A worker's report on its work with an exchange.
 
     Args:
         epoch: The epoch it is in.
@@ -44,7 +44,7 @@ def no_metrics() -> MetricState:
 
 @dataclass(frozen=True)
 class EpochReport:
-    """What a rank says of one epoch, so far or at its end.
+    """A rank's report on one epoch, so far or at its end.
 
     Args:
         epoch: Its number, from 0.

@@ -78,7 +78,7 @@ def join_slices(parts: Sequence[tuple[float, Sequence[Slices]]]) -> list[Slices]
 
 
 def head_offset(count: int) -> int:
-    """Where the head begins with the slices of ``count`` variables."""
+    """The place at which the head begins behind the slices of ``count`` variables."""
     return _NUMBER.itemsize * (2 + 3 * count)
 
 

@@ -19,7 +19,7 @@ import sys
 
 DROP, SHOW = b"\0sparkdl: started\0", b"\0sparkdl: failed\0"
 _UNFINISHED_S = 0.2
-"""A line that has no end for so long is passed on as it is: a progress bar, a question."""
+"""Seconds after which a line without an end is passed on as it is: a progress bar, a question."""
 
 _KNOWN = (
     rb"WARNING: All log messages before absl::InitializeLog\(\) is called",

@@ -22,7 +22,7 @@ STACK_BYTES = 64 << 20
 batch."""
 MOST_STALE = 32
 """Batches that all workers together train between two exchanges of each, with the automatic window:
-so many changes that do not know of each other still add up well."""
+up to this number, changes that do not know of each other still add up well."""
 
 
 def train(
@@ -138,7 +138,7 @@ class _Loop:
         self._follow_driver()  # a rank that joins late begins at the rate of the others
         position = start.position
         for epoch in range(max(start.epoch, self.settings.first_epoch), self.settings.epochs):
-            if self.synchronizer.stopped:
+            if self.synchronizer.orders.stopped:
                 return
             self.learner.reset_metrics()
             self.first_report = True
@@ -204,7 +204,7 @@ class _Loop:
                 self.clock.enter("compute")  # the first call was compiled: part of the start
                 self._follow_schedule()
                 self._follow_driver()
-                if self.synchronizer.stopped:
+                if self.synchronizer.orders.stopped:
                     return False
         while windows_of_all is not None and windows_done < windows_of_all:
             windows_done += 1
@@ -212,7 +212,7 @@ class _Loop:
             with self.explained():
                 self.synchronizer.train(self.learner, None, report)
             self._follow_driver()
-            if self.synchronizer.stopped:
+            if self.synchronizer.orders.stopped:
                 return False
         if windows_of_all is not None and every_batch:
             self.learner.fill_draws(batches_done - first_batch, windows_of_all - first_batch)
@@ -325,7 +325,7 @@ class _Loop:
     def _follow_driver(self) -> None:
         """Sets what the driver's callbacks wrote: variables, and the learning rate, once each."""
         self.synchronizer.take_changes(self.learner)
-        rate = self.synchronizer.learning_rate
+        rate = self.synchronizer.orders.learning_rate
         if rate is not None and rate != self.rate:
             self.learner.set_learning_rate(rate)
             self.rate = self.learning_rate = rate

@@ -1,4 +1,4 @@
-"""What a Spark application on Kubernetes needs: pod templates, a service, the line that submits."""
+"""The needs of an application on Kubernetes: pod templates, a service, the line that submits."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from sparkdl.errors import ConfigError
 
 SERVICE = "sparkdl-driver"
 DRIVER_PORT, BLOCK_PORT, SERVER_PORT = 7078, 7079, 7077
-"""Of Spark's driver, of its blocks, and of the parameter server or the coordinator."""
+"""The ports of Spark's driver, of its blocks, and of the parameter server or the coordinator."""
 ENTRY_FILE = "/opt/sparkdl/main.py"
-"""What ``sparkdl path`` prints in the image: ``docker/Dockerfile`` links it there."""
+"""The path that ``sparkdl path`` prints in the image: ``docker/Dockerfile`` links it there."""
 _USER = 1000
 """The user of the image, as ``docker/Dockerfile`` makes it."""
 _SECURITY = f"""  securityContext:

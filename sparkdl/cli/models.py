@@ -147,7 +147,7 @@ def estimate(given: Namespace) -> int:
 def exchange_costs(
     size_bytes: int, workers: int, gbit: float, latency_ms: float
 ) -> dict[str, float]:
-    """What one exchange of all workers costs on a network, where nothing overlaps it.
+    """The time of one exchange of all workers on a network, where nothing overlaps it.
 
     With a server on one machine everything passes that machine's link, both ways at once:
     ``seconds = workers * size / rate + 2 * latency``. In a ring each worker sends

@@ -1,4 +1,4 @@
-"""What the commands about runs do."""
+"""The commands about runs."""
 
 from __future__ import annotations
 

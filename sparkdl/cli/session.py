@@ -81,7 +81,7 @@ def format_of(path: str) -> str | None:
 
 
 def read_data(spark: Any, given: Namespace) -> Any:
-    """What ``--data`` names, for ``fit`` and its like: a DataFrame, or the path of files.
+    """The data that ``--data`` names: a DataFrame, or the path of files.
 
     A path's ending tells the format; one without is Parquet, a name without a path a table.
 

@@ -21,7 +21,7 @@ from sparkdl.weights import FloatArray, Layout
 
 @dataclass(frozen=True)
 class Sections:
-    """Where the sections of a buffer are, and the codec of the trained one.
+    """The sections of a buffer, and the codec of the trained one.
 
     Args:
         codec: For the trained section.

@@ -95,7 +95,7 @@ class DGC(Codec):
         put(self.name, payload, out, self.max_size(out.size) // 8)
 
     def bind(self, num_workers: int) -> DGC:
-        """The same codec, which clips the sum of so many workers' gradients."""
+        """The same codec, which clips the sum of the gradients of ``num_workers`` workers."""
         return replace(self, num_workers=num_workers)
 
     def reply(self, size: int, num_workers: int) -> Codec:

@@ -400,7 +400,7 @@ def interface_of(address: str) -> str:
 
 
 def _slots(host_ids: Sequence[str]) -> list[tuple[str, int, int, int, int, int, int]]:
-    """What Horovod calls slots, rank by rank: host; rank, local and cross rank; the three sizes.
+    """Horovod's slots, rank by rank: host; rank, local and cross rank; the three sizes.
 
     >>> _slots(['a', 'b', 'a'])[2]
     ('host-0', 2, 1, 0, 3, 2, 1)

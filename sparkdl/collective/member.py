@@ -10,7 +10,7 @@ from sparkdl.errors import ProtocolError
 
 @dataclasses.dataclass(frozen=True)
 class Member:
-    """Where one rank can be reached; what the ranks tell each other before they connect.
+    """The addresses of one rank, which the ranks tell each other before they connect.
 
     Args:
         host: Address that the other hosts can connect to.

@@ -1,4 +1,4 @@
-"""What every communicator shares: one operation at a time, in the order of the calls.
+"""The part that all communicators share: one operation at a time, in the order of the calls.
 
 Collective operations only work when all ranks call the same ones in the same order.
 :class:`OrderedCommunicator` keeps that order for synchronous and asynchronous calls alike, and

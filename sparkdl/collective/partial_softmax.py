@@ -1,6 +1,6 @@
 """Model-parallel softmax over classes: each rank holds the centers of its own classes only.
 
-For classifiers with so many classes (faces, products) that the last layer does not fit one rank.
+For classifiers whose last layer is too large for one rank (faces, products).
 """
 
 from __future__ import annotations

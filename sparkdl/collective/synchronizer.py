@@ -1,4 +1,4 @@
-"""What the loop of :mod:`sparkdl.worker` calls in ``mode='allreduce'``."""
+"""The synchronizer of :mod:`sparkdl.worker` in ``mode='allreduce'``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sparkdl.collective.control import Control, NoControl
 from sparkdl.collective.gradient_synchronizer import AllReduceGradientSynchronizer
 from sparkdl.finite import FiniteCheck
 from sparkdl.phases import current_clock
-from sparkdl.protocols import MAX_STACK, BatchStack, Learner, Start
+from sparkdl.protocols import MAX_STACK, BatchStack, Learner, Orders, Outcome, Start
 from sparkdl.reports import EpochReport, MetricState, Report
 from sparkdl.run_state import RunState
 from sparkdl.weights import Layout
@@ -237,27 +237,16 @@ class AllReduceSynchronizer:
             self._control.keep(state.to_bytes(), epoch)
         self._control.finish()
 
-    def result(self, learner: Learner, epoch: int) -> RunState | None:
-        """Without a connection to the driver the root's weights, its optimizer state and the
-        rule's; None on the other ranks."""
-        if self._control is not self._unconnected or not self.keeps_state:
-            return None
-        return RunState.of(learner, epoch, self.rule_state)
-
-    @property
-    def refused(self) -> int:
-        """Updates that were refused because they were not finite."""
-        return self._check.refused
-
-    @property
-    def counted(self) -> float:
-        """All of this worker's changes counted."""
-        return 1.0
-
-    @property
-    def unreported(self) -> dict[int, EpochReport]:
-        """Epoch -> its metrics, where this rank has no connection to the driver."""
-        return self._unconnected.unreported
+    def outcome(self, learner: Learner, epoch: int) -> Outcome:
+        """Without a connection to the driver, with the epochs' metrics, and on the root with its
+        weights, its optimizer state and the rule's."""
+        unsent = self.keeps_state and self._control is self._unconnected
+        return Outcome(
+            self._communicator.name,
+            self._check.refused,
+            unreported=self._unconnected.unreported,
+            state=RunState.of(learner, epoch, self.rule_state) if unsent else None,
+        )
 
     @property
     def keeps_state(self) -> bool:
@@ -265,16 +254,6 @@ class AllReduceSynchronizer:
         return self._communicator.rank == self._root
 
     @property
-    def stopped(self) -> bool:
-        """Whether all ranks stop here."""
-        return self._stopped
-
-    @property
-    def learning_rate(self) -> float | None:
-        """The learning rate that the driver has set, or None."""
-        return self._learning_rate
-
-    @property
-    def transport(self) -> str:
-        """Name of the communicator in use."""
-        return self._communicator.name
+    def orders(self) -> Orders:
+        """What all ranks have agreed on."""
+        return Orders(self._stopped, self._learning_rate)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -87,6 +88,59 @@ def chunk_reply(blob: ByteArray, offset: int, limit: int, epoch: int = 0) -> Mes
     )
 
 
+def chunked(message: Message, blob: ByteArray, limit: int) -> Iterator[tuple[Message, ByteArray]]:
+    """The frames that send a blob: copies of ``message``, each with its chunk; none if it is empty.
+
+    Args:
+        message: All but offset, total and content.
+        blob: The bytes.
+        limit: Bytes in a chunk.
+    """
+    for offset in range(0, blob.size, limit):
+        frame = replace(
+            message, offset=offset, total=blob.size, content=Content.BLOB, meta=dict(message.meta)
+        )
+        yield frame, blob[offset : offset + limit]
+
+
+class BlobReplacedError(ProtocolError):
+    """Another blob took the place of the one that is read."""
+
+
+def read_blob(request: Callable[[int], Message]) -> bytearray:
+    """A blob that the other side cuts by :func:`chunk_reply`, in as many requests as it takes.
+
+    Args:
+        request: Asks for the chunk at an offset, and returns the reply.
+
+    Raises:
+        BlobReplacedError: The blob is another one now.
+        ProtocolError: A chunk is empty, or beyond the end.
+    """
+    reply = request(0)
+    epoch, found, filled = reply.epoch, bytearray(reply.total), 0
+    while True:
+        if (reply.epoch, reply.total) != (epoch, len(found)):
+            raise BlobReplacedError(
+                "a blob was replaced while it was read",
+                expected=f"{len(found)} bytes of epoch {epoch}",
+                received=f"{reply.total} bytes of epoch {reply.epoch}",
+            )
+        size = 0 if reply.body is None else reply.body.size
+        if filled + size > len(found) or (found and not size):
+            raise ProtocolError(
+                "a chunk of a blob has a wrong size",
+                expected=f"1 .. {len(found) - filled} bytes at offset {filled}",
+                received=f"{size} bytes",
+            )
+        if reply.body is not None:
+            found[filled : filled + size] = reply.body.data
+        filled += size
+        if filled == len(found):
+            return found
+        reply = request(filled)
+
+
 def _nothing() -> ByteArray:
     return np.empty(0, np.uint8)
 
@@ -149,20 +203,10 @@ def read_kept(request: Callable[[Message], Message], rank: int | None = None) ->
     """
     wanted = {} if rank is None else {"of": rank}
     for _ in range(_READS):
-        state, epoch, filled = bytearray(), -1, 0
-        while not filled or filled < len(state):
-            reply = request(Message(Kind.KEPT, offset=filled, meta=dict(wanted)))
-            if filled and (reply.epoch, reply.total) != (epoch, len(state)):
-                break  # a newer one came meanwhile
-            if not filled:  # all of it at once: a state that grew would be copied again
-                epoch, state = reply.epoch, bytearray(reply.total)
-            if not state:
-                return state
-            body = np.empty(0, np.uint8) if reply.body is None else reply.body
-            state[filled : filled + body.size] = body.data
-            filled += body.size
-        else:
-            return state
+        with contextlib.suppress(BlobReplacedError):
+            return read_blob(
+                lambda offset: request(Message(Kind.KEPT, offset=offset, meta=dict(wanted)))
+            )
     raise ProtocolError(
         "the state that the workers keep changes faster than it can be read",
         expected="one state to stay until it is read",

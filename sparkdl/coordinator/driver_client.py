@@ -8,12 +8,12 @@ import numpy as np
 
 from sparkdl.changes import VariableChanges
 from sparkdl.closing import Closing
-from sparkdl.coordinator.blobs import read_kept
+from sparkdl.coordinator.blobs import chunked, read_kept
 from sparkdl.coordinator.lines import unpack_lines
 from sparkdl.coordinator.status import Status
 from sparkdl.transport.address import Endpoint
 from sparkdl.transport.connection import Connection, Opener, Timeouts
-from sparkdl.transport.frames import ByteArray, Content, Kind, Limits, Message
+from sparkdl.transport.frames import ByteArray, Kind, Limits, Message
 from sparkdl.transport.openers import explained, openers_of
 
 
@@ -79,10 +79,9 @@ class DriverClient(Closing):
         self.request(Message(Kind.CONTROL, meta=dict(orders)))
 
     def _send(self, changes: bytes) -> None:
-        source, size = np.frombuffer(changes, np.uint8), self.limits.chunk_bytes
-        for offset in range(0, source.size, size):
-            message = Message(Kind.CHANGES, offset=offset, total=source.size, content=Content.BLOB)
-            self._connection.request(message, source[offset : offset + size])
+        source = np.frombuffer(changes, np.uint8)
+        for frame, chunk in chunked(Message(Kind.CHANGES), source, self.limits.chunk_bytes):
+            self._connection.request(frame, chunk)
 
     def kept(self, rank: int | None = None) -> bytearray:
         """The state that a worker kept last; empty if none has.

@@ -1,16 +1,15 @@
-"""Who takes part in a run, who waits for what, and how each request gets its one reply."""
+"""The members of a run, the requests that wait, and the one reply of each request."""
 
 from __future__ import annotations
 
+import math
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from sparkdl.coordinator.orders import Orders
 from sparkdl.coordinator.settings import Settings
-from sparkdl.coordinator.status import failure_of
 from sparkdl.coordinator.telemetry import Telemetry
 from sparkdl.coordinator.worker import Worker
 from sparkdl.errors import (
@@ -18,11 +17,65 @@ from sparkdl.errors import (
     SparkDLError,
     TransportError,
     WaitTimeoutError,
-    WorkerError,
 )
+from sparkdl.failures import Failure
 from sparkdl.transport.error_frames import error_to_meta
 from sparkdl.transport.frames import ByteArray, Flag, Kind, Limits, Message
 from sparkdl.transport.service import Replies
+
+
+class Orders:
+    """The driver's last orders, and what workers are told of them.
+
+    Where workers train in step, every rank must learn of an order at the same step: there orders
+    are told only from the next :meth:`latch` on.
+
+    Args:
+        latched: Whether workers train in step through a store.
+    """
+
+    def __init__(self, latched: bool) -> None:
+        self._latched = latched
+        self._stop, self._learning_rate, self._changes = False, math.nan, 0
+        self._told = (False, math.nan)
+        self.changes_told = 0
+        """How many changes of variables the workers are told to take, since the run began."""
+        self.released_epoch = -1
+
+    def take(self, meta: Mapping[str, Any], *, started: bool) -> None:
+        """Takes a CONTROL frame's orders.
+
+        Raises:
+            ProtocolError: One is malformed.
+        """
+        try:
+            stop = self._stop or bool(meta.get("stop", False))
+            learning_rate = float(meta.get("learning_rate", self._learning_rate))
+            released = int(meta.get("release", self.released_epoch))
+            changes = int(meta.get("changes", self._changes))
+        except (TypeError, ValueError) as error:
+            raise ProtocolError(
+                "a malformed CONTROL frame",
+                expected="stop: a truth value; learning_rate: a number; release: an epoch; "
+                "changes: how many there are",
+                received=str(error),
+            ) from error
+        self._stop, self._learning_rate, self._changes = stop, learning_rate, changes
+        if not self._latched or "release" in meta or not started:
+            self.latch()
+        self.released_epoch = max(self.released_epoch, released)
+
+    def latch(self) -> None:
+        """From now on workers are told the driver's present orders."""
+        self._told = (self._stop, self._learning_rate)
+        self.changes_told = self._changes
+
+    def stamp(self, reply: Message) -> None:
+        """Writes what workers are told into a reply."""
+        stop, reply.learning_rate = self._told
+        if stop:
+            reply.flags |= Flag.STOP
+
 
 WaitReason = Literal[
     "start",
@@ -65,7 +118,7 @@ class Group:
         self.settings, self.limits, self.orders = settings, limits, orders
         self.telemetry = Telemetry()
         self.workers: dict[int, Worker] = {}
-        self.failure: WorkerError | None = None
+        self.failure: Failure | None = None
         self.clock = 0
         self.now = 0.0
         self.on_leave: Callable[[Worker], None] = lambda worker: None
@@ -141,7 +194,7 @@ class Group:
         return sorted(found, key=lambda item: (item[1].message.rank, item[1].since))
 
     def wait_of(self, connection: int) -> Wait | None:
-        """What the connection's request waits for; None if nothing is deferred."""
+        """The wait of the connection's request; None if nothing is deferred."""
         return self._waits.get(connection)
 
     @property
@@ -198,7 +251,7 @@ class Group:
                 received="none of this attempt",
             )
         if self.failure is not None:
-            raise self.failure
+            raise self.failure.worker_error()
         self.bind(connection, message, worker)
         return worker
 
@@ -250,5 +303,6 @@ class Group:
         """
         if self.failure is None:
             described = f"{type(error).__name__}: {error}"
-            self.failure = failure_of(-1, described, traceback.format_exc(), hint=hint)
-        return self.failure
+            told = {"error": described, "traceback": traceback.format_exc(), "hint": hint}
+            self.failure = Failure.from_wire(told, rank=-1)
+        return self.failure.worker_error()

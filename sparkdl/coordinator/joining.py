@@ -45,7 +45,7 @@ class Joining:
         self._store.check(message)
         introduction_of(message)
         if group.failure is not None:
-            raise group.failure
+            raise group.failure.worker_error()
         worker = group.workers.setdefault(message.rank, Worker(message.rank))
         group.refuse_superseded(worker, message)
         group.defer(connection, "duplicate", message)
@@ -168,7 +168,7 @@ class Joining:
 
 
 def introduction_of(message: Message) -> Introduction:
-    """What a HELLO says of its sender.
+    """The sender of a HELLO, as it describes itself.
 
     Raises:
         ProtocolError: A field has another type.

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from sparkdl.coordinator.group import Group
+from sparkdl.coordinator.group import Group, Orders
 from sparkdl.coordinator.joining import Joining
-from sparkdl.coordinator.orders import Orders
 from sparkdl.coordinator.reporting import Reporting
 from sparkdl.coordinator.settings import Settings
 from sparkdl.coordinator.store import Store, Work
@@ -200,7 +199,7 @@ class Coordinator:
         except Exception as error:
             self._broken(error)
         if group.failure is not None:
-            group.refuse_all(group.failure)
+            group.refuse_all(group.failure.worker_error())
 
     def _status(self, connection: int, message: Message) -> None:
         status = self._reporting.status(

@@ -1,4 +1,4 @@
-"""What workers report, and what the driver asks and orders."""
+"""The reports of the workers, and the questions and orders of the driver."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from sparkdl.changes import VariableChanges
 from sparkdl.coordinator.blobs import Assembly, KeptBlobs, chunk_reply
 from sparkdl.coordinator.group import Group
 from sparkdl.coordinator.lines import MAX_LINES_BYTES, LogLines, pack_lines
-from sparkdl.coordinator.status import EpochTotals, Failure, Status, failure_of
+from sparkdl.coordinator.status import EpochTotals, Status
 from sparkdl.coordinator.telemetry import lines_of, load_of, report_of, usage_of
-from sparkdl.errors import BEATS, ProtocolError
+from sparkdl.errors import ProtocolError
+from sparkdl.failures import Failure
 from sparkdl.transport.frames import BLOB_BYTES, ByteArray, Content, Flag, Kind, Message
 
 
@@ -133,13 +134,7 @@ class Reporting:
         worker = group.workers.get(message.rank)
         stale = worker is not None and message.attempt in worker.superseded
         if group.failure is None and not stale:
-            beats = message.meta.get("beats")
-            group.failure = failure_of(
-                message.rank,
-                str(message.meta.get("error", "unknown error")),
-                str(message.meta.get("traceback", "")),
-                beats=_texts(beats) if isinstance(beats, dict) else None,
-            )
+            group.failure = Failure.from_wire(message.meta, message.rank)
         if worker is not None and worker.attempt == message.attempt:
             group.mark_dead(worker)
         group.answer(connection, Message(Kind.OK))
@@ -178,7 +173,7 @@ class Reporting:
         return Status(
             workers={r: w.status() for r, w in sorted(group.workers.items())},
             epochs=bounded(group.telemetry.totals(message.epoch)),
-            failure=None if group.failure is None else Failure.of(group.failure),
+            failure=group.failure,
             clock=group.clock,
             rounds=rounds,
             released_epoch=group.orders.released_epoch,
@@ -266,8 +261,3 @@ def bounded(epochs: dict[int, EpochTotals]) -> dict[int, EpochTotals]:
             break
         result[number] = epoch
     return result
-
-
-def _texts(beats: dict[str, object]) -> dict[str, str]:
-    """Beats as a worker sent them, each a text."""
-    return {name: str(beats[name]) for name in ("type", *BEATS) if name in beats}

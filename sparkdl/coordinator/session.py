@@ -8,7 +8,6 @@ import os
 import socket
 import threading
 import time
-import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -16,11 +15,11 @@ import numpy as np
 
 from sparkdl.changes import VariableChanges
 from sparkdl.closing import Closing
-from sparkdl.coordinator.blobs import read_kept
+from sparkdl.coordinator.blobs import chunked, read_blob, read_kept
 from sparkdl.coordinator.lines import MAX_LINE_CHARS, MAX_LINES_BYTES, pack_lines
-from sparkdl.coordinator.status import failure_of
 from sparkdl.coordinator.telemetry import report_message
-from sparkdl.errors import WorkerError, beats_of
+from sparkdl.errors import WorkerError
+from sparkdl.failures import Failure
 from sparkdl.host_load import LoadMeter
 from sparkdl.log_lines import current_box
 from sparkdl.phases import current_clock
@@ -99,7 +98,7 @@ class Session(Closing):
         self.learning_rate: float | None = None
         self.changes = 0
         """How many changes of variables the driver asks this rank to have taken."""
-        self._changes_taken = 0
+        self._changes_taken = self._changes_read = 0
         self.clock = 0
         self.lead = False
         self.sequence = 0
@@ -179,17 +178,9 @@ class Session(Closing):
         """Says that this rank's work is done, whatever happens to its process from now on."""
         self.request(Message(Kind.FINISH))
 
-    def fail(self, error: str, traceback: str = "", beats: dict[str, str] | None = None) -> None:
-        """Says that this rank failed for good: every other rank's next request raises.
-
-        Args:
-            error: The exception as one line.
-            traceback: Of it.
-            beats: Of :func:`sparkdl.errors.beats_of`: the driver raises the error as itself.
-        """
-        cut = failure_of(self.rank, error, traceback, beats=beats)
-        meta = {"error": cut.error, "traceback": cut.traceback, "beats": cut.beats}
-        self.request(Message(Kind.FAIL, meta=meta))
+    def fail(self, failure: Failure) -> None:
+        """Says that this rank failed for good: every other rank's next request raises."""
+        self.request(Message(Kind.FAIL, meta=failure.to_wire()))
 
     def close(self) -> None:
         """Closes the connection and ends the heartbeat; a rank that did not finish is dead."""
@@ -231,15 +222,17 @@ class Session(Closing):
         """
         taken = []
         while self._changes_taken < count:
-            content, number, total = bytearray(), self._changes_taken + 1, 1
-            while len(content) < total:
-                message = Message(Kind.TAKE_CHANGES, sequence=number, offset=len(content))
-                reply = self.request(message)
-                number, total = reply.sequence, reply.total
-                content += b"" if reply.body is None else reply.body.data
-            self._changes_taken = number
+            content = read_blob(self._changes_at)
+            self._changes_taken = self._changes_read
             taken.append(VariableChanges.from_bytes(bytes(content)))
         return taken
+
+    def _changes_at(self, offset: int) -> Message:
+        """A chunk of the changes after those taken; of the number that the first chunk names."""
+        number = self._changes_read if offset else self._changes_taken + 1
+        reply = self.request(Message(Kind.TAKE_CHANGES, sequence=number, offset=offset))
+        self._changes_read = reply.sequence
+        return reply
 
     def kept(self) -> bytearray:
         """The state that a rank has left last; empty if none has. Overwrites ``raw``."""
@@ -310,15 +303,10 @@ class Session(Closing):
     ) -> None:
         """Sends bytes in chunks. Overwrites ``raw``."""
         meta = {"own": True} if own else {}
+        message = Message(kind, epoch=epoch, batch=batch, meta=meta)
         source = np.frombuffer(blob, np.uint8)
-        size = self.limits.chunk_bytes
-        for offset in range(0, source.size, size):
-            chunk = source[offset : offset + size]
-            message = Message(
-                kind, epoch=epoch, batch=batch, offset=offset, total=source.size,
-                content=Content.BLOB, meta=dict(meta),
-            )  # fmt: skip
-            self.request(message, chunk)
+        for frame, chunk in chunked(message, source, self.limits.chunk_bytes):
+            self.request(frame, chunk)
 
     # -- inside ----------------------------------------------------------------------------------
 
@@ -418,10 +406,8 @@ def report_failure(
         error: What failed.
         limits: Bodies that may travel; None for a coordinator without a store.
     """
-    described = "".join(traceback.format_exception_only(error)).strip()
     with (
         contextlib.suppress(Exception),
         open_session(endpoint, rank=rank, attempt=attempt, limits=limits) as session,
     ):
-        trace = "".join(traceback.format_exception(error))
-        session.fail(described, trace, beats_of(error))
+        session.fail(Failure.of(rank, error))

@@ -19,8 +19,8 @@ class Settings:
             one's HELLO on.
         round_timeout_s: Rules that wait: longest wait of a commit for the other ranks.
         release_timeout_s: Longest wait at an epoch's end for a driver that says nothing at all.
-        gather: Rules that do not wait: so many workers begin together, so that none trains its
-            rows alone at the end because it came late; 0 for none.
+        gather: For rules that do not wait, the number of workers that begin together, so that none
+            trains its rows alone at the end because it came late; 0 for none.
         gather_s: Longest wait for them; then those that are there begin.
         max_state_bytes: Bound of a state that ranks keep for the driver or send to a joiner; None
             for 8 times the weights + 64 MiB.

@@ -1,4 +1,4 @@
-"""What the driver sees of a run: workers, metrics, failure, counters."""
+"""The driver's view of a run: workers, metrics, failure, counters."""
 
 from __future__ import annotations
 
@@ -8,42 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from sparkdl.errors import (
-    MAX_BEAT_CHARS,
-    ProtocolError,
-    SparkDLError,
-    WorkerError,
-    raised_of,
-)
+from sparkdl.errors import ProtocolError
+from sparkdl.failures import Failure
 from sparkdl.host_load import HostLoad
 from sparkdl.phases import Usage
 from sparkdl.reports import MetricState
 from sparkdl.transport.frames import ByteArray
-
-MAX_TRACEBACK_CHARS = 100_000
-
-
-def failure_of(
-    rank: int,
-    error: str,
-    traceback: str,
-    *,
-    beats: Mapping[str, str] | None = None,
-    hint: str = "",
-) -> WorkerError:
-    """The failure of a rank, or of the server (-1), as all hear of it: cut, so that frames hold it.
-
-    Args:
-        rank: Who failed.
-        error: The exception as one line; its begin is kept.
-        traceback: Of it; its end is kept.
-        beats: Of :func:`sparkdl.errors.beats_of`, if it was an error of this library.
-        hint: What to do about it.
-    """
-    cut = {name: text[:MAX_BEAT_CHARS] for name, text in (beats or {}).items()}
-    return WorkerError(
-        rank, error[:MAX_BEAT_CHARS], traceback[-MAX_TRACEBACK_CHARS:], hint, cut or None
-    )
 
 
 @dataclass(frozen=True)
@@ -119,32 +89,6 @@ class EpochTotals:
 
 
 @dataclass(frozen=True)
-class Failure:
-    """The first rank that failed for good.
-
-    Args:
-        rank: The rank.
-        error: The exception as one line.
-        traceback: Of it.
-        beats: Of :func:`sparkdl.errors.beats_of`, if it was an error of this library.
-    """
-
-    rank: int
-    error: str
-    traceback: str
-    beats: dict[str, str] | None = None
-
-    @classmethod
-    def of(cls, error: WorkerError) -> Failure:
-        return cls(error.rank, error.error, error.traceback, error.beats)
-
-    def raised(self) -> SparkDLError:
-        """What the driver raises: an error of this library as itself, any other as WorkerError."""
-        own = None if self.beats is None else raised_of(self.beats, self.rank)
-        return own or WorkerError(self.rank, self.error, self.traceback)
-
-
-@dataclass(frozen=True)
 class Status:
     """A run at one moment.
 
@@ -192,7 +136,7 @@ class Status:
                 ]
                 for n, e in self.epochs.items()
             ],
-            "failure": None if self.failure is None else asdict(self.failure),
+            "failure": None if self.failure is None else self.failure.to_wire(),
             "waiting": {str(rank): reason for rank, reason in self.waiting.items()},
             **{name: getattr(self, name) for name in _COUNTERS},
         }
@@ -225,7 +169,7 @@ class Status:
             return cls(
                 workers={int(r): WorkerStatus.of(w) for r, w in meta["workers"].items()},
                 epochs=epochs,
-                failure=None if failure is None else Failure(**failure),
+                failure=None if failure is None else _failure(failure),
                 waiting={int(r): str(reason) for r, reason in meta["waiting"].items()},
                 **{name: meta[name] for name in _COUNTERS},
             )
@@ -236,6 +180,13 @@ class Status:
                 received=f"{type(error).__name__}: {error}",
                 hint="install the same sparkdl on the driver and on all executors",
             ) from error
+
+
+def _failure(fields: Mapping[str, object]) -> Failure:
+    missing = {"rank", "error", "traceback"} - fields.keys()
+    if missing:
+        raise ValueError(f"a failure without {sorted(missing)}")
+    return Failure.from_wire(fields)
 
 
 def _to_wire(worker: WorkerStatus) -> dict[str, Any]:

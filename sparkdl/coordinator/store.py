@@ -1,4 +1,4 @@
-"""What a store is: state that the ranks of a run share, which plugs into a coordinator."""
+"""The protocol of a store: state that the ranks of a run share, which plugs into a coordinator."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sparkdl.transport.frames import Kind, Limits, Message
 
 @dataclass(frozen=True)
 class Entry:
-    """Where a worker that joins takes its state from.
+    """The source of the state of a worker that joins.
 
     Args:
         source: ``'center'`` (pull), ``'state'`` (a member's weights and optimizer state),
@@ -25,7 +25,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Work:
-    """What is left of a request after the lock is given back.
+    """The part of a request that is done after the lock is given back.
 
     Args:
         run: Does it, and returns the reply.

@@ -85,7 +85,7 @@ def report_of(message: Message) -> EpochReport:
 
 
 def usage_of(message: Message) -> Usage | None:
-    """What the sender of a REPORT has used so far; None if it does not say.
+    """The time and memory that the sender of a REPORT has used so far; None if it does not say.
 
     Raises:
         ProtocolError: The numbers are malformed.

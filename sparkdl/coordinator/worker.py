@@ -1,4 +1,4 @@
-"""What the coordinator remembers of each rank, over all its attempts."""
+"""The coordinator's memory of each rank, over all its attempts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sparkdl.transport.frames import Message
 
 @dataclass(frozen=True)
 class Introduction:
-    """What a rank says of itself when it joins.
+    """A rank's description of itself when it joins.
 
     Args:
         rows: Rows in its partition.
@@ -95,7 +95,7 @@ class Worker:
         self.staleness_max = max(self.staleness_max, commits)
 
     def status(self) -> WorkerStatus:
-        """What the driver sees of this rank."""
+        """The driver's view of this rank."""
         return WorkerStatus(
             alive=self.alive,
             attempt=self.attempt,

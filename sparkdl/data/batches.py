@@ -134,7 +134,7 @@ class Batches:
         seed: Seed of the run.
         rank: Number of the worker; workers get different orders.
         prefetch: Stacks to gather ahead in a background thread; 0 gathers without a thread.
-        steps: Batches in an epoch; None for all rows. Without ``repeat`` at most so many, the
+        steps: Batches in an epoch; None for all rows. Without ``repeat`` at most this number, the
             first ones.
         repeat: Whether epochs go on where the one before ended; only with ``steps``.
         class_weight: Class -> weight of its rows, see :class:`ClassWeights`.

@@ -20,7 +20,7 @@ _ROUNDING = 1e-5
 
 @dataclass(frozen=True)
 class ValuePlace:
-    """Where a value stands, for error messages.
+    """The place of a value, for error messages.
 
     Args:
         label: The column's name in quotes, or several.
@@ -53,7 +53,7 @@ class ValuePlace:
 
         Args:
             array: One value per row, or what is inside the arrays of the rows.
-            per_row: So many values inside each row; None for the rows themselves.
+            per_row: The number of values inside each row; None for the rows themselves.
         """
         if not array.null_count:
             return
@@ -155,7 +155,7 @@ def shape_error(
 
 
 def _one_hot_hint(shape: Sequence[int | None], spec: ColumnSpec) -> str:
-    """What to do about one-hot vectors where the loss wants class numbers."""
+    """The hint about one-hot vectors where the loss wants class numbers."""
     if spec.classes is None or spec.classes < 2 or tuple(shape)[-1:] != (spec.classes,):
         return ""
     return (

@@ -21,7 +21,7 @@ from sparkdl.errors import DataError
 
 DEFAULT_BUDGET_BYTES = 1 << 30
 _DECODED_BYTES = 64 << 20
-"""What a user's decoder makes of the rows that are read at a time."""
+"""The arrays that a user's decoder makes of the rows that are read at a time."""
 _FREE_DIMENSION = 512
 """A guess at the size of a dimension that the model leaves free."""
 
@@ -115,7 +115,7 @@ def read_partition(
 
 
 def _slices(batches: Iterable[pa.RecordBatch], spec: DataSpec) -> Iterator[pa.RecordBatch]:
-    """The rows of ``batches``, so many at a time that a decoder's arrays stay small."""
+    """The rows of ``batches``, few enough at a time that a decoder's arrays stay small."""
     row_bytes = max(
         entry.value_dtype.itemsize * math.prod(d or _FREE_DIMENSION for d in entry.value_shape)
         for entry in spec.entries

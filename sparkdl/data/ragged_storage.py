@@ -1,4 +1,4 @@
-"""What holds ragged columns while they are read, and on disk."""
+"""The storage of ragged columns while they are read, and on disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What holds a partition's columns: memory, or a memory-mapped Arrow file without a name."""
+"""The storage of a partition's columns: memory, or a memory-mapped Arrow file without a name."""
 
 from __future__ import annotations
 

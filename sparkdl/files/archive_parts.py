@@ -31,7 +31,7 @@ _DAMAGE = (
     zipfile.BadZipFile, zlib.error, EOFError, ValueError, NotImplementedError, RuntimeError,
     OverflowError,
 )  # fmt: skip
-"""What zipfile raises for an archive or a part that is not whole, or that it cannot unpack."""
+"""The errors of zipfile about an archive or a part that is not whole, or that it cannot unpack."""
 Settings = dict[str, object]
 
 
@@ -119,7 +119,7 @@ def check_whole(content: bytes) -> None:
 
 
 def sane_bytes(packed: int) -> int:
-    """How many bytes files of so many bytes may hold, so that reading them is no attack."""
+    """The most bytes that packed files may become, so that reading them is no attack."""
     return _FREE_BYTES + MAX_EXPANSION * packed
 
 

@@ -60,7 +60,7 @@ class _Index:
 
     @property
     def files(self) -> list[str]:
-        """What training may go on from, the newest first."""
+        """The checkpoints that training may go on from, the newest first."""
         return [self.file] if self.previous is None else [self.file, self.previous]
 
 
@@ -295,7 +295,7 @@ class Checkpoints:
         return sorted(filter(_NAME.fullmatch, names), key=_epoch_of, reverse=True)
 
     def _read_index(self) -> _Index | None:
-        """What the index says; None if there is none.
+        """The content of the index; None if there is none.
 
         Raises:
             ConfigError: It is malformed, or names anything but checkpoints of this folder.

@@ -56,7 +56,7 @@ class FileSystem(Protocol):
         """
 
     def find(self, path: str) -> Kind | None:
-        """What is there; None for nothing."""
+        """The kind of the entry that is there; None for nothing."""
 
     def files_in(self, folder: str) -> list[FileEntry]:
         """The files right in a folder, sorted by their names; not pipes, devices and sockets."""

@@ -25,7 +25,7 @@ _HDF5_BEGIN = b"\x89HDF\r\n\x1a\n"
 
 @dataclass(frozen=True)
 class ModelFile:
-    """What a ``.keras`` file holds.
+    """The content of a ``.keras`` file.
 
     Args:
         content: All of it, for Keras.

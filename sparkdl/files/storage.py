@@ -90,7 +90,7 @@ def create_local(path: str) -> BinaryIO | None:
 
 
 def path_on_disk(path: str) -> str | None:
-    """Where on this machine's disks ``path`` is; None if it belongs elsewhere.
+    """The place of ``path`` on this machine's disks; None if it belongs elsewhere.
 
     Raises:
         ResourceError: No file system has such paths.

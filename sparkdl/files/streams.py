@@ -36,7 +36,7 @@ class FoundFile:
 
     @property
     def partition_values(self) -> dict[str, str]:
-        """What the folders say about all rows of the file: ``{'day': '3'}`` for ``day=3/f``."""
+        """Values of all rows, from the folders: ``{'day': '3'}`` for ``day=3/f``."""
         from urllib.parse import unquote
 
         folders = [name for name in self.inner.split("/")[:-1] if "=" in name]
@@ -63,7 +63,7 @@ class FilePlace:
 
 
 def place_of(path: str) -> FilePlace:
-    """Where a path or URI is.
+    """The place of a path or URI.
 
     Raises:
         ResourceError: No file system knows it.

@@ -1,4 +1,4 @@
-"""What a process writes to its standard output and error, as lines of text."""
+"""The standard output and error of a process, as lines of text."""
 
 from __future__ import annotations
 

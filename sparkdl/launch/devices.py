@@ -17,9 +17,9 @@ from dataclasses import dataclass
 
 from sparkdl.config import UseGpu
 from sparkdl.errors import ResourceError
+from sparkdl.host_load import ask_nvidia
 from sparkdl.learner.framework import running_backend, start_backend
 from sparkdl.learner.lean_import import lean_import
-from sparkdl.nvidia import ask_nvidia
 from sparkdl.start_lines import start_lines_held
 
 _FRAMEWORKS = {"tensorflow": "tensorflow", "jax": "jax", "torch": "torch"}
@@ -31,7 +31,7 @@ _seen: tuple[str, ...] | None = None
 
 @dataclass(frozen=True)
 class Resources:
-    """What a scheduler gave to a rank.
+    """The devices that a scheduler gave to a rank.
 
     Args:
         gpus: Addresses of GPUs; empty where it gave none or schedules none.
@@ -44,7 +44,7 @@ class Resources:
 
 @dataclass(frozen=True)
 class Placement:
-    """What a task runs on.
+    """The devices that a task runs on.
 
     Args:
         backend: The Keras backend; None: any.
@@ -62,7 +62,7 @@ class Placement:
 
 @dataclass(frozen=True)
 class DeviceRequest:
-    """What a task must run on, as far as the driver knows.
+    """The devices that a task must run on, as far as the driver knows.
 
     Args:
         backend: The Keras backend; None: any.

@@ -24,14 +24,13 @@ from sparkdl.collective.current import use
 from sparkdl.coordinator.session import Session
 from sparkdl.data.feed import FedRows
 from sparkdl.errors import DataError, WorkerError
+from sparkdl.failures import Failure, RankFailure
 from sparkdl.launch.capture import Capture
 from sparkdl.launch.devices import DeviceRequest, function_environment
-from sparkdl.launch.failures import FailureDescription, RankFailure
 from sparkdl.launch.feeding import FeedSettings, FunctionFeed, RankFeed, call_while_it_feeds
 from sparkdl.launch.gathering import AloneGathering
-from sparkdl.launch.line_sender import LineSender
 from sparkdl.launch.peers import Peers, call_until_others_end, peer_environment
-from sparkdl.launch.rank_session import DriverUnreachableError, open_rank_session
+from sparkdl.launch.rank_session import DriverUnreachableError, LineSender, open_rank_session
 from sparkdl.launch.results import Result, of_kind
 from sparkdl.launch.stream_feed import StreamSettings, open_stream
 from sparkdl.launch.task import RaisingTask, RankContext
@@ -92,14 +91,14 @@ class FunctionTask(RaisingTask):
         try:
             session = None if self.endpoint is None else open_rank_session(self.endpoint, rank)
         except DriverUnreachableError as error:
-            raise RankFailure(FailureDescription.of(rank.rank, error)) from error
+            raise RankFailure(Failure.of(rank.rank, error)) from error
         lines = LineSender(session)
         try:
             with self._environment(rank, rank.log or lines.send):
                 communicator, result = self._call(rank, session, rows)
         except (Exception, SystemExit) as error:
             unsent = "\n".join(lines.close())[-_LINES_IN_FAILURE:]
-            described = FailureDescription.of(rank.rank, error)
+            described = Failure.of(rank.rank, error)
             raise RankFailure(replace(described, lines=unsent)) from error
         finally:
             unsent = "\n".join(lines.close())
@@ -163,7 +162,7 @@ class FunctionTask(RaisingTask):
     def _feed(
         self, rank: RankContext, rows: FedRows | None, exit_barrier: Communicator
     ) -> Iterator[FunctionFeed | None]:
-        """What gives rows to the function; None if it gets none."""
+        """The feed that gives rows to the function; None if it gets none."""
         stream = self.stream
         if stream is not None and stream.fed is not None and rank.rank >= stream.fed:
             yield RankFeed([])
@@ -267,7 +266,7 @@ def _dump_result(result: Any, rank: int) -> bytes:
 
 @dataclass(frozen=True)
 class Returned:
-    """What the ranks of a :class:`FunctionTask` returned.
+    """The results of the ranks of a :class:`FunctionTask`.
 
     Args:
         communicator: Name of the communicator that connected them; ``''`` if none was started.

@@ -34,7 +34,7 @@ class AloneGathering:
 
 
 class Meeting:
-    """Where ranks that are threads of one process, or children of it, exchange texts.
+    """The meeting of ranks that are threads of one process, or children of it: they exchange texts.
 
     Args:
         num_ranks: How many there are.
@@ -48,7 +48,7 @@ class Meeting:
         self._round = 0
         self._ended = False
         self.timeout: WaitTimeoutError | None = None
-        """What the first rank that waited too long was told."""
+        """The error of the first rank that waited too long."""
 
     def gathering(self, rank: int) -> Gathering:
         """A rank's part in it."""

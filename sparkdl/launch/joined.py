@@ -51,11 +51,11 @@ class JoinedRanks:
         return self._error is not None or len(self._results) == len(self._launches)
 
     def results(self) -> list[Result]:
-        """What all ranks returned; see :class:`sparkdl.launch.task.Ranks`."""
+        """The results of all ranks; see :class:`sparkdl.launch.task.Ranks`."""
         if self._error is not None:
             raise self._error
         return [result for number in sorted(self._results) for result in self._results[number]]
 
     def results_so_far(self) -> list[Result]:
-        """What the ranks returned that have ended."""
+        """The results of the ranks that have ended."""
         return [result for launch in self._launches for result in launch.results_so_far()]

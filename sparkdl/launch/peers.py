@@ -27,7 +27,7 @@ ROLES = ("chief", "worker", "ps", "evaluator")
 
 @dataclass(frozen=True)
 class Peers:
-    """What the ranks are to each other.
+    """The relation of the ranks to each other.
 
     Args:
         framework: Whose variables are set.

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pyarrow as pa
 
-from sparkdl.launch.failures import FailureDescription
+from sparkdl.failures import Failure
 from sparkdl.launch.gathering import Gathering
 from sparkdl.launch.task import RankContext
 from sparkdl.log_lines import show
@@ -53,7 +53,7 @@ class RestartedRanks:
             except (Exception, SystemExit) as error:
                 if self._ended.is_set():
                     raise
-                told = FailureDescription.of(rank.rank, error).error
+                told = Failure.of(rank.rank, error).error
                 line = f"is started again ({attempt + 1} of {allowed}) after: {told}"
                 show(rank.rank, line) if rank.log is None else rank.log(line)
                 # 2**attempt has too many digits for a float after some thousand restarts

@@ -1,4 +1,4 @@
-"""What ranks return to the driver: results, cut into rows of bounded size and joined again."""
+"""The results of ranks, cut into rows of bounded size for the driver, and joined again."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import pyarrow as pa
+
+from sparkdl.failures import Failure
 
 RESULT_SCHEMA = "rank long, kind string, text string, content binary"
 """The columns of a row, as Spark writes them."""
@@ -80,3 +82,13 @@ def join_batches(batches: Iterable[pa.RecordBatch]) -> list[Result]:
 def of_kind(results: Iterable[Result], kind: str) -> dict[int, Result]:
     """Rank -> its result of one kind, in rank order."""
     return {r.rank: r for r in sorted(results, key=lambda r: r.rank) if r.kind == kind}
+
+
+def failed(rank: int, failure: Failure) -> Result:
+    """A failure as what ``rank`` returns."""
+    return Result(rank, "failed", failure.to_json())
+
+
+def failures_of(results: Iterable[Result]) -> list[Failure]:
+    """The failures that ranks returned, in rank order."""
+    return [Failure.from_json(r.text) for r in of_kind(results, "failed").values()]

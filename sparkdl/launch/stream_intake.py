@@ -1,4 +1,4 @@
-"""Where a rank receives the rows of micro-batches, and how a task of Spark sends them."""
+"""The intake of a rank for the rows of micro-batches, which tasks of Spark send."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 
-from sparkdl.coordinator.blobs import Assembly
+from sparkdl.coordinator.blobs import Assembly, chunked
 from sparkdl.data.feed import RowSpool
 from sparkdl.errors import ProtocolError, SparkDLError
 from sparkdl.transport.address import Address, Endpoint
@@ -21,7 +21,7 @@ from sparkdl.transport.service import Metric, Replies
 
 _MOST_BYTES = 1 << 36
 _SEND_BYTES = 8 << 20
-"""About so many bytes of rows travel together."""
+"""The bytes of rows that travel together, roughly."""
 _TIMEOUTS = Timeouts(connect_s=10.0, reconnect_s=5.0, reply_s=120.0)
 
 
@@ -31,7 +31,7 @@ def _assembly() -> Assembly:
 
 @dataclass
 class _Sent:
-    """What an attempt at the sending of a micro-batch has sent."""
+    """The rows of a micro-batch that one attempt to send it has sent."""
 
     spool: RowSpool
     assembly: Assembly = field(default_factory=_assembly)
@@ -168,16 +168,13 @@ def send_rows(
     connection = Connection(opener, limits, _TIMEOUTS, buffered=False, name="a feeding task")
     sequence = 0
 
-    def request(content: Content, body: ByteArray | int, offset: int, total: int) -> Message:
+    first = Message(Kind.ROWS, Flag.NONE, rank=0, attempt=attempt, meta={"number": number})
+
+    def request(message: Message, body: ByteArray | int) -> Message:
         nonlocal sequence
         sequence += 1
-        return connection.request(
-            Message(
-                Kind.ROWS, Flag.NONE, rank=0, attempt=attempt, sequence=sequence, offset=offset,
-                total=total, content=content, meta={"number": number},
-            ),
-            body,
-        )  # fmt: skip
+        message.sequence = sequence
+        return connection.request(message, body)
 
     try:
         with explained(opener, _TIMEOUTS):
@@ -185,11 +182,10 @@ def send_rows(
         rows = 0
         for count, blob in _packed(batches):
             rows += count
-            for offset in range(0, blob.size, limits.chunk_bytes):
-                chunk = blob[offset : offset + limits.chunk_bytes]
-                if request(Content.BLOB, chunk, offset, blob.size).meta.get("left"):
+            for message, chunk in chunked(first, blob, limits.chunk_bytes):
+                if request(message, chunk).meta.get("left"):
                     return 0
-        kept = request(Content.NOTHING, 0, 0, 0).meta
+        kept = request(first, 0).meta
     finally:
         connection.close()
     if not kept.get("left") and kept.get("rows") != rows:

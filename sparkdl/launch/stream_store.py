@@ -13,7 +13,7 @@ from sparkdl.errors import ProtocolError
 from sparkdl.transport.frames import Kind, Message
 
 LONGEST_WAIT_S = 5.0
-"""A rank that waits for rows is answered after so long, and asks again: so it knows us alive."""
+"""Seconds after which a rank that waits for rows is answered; it asks again, and knows us alive."""
 Told = dict[str, int | bool]
 
 
@@ -35,7 +35,7 @@ class Offer:
 
 
 class StreamStore(Store):
-    """Where the ranks listen, what they are offered, and what they have taken.
+    """The ranks' addresses, the rows that they are offered, and those that they have taken.
 
     Ranks ask over connections of their own beside their session, which carries their lines.
     """

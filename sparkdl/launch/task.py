@@ -1,4 +1,4 @@
-"""What a launcher and the tasks that it starts ask of each other.
+"""The protocols of a launcher and of the tasks that it starts.
 
 A *task* is made on the driver and pickled. A *launcher* starts it once per *rank*: as threads
 (:mod:`sparkdl.launch.threads`), as processes of this machine (:mod:`sparkdl.launch.processes`), or
@@ -15,14 +15,14 @@ from typing import Protocol
 import pyarrow as pa
 
 from sparkdl.errors import ConfigError
+from sparkdl.failures import Failure, RankFailure
 from sparkdl.launch.devices import DeviceRequest, Resources
-from sparkdl.launch.failures import FailureDescription, RankFailure
 from sparkdl.launch.gathering import Gathering
 from sparkdl.launch.results import Result
 from sparkdl.log_lines import Sink
 
 GATHER_TIMEOUT_S = 300.0
-"""How long a rank waits for the others to come up."""
+"""Seconds that a rank waits for the others to come up."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Task(Protocol):
 
     @property
     def devices(self) -> DeviceRequest:
-        """What it must run on; the launcher starts a child process where this one has others."""
+        """The devices that it must run on; where this process has others a child is started."""
 
     def run(self, rank: RankContext, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The work: the rank's Arrow batches in, Arrow batches out.
@@ -93,7 +93,7 @@ class RaisingTask:
 
     def failed(self, rank: RankContext, error: Exception | SystemExit) -> Iterator[pa.RecordBatch]:
         """Raises it: the launcher ends the other ranks, whatever they do, or Spark tries again."""
-        raise RankFailure(FailureDescription.of(rank.rank, error)) from error
+        raise RankFailure(Failure.of(rank.rank, error)) from error
 
 
 class Ranks(Protocol):
@@ -103,7 +103,7 @@ class Ranks(Protocol):
         """Waits until all have ended; False if some still run."""
 
     def results(self) -> list[Result]:
-        """What they returned, after all have ended.
+        """Their results, after all have ended.
 
         Raises:
             RankFailure: A rank raised; if several did, the first cause.
@@ -113,7 +113,7 @@ class Ranks(Protocol):
         """
 
     def results_so_far(self) -> list[Result]:
-        """What the ranks returned that have ended; none where the launcher has that at the end."""
+        """The results of the ranks that have ended; none where the launcher has them at the end."""
 
 
 class Launcher(Protocol):

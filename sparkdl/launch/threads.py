@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 import pyarrow as pa
 
 from sparkdl.closing import Closing
-from sparkdl.launch.failures import SECONDARY_DELAY_S, FailureDescription, RankFailure, root_cause
+from sparkdl.failures import SECONDARY_DELAY_S, Failure, RankFailure, root_cause
 from sparkdl.launch.gathering import Meeting
 from sparkdl.launch.restarts import RestartedRanks, RunRank
 from sparkdl.launch.results import Result, join_batches
@@ -61,7 +61,7 @@ class LocalRanks(Closing):
         self._run, self._end = run, end
         self._meeting = Meeting(num_ranks)
         self._batches: dict[int, list[pa.RecordBatch]] = {}
-        self._failures: list[FailureDescription] = []
+        self._failures: list[Failure] = []
         self._failed_at = 0.0
         self._changed = threading.Condition()
         self._threads = [
@@ -81,7 +81,7 @@ class LocalRanks(Closing):
         try:
             batches = list(self._run(rank))
         except BaseException as error:
-            failure = FailureDescription.of(number, error)
+            failure = Failure.of(number, error)
             with self._changed:
                 self._failures.append(failure)
                 self._failed_at = self._failed_at or time.monotonic()
@@ -106,7 +106,7 @@ class LocalRanks(Closing):
         return late or not all(failure.secondary for failure in self._failures)
 
     def results(self) -> list[Result]:
-        """What all ranks returned; see :class:`sparkdl.launch.task.Ranks`."""
+        """The results of all ranks; see :class:`sparkdl.launch.task.Ranks`."""
         if self._meeting.timeout is not None:
             raise self._meeting.timeout
         cause = root_cause(self._failures)
@@ -115,7 +115,7 @@ class LocalRanks(Closing):
         return self.results_so_far()
 
     def results_so_far(self) -> list[Result]:
-        """What the ranks returned that have ended."""
+        """The results of the ranks that have ended."""
         with self._changed:
             ended = dict(self._batches)
         return join_batches(b for number in sorted(ended) for b in ended[number])

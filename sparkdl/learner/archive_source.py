@@ -20,7 +20,7 @@ from sparkdl.learner.signature import Signature, has_own, model_signature
 
 @dataclass(frozen=True)
 class Outline:
-    """What a ``.keras`` file says of its model beside the weights.
+    """The facts about its model in a ``.keras`` file, beside the weights.
 
     Args:
         signature: The model's inputs and outputs.

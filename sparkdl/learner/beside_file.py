@@ -1,4 +1,4 @@
-"""What a model's file does not hold: settings and values, as bytes beside it."""
+"""The settings and values that a model's file does not hold, as bytes beside it."""
 
 from __future__ import annotations
 

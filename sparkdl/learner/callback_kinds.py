@@ -1,4 +1,4 @@
-"""What callbacks may do, as far as it can be told before they run."""
+"""The kinds of callbacks, as far as they can be told before they run."""
 
 from __future__ import annotations
 

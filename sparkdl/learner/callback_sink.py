@@ -150,7 +150,7 @@ class CallbackSink:
             self._watch.look()
 
     def take_changes(self) -> VariableChanges:
-        """What callbacks wrote since the last call.
+        """The values that callbacks wrote since the last call.
 
         Raises:
             ModelError: They wrote what the workers cannot take.

@@ -44,7 +44,7 @@ class WriteWatch:
         self._marks = self._marked()
 
     def found(self) -> VariableChanges:
-        """What was written since the last look; looks again. Nothing before the begin.
+        """The values that were written since the last look; looks again. Nothing before the begin.
 
         Raises:
             ModelError: A part of the model was replaced, added, removed or frozen.

@@ -27,7 +27,7 @@ Read = Callable[[Sequence[Any]], list[Array]]
 
 
 class CarriedState:
-    """What travels of one model beside its flat buffer.
+    """The part of one model that travels beside its flat buffer.
 
     Args:
         model: Built.

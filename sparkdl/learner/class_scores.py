@@ -1,4 +1,4 @@
-"""What the numbers of a classifier's output mean: probabilities or logits, of which classes."""
+"""The meaning of the numbers of a classifier's output: probabilities or logits, and the classes."""
 
 from __future__ import annotations
 

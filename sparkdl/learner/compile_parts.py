@@ -69,7 +69,7 @@ def _untold(cls: type, config: dict[str, Any]) -> dict[str, bool]:
 
 
 def _value(thing: Any, argument: str) -> Any:
-    """What an object keeps of an argument of its constructor; None if that cannot be told."""
+    """The value that an object keeps of an argument of its constructor; None if not known."""
     return getattr(thing, "__dict__", {}).get(_attribute(thing, argument))
 
 

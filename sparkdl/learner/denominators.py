@@ -1,4 +1,4 @@
-"""What each term of a loss is divided by: on one worker, and on all workers together.
+"""The denominators of the terms of a loss: on one worker, and on all workers together.
 
 A loss is a sum of terms: one for each output, and what layers add. On the rows of all workers ``k``
 a term is ``Σ N_k / Σ D_k``, where worker ``k`` alone computes ``N_k / D_k``. Gradients of workers
@@ -44,7 +44,7 @@ Numbers = npt.NDArray[np.float64]
 
 
 def factors(counted: Sequence[bool], mine: Numbers, of_all: Numbers) -> FloatArray:
-    """What this worker multiplies each term of its loss by.
+    """The factor of this worker for each term of its loss.
 
     Args:
         counted: For each term whether it has a denominator; otherwise it is a sum over rows.
@@ -218,7 +218,7 @@ def _reduce(
 
 
 def _denominator(values: Any, sample_weight: Any, mask: Any, reduction: str, dtype: Any) -> Any:
-    """What a mean is divided by; None if that is proportional to the rows."""
+    """The denominator of a mean; None if that is proportional to the rows."""
     ops = keras.ops
     if reduction == "mean_with_sample_weight":
         if sample_weight is None and mask is None:

@@ -17,6 +17,7 @@ import numpy as np
 from sparkdl.codecs import SUM_DTYPES, Raw
 from sparkdl.collective.communicator import Communicator
 from sparkdl.errors import ConfigError, UnknownNameError
+from sparkdl.failures import carried
 
 OPS = {"average": "mean", "sum": "sum"}
 _reducers: weakref.WeakKeyDictionary[Communicator, int] = weakref.WeakKeyDictionary()
@@ -139,7 +140,7 @@ class _TensorFlowReducer(_CommunicatorReducer):
         import tensorflow as tf
 
         flat = tf.concat([tf.reshape(v, [-1]) for v in values], 0)
-        reduced = tf.numpy_function(self._reduce, [flat], flat.dtype)
+        reduced = tf.numpy_function(carried(self._reduce), [flat], flat.dtype)
         reduced.set_shape(flat.shape)
         parts = tf.split(reduced, [tf.size(v) for v in values], num=len(values))
         return [tf.reshape(p, tf.shape(v)) for p, v in zip(parts, values, strict=True)]
@@ -166,7 +167,9 @@ class _TensorFlowReducer(_CommunicatorReducer):
             places = self._communicator.all_gather(indices)
             return np.concatenate(rows), np.concatenate(places)
 
-        rows, places = tf.numpy_function(gather, [values, indices], [values.dtype, indices.dtype])
+        rows, places = tf.numpy_function(
+            carried(gather), [values, indices], [values.dtype, indices.dtype]
+        )
         rows.set_shape([None, *values.shape[1:]])
         places.set_shape([None])
         return rows, places
@@ -214,7 +217,7 @@ class _JaxReducer(_CommunicatorReducer):
             wire = self._wire_dtype(dtype)
             flat = jnp.concatenate([joined[i].reshape(-1) for i in positions]).astype(wire)
             result = jax.ShapeDtypeStruct(flat.shape, flat.dtype)
-            reduced = io_callback(self._reduce, result, flat, ordered=True).astype(dtype)
+            reduced = io_callback(carried(self._reduce), result, flat, ordered=True).astype(dtype)
             edges = np.cumsum([joined[i].size for i in positions])[:-1]
             parts = jnp.split(reduced, edges)
             for i, part in zip(positions, parts, strict=True):

@@ -18,7 +18,7 @@ def guessing_loss(model: Any, label_mean: Sequence[float]) -> float | None:
 
     Args:
         model: A compiled ``keras.Model`` with one output.
-        label_mean: See :func:`sparkdl.data.label_mean.label_mean`.
+        label_mean: See :func:`sparkdl.data.statistics.label_mean`.
 
     Returns:
         The loss; None if the model's loss is no cross-entropy of Keras, the mean is empty, or all

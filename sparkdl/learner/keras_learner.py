@@ -95,7 +95,7 @@ class KerasLearner(ABC):
 
     @abstractmethod
     def denominators(self, stack: BatchStack) -> npt.NDArray[Any]:
-        """Of each of these terms for one batch, before its gradient; 0 for a sum over rows."""
+        """The denominators of these terms for one batch, before its gradient; 0: a sum."""
 
     @abstractmethod
     def apply_gradients(self, flat: FloatArray) -> None: ...

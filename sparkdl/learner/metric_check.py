@@ -31,7 +31,7 @@ _FREE_DIMENSION = 4
 
 
 class Labels(Protocol):
-    """What the labels of one output look like (a :class:`sparkdl.data.ColumnSpec`)."""
+    """The form of the labels of one output (a :class:`sparkdl.data.ColumnSpec`)."""
 
     @property
     def shape(self) -> tuple[int | None, ...]: ...

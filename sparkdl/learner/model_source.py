@@ -1,4 +1,4 @@
-"""What users predict with: a Keras model, compiled or not, or the path of a saved one."""
+"""The models that users predict with: Keras models, compiled or not, or paths of saved ones."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ def with_slots(
 
 
 def _places(optimizer: Any, trained: list[Any], name: str) -> list[int] | None:
-    """Where in ``optimizer.variables`` the slot's variable is for each trained variable."""
+    """The place in ``optimizer.variables`` of the slot's variable, for each trained variable."""
     numbers = {id(variable): i for i, variable in enumerate(optimizer.variables)}
     slots = getattr(optimizer, name, None) or []
     if len(slots) != len(trained) or any(id(v) not in numbers for v in slots):

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from sparkdl.data.aligned import aligned_empty, as_aligned
+from sparkdl.data.columns import aligned_empty, as_aligned
 from sparkdl.errors import UnknownNameError
 from sparkdl.learner import BACKENDS
 from sparkdl.learner.structure import arrange_inputs, map_arrays, name_outputs
@@ -138,7 +138,7 @@ class TensorFlowPredictor(KerasPredictor):
         return self._calls.of(x)((x,))
 
     def _count_pass(self, x: Any, outputs: Any) -> None:
-        """After so many passes with rows of one shape, prepares the loop over several."""
+        """After ``_ALONE`` passes with rows of one shape, prepares the loop over several."""
         tree = self._tf.nest
         shapes = [tensor.shape for tensor in tree.flatten(x)]
         if shapes != self._shapes:

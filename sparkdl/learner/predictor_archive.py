@@ -13,7 +13,7 @@ from sparkdl.learner.signature import Signature
 
 @dataclass(frozen=True)
 class PredictorArchive:
-    """What a predictor is made of, and what the driver knows about it.
+    """The parts of a predictor, and the driver's facts about it.
 
     Args:
         archive: The model.

@@ -29,7 +29,7 @@ from sparkdl.learner.unsaved_settings import Attributes, UnsavedSettings, parts_
 from sparkdl.learner.value_forms import is_plain, plain_copy
 
 LARGE_BYTES = 32 << 20
-"""Of a model with more, the values are not compared: that needs the memory and the time of a second
+"""The values of a model with more are not compared: that needs the memory and the time of a second
 model. Its file is trusted as Keras' own tests and ours hold it, see :func:`untrusted_values`."""
 _CAPACITY = 8
 Load = Callable[[bool], Any]
@@ -38,7 +38,7 @@ Load = Callable[[bool], Any]
 
 @dataclass(frozen=True)
 class _Rebuilt:
-    """What is known of the model that is loaded from an archive.
+    """The facts about the model that is loaded from an archive.
 
     Args:
         parts: What can be compared of it.

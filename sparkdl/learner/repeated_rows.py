@@ -25,7 +25,7 @@ from sparkdl.protocols import Arrays, BatchStack
 from sparkdl.weights import FloatArray
 
 _ROWS = 8
-"""So many rows tell as much as a whole batch."""
+"""Rows that tell as much as a whole batch."""
 _CLOSE, _CLOSE_IN_HALF = 1e-3, 3e-2
 """How far two equal gradients may be apart, as a share of them."""
 

@@ -119,7 +119,7 @@ class SavedModelPredictor:
         _, self._inputs = self._function.structured_input_signature
 
     def signature(self) -> Signature:
-        """What the signature takes and gives."""
+        """The inputs and outputs of the signature."""
         inputs = {n: _spec(n, t) for n, t in self._inputs.items()}
         outputs = {n: _spec(n, t) for n, t in sorted(self._function.structured_outputs.items())}
         return Signature(inputs, outputs, dict.fromkeys(outputs, "dense"), True)

@@ -27,7 +27,7 @@ class ShownValue(keras.metrics.Metric):  # type: ignore[misc]
         self.rows = self.add_variable((), "zeros", name="rows")
 
     def update_state(self, value: Any, rows: Any) -> None:
-        """Takes the value that was shown after a batch of so many rows."""
+        """Takes the value that was shown after a batch of ``rows`` rows."""
         self.rows.assign_add(rows)
         self.total.assign(keras.ops.cast(value, self.total.dtype) * self.rows)
 

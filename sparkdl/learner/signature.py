@@ -1,4 +1,4 @@
-"""What a model takes and gives: names, shapes and dtypes of its inputs and outputs."""
+"""The names, shapes and dtypes of a model's inputs and outputs."""
 
 from __future__ import annotations
 

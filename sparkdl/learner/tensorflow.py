@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
+from sparkdl.failures import carried
 from sparkdl.learner.captured_gradients import captured_gradients, match_gradients
 from sparkdl.learner.denominators import Terms, followed, forward_terms
 from sparkdl.learner.keras_learner import KerasLearner, require_one_batch
@@ -226,7 +227,7 @@ class TensorFlowLearner(KerasLearner):
     def _trace_exchange(self) -> None:
         variables = (*self.trained, *self.averaged)
         values = [dense_of(v.value, s) for v, s in zip(variables, self._layout.slots, strict=True)]
-        flat = tf.numpy_function(self._exchange, values, tf.float32)
+        flat = tf.numpy_function(carried(self._exchange), values, tf.float32)
         flat.set_shape([self._layout.size])
         for variable, part in zip(variables, split(flat, self._layout), strict=True):
             variable.assign(own(part))

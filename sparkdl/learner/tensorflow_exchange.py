@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
+from sparkdl.failures import carried
 from sparkdl.learner.denominators import factors
 from sparkdl.protocols import Reducer
 from sparkdl.slices import Slices
@@ -167,7 +168,7 @@ def _filled_up(rows: tf.Tensor) -> tf.Tensor:
 
 
 class Joined(NamedTuple):
-    """What an exchange returns.
+    """The result of an exchange.
 
     Args:
         values: The joined gradients and statistics; those that are slices as ``IndexedSlices``.
@@ -222,22 +223,24 @@ class NumpyExchange:
         kinds = [tf.int32, tf.float32] * len(self._places)
         if reducer.skips:
             kinds = [tf.float32] * 3 + kinds
-            flat, has, refused, *got = tf.numpy_function(self._join_sound, [*dense, *rows], kinds)
+            flat, has, refused, *got = tf.numpy_function(
+                carried(self._join_sound), [*dense, *rows], kinds
+            )
             has.set_shape([])
             refused.set_shape([])
             return Joined(self._joined_values(flat, got), has, none, refused, none)
         if len(self._parts) == 1:
-            found = tf.numpy_function(self._join, [*dense, *rows], [tf.float32, *kinds])
+            found = tf.numpy_function(carried(self._join), [*dense, *rows], [tf.float32, *kinds])
             return Joined(self._joined_values(found[0], found[1:]), weight, none, none, none)
         last: list[Any] = []
         for index, part in enumerate(self._parts):
             chosen = [i for i, s in enumerate(slots) if part.start <= s.offset < part.stop]
             piece = [dense[i] for i in chosen]
             with tf.control_dependencies(last):
-                last = [tf.numpy_function(self._begin(index, chosen), piece, tf.float32)]
+                last = [tf.numpy_function(carried(self._begin(index, chosen)), piece, tf.float32)]
         with tf.control_dependencies(last):
             kinds = [tf.float32] * len(slots) + kinds
-            joined = tf.numpy_function(self._finish_slots, rows, kinds)
+            joined = tf.numpy_function(carried(self._finish_slots), rows, kinds)
         joined, got = joined[: len(slots)], joined[len(slots) :]
         for value, slot in zip(joined, slots, strict=True):
             value.set_shape(slot.shape)
@@ -264,7 +267,7 @@ class NumpyExchange:
             mine = np.array([reducer.rows, *own], np.float64)
             return factors(counted, mine, reducer.add_up(mine))
 
-        found = tf.numpy_function(add_up, [denominators], tf.float32)
+        found = tf.numpy_function(carried(add_up), [denominators], tf.float32)
         found.set_shape([len(counted)])
         return found
 

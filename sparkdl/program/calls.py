@@ -105,7 +105,7 @@ class RemoteTraceback(Exception):
 
 @dataclass(frozen=True)
 class CallAddress:
-    """Where a node serves calls.
+    """The address at which a node serves calls.
 
     Args:
         host: Its host.

@@ -13,7 +13,7 @@ import cloudpickle
 
 from sparkdl import payload
 from sparkdl.errors import ConfigError, DataError, UnpicklableError, WaitTimeoutError
-from sparkdl.launch.failures import RankFailure, RanksLost
+from sparkdl.failures import RankFailure, RanksLost
 from sparkdl.launch.processes import ProcessLauncher
 from sparkdl.launch.results import Result, of_kind
 from sparkdl.launch.task import Launcher
@@ -29,8 +29,8 @@ from sparkdl.values import require_name
 LaunchType = Literal["threads", "processes", "spark"]
 _LOOK_S = 0.05
 _END_S, _END_NODE_S = 10.0, 1.0
-"""Nodes have so long to end when the program stops, and so long more for each: they may share few
-cores."""
+"""Seconds that nodes have to end when the program stops, and seconds more for each: they may share
+few cores."""
 
 
 def _packed(placed: Placed) -> bytes:
@@ -136,7 +136,7 @@ class LaunchedProgram:
             raise self._error
 
     def results(self, label: str, timeout_s: float | None = None) -> list[Any]:
-        """What the functions of a group's nodes returned, and ``run()`` of the objects.
+        """The results of the functions of a group's nodes, and of ``run()`` of the objects.
 
         Waits until all nodes have ended. It is unpickled here, so the nodes must be trusted with
         this machine.

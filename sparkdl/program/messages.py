@@ -151,7 +151,7 @@ _MAX_MESSAGE_BYTES = 1 << 36
 
 
 class MessageKind(IntEnum):
-    """What a message is."""
+    """The kinds of messages."""
 
     CALL = 1
     CANCEL = 2

@@ -49,7 +49,7 @@ class Handle:
 
 
 class Node(Protocol):
-    """What a program is made of."""
+    """A part of a program: it serves calls, or runs once."""
 
     @property
     def serves(self) -> bool:
@@ -57,7 +57,7 @@ class Node(Protocol):
 
     @property
     def client_timeout_s(self) -> float | None:
-        """How long a call of it may take."""
+        """The longest time that a call of it may take."""
 
     @property
     def wait_for_ready(self) -> bool:
@@ -68,7 +68,7 @@ class Node(Protocol):
         """How many calls of it run at the same time."""
 
     def start(self, replace: Callable[[Any], Any]) -> Callable[[], object]:
-        """Where the node runs: what it serves, or what it calls once if it serves nothing.
+        """Makes, on the node, the object that it serves, or the one that it calls once.
 
         Args:
             replace: Makes clients of the handles in an argument.
@@ -178,7 +178,7 @@ def _check_label(label: object) -> None:
 
 @dataclass(frozen=True)
 class NodeNeeds:
-    """What each node of a group gets.
+    """The needs of each node of a group.
 
     Args:
         restarts: How often it may be started again after it failed.

@@ -213,7 +213,7 @@ class SumTree:
 
     @property
     def total(self) -> float:
-        """Of all weights."""
+        """The sum of all weights."""
         return float(self._sums[1])
 
     def get(self, slots: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:

@@ -18,12 +18,11 @@ import pyarrow as pa
 from sparkdl import payload
 from sparkdl.coordinator.session import Session
 from sparkdl.errors import ConfigError, ResourceError, SparkDLError, TransportError
+from sparkdl.failures import Failure, RankFailure, one_line
 from sparkdl.launch.capture import Capture
 from sparkdl.launch.child import Child
 from sparkdl.launch.devices import DeviceRequest, function_environment
-from sparkdl.launch.failures import FailureDescription, RankFailure, one_line
-from sparkdl.launch.line_sender import LineSender
-from sparkdl.launch.rank_session import CONNECT_TIMEOUT_S, open_rank_session
+from sparkdl.launch.rank_session import CONNECT_TIMEOUT_S, LineSender, open_rank_session
 from sparkdl.launch.restarts import RestartedRanks
 from sparkdl.launch.results import Result
 from sparkdl.launch.task import RankContext
@@ -249,7 +248,7 @@ class NodeTask:
         return session.meet
 
     def _addresses(self) -> tuple[str, str]:
-        """Where the node listens, and where others find it."""
+        """The address at which the node listens, and the one at which others find it."""
         return rank_addresses(self.listening.bind, towards=self.listening.towards)
 
     def _serve(
@@ -320,7 +319,7 @@ class NodeTask:
 
     def failed(self, rank: RankContext, error: Exception | SystemExit) -> Iterator[pa.RecordBatch]:
         """Raises it, so that the launcher ends the other nodes."""
-        raise RankFailure(FailureDescription.of(rank.rank, error)) from error
+        raise RankFailure(Failure.of(rank.rank, error)) from error
 
 
 class _SessionMeeting:
@@ -337,7 +336,7 @@ class _SessionMeeting:
 
 
 def _result(rank: int, returned: object) -> Result:
-    """What a node returned, for the launching process."""
+    """The result of a node, for the launching process."""
     try:
         return Result(rank, RETURNED, "", cloudpickle.dumps(returned))
     except Exception as error:  # only who asks for it shall fail

@@ -13,7 +13,7 @@ from sparkdl.wire.tls import Certificate
 
 @dataclass(frozen=True)
 class Surroundings:
-    """Where a program runs: what starts its nodes, and how they are reached.
+    """The place in which a program runs: it starts the nodes, and says how they are reached.
 
     Args:
         launcher: Starts them.

@@ -1,4 +1,4 @@
-"""What happens while a fit runs, as events on the driver, and who is told of them.
+"""The events of a fit on the driver, and the sinks that are told of them.
 
 A :class:`~sparkdl.progress.monitor.FitMonitor` makes the events from what the workers report and
 hands each to every sink, in order and in the driver's thread::
@@ -149,7 +149,7 @@ class WorkerView:
 
 @dataclass(frozen=True)
 class WorkersProgressed:
-    """What each rank does, has done and has used so far; about twice a second.
+    """The state of each rank and its usage so far; about twice a second.
 
     Args:
         workers: In the order of their ranks.
@@ -165,7 +165,7 @@ class WorkersProgressed:
 
 @dataclass(frozen=True)
 class LinesLogged:
-    """What ranks said: messages of ``sparkdl.log_to_driver``, and warnings that Python logged.
+    """The lines of ranks: messages of ``sparkdl.log_to_driver``, and warnings that Python logged.
 
     Args:
         lines: ``(rank, line)``, in the order in which the driver got them.

@@ -6,14 +6,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 from sparkdl.changes import VariableChanges
 from sparkdl.errors import DataError
 from sparkdl.host_load import HostLoad, LoadMeter
 from sparkdl.phases import Spans
-from sparkdl.progress.commands import Command
 from sparkdl.progress.events import (
     EpochBegan,
     EpochEnded,
@@ -35,6 +34,23 @@ from sparkdl.progress.events import (
 from sparkdl.progress.run_progress import EpochProgress, RunProgress
 from sparkdl.reports import MetricState
 from sparkdl.user_warnings import warn_user
+
+
+@dataclass(frozen=True)
+class Command:
+    """All parts of it take effect together; workers that train in step see it at one step.
+
+    Args:
+        stop: All workers stop after the step that they are at.
+        learning_rate: The rate to train on with; None: no change.
+        release: Workers that wait for the driver at the end of this epoch go on; None: nobody.
+        changes: What callbacks wrote to variables of the model; None: nothing.
+    """
+
+    stop: bool = False
+    learning_rate: float | None = None
+    release: int | None = None
+    changes: VariableChanges | None = None
 
 
 class RecentSpeed:
@@ -142,7 +158,7 @@ class Steering(Sink, Protocol):
         """Within, the workers' weights are loaded into the model."""
 
     def take_changes(self) -> VariableChanges:
-        """What it wrote to variables of the model since the last call."""
+        """The values that it wrote to variables of the model since the last call."""
 
     def write_again(self) -> None:
         """Writes that once more, after the weights that it wrote to were loaded again."""

@@ -1,10 +1,11 @@
-"""What the workers of a run report, put together: the numbers behind History and progress bar."""
+"""The reports of a run's workers, put together: the numbers behind History and progress bar."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from sparkdl.coordinator.status import Failure, Status, WorkerStatus
+from sparkdl.coordinator.status import Status, WorkerStatus
+from sparkdl.failures import Failure
 from sparkdl.progress.events import WorkerState, WorkerView
 from sparkdl.reports import MetricState, no_metrics
 
@@ -62,7 +63,7 @@ class RunProgress:
 
 
 def progress_of(status: Status, num_workers: int, *, in_step: bool) -> RunProgress:
-    """What the coordinator says, as the driver's monitor takes it.
+    """The coordinator's status, as the driver's monitor takes it.
 
     Args:
         status: The coordinator's answer.

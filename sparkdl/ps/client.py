@@ -24,6 +24,7 @@ import numpy.typing as npt
 
 from sparkdl.closing import Closing
 from sparkdl.codecs import Compression
+from sparkdl.coordinator.blobs import read_blob
 from sparkdl.coordinator.session import Session, Welcome, open_session
 from sparkdl.errors import ProtocolError
 from sparkdl.ps.coder import Coder
@@ -44,7 +45,7 @@ from sparkdl.weights import FloatArray, Layout
 
 @dataclass(frozen=True)
 class Progress:
-    """What a commit says beside its payload.
+    """The facts of a commit beside its payload.
 
     Args:
         epoch: Epoch the worker is in, from 0.
@@ -169,7 +170,7 @@ class Client(Closing):
 
     @property
     def source(self) -> str:
-        """Where the weights to start from come from; see :class:`Welcome`."""
+        """The source of the weights to start from; see :class:`Welcome`."""
         return "" if self.session.welcome is None else self.session.welcome.source
 
     @property
@@ -314,7 +315,7 @@ class Client(Closing):
         self.session.send_blob(Kind.STATE_PUT, state, epoch, batch)
 
     def get_state(self) -> bytes:
-        """What a member uploaded for this joiner. Overwrites ``buffer``."""
+        """The state that a member uploaded for this joiner. Overwrites ``buffer``."""
         return bytes(self._all_chunks(Kind.STATE_GET))
 
     def kept(self) -> bytearray:
@@ -324,21 +325,12 @@ class Client(Closing):
     # -- inside ----------------------------------------------------------------------------------
 
     def _all_chunks(self, kind: Kind, flags: Flag = Flag.NONE) -> bytearray:
-        """What the server keeps for this rank, in as many requests as it takes."""
-        found = bytearray()
-        total = 1
-        while len(found) < total:
-            message = Message(kind, flags=flags & Flag.ENCODED, offset=len(found))
-            reply = self.session.request(message)
-            if reply.body is None or not reply.body.size:
-                raise ProtocolError(
-                    f"the server sent an empty chunk as the answer to {kind.name}",
-                    expected=f"bytes from offset {len(found)} on",
-                    received="none",
-                )
-            total = reply.total
-            found += reply.body.data
-        return found
+        """The bytes that the server keeps for this rank, in as many requests as it takes."""
+        return read_blob(
+            lambda offset: self.session.request(
+                Message(kind, flags=flags & Flag.ENCODED, offset=offset)
+            )
+        )
 
     def _commit(
         self,

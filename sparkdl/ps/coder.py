@@ -33,7 +33,7 @@ class Coder:
 
     @property
     def residual(self) -> FloatArray | None:
-        """What is still to be sent; None for a codec that keeps nothing back."""
+        """The values that are still to be sent; None for a codec that keeps nothing back."""
         return self._compressor.residual
 
     def encode(self, flat: FloatArray, rows: int) -> ByteArray:

@@ -49,7 +49,7 @@ LOOK_EVERY = 4
 """Batches between two looks: each exchange with windows as long as that, fewer with shorter ones,
 whose exchanges a look would make noticeably longer."""
 MOST_VALUES = 1 << 15
-"""Of a larger model every n-th value is looked at: enough for cosines within one percent."""
+"""The most values that are looked at: every n-th of a larger model, for cosines within 1 %."""
 
 
 class Damping:
@@ -124,6 +124,6 @@ def _length(a: FloatArray) -> float:
 
 
 def _cosine(a: FloatArray, b: FloatArray, lengths: float) -> float:
-    """Of the angle between two vectors; 0 if one is 0 or has no finite length."""
+    """The cosine of the angle between two vectors; 0 if one is 0 or has no finite length."""
     value = float(a @ b) / lengths if lengths > 0 else 0.0
     return value if math.isfinite(value) else 0.0

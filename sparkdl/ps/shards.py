@@ -38,7 +38,7 @@ class Shard:
 
     @property
     def layout(self) -> Layout:
-        """Of the part's own buffer ``[trained | averaged]``."""
+        """The layout of the part's own buffer ``[trained | averaged]``."""
         sizes = [part.stop - part.start for part in (self.trained, self.averaged)]
         return Layout.of(
             [("trained", (sizes[0],), "float32")], [("averaged", (sizes[1],), "float32")]

@@ -13,7 +13,7 @@ from sparkdl.codecs import Compression
 from sparkdl.coordinator.session import report_failure
 from sparkdl.errors import ModelError
 from sparkdl.finite import FiniteCheck
-from sparkdl.protocols import MAX_STACK, BatchStack, Learner, RankIdentity, Start
+from sparkdl.protocols import MAX_STACK, BatchStack, Learner, Orders, Outcome, RankIdentity, Start
 from sparkdl.ps.client import Client, Progress, StoreAccess, connect, limits_of
 from sparkdl.ps.round_synchronizer import RoundSynchronizer
 from sparkdl.ps.shards import ShardRouter, shards_of
@@ -160,9 +160,9 @@ class ServerSynchronizer:
         self._way = way_of(rule, client, layout, self._check, overlap=overlap, at_once=at_once)
         self._epoch = -1
         self._epoch_rows = 0
-        self._orders: tuple[bool, float | None, int] = (False, None, 0)
+        self._orders = Orders()
+        self._changes_due = 0
         self._changes_taken = 0
-        self.keeps_state = False
 
     def start(self, learner: Learner, rows: int, batches: int, windows: int) -> Start:
         """Joins the run and takes the weights to start from.
@@ -242,11 +242,12 @@ class ServerSynchronizer:
     def _take_orders(self) -> None:
         """From now on the loop is told what the server has told last."""
         session = self._session
-        self._orders = (session.stopped, session.learning_rate, session.changes)
+        self._orders = Orders(session.stopped, session.learning_rate)
+        self._changes_due = session.changes
 
     def take_changes(self, learner: Learner) -> None:
         """Gives ``learner`` what the server has told of last."""
-        due = self._orders[2]
+        due = self._changes_due
         if due == self._changes_taken:
             return
         self._way.drain(learner)
@@ -269,16 +270,15 @@ class ServerSynchronizer:
         model of its own.
         """
         self._way.end_run(learner)
-        self.keeps_state = self._holds_state
         if self._rule.independent:
             self._session.keep(RunState.of(learner, epoch).to_bytes(), epoch, own=True)
-        elif self.keeps_state:
+        elif self._holds_state:
             self._session.keep(_beside_weights(learner, epoch).to_bytes(), epoch)
         self._client.finish()
 
-    def result(self, learner: Learner, epoch: int) -> RunState | None:
-        """None: the server has it."""
-        return None
+    def outcome(self, learner: Learner, epoch: int) -> Outcome:
+        """The server has all that the run keeps."""
+        return Outcome(self.transport, self._check.refused, self._way.counted)
 
     @property
     def _holds_state(self) -> bool:
@@ -287,21 +287,6 @@ class ServerSynchronizer:
         In step all workers have the same state; otherwise each has its own, and rank 0's is kept.
         """
         return self._session.lead if self._rule.blocking else self._session.rank == 0
-
-    @property
-    def refused(self) -> int:
-        """Updates that were refused because they were not finite."""
-        return self._check.refused
-
-    @property
-    def counted(self) -> float:
-        """The part of this worker's changes that counted; see :mod:`sparkdl.ps.damping`."""
-        return self._way.counted
-
-    @property
-    def unreported(self) -> dict[int, EpochReport]:
-        """Empty: the driver hears of every epoch from the server."""
-        return {}
 
     @property
     def every_batch(self) -> bool:
@@ -315,12 +300,9 @@ class ServerSynchronizer:
         return self._way.cuts_stacks
 
     @property
-    def stopped(self) -> bool:
-        return self._orders[0]
-
-    @property
-    def learning_rate(self) -> float | None:
-        return self._orders[1]
+    def orders(self) -> Orders:
+        """What the server has told of last."""
+        return self._orders
 
     @property
     def bytes_sent(self) -> int:

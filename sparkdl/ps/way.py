@@ -34,12 +34,7 @@ class Way(abc.ABC):
 
     @abc.abstractmethod
     def start(self, learner: Learner, epoch: int = 0, batch: int = 0) -> bool:
-        """Gives ``learner`` the weights to start from.
-
-        Args:
-            learner: Its weights are set.
-            epoch: Epochs that are done.
-            batch: Windows, or batches, of the next epoch that are committed.
+        """Gives ``learner`` the weights to start from, of this position.
 
         Returns:
             Whether the learner has the optimizer state of that moment, too.
@@ -52,8 +47,7 @@ class Way(abc.ABC):
         """Trains a stack and exchanges; None exchanges without a batch.
 
         Args:
-            learner: Trains.
-            stack: Batches.
+            learner, stack: See :class:`sparkdl.protocols.Synchronizer`.
             window: Batches between two exchanges within the stack; 0 for one exchange after it.
             progress: After the stack.
         """

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def _find_file_system(path: str, scheme: str | None) -> FileSystem | None:
-    from sparkdl.spark.files.finder import find_file_system
+    from sparkdl.spark.files.worker_paths import find_file_system
 
     return find_file_system(path, scheme)
 

@@ -31,8 +31,8 @@ class HorovodRunner:
     function finds it initialised.
 
     Args:
-        np: Above 0: so many tasks of a barrier stage. Below -1: ``-np`` processes on the driver,
-            whose output is shown whatever the verbosity. -1: in this process.
+        np: Above 0: the tasks of a barrier stage. Below -1: ``-np`` processes on the driver, whose
+            output is shown whatever the verbosity. -1: in this process.
         driver_log_verbosity: ``'all'``: all output of the ranks reaches the driver;
             ``'log_callback_only'``: only ``sparkdl.log_to_driver(message)``.
 

@@ -24,8 +24,8 @@ from sparkdl.spark.columns.sources import Columns, open_source
 from sparkdl.spark.driver.arguments import refuse_labels_apart, verbosity
 from sparkdl.spark.driver.labels_apart import takes_labels_apart
 from sparkdl.spark.driver.metrics import prepare_metrics
-from sparkdl.spark.inference.choice import Names, PredictionChoice
 from sparkdl.spark.inference.evaluate import evaluate_arrays, evaluate_source
+from sparkdl.spark.inference.predict import Names, PredictionChoice
 from sparkdl.spark.model_settings import ModelSettings
 from sparkdl.spark.predict import predict_data
 from sparkdl.values import require_flag, require_int, require_name, require_path
@@ -162,7 +162,7 @@ class ModelInference(ModelSettings):
         write_model(path, model_bytes(self.model), self._file_settings(), state)
 
     def _file_settings(self) -> dict[str, Any]:
-        """What a model file says beside the model."""
+        """The settings in a model file, beside the model."""
         columns = {"features": self._columns.features, "label": self._columns.label}
         return {**self._config.to_file(), COLUMNS: columns}
 

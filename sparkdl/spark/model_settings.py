@@ -130,7 +130,7 @@ class ModelSettings:
 
     @property
     def profile(self) -> Profile | None:
-        """Where the time of the last fit's workers went; None before one. ``print`` draws it."""
+        """The parts of the workers' time in the last fit; None before one. ``print`` draws them."""
         return None if self._facts is None else profile_of(self._facts)
 
     mode = Setting(lambda self: self._config.mode)

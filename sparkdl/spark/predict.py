@@ -11,14 +11,11 @@ from sparkdl.call_arguments import lists_its_arguments
 from sparkdl.config import UseGpu, check_pad
 from sparkdl.errors import ConfigError
 from sparkdl.learner.model_source import ModelSource, open_model
-from sparkdl.spark.columns.decoders import Decoder
 from sparkdl.spark.columns.local_data import as_frame, input_arrays
-from sparkdl.spark.columns.matching import InputColumns
+from sparkdl.spark.columns.matching import Decoder, InputColumns
 from sparkdl.spark.columns.sequences import Pad
 from sparkdl.spark.columns.sources import Columns, read_by_spark
-from sparkdl.spark.inference.choice import Names, PredictionChoice
-from sparkdl.spark.inference.predict import predict_columns
-from sparkdl.spark.inference.predict_rdd import predict_rdd
+from sparkdl.spark.inference.predict import Names, PredictionChoice, predict_columns, predict_rdd
 from sparkdl.spark.session.frames import is_frame, is_rdd
 from sparkdl.spark.session.running import require_running_rdd
 from sparkdl.values import require_int, require_objects
@@ -141,7 +138,7 @@ def predict_data(
 
 
 def _predict_arrays(source: ModelSource, x: Any, batch_size: int) -> Any:
-    """What the model predicts for arrays here; nothing for no rows, of which Keras fails."""
+    """The model's predictions for arrays, made here; nothing for no rows, of which Keras fails."""
     from sparkdl.learner.structure import map_arrays
 
     arrays = list(x.values()) if isinstance(x, dict) else x if isinstance(x, list) else [x]

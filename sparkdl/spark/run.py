@@ -128,7 +128,7 @@ def run(
             epochs, without ``'join'``. None: ``'drop'``, and ``'keep'`` for a stream, of which no
             row is lost.
         memory_budget_mb: Rows of a rank beyond this are kept on its disk.
-        stall_timeout_s: A function that asks for no rows for so long, while there are some, is
+        stall_timeout_s: A function that asks for no rows for this time, while there are some, is
             given up with an error that says where it stands; it runs in a thread of its own for
             that. ``feed.terminate()`` says that it wants no more rows. Where others wait for one
             rank, an error of theirs may come first. None: it may take any time.
@@ -262,7 +262,7 @@ def _peers(
     *,
     is_fed: bool,
 ) -> Peers | None:
-    """What the frameworks of the ranks are told.
+    """The relation of the ranks that their frameworks are told; None for none.
 
     Raises:
         ConfigError: The arguments contradict each other.

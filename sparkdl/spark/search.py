@@ -4,39 +4,48 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+import uuid
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from sparkdl.errors import ConfigError, closest
+from sparkdl.files.checkpoints import Checkpoints
 from sparkdl.files.temporary import TemporaryFolder
 from sparkdl.launch import interrupts
-from sparkdl.learner.voting import vote
-from sparkdl.progress.events import Event, Json, SearchBegan, SearchEnded
+from sparkdl.learner.callback_sink import at_least_one
+from sparkdl.learner.ensemble import vote
+from sparkdl.progress.events import EpochEnded, Event, Json, SearchBegan, SearchEnded
 from sparkdl.spark.columns.local_data import as_frame
 from sparkdl.spark.columns.shipped import removes_tables
-from sparkdl.spark.driver import capacity
+from sparkdl.spark.driver import capacity, jobs
 from sparkdl.spark.driver.arguments import verbosity
 from sparkdl.spark.driver.telling import open_sinks
+from sparkdl.spark.driver.trained_model import TrainedModel
 from sparkdl.spark.ml.training import TrainingStage
 from sparkdl.spark.session import running
-from sparkdl.spark.trial_fits import FitTrainer
+from sparkdl.spark.shared_data import SharedData
+from sparkdl.spark.spark_model import SparkModel
 from sparkdl.spark.trial_recipes import (
     Build,
     BuildRecipe,
+    Recipe,
     StageParams,
     StageRecipe,
     StageStudy,
+    TrialFit,
 )
 from sparkdl.tracking.notebook import NotebookTrials, curves_take_the_bars_place
-from sparkdl.tracking.sinks import GivenSink, GuardedSink
+from sparkdl.tracking.sinks import GivenSink, GuardedSink, without_standing
 from sparkdl.tune.goal import Goal
-from sparkdl.tune.journal import Journal
-from sparkdl.tune.runner import run_search
+from sparkdl.tune.journal import Journal, TrialRecord
+from sparkdl.tune.runner import OnEpoch, SegmentTraining, run_search
 from sparkdl.tune.samplers import Sampler
 from sparkdl.tune.searchers import AdaptiveAsha, Searcher
 from sparkdl.tune.searchers import __all__ as searchers
+from sparkdl.tune.segment import Segment
 from sparkdl.tune.study import Study
-from sparkdl.tune.suggestions import Value
+from sparkdl.tune.suggestions import Trial, Value
+from sparkdl.user_warnings import warn_user
 from sparkdl.values import (
     require_flag,
     require_int,
@@ -45,6 +54,101 @@ from sparkdl.values import (
     require_seconds,
     shown,
 )
+
+if TYPE_CHECKING:
+    import keras
+
+
+class FitTrainer:
+    """Trains segments by ``SparkModel.fit`` from checkpoint to checkpoint."""
+
+    def __init__(
+        self, spark: Any, recipe: Recipe, data: Any, folder: str, slots: int, seed: int,
+        best_epochs: bool,
+    ) -> None:  # fmt: skip
+        self._recipe, self._data, self._folder = recipe, SharedData(data), folder
+        self._slots, self._seed, self._best_epochs = slots, seed, best_epochs
+        self.spark = spark
+        self._tag = f"sparkdl-tune-{uuid.uuid4().hex[:12]}"
+
+    def prepare(self, trial: Trial, segment: Segment, on_epoch: OnEpoch) -> SegmentTraining:
+        """Builds the model; see :class:`sparkdl.tune.runner.TrialTrainer`."""
+        made = self._recipe.make(trial)
+        self._set_out(made, segment)
+        arguments = {**made.arguments}
+        if self._best_epochs:  # each epoch's end needs a checkpoint of its own
+            arguments["callbacks"] = at_least_one(arguments.get("callbacks"))
+        settings = {"num_workers": self._slots, "seed": self._seed, **made.settings}
+        spark_model = SparkModel(made.model, **settings)
+        alone = settings["num_workers"] == 1 and spark_model.repartition
+        data = self._data if alone else self._data.plain
+
+        def hear(event: Event) -> None:
+            if isinstance(event, EpochEnded):
+                on_epoch(event.epoch, event.metrics)
+
+        def train() -> dict[str, float]:
+            jobs.tag_jobs(self.spark, self._tag)
+            with without_standing():
+                history = spark_model.fit(
+                    data, epochs=segment.end, verbose=0, resume=True, sinks=[hear],
+                    checkpoint_dir=self._of(segment.trial), **arguments,
+                )  # fmt: skip
+            return {name: float(values[-1]) for name, values in history.history.items() if values}
+
+        return train
+
+    def cancel(self) -> None:
+        """Ends the jobs of all trials."""
+        jobs.cancel_tagged(self.spark, self._tag)
+
+    def close(self) -> None:
+        """Frees the rows that the trials shared."""
+        self._data.close()
+
+    def delete(self, trial: int) -> None:
+        """Deletes a trial's checkpoints."""
+        Checkpoints(self._of(trial)).clear()
+
+    def keep(self, trial: int, epochs: Collection[int]) -> None:
+        """Keeps a trial's checkpoints after these epochs beside its newest."""
+        Checkpoints(self._of(trial)).keep(epochs)
+
+    def load(self, record: TrialRecord) -> keras.Model:
+        """The model that a trial stands for."""
+        trial = Trial(record.number, self._seed, record.params)
+        trained = TrainedModel(self._recipe.make(trial).model)
+        checkpoints = Checkpoints(self._of(record.number))
+        checkpoint = checkpoints.after(record.model_epoch)
+        if checkpoint is not None:
+            trained.load(checkpoint, checkpoints.folder)
+            return trained.model
+        found = trained.restore(checkpoints)
+        warn_user(
+            f"the checkpoint of trial {record.number} after {record.model_epoch} epochs is not "
+            f"there or not whole; its model is that after {found} epochs"
+        )
+        return trained.model
+
+    def _of(self, number: int) -> str:
+        return f"{self._folder.rstrip('/')}/trial-{number:05d}"
+
+    def _set_out(self, made: TrialFit, segment: Segment) -> None:
+        """Leaves the checkpoint in the trial's folder that the segment goes on from."""
+        own = Checkpoints(self._of(segment.trial))
+        # Its metrics were lost with the driver, or those of its epochs: it is trained again.
+        lost = own.newest() >= segment.end or (self._best_epochs and own.newest() > segment.begin)
+        if lost and not own.rewind(segment.begin):
+            own.clear()
+        if segment.parent is None or own.restore() is not None:
+            return
+        parent = Checkpoints(self._of(segment.parent))
+        checkpoint = parent.after(segment.begin) or parent.restore()
+        if checkpoint is not None:
+            copy = TrainedModel(made.model)
+            copy.load(checkpoint, parent.folder, keep_rate=True)
+            copy.save(own, segment.begin)
+
 
 _LARGER_IS_BETTER = ("acc", "auc", "precision", "recall", "f1", "iou", "r2", "cosine", "top_k")
 
@@ -109,7 +213,7 @@ def search(
         checkpoint_dir: A path or URI for the trials' checkpoints and the journal; None for a
             temporary folder, which ``study.close()`` deletes.
         resume: Go on with the search that ``checkpoint_dir`` holds; no segment is trained twice.
-        timeout_s: Ends the search after so many seconds; its best trial so far counts.
+        timeout_s: Ends the search after this number of seconds; its best trial so far counts.
         verbose: 0 prints nothing; 1 a line whenever a trial was compared; ``'auto'`` as 1, in a
             notebook with matplotlib the trials' curves.
         settings: More arguments of :class:`SparkModel`, such as ``{'mode': 'synchronous'}``; the
@@ -121,7 +225,7 @@ def search(
         params: For an estimator: a function of the trial that gives its Params, such as ``lambda
             trial: {'batchSize': trial.suggest_categorical('batch', [32, 64])}``. The columns, the
             split and all else are the estimator's.
-        keep_best: So many of the best trials keep their checkpoints in ``checkpoint_dir``; a trial
+        keep_best: The best trials that keep their checkpoints in ``checkpoint_dir``; a trial
             that is not among them and will not train again has none. None for all.
         keep_epoch: Which of its epochs a trial stands for in ``study``. ``'last'``: that after
             which it was last compared. ``'best'``: that with the best metric, whose checkpoint is

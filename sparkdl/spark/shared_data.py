@@ -17,7 +17,7 @@ from sparkdl.spark.driver.memory import megabytes
 from sparkdl.spark.session.running import is_connect
 
 _MOST_QUESTIONS = 4
-"""So many selections of rows are kept; fits that want another read the data themselves."""
+"""Selections of rows that are kept; fits that want another read the data themselves."""
 
 
 @dataclass(frozen=True)

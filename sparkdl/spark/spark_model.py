@@ -7,22 +7,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from sparkdl.call_arguments import lists_its_arguments
 from sparkdl.config import FitConfig, UseGpu
 from sparkdl.errors import ConfigError
-from sparkdl.files.checkpoints import Checkpoints
 from sparkdl.launch.interrupts import heard
-from sparkdl.learner import keras_learner, metric_state
-from sparkdl.learner.callback_kinds import may_act, warn_of_waiting_in_vain
-from sparkdl.learner.callback_sink import CallbackSink
-from sparkdl.learner.ensemble import build_ensemble
+from sparkdl.learner import keras_learner
 from sparkdl.learner.signature import model_signature
 from sparkdl.network import Encrypt, PortSpec
-from sparkdl.progress.events import TrainingBegan, TrainingEnded
-from sparkdl.progress.monitor import FitMonitor
 from sparkdl.spark.columns.files import is_path
 from sparkdl.spark.columns.fit_source import open_fit_source
 from sparkdl.spark.columns.local_data import as_frame
@@ -34,27 +27,17 @@ from sparkdl.spark.driver.arguments import (
     check_callbacks,
     check_keras_arguments,
     refuse_labels_apart,
-    verbosity,
 )
 from sparkdl.spark.driver.capacity import default_parallelism
 from sparkdl.spark.driver.choice import choose_exchange, require_refusable
-from sparkdl.spark.driver.fitting import run_fit
+from sparkdl.spark.driver.fitting import FitCall, Fitted
 from sparkdl.spark.driver.labels_apart import takes_labels_apart
-from sparkdl.spark.driver.plan import (
-    FitPlan,
-    count_workers,
-    loop_settings,
-    prepare_model,
-    waits_for_callbacks,
-)
-from sparkdl.spark.driver.resources import resource_profile
-from sparkdl.spark.driver.telling import describe_run, facts_of, open_sinks, progress_sink
+from sparkdl.spark.driver.plan import prepare_model
 from sparkdl.spark.model_inference import ModelInference
 from sparkdl.spark.session.frames import is_frame
 from sparkdl.spark.shared_data import SharedData
 from sparkdl.spark.streaming import OnBatch, StreamingFit, check_stream, start_stream_fit
 from sparkdl.tracking.sinks import GivenSink
-from sparkdl.user_warnings import warn_user
 from sparkdl.values import require_flag, require_int, require_objects, require_path
 
 
@@ -260,83 +243,26 @@ class SparkModel(ModelInference):
             columns = Columns(features, label, sample_weight, self.decoder, self.pad)
             keras_learner.require_compiled(self.model)
             refuse_labels_apart("fit", "epochs", epochs)
-            callbacks = check_callbacks(callbacks)
-            profile = require_flag("profile", profile)
-            timeline = None if timeline is None else require_path("timeline", timeline)
-            if self._ensemble or (checkpoint_dir is not None and self._exchange.independent):
-                raise ConfigError(
-                    "an ensemble is trained in one fit",
-                    expected="a new SparkModel for another fit, and checkpoint_dir=None",
-                    received="an ensemble that is trained"
-                    if self._ensemble
-                    else repr(checkpoint_dir),
-                    hint="spark_model.ensemble has the members; each can be trained further",
-                )
-            arguments = FitArguments(
-                epochs, batch_size, verbose, validation_split, shuffle, checkpoint_dir, resume,
-                **check_keras_arguments(type(self), keras_fit_arguments),
+            self._require_first_of_ensemble(checkpoint_dir)
+            call = FitCall(
+                check_callbacks(callbacks), require_flag("profile", profile), sinks,
+                None if timeline is None else require_path("timeline", timeline), began_at,
+                FitArguments(
+                    epochs, batch_size, verbose, validation_split, shuffle, checkpoint_dir, resume,
+                    **check_keras_arguments(type(self), keras_fit_arguments),
+                ),
             )  # fmt: skip
-            source = self._open(data, validation_data, columns, arguments.validation_split)
-            arguments.check_spec(source.spec)
-            if source.spec.role_column is not None:
-                keras_learner.require_evaluable(self.model)
-            if is_frame(data) or is_path(data):
+            split = call.arguments.validation_split
+            source = self._open(data, validation_data, columns, split)
+            self._require_fitting(source, call.arguments)
+            if is_frame(data) or is_path(data):  # predict reads the same by default
                 self._columns = Columns(columns.features, columns.label)
-            profile_of_tasks = resource_profile(self._config.resources, source.spark)
-            num_workers, at_once = count_workers(
-                self._config, self._exchange, source, profile_of_tasks
-            )
-            prepare_model(self.model, self._exchange, num_workers)
-            checkpoints = Checkpoints.at(arguments.checkpoint_dir)
-            first_epoch = arguments.initial_epoch
-            if arguments.resume and checkpoints is not None:
-                first_epoch = self._trained.restore(checkpoints) or first_epoch
-            last_epoch = arguments.last_epoch(first_epoch)
-            if first_epoch >= last_epoch:
-                return self._nothing_to_do(callbacks, first_epoch, last_epoch)
-            warn_of_waiting_in_vain(callbacks, validates=source.validates is not None)
-            waits = waits_for_callbacks(
-                self._exchange, num_workers, at_once, any_given=bool(callbacks),
-                any_acts=any(map(may_act, callbacks)),
+            return self._take(
+                call.train(
+                    self._config, self._exchange, self._trained, self._custom_objects, source,
+                    self._epochs_trained,
+                )
             )  # fmt: skip
-            keras_callbacks = CallbackSink(
-                self.model, callbacks, epochs=last_epoch, verbose=verbosity(verbose), waits=waits
-            )
-            trackers = open_sinks(sinks, timeline, lambda: self.model, source.spark, began_at)
-            monitor = FitMonitor(
-                keras_callbacks, [progress_sink(verbose), *trackers],
-                partial(metric_state.metric_results, self.model),
-                epochs=last_epoch, first_epoch=first_epoch,
-                run=describe_run(self._config, arguments, self.model, num_workers),
-                validates=source.validates,
-            )  # fmt: skip
-            settings = loop_settings(
-                self._config, self._exchange, arguments, first_epoch=first_epoch,
-                epochs_trained=self._epochs_trained, has_callbacks=monitor.has_callbacks,
-                waits=waits, keep_spans=any(sink.wants_spans for sink in trackers),
-            )  # fmt: skip
-            plan = FitPlan(
-                self._config, self._exchange, self._trained, self._custom_objects, source,
-                num_workers, at_once, settings, checkpoints, profile_of_tasks,
-            )  # fmt: skip
-            try:
-                self._summary = run_fit(plan, monitor)
-            except BaseException as error:
-                monitor.fail(error)
-                raise
-            if checkpoints is not None and not monitor.stopped_inside:
-                self._trained.save(checkpoints, monitor.epochs_done)
-            if self._summary.members:
-                members = list(self._summary.members.values())
-                self._trained.model, self._ensemble = build_ensemble(self.model, members)
-                self._summary = replace(self._summary, members={})
-            self._epochs_trained += monitor.epochs_done - first_epoch
-            self._facts = facts_of(plan, self._summary, monitor.epochs_done - first_epoch)
-            if profile:
-                print(self.profile, flush=True)
-            monitor.end()
-            self._history = keras_callbacks.history
-            return self._history
 
     @lists_its_arguments
     def fit_stream(
@@ -446,6 +372,15 @@ class SparkModel(ModelInference):
         finally:
             self._fitting.release()
 
+    def _require_first_of_ensemble(self, checkpoint_dir: str | None) -> None:
+        if self._ensemble or (checkpoint_dir is not None and self._exchange.independent):
+            raise ConfigError(
+                "an ensemble is trained in one fit",
+                expected="a new SparkModel for another fit, and checkpoint_dir=None",
+                received="an ensemble that is trained" if self._ensemble else repr(checkpoint_dir),
+                hint="spark_model.ensemble has the members; each can be trained further",
+            )
+
     def _open(self, data: Any, validation_data: Any, columns: Columns, split: float) -> Source:
         signature = model_signature(self.model)
         if isinstance(data, SharedData):
@@ -457,16 +392,16 @@ class SparkModel(ModelInference):
             data, validation_data, signature, columns, split=split, seed=self.seed
         )
 
-    def _nothing_to_do(self, callbacks: Any, epochs_done: int, epochs: int) -> Any:
-        """An empty History, with a warning, for a fit whose epochs have all been trained."""
-        warn_user(
-            f"fit has nothing left to train: {epochs_done} epochs are done, and epochs={epochs} is "
-            "the epoch to stop at when fit goes on (resume, initial_epoch); "
-            f"epochs={epochs_done + 1} trains one more",
-            UserWarning,
-        )
-        keras_callbacks = CallbackSink(self.model, callbacks, epochs=epochs, verbose=0)
-        keras_callbacks.handle(TrainingBegan(epochs, epochs))
-        keras_callbacks.handle(TrainingEnded(epochs))
-        self._history = keras_callbacks.history
+    def _require_fitting(self, source: Source, arguments: FitArguments) -> None:
+        arguments.check_spec(source.spec)
+        if source.spec.role_column is not None:
+            keras_learner.require_evaluable(self.model)
+
+    def _take(self, fitted: Fitted) -> Any:
+        """Keeps what a fit has left; Keras' ``History``."""
+        if fitted.summary is not None:
+            self._summary, self._facts = fitted.summary, fitted.facts
+            self._ensemble = fitted.ensemble or self._ensemble
+            self._epochs_trained += fitted.epochs
+        self._history = fitted.history
         return self._history

@@ -22,7 +22,7 @@ Fit = Callable[[Any], History]
 
 @dataclass
 class BatchTrainer:
-    """What Spark calls for each micro-batch, one after the other.
+    """The function that Spark calls for each micro-batch, one after the other.
 
     Spark calls again with a micro-batch whose end it did not write down before it was stopped. So
     the number of micro-batches that the model has trained is saved in the same file as the weights,
@@ -123,7 +123,7 @@ class StreamingFit:
         """Waits for the end of the stream.
 
         Args:
-            timeout_s: For so long at most; None without a limit.
+            timeout_s: The longest wait; None without a limit.
 
         Returns:
             Whether it has ended.

@@ -94,12 +94,12 @@ class StreamingRun(Generic[T]):
 
     @property
     def exception(self) -> BaseException | None:
-        """What ended the run; None if it runs, or ended as it should."""
+        """The error that ended the run; None if it runs, or ended as it should."""
         return self._error
 
     @property
     def results(self) -> list[T]:
-        """What the function returned on each rank, in rank order.
+        """The results of the function on each rank, in rank order.
 
         Raises:
             WaitTimeoutError: The functions still run.
@@ -124,7 +124,7 @@ class StreamingRun(Generic[T]):
         rows.
 
         Args:
-            timeout_s: After so long the micro-batch under way, and functions that have not
+            timeout_s: The time after which the micro-batch under way, and functions that have not
                 returned, are given up. What was not taken comes again after a restart.
 
         Raises:
@@ -144,7 +144,7 @@ class StreamingRun(Generic[T]):
         """Waits until the stream has ended and the functions have returned.
 
         Args:
-            timeout_s: For so long at most; None without a limit.
+            timeout_s: The longest wait; None without a limit.
 
         Returns:
             Whether they have.
@@ -162,7 +162,7 @@ class StreamingRun(Generic[T]):
 
     @property
     def store(self) -> Store:
-        """What the ranks share beside the coordinator."""
+        """The store that the ranks share."""
         return self._store
 
     def begun(self, driver: DriverClient, fingerprint: str) -> None:
@@ -233,7 +233,7 @@ class StreamingRun(Generic[T]):
             self.query.stop()
 
     def _query_error(self) -> BaseException | None:
-        """What ended the query, if it was neither its end nor this run's."""
+        """The error that ended the query, if it was neither its end nor this run's."""
         if self._feeder.cut:
             return None
         try:

@@ -9,15 +9,15 @@ from sparkdl.call_arguments import lists_its_arguments
 from sparkdl.config import UseGpu, check_pad
 from sparkdl.errors import ConfigError, UnknownNameError
 from sparkdl.learner.model_source import open_model
-from sparkdl.spark.columns.decoders import Decoder
+from sparkdl.spark.columns.matching import Decoder
 from sparkdl.spark.columns.sequences import Pad, mask_inputs, paddings_of
-from sparkdl.spark.inference.arrow_function import (
+from sparkdl.spark.inference.function import (
+    UdfTask,
     column_function,
+    give_rows,
 )
-from sparkdl.spark.inference.choice import PredictionChoice
-from sparkdl.spark.inference.column_batches import give_rows
 from sparkdl.spark.inference.output_columns import Form
-from sparkdl.spark.inference.udf_task import UdfTask
+from sparkdl.spark.inference.predict import PredictionChoice
 from sparkdl.spark.session.interpreter import context_of, this_interpreter
 from sparkdl.spark.session.running import require_running
 from sparkdl.values import require_int, require_objects

@@ -1,4 +1,4 @@
-"""Where the events of a fit go: files, TensorBoard, MLflow, a timeline, a page.
+"""The sinks of the events of a fit: files, TensorBoard, MLflow, a timeline, a page.
 
 ::
 

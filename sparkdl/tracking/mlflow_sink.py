@@ -13,6 +13,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
@@ -25,6 +26,7 @@ from sparkdl.progress.events import (
     EpochEnded,
     Event,
     Json,
+    Metrics,
     SearchBegan,
     SearchEnded,
     TrainingBegan,
@@ -37,10 +39,95 @@ from sparkdl.progress.events import (
     WorkerView,
 )
 from sparkdl.tracking import sinks
-from sparkdl.tracking.mlflow_search import SearchRuns
 from sparkdl.tracking.tensorboard import numbers_of
 from sparkdl.tracking.thinning import Thinning
 from sparkdl.user_warnings import warn_user
+
+_STATUS = {"waiting": "FINISHED", "complete": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
+
+
+@dataclass
+class _TrialRun:
+    """A trial's run: its id, and how many epochs have been logged."""
+
+    run_id: str
+    epochs: int = 0
+
+
+class SearchRuns:
+    """The runs of a search: the search's own has the best metric and the best hyper-parameters
+    (``best_...``); each trial has one inside of it, with its hyper-parameters and its metrics once
+    per epoch. A trial that was paused and goes on stays one run.
+
+    Args:
+        mlflow: The module.
+        client: Its client.
+        experiment: Id of the experiment.
+        run_id: Of the search's run.
+        began: What the search was asked to do.
+    """
+
+    def __init__(
+        self, mlflow: Any, client: Any, experiment: str, run_id: str, began: SearchBegan
+    ) -> None:
+        self._mlflow, self._client = mlflow, client
+        self._experiment, self._run_id, self._metric = experiment, run_id, began.metric
+        self._trials: dict[int, _TrialRun] = {}
+        self._params: dict[int, dict[str, Any]] = {}
+        asked = {"metric": began.metric, "maximize": began.maximize, **began.parameters}
+        self._log_params(run_id, asked)
+        client.set_tag(run_id, "sparkdl.run_id", began.search_id)
+
+    def handle(self, event: Event) -> None:
+        """Logs an event of a trial, or the end of the search."""
+        match event:
+            case TrialBegan():
+                self._begin(event)
+            case TrialEpochEnded():
+                trial = self._trials[event.trial]
+                self._log_metrics(trial.run_id, event.metrics, event.epoch)
+                trial.epochs = max(trial.epochs, event.epoch + 1)
+            case TrialEnded():
+                self._end(event)
+            case SearchEnded() if event.best is not None and event.value is not None:
+                self._log_metrics(self._run_id, {f"best_{self._metric}": event.value}, 0)
+                best = {f"best_{n}": v for n, v in self._params[event.best].items()}
+                self._log_params(self._run_id, {"best_trial": event.best, **best})
+            case _:
+                pass
+
+    def _begin(self, event: TrialBegan) -> None:
+        known = self._trials.get(event.trial)
+        if known is not None:
+            self._client.update_run(known.run_id, status="RUNNING")
+            return
+        tags = {"mlflow.parentRunId": self._run_id, "sparkdl.trial": str(event.trial)}
+        name = f"trial {event.trial}"
+        run = self._client.create_run(self._experiment, run_name=name, tags=tags)
+        self._trials[event.trial] = _TrialRun(run.info.run_id)
+        self._params[event.trial] = dict(event.params)
+        self._log_params(run.info.run_id, self._params[event.trial])
+
+    def _end(self, event: TrialEnded) -> None:
+        trial = self._trials[event.trial]
+        if event.metrics and event.epochs > trial.epochs:  # of a search that goes on
+            self._log_metrics(trial.run_id, event.metrics, event.epochs - 1)
+            trial.epochs = event.epochs
+        if event.error:
+            self._client.set_tag(trial.run_id, "sparkdl.error", event.error[:_MOST_CHARS])
+        self._client.set_terminated(trial.run_id, _STATUS[event.state])
+
+    def _log_params(self, run_id: str, params: dict[str, Any]) -> None:
+        param = self._mlflow.entities.Param
+        found = [param(name, str(value)[:_MOST_CHARS]) for name, value in params.items()]
+        self._client.log_batch(run_id, params=found)
+
+    def _log_metrics(self, run_id: str, metrics: Metrics, step: int) -> None:
+        now, metric = int(time.time() * 1000), self._mlflow.entities.Metric
+        numbers = dict(numbers_of("", metrics))
+        found = [metric(name, value, now, step) for name, value in numbers.items()]
+        self._client.log_batch(run_id, metrics=found)
+
 
 _PORTS = {"http": 80, "https": 443}
 _CONNECT_S = 3.0
@@ -93,7 +180,7 @@ class MLflow:
     Parameters are the settings of ``SparkModel`` and ``fit``, the model's size and the optimizer's
     settings (``optimizer_learning_rate``, ...); metrics come once per epoch; ``model_summary.txt``
     has the layers. A search (``tune.search``) is a run with a run inside of it for each trial
-    (:class:`sparkdl.tracking.mlflow_search.SearchRuns`), and the best model.
+    (:class:`sparkdl.tracking.mlflow_sink.SearchRuns`), and the best model.
 
     Args:
         log_models: Log the trained model as ``model``, with the signature that
@@ -364,7 +451,7 @@ def _signature(mlflow: Any, model: Any) -> Any:
 
 
 def _requirements() -> list[str]:
-    """What the logged model needs; MLflow would find it out by loading the model once more."""
+    """The packages that the logged model needs; MLflow would load the model again to find them."""
     backend = sys.modules["keras"].config.backend()  # it is there: it made the model
     found = []
     for package in ("keras", backend, "numpy"):

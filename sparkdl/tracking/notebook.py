@@ -39,7 +39,7 @@ _MOST_POINTS = 1000
 
 
 _REST = 4.0
-"""After a picture at least so many times as long as it took passes without one."""
+"""The pause after a picture, as a multiple of the time that it took."""
 
 
 def curves_take_the_bars_place(verbose: str | int) -> bool:
@@ -97,7 +97,7 @@ class _Picture(ABC):
 
     @abstractmethod
     def _size(self) -> tuple[float, float]:
-        """Of the figure, in inches."""
+        """The size of the figure, in inches."""
 
     @abstractmethod
     def _fill(self, figure: Any) -> None:

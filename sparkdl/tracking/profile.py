@@ -1,4 +1,4 @@
-"""Where a step's time went on each worker, and the one thing that would help most."""
+"""The parts of a step's time on each worker, and the one thing that would help most."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _WIDTH = 30
 LEAST_GAIN = 0.1
 """A cause that costs less of the time than this is not worth an advice."""
 UNEVEN = 1.3
-"""A worker with so many times the median of the rows, or of the time per row, stands out."""
+"""A worker with this multiple of the median of the rows, or of the time per row, stands out."""
 STEP_COST_S = 5e-4
 """What a step costs however few rows it has: Python, dispatch, small kernels. An estimate."""
 BATCHES_BETWEEN = 16
@@ -81,7 +81,7 @@ class RankTimes:
 
 @dataclass(frozen=True)
 class Advice:
-    """What costs most, and what to do.
+    """The largest cost, and the advice.
 
     Args:
         cause: What it is.
@@ -96,7 +96,7 @@ class Advice:
 
 @dataclass(frozen=True)
 class Profile:
-    """Where the time of a fit went; ``print`` draws it.
+    """The parts of the time of a fit; ``print`` draws it.
 
     Args:
         ranks: Rank -> its times.

@@ -1,4 +1,4 @@
-"""Where a server can be reached."""
+"""The addresses of a server."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Mode = Literal["auto", "http", "socket", "shm"]
 
 @dataclass(frozen=True)
 class Address:
-    """Where a server can be reached; travels to the workers together with the token.
+    """The addresses of a server; they travel to the workers together with the token.
 
     Args:
         http: ``http://host:port`` of the Flask app: always there, for /health and /metrics.

@@ -106,8 +106,8 @@ class Connection:
 
         Args:
             message: What to send.
-            body: So many bytes from the start of ``raw``, or these bytes, which are put there anew
-                for each try (a blob is sent from where it lies).
+            body: The length from the start of ``raw``, or the bytes themselves, which are put
+                there anew for each try (a blob is sent from where it lies).
             deferred: Whether the server may take its time.
 
         Raises:

@@ -15,6 +15,7 @@ from sparkdl.errors import (
     WaitTimeoutError,
     WorkerError,
 )
+from sparkdl.failures import Failure
 from sparkdl.wire.greeting import BusyError
 
 
@@ -37,7 +38,7 @@ def error_to_meta(error: SparkDLError) -> dict[str, Any]:
     meta: dict[str, Any] = {"code": code}
     meta.update({name: str(getattr(error, name))[:MAX_BEAT_CHARS] for name in BEATS})
     if isinstance(error, WorkerError):
-        meta.update(rank=error.rank, error=error.error, traceback=error.traceback)
+        meta.update(Failure.heard(error).to_wire())
     return meta
 
 
@@ -48,10 +49,7 @@ def error_from_meta(meta: dict[str, Any]) -> SparkDLError:
         return str(meta.get(key, ""))
 
     if meta.get("code") == "aborted":
-        rank = meta.get("rank", -1)
-        return WorkerError(
-            rank if isinstance(rank, int) else -1, text("error"), text("traceback"), text("hint")
-        )
+        return Failure.from_wire(meta).worker_error()
     cls = _codes().get(text("code"), SparkDLError)
     return cls(
         text("what") or "the server refused a frame",

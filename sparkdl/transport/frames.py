@@ -40,7 +40,7 @@ BLOB_BYTES = 16 << 20
 
 
 class Kind(enum.IntEnum):
-    """What a frame asks for, or (from 64 on) what it answers."""
+    """The request that a frame makes, or (from 64 on) the answer that it gives."""
 
     OPEN = 1  # first frame on a framed connection: the token
     # -- the coordinator's
@@ -80,7 +80,7 @@ class Kind(enum.IntEnum):
 
 
 class Content(enum.IntEnum):
-    """What the body of a frame is; the receiver's limit for it follows from that."""
+    """The content of the body of a frame; the receiver's limit for it follows from that."""
 
     NOTHING = 0
     DENSE = 1  # the whole flat buffer, float32; or a codec's payload of it (Flag.ENCODED)
@@ -175,7 +175,7 @@ class Limits:
     """The most bytes of each kind of body that a peer may send. Checked before any allocation.
 
     Args:
-        dense_bytes: Bytes of the whole flat buffer: a dense body has exactly so many.
+        dense_bytes: Bytes of the whole flat buffer, and of a dense body.
         encoded_bytes: Bound of an encoded dense body; 0 without compression.
         rows_bytes: Bound of rows of a table; 0 where there is none.
         blob_bytes: Bound of one chunk of a blob.

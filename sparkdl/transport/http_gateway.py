@@ -133,7 +133,7 @@ class GreetedServer(wsgi.Server):
         super().__init__(members.getsockname(), app, server_name="sparkdl", **options)
 
     def bind(self, family: int, kind: int, proto: int = 0) -> Any:
-        """What cheroot calls to open a listening socket."""
+        """The function by which cheroot opens a listening socket."""
         self.socket = self._members
         return self._members
 

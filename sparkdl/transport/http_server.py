@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 
 MAX_HEADER_BYTES = 16 << 10
-"""Of a request of a connection that has shown the token."""
+"""The longest head of a request of a connection that has shown the token."""
 
 
 class _Clients:

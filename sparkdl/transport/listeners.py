@@ -18,7 +18,7 @@ from sparkdl.wire.listening import listen
 
 @dataclass(frozen=True)
 class ListenOptions:
-    """Where a server listens; checked when built.
+    """The addresses at which a server listens; checked when built.
 
     Args:
         mode: ``'http'``, ``'socket'``, ``'shm'``, or ``'auto'`` for all three.

@@ -36,7 +36,7 @@ class Service(Protocol):
 
     @property
     def idle_s(self) -> float:
-        """A client that was silent for so long is forgotten, where no connection tells its end."""
+        """Seconds of silence after which a client without a connection is forgotten."""
 
     def receive(self, connection: int, message: Message, now: float) -> Replies:
         """Takes one request."""

@@ -1,4 +1,4 @@
-"""What a connection must show first without TLS: a frame or a request with the token.
+"""The proof that a connection must show first without TLS: a frame or a request with the token.
 
 Each is a :class:`sparkdl.wire.greeting.Stranger`: it takes a few kilobytes at most, and never
 waits.
@@ -28,7 +28,7 @@ from sparkdl.wire.proving import BUSY, IncomingProof
 from sparkdl.wire.tls import KNOCK, first_knock
 
 FIRST_HEADERS_BYTES = 4 << 10
-"""Of an HTTP client's first request; proxies on its way may have added some."""
+"""The longest head of an HTTP client's first request; proxies on its way may have added some."""
 FIRST_FRAME = Limits(blob_bytes=0, max_meta_bytes=MAX_FIRST_META_BYTES)
 """The limits of a first frame."""
 _HTTP_REFUSAL = (
@@ -86,7 +86,7 @@ class FirstFrame:
 
 
 class Allowance:
-    """So many requests per second, and as many at once after a pause; for one thread.
+    """A limit on requests per second, with as many at once after a pause; for one thread.
 
     Args:
         per_second: Requests.

@@ -20,7 +20,7 @@ VERSION = 1
 
 @dataclass
 class TrialRecord:
-    """What is known of one trial.
+    """The facts about one trial.
 
     Args:
         number: From 0.

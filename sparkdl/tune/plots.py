@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 GREY, BLUE, BEST = "#7f8fa6", "#0072b2", "#d55e00"
 _MARGIN = 0.06
 _FEW = 6
-"""So many whole numbers stand each by itself on an axis."""
+"""Whole numbers up to this count stand each by itself on an axis."""
 
 
 def draw_curves(ax: Axes, records: Sequence[TrialRecord], metric: str, best: int) -> None:
@@ -138,7 +138,7 @@ def _space(records: Sequence[TrialRecord], name: str) -> Space | None:
 def _coordinates(
     values: Sequence[Value], space: Space | None
 ) -> tuple[NDArray[np.float64], dict[str, float] | None, bool]:
-    """Where values lie on an axis; the names of choices and their places; whether it is a log."""
+    """The places of values on an axis; the places of choices by name; whether it is a log."""
     if space is not None and space.kind == "int" and space.high - space.low < _FEW:
         ticks = {str(n): float(n) for n in range(int(space.low), int(space.high) + 1)}
         return np.array([float(v or 0) for v in values]), ticks, False

@@ -17,10 +17,10 @@ from sparkdl.progress.events import Event, Metrics, TrialBegan, TrialEnded, Tria
 from sparkdl.tune.analysis import importances
 from sparkdl.tune.goal import Goal
 from sparkdl.tune.journal import Journal, TrialRecord
-from sparkdl.tune.retention import dispensable
 from sparkdl.tune.samplers import Drawn, Experience, Outcome, Sampler
 from sparkdl.tune.searchers.searcher import WORST, Searcher
 from sparkdl.tune.segment import Segment
+from sparkdl.tune.study import dispensable
 from sparkdl.tune.suggestions import Draw, Space, Trial, Value
 
 
@@ -103,7 +103,7 @@ def _numbers(metrics: Metrics) -> dict[str, float]:
 OnEpoch = Callable[[int, Metrics], None]
 """Hears that an epoch of a trial has ended, counted from 0, in any thread."""
 PATIENCE = 3
-"""So many trials may fail before any has succeeded; then the search ends with the first error."""
+"""Trials that may fail before any has succeeded; then the search ends with the first error."""
 
 
 class SegmentTraining(Protocol):
@@ -169,11 +169,11 @@ def run_search(
         goal: The metric.
         seed: Of the trials' hyper-parameters.
         max_concurrent: Segments side by side.
-        timeout_s: After so long the trainings that run are ended; None for no limit.
+        timeout_s: The time after which the trainings that run are ended; None for no limit.
         on_score: Called with a trial and its score.
         sampler: Gives new trials their values; None for values by chance.
         tell: Hears of the trials, in the thread that called this.
-        keep_best: So many of the best trials keep their checkpoints; those of others are deleted
+        keep_best: The best trials that keep their checkpoints; those of others are deleted
             when the search will not go on from them. None for all.
         best_epochs: A trial stands for the model of its best epoch, and not of its last one.
         catch: What a trial may raise and count as failed; anything else ends the search.

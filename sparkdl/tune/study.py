@@ -14,13 +14,42 @@ from sparkdl.tune import plots
 from sparkdl.tune.analysis import importances
 from sparkdl.tune.goal import Goal
 from sparkdl.tune.journal import Journal, TrialRecord
-from sparkdl.tune.retention import ranked
 from sparkdl.tune.suggestions import Value
 
 if TYPE_CHECKING:
     import keras
     import pandas as pd
     from matplotlib.axes import Axes
+
+
+from collections.abc import Collection, Iterable
+
+
+def ranked(records: Iterable[TrialRecord], goal: Goal) -> list[TrialRecord]:
+    """The trials that have a score and did not fail, best first; by their last comparison, or by
+    their best epoch where the search keeps that. Of equal ones that with the lower number is
+    first."""
+    whole = [r for r in records if r.metrics and r.state != "failed"]
+    return sorted(whole, key=lambda r: (-goal.score(r.model_metrics), r.number))
+
+
+def dispensable(
+    records: Collection[TrialRecord], goal: Goal, done: Collection[int], keep_best: int
+) -> list[TrialRecord]:
+    """The trials whose checkpoints may go, as nobody will ask for them.
+
+    They will not train again, and ``keep_best`` such trials are better. One that still trains does
+    not count as better: it may end worse.
+
+    Args:
+        records: All trials.
+        goal: The metric.
+        done: Numbers of the trials that neither train again nor are copied.
+        keep_best: The number of best trials that keep their checkpoints.
+    """
+    ended = [r for r in records if r.number in done]
+    kept = {r.number for r in ranked(ended, goal)[:keep_best]}
+    return [r for r in ended if r.number not in kept and r.kept]
 
 
 class EnsembleOf(Protocol):

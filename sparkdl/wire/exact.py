@@ -8,7 +8,7 @@ import numpy as np
 
 
 class ReceivesInto(Protocol):
-    """What bytes come from: a socket, or TLS of our own above one."""
+    """The source of bytes: a socket, or TLS of our own above one."""
 
     def recv_into(self, memory: memoryview, /) -> int:
         """Receives some bytes; 0 at the end."""

@@ -35,7 +35,7 @@ class BusyError(TransportError):
 
 
 def no_room() -> BusyError:
-    """What a server that is busy answers a connection with."""
+    """The answer of a server that is busy."""
     return BusyError(
         "the server has no room for one more connection now",
         expected="room within the time that a connection may take",

@@ -25,7 +25,7 @@ from sparkdl.errors import AuthenticationError
 from sparkdl.wire.greeting import hear_bytes, no_room
 
 TOKEN_BYTES = 32
-"""Of a token that is made for this handshake."""
+"""Bytes of a token that is made for this handshake."""
 NONCE_BYTES = PROOF_BYTES = 32
 WELCOME, BUSY = b"\x01", b"\x02"
 """What the listener ends with: the caller may begin; or there is no room now."""
@@ -180,5 +180,5 @@ def prove(connection: socket.socket, token: bytes, hello: bytes = b"", name: str
 
 
 def proof_of(token: bytes, role: bytes, opening: bytes, nonce: bytes) -> bytes:
-    """What only a holder of ``token`` can make; it does not tell the token."""
+    """The proof that only a holder of ``token`` can make; it does not tell the token."""
     return hmac.digest(token, role + opening + nonce, "sha256")

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_transports import STEP, in_thread
+from in_threads import STEP, in_thread
 
 from sparkdl.codecs import DGC, Codec, Compression, TopK, codec_names, make_codec
 from sparkdl.coordinator.driver_client import DriverClient, open_driver

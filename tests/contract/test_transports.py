@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 import numpy as np
 import psutil
 import pytest
+from in_threads import STEP, in_thread
 
 from sparkdl.closing import Closing
 from sparkdl.coordinator.driver_client import DriverClient, open_driver
@@ -30,7 +31,8 @@ from sparkdl.errors import (
     WaitTimeoutError,
     WorkerError,
 )
-from sparkdl.ps.client import Client, Progress, connect, limits_of
+from sparkdl.failures import Failure
+from sparkdl.ps.client import Client, connect, limits_of
 from sparkdl.ps.pulling import pull_center
 from sparkdl.ps.server import ServerConfig, ServerProcess
 from sparkdl.ps.strategy import ServerStrategy
@@ -45,7 +47,6 @@ from sparkdl.weights import Layout
 
 LAYOUT = Layout.of([("w", (300, 100), "float32")], [("m", (10,), "float32")])
 QUICK = Timeouts(connect_s=5.0, reconnect_s=1.0, heartbeat_s=0.3)
-STEP = Progress(epoch=0, batch=1, batches=1, rows=1)
 
 
 class Running:
@@ -122,21 +123,6 @@ def running(
         yield server
     finally:
         server.stop()
-
-
-def in_thread(action: Any) -> tuple[threading.Thread, list[Any]]:
-    """Runs ``action``; its result or its exception is appended to the list."""
-    out: list[Any] = []
-
-    def body() -> None:
-        try:
-            out.append(action())
-        except Exception as error:
-            out.append(error)
-
-    thread = threading.Thread(target=body, daemon=True)
-    thread.start()
-    return thread, out
 
 
 def test_push_and_pull_round_trip(transport: str) -> None:
@@ -340,7 +326,7 @@ def test_a_failure_reaches_a_rank_that_waits(transport: str) -> None:
             thread.join(10)
         thread, out = in_thread(lambda: clients[0].push_pull(STEP))
         time.sleep(0.2)
-        clients[1].session.fail("ValueError: bad row", "the traceback")
+        clients[1].session.fail(Failure(1, "ValueError: bad row", "the traceback"))
         thread.join(5)
         assert isinstance(out[0], WorkerError)
         assert out[0].rank == 1

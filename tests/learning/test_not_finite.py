@@ -19,6 +19,7 @@ from sparkdl.collective.synchronizer import AllReduceSynchronizer
 from sparkdl.config import EPOCH_WINDOW, LoopSettings
 from sparkdl.data import Batches, rows_from_numpy
 from sparkdl.errors import DataError, ModelError, SparkDLError, TransportError
+from sparkdl.failures import Failure
 from sparkdl.finite import FiniteCheck, NotFiniteError
 from sparkdl.learner import make_learner
 from sparkdl.learner.model_weights import model_layout, read_model
@@ -137,7 +138,7 @@ def run(way: str, on_nan: str, *, poison: bool = True, overflow: bool = False) -
                         loop(rank, ServerSynchronizer(rule, client, layout, False, checks[rank]))
                 except SparkDLError as error:  # as a rank's task does: no other attempt comes
                     with contextlib.closing(server.session(rank)) as session:
-                        session.fail(str(error), "", None)
+                        session.fail(Failure(session.rank, str(error)))
                     raise
 
             together(through_server)

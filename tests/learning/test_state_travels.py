@@ -15,7 +15,7 @@ import keras
 import numpy as np
 import pytest
 import whole_fit
-from test_all_models_train import CLASSES, X, as_keras, parts
+from small_fits import CLASSES, X, as_keras, parts
 from whole_fit import MODES, values
 
 from sparkdl.errors import ModelError

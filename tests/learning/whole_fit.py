@@ -68,7 +68,7 @@ def fit(
             learners[rank], synchronizer, batches, settings,
             num_rows=len(rows), num_workers=len(parts),
         )  # fmt: skip
-        states[rank] = synchronizer.result(learners[rank], epochs)
+        states[rank] = synchronizer.outcome(learners[rank], epochs).state
 
     def in_thread(function: Any) -> None:
         def guarded(rank: int) -> None:

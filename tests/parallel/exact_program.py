@@ -420,7 +420,7 @@ class Ranks:
         )
         driver = make_driver(case.driver if rank == size - 1 else "")
         with cut(layout, case.parts), strategy.open(self.meeting, layout, driver) as synchronizer:
-            assert synchronizer.transport == case.communicator
+            assert synchronizer.outcome(learner, 0).transport == case.communicator
             assert len(synchronizer._steps.parts) >= case.parts, synchronizer._steps.parts
             train(learner, synchronizer, batches, settings, num_rows=len(rows), num_workers=size)
         flat = np.empty(layout.size, np.float32)

@@ -29,7 +29,7 @@ import pyarrow as pa
 
 from sparkdl import SparkModel, payload
 from sparkdl.closing import Closing
-from sparkdl.launch.failures import RankFailure
+from sparkdl.failures import RankFailure
 from sparkdl.launch.results import Result, join
 from sparkdl.launch.task import Task
 from sparkdl.learner.signature import model_signature

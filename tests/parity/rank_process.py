@@ -17,8 +17,8 @@ from typing import Any
 import pyarrow as pa
 
 from sparkdl.errors import SparkDLError
+from sparkdl.launch.child import run_rank
 from sparkdl.launch.gathering import AloneGathering
-from sparkdl.launch.rank import run_rank
 from sparkdl.launch.task import RankContext
 
 

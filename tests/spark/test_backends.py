@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 
 import pytest
-from test_gpu import run_script
+from scripted import run_script
 
 
 @pytest.mark.parametrize(

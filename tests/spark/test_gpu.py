@@ -8,20 +8,10 @@ import sys
 import textwrap
 
 import pytest
+from scripted import run_script
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
-
-
-def run_script(name: str, *arguments: str, **environment: str) -> str:
-    """Runs a script of ``scripts/`` in a fresh process; returns what it printed."""
-    done = subprocess.run(
-        [sys.executable, os.path.join(HERE, "scripts", name), *arguments],
-        env={**os.environ, **environment},
-        capture_output=True, text=True, timeout=800, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
-    return done.stdout
 
 
 @pytest.mark.parametrize("part", ["fit", pytest.param("inference", marks=pytest.mark.slow)])

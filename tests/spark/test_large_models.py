@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import keras
 import numpy as np
 import pytest
+from large_models import frame_of, large_model
 from needed import needs_spark
 
 from sparkdl import SparkModel
@@ -31,32 +31,6 @@ def small_results(spark: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     settings.set(name, str(RESULT_BYTES))
     yield
     settings.set(name, before)
-
-
-def large_model() -> Any:
-    """2.1 MB of weights, 6.4 MB with Adam's state."""
-    keras.utils.set_random_seed(0)
-    model = keras.Sequential(
-        [
-            keras.layers.Input((4,), dtype="int32"),
-            keras.layers.Embedding(4096, 128),
-            keras.layers.GlobalAveragePooling1D(),
-            keras.layers.Dense(1),
-        ]
-    )
-    model.compile(keras.optimizers.Adam(0.01), "mse")
-    return model
-
-
-def rows() -> tuple[np.ndarray, np.ndarray]:
-    random = np.random.default_rng(0)
-    x = random.integers(0, 4096, (64, 4)).astype("int32")
-    return x, (x.sum(axis=1, keepdims=True) / 8192 - 1).astype("float32")
-
-
-def frame_of(spark: Any) -> Any:
-    pairs = [(x.tolist(), float(y[0])) for x, y in zip(*rows(), strict=True)]
-    return spark.createDataFrame(pairs, "features array<int>, label double").repartition(2)
 
 
 @pytest.mark.usefixtures("small_results")

@@ -14,30 +14,11 @@ from typing import Any
 import keras
 import psutil
 import pytest
+from faulty import AtEpoch, Raises, python_workers
 from spark_models import make_mlp
 
 from sparkdl import SparkModel
 from sparkdl.errors import TransportError, WorkerError
-
-
-class _Raises(keras.layers.Layer):
-    def call(self, x: Any, training: bool = False) -> Any:
-        if training:
-            raise ValueError("a custom layer that raises")
-        return x
-
-
-def _python_workers() -> list[psutil.Process]:
-    """The Python worker processes of this session's executors that have a model loaded."""
-    found = []
-    for process in psutil.Process().children(recursive=True):
-        try:
-            daemon = "pyspark.daemon" in " ".join(process.cmdline())
-            if daemon and process.memory_info().rss > 250 << 20:
-                found.append(process)
-        except psutil.Error:
-            continue
-    return found
 
 
 def _server() -> psutil.Process:
@@ -47,22 +28,9 @@ def _server() -> psutil.Process:
     raise AssertionError("no server runs")
 
 
-class _AtEpoch(keras.callbacks.Callback):
-    """Calls a function at the end of one epoch."""
-
-    def __init__(self, epoch: int, action: Any) -> None:
-        super().__init__()
-        self.epoch, self.action, self.done = epoch, action, False
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        if epoch == self.epoch and not self.done:
-            self.done = True
-            self.action()
-
-
 def test_an_exception_in_a_worker_reaches_the_user_within_seconds(digits_df: Any) -> None:
     model = keras.Sequential(
-        [keras.Input((64,)), _Raises(), keras.layers.Dense(10, activation="softmax")]
+        [keras.Input((64,)), Raises(), keras.layers.Dense(10, activation="softmax")]
     )
     model.compile("adam", "sparse_categorical_crossentropy")
     for mode in ("asynchronous", "synchronous"):
@@ -79,13 +47,13 @@ def test_a_killed_worker_is_replaced_and_the_model_is_right(digits_df: Any, mode
     killed: list[int] = []
 
     def kill() -> None:
-        workers = _python_workers()
+        workers = python_workers()
         assert workers
         killed.append(workers[0].pid)
         os.kill(workers[0].pid, signal.SIGKILL)
 
     spark_model = SparkModel(make_mlp(), mode, num_workers=2, batch_size=16)
-    history = spark_model.fit(digits_df, epochs=12, verbose=0, callbacks=[_AtEpoch(2, kill)])
+    history = spark_model.fit(digits_df, epochs=12, verbose=0, callbacks=[AtEpoch(2, kill)])
     assert killed
     assert len(history.history["loss"]) == 12
     assert spark_model.evaluate(digits_df)["accuracy"] > 0.95
@@ -100,7 +68,7 @@ def test_a_killed_server_ends_in_one_clear_error(digits_df: Any) -> None:
 
     spark_model = SparkModel(make_mlp(), num_workers=2, batch_size=8)
     with pytest.raises(TransportError, match=r"parameter server(.|\n)*exit status -9"):
-        spark_model.fit(digits_df, epochs=1000, verbose=0, callbacks=[_AtEpoch(1, kill)])
+        spark_model.fit(digits_df, epochs=1000, verbose=0, callbacks=[AtEpoch(1, kill)])
     assert time.monotonic() - killed[0] < 10
     # and the session is as good as new
     assert SparkModel(make_mlp(), num_workers=2).fit(digits_df, verbose=0).history["loss"]

@@ -36,6 +36,13 @@ def where(pattern: str, *, but: tuple[str, ...] = ()) -> list[str]:
         ("greeters", r"class \w*Greeter\b", "wire/greeting.py", ()),
         # executors run this file alone, without sparkdl
         ("identities of a host", r"boot_id", "wire/hosts.py", ("spark/doctor/host_facts.py",)),
+        # Keras says which class a file lacks in a text alone
+        (
+            "readers of the texts of errors",
+            r"(in|search\(|search\(\w+,) ?str\(error\)",
+            "spark/session/spark_errors.py",
+            ("learner/archive.py",),
+        ),
         ("own addresses", r"192\.0\.2\.1", "wire/hosts.py", ()),
         ("names of codecs", r'"(fp16|bf16|topk|randomk)"', "codecs/", ()),
     ],
@@ -69,12 +76,12 @@ def test_no_module_is_longer_than_600_lines() -> None:
 
 def test_the_number_of_modules_and_lines_does_not_grow() -> None:
     """Wanted: 420 modules, fewer than 73,412 lines."""
-    assert len(TEXTS) <= 538
-    assert sum(text.count("\n") for text in TEXTS.values()) <= 80_400
+    assert len(TEXTS) <= 499
+    assert sum(text.count("\n") for text in TEXTS.values()) <= 80_300
 
 
-FLAT = {"learner": 60, "spark/driver": 28, ".": 29, "launch": 25, "data": 23, "collective": 20,
-        "transport": 19, "spark": 18, "coordinator": 17}  # fmt: skip
+FLAT = {"learner": 53, "spark/driver": 26, ".": 29, "launch": 20, "data": 17, "collective": 19,
+        "transport": 19}  # fmt: skip
 """Folders with more than 16 files, each with its present number as its limit."""
 
 
@@ -92,11 +99,42 @@ def test_argument_lists_do_not_grow(name: str, limit: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("protocol", "limit"), [(protocols.Learner, 36), (protocols.Synchronizer, 17)]
+    ("protocol", "limit"), [(protocols.Learner, 36), (protocols.Synchronizer, 12)]
 )
 def test_protocols_do_not_grow(protocol: type, limit: int) -> None:
     """Wanted: 12 each."""
     assert len([name for name in vars(protocol) if not name.startswith("_")]) <= limit
+
+
+def test_fit_is_a_door() -> None:
+    """``SparkModel.fit`` checks its arguments, opens the rows and makes one call."""
+    tree = ast.parse(TEXTS["spark/spark_model.py"])
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    fit = next(node for node in functions if node.name == "fit" and len(node.args.args) > 5)
+    assert fit.end_lineno is not None
+    assert fit.end_lineno - fit.body[1].lineno < 30
+
+
+FRAGMENTS = re.compile(r"(Of|Where|Who|Whose|So (many|much|long)|For so long|How long)\b")
+LOOSE = re.compile(r"\b(for so long|after so long|so many|so much of)\b", re.IGNORECASE)
+
+
+def docstrings(text: str) -> list[str]:
+    """The docstrings of a module, its classes, functions and constants."""
+    found = [node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Expr)]
+    constants = [value.value for value in found if isinstance(value, ast.Constant)]
+    return [text.strip() for text in constants if isinstance(text, str)]
+
+
+def test_docstrings_begin_with_a_noun_or_a_verb() -> None:
+    """Wanted: none; a fragment says of nothing whose place, number or part it is."""
+    told = {name: docstrings(text) for name, text in TEXTS.items()}
+    fragments = [(n, d[:60]) for n, texts in told.items() for d in texts if FRAGMENTS.match(d)]
+    loose = [n for n, texts in told.items() for d in texts if LOOSE.search(d)]
+    questions = [n for n, texts in told.items() for d in texts if d.startswith("What ")]
+    assert len(fragments) <= 8, fragments
+    assert len(loose) <= 2, loose
+    assert len(questions) <= 147, Counter(questions)
 
 
 def test_imports_by_name_stay_few() -> None:

@@ -15,7 +15,7 @@ from sparkdl import worker
 from sparkdl.config import AUTO_WINDOW, EPOCH_WINDOW, LoopSettings
 from sparkdl.data import Batches, ColumnSpec, DataSpec, read_partition, rows_from_numpy
 from sparkdl.data.ragged import Padding
-from sparkdl.protocols import Start
+from sparkdl.protocols import Orders, Start
 from sparkdl.reports import Report
 from sparkdl.worker import train
 
@@ -104,8 +104,8 @@ class Synchronizer:
         self.finished = True
 
     @property
-    def stopped(self) -> bool:
-        return len(self.exchanges) >= self.stop_after
+    def orders(self) -> Orders:
+        return Orders(len(self.exchanges) >= self.stop_after, self.learning_rate)
 
 
 def run(

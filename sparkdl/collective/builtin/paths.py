@@ -109,7 +109,7 @@ def _advance(connection: ssl.SSLSocket, rank: int) -> int:
 
 
 _LEADER_BYTES = 4096
-"""What a record in shared memory may be longer than one in a ring: the lengths of its parts."""
+"""The bytes by which a record in shared memory may be longer than in a ring: its parts' lengths."""
 
 
 @dataclasses.dataclass

@@ -28,7 +28,7 @@ from sparkdl.network import PortSpec
 from sparkdl.wire.listening import listen
 
 _UNKNOWN_TIMEOUT_S = 5.0
-"""How long a process that connects may take to prove that it belongs to the run."""
+"""The longest time that a process that connects may take to prove that it belongs to the run."""
 _MAX_UNKNOWN = 256
 """Beyond that a newcomer ends the oldest: a rank, which answers at once, is not among these."""
 _ACCEPTED_AT_ONCE = 64

@@ -15,8 +15,8 @@ from sparkdl.compat.elephas.templates import Template
 from sparkdl.errors import ConfigError, ModelError
 from sparkdl.launch import interrupts
 from sparkdl.learner.compiling import model_from_json
+from sparkdl.learner.ensemble import vote
 from sparkdl.learner.framework import seed_everything
-from sparkdl.learner.voting import vote
 from sparkdl.spark.driver import capacity, jobs
 from sparkdl.spark.driver.function_stage import check_callable
 from sparkdl.tune.goal import Goal
@@ -57,7 +57,7 @@ class HyperParamModel:
 
     Args:
         sc: The SparkContext.
-        num_workers: So many tasks side by side, each with ``max_evals`` trials, as in Elephas.
+        num_workers: Tasks side by side, each with ``max_evals`` trials, as in Elephas.
         seed: Of the hyper-parameters, the initial weights and the order of the rows.
     """
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
+import json
 import math
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -14,9 +17,9 @@ from pyspark.ml.param.shared import HasFeaturesCol, HasLabelCol, HasOutputCol
 from pyspark.ml.util import MLReadable, MLWritable
 
 from sparkdl import SparkModel
-from sparkdl.compat.elephas.stage_file import StageFile, read_stage_file, write_stage_file
 from sparkdl.compat.elephas.utils.model_utils import LossModelTypeMapper, ModelType
 from sparkdl.errors import ConfigError, ModelError
+from sparkdl.files import storage
 from sparkdl.learner.archive import making_models
 from sparkdl.learner.compiling import compile_model, from_plain_form, model_from_json
 from sparkdl.learner.signature import model_signature
@@ -31,6 +34,79 @@ from sparkdl.spark.ml.trained import FittedStage, Trained
 from sparkdl.spark.mllib import check_classes
 from sparkdl.spark.session.frames import require_frame
 from sparkdl.values import require_objects, shown
+
+_SETTINGS = "distributed_config"
+
+
+@dataclass(frozen=True)
+class StageFile:
+    """What such a file holds.
+
+    Args:
+        config: The Params that have a value, by name.
+        weights: Arrays, in the order of ``model.get_weights()``.
+        model_type: The name of a ``ModelType``; empty for none.
+    """
+
+    config: dict[str, Any]
+    weights: list[Any]
+    model_type: str
+
+
+def write_stage_file(path: str, class_name: str, saved: StageFile) -> None:
+    """Writes a stage's file whole or not at all.
+
+    Args:
+        path: A path or URI; a file that is there is replaced.
+        class_name: Of the stage.
+        saved: What the file is to hold.
+
+    Raises:
+        ResourceError: The path cannot be written.
+    """
+    import h5py
+
+    content = io.BytesIO()
+    with h5py.File(content, mode="w") as file:
+        file.attrs["model_type"] = saved.model_type
+        for number, weight in enumerate(saved.weights):  # JSON would make them too large
+            file.create_dataset(f"weights/{number:05d}", data=np.asarray(weight))
+        file.attrs[_SETTINGS] = json.dumps(
+            {"class_name": class_name, "config": saved.config}
+        ).encode()
+    storage.write_bytes(path, content.getvalue())
+
+
+def read_stage_file(path: str, class_name: str) -> StageFile:
+    """The counterpart of :func:`write_stage_file`; also reads Elephas' own files.
+
+    Raises:
+        ResourceError: The path cannot be read.
+        ModelError: The file is of another stage, or of none.
+    """
+    import h5py
+
+    content = io.BytesIO(storage.read_bytes(path))
+    try:
+        with h5py.File(content, mode="r") as file:
+            saved = json.loads(file.attrs.get(_SETTINGS, "{}"))
+            stored = file.get("weights")
+            weights = [] if stored is None else [np.array(stored[name]) for name in sorted(stored)]
+            kind = str(file.attrs.get("model_type", ""))
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        raise ModelError(
+            f"{path!r} holds no {class_name}",
+            expected=f"a file that {class_name}.save wrote",
+            received=f"{type(error).__name__}: {str(error)[:200]}",
+        ) from error
+    if not isinstance(saved, dict) or saved.get("class_name") != class_name:
+        raise ModelError(
+            f"{path!r} holds no {class_name}",
+            expected=f"a file that {class_name}.save wrote",
+            received=shown(saved.get("class_name") if isinstance(saved, dict) else saved),
+        )
+    return StageFile(dict(saved["config"]), weights, kind)
+
 
 S = TypeVar("S", bound="_ElephasStage")
 E = TypeVar("E", bound="ElephasEstimator")
@@ -82,7 +158,7 @@ _SCORING = (
     ParamSpec("inference_batch_size", "rows per forward pass", partial(whole, 1), optional=True),
 )
 _SETTERS = {"categorical": "categorical_labels", "verbose": "verbosity"}
-"""Where Elephas' setter has another name than its Param."""
+"""Params whose setter in Elephas has another name."""
 
 
 def _with_elephas_setters(cls: Any) -> Any:
@@ -271,7 +347,7 @@ class ElephasEstimator(
         return StageReader(cls)
 
     def content(self) -> StageContent:
-        """What is saved beside the Params."""
+        """The parts that are saved beside the Params."""
         objects = self._custom_objects
         return StageContent({}, None, {"customObjects": objects} if objects else {})
 
@@ -363,7 +439,7 @@ class ElephasTransformer(
         return self.weights, "" if self.model_type is None else self.model_type.name
 
     def content(self) -> StageContent:
-        """What is saved beside the Params."""
+        """The parts that are saved beside the Params."""
         kind = None if self.model_type is None else self.model_type.name
         plain_part = {"model_type": kind, "history": self._history}
         return StageContent(plain_part, self.trained.archive, {})

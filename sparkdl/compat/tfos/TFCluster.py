@@ -30,7 +30,7 @@ _CHIEFS = ("chief", "master")
 
 
 class InputMode:
-    """Who reads the data: the function itself, or Spark."""
+    """The reader of the data: the function itself, or Spark."""
 
     TENSORFLOW = 0
     SPARK = 1
@@ -229,7 +229,7 @@ class TFCluster:
             raise self._error
 
     def tensorboard_url(self) -> str | None:
-        """Where the chief's TensorBoard is.
+        """The address of the chief's TensorBoard.
 
         With ``InputMode.TENSORFLOW`` this waits until it has started; with ``InputMode.SPARK`` it
         runs while ``train`` does.

@@ -22,10 +22,10 @@ _WAIT_S = 600.0
 
 
 class Elements(Protocol):
-    """Where a node's feed has its elements from, and where its results go."""
+    """The source of the elements of a node's feed, and the place that its results go to."""
 
     def take(self, count: int, train_mode: bool) -> list[Any]:
-        """The next elements: at most so many, fewer at an end, none when there are no more."""
+        """The next elements: at most ``count``, fewer at an end, none when all are taken."""
 
     def give(self, results: Sequence[Any]) -> None:
         """Takes the results of elements, in their order."""

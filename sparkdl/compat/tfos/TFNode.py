@@ -84,7 +84,7 @@ class DataFeed:
 
 
 class TFNodeContext:
-    """Who a node is.
+    """The identity of a node.
 
     Args:
         executor_id: Its number among all nodes.

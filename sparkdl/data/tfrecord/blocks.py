@@ -86,7 +86,7 @@ class Block:
         )
 
     def place(self, record: int) -> RecordPlace:
-        """Where the file has the record of this number in the block."""
+        """The place in the file of the record with this number in the block."""
         return RecordPlace(
             self.name, self.first + record, self.offset + int(self.starts[record]) - 12
         )
@@ -138,7 +138,7 @@ class _Replayed(RawIOBase):
 
 
 class _Inflated(RawIOBase):
-    """What a zlib stream holds."""
+    """The content of a zlib stream."""
 
     def __init__(self, stream: BufferedReader[Any]) -> None:
         self._stream, self._inflater = stream, zlib.decompressobj()

@@ -64,7 +64,7 @@ def _crcs_of_rows(data: Bytes) -> npt.NDArray[np.uint32]:
 
 @cache
 def _shift_tables(size: int) -> npt.NDArray[np.uint32]:
-    """What ``size`` zero bytes make of each byte of a CRC; shape (4, 256)."""
+    """The effect of ``size`` zero bytes on each byte of a CRC; shape (4, 256)."""
     crcs = (np.arange(256, dtype=np.uint32) << (8 * np.arange(4, dtype=np.uint32))[:, None]).ravel()
     table = slicing_tables()[0]
     for _ in range(size):

@@ -248,7 +248,7 @@ def _unnested(column: pa.Array) -> tuple[Positions, pa.Array]:
 
 
 def _spans_of(column: pa.Array) -> tuple[Bytes, Positions, Positions]:
-    """Where the bytes of each text are."""
+    """The places of the bytes of each text."""
     if column.null_count:
         raise _null_inside("")
     large = pa.types.is_large_binary(column.type) or pa.types.is_large_string(column.type)

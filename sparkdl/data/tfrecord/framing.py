@@ -116,7 +116,7 @@ def masked(crc: int) -> int:
 
 @dataclass(frozen=True)
 class RecordPlace:
-    """Where a record is: its file, its number in it from 0, and the byte its frame begins at."""
+    """The place of a record: its file, its number in it from 0, and the first byte of its frame."""
 
     name: str
     record: int = 0
@@ -127,7 +127,7 @@ class RecordPlace:
 
 
 def broken(place: RecordPlace, expected: str, received: str, hint: str = "") -> DataError:
-    """What is raised for a frame or a message that is not as it should be."""
+    """The errors about a frame or a message that is not as it should be."""
     return DataError(
         f"{place}: broken",
         expected=expected,

@@ -17,7 +17,7 @@ from sparkdl.errors import DataError
 
 @dataclass
 class _Found:
-    """What a feature was seen to hold."""
+    """The kinds of values that were seen in a feature."""
 
     kind: ListKind
     depth: int

@@ -43,7 +43,7 @@ class MalformedError(Exception):
 
 
 def count_bytes(size: int) -> None:
-    """Tells that so many bytes are decoded or encoded now."""
+    """Tells how many bytes are decoded or encoded now."""
     global _seen_bytes
     _seen_bytes += size
 
@@ -285,7 +285,7 @@ def gather_spans(source: Bytes, starts: Positions, lengths: Positions) -> Bytes:
 
 
 class Index(NamedTuple):
-    """Where the values of features are in Examples: an array of names and records each.
+    """The places of the values of features in Examples: an array of names and records each.
 
     Args:
         kinds: The kind of the list; -1 where a record has no such feature.
@@ -319,7 +319,7 @@ def index_examples(
     Returns:
         None if a record is not of the form that writers write, or without numba.
     """
-    loops = compiled("example_kernels")
+    loops = compiled("kernels")
     if loops is None:
         return None
     name_starts = np.cumsum([0, *(len(name) for name in names)], dtype=np.int64)

@@ -31,7 +31,7 @@ from sparkdl.errors import DataError
 
 
 class ListKind(IntEnum):
-    """What a feature's list holds; the number of its field."""
+    """The kind of a feature's list, as the number of its field."""
 
     NONE = 0
     BYTES = 1
@@ -156,7 +156,7 @@ class FieldReader:
         return found.where(np.append(record[1:] != record[:-1], True)) if len(record) else found
 
     def lists(self, features: ByteSpans) -> Lists:
-        """What the lists of features hold."""
+        """The content of the lists of features."""
         fields = self.walk(features)
         fields = fields.where((fields.number <= 3) & (fields.wire == 2))
         kind = np.zeros(len(features), np.int64)

@@ -62,7 +62,7 @@ class ServerConfig:
 
     @property
     def listen(self) -> ListenOptions:
-        """Where the server listens."""
+        """The address at which the server listens."""
         return ListenOptions(self.mode, self.port, self.bind_address, self.advertised_address)
 
     def service(self, center: FloatArray) -> Coordinator:

@@ -96,7 +96,7 @@ class ServerProcess(Closing):
 
     @property
     def endpoint(self) -> Endpoint:
-        """Where workers connect, and the run's secret."""
+        """The address for workers, and the run's secret."""
         certificate = self.config.certificate
         fingerprint = "" if certificate is None else certificate.fingerprint
         return Endpoint(self.address, self.config.token, fingerprint)

@@ -133,7 +133,7 @@ class Center:
         self.encoded = self._sections.join(self.result[self._averaged], payload)
 
     def commit_of(self, worker: Worker, message: Message, clock: int, num_workers: int) -> Commit:
-        """What the rule is told of ``message``."""
+        """The facts of ``message`` for the rule."""
         return Commit(
             worker=worker.rank,
             num_workers=num_workers,

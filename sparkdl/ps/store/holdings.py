@@ -1,4 +1,4 @@
-"""What each worker holds of the center, so that a reply can be the encoded change of it."""
+"""The copies of the center that workers hold, so that a reply can be the encoded change of one."""
 
 from __future__ import annotations
 

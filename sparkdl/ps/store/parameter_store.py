@@ -189,7 +189,7 @@ class ParameterStore(Store):
         )
 
     def _open_position(self) -> tuple[int, int]:
-        """Where the open round begins: in the epoch of those who wait in it already."""
+        """The epoch and batch of the open round: those of the workers that wait in it."""
         for _, payload in sorted(self._round.payloads.items()):
             return payload.message.epoch, payload.message.batch - 1
         return self._transfer.position if self._transfer.fresh else self._position
@@ -273,12 +273,10 @@ class ParameterStore(Store):
             whole = self._center.slices_for(message)
             reply = chunk_reply(whole, message.offset, self._group.limits.chunk_bytes)
             self._group.answer(connection, reply, worker)
-        elif message.kind is Kind.STATE_PUT:
-            self._state_put(connection, message)
         elif message.kind is Kind.ADD_UP:
             self._add_up(connection, message)
         else:
-            self._state_get(connection, message)
+            self._transfer.receive(self._group, connection, message)
         return None
 
     def write(self, changes: VariableChanges) -> None:
@@ -580,19 +578,3 @@ class ParameterStore(Store):
             self._round.payloads.pop(worker.rank, None)  # its buffer is needed for the state
             reply = Message(Kind.OK, flags=Flag.UPLOAD, sequence=worker.applied)
             group.answer(connection, reply, worker)
-
-    def _state_put(self, connection: int, message: Message) -> None:
-        group = self._group
-        worker = group.identify(connection, message)
-        awaited = worker.member and self._transfer.uploader == worker.rank
-        if awaited:
-            self._transfer.put(message)  # once it is whole, `enter` lets the joiners in
-        group.answer(connection, Message(Kind.OK), worker)
-
-    def _state_get(self, connection: int, message: Message) -> None:
-        group = self._group
-        worker = group.identify(connection, message)
-        reply = self._transfer.get(message.offset, group.limits.chunk_bytes)
-        if reply.offset + reply.body_bytes == reply.total:
-            self._transfer.read_by(worker.rank)
-        group.answer(connection, reply, worker)

@@ -20,7 +20,7 @@ MAX_BYTES = 1 << 30
 
 
 class SlicedCommits:
-    """What the ranks send with :func:`sparkdl.slices.pack`.
+    """The slices of the ranks, from :func:`sparkdl.slices.pack`.
 
     A commit that is larger than a connection's buffer comes in chunks before the request that
     commits it, which has no body then.

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from sparkdl.coordinator.blobs import Assembly, chunk_reply
+from sparkdl.coordinator.group import Group
 from sparkdl.errors import ProtocolError
-from sparkdl.transport.frames import ByteArray, Message
+from sparkdl.transport.frames import ByteArray, Kind, Message
 
 
 class StateTransfer:
@@ -70,3 +71,16 @@ class StateTransfer:
         self.readers.discard(rank)
         if not self.readers and self.uploader is None:
             self._blob = None
+
+    def receive(self, group: Group, connection: int, message: Message) -> None:
+        """Answers a chunk that a member uploads, or a joiner that asks for one."""
+        worker = group.identify(connection, message)
+        if message.kind is Kind.STATE_PUT:
+            if worker.member and self.uploader == worker.rank:
+                self.put(message)  # once it is whole, the store lets the joiners in
+            group.answer(connection, Message(Kind.OK), worker)
+            return
+        reply = self.get(message.offset, group.limits.chunk_bytes)
+        if reply.offset + reply.body_bytes == reply.total:
+            self.read_by(worker.rank)
+        group.answer(connection, reply, worker)

@@ -24,7 +24,7 @@ from sparkdl.spark.session.versions import arrow_schema_of
 from sparkdl.user_warnings import warn_user
 
 _MOST_FILES = 500
-"""Of more files the driver does not read the ends to know their rows: Spark reads them."""
+"""The most files whose ends the driver reads to know their rows; Spark reads those of more."""
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ _KINDS: dict[FileKind, tuple[str, ...]] = {
     "arrow": (".arrow", ".feather"),
     "tfrecord": (".tfrecord",),
 }
-"""What the names of the files hold, or end with."""
+"""The ends of the names of files of each kind."""
 
 _BLOCK_BYTES = 8 << 20
 _FILES_PER_WORKER = 4
@@ -79,7 +79,7 @@ class FileSet:
     role: int = 0
 
     def shards(self, workers: int) -> list[FileShard]:
-        """What can be dealt to so many workers."""
+        """The parts of the files that can be dealt to ``workers`` workers."""
         shards = [FileShard(file, file.size_bytes, role=self.role) for file in self.files]
         if self.kind != "tfrecord" and len(shards) < _FILES_PER_WORKER * workers:
             parts = _row_groups if self.kind == "parquet" else _record_batches
@@ -89,7 +89,7 @@ class FileSet:
 
 @dataclass(frozen=True)
 class FileInput:
-    """What the workers of a fit read.
+    """The files that the workers of a fit read.
 
     Args:
         kind: Of the files.
@@ -241,7 +241,7 @@ def is_path(data: Any) -> bool:
 
 
 def kind_of_path(path: str) -> FileKind:
-    """What the files are, by their names.
+    """The kind of the files, by their names.
 
     Raises:
         ConfigError: Their names do not say it.

@@ -167,7 +167,7 @@ def _like(
 
 
 def _form(data: Any, signature: Signature) -> str:
-    """What rows come as, in words for messages."""
+    """The form of the rows, in words for messages."""
     if is_frame(data):
         return "a DataFrame"
     if is_rdd(data):

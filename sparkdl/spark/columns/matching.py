@@ -6,7 +6,7 @@ Runs on the driver, before a job starts: all that a schema can say is checked he
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +16,6 @@ from pyspark.sql import types as T
 from sparkdl.data.columns import ColumnKind, ColumnSpec, DataSpec
 from sparkdl.errors import DataError
 from sparkdl.learner.signature import Shape, Signature, TensorSpec
-from sparkdl.spark.columns.decoders import Decoder, check_decoder
 from sparkdl.spark.columns.fields import (
     check_vector_size,
     element_of,
@@ -34,6 +33,25 @@ from sparkdl.spark.columns.sequences import (
 )
 from sparkdl.spark.columns.wire import ONES, holds_vectors
 from sparkdl.values import shown
+
+Decoder = Callable[[Any], Any]
+
+
+def check_decoder(decoder: Any) -> Decoder:
+    """Returns the function from one value of a column to one array.
+
+    Raises:
+        DataError: It is no function.
+    """
+    if not callable(decoder):
+        raise DataError(
+            "a decoder must be a function",
+            expected="a function from one value to one array",
+            received=repr(decoder),
+        )
+    function: Decoder = decoder
+    return function
+
 
 ColumnNames = str | Iterable[str]
 """One column, or several numeric ones that make up a row of an array."""

@@ -20,7 +20,7 @@ from sparkdl.spark.session.interpreter import this_interpreter
 from sparkdl.spark.session.versions import whole_batches
 
 _READ_ON_S = 5.0
-"""For so long a task that has ended reads on: a new worker would take longer to come up."""
+"""Seconds that a task that has ended reads on: a new worker would take longer to come up."""
 
 MOST_BYTES = 256 << 20
 """Larger data are not broadcast: the driver holds them while it collects them."""

@@ -23,22 +23,22 @@ from sparkdl.spark.session.running import is_connect, is_local
 from sparkdl.spark.session.versions import frame_of_table, spark_schema_of
 
 _LIMIT_BYTES = 64 << 20
-"""So much of tables that nobody uses any more may stay in the driver's JVM."""
+"""Bytes of tables that may stay in the driver's JVM when nobody uses them any more."""
 _SMALL_BYTES = 32 << 20
-"""A table of that size is no question for any JVM."""
+"""A table of this size fits in any JVM."""
 _FILES_SHARE = 0.2
 """Tables above this share of the JVM's memory go through files, where executors see them."""
 _JVM_SHARE = 0.8
 """Tables above this share of the JVM's memory do not fit into it beside what works on them."""
 _GROUP_BYTES = 16 << 20
-"""Of a row group in such files: Spark's reader holds the rows of one at a time."""
+"""Bytes of a row group in such files: Spark's reader holds the rows of one at a time."""
 _lock = threading.Lock()
 _shipped_bytes = 0
-"""Since this module collected garbage last."""
+"""Bytes that were shipped since this module collected garbage last."""
 
 
 class _Folders(threading.local):
-    """Of the tables that the call of this thread has written; None outside of such a call."""
+    """Folders of the tables that the call of this thread has written; None outside of a call."""
 
     def __init__(self) -> None:
         self.of_call: list[TemporaryFolder] | None = None

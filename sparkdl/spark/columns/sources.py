@@ -15,7 +15,6 @@ from pyspark.sql import Column
 from sparkdl.data import DataSpec, to_arrow_table
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.learner.signature import Signature
-from sparkdl.spark.columns.decoders import Decoder
 from sparkdl.spark.columns.files import FileInput, FileSet, frame_of_files, is_path
 from sparkdl.spark.columns.local_data import (
     are_arrays,
@@ -24,7 +23,7 @@ from sparkdl.spark.columns.local_data import (
     has_texts_or_sequences,
     unknown_data,
 )
-from sparkdl.spark.columns.matching import InputColumns, make_spec
+from sparkdl.spark.columns.matching import Decoder, InputColumns, make_spec
 from sparkdl.spark.columns.pairs import pair_encoder
 from sparkdl.spark.columns.sequences import Pad
 from sparkdl.spark.columns.shared_rows import SharedRows
@@ -115,7 +114,7 @@ class Source:
         return self.frame.sparkSession
 
     def dealt(self, num_workers: int) -> FileInput | None:
-        """What each worker reads from the files; None for rows that come from Spark."""
+        """The parts of the files that each worker reads; None for rows that come from Spark."""
         if not self.files:
             return None
         return FileInput.dealt(self.files, num_workers, self.split, self.seed)

@@ -185,7 +185,7 @@ def check_connect(config: FitConfig, unreached: ResourceError | None) -> Check:
 def check_probe(
     answers: Sequence[Answer], start_s: float, timeout_s: float, *, with_server: bool = False
 ) -> list[Check]:
-    """What the ranks of the common probe found.
+    """The findings of the ranks of the common probe.
 
     Args:
         answers: Of all ranks.

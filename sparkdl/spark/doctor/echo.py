@@ -20,7 +20,7 @@ from sparkdl.wire.listening import listen, tune
 from sparkdl.wire.proving import IncomingProof
 
 BLOCK = bytes(1 << 20)
-"""What is sent at once to measure a bandwidth."""
+"""The bytes that are sent at once to measure a bandwidth."""
 PING, BULK = b"P", b"B"
 CLOCK = struct.Struct("<d")
 HELLO = struct.Struct("<q")

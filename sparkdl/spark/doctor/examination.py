@@ -52,7 +52,7 @@ from sparkdl.wire.proving import TOKEN_BYTES
 
 @dataclass(frozen=True)
 class ProbedFolder:
-    """What the driver found.
+    """The findings of the driver.
 
     Args:
         folder: Of the checkpoints.
@@ -468,7 +468,7 @@ class _Examination:
 
 
 def _executors_of(answers: list[Answer]) -> Executors:
-    """What the executors of a Connect session told, as tasks."""
+    """The answers of the executors of a Connect session, as tasks."""
     answered = tuple(
         Executor(f"rank {a.rank}@{a.host}", str(a.facts["python"]), a.facts)
         for a in answers

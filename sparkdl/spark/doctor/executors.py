@@ -21,7 +21,7 @@ from sparkdl.spark.driver.jobs import SparkJob
 from sparkdl.spark.session.interpreter import this_interpreter
 
 Facts = Mapping[str, Any]
-"""What :func:`host_facts.collect` returned."""
+"""The result of :func:`host_facts.collect`."""
 _SCRIPT = """\
 limit=$(command -v timeout >/dev/null 2>&1 && echo "timeout $4")
 host=$(cat /proc/sys/kernel/hostname 2>/dev/null || hostname)
@@ -52,7 +52,7 @@ class Executor:
 
 @dataclass(frozen=True)
 class Executors:
-    """What all executors answered.
+    """The answers of all executors.
 
     Args:
         answered: One for each executor that answered.
@@ -170,7 +170,7 @@ def _count_executors(context: Any) -> int:
 
 
 def _shipped_folders(context: Any) -> list[str]:
-    """Where executors have the files of ``--py-files`` and ``addPyFile``, which workers import."""
+    """The folders on executors for the files of ``--py-files`` and ``addPyFile``."""
     root = "."
     if str(context.master).startswith("local") and not str(context.master).startswith("local-"):
         root = str(context._jvm.org.apache.spark.SparkFiles.getRootDirectory())

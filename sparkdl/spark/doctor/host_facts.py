@@ -1,4 +1,4 @@
-"""What one process can tell of its Python, its packages and its machine.
+"""The facts of one process about its Python, its packages and its machine.
 
 Executors run this file as a program (``python -c SOURCE OPTIONS``) with whatever Python they have:
 it needs the standard library only, of Python 3.7 or newer, and nothing of sparkdl.
@@ -159,7 +159,7 @@ def _first_number(*paths: str) -> int | None:
 
 
 def _cgroup_folders() -> list[str]:
-    """Where the limits of this process' control group are: its own folder, or the root's."""
+    """The folder with the limits of this process' control group: its own, or the root's."""
     inner: list[str] = []
     try:
         with open("/proc/self/cgroup") as file:

@@ -63,7 +63,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a rank found.
+    """The findings of a rank.
 
     Args:
         rank: The rank.
@@ -227,7 +227,7 @@ class Attempt:
         self._thread.start()
 
     def link(self) -> Link:
-        """What came of it, within the limit."""
+        """The answer, within the limit."""
         self._thread.join(max(0.0, self._deadline - time.monotonic()) + 0.1)
         return self._link or self._silent()
 

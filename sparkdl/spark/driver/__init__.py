@@ -1,4 +1,4 @@
-"""What runs on the driver.
+"""The parts that run on the driver.
 
 ``arguments``, ``choice``, ``plan``: from the arguments of ``fit`` to all that it does.
 ``fitting``, ``training``: one fit; one stage of it. ``trained_model``: the driver's model.

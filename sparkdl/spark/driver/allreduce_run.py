@@ -26,7 +26,7 @@ from sparkdl.coordinator.telemetry import sum_states
 from sparkdl.errors import TransportError
 from sparkdl.learner.framework import running_backend
 from sparkdl.network import require_encryptable
-from sparkdl.progress.commands import Command
+from sparkdl.progress.monitor import Command
 from sparkdl.progress.run_progress import EpochProgress, RunProgress, progress_of
 from sparkdl.run_state import RunState
 from sparkdl.spark.driver.network import certificate_of, listening_address, rank_listening
@@ -114,7 +114,7 @@ def _communicator(config: FitConfig) -> str:
 
 
 def _limits(config: FitConfig, live: bool) -> ConnectorOptions:
-    """How long the communicator waits: for ranks that evaluate or compile, and to connect.
+    """The longest wait of the communicator: for ranks that evaluate or compile, and to connect.
 
     Ranks that met through the coordinator connect at the same moment; without it one may still
     import its framework.
@@ -138,11 +138,11 @@ class AllReduceRun(CoordinatedRun):
         return self._host.driver
 
     def progress(self, since_epoch: int = 0) -> RunProgress:
-        """What the workers have reported."""
+        """The workers' reports."""
         return progress_of(self._driver.status(since_epoch), self._num_workers, in_step=True)
 
     def kept(self) -> RunState | None:
-        """What one rank left last: weights, optimizer state and the rule's."""
+        """The state that one rank left last: weights, optimizer state and the rule's."""
         with contextlib.suppress(TransportError):
             return super().kept()
         return None
@@ -159,7 +159,7 @@ class AllReduceRun(CoordinatedRun):
         return kept
 
     def result(self, trained: Mapping[int, TrainedRank]) -> RunState:
-        """What one rank left last, at its end."""
+        """The state that one rank left last, at its end."""
         return self.kept() or RunState(0)
 
 
@@ -205,11 +205,11 @@ class SilentRun:
         """The workers cannot hear it: the driver acts on it between two stages."""
 
     def kept(self) -> RunState | None:
-        """What the stage returned; None while it runs."""
+        """The results of the stage; None while it runs."""
         return returned_state(self.trained) if self.trained else None
 
     def state(self) -> RunState:
-        """What the stage returned."""
+        """The results of the stage."""
         return returned_state(self.trained)
 
     def member(self, rank: int) -> RunState | None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from sparkdl.errors import ResourceError
 from sparkdl.launch import interrupts
 from sparkdl.spark.session.running import is_connect
+from sparkdl.spark.session.spark_errors import barrier_refused
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -165,16 +166,16 @@ class PartitionsError(ResourceError):
 
 def barrier_refusal(error: BaseException, num_workers: int) -> ResourceError | None:
     """Spark's own refusal of a barrier stage as our error; None if ``error`` is something else."""
-    text = str(error)
-    if "SPARK-24819" in text or "BARRIER_STAGE_WITH_INSUFFICIENT_SLOTS" in text.upper():
+    refused = barrier_refused(error)
+    if refused == "slots":
         return _too_few_slots(num_workers, "fewer slots")
-    if "SPARK-24942" in text:
+    if refused == "dynamic allocation":
         return ResourceError(
             "a barrier stage cannot run under dynamic allocation",
             expected="spark.dynamicAllocation.enabled=false (SPARK-24942)",
             received="Spark refused the stage",
         )
-    if "SPARK-24820" in text:
+    if refused == "partitions":
         return PartitionsError(
             "a barrier stage cannot read the partitions of this DataFrame as they are",
             expected="partitions that each come from one partition before it (SPARK-24820)",

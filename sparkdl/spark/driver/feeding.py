@@ -19,7 +19,7 @@ from sparkdl.spark.session.running import is_connect, require_running, session_o
 from sparkdl.values import require_flag, require_int, require_name, require_seconds
 
 STALL_S = 600.0
-"""For so long a function may ask for no rows while there are some, if the user says nothing."""
+"""Seconds for which a function may ask for no rows while there are some, by default."""
 
 
 def is_stream(data: Any) -> bool:
@@ -104,7 +104,7 @@ def feed_settings(
 
 
 def dealt_to_first(frame: Any, fed: int, ranks: int) -> Any:
-    """The frame's rows dealt in turn to the first of so many partitions; the others are empty.
+    """The frame's rows dealt in turn to the first ``fed`` partitions; the others are empty.
 
     A barrier stage takes no union of frames, so an added column names a value whose hash is the
     number of the partition.

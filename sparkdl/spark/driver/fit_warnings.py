@@ -16,7 +16,7 @@ NO_BETTER = 0.99
 
 MANY_WORKERS = 8
 MUCH_EXCHANGED = 0.5
-"""From so many workers on, more than this part of their time in exchanges is the server's load."""
+"""From this number of workers on, a larger part of their time in exchanges is the server's load."""
 
 FEW_STEPS = 1000
 """Fewer steps of each of many workers are too few to make up for their stale changes: eight had
@@ -68,7 +68,7 @@ def warn_of_damping(
         counted: The part of their changes that counted; see :mod:`sparkdl.ps.damping`.
         num_workers: Workers that trained at the same time.
         steps: Of each worker, in all epochs.
-        off_center: See :func:`sparkdl.data.off_center.off_center`; of the input where it is
+        off_center: See :func:`sparkdl.data.statistics.off_center`; of the input where it is
             highest; 0 where the model centers.
         furthest: That input.
     """

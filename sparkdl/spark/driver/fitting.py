@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
 
 from sparkdl.collective.choice import optimizer_config
-from sparkdl.config import LoopSettings
+from sparkdl.config import FitConfig, LoopSettings
+from sparkdl.files.checkpoints import Checkpoints
 from sparkdl.launch import interrupts
+from sparkdl.learner import metric_state
 from sparkdl.learner.archive import encode_model, restore_state
+from sparkdl.learner.callback_kinds import may_act, warn_of_waiting_in_vain
+from sparkdl.learner.callback_sink import CallbackSink
+from sparkdl.learner.ensemble import build_ensemble
 from sparkdl.learner.guessing import guessing_loss
 from sparkdl.learner.model_weights import model_layout, read_model
 from sparkdl.learner.normalizing import normalizes
+from sparkdl.progress.events import TrainingBegan, TrainingEnded
 from sparkdl.progress.monitor import FitMonitor
 from sparkdl.ps.choice import ServerExchange
 from sparkdl.rules.rule import Rule
-from sparkdl.spark.columns.sources import warn_of_chance
+from sparkdl.spark.columns.sources import Source, warn_of_chance
 from sparkdl.spark.driver.allreduce_run import reports_live, start_all_reduce
+from sparkdl.spark.driver.arguments import FitArguments, verbosity
 from sparkdl.spark.driver.capacity import count_slots, wait_for_slots
+from sparkdl.spark.driver.choice import ChosenExchange
 from sparkdl.spark.driver.fit_warnings import (
     described,
     warn_of_damping,
@@ -27,14 +38,164 @@ from sparkdl.spark.driver.fit_warnings import (
     warn_of_server_load,
 )
 from sparkdl.spark.driver.metrics import prepare_metrics
-from sparkdl.spark.driver.plan import FitPlan
+from sparkdl.spark.driver.plan import (
+    FitPlan,
+    count_workers,
+    loop_settings,
+    prepare_model,
+    waits_for_callbacks,
+)
+from sparkdl.spark.driver.resources import resource_profile
 from sparkdl.spark.driver.server_run import ServerRun
 from sparkdl.spark.driver.slots import slot_pool
-from sparkdl.spark.driver.telling import window_of
+from sparkdl.spark.driver.telling import (
+    describe_run,
+    facts_of,
+    open_sinks,
+    progress_sink,
+    window_of,
+)
+from sparkdl.spark.driver.trained_model import TrainedModel
 from sparkdl.spark.driver.training import StageLost, StageSummary, train_stage
 from sparkdl.spark.driver.training_run import Run
 from sparkdl.spark.executor.trainer import TrainTask
+from sparkdl.tracking.profile import Facts, profile_of
+from sparkdl.tracking.sinks import GivenSink
 from sparkdl.user_warnings import warn_user
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """The outcome of a call of ``fit``.
+
+    Args:
+        history: Keras' ``History``.
+        epochs: Epochs that were trained.
+        summary: The work of the last stage; None where nothing was left to train.
+        facts: The same for the profile.
+        ensemble: The members, where workers trained models of their own.
+    """
+
+    history: Any
+    epochs: int = 0
+    summary: StageSummary | None = None
+    facts: Facts | None = None
+    ensemble: list[Any] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class FitCall:
+    """One call of ``fit`` but for its data: how to train and who is told, all checked.
+
+    Args:
+        callbacks: Keras callbacks.
+        profile: Whether the profile is printed.
+        sinks: Those of the user.
+        timeline: A file to write what every rank did when; None for none.
+        began_at: The time of the call, in seconds since 1970.
+        arguments: All others.
+    """
+
+    callbacks: list[Any]
+    profile: bool
+    sinks: Sequence[GivenSink] | GivenSink | None
+    timeline: str | None
+    began_at: float
+    arguments: FitArguments
+
+    def train(
+        self,
+        config: FitConfig,
+        exchange: ChosenExchange,
+        trained: TrainedModel,
+        custom_objects: dict[str, Any],
+        source: Source,
+        epochs_trained: int,
+    ) -> Fitted:
+        """Trains the model of ``trained`` on the rows of ``source``.
+
+        Args:
+            config: The settings of the SparkModel.
+            exchange: How its workers exchange what they learn.
+            trained: Its model, which changes in place.
+            custom_objects: The user's.
+            source: The rows.
+            epochs_trained: Epochs of earlier calls.
+
+        Raises:
+            WorkerError, DataError, TransportError: See :func:`run_fit`.
+        """
+        arguments, callbacks = self.arguments, self.callbacks
+        profile = resource_profile(config.resources, source.spark)
+        num_workers, at_once = count_workers(config, exchange, source, profile)
+        prepare_model(trained.model, exchange, num_workers)
+        checkpoints = Checkpoints.at(arguments.checkpoint_dir)
+        first_epoch = arguments.initial_epoch
+        if arguments.resume and checkpoints is not None:
+            first_epoch = trained.restore(checkpoints) or first_epoch
+        last_epoch = arguments.last_epoch(first_epoch)
+        if first_epoch >= last_epoch:
+            return Fitted(_nothing_to_do(trained.model, callbacks, first_epoch, last_epoch))
+        warn_of_waiting_in_vain(callbacks, validates=source.validates is not None)
+        waits = waits_for_callbacks(
+            exchange, num_workers, at_once, any_given=bool(callbacks),
+            any_acts=any(map(may_act, callbacks)),
+        )  # fmt: skip
+        keras_callbacks = CallbackSink(
+            trained.model, callbacks, epochs=last_epoch, verbose=verbosity(arguments.verbose),
+            waits=waits,
+        )  # fmt: skip
+        trackers = open_sinks(
+            self.sinks, self.timeline, lambda: trained.model, source.spark, self.began_at
+        )
+        monitor = FitMonitor(
+            keras_callbacks, [progress_sink(arguments.verbose), *trackers],
+            partial(metric_state.metric_results, trained.model),
+            epochs=last_epoch, first_epoch=first_epoch,
+            run=describe_run(config, arguments, trained.model, num_workers),
+            validates=source.validates,
+        )  # fmt: skip
+        settings = loop_settings(
+            config, exchange, arguments, first_epoch=first_epoch, epochs_trained=epochs_trained,
+            has_callbacks=monitor.has_callbacks, waits=waits,
+            keep_spans=any(sink.wants_spans for sink in trackers),
+        )  # fmt: skip
+        plan = FitPlan(
+            config, exchange, trained, custom_objects, source, num_workers, at_once, settings,
+            checkpoints, profile,
+        )  # fmt: skip
+        try:
+            summary = run_fit(plan, monitor)
+        except BaseException as error:
+            monitor.fail(error)
+            raise
+        if checkpoints is not None and not monitor.stopped_inside:
+            trained.save(checkpoints, monitor.epochs_done)
+        ensemble: list[Any] = []
+        if summary.members:
+            members = list(summary.members.values())
+            trained.model, ensemble = build_ensemble(trained.model, members)
+            summary = replace(summary, members={})
+        epochs = monitor.epochs_done - first_epoch
+        facts = facts_of(plan, summary, epochs)
+        if self.profile:
+            print(profile_of(facts), flush=True)
+        monitor.end()
+        return Fitted(keras_callbacks.history, epochs, summary, facts, ensemble)
+
+
+def _nothing_to_do(model: Any, callbacks: list[Any], epochs_done: int, epochs: int) -> Any:
+    """An empty History, with a warning, for a fit whose epochs have all been trained."""
+    warn_user(
+        f"fit has nothing left to train: {epochs_done} epochs are done, and epochs={epochs} is "
+        "the epoch to stop at when fit goes on (resume, initial_epoch); "
+        f"epochs={epochs_done + 1} trains one more",
+        UserWarning,
+    )
+    keras_callbacks = CallbackSink(model, callbacks, epochs=epochs, verbose=0)
+    keras_callbacks.handle(TrainingBegan(epochs, epochs))
+    keras_callbacks.handle(TrainingEnded(epochs))
+    return keras_callbacks.history
 
 
 def run_fit(plan: FitPlan, monitor: FitMonitor) -> StageSummary:

@@ -15,13 +15,12 @@ from sparkdl.coordinator.driver_client import DriverClient
 from sparkdl.coordinator.host import CoordinatorHost
 from sparkdl.coordinator.settings import Settings
 from sparkdl.coordinator.store import Store
-from sparkdl.errors import ConfigError, ResourceError, WaitTimeoutError
+from sparkdl.errors import Cause, ConfigError, ResourceError, WaitTimeoutError
+from sparkdl.failures import Failure, RankFailure
 from sparkdl.launch import interrupts
-from sparkdl.launch.failures import FailureDescription, RankFailure
 from sparkdl.launch.function import FunctionTask, Returned, dump_call
 from sparkdl.launch.joined import JoinedLauncher
 from sparkdl.launch.processes import ProcessLauncher
-from sparkdl.launch.rank_session import DriverUnreachableError
 from sparkdl.launch.task import Launcher, Ranks
 from sparkdl.learner import BACKENDS
 from sparkdl.learner.framework import running_backend
@@ -48,7 +47,7 @@ class StageWatcher(Protocol):
 
     @property
     def store(self) -> Store:
-        """What the ranks share beside the coordinator."""
+        """The store that the ranks share."""
 
     def begun(self, driver: DriverClient, fingerprint: str) -> None:
         """The coordinator runs, and has the run's certificate; the ranks come."""
@@ -179,7 +178,7 @@ def _without_rows(task: FunctionTask) -> FunctionTask:
 
 
 def returned(ranks: Ranks, count: int, driver: DriverClient | None = None) -> Returned:
-    """What the ranks returned.
+    """The ranks' results.
 
     Raises:
         RankFailure: A rank cannot reach the driver; the function has not been called.
@@ -189,7 +188,7 @@ def returned(ranks: Ranks, count: int, driver: DriverClient | None = None) -> Re
         returned = Returned.of(ranks.results())
     except RankFailure as error:
         failure = error.failure
-        if failure.type == DriverUnreachableError.__name__:
+        if failure.cause is Cause.UNREACHED:
             raise
         for line in failure.lines.splitlines():
             show(failure.rank, line)
@@ -198,9 +197,9 @@ def returned(ranks: Ranks, count: int, driver: DriverClient | None = None) -> Re
     return returned
 
 
-def _hint(failure: FailureDescription, count: int, driver: DriverClient | None) -> str:
+def _hint(failure: Failure, count: int, driver: DriverClient | None) -> str:
     """Names the ranks that never started, if others waited for them."""
-    if failure.type != "WaitTimeoutError" or driver is None:
+    if failure.cause is not Cause.TIMEOUT or driver is None:
         return ""
     joined = driver.status().workers
     absent = [str(rank) for rank in range(count) if rank not in joined]

@@ -13,7 +13,7 @@ from typing import Any
 from sparkdl.launch.results import CHUNK_BYTES, RESULT_SCHEMA, Row
 
 PIECE_BYTES = 32 << 20
-"""So much comes in one job, if each row is as large as it can be."""
+"""Bytes that come in one job, if each row is as large as it can be."""
 _PLACE = "place"
 
 

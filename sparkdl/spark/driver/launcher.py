@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import secrets
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from sparkdl import payload
-from sparkdl.errors import SparkDLError, TransportError, WorkerError
+from sparkdl.errors import DataError, SparkDLError, TransportError, WorkerError
+from sparkdl.failures import RankFailure, RanksLost, failure_in
 from sparkdl.files.temporary import TemporaryFolder
-from sparkdl.launch.failures import RankFailure, RanksLost, failure_in
 from sparkdl.launch.results import RESULT_SCHEMA, Result, join
 from sparkdl.launch.task import Task
 from sparkdl.spark.driver.capacity import barrier_refusal
@@ -27,19 +26,11 @@ from sparkdl.spark.session.interpreter import (
     this_interpreter,
 )
 from sparkdl.spark.session.running import session_problem
+from sparkdl.spark.session.spark_errors import lost_rank, reason_of, rows_refused, was_cancelled
 from sparkdl.spark.session.versions import arrow_stage
 
 if TYPE_CHECKING:
     from pyspark.resource import ResourceProfile
-
-
-from sparkdl.errors import DataError
-
-_DATA_EXCEPTION = re.compile(r"\[[A-Z0-9_]+(?:\.[A-Z0-9_]+)*\] [^\n]*? SQLSTATE: 22\w{3}")
-"""SQL's class 22: a cast, a division or an index that a row's values do not allow."""
-_PYTHON = "An exception was thrown from the Python worker"
-_OURS = re.compile(r'File "[^"\n]*sparkdl[/\\](spark|launch|worker|learner|data)\b')
-_LAST_LINE = re.compile(r"^(?!Traceback|During|The above)[A-Za-z_][\w.]*(?:: .*)?$")
 
 
 def rows_problem(error: BaseException) -> DataError | None:
@@ -48,9 +39,7 @@ def rows_problem(error: BaseException) -> DataError | None:
     Args:
         error: Of a job.
     """
-    text = str(error)
-    found = _DATA_EXCEPTION.search(text)
-    received = found[0] if found else _raised_by_a_function(text)
+    received = rows_refused(error)
     if received is None:
         return None
     return DataError(
@@ -62,26 +51,15 @@ def rows_problem(error: BaseException) -> DataError | None:
     )
 
 
-def _raised_by_a_function(text: str) -> str | None:
-    """The last line of the traceback of a function that is the user's, such as a UDF."""
-    _, at, traceback = text.partition(_PYTHON)
-    if not at or _OURS.search(traceback):
-        return None
-    lines = traceback.split("\n\tat ")[0].splitlines()
-    return next((line for line in reversed(lines) if _LAST_LINE.match(line)), None)
-
-
 INLINE_BYTES = 900_000
 """A task up to this size travels inside the job, which is 0.05 s sooner than a broadcast of its own
 (PySpark itself broadcasts functions of 1 MiB and more)."""
 
 PIECE_BYTES = 64 << 20
-"""So much of a large task is in one broadcast, which a JVM holds as a whole."""
+"""Bytes of a large task in one broadcast, which a JVM holds as a whole."""
 
 FILE_BYTES = 32 << 20
 """A larger task goes over Spark Connect as a file: each is kept until the session ends."""
-
-_CANCELLED = re.compile(r"\[(SPARK_JOB_CANCELLED|OPERATION_CANCELED)\]")
 
 
 class SparkLauncher:
@@ -171,7 +149,7 @@ class SparkRanks:
         return self._stage.wait(timeout_s)
 
     def results(self) -> list[Result]:
-        """What the ranks returned; see :class:`sparkdl.launch.task.Ranks`."""
+        """The ranks' results; see :class:`sparkdl.launch.task.Ranks`."""
         error = self._stage.error
         if error is None:
             # PySpark takes rows that were cut off for all of them: the JVM must still be there.
@@ -194,7 +172,7 @@ class SparkRanks:
         )
         if problem is not None:
             raise problem from error
-        if _CANCELLED.search(str(error)):  # by somebody: to begin again would defy them
+        if was_cancelled(error):  # by somebody: to begin again would defy them
             raise WorkerError(
                 -1, f"the Spark job of the {self._noun} was cancelled", str(error)[:8000],
                 "by Spark's web page, spark.sparkContext.cancelAllJobs(), an interrupt of its job "
@@ -242,17 +220,12 @@ def _in_file(spark: Any, content: bytes) -> TaskFile:
 
 def _lost(error: BaseException, noun: str, setting: Setting) -> RanksLost:
     """Ranks that ended without a description; of a barrier stage Spark's message names one."""
-    text = str(error)
-    found = re.search(r"barrier task ResultTask\(\d+, (\d+)\)", text)
-    told = (line.strip(": ") for line in text.splitlines())
-    lines = [
-        line for line in told if line and not line.startswith("An error occurred while calling")
-    ]
+    text = str(error)[:8000]
     return RanksLost(
-        int(found[1]) if found else -1,
-        f"Spark gave the {noun} up: {lines[0] if lines else type(error).__name__}",
-        text[:8000],
-        hint=memory_hint(text, setting)
+        lost_rank(error),
+        f"Spark gave the {noun} up: {reason_of(error)}",
+        text,
+        hint=memory_hint(str(error), setting)
         or "a process that was killed (memory?), a lost executor that cannot be replaced, or "
         "sparkdl not installed on the executors",
     )

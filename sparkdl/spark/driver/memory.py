@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable
 
 from sparkdl.config import FitConfig
+from sparkdl.spark.session.spark_errors import memory_exceeded
 
 Setting = Callable[[str], str | None]
 """Name -> value of a setting of Spark; None where it is not set."""
 WORKER_MB = 1536
 """Memory of a Python worker with a framework and a small model."""
-_OVER_THE_LIMIT = re.compile(
-    r"exceeding (?:physical|virtual) memory limits|[Ee]xceeded memory|OOMKilled"
-    r"|possible container OOM|beyond the '(?:PHYSICAL|VIRTUAL)' memory limit"
-)
-_USED = re.compile(r"[\d.]+ [KMGT]?B of [\d.]+ [KMGT]?B (?:physical|virtual) memory used")
 
 
 def overhead_given(setting: Setting) -> int:
-    """What an executor's container has beside its Java memory, in MiB."""
+    """The memory of an executor's container beside its Java memory, in MiB."""
     given = setting("spark.executor.memoryOverhead")
     if given:
         return megabytes(given)
@@ -29,7 +24,7 @@ def overhead_given(setting: Setting) -> int:
 
 
 def overhead_advised(tasks: int, memory_budget_mb: int) -> int:
-    """What to set ``spark.executor.memoryOverhead`` to, in MiB.
+    """The value to set ``spark.executor.memoryOverhead`` to, in MiB.
 
     Args:
         tasks: Tasks that an executor runs at the same time.
@@ -39,13 +34,14 @@ def overhead_advised(tasks: int, memory_budget_mb: int) -> int:
 
 
 def memory_hint(reason: str, setting: Setting) -> str | None:
-    """What to do about a container that was killed for its memory; None if that was not why.
+    """The hint about a container that was killed for its memory; None if that was not why.
 
     Args:
         reason: What Spark says of lost executors.
         setting: Spark's settings.
     """
-    if not _OVER_THE_LIMIT.search(reason):
+    used = memory_exceeded(reason)
+    if used is None:
         return None
     cores, cpus = (int(setting(f"spark.{name}") or 1) for name in ("executor.cores", "task.cpus"))
     tasks = max(1, cores // cpus)
@@ -53,9 +49,8 @@ def memory_hint(reason: str, setting: Setting) -> str | None:
     # with at least the advised amount the model or the batches are larger than that allows for
     budget = FitConfig.memory_budget_mb  # the default; this stage's own is not known here
     wanted = max(overhead_advised(tasks, budget), math.ceil(given * 1.5 / 256) * 256)
-    used = _USED.search(reason)
     return (
-        f"a container exceeded its memory{f' ({used.group()})' if used else ''}: Python workers "
+        f"a container exceeded its memory{f' ({used})' if used else ''}: Python workers "
         "are no part of spark.executor.memory but of the overhead, which was "
         f"{given} MiB for {tasks} task{'' if tasks == 1 else 's'}; ask for "
         f"--conf spark.executor.memoryOverhead={wanted}m, or take smaller batches, or a smaller "

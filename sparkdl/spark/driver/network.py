@@ -1,4 +1,4 @@
-"""Where a run's driver and ranks listen on this cluster, and whether their traffic is encrypted."""
+"""The addresses of a run's driver and ranks on this cluster, and their encryption."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def listening_address(spark: Any, network: Network) -> tuple[str, str | None]:
 
 
 def rank_listening(spark: Any, network: Network) -> RankListening:
-    """Where the ranks of a run listen for each other: as narrowly as works."""
+    """The addresses at which the ranks of a run listen for each other: as few as works."""
     bind, port = network.worker_bind, network.worker_port
     if bind not in (None, "0.0.0.0", "::"):
         return RankListening(bind, port)

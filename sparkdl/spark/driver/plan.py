@@ -34,7 +34,7 @@ _SEED_STEP = 7919
 
 @dataclass(frozen=True)
 class FitPlan:
-    """What one call of ``fit`` does.
+    """The plan of one call of ``fit``.
 
     Args:
         config: What the user asked of the model.
@@ -72,7 +72,7 @@ def loop_settings(
     waits: bool,
     keep_spans: bool,
 ) -> LoopSettings:
-    """What each worker's loop is told.
+    """The settings of each worker's loop.
 
     Args:
         config: What the user asked of the model.

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdl.errors import ConfigError
 from sparkdl.spark.session.running import is_connect
+from sparkdl.spark.session.spark_errors import java_message
 
 if TYPE_CHECKING:
     from pyspark.resource import ResourceProfile
@@ -47,13 +48,12 @@ def resource_profile(resources: Mapping[str, float] | None, spark: Any) -> Resou
                 profile._java_resource_profile
             )
     except Exception as error:
-        lines = [line for line in str(error).splitlines() if "Exception: " in line]
         raise ConfigError(
             "resources cannot be asked for by the training stage alone on this cluster",
             expected="YARN, Kubernetes, standalone or local-cluster, and amounts that an executor "
             "has",
             received=f"resources={dict(resources)!r}, master {spark.conf.get('spark.master', '')!r}"
-            f": {(lines[0].split('Exception: ', 1)[1] if lines else str(error))[:300]}",
+            f": {java_message(error)[:300]}",
             hint="spark.task.cpus and spark.task.resource.gpu.amount are for all stages",
         ) from error
     return profile

@@ -130,7 +130,7 @@ class ServerRun(CoordinatedRun):
         self._server.stop()
 
     def progress(self, since_epoch: int = 0) -> RunProgress:
-        """What the workers have reported."""
+        """The workers' reports."""
         status = self._driver.status(since_epoch)
         return progress_of(status, self._num_workers, in_step=self._in_step)
 

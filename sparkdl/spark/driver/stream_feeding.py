@@ -5,22 +5,60 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+import pyarrow as pa
 
 from sparkdl.coordinator.driver_client import DriverClient
 from sparkdl.data.feed import Uneven, equal_rows
 from sparkdl.errors import SparkDLError, TransportError, WaitTimeoutError
-from sparkdl.launch.failures import RankFailure, is_secondary
-from sparkdl.launch.results import of_kind
-from sparkdl.launch.stream_sender import SendTask
+from sparkdl.failures import RankFailure, is_secondary
+from sparkdl.launch.devices import DeviceRequest
+from sparkdl.launch.results import Result, of_kind
+from sparkdl.launch.stream_intake import send_rows
 from sparkdl.launch.stream_store import Offer, StreamStore
+from sparkdl.launch.task import RaisingTask, RankContext
 from sparkdl.spark.driver.launcher import SparkLauncher
+
+
+def _anywhere() -> DeviceRequest:
+    return DeviceRequest(None, unscheduled=True)
+
+
+@dataclass(frozen=True)
+class SendTask(RaisingTask):
+    """Sends rows; see :class:`sparkdl.launch.task.Task`.
+
+    Args:
+        number: Of the offer that the rows will be.
+        columns: Names of the columns, in the order in which they travel.
+        addresses: Rank -> where it listens.
+        token, fingerprint: Of the run.
+    """
+
+    number: int
+    columns: tuple[str, ...]
+    addresses: Mapping[int, tuple[str, int]]
+    token: str = field(repr=False)
+    fingerprint: str = ""
+    devices: DeviceRequest = field(default_factory=_anywhere)
+
+    def run(self, rank: RankContext, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Sends the rows; the result ``sent`` has the attempt and their number."""
+        names = list(self.columns)
+        named = (pa.RecordBatch.from_arrays(batch.columns, names=names) for batch in batches)
+        rows = send_rows(
+            named, self.addresses[rank.rank], self.token, self.fingerprint,
+            number=self.number, attempt=rank.attempt,
+        )  # fmt: skip
+        yield from Result(rank.rank, "sent", f"{rank.attempt} {rows}").batches()
+
 
 _LOOK_S = 0.1
 _CAUSE_S = 15.0
-"""Where rows cannot be sent to a rank, the rank's own end says why: so long is waited for it."""
+"""Seconds to wait for the end of a rank that rows cannot be sent to: it says why."""
 
 
 class StreamEnded(Exception):
@@ -29,7 +67,7 @@ class StreamEnded(Exception):
 
 @dataclass(frozen=True)
 class Destination:
-    """Where the rows go.
+    """The ranks that the rows go to.
 
     Args:
         count: Ranks.
@@ -63,7 +101,7 @@ class BatchFeeder:
         self.batches_done = 0
         """Micro-batches that were taken."""
         self.error: BaseException | None = None
-        """What ended the query here."""
+        """The error that ended the query here."""
         self.cut = False
         """Whether it was ended on purpose, at a micro-batch that was not taken."""
         self.active = threading.Event()
@@ -84,7 +122,7 @@ class BatchFeeder:
         return self._driver is not None
 
     def __call__(self, frame: Any, batch_id: int) -> None:
-        """What Spark calls, one micro-batch after the other.
+        """The function that Spark calls, one micro-batch after the other.
 
         Raises:
             StreamEnded: The stream ends, and rows of this micro-batch were not taken.

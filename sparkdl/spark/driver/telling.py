@@ -1,4 +1,4 @@
-"""Who is told of a fit, and what the fit is called."""
+"""The sinks that are told of a fit, and the fit's name."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from sparkdl.config import AUTO_WINDOW, FitConfig, without_network
 from sparkdl.errors import ConfigError
-from sparkdl.learner.model_facts import describe_model
+from sparkdl.learner.description import describe_model
 from sparkdl.progress.bar import ProgressBar
 from sparkdl.progress.events import Json, RunDescription, Sink
 from sparkdl.spark.driver.arguments import FitArguments, verbosity
@@ -80,7 +80,7 @@ def describe_run(
 
 
 def facts_of(plan: FitPlan, summary: StageSummary, epochs: int) -> Facts:
-    """What a profile of a fit's last stage is made from.
+    """The facts for a profile of a fit's last stage.
 
     Args:
         plan: What the fit did.

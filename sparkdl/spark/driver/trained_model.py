@@ -98,5 +98,5 @@ class TrainedModel:
         self.rule_state = checkpoint.state.rule
 
     def beside(self, epoch: int) -> RunState:
-        """What a ``.keras`` file of the model does not hold, after ``epoch`` epochs."""
+        """The state that a ``.keras`` file of the model does not hold, after ``epoch`` epochs."""
         return RunState(epoch, rule=self.rule_state)

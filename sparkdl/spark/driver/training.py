@@ -10,12 +10,11 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.errors import DataError, SparkDLError, TransportError, WorkerError
+from sparkdl.failures import RankFailure, RanksLost, root_cause
 from sparkdl.launch import interrupts
-from sparkdl.launch.failures import RankFailure, RanksLost, failures_of, root_cause
-from sparkdl.launch.results import Result
+from sparkdl.launch.results import Result, failures_of
 from sparkdl.phases import Usage
-from sparkdl.progress.commands import Command
-from sparkdl.progress.monitor import FitMonitor
+from sparkdl.progress.monitor import Command, FitMonitor
 from sparkdl.run_state import RunState
 from sparkdl.spark.columns.shared_rows import SharedRows
 from sparkdl.spark.columns.sources import Source, dealt, spread
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 
 POLL_S = 0.1
 FAILED_GRACE_S = 10.0
-"""After a worker's failure the stage has so long to end by itself."""
+"""Seconds that the stage has to end by itself after a worker's failure."""
 
 
 @dataclass(frozen=True)
@@ -51,10 +50,10 @@ class StageSummary:
         epochs: Epochs that the stage was to train.
         counted: The part of the workers' changes that counted, a mean over exchanges and workers.
             Below 1 where changes are added up and were too much together: then the learning rate is
-            high for so many workers that do not wait.
-        label_mean: The mean of all workers' labels, see :func:`sparkdl.data.label_mean.label_mean`.
+            high for this number of workers that do not wait.
+        label_mean: The mean of all workers' labels, see :func:`sparkdl.data.statistics.label_mean`.
         off_center: How far each input is from having mean 0, from 0 to 1: see
-            :func:`sparkdl.data.off_center.off_center`.
+            :func:`sparkdl.data.statistics.off_center`.
     """
 
     rows: int
@@ -202,7 +201,7 @@ def _keep(
 
 
 def _summary(trained: Mapping[int, TrainedRank], task: TrainTask, run: Run) -> StageSummary:
-    """What the ranks returned, for the user.
+    """The ranks' results, for the user.
 
     Raises:
         DataError: There were no rows.
@@ -276,7 +275,7 @@ def _watch(
         if progress.failure is not None:
             failed_at = failed_at or time.monotonic()  # the server tells the other workers
             if time.monotonic() - failed_at > FAILED_GRACE_S:
-                raise progress.failure.raised()
+                raise progress.failure.library_error()
             continue
         if stopped:
             continue
@@ -313,7 +312,7 @@ def _results(ranks: SparkRanks, run: Run, barrier: bool) -> list[Result]:
             raise
         failure = run.progress().failure
         if failure is not None:
-            raise failure.raised() from error
+            raise failure.library_error() from error
         raise StageLost(error) from error.__cause__
 
 
@@ -329,6 +328,4 @@ def _raise_failures(results: list[Result], run: Run, barrier: bool) -> None:
     with contextlib.suppress(TransportError):
         first = run.progress().failure
     rank = cause.rank if first is None else first.rank
-    # What another rank has heard of this failure has its text, but not its class.
-    own = [f for f in failures if f.rank == rank]
-    raise max(own, key=lambda f: f.beats is not None, default=cause).library_error()
+    raise next((f for f in failures if f.rank == rank), cause).library_error()

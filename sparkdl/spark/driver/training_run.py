@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from sparkdl.coordinator.driver_client import DriverClient
-from sparkdl.progress.commands import Command
+from sparkdl.progress.monitor import Command
 from sparkdl.progress.run_progress import RunProgress
 from sparkdl.protocols import Strategy
 from sparkdl.run_state import RunState
@@ -22,7 +22,7 @@ class Run(Protocol):
         """How the workers' updates travel; pickled for the executors."""
 
     def progress(self, since_epoch: int = 0) -> RunProgress:
-        """What the workers have reported of the epochs from ``since_epoch`` on.
+        """The workers' reports on the epochs from ``since_epoch`` on.
 
         Raises:
             TransportError: The server has ended.
@@ -39,7 +39,7 @@ class Run(Protocol):
         """Tells the workers."""
 
     def kept(self) -> RunState | None:
-        """What a worker left with the driver after the last epoch; None if none has.
+        """The state that a worker left with the driver after the last epoch; None if none has.
 
         Its weights are empty where a server holds them.
         """
@@ -68,7 +68,7 @@ class CoordinatedRun(ABC):
         """The driver's connection to the coordinator."""
 
     def take_lines(self) -> list[tuple[int, str]]:
-        """What the ranks said since the last call."""
+        """The lines of the ranks since the last call."""
         return self._driver.take_lines()
 
     def command(self, command: Command) -> None:
@@ -79,7 +79,7 @@ class CoordinatedRun(ABC):
         )  # fmt: skip
 
     def kept(self) -> RunState | None:
-        """What a worker left with the driver last; None if none has."""
+        """The state that a worker left with the driver last; None if none has."""
         kept = self._driver.kept()
         return RunState.from_bytes(kept) if kept else None
 

@@ -1,4 +1,4 @@
-"""What runs on executors.
+"""The parts that run on executors.
 
 ``stage``: a task of Spark becomes a rank. ``barrier``: how the ranks of a barrier stage meet.
 ``trainer``: the task of ``fit``. ``barrier_strategy``: all-reduce among a barrier stage's tasks.

@@ -13,7 +13,7 @@ from typing import ClassVar
 from sparkdl.collective.strategy import AllReduceStrategy, EarlyGathering, SessionMeeting
 from sparkdl.collective.synchronizer import AllReduceSynchronizer
 from sparkdl.coordinator.session import open_session, report_failure
-from sparkdl.launch.failures import FailureDescription, RankFailure
+from sparkdl.failures import Failure, RankFailure
 from sparkdl.protocols import RankIdentity
 from sparkdl.transport.address import Endpoint
 from sparkdl.weights import Layout
@@ -66,5 +66,5 @@ class BarrierStrategy:
                 the description of the failure in Spark's exception.
         """
         if self.coordinator is None:
-            raise RankFailure(FailureDescription.of(rank.rank, error)) from error
+            raise RankFailure(Failure.of(rank.rank, error)) from error
         report_failure(self.coordinator, rank.rank, rank.attempt, error)

@@ -1,4 +1,4 @@
-"""Where a task of Spark becomes a rank: the function that ``mapInArrow`` calls on the executors."""
+"""The function that ``mapInArrow`` calls on the executors: it makes a rank of a task of Spark."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from sparkdl.errors import TransportError, WaitTimeoutError
+from sparkdl.failures import one_line
+from sparkdl.launch.child import run_rank
 from sparkdl.launch.devices import Resources
-from sparkdl.launch.failures import one_line
-from sparkdl.launch.rank import run_rank
 from sparkdl.launch.task import RankContext
 from sparkdl.spark.columns.shared_rows import batches_of, read_to_end
 from sparkdl.spark.session.versions import whole_batches
@@ -23,7 +23,7 @@ _LEAVING_S = 1.5
 """From when a rank has left an exchange until all have; Spark 4.3 ends the executor of a task that
 waits there when its stage is ended."""
 _ALL_COME_S = 10.0
-"""A failure is told after so long also where ranks are still to come."""
+"""Seconds after which a failure is told also where ranks are still to come."""
 
 
 class BarrierGathering:

@@ -17,12 +17,11 @@ import pyarrow as pa
 
 from sparkdl.config import LoopSettings, UseGpu
 from sparkdl.data import Batches, DataSpec, Partition, read_partition
-from sparkdl.data.label_mean import label_mean
-from sparkdl.data.off_center import off_center
-from sparkdl.errors import TransportError, WaitTimeoutError, WorkerError
+from sparkdl.data.statistics import label_mean, off_center
+from sparkdl.errors import Cause, WorkerError
+from sparkdl.failures import Failure, RanksLost
 from sparkdl.launch.devices import DeviceRequest, start_framework
-from sparkdl.launch.failures import FailureDescription, RanksLost, is_secondary
-from sparkdl.launch.results import Result, of_kind
+from sparkdl.launch.results import Result, failed, of_kind
 from sparkdl.launch.task import RankContext
 from sparkdl.learner.archive import ModelArchive
 from sparkdl.log_lines import boxed_lines
@@ -34,7 +33,7 @@ from sparkdl.spark.columns.files import FileInput
 from sparkdl.spark.columns.wire import named_batches
 
 Key = tuple[str, int]
-"""Of the rows, and the memory budget: rows beyond it are shuffled in another way."""
+"""The name of the rows, and the memory budget: rows beyond it are shuffled in another way."""
 _kept: tuple[Key, Partition] | None = None
 
 
@@ -73,8 +72,8 @@ def lent(key: Key | None, partition: Partition) -> Iterator[None]:
 
 
 _FIRST_ROWS_S = 1.0
-"""So long the import of the framework waits for the first rows: most data that do not fit are found
-there, at no cost. Where the rows take longer to come, it begins without them."""
+"""Seconds that the import of the framework waits for the first rows: most data that do not fit are
+found there, at no cost. Where the rows take longer to come, it begins without them."""
 
 
 @dataclass(frozen=True)
@@ -147,16 +146,15 @@ class TrainTask:
         """
         if isinstance(error, RanksLost):
             raise error
-        failure = FailureDescription.of(rank.rank, error)
-        if rank.gathering is None:
-            lost = isinstance(error, TransportError) and not isinstance(error, WaitTimeoutError)
-            if lost or isinstance(error, MemoryError):
-                raise error
+        failure = Failure.of(rank.rank, error)
+        mendable = failure.cause is Cause.LOST or isinstance(error, MemoryError)
+        if rank.gathering is None and mendable:
+            raise error
         of_another = isinstance(error, WorkerError) and error.rank != rank.rank
-        if not of_another and not (rank.gathering is not None and is_secondary(error)):
+        if not of_another and not (rank.gathering is not None and failure.secondary):
             rank.settle()
             self.strategy.report_failure(rank, error)
-        yield from failure.result(rank.rank).batches()
+        yield from failed(rank.rank, failure).batches()
 
     def _rows(self, rank: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The rank's rows under their own names: from Spark, or from its files."""
@@ -238,24 +236,24 @@ class TrainTask:
                         learner, synchronizer, source, settings, validation=held_out,
                         num_rows=rows, num_workers=rank.num_ranks,
                     )  # fmt: skip
-                transport = synchronizer.transport
+                outcome = synchronizer.outcome(learner, settings.epochs)
         except BaseException:
             forget_learner(self.archive)
             raise
         return TrainedRank(
             rank=rank.rank,
             rows=rows,
-            transport=transport,
+            transport=outcome.transport,
             seconds=seconds,
             read_s=read_s,
             gpus=gpus,
             pid=os.getpid(),
-            refused=synchronizer.refused,
-            counted=synchronizer.counted,
+            refused=outcome.refused,
+            counted=outcome.counted,
             label_mean=labels,
             off_center=center,
-            unreported=synchronizer.unreported,
-            state=synchronizer.result(learner, settings.epochs),
+            unreported=dict(outcome.unreported),
+            state=outcome.state,
             usage=clock.usage(),
             spans=clock.spans(),
         )
@@ -269,7 +267,7 @@ def _raise_failure(reader: Future[tuple[Partition, float]]) -> None:
 
 @dataclass(frozen=True)
 class TrainedRank:
-    """What a rank of ``fit`` returns.
+    """The result of a rank of ``fit``.
 
     Args:
         rank: Which one.
@@ -285,8 +283,8 @@ class TrainedRank:
         usage: What its time went into.
         spans: Its phases one after another, where the driver wants them.
         counted: The part of its changes that counted, a mean over its exchanges.
-        label_mean: See :func:`sparkdl.data.label_mean.label_mean`; empty with class weights.
-        off_center: See :func:`sparkdl.data.off_center.off_center`.
+        label_mean: See :func:`sparkdl.data.statistics.label_mean`; empty with class weights.
+        off_center: See :func:`sparkdl.data.statistics.off_center`.
     """
 
     rank: int

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from sparkdl.files.file_system import DamagedFileError, FileEntry, Kind
+from sparkdl.spark.session.versions import condition_of
 
 CHUNK_BYTES = 4 << 20
 _SCHEMA = "part int, parts int, content binary"
@@ -137,5 +138,5 @@ def _asked() -> Iterator[None]:
         yield
     except PySparkException as error:
         told = str(error).splitlines()[0][:500]
-        missing = "PATH_NOT_FOUND" in str(error)
+        missing = condition_of(error) == "PATH_NOT_FOUND"
         raise (FileNotFoundError if missing else OSError)(told) from error

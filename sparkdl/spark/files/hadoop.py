@@ -85,7 +85,7 @@ class HadoopFileSystem(RenamingFileSystem):
             return None
 
     def on_disk(self, path: str) -> str | None:
-        """Where on this machine's disks a path is; None if it is elsewhere.
+        """The place of a path on this machine's disks; None if it is elsewhere.
 
         A relative path is below the directory in which the JVM began, as for what Spark itself
         writes; this process may have changed its own since.

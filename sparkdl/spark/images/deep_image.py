@@ -266,7 +266,7 @@ class DeepImagePredictor(_DeepImage):
         modelName: See :class:`DeepImageFeaturizer`.
         decodePredictions: The names of ImageNet's classes, for a model with its 1000 classes;
             Keras downloads the names, unless ``labels`` are given.
-        topK: So many of the most probable classes are returned.
+        topK: The number of most probable classes that are returned.
         model: A Keras model, or the path of one.
         labels: Names of the classes of ``model``, in their order.
         preprocess: See :class:`DeepImageFeaturizer`.

@@ -22,7 +22,7 @@ S = TypeVar("S", bound="SavedImageStage")
 
 @dataclass(frozen=True)
 class Part:
-    """What a stage keeps that is no Param.
+    """The parts of a stage that are no Params.
 
     Args:
         name: Of the constructor's argument, and in files.
@@ -65,7 +65,7 @@ class SavedImageStage(Params, MLWritable, MLReadable):  # type: ignore[misc]
         return StageReader(cls._empty)
 
     def content(self) -> StageContent:
-        """What is saved beside the Params."""
+        """The parts that are saved beside the Params."""
         plain: dict[str, Any] = {}
         code: dict[str, Any] = {}
         for part in self.SAVED_PARTS:

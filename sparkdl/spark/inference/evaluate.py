@@ -17,10 +17,10 @@ import pyarrow as pa
 from sparkdl.config import UseGpu
 from sparkdl.data import Batch, Batches, DataSpec, decode, rows_from_numpy
 from sparkdl.errors import DataError
+from sparkdl.failures import Failure, root_cause
 from sparkdl.launch import interrupts
 from sparkdl.launch.devices import DeviceRequest, start_framework
-from sparkdl.launch.failures import FailureDescription, failures_of, root_cause
-from sparkdl.launch.results import Result, of_kind
+from sparkdl.launch.results import Result, failed, failures_of, of_kind
 from sparkdl.launch.task import RankContext
 from sparkdl.learner.archive import ModelArchive
 from sparkdl.learner.signature import Signature
@@ -77,7 +77,7 @@ class EvaluateTask:
 
     def failed(self, rank: RankContext, error: Exception | SystemExit) -> Iterator[pa.RecordBatch]:
         """Returns it: another attempt would find the same."""
-        yield from FailureDescription.of(rank.rank, error).result(rank.rank).batches()
+        yield from failed(rank.rank, Failure.of(rank.rank, error)).batches()
 
 
 def evaluate_source(
@@ -111,7 +111,7 @@ def evaluate_source(
 
 
 _ALONE, _TOGETHER = 128, 16
-"""So many batches one at a time, before it pays that a call of several is compiled, too."""
+"""Batches that go one at a time, before it pays that a call of several is compiled, too."""
 _MOST_BYTES = 32 << 20
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
@@ -13,20 +14,86 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from sparkdl.closing import Closing
+from sparkdl.config import UseGpu
 from sparkdl.data import DataSpec, decode, decode_valid, rows_with_nulls
-from sparkdl.data.aligned import aligned_empty
+from sparkdl.data.columns import aligned_empty
+from sparkdl.launch.devices import DeviceRequest, Resources, start_framework
+from sparkdl.launch.task import RankContext
 from sparkdl.learner.predictor_archive import PredictorArchive
 from sparkdl.protocols import Arrays, Predictor
 from sparkdl.spark.inference.output_columns import OutputColumn, to_arrow, with_nulls
+from sparkdl.user_warnings import warn_user
+
+AMOUNT = "spark.task.resource.gpu.amount"
+
+
+def warn_of_shared_gpus(spark: Any, use_gpu: UseGpu) -> None:
+    """Warns where Spark runs several tasks on one GPU: each has a model of its own there.
+
+    Args:
+        spark: The session, classic or of Spark Connect; None where there is none yet.
+        use_gpu: See :class:`sparkdl.SparkModel`.
+    """
+    if use_gpu is False or spark is None:
+        return
+    amount = str(spark.conf.get(AMOUNT, ""))
+    with contextlib.suppress(ValueError):
+        tasks = int(1 / float(amount)) if 0 < float(amount) < 1 else 1
+        if tasks > 1:
+            warn_user(
+                f"{tasks} workers share each GPU ({AMOUNT}={amount}), and each loads a model of "
+                "its own into its memory"
+            )
+
+
+class ForwardTask:
+    """What the tasks share that run a model forward: its devices, and what becomes of failures."""
+
+    archive: PredictorArchive
+    use_gpu: UseGpu
+
+    @property
+    def devices(self) -> DeviceRequest:
+        """The model's backend, on the GPUs that Spark gives."""
+        return DeviceRequest(self.archive.archive.backend, self.use_gpu)
+
+    def failed(self, rank: RankContext, error: Exception | SystemExit) -> Iterator[pa.RecordBatch]:
+        """Raises it: Spark tries again, and at last shows it to whoever asks for the rows."""
+        raise error
+
+
+@dataclass(frozen=True)
+class PredictorTask(ForwardTask):
+    """A model, and how its rows are read.
+
+    Args:
+        archive: The model.
+        spec: The columns to read.
+        batch_size: Rows per forward pass.
+        use_gpu: See :class:`sparkdl.SparkModel`.
+    """
+
+    archive: PredictorArchive
+    spec: DataSpec
+    batch_size: int
+    use_gpu: UseGpu
+
+    def predictor(self, resources: Resources) -> AbstractContextManager[Predictor]:
+        """The model in this process, on the devices that Spark gave."""
+        start_framework(self.devices.place(resources))
+        from sparkdl.learner.cache import cached_predictor
+
+        return cached_predictor(self.archive)
+
 
 Mask = npt.NDArray[np.bool_]
 HandleInvalid = Literal["error", "skip", "keep"]
 """What becomes of rows that no model can take; see :func:`sparkdl.predict`."""
 HANDLE_INVALID = ("error", "skip", "keep")
 _DECODED_BYTES = 2 << 20
-"""Plain numbers are decoded so many bytes at a time, and cut into forward passes as arrays."""
+"""Bytes of plain numbers that are decoded at a time, and cut into forward passes as arrays."""
 _RETURNED_BYTES = 16 << 20
-"""Predictions of so many bytes are returned before the rest of their Arrow batch is decoded."""
+"""Bytes of predictions that are returned before the rest of their Arrow batch is decoded."""
 
 
 @dataclass(frozen=True)
@@ -170,7 +237,7 @@ class ForwardPass(Closing):
 
     @property
     def _size_bytes(self) -> int:
-        """Of the predictions that were not returned yet."""
+        """Bytes of the predictions that were not returned yet."""
         return sum(array.nbytes for arrays in self._made for array in arrays)
 
     def _columns(self, outputs: Arrays) -> list[Any]:
@@ -186,7 +253,7 @@ class ForwardPass(Closing):
         ]
 
     def _predicted(self) -> Iterator[Predicted]:
-        """What has been made and not returned: the rows before the first that waits."""
+        """The outputs that are made and not returned: the rows before the first that waits."""
         valid = np.concatenate([*self._masks, np.ones(0, bool)])
         num_made = sum(len(arrays[0]) for arrays in self._made)
         stop = int(np.flatnonzero(valid)[num_made]) if self._waiting else len(valid)

@@ -2,30 +2,374 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import fields
-from typing import Any
+import pickle
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from itertools import islice
+from typing import Any, cast
 
+import numpy.typing as npt
+import pyarrow as pa
+from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
+from sparkdl import payload
 from sparkdl.config import UseGpu
-from sparkdl.errors import DataError
+from sparkdl.data import DataSpec
+from sparkdl.errors import ConfigError, DataError, UnknownNameError
+from sparkdl.launch.task import RankContext
+from sparkdl.learner.forward_model import LAYER
 from sparkdl.learner.predictor_archive import PredictorArchive
+from sparkdl.learner.signature import Signature
 from sparkdl.spark.columns.matching import make_spec
+from sparkdl.spark.columns.pairs import rdd_features, stack_inputs
 from sparkdl.spark.columns.sources import Columns
 from sparkdl.spark.columns.wire import wire_names
 from sparkdl.spark.driver.launcher import ship
-from sparkdl.spark.executor.stage import stage_function
-from sparkdl.spark.inference.arrow_function import column_function
-from sparkdl.spark.inference.column_batches import as_rows
-from sparkdl.spark.inference.forward import HandleInvalid
-from sparkdl.spark.inference.output_columns import OutputColumn
-from sparkdl.spark.inference.predict_task import AppendTask, PredictTask
-from sparkdl.spark.inference.shared_gpus import warn_of_shared_gpus
-from sparkdl.spark.session.interpreter import context_of, this_interpreter
+from sparkdl.spark.executor.stage import content_of, run_task, stage_function
+from sparkdl.spark.inference.forward import (
+    HANDLE_INVALID,
+    ForwardPass,
+    HandleInvalid,
+    Predicted,
+    PredictorTask,
+    warn_of_shared_gpus,
+)
+from sparkdl.spark.inference.function import as_rows, column_function
+from sparkdl.spark.inference.output_columns import (
+    NUMBER_TYPES,
+    Form,
+    NumberType,
+    OutputColumn,
+    with_nulls,
+)
+from sparkdl.spark.session.interpreter import context_of, this_interpreter, with_this_interpreter
 from sparkdl.spark.session.running import require_running
 from sparkdl.spark.session.versions import has_arrow_functions
+from sparkdl.values import shown
+
+Names = str | Mapping[str, str] | None
+"""A column for the model's only output, or output name -> column; None for no column."""
+
+
+@dataclass(frozen=True)
+class PredictionChoice:
+    """Which columns a user wants; the arguments of :func:`sparkdl.predict` of the same names."""
+
+    output_column: str = "prediction"
+    outputs: Iterable[str] | Mapping[str, str] | None = None
+    probability_column: Names = None
+    class_column: Names = None
+    layers: Mapping[str, str] = field(default_factory=dict)
+    dtype: str = "float32"
+    handle_invalid: str = "error"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.output_column, str) or not self.output_column:
+            raise ConfigError(
+                "output_column must name the column of predictions",
+                expected="a name",
+                received=shown(self.output_column),
+                hint="outputs=[] leaves the column out, beside layers or a class_column",
+            )
+        if isinstance(self.outputs, str):
+            object.__setattr__(self, "outputs", (self.outputs,))
+        elif self.outputs is not None and not isinstance(self.outputs, Iterable):
+            raise ConfigError(
+                "outputs must say which of the model's outputs become columns",
+                expected="names of outputs, output name -> column, or None for all",
+                received=shown(self.outputs),
+            )
+        elif self.outputs is not None and not isinstance(self.outputs, Mapping):
+            object.__setattr__(self, "outputs", tuple(self.outputs))
+        if self.layers is None:
+            object.__setattr__(self, "layers", {})
+        if not isinstance(self.layers, Mapping):
+            raise ConfigError(
+                "layers must say what to call the columns",
+                expected="layer name -> column",
+                received=shown(self.layers),
+                hint="layers={'avg_pool': 'embedding'}",
+            )
+        known = [name for name in NUMBER_TYPES if name.startswith("float")]
+        if self.dtype not in known:
+            raise UnknownNameError("dtype of predictions", self.dtype, known)
+        if self.handle_invalid not in HANDLE_INVALID:
+            raise UnknownNameError("handle_invalid", self.handle_invalid, HANDLE_INVALID)
+
+    @property
+    def invalid(self) -> HandleInvalid:
+        """``handle_invalid``, which is one of the known names."""
+        return cast(HandleInvalid, self.handle_invalid)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing is asked but every output as it is, which RDDs and arrays can have."""
+        return self == PredictionChoice(self.output_column)
+
+    def outputs_of(self, model: Signature) -> list[str]:
+        """The outputs that must be computed, in the model's order; layers are not among them.
+
+        Raises:
+            UnknownNameError: No such output.
+            ConfigError: Nothing is asked for, or of which output is not said.
+        """
+        wanted = [output for output, _, _ in self._asked(model)]
+        if not wanted and not self.layers:
+            raise ConfigError(
+                "predict is asked for no column",
+                expected="outputs, layers, probability_column or class_column",
+                received="outputs=[] and nothing else",
+            )
+        return [name for name in model.outputs if name in wanted]
+
+    def columns(self, archive: PredictorArchive, model: Signature) -> list[OutputColumn]:
+        """The columns, in the order: outputs, probabilities, classes, layers.
+
+        Args:
+            archive: The predictor, made with :meth:`outputs_of` and ``layers``.
+            model: The whole model's signature.
+
+        Raises:
+            ConfigError: Classes or probabilities of an output that is not a classifier's.
+        """
+        number = cast(NumberType, self.dtype)
+        columns = []
+        for output, form, name in self._asked(model):
+            if form != "values":
+                self._require_scores(archive, output, form)
+            dtype = "int32" if form == "class" else number
+            columns.append(OutputColumn(name, output, form, dtype))
+        layers = self.layers.items()
+        return columns + [OutputColumn(str(n), LAYER + k, dtype=number) for k, n in layers]
+
+    def _asked(self, model: Signature) -> list[tuple[str, Form, str]]:
+        """Output, form and column name of all columns that are made of outputs."""
+        single = len(model.outputs) == 1
+        if isinstance(self.outputs, Mapping):
+            values = {str(o): str(c) for o, c in self.outputs.items()}
+        else:
+            chosen = model.outputs if self.outputs is None else self.outputs
+            prefix = self.output_column
+            values = {str(o): prefix if single else f"{prefix}_{o}" for o in chosen}
+        for output in values:
+            _require_output(output, model)
+        asked: list[tuple[str, Form, str]] = [(o, "values", c) for o, c in values.items()]
+        only = next(iter(values)) if len(values) == 1 else None
+        only = next(iter(model.outputs)) if single else only
+        forms: list[tuple[Form, str, Names]] = [
+            ("probability", "probability_column", self.probability_column),
+            ("class", "class_column", self.class_column),
+        ]
+        for form, argument, names in forms:
+            by_output = _by_output(names, argument, only, model)
+            asked += [(output, form, column) for output, column in by_output.items()]
+        return asked
+
+    def _require_scores(self, archive: PredictorArchive, output: str, form: Form) -> None:
+        scores = archive.scores.get(output)
+        argument = f"{form}_column"
+        if scores is None:
+            raise ConfigError(
+                f"{argument}: output {output!r} is not known to be a classifier's",
+                expected="a cross-entropy as the loss that the model was compiled with, or a last "
+                "layer with activation softmax or sigmoid",
+                received="neither",
+                hint="model.compile(loss='sparse_categorical_crossentropy'), or "
+                "SparseCategoricalCrossentropy(from_logits=True) for a model that gives logits",
+            )
+        if form == "class" and scores.num_classes is None:
+            raise ConfigError(
+                f"{argument}: a row may be of several classes of output {output!r}, or of none",
+                expected="softmax over the classes, or one unit with a sigmoid",
+                received=f"{scores.units} units with a probability each",
+                hint="probability_column has the probability of each; compare it with a threshold",
+            )
+
+
+def _by_output(names: Names, argument: str, only: str | None, model: Signature) -> dict[str, str]:
+    if names is None:
+        return {}
+    if isinstance(names, Mapping):
+        for output in names:
+            _require_output(str(output), model)
+        return {str(output): str(column) for output, column in names.items()}
+    if not isinstance(names, str):
+        raise ConfigError(
+            f"{argument} must name a column", expected="a name, or output name -> column",
+            received=shown(names),
+        )  # fmt: skip
+    if only is None:
+        raise ConfigError(
+            f"{argument}: the model has {len(model.outputs)} outputs, and one column is named",
+            expected=f"output name -> column, for outputs among {sorted(model.outputs)}",
+            received=repr(names),
+            hint=f"{argument}={{{next(iter(model.outputs))!r}: {names!r}}}",
+        )
+    return {only: names}
+
+
+def _require_output(output: str, model: Signature) -> None:
+    if output not in model.outputs:
+        raise UnknownNameError("output of the model", output, model.outputs)
+
+
+@dataclass(frozen=True)
+class PredictRowsTask(PredictorTask):
+    """Predicts stacked inputs, one pickled dict of arrays per Arrow batch."""
+
+    def run(self, rank: RankContext, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The outputs of each batch, in the same form."""
+        with self.predictor(rank.resources) as predictor:
+            for batch in batches:
+                yield _pack(predictor.predict(_unpack(batch), self.batch_size))
+
+
+def predict_rdd(
+    rdd: Any,
+    archive: PredictorArchive,
+    *,
+    batch_size: int,
+    use_gpu: UseGpu,
+) -> Any:
+    """An RDD of predictions (NumPy arrays), one per element and in the same order.
+
+    Elements are inputs ``x``; pairs ``(x, y)`` and ``LabeledPoint`` are taken without their label.
+    """
+    warn_of_shared_gpus(SparkSession.getActiveSession(), use_gpu)
+    task = PredictRowsTask(archive, DataSpec(rdd_features(archive.signature)), batch_size, use_gpu)
+    shipped = ship(task, rdd.context)
+
+    def run(rows: Iterable[Any]) -> Iterator[Any]:
+        from sparkdl.spark.inference.predict import predict_rows
+
+        yield from predict_rows(rows, content_of(shipped))
+
+    return with_this_interpreter(rdd.mapPartitions(run))
+
+
+def predict_rows(rows: Iterable[Any], content: bytes | bytearray) -> Iterator[Any]:
+    """On the executor: predictions for an iterator of examples, a batch at a time."""
+    task: PredictRowsTask = payload.load(content)
+    iterator = iter(rows)
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        number = 0
+        while chunk := list(islice(iterator, task.batch_size)):
+            yield _pack(stack_inputs(chunk, task.spec.features, number))
+            number += len(chunk)
+
+    for batch in run_task(batches(), content):
+        outputs = _unpack(batch)
+        if len(outputs) == 1:
+            yield from next(iter(outputs.values()))
+        else:
+            for values in zip(*outputs.values(), strict=True):
+                yield dict(zip(outputs, values, strict=True))
+
+
+def _pack(arrays: dict[str, npt.NDArray[Any]]) -> pa.RecordBatch:
+    content = pa.array([pickle.dumps(arrays, protocol=5)], pa.large_binary())
+    return pa.RecordBatch.from_arrays([content], names=["arrays"])
+
+
+def _unpack(batch: pa.RecordBatch) -> dict[str, npt.NDArray[Any]]:
+    arrays: dict[str, npt.NDArray[Any]] = pickle.loads(batch.column(0)[0].as_py())
+    return arrays
+
+
+@dataclass(frozen=True)
+class PredictTask(PredictorTask):
+    """Predictions for Arrow batches of the model's columns; see :class:`sparkdl.launch.task.Task`.
+
+    Args:
+        outputs: The columns of predictions.
+        handle_invalid: What becomes of rows that no model can take.
+    """
+
+    outputs: tuple[OutputColumn, ...]
+    handle_invalid: HandleInvalid = "error"
+
+    @property
+    def result(self) -> T.StructType:
+        """The columns of predictions, in order, under wire names."""
+        fields = [column.field(self.archive) for column in self.outputs]
+        return T.StructType(
+            [
+                T.StructField(name, field.dataType)
+                for name, field in zip(wire_names(len(fields)), fields, strict=True)
+            ]
+        )
+
+    def forward(self, rank: RankContext) -> ForwardPass:
+        """The model over the rows of one task of Spark."""
+        return ForwardPass(
+            self.spec, self.batch_size, self.outputs, self.archive, self.handle_invalid,
+            lambda: self.predictor(rank.resources),
+        )  # fmt: skip
+
+    def run(self, rank: RankContext, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """One column of structs, one for each row; null for a row that is to be left out."""
+        names = list(self.spec.columns)
+        sent = (pa.RecordBatch.from_arrays(batch.columns, names=names) for batch in batches)
+        with self.forward(rank) as forward:
+            for predicted in forward.over(sent):
+                yield pa.RecordBatch.from_arrays([_structs(predicted)], names=["predictions"])
+
+
+@dataclass(frozen=True)
+class AppendTask(PredictTask):
+    """Appends predictions to Arrow batches, for a PySpark without functions on Arrow arrays.
+
+    Args:
+        kept: The number of columns, from the first on, that come back as they are.
+        positions: Where each of ``spec.columns`` is among the columns sent.
+    """
+
+    kept: int = 0
+    positions: tuple[int, ...] = ()
+
+    def run(self, rank: RankContext, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The rows with their predictions; the next are read when these have been taken."""
+        rows: list[pa.RecordBatch] = []
+
+        def sent() -> Iterator[pa.RecordBatch]:
+            for batch in batches:
+                rows.append(batch)
+                columns = [batch.column(i) for i in self.positions]
+                yield pa.RecordBatch.from_arrays(columns, names=list(self.spec.columns))
+
+        with self.forward(rank) as forward:
+            for predicted in forward.over(sent()):
+                taken = _take(rows, predicted.num_rows)
+                if predicted.valid is not None:
+                    taken = taken.filter(pa.array(predicted.valid))
+                every = [*taken.columns[: self.kept], *predicted.columns]
+                yield pa.RecordBatch.from_arrays(every, names=wire_names(len(every)))
+
+
+def _take(rows: list[pa.RecordBatch], count: int) -> pa.RecordBatch:
+    """The first ``count`` rows, which are no longer in ``rows`` then."""
+    taken = []
+    while count:
+        first = rows.pop(0)
+        if len(first) > count:
+            rows.insert(0, first.slice(count))
+        taken.append(first.slice(0, count))
+        count -= len(taken[-1])
+    if len(taken) == 1:
+        return taken[0]
+    # pa.concat_batches came with pyarrow 19.
+    (joined,) = pa.Table.from_batches(taken).combine_chunks().to_batches()
+    return joined
+
+
+def _structs(predicted: Predicted) -> pa.Array:
+    names = wire_names(len(predicted.columns))
+    structs = pa.StructArray.from_arrays(predicted.columns, names=names)
+    return structs if predicted.valid is None else with_nulls(structs, predicted.valid)
+
 
 _PREDICTIONS = "predictions"
 """The column of structs that the model's function returns."""

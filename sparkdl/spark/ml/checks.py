@@ -43,7 +43,7 @@ def only_output(signature: Signature, stage: str) -> str:
 def scores_of(
     known: ClassScores | None, shape: Shape | None, logits: bool | None, stage: str
 ) -> tuple[ClassScores, int]:
-    """What the numbers of a classifier's output mean, and how many classes there are.
+    """The meaning of the numbers of a classifier's output, and the number of classes.
 
     Args:
         known: What the loss, or the last activation, says; None where they say nothing.

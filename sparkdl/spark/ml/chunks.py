@@ -29,7 +29,7 @@ _CODECS = frozenset({"UNCOMPRESSED", "SNAPPY"})
 
 
 def folder_here(spark: Any, path: str) -> str | None:
-    """Where on this machine's disks Spark has a path; None if it is elsewhere.
+    """The place of one of Spark's paths on this machine's disks; None if it is elsewhere.
 
     What is here is read and written without a job: Spark would take the bytes through a socket and
     a second process.
@@ -38,7 +38,7 @@ def folder_here(spark: Any, path: str) -> str | None:
 
 
 def write_here(folder: str, content: bytes) -> None:
-    """Bytes as rows ``(idx, chunk)``, in files of so many chunks."""
+    """Bytes as rows ``(idx, chunk)``, in files of a few chunks each."""
     os.makedirs(folder)
     for number, table in enumerate(_tables(content)):
         pq.write_table(
@@ -112,7 +112,7 @@ def read_chunks(spark: Any, path: str, said: Mapping[str, Any], stage_path: str)
 
 
 def _room(size: int, model: str) -> io.BytesIO:
-    """Where so many bytes are written, which become ``bytes`` without a copy.
+    """A buffer of a known size to write to, which becomes ``bytes`` without a copy.
 
     The system gives memory as it is written, so a size that is a lie costs none.
 
@@ -128,7 +128,7 @@ def _room(size: int, model: str) -> io.BytesIO:
 
 
 def _tables_elsewhere(spark: Any, path: str, size: int, model: str) -> Iterator[pa.Table]:
-    """Rows, so many chunks a job.
+    """Rows, a few chunks a job.
 
     Raises:
         ModelError: There are more or fewer than ``size`` bytes have, or the files are too small.
@@ -150,7 +150,7 @@ def _tables_elsewhere(spark: Any, path: str, size: int, model: str) -> Iterator[
 
 
 def _tables_here(folder: str, size: int, model: str) -> Iterator[pa.Table]:
-    """Rows of all files in a folder of this machine, so many chunks at once, each file's by its
+    """Rows of all files in a folder of this machine, a few chunks at once, each file's by its
     first chunk.
 
     Raises:
@@ -206,7 +206,7 @@ def _require_sane(size: int, packed: int, model: str) -> None:
     """Refuses what would fill the memory.
 
     Raises:
-        ModelError: So many bytes cannot be in files of ``packed`` bytes, as sparkdl writes them.
+        ModelError: Files of ``packed`` bytes, as sparkdl writes them, cannot hold that many.
     """
     if size > sane_bytes(packed):
         raise damaged_model(

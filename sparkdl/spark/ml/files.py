@@ -35,7 +35,7 @@ Json = Any
 
 @dataclass(frozen=True)
 class StageContent:
-    """What a stage keeps beside its Params.
+    """The parts of a stage beside its Params.
 
     Args:
         plain: What JSON can hold.
@@ -50,7 +50,7 @@ class StageContent:
 
 @dataclass(frozen=True)
 class Loaded:
-    """What a reader found, for the stage to take.
+    """The parts that a reader found, for the stage to take.
 
     Args:
         plain: See :class:`StageContent`.
@@ -251,7 +251,7 @@ def load_source(loaded: Loaded) -> tuple[ModelSource, ModelArchive] | None:
 
 
 def _checked(metadata: Mapping[str, Json], stage: Any, path: str) -> Mapping[str, Json]:
-    """What sparkdl added to the metadata.
+    """The fields that sparkdl added to the metadata.
 
     Raises:
         ConfigError: Another stage was saved there.

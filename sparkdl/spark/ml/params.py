@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from sparkdl.config import (
     parse_frequency,
 )
 from sparkdl.spark.driver.arguments import check_share, verbosity
-from sparkdl.spark.ml.stage import ParamSpec
+from sparkdl.spark.ml.stage import ParamSpec, Stage, has_params
 from sparkdl.values import bare, require_name
 
 _DEFAULTS = FitConfig()
@@ -204,3 +204,23 @@ LOGITS_PARAM = ParamSpec(
 def snake(name: str) -> str:
     """``batchSize`` -> ``batch_size``."""
     return "".join(f"_{c.lower()}" if c.isupper() else c for c in name)
+
+
+C = TypeVar("C", bound="ColumnsStage")
+
+
+@has_params(*FEATURE_PARAMS, *SCORING_PARAMS)
+class ColumnsStage(Stage):
+    """A stage with a column of features, or several, or columns for each input of the model."""
+
+    def setFeaturesCol(self: C, value: Any) -> C:
+        """Sets :py:attr:`featuresCol`, or with a list or dict :py:attr:`featuresCols`."""
+        if isinstance(value, str) or value is None:
+            return self._set(featuresCol=value, featuresCols=None)
+        return self._set(featuresCols=value)
+
+    @property
+    def features(self) -> Any:
+        """What the model reads: a column, several, or input name -> either."""
+        several = self.getOrDefault("featuresCols")
+        return self.getOrDefault("featuresCol") if several is None else several

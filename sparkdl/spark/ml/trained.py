@@ -16,7 +16,7 @@ from sparkdl.learner.model_source import KerasSource, ModelSource
 from sparkdl.learner.predictor_archive import PredictorArchive
 from sparkdl.learner.signature import Signature
 from sparkdl.spark.ml.files import Loaded, StageContent, StageReader, StageWriter, load_source
-from sparkdl.spark.ml.scoring import ColumnsStage
+from sparkdl.spark.ml.params import ColumnsStage
 from sparkdl.spark.ml.summary import TrainingSummary
 from sparkdl.values import shown
 
@@ -64,7 +64,7 @@ class Trained:
 
     @property
     def predictor(self) -> PredictorArchive:
-        """What executors get to score with; encoded when it is first asked for."""
+        """The archive that executors score with; encoded when it is first asked for."""
         with making_models, interrupts.held():
             if self._source is not None:
                 self._predictor = self._source.encode(list(self.signature.outputs))
@@ -93,7 +93,7 @@ class FittedStage(ColumnsStage):
 
     @property
     def trained(self) -> Trained:
-        """What the stage scores with.
+        """The model that the stage scores with.
 
         Raises:
             ModelError: The stage was made without a model.
@@ -178,7 +178,7 @@ class FittedStage(ColumnsStage):
         return StageReader(cls)
 
     def content(self) -> StageContent:
-        """What is saved beside the Params."""
+        """The parts that are saved beside the Params."""
         trained = self.trained
         plain = {} if trained.summary is None else {"summary": trained.summary.to_json()}
         code = {} if trained.decoder is None else {"decoder": trained.decoder}

@@ -15,9 +15,8 @@ from sparkdl.launch import interrupts
 from sparkdl.learner.archive import ModelArchive
 from sparkdl.spark.ml.checks import is_validated
 from sparkdl.spark.ml.files import Loaded, StageContent, StageReader, StageWriter, load_source
-from sparkdl.spark.ml.params import BUILD_PARAMS, FIT_PARAMS, MODEL_PARAMS, snake
+from sparkdl.spark.ml.params import BUILD_PARAMS, FIT_PARAMS, MODEL_PARAMS, ColumnsStage, snake
 from sparkdl.spark.ml.parts import Parts, archive_of
-from sparkdl.spark.ml.scoring import ColumnsStage
 from sparkdl.spark.ml.stage import has_params
 from sparkdl.spark.ml.summary import TrainingSummary
 from sparkdl.spark.ml.trained import Trained
@@ -303,7 +302,7 @@ class TrainingStage(ColumnsStage):
         return StageReader(cls)
 
     def content(self) -> StageContent:
-        """What is saved beside the Params."""
+        """The parts that are saved beside the Params."""
         parts = self._parts
         names = sorted(parts.compiled)
         plain = {n: parts.compiled[n] for n in names if not isinstance(parts.compiled[n], bytes)}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import sys
 import threading
 from collections.abc import Iterator
@@ -12,13 +11,9 @@ from typing import Any
 
 from sparkdl.errors import ResourceError
 from sparkdl.spark.session.running import is_connect
+from sparkdl.spark.session.spark_errors import has_other_python, missing_module, missing_program
 
 _building = threading.RLock()
-_MISSING = (
-    re.compile(r"No module named '?([\w.]+)'?"),
-    re.compile(r"(PyArrow|Pandas|NumPy|numpy|pandas|pyarrow)\b[^\n]{0,40} must be installed"),
-)
-_NO_PROGRAM = re.compile(r'Cannot run program "([^"]+)"')
 
 
 @contextlib.contextmanager
@@ -91,38 +86,36 @@ def interpreter_of(context: Any | None) -> str:
 
 
 def interpreter_problem(error: BaseException, interpreter: str) -> ResourceError | None:
-    """What Spark's exception says of the interpreter of the tasks; None if it says nothing.
+    """The error that Spark's exception tells about the interpreter of the tasks; None for others.
 
     Args:
         error: Of a job.
         interpreter: Which one it was, see :func:`interpreter_of`.
     """
-    text = str(error)
     here = f"this process runs {sys.executable}, Python {sys.version.split()[0]}"
     hint = (
         "before the session starts set PYSPARK_PYTHON (or, with spark-submit, "
         "spark.pyspark.python) to an interpreter with sparkdl-keras that every executor has; "
         f"{here}"
     )
-    program = _NO_PROGRAM.search(text)
+    program = missing_program(error)
     if program is not None:
         return ResourceError(
             "Spark cannot start Python on the executors",
             expected="an interpreter that every executor has",
-            received=f"no program {program[1]!r}",
+            received=f"no program {program!r}",
             hint=hint,
         )
-    if "PYTHON_VERSION_MISMATCH" in text or "different minor version" in text:
+    if has_other_python(error):
         return ResourceError(
             "the executors run another version of Python",
             expected=f"Python {sys.version_info[0]}.{sys.version_info[1]}, as the driver",
             received=f"{interpreter}, of another version",
             hint=hint,
         )
-    missing = next(filter(None, (pattern.search(text) for pattern in _MISSING)), None)
-    if missing is None:
+    module = missing_module(error)
+    if module is None:
         return None
-    module = missing[1]
     return ResourceError(
         f"the executors' Python has no module {module!r}",
         expected=f"an interpreter that imports {module!r}",

@@ -1,4 +1,4 @@
-"""What differs between Spark 3.5 and the Sparks after it, each difference once.
+"""The differences between Spark 3.5 and the Sparks after it, each once.
 
 Everything else of the package calls these functions and knows one Spark.
 """
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 ArrowFunction = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 _ROW_BYTES = 8 << 20
-"""Of Arrow's bytes in one row, where Spark takes or gives tables in no other way."""
+"""Bytes of Arrow's tables in one row, where Spark takes or gives tables in no other way."""
 
 
 class ArrowStage(Protocol):

@@ -35,7 +35,7 @@ _KNOWN = (
 
 @dataclass(frozen=True)
 class Options:
-    """What the user said with ``.option(...)``; the names are without case.
+    """The user's words in ``.option(...)``; the names are without case.
 
     Args:
         paths: Files, folders or patterns.

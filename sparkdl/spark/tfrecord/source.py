@@ -79,7 +79,7 @@ class SourceReader(DataSourceReader):
 
 
 class SourceMessage(WriterCommitMessage):
-    """What a task wrote, as Spark wants it."""
+    """The files that a task wrote, in the message that Spark wants."""
 
     def __init__(self, written: Written) -> None:
         self.written = written

@@ -30,7 +30,7 @@ _BLOCK_BYTES = 4 << 20
 
 @dataclass(frozen=True)
 class Written:
-    """What a task wrote: paths from its own folder on, and where that is."""
+    """The files that a task wrote: paths from its own folder on, and where that is."""
 
     folder: str
     files: tuple[str, ...]

@@ -35,7 +35,7 @@ from urllib.parse import parse_qs, urlsplit
 from sparkdl.errors import AuthenticationError, ProtocolError
 
 FIRST_LINE_BYTES = 4 << 10
-"""Of a request; the token is in it."""
+"""The longest first line of a request; the token is in it."""
 REFUSAL = "This page wants the token of its link, which the driver has printed.\n"
 _REFUSED = (
     "HTTP/1.1 403 Forbidden\r\nContent-Type: text/plain\r\nCache-Control: no-store\r\n"
@@ -111,7 +111,7 @@ _BEAT_S = 5.0
 
 
 _HEADER_BYTES = 64 << 10
-"""Of a request: cookies of a notebook server that proxies the page are among them."""
+"""The longest headers of a request, with the cookies of a notebook server that proxies the page."""
 
 
 class _QuietServer(GreetedServer):

@@ -45,9 +45,9 @@ class Asha(Searcher):
     Args:
         max_trials: Trials; one that fails is replaced, at most as many times.
         max_epochs: Epochs of a trial that is trained to the end.
-        divisor: Of a rung, one trial in so many goes on.
+        divisor: One trial in this number goes on from a rung.
         max_rungs: Most rungs; fewer where epochs or trials are too few.
-        min_early_stopping_rate: So many of the lowest rungs are left out: no trial ends before the
+        min_early_stopping_rate: The lowest rungs that are left out: no trial ends before the
             one above them.
     """
 
@@ -115,7 +115,7 @@ class Asha(Searcher):
         return Segment(self._started - 1, 0, self.rungs[0].epochs)
 
     def _last_promotion(self) -> Segment | None:
-        """Where rungs are too small to promote from: the best trial goes on to the end."""
+        """Lets the best trial go on to the end, if rungs are too small to promote from."""
         if self._running or self.rungs[-1].best(1):
             return None
         for number in reversed(range(len(self.rungs) - 1)):
@@ -137,7 +137,7 @@ class AshaStopping(Asha):
     trial is ever paused. The other arguments are those of :class:`Asha`.
 
     Args:
-        bootstrap_count: So many trials end at a rung before one may go on from it.
+        bootstrap_count: The number of trials that end at a rung before one may go on from it.
     """
 
     @lists_its_arguments

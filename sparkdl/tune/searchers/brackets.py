@@ -75,7 +75,7 @@ class AdaptiveAsha(_Brackets):
     Args:
         max_trials: Trials of all ladders.
         max_epochs: Epochs of a trial that is trained to the end.
-        divisor: Of a rung, one trial in so many goes on.
+        divisor: One trial in this number goes on from a rung.
         max_rungs: Rungs of the longest ladder.
         mode: ``'aggressive'`` (only the longest ladder), ``'standard'`` (ladders down to half its
             rungs) or ``'conservative'`` (down to one rung, on which all are trained to the end).
@@ -108,7 +108,7 @@ class Hyperband(_Brackets):
 
     Args:
         max_epochs: Epochs of a trial that is trained to the end.
-        divisor: Of a rung, one trial in so many goes on.
+        divisor: One trial in this number goes on from a rung.
     """
 
     @lists_its_arguments

@@ -14,7 +14,7 @@ from sparkdl.tune.segment import Segment
 from sparkdl.tune.suggestions import Space, Value
 
 FACTORS = (0.8, 1.2)
-"""What a number is multiplied by when it is perturbed."""
+"""The factors by which a number is perturbed."""
 
 
 class PopulationBasedTraining(Searcher):

@@ -27,7 +27,7 @@ def trials_of_brackets(max_trials: int, divisor: float, rungs: list[int]) -> lis
 
 
 def rungs_that_differ(max_rungs: int, divisor: float, max_epochs: int, max_trials: int) -> int:
-    """``max_rungs``, or fewer where epochs or trials are too few for so many."""
+    """``max_rungs``, or fewer where epochs or trials do not suffice."""
     room = min(math.log(max_epochs, divisor), math.log(max_trials, divisor))
     return max(1, min(max_rungs, int(room + 1e-9) + 1))
 

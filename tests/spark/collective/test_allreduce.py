@@ -16,10 +16,10 @@ import keras
 import numpy as np
 import psutil
 import pytest
+from faulty import AtEpoch, Raises, python_workers
 from needed import needs_spark
+from scripted import run_script
 from spark_models import make_mlp
-from test_gpu import run_script
-from test_robustness import _AtEpoch, _python_workers, _Raises
 
 from sparkdl import SparkModel
 from sparkdl.errors import ConfigError, ResourceError, UnknownNameError, WorkerError
@@ -165,7 +165,7 @@ def _mapping(name: str) -> list[str]:
     """What idle Python workers still map of a run's shared memory."""
     return [
         line
-        for process in _python_workers()
+        for process in python_workers()
         for line in Path(f"/proc/{process.pid}/maps").read_text().splitlines()
         if name in line
     ]
@@ -174,7 +174,7 @@ def _mapping(name: str) -> list[str]:
 def _training() -> list[psutil.Process]:
     """The Python workers that share a ring's memory now (a server's has another name)."""
     return [
-        p for p in _python_workers() if "memfd:sparkdl " in Path(f"/proc/{p.pid}/maps").read_text()
+        p for p in python_workers() if "memfd:sparkdl " in Path(f"/proc/{p.pid}/maps").read_text()
     ]
 
 
@@ -203,7 +203,7 @@ def test_a_lost_worker_is_made_up_for(
         model, "allreduce", num_workers=2, batch_size=len(digits[0]), communicator=communicator
     )
     with pytest.warns(RuntimeWarning, match=r"goes on from epoch [3-9] "):
-        history = spark_model.fit(digits_df, epochs=20, verbose=0, callbacks=[_AtEpoch(2, kill)])
+        history = spark_model.fit(digits_df, epochs=20, verbose=0, callbacks=[AtEpoch(2, kill)])
     assert len(history.history["loss"]) == 20
     assert_steps_of_one_process(model, digits, "adam", 20)
 
@@ -297,7 +297,7 @@ def test_with_fewer_slots_fewer_workers_go_on(digits_df: Any, digits: Any) -> No
     spark_model = SparkModel(model, "allreduce", num_workers=4, batch_size=len(digits[0]))
     try:
         with pytest.warns(RuntimeWarning, match=r"goes on from epoch [3-9] with 2 of 4 workers"):
-            spark_model.fit(digits_df, epochs=40, verbose=0, callbacks=[_AtEpoch(2, killer.start)])
+            spark_model.fit(digits_df, epochs=40, verbose=0, callbacks=[AtEpoch(2, killer.start)])
     finally:
         over.set()
         killer.join()
@@ -321,7 +321,7 @@ def test_a_worker_that_hangs_is_named(digits_df: Any) -> None:
     started = time.monotonic()
     try:
         with pytest.raises(WorkerError, match=r"missing rank [01]"):
-            spark_model.fit(digits_df, epochs=500, verbose=0, callbacks=[_AtEpoch(2, stop)])
+            spark_model.fit(digits_df, epochs=500, verbose=0, callbacks=[AtEpoch(2, stop)])
     finally:
         for process in stopped:
             with contextlib.suppress(psutil.Error):
@@ -336,13 +336,13 @@ def test_without_restarts_a_lost_worker_is_an_error(digits_df: Any) -> None:
     spark_model = SparkModel(make_mlp(), "allreduce", num_workers=2, max_restarts=0)
     started = time.monotonic()
     with pytest.raises(WorkerError):
-        spark_model.fit(digits_df, epochs=500, verbose=0, callbacks=[_AtEpoch(1, kill)])
+        spark_model.fit(digits_df, epochs=500, verbose=0, callbacks=[AtEpoch(1, kill)])
     assert time.monotonic() - started < 60
 
 
 def test_an_exception_reaches_the_user_within_seconds(digits_df: Any, communicator: str) -> None:
     model = keras.Sequential(
-        [keras.Input((64,)), _Raises(), keras.layers.Dense(10, activation="softmax")]
+        [keras.Input((64,)), Raises(), keras.layers.Dense(10, activation="softmax")]
     )
     model.compile("adam", "sparse_categorical_crossentropy")
     started = time.monotonic()

@@ -19,8 +19,7 @@ from sparkdl.errors import ConfigError, DataError
 from sparkdl.learner.model_source import KerasSource
 from sparkdl.spark.executor.stage import run_task
 from sparkdl.spark.inference.output_columns import OutputColumn
-from sparkdl.spark.inference.predict_rdd import PredictRowsTask, predict_rows
-from sparkdl.spark.inference.predict_task import PredictTask
+from sparkdl.spark.inference.predict import PredictRowsTask, PredictTask, predict_rows
 
 N = 53
 

@@ -14,7 +14,7 @@ import pytest
 
 import sparkdl
 from sparkdl import SparkModel
-from sparkdl.spark.inference.column_batches import SETTING
+from sparkdl.spark.inference.function import SETTING
 
 N = 24
 FORMATS = ("parquet", "orc")

@@ -16,7 +16,7 @@ import psutil
 import pytest
 import tensorflow  # noqa: F401  here, because importing it sets environment variables
 from needed import needs_spark
-from test_gpu import run_script
+from scripted import run_script
 
 import sparkdl
 from sparkdl import HorovodRunner

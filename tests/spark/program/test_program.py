@@ -17,7 +17,7 @@ import numpy as np
 import program_cases
 import psutil
 import pytest
-from test_gpu import run_script
+from scripted import run_script
 
 from sparkdl.errors import ConfigError, ResourceError, WaitTimeoutError, WorkerError
 from sparkdl.network import Network

@@ -45,8 +45,8 @@ def check_that_the_stage_runs_once(spark: Any) -> None:
 def main() -> None:
     import numpy as np
     from connect_port import own_port
+    from large_models import frame_of, large_model
     from pyspark.sql import SparkSession
-    from test_large_models import frame_of, large_model
 
     from sparkdl import SparkModel
     from sparkdl.spark.driver import large_results, launcher

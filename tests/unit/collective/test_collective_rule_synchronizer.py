@@ -232,7 +232,9 @@ def test_accumulated_batches_are_one_large_batch(name: str, window: int) -> None
 def test_local_sgd_is_the_mean_at_each_exchange(window: int) -> None:
     counts = [40, 24]
     learners, (first, second) = fit(make_rule("local_sgd"), counts, window=window, epochs=2)
-    epochs = [s.unreported[1].rows for s in (first, second)]
+    epochs = [
+        s.outcome(n, 2).unreported[1].rows for s, n in zip((first, second), learners, strict=True)
+    ]
     assert epochs == counts
     alone = [Linear(), Linear()]
     every = window or 10
@@ -270,7 +272,7 @@ def test_all_stop_together_in_the_middle_of_an_epoch(name: str) -> None:
     learners, synchronizers = fit(
         make_rule(name), [4000, 3000, 20], window=5, epochs=3, lines=lines, report_interval_s=0.0
     )
-    assert all(s.stopped for s in synchronizers)
+    assert all(s.orders.stopped for s in synchronizers)
     assert len({learner.flat.tobytes() for learner in learners}) == 1
     assert learners[0].step < 200  # of 1000 in an epoch
     assert not any(line.unreported for line in lines)
@@ -319,11 +321,11 @@ def test_outer_momentum_goes_on_in_a_second_run() -> None:
         DiLoCoExchangeRule(), [40, 24], window=5, epochs=2, optimizer=plain
     )
     assert first.rule_state
-    result = first.result(learners[0], 2)
+    result = first.outcome(learners[0], 2).state
     assert result is not None
     assert (result.epoch, result.rule) == (2, first.rule_state)
     np.testing.assert_array_equal(result.weights, learners[0].flat)
-    assert second.result(learners[1], 2) is None  # one rank returns the run's state
+    assert second.outcome(learners[1], 2).state is None  # one rank returns the run's state
     anew = [Linear(plain), Linear(plain)]
     for mine, other in zip(anew, learners, strict=True):
         mine.flat = other.flat.copy()

@@ -72,9 +72,10 @@ def test_a_run_with_a_coordinator() -> None:
             synchronizer.keep_state(learner, 1)
             synchronizer.end_epoch(learner, 0, metrics, metrics, wait=False)
             synchronizer.finish(learner, 1)
-            assert synchronizer.unreported == {}
-            assert synchronizer.transport == "builtin"
-            results[rank] = synchronizer.result(learner, 1)
+            outcome = synchronizer.outcome(learner, 1)
+            assert outcome.unreported == {}
+            assert outcome.transport == "builtin"
+            results[rank] = outcome.state
 
     with CoordinatorHost(Settings(2), listen) as host:
         threads = [threading.Thread(target=work, args=(host, rank)) for rank in range(2)]
@@ -107,10 +108,10 @@ def test_a_run_without_a_coordinator_keeps_its_reports(name: str) -> None:
         synchronizer.start(learner, rows=2, batches=1, windows=1)
         report = Report(0, 1, 1, 1, 2, 0.5, np.ones(2))
         synchronizer.train(learner, BatchStack({}, {}, None, 1, 2), report)
-        assert synchronizer.unreported == {}  # the epoch has not ended
+        assert synchronizer.outcome(learner, 0).unreported == {}  # the epoch has not ended
         synchronizer.end_epoch(learner, 0, np.array([2.0, 1.0]), None, wait=False)
         synchronizer.finish(learner, 1)
-    kept = synchronizer.unreported[0]
+    kept = synchronizer.outcome(learner, 1).unreported[0]
     assert (kept.rows, kept.batches_done, kept.ended) == (2, 1, True)
     assert kept.metrics.tolist() == [2.0, 1.0]
     assert not kept.val_metrics.size

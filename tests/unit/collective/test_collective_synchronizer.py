@@ -221,13 +221,13 @@ def test_ranks_agree_on_steps_stop_and_rate():
         assert line.joined == (10 * rank, rank)
         window = Batches([(np.ones((4, 3)), np.ones(4))]) if rank == 1 else None
         synchronizer.train(learner, window, report(4 if rank == 1 else 0))
-        assert not synchronizer.stopped
+        assert not synchronizer.orders.stopped
         synchronizer.end_epoch(learner, 0, np.zeros(2), np.ones(2), wait=True)
         synchronizer.keep_state(learner, 1)
         synchronizer.finish(learner, 1)
         assert line.finished
         assert [epoch for _, epoch in line.kept] == ([1] if rank == 1 else [])  # it has rows
-        return start, synchronizer.stopped, synchronizer.learning_rate, line.sent
+        return start, synchronizer.orders.stopped, synchronizer.orders.learning_rate, line.sent
 
     for rank, (start, stopped, rate, sent) in enumerate(in_threads(2, work)):
         assert (start.epoch, start.position, start.windows_per_epoch) == (0, 0, 1)
@@ -248,7 +248,7 @@ def test_all_ranks_stop_at_the_same_step():
         learner = Linear(seed=rank)
         synchronizer.start(learner, rows=400, batches=100, windows=100)
         steps = 0
-        while steps < 100 and not synchronizer.stopped:
+        while steps < 100 and not synchronizer.orders.stopped:
             size = 16 if rank == 1 or steps >= 16 else None  # rank 0 has no batches at first
             window = None
             if size is not None:
@@ -281,7 +281,7 @@ def test_all_ranks_take_what_callbacks_wrote_at_the_same_step():
             synchronizer.train(learner, Batches([(np.ones((4, 3)), np.ones(4))] * 16), report(4))
             steps[0] += 16
             synchronizer.take_changes(learner)
-            assert not synchronizer.stopped
+            assert not synchronizer.orders.stopped
         return found
 
     first, second = in_threads(2, work)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from sparkdl.compat.tfos import TFManager, TFNode
-from sparkdl.compat.tfos.partition_feed import PartitionFeed
+from sparkdl.compat.tfos.nodes import PartitionFeed
 from sparkdl.compat.tfos.TFManager import EndPartition
 from sparkdl.compat.tfos.TFNode import hdfs_path
 from sparkdl.errors import ConfigError, DataError, WaitTimeoutError

@@ -17,10 +17,11 @@ from sparkdl.coordinator.lines import (
     pack_lines,
     unpack_lines,
 )
-from sparkdl.coordinator.status import Failure, Status
+from sparkdl.coordinator.status import Status
 from sparkdl.coordinator.store import Store
 from sparkdl.coordinator.telemetry import report_message
 from sparkdl.errors import DataError, SparkDLError, WorkerError, beats_of
+from sparkdl.failures import Failure
 from sparkdl.host_load import HostLoad
 from sparkdl.phases import PHASES, Usage
 from sparkdl.reports import EpochReport
@@ -261,7 +262,7 @@ def test_an_error_of_this_library_is_raised_as_itself_by_who_looks_at_the_run() 
     world.send(1, Kind.FAIL, meta={"error": "DataError: x", "traceback": "tb", "beats": beats})
     failure = Status.from_wire(*world.status().to_wire()).failure
     assert failure is not None
-    raised = failure.raised()
+    raised = failure.library_error()
     assert type(raised) is DataError
     assert str(raised) == str(error).replace("'x'", "'x' (worker 1)")
 
@@ -274,7 +275,7 @@ def test_beats_of_no_error_are_left_out(beats: object) -> None:
     world.send(0, Kind.FAIL, meta={"error": "E: x", "traceback": "tb", "beats": beats})
     failure = world.status().failure
     assert failure is not None
-    raised = failure.raised()
+    raised = failure.library_error()
     assert type(raised) is WorkerError
     assert "E: x" in str(raised)
 

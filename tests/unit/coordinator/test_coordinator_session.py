@@ -18,6 +18,7 @@ from sparkdl.coordinator.machine import Coordinator
 from sparkdl.coordinator.session import Session, open_session, report_failure
 from sparkdl.coordinator.settings import Settings
 from sparkdl.errors import ProtocolError, TransportError, WaitTimeoutError, WorkerError
+from sparkdl.failures import Failure
 from sparkdl.reports import EpochReport
 from sparkdl.testing.inproc import InprocServer
 from sparkdl.transport.frames import BLOB_BYTES, HEADER_BYTES, Kind, Message
@@ -216,7 +217,7 @@ def test_a_failure_ends_the_others_next_request(
     pair: tuple[Session, Session], driver: DriverClient
 ) -> None:
     in_threads(*(session.join for session in pair))
-    pair[1].fail("ValueError: bad row", "the traceback")
+    pair[1].fail(Failure(1, "ValueError: bad row", "the traceback"))
     with pytest.raises(WorkerError, match="the traceback") as caught:
         pair[0].report(EpochReport(0, 1))
     assert caught.value.rank == 1

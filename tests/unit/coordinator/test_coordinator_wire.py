@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from sparkdl.coordinator.blobs import Assembly, KeptBlobs, chunk_reply
+from sparkdl.coordinator.group import Orders
 from sparkdl.coordinator.joining import introduction_of
 from sparkdl.coordinator.lines import LogLines, pack_lines, unpack_lines
-from sparkdl.coordinator.orders import Orders
-from sparkdl.coordinator.status import EpochTotals, Failure, Status, WorkerStatus
+from sparkdl.coordinator.status import EpochTotals, Status, WorkerStatus
 from sparkdl.coordinator.telemetry import Telemetry, report_message, report_of, sum_states
 from sparkdl.errors import ProtocolError
+from sparkdl.failures import Failure
 from sparkdl.reports import EpochReport
 from sparkdl.transport.frames import (
     BLOB_BYTES,

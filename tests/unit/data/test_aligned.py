@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sparkdl.data.aligned import ALIGNMENT, aligned_empty, as_aligned, is_aligned
+from sparkdl.data.columns import ALIGNMENT, aligned_empty, as_aligned, is_aligned
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (5, 0, 2), (7, 3, 2)])

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparkdl.data import Batches, row_order, rows_from_numpy
+from sparkdl.data import Batches, rows_from_numpy
 from sparkdl.data.ragged import Ragged
-from sparkdl.data.row_order import content_order
+from sparkdl.data.rows import content_order
 
 
 def values_of(column: Any) -> list[bytes]:
@@ -71,8 +71,8 @@ def test_no_rows_and_one() -> None:
 
 
 def test_many_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(row_order, "_CHUNK_WORDS", 8)
-    monkeypatch.setattr(row_order, "_TAKEN_BYTES", 10)
+    monkeypatch.setattr("sparkdl.data.rows._CHUNK_WORDS", 8)
+    monkeypatch.setattr("sparkdl.data.rows._TAKEN_BYTES", 10)
     lengths = GENERATOR.integers(0, 9, 200)
     values = GENERATOR.integers(0, 3, int(lengths.sum())).astype("uint8")
     few = GENERATOR.integers(0, 3, (200, 3)).astype("uint8")

@@ -13,8 +13,8 @@ from typing import Any
 import pyarrow as pa
 
 from sparkdl.errors import TransportError
+from sparkdl.failures import Failure, RankFailure
 from sparkdl.launch.devices import DeviceRequest
-from sparkdl.launch.failures import FailureDescription, RankFailure
 from sparkdl.launch.results import Result
 from sparkdl.launch.task import RankContext
 
@@ -63,4 +63,4 @@ class WorkTask:
         yield from Result(rank.rank, "rows", str(rows), bytes([rank.rank]) * self.size).batches()
 
     def failed(self, rank: RankContext, error: Exception | SystemExit) -> Iterator[pa.RecordBatch]:
-        raise RankFailure(FailureDescription.of(rank.rank, error)) from error
+        raise RankFailure(Failure.of(rank.rank, error)) from error

@@ -14,13 +14,13 @@ import sparkdl
 from sparkdl.coordinator.host import CoordinatorHost
 from sparkdl.coordinator.session import open_session
 from sparkdl.coordinator.settings import Settings
+from sparkdl.errors import Cause
+from sparkdl.failures import RankFailure
 from sparkdl.launch.devices import DeviceRequest
-from sparkdl.launch.failures import RankFailure
 from sparkdl.launch.function import FunctionTask, Returned, dump_call
 from sparkdl.launch.gathering import AloneGathering
-from sparkdl.launch.line_sender import KEPT_BYTES, LineSender
 from sparkdl.launch.processes import ProcessLauncher
-from sparkdl.launch.rank_session import DriverUnreachableError
+from sparkdl.launch.rank_session import KEPT_BYTES, LineSender
 from sparkdl.launch.results import join_batches, of_kind
 from sparkdl.launch.task import RankContext
 from sparkdl.transport.address import Address, Endpoint
@@ -115,7 +115,7 @@ def test_a_rank_that_cannot_reach_the_driver_says_so_before_it_meets_anybody(
     with pytest.raises(RankFailure) as caught:
         list(task(int, endpoint=nowhere).run(RankContext(3), iter(())))
     failure = caught.value.failure
-    assert (failure.rank, failure.type) == (3, DriverUnreachableError.__name__)
+    assert (failure.rank, failure.cause) == (3, Cause.UNREACHED)
     assert "cannot reach the driver" in failure.error
     assert "127.0.0.1:1" in failure.error
     assert not failure.secondary  # it is told at once

@@ -16,16 +16,16 @@ import pytest
 from launch_tasks import WorkTask
 
 from sparkdl import payload
-from sparkdl.errors import ResourceError, WaitTimeoutError
-from sparkdl.launch.child import Child
-from sparkdl.launch.devices import DeviceRequest, Placement, Resources
-from sparkdl.launch.failures import (
+from sparkdl.errors import ResourceError, TransportError, WaitTimeoutError
+from sparkdl.failures import (
     ChildTraceback,
-    FailureDescription,
+    Failure,
     RankFailure,
     is_secondary,
     root_cause,
 )
+from sparkdl.launch.child import Child
+from sparkdl.launch.devices import DeviceRequest, Placement, Resources
 from sparkdl.launch.gathering import AloneGathering
 from sparkdl.launch.processes import ProcessLauncher
 from sparkdl.launch.results import CHUNK_BYTES, Result, join_batches, of_kind
@@ -197,31 +197,27 @@ time.sleep(60)
 
 
 def test_failures_are_described_carried_and_ranked() -> None:
-    first = FailureDescription.of(0, ConnectionResetError("a user's own"))
-    lost = FailureDescription.of(
-        1, RuntimeError("TransportError: rank 0 is gone; rank 1 cannot go on")
-    )
+    first = Failure.of(0, ConnectionResetError("a user's own"))
+    lost = Failure.of(1, TransportError("rank 0 is gone; rank 1 cannot go on"))
     assert not first.secondary
     assert lost.secondary
     assert root_cause([lost, first]) == first
     assert root_cause([lost]) == lost
     assert root_cause([]) is None
-    assert FailureDescription.from_json(first.to_json()) == first
+    assert Failure.from_json(first.to_json()) == first
     assert is_secondary(RankFailure(lost))
     in_child = RuntimeError("TransportError: as the child's text has it")
     in_child.__cause__ = ChildTraceback(first)
     assert not is_secondary(in_child)
-    assert FailureDescription.of(3, in_child) == first
-    ours = FailureDescription.of(2, ResourceError("no GPU", expected="one", hint="buy one"))
+    assert Failure.of(3, in_child) == first
+    ours = Failure.of(2, ResourceError("no GPU", expected="one", hint="buy one"))
     raised = ours.library_error()
     assert isinstance(raised, ResourceError)
     assert raised.what == "no GPU (worker 2)"
     assert raised.hint == "buy one"
-    again = FailureDescription.of(
-        5, ours.worker_error()
-    )  # told by another rank than the one that failed
+    again = Failure.of(5, ours.worker_error())  # told by another rank than the one that failed
     assert (again.rank, again.error) == (2, ours.error)
-    long = FailureDescription.of(0, ValueError("x" * 10_000))
+    long = Failure.of(0, ValueError("x" * 10_000))
     assert len(long.error) <= 2000
     assert len(long.traceback) <= 8100
 

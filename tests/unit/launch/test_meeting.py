@@ -13,7 +13,7 @@ from sparkdl.collective.strategy import AllReduceStrategy, EarlyGathering, Sessi
 from sparkdl.coordinator.machine import Coordinator
 from sparkdl.coordinator.settings import Settings
 from sparkdl.errors import TransportError, WaitTimeoutError
-from sparkdl.launch.failures import FailureDescription, RankFailure, failure_in, is_secondary
+from sparkdl.failures import Failure, RankFailure, failure_in, is_secondary
 from sparkdl.launch.results import join_batches
 from sparkdl.launch.task import RankContext
 from sparkdl.reports import EpochReport
@@ -135,14 +135,14 @@ def test_a_failure_that_another_rank_caused_is_known() -> None:
     assert is_secondary(gone)
     assert not is_secondary(WaitTimeoutError("missing rank 1"))
     assert not is_secondary(ValueError("bad row"))
-    wrapped = RuntimeError("Graph execution error: TransportError: rank 1 is gone; rank 0 ...")
+    wrapped = RuntimeError(f"Graph execution error: {RankFailure(Failure.of(0, gone))} [Op:run]")
     assert is_secondary(wrapped)
 
 
 def test_a_rank_failure_survives_pickling() -> None:
     import pickle
 
-    failure = RankFailure(FailureDescription.of(3, ValueError("bad row")))
+    failure = RankFailure(Failure.of(3, ValueError("bad row")))
     again = pickle.loads(pickle.dumps(failure))
     assert str(again) == str(failure)
     assert failure_in(again) == failure.failure

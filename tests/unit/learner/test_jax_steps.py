@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 pytest.importorskip("jax")
-from sparkdl.learner.jax_steps import HostCopy, pinned_copy
+from sparkdl.learner.jax import HostCopy, pinned_copy
 
 
 @pytest.mark.parametrize("pinned", [False, True])

@@ -11,7 +11,6 @@ from progress_cases import Clock, Recorder, epoch, make_monitor, mean, report
 
 from sparkdl.errors import DataError
 from sparkdl.phases import Spans
-from sparkdl.progress.commands import Command
 from sparkdl.progress.events import (
     EpochBegan,
     EpochEnded,
@@ -26,7 +25,7 @@ from sparkdl.progress.events import (
     WorkerView,
     as_json,
 )
-from sparkdl.progress.monitor import FitMonitor
+from sparkdl.progress.monitor import Command, FitMonitor
 
 
 def test_events_come_in_order() -> None:

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from sparkdl.coordinator.status import EpochTotals, Failure, Status, WorkerStatus
+from sparkdl.coordinator.status import EpochTotals, Status, WorkerStatus
+from sparkdl.failures import Failure
 from sparkdl.phases import Usage
 from sparkdl.progress.run_progress import progress_of
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_ps_synchronizer import clients
+from ps_learner import clients
 
 from sparkdl.config import EPOCH_WINDOW, LoopSettings
 from sparkdl.data import Batches, rows_from_numpy

@@ -4,134 +4,28 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from ps_learner import LAYOUT, Learner, clients, stack_of, together
 
 from sparkdl.config import EPOCH_WINDOW, LoopSettings
-from sparkdl.coordinator.settings import Settings
 from sparkdl.data import Batches, rows_from_numpy
 from sparkdl.errors import ConfigError
 from sparkdl.finite import FiniteCheck, NotFiniteError
-from sparkdl.protocols import MAX_STACK, BatchStack
-from sparkdl.ps.client import Client, Progress
+from sparkdl.protocols import MAX_STACK
+from sparkdl.ps.client import Progress
 from sparkdl.ps.round_synchronizer import RoundSynchronizer
-from sparkdl.ps.server import ServerConfig
 from sparkdl.ps.strategy import ServerSynchronizer
 from sparkdl.ps.synchronizer import ServerGradientSynchronizer, WindowSynchronizer
 from sparkdl.reports import Report
 from sparkdl.rules import AEASGD, BSP, Averaging, Downpour, Rule
 from sparkdl.run_state import RunState
-from sparkdl.testing.inproc import InprocParameterServer
-from sparkdl.weights import FloatArray, Layout
 from sparkdl.worker import train
 
-LAYOUT = Layout.of([("w", (6,), "float32")], [("m", (2,), "float32")])
 STEP = Progress(epoch=0, batch=1, batches=1, rows=1)
-
-
-class Learner:
-    """Weights that are pulled towards each batch: loss = mean((w - x)**2) / 2, plain SGD."""
-
-    layout = LAYOUT
-
-    def __init__(self, rate: float = 0.5) -> None:
-        self.weights = np.zeros(LAYOUT.size, np.float32)
-        self.rate = rate
-        self.loaded = 0
-
-    def read_weights(self, out: FloatArray) -> None:
-        out[...] = self.weights
-
-    def write_weights(self, flat: FloatArray) -> None:
-        self.weights[...] = flat
-
-    def constrained(self, flat: FloatArray) -> FloatArray:
-        return flat
-
-    def gradients(self, batch: Any, out: FloatArray) -> None:
-        out[...] = (self.weights - np.asarray(batch, np.float32)[:, None]).mean(axis=0)
-        out[LAYOUT.trained_size :] = np.mean(batch)
-
-    def train_reducing(self, batches: Any, reducer: Any) -> None:
-        for batch in batches.y["label"]:
-            reducer.rows = len(batch)
-            self.gradients(batch, reducer.buffer)
-            reducer.begin(0)
-            if reducer.finish():
-                self.apply_gradients(reducer.buffer)
-
-    def skip_reducing(self, reducer: Any) -> None:
-        reducer.rows = 0
-        reducer.begin(0)
-        if reducer.finish():
-            self.apply_gradients(reducer.buffer)
-
-    def apply_gradients(self, flat: FloatArray) -> None:
-        trained = slice(0, LAYOUT.trained_size)
-        self.weights[trained] -= self.rate * flat[trained]
-        self.weights[LAYOUT.trained_size :] = flat[LAYOUT.trained_size :]
-
-    def optimizer_state(self) -> bytes:
-        return np.float32(self.rate).tobytes()
-
-    def carried_state(self) -> bytes:
-        return b""
-
-    def carried_state_at(self, steps: int, wanted: int) -> bytes:
-        return b""
-
-    def mark_draws(self) -> None: ...
-
-    def fill_draws(self, steps: int, steps_of_all: int) -> None: ...
-
-    def skip_draws(self, steps: int) -> None: ...
-
-    def load_optimizer_state(self, state: bytes) -> None:
-        self.loaded += 1
-        self.rate = float(np.frombuffer(state, np.float32)[0])
-
-
-def stack_of(*batches: list[float]) -> BatchStack:
-    """A stack for the learner above; its batches need not be equally long."""
-    return BatchStack({}, {"label": list(batches)}, None, len(batches), sum(map(len, batches)))  # type: ignore[dict-item]
-
-
-@contextmanager
-def clients(
-    rule: Rule, count: int, layout: Layout = LAYOUT
-) -> Iterator[tuple[list[Client], InprocParameterServer]]:
-    config = ServerConfig(layout, rule, count, settings=Settings(count, grace_s=0.2))
-    with InprocParameterServer(config, np.zeros(layout.size, np.float32)) as server:
-        made = [server.client(rank) for rank in range(count)]
-        try:
-            yield made, server
-        finally:
-            for client in made:
-                client.close()
-
-
-def together(*actions: Any) -> None:
-    errors: list[BaseException] = []
-
-    def body(action: Any) -> None:
-        try:
-            action()
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=body, args=(action,), daemon=True) for action in actions]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(20)
-        assert not thread.is_alive()
-    if errors:
-        raise errors[0]
 
 
 def test_windows_exchange_by_the_rule() -> None:
@@ -344,7 +238,7 @@ def test_state_is_kept_whole_beside_an_exchange_under_way() -> None:
                 if epoch == 4:
                     sync.finish(learner, 9)
         np.testing.assert_allclose(learner.weights, 4)
-        assert sync.result(learner, 9) is None  # the server has it
+        assert sync.outcome(learner, 9).state is None  # the server has it
 
 
 def test_overlap_raises_in_the_training_thread() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_ps_synchronizer import LAYOUT, Learner, clients, stack_of, together
+from ps_learner import LAYOUT, Learner, clients, stack_of, together
 
 from sparkdl.changes import VariableChanges
 from sparkdl.config import LoopSettings
@@ -25,7 +25,7 @@ from sparkdl.worker import train
 
 
 class Rank(Learner):
-    """The learner of the other file, as the loop calls it; may do something at one of its steps."""
+    """The small learner, as the loop calls it; may do something at one of its steps."""
 
     step, learning_rate, has_schedule, scales_loss = 0, 0.5, False, False
 
@@ -126,7 +126,7 @@ def test_the_death_of_a_worker_after_the_last_round_loses_nothing() -> None:
         np.testing.assert_array_equal(server.center, learners[1].weights)
         with server.driver() as driver:
             assert RunState.from_bytes(driver.kept()).epoch == 2  # the optimizer state, at its end
-        assert syncs[1].result(learners[1], 2) is None
+        assert syncs[1].outcome(learners[1], 2).state is None
 
 
 def test_every_batch_of_a_stack_is_a_commit_of_its_own() -> None:

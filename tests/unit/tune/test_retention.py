@@ -20,10 +20,9 @@ from sparkdl.tune import (
 )
 from sparkdl.tune.goal import Goal
 from sparkdl.tune.journal import Journal, TrialRecord
-from sparkdl.tune.retention import dispensable
 from sparkdl.tune.runner import OnEpoch, SegmentTraining, run_search
 from sparkdl.tune.segment import Segment
-from sparkdl.tune.study import Study
+from sparkdl.tune.study import Study, dispensable
 from sparkdl.tune.suggestions import Trial
 
 LOSS = Goal("loss", False)

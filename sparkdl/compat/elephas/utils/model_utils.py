@@ -6,7 +6,7 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Any, ClassVar
 
-from sparkdl.learner.model_facts import name_of_loss
+from sparkdl.learner.description import name_of_loss
 
 _REGRESSION = (
     "mean_squared_error", "mean_absolute_error", "mse", "mae", "cosine_proximity",

@@ -13,7 +13,7 @@ from ps_world import Bounded, Flag, Kind, Plain, Rounds, World, code
 
 from sparkdl.coordinator.machine import Coordinator
 from sparkdl.coordinator.settings import Settings
-from sparkdl.coordinator.status import Failure
+from sparkdl.failures import Failure
 from sparkdl.ps.store import ParameterStore
 from sparkdl.reports import EpochReport
 from sparkdl.rules.rule import Rule

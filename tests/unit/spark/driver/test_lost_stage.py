@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sparkdl.errors import TransportError, WorkerError
-from sparkdl.launch.failures import RanksLost
+from sparkdl.failures import RanksLost
 from sparkdl.spark.driver import launcher
 from sparkdl.spark.driver.launcher import SparkRanks, _lost
 

@@ -13,7 +13,7 @@ from sparkdl.collective.rules import make_rule as make_exchange_rule
 from sparkdl.config import FitConfig
 from sparkdl.coordinator.session import open_session
 from sparkdl.errors import TransportError
-from sparkdl.progress.commands import Command
+from sparkdl.progress.monitor import Command
 from sparkdl.ps.choice import ServerExchange
 from sparkdl.ps.client import limits_of
 from sparkdl.ps.strategy import ServerStrategy

@@ -34,7 +34,7 @@ from sparkdl.spark.columns.local_data import as_frame, unknown_data
 from sparkdl.spark.driver.arguments import FitArguments, check_callbacks, check_share, verbosity
 from sparkdl.spark.driver.feeding import feed_settings
 from sparkdl.spark.driver.function_stage import dump_function
-from sparkdl.spark.inference.choice import PredictionChoice
+from sparkdl.spark.inference.predict import PredictionChoice
 from sparkdl.spark.session.frames import require_frame
 from sparkdl.spark.session.running import require_running
 from sparkdl.values import (

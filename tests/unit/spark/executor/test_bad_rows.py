@@ -14,9 +14,9 @@ from sparkdl import payload
 from sparkdl.config import LoopSettings
 from sparkdl.data import ColumnSpec, DataSpec, decode
 from sparkdl.errors import DataError
+from sparkdl.failures import Failure
 from sparkdl.launch.devices import DeviceRequest, Placement
-from sparkdl.launch.failures import FailureDescription, failures_of
-from sparkdl.launch.results import join_batches
+from sparkdl.launch.results import failed, failures_of, join_batches
 from sparkdl.launch.task import RankContext
 from sparkdl.learner.archive import ModelArchive
 from sparkdl.spark.columns import shared_rows
@@ -128,7 +128,7 @@ class DecodeTask:
         yield from ()
 
     def failed(self, rank: RankContext, error: Exception | SystemExit) -> Iterator[pa.RecordBatch]:
-        yield from FailureDescription.of(rank.rank, error).result(rank.rank).batches()
+        yield from failed(rank.rank, Failure.of(rank.rank, error)).batches()
 
 
 @pytest.mark.parametrize(("read_on_s", "read"), [(5.0, 6), (-1.0, 2)])

@@ -19,10 +19,10 @@ from sparkdl.learner.predictor_archive import PredictorArchive
 from sparkdl.learner.signature import Signature, TensorSpec
 from sparkdl.spark.inference import evaluate, forward
 from sparkdl.spark.inference.evaluate import evaluation_stacks
+from sparkdl.spark.inference.forward import PredictorTask
+from sparkdl.spark.inference.function import UdfTask
 from sparkdl.spark.inference.output_columns import OutputColumn
-from sparkdl.spark.inference.predict_task import AppendTask, PredictTask
-from sparkdl.spark.inference.predictor_task import PredictorTask
-from sparkdl.spark.inference.udf_task import UdfTask
+from sparkdl.spark.inference.predict import AppendTask, PredictTask
 
 ROWS = 11
 WIDTH = 6

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sparkdl.spark.inference.shared_gpus import warn_of_shared_gpus
+from sparkdl.spark.inference.forward import warn_of_shared_gpus
 
 
 class Session:

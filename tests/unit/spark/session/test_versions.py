@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql import types as T
 
 from sparkdl.errors import ResourceError
-from sparkdl.spark.inference import pandas_function
+from sparkdl.spark.inference import function
 from sparkdl.spark.session import versions
 
 
@@ -79,26 +79,26 @@ def test_tables_travel_as_arrows_bytes() -> None:
 
 def test_series_become_arrow() -> None:
     vector = pd.DataFrame({"type": [1.0, None], "values": [[1.0, 2.0], None]})
-    assert pandas_function.to_arrow(vector).to_pylist() == [
+    assert function.to_arrow(vector).to_pylist() == [
         {"type": 1.0, "values": [1.0, 2.0]}, None,
     ]  # fmt: skip
-    assert pandas_function.to_arrow(pd.Series([1.5, float("nan")])).to_pylist() == [1.5, None]
-    assert pandas_function.to_arrow(pd.Series([b"ab", None])).type == pa.binary()
+    assert function.to_arrow(pd.Series([1.5, float("nan")])).to_pylist() == [1.5, None]
+    assert function.to_arrow(pd.Series([b"ab", None])).type == pa.binary()
 
 
 def test_columns_of_nulls_wait_for_their_type() -> None:
     nothing, some = pd.Series([None, None]), pd.Series([[1.0], [2.0]])
     numbers = pd.Series([1.0, 2.0])
-    typed = list(pandas_function._typed([(nothing, numbers), (some, numbers), (nothing, numbers)]))
+    typed = list(function._typed([(nothing, numbers), (some, numbers), (nothing, numbers)]))
     assert [columns[0].type for columns in typed] == [pa.list_(pa.float64())] * 3
     assert [columns[0].null_count for columns in typed] == [2, 0, 2]
-    (alone,) = pandas_function._typed([nothing])
+    (alone,) = function._typed([nothing])
     assert (alone[0].type, alone[0].null_count) == (pa.list_(pa.float32()), 2)
-    assert list(pandas_function._typed([])) == []
+    assert list(function._typed([])) == []
 
 
 def test_predictions_become_series() -> None:
-    whole = pandas_function.to_series(pa.array([1, None, 3], pa.int32()))
+    whole = function.to_series(pa.array([1, None, 3], pa.int32()))
     assert whole.tolist() == [1, None, 3]
-    assert pandas_function.to_series(pa.array([0.5, 1.5])).tolist() == [0.5, 1.5]
-    assert pandas_function.to_series(pa.array([[1.0], None])).tolist() == [[1.0], None]
+    assert function.to_series(pa.array([0.5, 1.5])).tolist() == [0.5, 1.5]
+    assert function.to_series(pa.array([[1.0], None])).tolist() == [[1.0], None]

@@ -1,0 +1,183 @@
+"""The envelope of a failure: what of it arrives, and that its cause is never told by its text."""
+
+from __future__ import annotations
+
+import base64
+import pickle
+import zlib
+
+import pytest
+
+from sparkdl.errors import (
+    Cause,
+    ConfigError,
+    ResourceError,
+    TransportError,
+    WaitTimeoutError,
+    WorkerError,
+)
+from sparkdl.failures import (
+    ChildTraceback,
+    Failure,
+    RankFailure,
+    RanksLost,
+    carried,
+    cause_of,
+    failure_in,
+)
+from sparkdl.finite import NotFiniteError
+from sparkdl.launch.rank_session import DriverUnreachableError
+from sparkdl.transport.error_frames import error_from_meta, error_to_meta
+
+GONE = TransportError(
+    "rank 1 is gone; rank 0 cannot go on", expected='all "ranks"', received="a\\b", hint="é\n"
+)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "TransportError: my own service is down",
+        "the customer is gone; rank them lower",
+        "WaitTimeoutError: of the user's own",
+        "DriverUnreachableError",
+    ],
+)
+def test_a_users_error_is_their_own_whatever_its_text_says(text: str) -> None:
+    failure = Failure.of(0, ValueError(text))
+    assert failure.cause is Cause.OWN
+    assert not failure.secondary
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        (GONE, Cause.LOST),
+        (WaitTimeoutError("missing rank 1"), Cause.TIMEOUT),
+        (DriverUnreachableError("no way"), Cause.UNREACHED),
+        (NotFiniteError(3, joined=True), Cause.JOINED),
+        (NotFiniteError(3), Cause.OWN),
+        (ResourceError("no GPU"), Cause.OWN),
+        (WorkerError(1, "x", cause=Cause.LOST), Cause.LOST),
+        (RuntimeError("[Rank 1] Horovod has been shut down"), Cause.LOST),
+    ],
+)
+def test_each_class_has_its_cause(error: BaseException, cause: Cause) -> None:
+    assert cause_of(error) is cause
+    wrapped = ValueError("in the user's own")
+    wrapped.__cause__ = error
+    assert cause_of(wrapped) is cause
+    assert Failure.from_json(Failure.of(2, error).to_json()).cause is cause
+
+
+@pytest.mark.parametrize(
+    "passed_on",
+    [
+        str,
+        repr,
+        lambda text: str(text).replace("\n", "\n\tat "),
+        lambda text: f"Job aborted: {{{text!r}}}\nDriver stacktrace:",
+        lambda text: repr(repr(text)),
+    ],
+)
+def test_the_envelope_survives_whoever_quotes_or_indents_the_text(passed_on) -> None:
+    failure = Failure.of(4, GONE)
+    found = failure_in(RuntimeError(passed_on(str(RankFailure(failure)))))
+    assert found == failure
+    raised = found.library_error()
+    assert type(raised) is TransportError
+    assert (raised.expected, raised.received, raised.hint) == ('all "ranks"', "a\\b", "é\n")
+
+
+def test_a_rank_failure_says_why_in_its_first_line_and_survives_pickling() -> None:
+    failure = RankFailure(Failure.of(3, ValueError("bad row")))
+    assert str(failure).splitlines()[0] == "rank 3 failed: ValueError: bad row"
+    again = pickle.loads(pickle.dumps(failure))
+    assert failure_in(again) == failure.failure == again.failure
+
+
+def test_what_is_no_whole_envelope_is_none() -> None:
+    whole = str(RankFailure(Failure.of(3, ValueError("bad row"))))
+    start, end = whole.index("--sparkdl-failure--") + 19, whole.index("--end--")
+    assert failure_in(RuntimeError(whole)) is not None
+    for packed in (
+        "",
+        "not base64!",
+        base64.b64encode(b"no zlib").decode(),
+        base64.b64encode(zlib.compress(b"[1]")).decode(),
+        base64.b64encode(zlib.compress(b"{")).decode(),
+        base64.b64encode(zlib.compress(b"\xff")).decode(),
+        base64.b64encode(zlib.compress(bytes(50_000_000))).decode(),  # is not unpacked whole
+        "A" * 1_200_000,
+    ):
+        assert failure_in(RuntimeError(whole[:start] + packed + whole[end:])) is None
+    assert failure_in(RuntimeError(whole[:end])) is None
+
+
+def test_fields_from_the_network_are_bounded_and_typed() -> None:
+    failure = Failure.from_wire(
+        {
+            "rank": "x",
+            "error": 30_000 * "e",
+            "traceback": 300_000 * "t",
+            "cause": "__import__",
+            "beats": {"type": "ConfigError", "what": 30_000 * "w", "__init__": "x", 3: 4},
+            "lines": 30_000 * "l",
+            "another": 1,
+        }
+    )
+    assert (failure.rank, failure.cause) == (-1, Cause.OWN)
+    assert (len(failure.error), len(failure.traceback)) == (10_000, 100_000)
+    assert failure.beats == {"type": "ConfigError", "what": 10_000 * "w"}
+    assert len(failure.lines) == 10_000
+    assert isinstance(failure.library_error(), ConfigError)
+    assert Failure.from_wire({"rank": 7}, rank=2).rank == 2
+    assert Failure.from_wire({"beats": [1]}).beats is None
+
+
+def test_an_envelope_of_the_longest_texts_is_read() -> None:
+    beats = {"type": "ConfigError", **dict.fromkeys(("what", "hint"), 10000 * "\u2028")}
+    failure = Failure(1, 2000 * "x", 8000 * "y", beats=beats, lines=10_000 * "z")
+    assert failure_in(RankFailure(failure)) == failure
+    assert failure_in(RuntimeError(str(RankFailure(failure)))) == failure
+
+
+def test_other_ranks_hear_of_the_class_and_the_cause() -> None:
+    told = Failure.of(2, WaitTimeoutError("missing rank 1", expected="all", hint="wait"))
+    heard = error_from_meta(error_to_meta(told.worker_error()))
+    assert isinstance(heard, WorkerError)
+    again = Failure.of(5, heard)
+    assert (again.rank, again.error, again.cause) == (2, told.error, Cause.TIMEOUT)
+    assert type(again.library_error()) is WaitTimeoutError
+    assert again.library_error().hint == "wait"
+
+
+def test_what_a_framework_wraps_is_told_as_itself() -> None:
+    @carried
+    def reduce(array: int) -> int:
+        raise GONE
+
+    @carried
+    def broken(array: int) -> int:
+        raise ValueError("the user's own")
+
+    with pytest.raises(RankFailure) as caught:
+        reduce(1)
+    assert str(caught.value).startswith("sparkdl.errors.TransportError: rank 1 is gone")
+    wrapped = RuntimeError(f"INTERNAL: callback failed: {caught.value}\n\t [[node]]")
+    failure = Failure.of(6, wrapped)
+    assert (failure.rank, failure.cause) == (6, Cause.LOST)
+    assert failure.error.startswith("sparkdl.errors.TransportError: rank 1 is gone")
+    assert "INTERNAL: callback failed" in failure.traceback
+    assert "--sparkdl-failure--" not in failure.traceback
+    with pytest.raises(ValueError, match="own"):
+        broken(1)
+
+
+def test_the_childs_failure_is_told_as_it_was() -> None:
+    told = Failure.of(1, GONE)
+    lost = RanksLost(1, "its process was ended by SIGKILL")
+    assert Failure.of(1, lost).cause is Cause.OWN
+    error = RuntimeError("TransportError: a text")
+    error.__cause__ = ChildTraceback(told)
+    assert Failure.of(3, error) == told
