@@ -23,6 +23,7 @@ def start(backend: str) -> tuple[subprocess.Popen[str], IO[str]]:
     environment = {
         **os.environ,
         "KERAS_BACKEND": backend,
+        "PYTHONPATH": os.pathsep.join([str(_HERE), os.environ.get("PYTHONPATH", "")]),
         "TF_CPP_MIN_LOG_LEVEL": "3",
         "CUDA_VISIBLE_DEVICES": "",
         "JAX_PLATFORMS": "cpu",
