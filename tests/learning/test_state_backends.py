@@ -25,6 +25,7 @@ def test_state_seeds_and_settings_travel(backend: str) -> None:
     environment = {
         **os.environ,
         "KERAS_BACKEND": backend,
+        "PYTHONPATH": os.pathsep.join([str(_HERE), os.environ.get("PYTHONPATH", "")]),
         "CUDA_VISIBLE_DEVICES": "",
         "JAX_PLATFORMS": "cpu",
         "XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true",
