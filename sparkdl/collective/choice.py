@@ -66,8 +66,19 @@ def choose_all_reduce_exchange(
 
 
 def optimizer_config(optimizer: Any) -> dict[str, Any]:
-    """A Keras optimizer as ``ExchangeRule.bind`` takes it."""
-    return {"class_name": type(optimizer).__name__, "config": optimizer.get_config()}
+    """A Keras optimizer as ``ExchangeRule.bind`` takes it.
+
+    With the variables that are excluded from weight decay, which Keras keeps outside of the
+    configuration; a class of the user's own is named with its module.
+    """
+    of_keras = type(optimizer).__module__.partition(".")[0] == "keras"
+    name = ("" if of_keras else f"{type(optimizer).__module__}.") + type(optimizer).__name__
+    excluded = getattr(optimizer, "_exclude_from_weight_decay", None)
+    pattern = getattr(optimizer, "_exclude_from_weight_decay_pattern", None)
+    config = optimizer.get_config()
+    if excluded or pattern is not None:
+        config["exclude_from_weight_decay"] = pattern.pattern if pattern else len(excluded)
+    return {"class_name": name, "config": config}
 
 
 def _window(rule: ExchangeRule, frequency: str | int) -> int:

@@ -7,6 +7,7 @@ import abc
 import numpy as np
 
 from sparkdl.changes import VariableChanges
+from sparkdl.collective.communicator import Communicator
 from sparkdl.collective.rules import (
     Exchange,
     GradientExchange,
@@ -96,6 +97,12 @@ class FilledSteps(RuleSteps):
         parts, self._parts = self._parts, []
         return parts
 
+    def _agreed_by(self, communicator: Communicator, mine: list[bool]) -> list[bool]:
+        """Which variables have a gradient; empty if no rank has computed one, and so knows."""
+        known = np.array(mine if self._computed else [], np.uint8)
+        gathered = [values for values in communicator.all_gather(known) if values.size]
+        return np.any(gathered, axis=0).tolist() if gathered else []
+
 
 class GradientSteps(FilledSteps):
     """The rule joins the ranks' gradients; each rank's optimizer takes the step."""
@@ -112,17 +119,12 @@ class GradientSteps(FilledSteps):
         def apply(buffer: FloatArray) -> None:
             if not self._agreed:
                 self._agreed = True
-                learner.know_gradients(self._agree)
+                learner.know_gradients(lambda mine: self._agreed_by(communicator, mine))
             learner.apply_gradients(buffer)
 
+        communicator = self._exchange.communicator
         self._exchange.take_step(self._taken(), apply)
         return None
-
-    def _agree(self, mine: list[bool]) -> list[bool]:
-        """Which variables have a gradient: a rank that has computed none cannot know."""
-        known = np.array(mine if self._computed else [], np.uint8)
-        gathered = [v for v in self._exchange.communicator.all_gather(known) if v.size]
-        return np.any(gathered, axis=0).tolist() if gathered else []
 
 
 class OptimizerSteps(FilledSteps):
@@ -131,6 +133,7 @@ class OptimizerSteps(FilledSteps):
     def __init__(self, exchange: OptimizerExchange, check: FiniteCheck) -> None:
         super().__init__(check)
         self._exchange = exchange
+        self._still: list[slice] | None = None
 
     def start(self, learner: Learner) -> None:
         self._flat = np.empty(self._exchange.layout.size, np.float32)
@@ -148,11 +151,24 @@ class OptimizerSteps(FilledSteps):
 
     def exchange(self, learner: Learner) -> int | None:
         rows = self._exchange.fill(self._taken())
+        if self._still is None:
+            learner.know_gradients(self._find_still)
+        before = [(place, self._flat[place].copy()) for place in self._still or ()]
         if self._exchange.step(self._flat, rows, learner.learning_rate):
+            for place, values in before:
+                self._flat[place] = values
             learner.write_weights(self._flat)
             self._number += 1
             learner.set_step(self._number)
         return None
+
+    def _find_still(self, mine: list[bool]) -> list[bool]:
+        """Finds the variables without gradient, which no optimizer of Keras moves, or decays."""
+        agreed = self._agreed_by(self._exchange.communicator, mine)
+        if agreed:
+            slots = zip(self._exchange.layout.slots, agreed, strict=False)
+            self._still = [slice(s.offset, s.offset + s.size) for s, has in slots if not has]
+        return agreed
 
     def take_changes(self, changes: VariableChanges) -> None:
         if changes.optimizer:

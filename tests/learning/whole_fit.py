@@ -8,6 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from sparkdl.collective.choice import optimizer_config
+from sparkdl.collective.rule_synchronizer import RuleSynchronizer
+from sparkdl.collective.rules import make_rule as make_exchange_rule
 from sparkdl.collective.synchronizer import AllReduceSynchronizer
 from sparkdl.config import LoopSettings
 from sparkdl.data import Batches, rows_from_numpy
@@ -35,6 +38,7 @@ def fit(
     batch_size: int = 8,
     first_epoch: int = 0,
     custom_objects: dict[str, Any] | None = None,
+    rule: str = "mean",
 ) -> list[Any]:
     """Trains ``model`` in place as ``SparkModel.fit`` does, with a thread for each part.
 
@@ -46,6 +50,7 @@ def fit(
         batch_size: Rows per step and worker.
         first_epoch: Epoch to begin with.
         custom_objects: As those of ``SparkModel``.
+        rule: Of ``allreduce``.
 
     Returns:
         The workers' models after the last step.
@@ -88,10 +93,14 @@ def fit(
 
     if mode == "allreduce":
         communicators = connect_threads(len(parts), timeout_s=20)
+        given = optimizer_config(model.optimizer) if rule == "sliced" else None
+        chosen = make_exchange_rule(rule).bind(len(parts), given)
 
         def in_step(rank: int) -> None:
             try:
-                work(rank, AllReduceSynchronizer(communicators[rank], layout))
+                communicator = communicators[rank]
+                steps = None if rule == "mean" else RuleSynchronizer(communicator, layout, chosen)
+                work(rank, AllReduceSynchronizer(communicator, layout, steps=steps))
             finally:
                 communicators[rank].close()
 
