@@ -73,7 +73,7 @@ def optimizer_config(optimizer: Any) -> dict[str, Any]:
     """
     of_keras = type(optimizer).__module__.partition(".")[0] == "keras"
     name = ("" if of_keras else f"{type(optimizer).__module__}.") + type(optimizer).__name__
-    excluded = getattr(optimizer, "_exclude_from_weight_decay", None)
+    excluded = getattr(optimizer, "_exclude_from_weight_decay", ())
     pattern = getattr(optimizer, "_exclude_from_weight_decay_pattern", None)
     config = optimizer.get_config()
     if excluded or pattern is not None:
