@@ -24,6 +24,7 @@ from sparkdl.data import Batches, rows_from_numpy
 from sparkdl.finite import FiniteCheck
 from sparkdl.learner import make_learner, tensorflow
 from sparkdl.learner.model_weights import model_layout, read_model
+from sparkdl.ps.round_synchronizer import RoundSynchronizer
 from sparkdl.ps.server import ServerConfig
 from sparkdl.ps.strategy import ServerSynchronizer
 from sparkdl.rules import BSP
@@ -290,8 +291,8 @@ def test_a_rank_that_is_killed_goes_on_with_the_state_of_one_that_holds_slices(
     def attempt(client: Any, rank: int, dies_at: int = 0) -> None:
         models[rank] = make()
         synchronizer = ServerSynchronizer(BSP(), client, layout, False)
-        rounds = synchronizer._rounds
-        assert rounds is not None
+        rounds = synchronizer._way
+        assert isinstance(rounds, RoundSynchronizer)
         begin, steps = rounds.begin, []
 
         def counted(part: int) -> None:
