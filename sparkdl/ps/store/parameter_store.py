@@ -141,8 +141,8 @@ class ParameterStore(Store):
         """Lets a worker in.
 
         A late one takes the center; where the workers hold the weights it gets the state of a
-        member, which :class:`StateTransfer` brings, or the last snapshot if no member is left. Where
-        they train in rounds it goes on at the round that is open: its rank is missing there.
+        member, which :class:`StateTransfer` brings, or the last snapshot if no member is left.
+        Where they train in rounds it goes on at the open round: its rank is missing there.
         """
         group = self._group
         if self._gated:  # a latecomer must not hold back those who are ahead
