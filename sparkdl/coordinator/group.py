@@ -24,7 +24,7 @@ from sparkdl.transport.frames import ByteArray, Flag, Kind, Limits, Message
 from sparkdl.transport.service import Replies
 
 
-class Orders:
+class RunOrders:
     """The driver's last orders, and what workers are told of them.
 
     Where workers train in step, every rank must learn of an order at the same step: there orders
@@ -113,7 +113,7 @@ class Group:
         orders: What the driver asks of the workers.
     """
 
-    def __init__(self, settings: Settings, limits: Limits, orders: Orders) -> None:
+    def __init__(self, settings: Settings, limits: Limits, orders: RunOrders) -> None:
         self.lock = threading.RLock()
         self.settings, self.limits, self.orders = settings, limits, orders
         self.telemetry = Telemetry()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from sparkdl.coordinator.group import Group, Orders
+from sparkdl.coordinator.group import Group, RunOrders
 from sparkdl.coordinator.joining import Joining
 from sparkdl.coordinator.reporting import Reporting
 from sparkdl.coordinator.settings import Settings
@@ -30,7 +30,7 @@ class Coordinator:
     def __init__(self, settings: Settings, store: Store | None = None) -> None:
         self._store = Store() if store is None else store
         limits = self._store.limits
-        self.group = Group(settings, limits, Orders(self._store.latched))
+        self.group = Group(settings, limits, RunOrders(self._store.latched))
         self.bytes_in = self.bytes_out = 0
         self._joining = Joining(self.group, self._store)
         most = settings.max_state_bytes
