@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from sparkdl.coordinator.blobs import Assembly, KeptBlobs, chunk_reply
-from sparkdl.coordinator.group import Orders
+from sparkdl.coordinator.group import RunOrders
 from sparkdl.coordinator.joining import introduction_of
 from sparkdl.coordinator.lines import LogLines, pack_lines, unpack_lines
 from sparkdl.coordinator.status import EpochTotals, Status, WorkerStatus
@@ -318,14 +318,14 @@ def test_a_blob_is_read_in_chunks() -> None:
 # ------------------------------------------------------------------ orders
 
 
-def told(orders: Orders) -> tuple[bool, float]:
+def told(orders: RunOrders) -> tuple[bool, float]:
     reply = Message(Kind.OK)
     orders.stamp(reply)
     return bool(reply.flags & Flag.STOP), reply.learning_rate
 
 
 def test_orders_are_told_at_once_where_ranks_do_not_train_in_step() -> None:
-    orders = Orders(latched=False)
+    orders = RunOrders(latched=False)
     assert not told(orders)[0]
     assert math.isnan(told(orders)[1])
     orders.take({"learning_rate": 0.5}, started=True)
@@ -337,7 +337,7 @@ def test_orders_are_told_at_once_where_ranks_do_not_train_in_step() -> None:
 
 
 def test_orders_are_told_from_the_next_latch_on_where_ranks_train_in_step() -> None:
-    orders = Orders(latched=True)
+    orders = RunOrders(latched=True)
     orders.take({"learning_rate": 0.5}, started=False)  # nobody trains yet
     assert told(orders) == (False, 0.5)
     orders.take({"stop": True, "learning_rate": 0.25}, started=True)
@@ -347,7 +347,7 @@ def test_orders_are_told_from_the_next_latch_on_where_ranks_train_in_step() -> N
 
 
 def test_a_release_comes_with_its_orders_as_all_ranks_wait_then() -> None:
-    orders = Orders(latched=True)
+    orders = RunOrders(latched=True)
     orders.take({"release": 3, "learning_rate": 0.1}, started=True)
     assert told(orders) == (False, 0.1)
     assert orders.released_epoch == 3
@@ -359,7 +359,7 @@ def test_a_release_comes_with_its_orders_as_all_ranks_wait_then() -> None:
     "meta", [{"learning_rate": "x"}, {"release": "soon"}, {"release": None}, {"learning_rate": []}]
 )
 def test_malformed_orders_change_nothing(meta: dict[str, Any]) -> None:
-    orders = Orders(latched=False)
+    orders = RunOrders(latched=False)
     with pytest.raises(ProtocolError, match="malformed CONTROL"):
         orders.take({"stop": True, **meta}, started=True)
     assert not told(orders)[0]
