@@ -116,13 +116,14 @@ class GradientSteps(FilledSteps):
         """Nothing to do."""
 
     def exchange(self, learner: Learner) -> int | None:
+        communicator = self._exchange.communicator
+
         def apply(buffer: FloatArray) -> None:
             if not self._agreed:
                 self._agreed = True
                 learner.know_gradients(lambda mine: self._agreed_by(communicator, mine))
             learner.apply_gradients(buffer)
 
-        communicator = self._exchange.communicator
         self._exchange.take_step(self._taken(), apply)
         return None
 
