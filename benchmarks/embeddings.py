@@ -25,6 +25,7 @@ import workload
 
 ROWS, BATCH, WIDTH = 60_000, 64, 8
 USERS, ITEMS = 100_000, 5_000
+PHASES = ("read", "compute", "exchange", "wait")
 
 
 def make_data() -> tuple[dict[str, np.ndarray], np.ndarray]:
@@ -84,6 +85,8 @@ def measure(spark: Any, options: argparse.Namespace) -> None:
     frame = frame.repartition(options.workers).cache()
     frame.count()
 
+    phases: dict[str, dict[str, list[float]]] = {}
+
     def keras_fit() -> tuple[float, float]:
         model = make_model(options.optimizer)
         began = time.perf_counter()
@@ -98,9 +101,13 @@ def measure(spark: Any, options: argparse.Namespace) -> None:
         )
         began = time.perf_counter()
         spark_model.fit(
-            frame, epochs=options.epochs, verbose=0,
+            frame, epochs=options.epochs, verbose=0, profile=True,
             features={"user": "user", "item": "item"},
         )  # fmt: skip
+        ranks = list(spark_model.profile.ranks.values())
+        for name in PHASES:
+            mean = sum(rank.seconds[name] for rank in ranks) / len(ranks)
+            phases.setdefault(mode, {}).setdefault(name, []).append(mean)
         return time.perf_counter() - began, spark_model.summary.seconds
 
     cases = {
@@ -132,6 +139,12 @@ def measure(spark: Any, options: argparse.Namespace) -> None:
         )
     header = ["", "fit rows/s", "× Keras", "training rows/s", "× Keras"]
     print("\n" + workload.table(header, table), flush=True)
+    seconds = [
+        [mode, *(f"{workload.median(told[name][1:]):.2f}" for name in PHASES)]
+        for mode, told in phases.items()
+    ]
+    print("\nSeconds of a fit by phase, mean of the workers:\n")
+    print(workload.table(["", *PHASES], seconds), flush=True)
 
 
 def measure_steps(options: argparse.Namespace) -> None:
